@@ -1,0 +1,1 @@
+"""Config loading, logs, metric names, Redis: what everything else stands on."""

@@ -1,0 +1,1 @@
+"""The `penstock` command: the composition root of the platform."""

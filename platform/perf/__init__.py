@@ -1,0 +1,1 @@
+"""The performance model: step time, TTFT and TPOT prediction. Pure."""

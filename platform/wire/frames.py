@@ -1,0 +1,223 @@
+"""The token stream between a router copy and a replica: one bidirectional gRPC stream, msgspec messages as its bytes.
+
+Not a transport, and not an API for tenants. Up go submits and aborts; down come frames with the deltas of all this router's sequences,
+block events and the replica's load. Invariant: a submitted sequence gets exactly one delta with a `finish`, and nothing after it, unless
+the stream itself ends. Text never travels here, only token ids: stop strings are the gateway's affair.
+
+Arrays of numbers travel as bytes (token ids: little-endian uint32; block keys: 16 bytes each), which costs a copy instead of an object
+per element. `pack_ids` and `unpack_ids` are the only codec.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+PROTOCOL_VERSION = 1
+KEY_BYTES = 16
+"""Length of a block key; `prefix.hashing` makes them."""
+
+STREAM_METHOD = "/penstock.v1.Replica/Stream"
+"""gRPC method path: bidirectional stream, up `UpFrame`, down `DownFrame`."""
+
+
+class Finish(StrEnum):
+    """How a sequence ended, from the engine's side."""
+
+    STOP = "stop"
+    """End-of-sequence token or one of `stop_token_ids`."""
+    LENGTH = "length"
+    """`max_tokens` reached, or the model's context is full."""
+    ABORT = "abort"
+    """The router asked for it."""
+    DEADLINE = "deadline"
+    ERROR = "error"
+    """The engine failed on it; `Delta.error` says how."""
+    REFUSED = "refused"
+    """Not admitted: the replica is draining, or the sequence can never fit. Safe to send elsewhere."""
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
+    """How the next token is chosen. Semantics are OpenAI's; top_k, min_p and repetition_penalty are transformers'.
+
+    The seed is always set: the gateway draws one when the caller gave none, so that a resumed stream goes on with the same noise.
+    """
+
+    max_tokens: int
+    """Tokens to produce at most, counted from the end of the prompt, `num_output_tokens` of a resumed sequence included."""
+    seed: int = 0
+    """0 <= seed < 2**63."""
+    temperature: float = 1.0
+    """0 is greedy: the noise is left out."""
+    top_k: int = 0
+    """0: off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    """End-of-sequence and stop tokens are masked until that many tokens are out."""
+    logprobs: int | None = None
+    """None: none. 0: the chosen token's. k: and the k likeliest tokens'."""
+
+
+class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """A request for one sequence."""
+
+    sid: int
+    """This router's number for the sequence, unique on this stream; deltas carry it back."""
+    request_id: str
+    token_ids: bytes
+    """Prompt, and behind it the output so far when a sequence is resumed."""
+    block_keys: bytes
+    """Keys of the full blocks of `token_ids`, in order."""
+    chain_key: bytes
+    """The parent key from which the block after the last one in `block_keys` is hashed (salt already mixed in)."""
+    sampling: SamplingParams
+    num_output_tokens: int = 0
+    """How many of the last `token_ids` are output already: penalties and max_tokens count them."""
+    adapter: str | None = None
+    tenant: str = ""
+    deadline: float | None = None
+    """Unix time, seconds."""
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    """Drop a sequence: its KV is released within a step. Unknown sids are ignored (it may just have finished)."""
+
+    sid: int
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, tag="h"):
+    """First message of a router on a new stream."""
+
+    router_id: str
+    protocol: int = PROTOCOL_VERSION
+
+
+class Announce(msgspec.Struct, frozen=True, array_like=True, tag="n"):
+    """Ask the replica for a snapshot of every block it holds: the answer to a gap in the events."""
+
+
+class UpFrame(msgspec.Struct, frozen=True, array_like=True):
+    ops: list[Submit | Abort | Hello | Announce]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms, of the distribution before temperature and truncation (OpenAI's and vLLM's choice)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """The likeliest (token id, logprob), best first."""
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """What one sequence gained since its last delta."""
+
+    sid: int
+    token_ids: list[int]
+    finish: Finish | None = None
+    num_cached_tokens: int | None = None
+    """Prompt tokens whose KV was found in the cache; on the first delta only."""
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+    engine_ttft_s: float | None = None
+    """Submit received to first token sampled; on the first delta only."""
+
+
+class BlockEvents(msgspec.Struct, frozen=True, array_like=True):
+    """What the replica's cache gained and lost. Consecutive `seq` numbers; a gap means something was missed.
+
+    `is_snapshot`: `stored` is all the replica holds as of `seq`, and replaces what was known.
+    """
+
+    seq: int
+    stored: bytes = b""
+    removed: bytes = b""
+    is_snapshot: bool = False
+
+
+class StepCosts(msgspec.Struct, frozen=True, array_like=True):
+    """Coefficients of the performance model (seconds); see `penstock.perf.model`."""
+
+    base_s: float = 0.0
+    row_s: float = 0.0
+    """Per sequence in the step."""
+    prefill_token_s: float = 0.0
+    attention_s: float = 0.0
+    """Per query token times context token."""
+    kv_token_s: float = 0.0
+    """Per context token read by decode rows."""
+    draft_token_s: float = 0.0
+    knee_s: float = 0.0
+    """A step takes at least this long, whatever it holds."""
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True):
+    """The replica's true load, all routers' traffic included."""
+
+    epoch: str
+    event_seq: int
+    """Number of the last block event sent on this stream before this report."""
+    max_inflight: int
+    """Credit: live sequences this router may have here at once."""
+    num_running: int
+    num_waiting: int
+    prefill_tokens_outstanding: int
+    kv_tokens: int
+    """Context tokens of the running sequences, summed."""
+    free_blocks: int
+    total_blocks: int
+    costs: StepCosts
+    max_batched_tokens: int
+    is_draining: bool = False
+    resident_adapters: tuple[str, ...] = ()
+
+
+class DownFrame(msgspec.Struct, frozen=True, array_like=True):
+    deltas: list[Delta]
+    load: Load | None = None
+    events: list[BlockEvents] | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_up_decoder = msgspec.msgpack.Decoder(UpFrame)
+_down_decoder = msgspec.msgpack.Decoder(DownFrame)
+
+
+def encode(frame: UpFrame | DownFrame) -> bytes:
+    return _encoder.encode(frame)
+
+
+def decode_up(data: bytes) -> UpFrame:
+    return _up_decoder.decode(data)
+
+
+def decode_down(data: bytes) -> DownFrame:
+    return _down_decoder.decode(data)
+
+
+def pack_ids(token_ids: Iterable[int]) -> bytes:
+    packed = array("I", token_ids)
+    if sys.byteorder != "little":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    packed = array("I")
+    packed.frombytes(data)
+    if sys.byteorder != "little":
+        packed.byteswap()
+    return packed.tolist()
+
+
+def split_keys(data: bytes) -> list[bytes]:
+    """The 16-byte keys that `data` is the concatenation of."""
+    return [data[i : i + KEY_BYTES] for i in range(0, len(data), KEY_BYTES)]

@@ -1,0 +1,98 @@
+"""A sequence: one request's tokens, blocks and progress. Plain data, changed only by the scheduler and by commit; no torch."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from penstock.wire.frames import Finish, SamplingParams, TokenLogprobs
+
+
+class Status(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One sequence on its way through the engine.
+
+    Invariants: `num_computed_tokens` <= len(token_ids); KV of tokens [0, num_computed_tokens) is in `block_table`; block_keys[i] is the
+    key of the i-th full block of `token_ids`, for as many as are known; `num_published_blocks` of them are in the pool's cache.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    """Prompt and output."""
+    sampling: SamplingParams
+    num_prompt_tokens: int
+    """Without output, also for a resumed sequence."""
+    block_keys: list[bytes]
+    chain_key: bytes
+    """Parent key for the block after the last one in `block_keys`."""
+    arrival_s: float
+    """Monotonic clock, when the engine got it."""
+    deadline: float | None = None
+    """Unix time."""
+    adapter: str | None = None
+    tenant: str = ""
+
+    status: Status = Status.WAITING
+    block_table: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_published_blocks: int = 0
+    num_cached_tokens: int | None = None
+    """Prompt tokens found in the cache at first admission; None before it."""
+    num_preemptions: int = 0
+    first_token_s: float | None = None
+    finish: Finish | None = None
+    error: str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens [start, start + num_tokens) of a sequence, to be computed in one step."""
+
+    seq: Sequence
+    start: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_tokens
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the chunk reaches the last known token, so that its last row's logits choose the next one."""
+        return self.end == len(self.seq.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What `schedule` hands to `run`: the chunks, in batch order, and who lost its blocks to make room."""
+
+    chunks: list[Chunk]
+    preempted: list[Sequence]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.num_tokens for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The token chosen for a chunk; logprobs where the sequence asked for them."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
