@@ -62,7 +62,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"engine.block_size must be a power of two, not {self.block_size}")
         if self.max_batched_tokens < self.max_num_seqs:
-            raise ConfigError(f"engine.max_batched_tokens ({self.max_batched_tokens}) must be at least engine.max_num_seqs ({self.max_num_seqs}): a step must hold a row of every sequence")
+            raise ConfigError(
+                f"engine.max_batched_tokens ({self.max_batched_tokens}) must be at least engine.max_num_seqs ({self.max_num_seqs}): "
+                "a step must hold a row of every sequence"
+            )
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"engine.threads must be at least 1, not {self.threads}")
         if self.exact and self.device != "cpu":
