@@ -14,6 +14,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_ongoing_requests: int = 2048
     """Requests one gateway holds, waiting ones included; Serve refuses the rest."""
     max_body_bytes: int = 8 * 2**20
+    body_timeout_s: float = 30.0
+    """Longest wait for the rest of a request's body."""
     max_queue: int = 1024
     """Requests waiting for a replica in one gateway; one more is refused with Retry-After."""
     queue_timeout_s: float = 30.0

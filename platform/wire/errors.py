@@ -6,6 +6,7 @@ PenstockError
  |   |- InvalidRequest     malformed JSON, badly typed or impossible parameter
  |   |- ContextTooLong     prompt + max_tokens exceed the model's context
  |   |- BodyTooLarge       request body above the configured bound
+ |   |- BodyTooSlow        request body not there in time
  |   |- Unauthenticated    missing, malformed or unknown API key
  |   |- Forbidden          a key without the right to what it asks for
  |   |- ModelNotFound      no pool serves that model to this tenant
@@ -24,19 +25,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-
-class PenstockError(Exception):
-    """Root of the tree. `param` names the request field at fault, where there is one."""
-
-    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
-        self.retry_after_s = retry_after_s
-
-
-class ConfigError(PenstockError):
-    """Raised at start, with a sentence that names the offending value."""
+from penstock.base.errors import ConfigError as ConfigError
+from penstock.base.errors import PenstockError as PenstockError
 
 
 class RequestError(PenstockError):
@@ -53,6 +43,10 @@ class ContextTooLong(RequestError):
 
 class BodyTooLarge(RequestError):
     """The body exceeds the gateway's bound."""
+
+
+class BodyTooSlow(RequestError):
+    """The body did not arrive within the gateway's bound."""
 
 
 class Unauthenticated(RequestError):
@@ -105,6 +99,7 @@ HTTP_ERRORS: dict[type[PenstockError], HttpError] = {
     InvalidRequest: HttpError(400, "invalid_request_error", None),
     ContextTooLong: HttpError(400, "invalid_request_error", "context_length_exceeded"),
     BodyTooLarge: HttpError(413, "invalid_request_error", "body_too_large"),
+    BodyTooSlow: HttpError(408, "invalid_request_error", "request_timeout"),
     Unauthenticated: HttpError(401, "invalid_request_error", "invalid_api_key"),
     Forbidden: HttpError(403, "invalid_request_error", "permission_denied"),
     ModelNotFound: HttpError(404, "invalid_request_error", "model_not_found"),

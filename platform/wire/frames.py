@@ -71,7 +71,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """A request for one sequence."""
 
     sid: int
-    """This router's number for the sequence, unique on this stream; deltas carry it back."""
+    """This router's number for the sequence, from 1 and rising on this stream; deltas carry it back."""
     request_id: str
     token_ids: bytes
     """Prompt, and behind it the output so far when a sequence is resumed."""
@@ -178,6 +178,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     max_batched_tokens: int
     is_draining: bool = False
     resident_adapters: tuple[str, ...] = ()
+    last_sid: int = 0
+    """Highest sid received on this stream before this report: what the router sent after it is not in these numbers. 0: not told, or none yet."""
 
 
 class DownFrame(msgspec.Struct, frozen=True, array_like=True):

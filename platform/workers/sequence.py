@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from penstock.wire.frames import Finish, SamplingParams, TokenLogprobs
 
@@ -78,6 +79,20 @@ class Chunk:
         return self.end == len(self.seq.token_ids)
 
 
+class StepShape(NamedTuple):
+    """What a step costs depends on; fields as in `penstock.perf.model.step_time_s`."""
+
+    rows: int
+    """Sequences in the step."""
+    decode_rows: int
+    """Those of them with a single token to compute."""
+    prefill_tokens: int
+    query_context: float
+    """Sum over the prefill tokens of the context each attends to."""
+    kv_tokens: int
+    """Context tokens that the decode rows read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What `schedule` hands to `run`: the chunks, in batch order, and who lost its blocks to make room."""
@@ -89,6 +104,20 @@ class Step:
     def num_tokens(self) -> int:
         return sum(chunk.num_tokens for chunk in self.chunks)
 
+    @property
+    def shape(self) -> StepShape:
+        decode_rows = prefill_tokens = kv_tokens = 0
+        query_context = 0.0
+        for chunk in self.chunks:
+            count = chunk.num_tokens
+            if count == 1:
+                decode_rows += 1
+                kv_tokens += chunk.start + 1
+            else:
+                prefill_tokens += count
+                query_context += count * (chunk.start + (count + 1) / 2)
+        return StepShape(len(self.chunks), decode_rows, prefill_tokens, query_context, kv_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -96,3 +125,13 @@ class Sampled:
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+
+
+class SeqOutput(NamedTuple):
+    """What one sequence gained in a step; with a `finish`, its last."""
+
+    seq: Sequence
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    """Aligned with `token_ids`, where the sequence asked for them."""
+    finish: Finish | None = None

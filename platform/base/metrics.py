@@ -1,0 +1,95 @@
+"""THE table of every metric: name, kind, labels, buckets and what it means; and `Metrics`, the instruments made from it.
+
+Not a place for values: whoever counts holds a `Metrics` and adds to it. Labels come from configuration (pool, model, tier) or from small
+fixed sets (code, kind), never from what a caller sent: a label is never a prompt, a key or a free name. Times are seconds.
+"""
+
+from typing import Literal, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+LATENCY_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0)
+TOKEN_BUCKETS_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
+REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of what `Metrics.render` returns: Prometheus' text format."""
+
+
+class Metric(NamedTuple):
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+TABLE: tuple[Metric, ...] = (
+    Metric("penstock_requests_total", "counter", "Requests answered, by the model asked for and the HTTP status.", ("model", "code")),
+    Metric("penstock_request_seconds", "histogram", "Request received to last byte.", ("model",), REQUEST_BUCKETS_S),
+    Metric("penstock_ttft_seconds", "histogram", "Request received to first token.", ("model",), LATENCY_BUCKETS_S),
+    Metric("penstock_tpot_seconds", "histogram", "Time per output token after the first, a mean over one answer.", ("model",), TOKEN_BUCKETS_S),
+    Metric("penstock_queue_seconds", "histogram", "Waiting for a replica.", ("model",), LATENCY_BUCKETS_S),
+    Metric("penstock_tokens_total", "counter", "Tokens of finished requests; kind is prompt or output.", ("model", "kind")),
+    Metric("penstock_prefix_hit_tokens_total", "counter", "Prompt tokens whose KV was found in a replica's cache.", ("model",)),
+    Metric("penstock_prefix_predicted_tokens_total", "counter", "Prompt tokens that the index said the chosen replica held.", ("model",)),
+    Metric(
+        "penstock_prefix_true_tokens_total",
+        "counter",
+        "Predicted prompt tokens that the replica did hold: precision is true / predicted, recall true / hit.",
+        ("model",),
+    ),
+    Metric("penstock_queue_length", "gauge", "Requests waiting for a replica in this gateway.", ("pool",)),
+    Metric("penstock_replicas", "gauge", "Replicas this gateway can route to.", ("pool", "tier")),
+    Metric("penstock_running_sequences", "gauge", "Sequences running on the pool's replicas, other gateways' included.", ("pool",)),
+    Metric("penstock_kv_blocks_free", "gauge", "KV blocks free or evictable on the pool's replicas.", ("pool",)),
+    Metric("penstock_index_blocks", "gauge", "Blocks in this gateway's mirror of the prefix index.", ("pool",)),
+    Metric("penstock_index_gaps_total", "counter", "Gaps seen in replicas' block events, each answered by a snapshot.", ("pool",)),
+    Metric("penstock_route_attempts_total", "counter", "Submissions to replicas; reason is first, retry (no token was out) or resume.", ("pool", "reason")),
+    Metric("penstock_slow_clients_total", "counter", "Sequences aborted because their client did not read."),
+    Metric("penstock_client_disconnects_total", "counter", "Requests whose client hung up before the end.", ("model",)),
+)
+
+
+class Metrics:
+    """One instrument for each row of TABLE, on a registry of its own, so that two gateways in one process never share counts."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        rows = {row.name: row for row in TABLE}
+
+        def counter(name: str) -> Counter:
+            row = rows.pop(name)
+            return Counter(name, row.help, row.labels, registry=self.registry)
+
+        def gauge(name: str) -> Gauge:
+            row = rows.pop(name)
+            return Gauge(name, row.help, row.labels, registry=self.registry)
+
+        def histogram(name: str) -> Histogram:
+            row = rows.pop(name)
+            return Histogram(name, row.help, row.labels, registry=self.registry, buckets=row.buckets)
+
+        self.requests = counter("penstock_requests_total")
+        self.request_s = histogram("penstock_request_seconds")
+        self.ttft_s = histogram("penstock_ttft_seconds")
+        self.tpot_s = histogram("penstock_tpot_seconds")
+        self.queue_s = histogram("penstock_queue_seconds")
+        self.tokens = counter("penstock_tokens_total")
+        self.prefix_hit_tokens = counter("penstock_prefix_hit_tokens_total")
+        self.prefix_predicted_tokens = counter("penstock_prefix_predicted_tokens_total")
+        self.prefix_true_tokens = counter("penstock_prefix_true_tokens_total")
+        self.queue_length = gauge("penstock_queue_length")
+        self.replicas = gauge("penstock_replicas")
+        self.running_sequences = gauge("penstock_running_sequences")
+        self.kv_blocks_free = gauge("penstock_kv_blocks_free")
+        self.index_blocks = gauge("penstock_index_blocks")
+        self.index_gaps = counter("penstock_index_gaps_total")
+        self.route_attempts = counter("penstock_route_attempts_total")
+        self.slow_clients = counter("penstock_slow_clients_total")
+        self.client_disconnects = counter("penstock_client_disconnects_total")
+        assert not rows, f"no instrument for {sorted(rows)}"
+
+    def render(self) -> bytes:
+        """All of it in Prometheus' text format (CONTENT_TYPE)."""
+        return generate_latest(self.registry)

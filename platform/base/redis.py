@@ -1,0 +1,28 @@
+"""One way to connect to Redis: short timeouts, no hidden retries, bytes in and out.
+
+Retrying is for the caller, who knows whether the command may run twice and how long anyone can wait.
+"""
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+CONNECT_TIMEOUT_S = 1.0
+COMMAND_TIMEOUT_S = 2.0
+MAX_CONNECTIONS = 32
+"""Of one client; a command that finds none free waits up to COMMAND_TIMEOUT_S."""
+
+
+def connect(url: str) -> redis.asyncio.Redis:
+    """A client of `redis://`, `rediss://` or `unix://`; connects on first use. Errors are redis-py's, raised at once."""
+    pool: redis.asyncio.BlockingConnectionPool = redis.asyncio.BlockingConnectionPool.from_url(
+        url,
+        max_connections=MAX_CONNECTIONS,
+        timeout=COMMAND_TIMEOUT_S,
+        socket_connect_timeout=CONNECT_TIMEOUT_S,
+        socket_timeout=COMMAND_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+        retry_on_error=[],
+        client_name="penstock",
+    )
+    return redis.asyncio.Redis.from_pool(pool)

@@ -1,0 +1,117 @@
+"""The configuration of a whole platform on one machine: `penstock.yaml`.
+
+Each part's own settings stand with the part (`router.config`, `workers.config`); here they come together, and combinations that can't
+work are refused with a sentence before anything starts.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from penstock.base.config import load
+from penstock.base.errors import ConfigError
+from penstock.router.config import GatewayConfig
+from penstock.workers.config import EngineConfig
+
+
+class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    url: str | None = None
+    """redis://, rediss:// or unix://; None: an embedded server, kept alive, with its data in the state folder."""
+
+    def __post_init__(self) -> None:
+        if self.url is not None and not self.url.startswith(("redis://", "rediss://", "unix://")):
+            raise ConfigError(f"redis.url must begin with redis://, rediss:// or unix://, not {self.url!r}")
+
+
+class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Equal replicas of one model."""
+
+    name: str
+    """Part of process names and metric labels: letters, digits, dashes."""
+    model: str = "demo"
+    """Checkpoint: path of a GGUF file or safetensors directory, hub id, or `demo` (SmolLM2-135M-Instruct). A timed pool takes its tokenizer
+    and chat template from it."""
+    served_names: tuple[str, ...] = ()
+    """Model names of the API; none: the model's own."""
+    tier: Literal["edge", "cloud"] = "cloud"
+    replicas: int = 1
+    engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The model names that the pool answers to."""
+        return self.served_names or (self.model,)
+
+    def __post_init__(self) -> None:
+        where = f"pools[{self.name!r}]"
+        if not self.name or not all(part.isalnum() and part.isascii() for part in self.name.split("-")):
+            raise ConfigError(f"a pool's name is letters, digits and dashes between them, not {self.name!r}")
+        if self.replicas < 1:
+            raise ConfigError(f"{where}.replicas must be at least 1, not {self.replicas}")
+        for name, count in Counter(self.served_names).items():
+            if count > 1 or not name:
+                raise ConfigError(f"{where}.served_names holds {name!r} {count} times" if name else f"{where}.served_names holds an empty name")
+        if self.engine.runner == "timed" and self.engine.device != "cpu":
+            raise ConfigError(f"{where}: runner: timed only plays a device, so it can't be combined with device: {self.engine.device}")
+        if self.engine.runner == "timed" and self.engine.exact:
+            raise ConfigError(f"{where}: runner: timed computes nothing, so it can't be combined with exact: true")
+
+
+class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    redis: RedisConfig = msgspec.field(default_factory=RedisConfig)
+    gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
+    pools: tuple[PoolConfig, ...] = ()
+
+    @property
+    def num_replicas(self) -> int:
+        return sum(pool.replicas for pool in self.pools)
+
+    def __post_init__(self) -> None:
+        if not self.pools:
+            raise ConfigError("pools is empty: at least one pool of replicas is needed")
+        for name, count in Counter(pool.name for pool in self.pools).items():
+            if count > 1:
+                raise ConfigError(f"{count} pools are named {name!r}: names must differ")
+        self._refuse_names_of_two_models()
+
+    def _refuse_names_of_two_models(self) -> None:
+        # A prompt is tokenized once for all its candidate pools, and its blocks are hashed once.
+        first: dict[str, PoolConfig] = {}
+        for pool in self.pools:
+            for name in pool.names:
+                other = first.setdefault(name, pool)
+                if other.model != pool.model:
+                    raise ConfigError(
+                        f"the served name {name!r} means {other.model!r} in pool {other.name!r} and {pool.model!r} in pool {pool.name!r}: "
+                        "pools that share a name must share the model"
+                    )
+                if other.engine.block_size != pool.engine.block_size:
+                    raise ConfigError(
+                        f"pools {other.name!r} and {pool.name!r} share the served name {name!r} but not engine.block_size "
+                        f"({other.engine.block_size} and {pool.engine.block_size})"
+                    )
+
+
+def load_platform(path: Path) -> PlatformConfig:
+    """Raises ConfigError, with one sentence."""
+    return load(path, PlatformConfig)
+
+
+def check_memory(config: PlatformConfig, available_bytes: int) -> None:
+    """Refuse KV caches that the machine can't hold together. Raises ConfigError."""
+    wanted = sum(pool.replicas * pool.engine.kv_memory_bytes for pool in config.pools if pool.engine.runner == "torch" and pool.engine.device == "cpu")
+    if wanted > available_bytes:
+        raise ConfigError(
+            f"the KV caches of all replicas take {wanted / 2**30:.1f} GiB (replicas x engine.kv_memory_bytes), "
+            f"more than the {available_bytes / 2**30:.1f} GiB of this machine"
+        )
+
+
+def divide_threads(config: PlatformConfig, cores: int) -> PlatformConfig:
+    """The configuration with `engine.threads` set where it was left open: the cores divided among all replicas that compute, at least 1."""
+    computing = sum(pool.replicas for pool in config.pools if pool.engine.runner == "torch" and pool.engine.device == "cpu")
+    share = max(1, cores // max(1, computing))
+    pools = tuple(msgspec.structs.replace(pool, engine=msgspec.structs.replace(pool.engine, threads=pool.engine.threads or share)) for pool in config.pools)
+    return msgspec.structs.replace(config, pools=pools)

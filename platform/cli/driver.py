@@ -1,0 +1,116 @@
+"""The process that is Ray's driver: starts Ray and Serve, deploys gateway and pools, stays until SIGTERM, stops both in order.
+
+A process of its own because Ray ends its driver without a word when the raylet dies, takes its signals and writes to its output: what
+must outlive that (Redis, the temp folder, the person's terminal) belongs to `penstock up`. Everything it needs comes as arguments and
+environment, set before Ray is imported; what happens goes as one `Event` a line to the descriptor it was given.
+
+    python -m penstock.cli.driver CONFIG_JSON TEMP_DIR EVENT_FD
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import ray
+from ray import serve
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
+
+from penstock.cli.config import PlatformConfig
+from penstock.cli.events import DEPLOYED, FAILED, RAY, Event
+
+OBJECT_STORE_BYTES = 96 * 2**20
+"""Ray's shared memory. Tokens don't pass through it."""
+LOGICAL_CPUS = 64
+"""Ray's count for placement; threads are divided by us, so it must never be what refuses a replica."""
+RUNNING_TIMEOUT_S = 180.0
+"""The first start of a checkpoint may build a kernel."""
+POLL_S = 0.1
+PR_SET_PDEATHSIG = 1
+"""prctl(2)."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    config_path, temp_dir, descriptor = arguments
+    stop_with_parent()
+    config = msgspec.json.decode(Path(config_path).read_bytes(), type=PlatformConfig)
+    with open(int(descriptor), "wb", buffering=0) as pipe:
+        signal.signal(signal.SIGTERM, _stop)
+        try:
+            _run(config, Path(temp_dir), lambda event: pipe.write(msgspec.json.encode(event) + b"\n"))
+        finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if ray.is_initialized():
+                serve.shutdown()
+                ray.shutdown()
+
+
+def stop_with_parent() -> None:
+    """SIGTERM for this process when the one that started it dies, however that happens."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() == 1:
+        raise SystemExit("the parent is gone already")
+
+
+def _run(config: PlatformConfig, temp_dir: Path, tell: Callable[[Event], object]) -> None:
+    _start_ray(temp_dir)
+    signal.signal(signal.SIGTERM, _stop)  # Ray has taken it for itself
+    tell(Event(RAY))
+    names = deploy(config)
+    failure = await_running(names)
+    if failure is not None:
+        tell(failure)
+        return
+    tell(Event(DEPLOYED))
+    while True:
+        signal.pause()
+
+
+def _start_ray(temp_dir: Path) -> None:
+    ray.init(
+        address="local",
+        num_cpus=LOGICAL_CPUS,
+        include_dashboard=False,
+        namespace="penstock",
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+        _temp_dir=str(temp_dir),
+        _node_ip_address="127.0.0.1",
+    )
+
+
+def await_running(names: Sequence[str]) -> Event | None:
+    """Until Serve says that every application runs (None), one has failed, or time is up."""
+    deadline = time.monotonic() + RUNNING_TIMEOUT_S
+    while True:
+        found = serve.status().applications
+        for name in names:
+            if name in found and found[name].status == ApplicationStatus.DEPLOY_FAILED:
+                return Event(FAILED, f"The Serve application {name} could not be started.", _reasons(found[name]))
+        missing = [name for name in names if name not in found or found[name].status != ApplicationStatus.RUNNING]
+        if not missing:
+            return None
+        if time.monotonic() > deadline:
+            detail = "\n".join(_reasons(found[name]) for name in missing if name in found)
+            return Event(FAILED, f"{', '.join(missing)} did not come up within {RUNNING_TIMEOUT_S:.0f} s.", detail)
+        time.sleep(POLL_S)
+
+
+def _reasons(application: ApplicationStatusOverview) -> str:
+    messages = [application.message, *(deployment.message for deployment in application.deployments.values())]
+    return "\n".join(dict.fromkeys(filter(None, messages)))
+
+
+def _stop(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

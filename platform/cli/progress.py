@@ -1,0 +1,28 @@
+"""What a person sees while things start and stop: one line a step, with a spinner on a terminal and plain lines elsewhere."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+
+class Progress:
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def step(self, what: str) -> Iterator[None]:
+        """Shows `what` while the body runs, and how long it took when it succeeded."""
+        start = time.monotonic()
+        if self._console.is_terminal:
+            with self._console.status(what):
+                yield
+        else:
+            self._console.print(f"... {what}", highlight=False)
+            yield
+        self._console.print(f"[green]ok[/green]  {what} ({time.monotonic() - start:.1f} s)", highlight=False)
+
+    def say(self, text: str) -> None:
+        """A line as it is: nothing wrapped, nothing coloured, so that it can be copied."""
+        self._console.print(text, highlight=False, markup=False, soft_wrap=True)

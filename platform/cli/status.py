@@ -1,0 +1,89 @@
+"""`penstock status`: what a running platform says of itself, from its state folder and its gateway."""
+
+from collections.abc import Iterable
+
+import httpx
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli.state import PoolState, RunState
+
+TIMEOUT_S = 3.0
+
+
+class PoolHealth(msgspec.Struct, frozen=True):
+    name: str
+    model: str
+    served_names: tuple[str, ...]
+    tier: str
+    runner: str
+    replicas_wanted: int
+    replicas_ready: int
+
+
+class Health(msgspec.Struct, frozen=True):
+    is_running: bool
+    is_ready: bool
+    version: str
+    pid: int
+    gateway: str
+    redis: str
+    pools: tuple[PoolHealth, ...]
+
+
+def observe(state: RunState, client: httpx.Client) -> Health:
+    """Ask the gateway; one that does not answer is not ready and knows no replica."""
+    if not state.is_alive:
+        return _health(state, is_running=False, is_ready=False, ready={})
+    try:
+        is_ready = client.get(f"{state.gateway}/readyz", timeout=TIMEOUT_S).status_code == 200
+        ready = replicas_by_pool(client.get(f"{state.gateway}/metrics", timeout=TIMEOUT_S).text)
+    except (httpx.HTTPError, ValueError):  # ValueError: something else answers there
+        return _health(state, is_running=True, is_ready=False, ready={})
+    return _health(state, is_running=True, is_ready=is_ready, ready=ready)
+
+
+def replicas_by_pool(metrics: str) -> dict[str, int]:
+    """The gauge penstock_replicas of the gateway, summed over tiers."""
+    found: dict[str, int] = {}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples if family.name == "penstock_replicas" else ():
+            pool = sample.labels.get("pool", "")
+            found[pool] = found.get(pool, 0) + int(sample.value)
+    return found
+
+
+def show(health: Health, console: Console) -> None:
+    word = "ready" if health.is_ready else "not ready" if health.is_running else "not running"
+    console.print(f"penstock {health.version}, {word}: {health.gateway} (process {health.pid}, Redis {health.redis})", highlight=False, soft_wrap=True)
+    table = Table("pool", "tier", "model", "served as", "runner", "ready")
+    for pool in health.pools:
+        table.add_row(pool.name, pool.tier, pool.model, ", ".join(pool.served_names), pool.runner, f"{pool.replicas_ready} of {pool.replicas_wanted}")
+    console.print(table)
+
+
+def _health(state: RunState, *, is_running: bool, is_ready: bool, ready: dict[str, int]) -> Health:
+    return Health(
+        is_running=is_running,
+        is_ready=is_ready,
+        version=state.version,
+        pid=state.pid,
+        gateway=state.gateway,
+        redis=state.redis,
+        pools=tuple(_pools(state.pools, ready)),
+    )
+
+
+def _pools(pools: Iterable[PoolState], ready: dict[str, int]) -> Iterable[PoolHealth]:
+    for pool in pools:
+        yield PoolHealth(
+            name=pool.name,
+            model=pool.model,
+            served_names=pool.served_names,
+            tier=pool.tier,
+            runner=pool.runner,
+            replicas_wanted=pool.replicas,
+            replicas_ready=ready.get(pool.name, 0),
+        )

@@ -1,0 +1,207 @@
+"""`penstock up`: the composition root of a whole platform on one machine.
+
+Starts Redis, Ray, the pools and the gateway; waits until requests are answered; stays until told to stop; then stops everything in
+order. Invariant: however it ends, no process, socket or temp folder of this run is left. What stays is the state folder.
+"""
+
+import asyncio
+import logging
+import shutil
+import socket
+import tempfile
+import time
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import TextIO
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+import psutil
+from redis.exceptions import RedisError
+from rich.console import Console
+
+from penstock.base import log as logs
+from penstock.base.environment import CLUSTER_SECRET, REDIS_URL
+from penstock.base.errors import ConfigError
+from penstock.base.redis import connect
+from penstock.base.redis_server import EmbeddedRedis, find_executable
+from penstock.cli.cluster import POLL_S, Cluster, StartFailed, ray_environment
+from penstock.cli.config import PlatformConfig, check_memory, divide_threads
+from penstock.cli.cores import available_cores
+from penstock.cli.events import DEPLOYED, RAY
+from penstock.cli.interrupts import Interrupted, Interrupts
+from penstock.cli.processes import become_subreaper, end_descendants
+from penstock.cli.progress import Progress
+from penstock.cli.state import TEMP_PREFIX, PoolState, RunState, StateDir
+from penstock.tenancy.keys import create_key, put_key
+from penstock.text.source import resolve
+
+DEMO_TENANT = "demo"
+RAY_TIMEOUT_S = 90.0
+READY_TIMEOUT_S = 200.0
+"""A little more than the driver itself waits, so that its reason is heard."""
+GRACE_S = 3.0
+"""Between asking what is left to end, and ending it."""
+
+log = logging.getLogger(__name__)
+
+
+def up(config: PlatformConfig, config_path: Path, state: StateDir, console: Console) -> None:
+    """Runs until interrupted. Raises ConfigError before anything starts, and StartFailed when something did not come up or stay up."""
+    check_memory(config, psutil.virtual_memory().total)
+    with state.locked():
+        check_port(config.gateway.host, config.gateway.port)
+        with state.open_log() as log_file:
+            logs.configure(stream=log_file)
+            Run(divide_threads(config, available_cores()), config_path, state, Progress(console), log_file).until_interrupted()
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises ConfigError when the gateway could not listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"The gateway can't listen on {host}:{port} ({error.strerror}); free it, or set gateway.host and gateway.port.") from error
+
+
+class Run:
+    """One life of the platform: what was started, and how it is stopped again."""
+
+    def __init__(self, config: PlatformConfig, config_path: Path, state: StateDir, progress: Progress, log_file: TextIO) -> None:
+        self._config = config
+        self._config_path = config_path
+        self._state = state
+        self._progress = progress
+        self._log_file = log_file
+        self._interrupts = Interrupts()
+
+    def until_interrupted(self) -> None:
+        self._interrupts.install()
+        become_subreaper()
+        start = time.monotonic()
+        with ExitStack() as cleanup:
+            try:
+                cluster, api_key = self._start(cleanup)
+                self._announce(api_key, time.monotonic() - start)
+                status = cluster.wait_until_ended()
+                raise StartFailed(f"Ray's driver process ended by itself with status {status}; what depends on it is stopped too.", cluster.log_tail())
+            except Interrupted:
+                log.info("interrupted")
+            finally:
+                self._interrupts.begin_stopping()
+                self._progress.say("stopping (once more to hurry)")
+        self._progress.say("stopped")
+
+    def _start(self, cleanup: ExitStack) -> tuple[Cluster, str]:
+        """Everything up to the first answer; also returns the demo tenant's key. What it starts, `cleanup` ends, last things first."""
+        temp_dir = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX))
+        cleanup.callback(shutil.rmtree, temp_dir, ignore_errors=True)
+        cleanup.callback(self._state.clear)
+        cleanup.callback(self._end_what_is_left)
+        self._state.write(self._run_state(temp_dir))
+        with self._progress.step("Redis"):
+            redis_url = self._start_redis(temp_dir, cleanup)
+            api_key = asyncio.run(self._demo_key(redis_url))
+        with self._progress.step("checkpoints"):
+            for model in {pool.model for pool in self._config.pools}:
+                resolve(model)  # once here, where a download shows, instead of in every replica at once
+        with self._progress.step("Ray"):
+            cluster = Cluster(self._config, temp_dir, self._environment(redis_url), self._log_file)
+            cleanup.callback(cluster.stop, self._interrupts.hurry)
+            cluster.wait_for(RAY, RAY_TIMEOUT_S)
+        with self._progress.step(f"{_count(self._config.num_replicas, 'replica')} and the gateway"):
+            cluster.wait_for(DEPLOYED, READY_TIMEOUT_S)
+            self._await_ready(cluster)
+        self._state.write_env(f"{self._address}/v1", api_key)
+        return cluster, api_key
+
+    def _environment(self, redis_url: str) -> dict[str, str]:
+        secrets = {CLUSTER_SECRET: self._state.secret().hex(), REDIS_URL: redis_url}
+        return ray_environment(serve_environment(self._config.gateway)) | secrets
+
+    def _start_redis(self, temp_dir: Path, cleanup: ExitStack) -> str:
+        if self._config.redis.url is not None:
+            return self._config.redis.url
+        server = EmbeddedRedis(executable=find_executable(), data_dir=self._state.redis_dir, socket_dir=temp_dir / "redis")
+        cleanup.callback(server.stop)
+        server.start()
+        return server.url
+
+    async def _demo_key(self, redis_url: str) -> str:
+        """The same key at every start, known to Redis even if that lost its data. Raises ConfigError when Redis does not answer."""
+        client = connect(redis_url)
+        try:
+            key = self._state.read_key()
+            if key is None:
+                key = await create_key(client, self._state.secret(), DEMO_TENANT)
+                self._state.write_key(key)
+            else:
+                await put_key(client, self._state.secret(), DEMO_TENANT, key)
+        except RedisError as error:
+            raise ConfigError(f"Redis at {without_credentials(redis_url)} does not answer: {error}.") from error
+        finally:
+            await client.aclose()
+        return key
+
+    def _announce(self, api_key: str, took_s: float) -> None:
+        model = self._config.pools[0].names[0]
+        self._progress.say(
+            f"\nPenstock answers on {self._address} after {took_s:.0f} s. For scripts: . {self._state.env_path}\n\n"
+            f"  export OPENAI_BASE_URL={self._address}/v1 OPENAI_API_KEY={api_key}\n\n"
+            f"  curl {self._address}/v1/chat/completions -H 'Authorization: Bearer {api_key}' -H 'Content-Type: application/json' \\\n"
+            f'    -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}], "temperature": 0}}\'\n\n'
+            "Ctrl-C stops it."
+        )
+
+    def _await_ready(self, cluster: Cluster) -> None:
+        """Until /readyz answers 200. Raises StartFailed."""
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        last = "no answer"
+        with httpx.Client(timeout=2.0, trust_env=False) as client:
+            while time.monotonic() < deadline:
+                try:
+                    answer = client.get(f"{self._address}/readyz")
+                    if answer.status_code == 200:
+                        return
+                    last = f"status {answer.status_code}"
+                except httpx.HTTPError as error:
+                    last = type(error).__name__
+                time.sleep(POLL_S)
+        raise StartFailed(f"The gateway at {self._address} was not ready within {READY_TIMEOUT_S:.0f} s ({last}).", cluster.log_tail())
+
+    def _end_what_is_left(self) -> None:
+        count = end_descendants(GRACE_S)
+        if count:
+            log.info("ended_what_was_left", extra={"processes": count})
+
+    @property
+    def _address(self) -> str:
+        host = self._config.gateway.host
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+        return f"http://{shown}:{self._config.gateway.port}"
+
+    def _run_state(self, temp_dir: Path) -> RunState:
+        own = psutil.Process()
+        return RunState(
+            pid=own.pid,
+            pid_started=own.create_time(),
+            version=version("penstock"),
+            config=str(self._config_path),
+            gateway=self._address,
+            redis=without_credentials(self._config.redis.url or "embedded"),
+            temp_dir=str(temp_dir),
+            pools=tuple(PoolState(pool.name, pool.model, pool.names, pool.tier, pool.engine.runner, pool.replicas) for pool in self._config.pools),
+        )
+
+
+def without_credentials(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

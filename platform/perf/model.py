@@ -1,0 +1,88 @@
+"""The performance model: how long a step, a first token and a further token take. Pure arithmetic on `StepCosts`.
+
+    t_step = max(knee, a + b*rows + c*prefill_tokens + f*query_context + d*kv_tokens + e*draft_tokens)
+
+Not a scheduler: it predicts what the engine's one-phase scheduler does (a row of every running sequence, the rest of the token budget for
+prefill, first come first served). Invariant: every prediction is finite, not negative, and never falls when work is added.
+All times are seconds.
+"""
+
+from typing import NamedTuple
+
+from penstock.wire.frames import Load, StepCosts
+
+
+class Work(NamedTuple):
+    """What a replica has to do already."""
+
+    num_running: int = 0
+    """Sequences that decode: a row each in every step."""
+    num_waiting: int = 0
+    """Sequences submitted, not yet running."""
+    prefill_tokens: int = 0
+    """Prompt tokens not computed yet, all sequences together."""
+    kv_tokens: int = 0
+    """Context tokens of the running sequences."""
+
+    @classmethod
+    def of(cls, load: Load) -> "Work":
+        return cls(load.num_running, load.num_waiting, load.prefill_tokens_outstanding, load.kv_tokens)
+
+
+def step_time_s(costs: StepCosts, *, rows: int, prefill_tokens: int, query_context: float, kv_tokens: int, draft_tokens: int = 0) -> float:
+    """Seconds of one step.
+
+    rows: sequences in it. prefill_tokens: prompt tokens computed in it. query_context: sum over those of the context each attends to.
+    kv_tokens: context tokens that the decode rows read. draft_tokens: drafted tokens verified in it.
+    """
+    linear = (
+        costs.base_s
+        + costs.row_s * rows
+        + costs.prefill_token_s * prefill_tokens
+        + costs.attention_s * query_context
+        + costs.kv_token_s * kv_tokens
+        + costs.draft_token_s * draft_tokens
+    )
+    return max(costs.knee_s, linear)
+
+
+def predict_prefill_s(costs: StepCosts, work: Work, uncached_tokens: int, cached_tokens: int, max_batched_tokens: int) -> float:
+    """From the next step's begin until a new prompt is computed, behind the prefill outstanding and beside the running rows.
+
+    The budget of a step, less a row of each running sequence, goes to prefill. The prompts ahead are taken as equally long, half done on
+    average, so that each of their tokens attends to half of one.
+    """
+    own = max(1, uncached_tokens)  # the last token is always computed: it makes the first logits
+    ahead = work.prefill_tokens
+    budget = max(1, max_batched_tokens - work.num_running)
+    query_context = own * (cached_tokens + own / 2) + ahead * (ahead / max(1, work.num_waiting)) / 2
+    total = own + ahead
+    full_steps, rest = divmod(total, budget)
+    context = query_context / total
+    rows = work.num_running + 1
+
+    seconds = 0.0
+    if full_steps:
+        seconds = full_steps * step_time_s(costs, rows=rows, prefill_tokens=budget, query_context=context * budget, kv_tokens=work.kv_tokens)
+    if rest:
+        seconds += step_time_s(costs, rows=rows, prefill_tokens=rest, query_context=context * rest, kv_tokens=work.kv_tokens)
+    return seconds
+
+
+def predict_ttft_s(costs: StepCosts, work: Work, uncached_tokens: int, cached_tokens: int, max_batched_tokens: int) -> float:
+    """Submission to first token: half of the step that is under way, then `predict_prefill_s`."""
+    prefill_s = predict_prefill_s(costs, work, uncached_tokens, cached_tokens, max_batched_tokens)
+    if not work.num_running and not work.prefill_tokens:
+        return prefill_s
+    under_way = min(work.prefill_tokens, max(1, max_batched_tokens - work.num_running))
+    return prefill_s + step_time_s(costs, rows=work.num_running, prefill_tokens=under_way, query_context=0.0, kv_tokens=work.kv_tokens) / 2
+
+
+def predict_tpot_s(costs: StepCosts, work: Work, context_tokens: int = 0) -> float:
+    """Time per output token of a sequence of `context_tokens` that joins `work`, once the prefill outstanding is done.
+
+    Sequences that wait now decode by then: they count as rows.
+    """
+    rows = work.num_running + work.num_waiting + 1
+    kv_tokens = work.kv_tokens + work.prefill_tokens + context_tokens
+    return step_time_s(costs, rows=rows, prefill_tokens=0, query_context=0.0, kv_tokens=kv_tokens)

@@ -1,0 +1,184 @@
+"""The gateway as Ray Serve runs it: composition root of the HTTP surface, dispatch, the links to the replicas, and discovery.
+
+Serve places, watches and replaces the process; HTTP comes to the process's own port (see `listener`), tokens over its own streams. Life: up
+when it listens, healthy while its tasks run, drained by the destructor, for which Serve waits.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from random import Random
+from typing import Any, NamedTuple
+
+import redis.asyncio
+from ray import serve
+
+from penstock.base import log as logs
+from penstock.base.environment import REDIS_URL, cluster_secret, redis_url
+from penstock.base.metrics import Metrics
+from penstock.base.redis import connect as connect_redis
+from penstock.prefix.index import PrefixIndex
+from penstock.prefix.store import IndexStore
+from penstock.router.chains import Chains
+from penstock.router.config import GatewayConfig, PoolSpec
+from penstock.router.dispatch import RoutingDispatcher
+from penstock.router.fleet import Fleet
+from penstock.router.gateway import GatewayDeps, PoolReplicas, ServedModel
+from penstock.router.http import make_app
+from penstock.router.link import connect
+from penstock.router.listener import Listener
+from penstock.router.members import Members
+from penstock.router.queue import WaitQueue
+from penstock.router.remote import Hooks, Link, Member
+from penstock.tenancy.keys import KeyStore
+from penstock.text.source import resolve
+from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from penstock.wire.discovery import GATEWAY_APP
+from penstock.wire.errors import ConfigError, PenstockError
+
+DRAIN_S = 10.0
+"""What answers under way get when the gateway is to go."""
+STOP_S = 5.0
+"""For what comes after the drain."""
+HEALTH_PERIOD_S = 0.5
+HEALTH_TIMEOUT_S = 5.0
+NUM_CPUS = 0.001
+"""Ray's count, for placement only."""
+
+log = logging.getLogger("penstock.gateway")
+
+
+class Checkpoint(NamedTuple):
+    """What a gateway reads of a model."""
+
+    tokenizer: Tokenizer
+    digest: str
+
+
+class Core:
+    """The gateway without Serve: everything it holds, wired."""
+
+    def __init__(
+        self, config: GatewayConfig, pools: Sequence[PoolSpec], checkpoints: dict[str, Checkpoint], secret: bytes, client: redis.asyncio.Redis, router_id: str
+    ) -> None:
+        """checkpoints: by `PoolSpec.model`."""
+        self._router_id = router_id
+        self._pools = {pool.name: pool for pool in pools}
+        self._metrics = Metrics()
+        self._index = PrefixIndex()
+        self._queue = WaitQueue(config.max_queue, config.queue_timeout_s)
+        hooks = Hooks(on_room=self._queue.wake, on_gap=lambda pool: self._metrics.index_gaps.labels(pool).inc())
+        self.fleet = Fleet(self._pools, self._connect, self._index, hooks, Random(), IndexStore(client).snapshot)
+        self.members = Members(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
+        self.app = make_app(
+            GatewayDeps(
+                config=config,
+                models=self._models(checkpoints),
+                dispatcher=RoutingDispatcher(self._pools, self.fleet, self._index, self._queue, Chains(secret), config, self._metrics, Random()),
+                keys=KeyStore(client, secret, config.key_cache_s),
+                metrics=self._metrics,
+                replicas=self._replicas,
+                refresh=self._refresh,
+            )
+        )
+
+    def _connect(self, member: Member, on_frame: Any, on_lost: Any) -> AbstractAsyncContextManager[Link]:
+        return connect(member.address, self._router_id, on_frame, on_lost)
+
+    def _models(self, checkpoints: dict[str, Checkpoint]) -> dict[str, ServedModel]:
+        found: dict[str, ServedModel] = {}
+        for name in dict.fromkeys(name for pool in self._pools.values() for name in pool.served_names):
+            pools = tuple(pool.name for pool in self._pools.values() if name in pool.served_names)
+            checkpoint = checkpoints[self._pools[pools[0]].model]
+            found[name] = ServedModel(name, pools, checkpoint.tokenizer, _Context(self.fleet, [self._pools[pool] for pool in pools]), checkpoint.digest)
+        return found
+
+    def _replicas(self) -> list[PoolReplicas]:
+        return [PoolReplicas(name, self._pools[name].tier, status.num_connected) for name, status in self.fleet.status().items()]
+
+    def _refresh(self) -> None:
+        metrics = self._metrics
+        for name, status in self.fleet.status().items():
+            metrics.replicas.labels(name, self._pools[name].tier).set(status.num_connected)
+            metrics.running_sequences.labels(name).set(status.num_running)
+            metrics.kv_blocks_free.labels(name).set(status.free_blocks)
+            metrics.queue_length.labels(name).set(self._queue.num_waiting(name))
+            metrics.index_blocks.labels(name).set(sum(len(self._index.held(remote.member.replica_id)) for remote in self.fleet.remotes([name])))
+
+
+class _Context(NamedTuple):
+    """The longest context among some pools: as their replicas say, and as configured while there are none."""
+
+    fleet: Fleet
+    pools: list[PoolSpec]
+
+    def __call__(self) -> int:
+        found = [remote.member.max_model_len for remote in self.fleet.remotes(pool.name for pool in self.pools)]
+        return max(found, default=max(pool.max_model_len for pool in self.pools))
+
+
+class Gateway:
+    """The Serve deployment; `__init__` returns when it listens."""
+
+    async def __init__(self, config: GatewayConfig, pools: tuple[PoolSpec, ...]) -> None:  # type: ignore[misc]  # Serve awaits it
+        logs.configure()
+        url = redis_url()
+        if url is None:
+            raise ConfigError(f"{REDIS_URL} is not set: a gateway looks API keys up in Redis")
+        checkpoints = await asyncio.to_thread(_load, pools)
+        core = Core(config, pools, checkpoints, cluster_secret(), connect_redis(url), f"gateway-{uuid.uuid4().hex[:8]}")
+        self._listener = Listener(core.app, config.host, config.port)
+        self._stopping = asyncio.Event()
+        self._main = asyncio.create_task(self._run(core), name="gateway")
+        log.info("gateway ready", extra={"host": config.host, "port": config.port, "pools": [pool.name for pool in pools]})
+
+    async def check_health(self) -> None:
+        """Serve replaces a gateway for which this raises time and again."""
+        if self._main.done():
+            raise PenstockError("A task of the gateway has ended; its log has the cause.")
+
+    async def __del__(self) -> None:
+        """Serve's graceful end: no more connections, then the answers under way, then the links."""
+        self._stopping.set()
+        await asyncio.wait([self._main], timeout=DRAIN_S + STOP_S)
+
+    async def _run(self, core: Core) -> None:
+        """Until told to stop, or something that never ends has ended."""
+        async with core.fleet:
+            discovering = asyncio.create_task(core.members.run(), name="discovery")
+            stopping = asyncio.create_task(self._stopping.wait())
+            try:
+                done, _ = await asyncio.wait([discovering, stopping, self._listener.start()], return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {stopping}:
+                    log.error("part ended", extra={"part": task.get_name()}, exc_info=task.exception())
+                await self._listener.stop(DRAIN_S)
+            finally:
+                discovering.cancel()
+                stopping.cancel()
+
+
+def _load(pools: Sequence[PoolSpec]) -> dict[str, Checkpoint]:
+    """Tokenizer and identity of each model, once. Blocks; raises ConfigError."""
+    found: dict[str, Checkpoint] = {}
+    for model in {pool.model for pool in pools}:
+        source = resolve(model)
+        found[model] = Checkpoint(load_tokenizer(source), source.digest)
+    return found
+
+
+def gateway_app(config: GatewayConfig, pools: Sequence[PoolSpec]) -> serve.Application:
+    """The Serve application of a node's gateway, to be run as GATEWAY_APP with `route_prefix=None`."""
+    deployment = serve.deployment(
+        name=GATEWAY_APP,
+        num_replicas=1,
+        ray_actor_options={"num_cpus": NUM_CPUS},
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=DRAIN_S + 2 * STOP_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config={"enable_access_log": False},
+    )
+    application: serve.Application = deployment(Gateway).bind(config, tuple(pools))
+    return application

@@ -1,0 +1,48 @@
+"""The block chain of a request, for each kind of replica it may go to. Pure.
+
+Replicas of one model and block size share a chain; another model's digest or another block size makes another one.
+"""
+
+from typing import NamedTuple
+
+from penstock.prefix.hashing import ChainHasher
+
+
+class ChainKind(NamedTuple):
+    model_digest: str
+    block_size: int
+
+
+class Chain(NamedTuple):
+    keys: list[bytes]
+    """Of the full blocks, in order."""
+    parent: bytes
+    """Where the next block's key continues: the last key, or the salted root."""
+
+
+class Chains:
+    """Makes chains under one cluster secret (16 to 64 bytes)."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._hashers: dict[int, ChainHasher] = {}
+        self._roots: dict[ChainKind, bytes] = {}
+
+    def chain(self, kind: ChainKind, salt: bytes, packed_ids: bytes) -> Chain:
+        """All of it private to `salt`."""
+        root = self._roots.get(kind)
+        if root is None:
+            root = self._roots[kind] = self._hasher(kind).root(kind.model_digest)
+        return self.extended(Chain([], self._hasher(kind).salted(root, salt)), kind, packed_ids)
+
+    def extended(self, chain: Chain, kind: ChainKind, packed_ids: bytes) -> Chain:
+        """The chain of `packed_ids`, which begin with the tokens of `chain`."""
+        known_bytes = len(chain.keys) * kind.block_size * 4
+        keys = self._hasher(kind).extend_packed(chain.parent, packed_ids[known_bytes:])
+        return Chain(chain.keys + keys, keys[-1]) if keys else chain
+
+    def _hasher(self, kind: ChainKind) -> ChainHasher:
+        hasher = self._hashers.get(kind.block_size)
+        if hasher is None:
+            hasher = self._hashers[kind.block_size] = ChainHasher(self._secret, kind.block_size)
+        return hasher

@@ -1,0 +1,73 @@
+"""One HTTP request and the answer to it, over ASGI.
+
+Not what is answered. Invariants: a response starts once; after it has started as a stream, an error is an event of the stream, and the
+stream ends with it.
+"""
+
+from collections.abc import Iterable
+
+from starlette.types import Receive, Scope, Send
+
+from penstock.router.client import Client, ClientGone
+from penstock.router.headers import Headers, error_headers
+from penstock.wire.errors import error_json, http_error
+
+JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
+EVENT, EVENT_END = b"data: ", b"\n\n"
+
+
+class Exchange:
+    """began_s: of the caller's monotonic clock."""
+
+    __slots__ = ("_send", "began_s", "client", "headers", "is_stream", "method", "model", "path", "request_id", "status")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, began_s: float) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+        self.client = Client(receive)
+        self.request_id = request_id
+        self.began_s = began_s
+        self.status: int | None = None
+        """Sent to the client; None before that."""
+        self.is_stream = False
+        self.model: str | None = None
+        """Served name, once it is known."""
+        self._send = send
+
+    def header(self, name: bytes) -> bytes | None:
+        """name: in lower case."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
+        self.status = status
+        self.is_stream = content_type is EVENTS
+        request_id = self.request_id.encode()
+        common = [(b"content-type", content_type), (b"x-penstock-request-id", request_id), (b"x-request-id", request_id)]  # OpenAI's clients read the latter
+        await self._sent({"type": "http.response.start", "status": status, "headers": [*common, *headers]})
+
+    async def write(self, data: bytes, is_last: bool = False) -> None:
+        await self._sent({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    async def answer(self, body: bytes, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
+        """A whole response."""
+        await self.start(status, content_type, ((b"content-length", b"%d" % len(body)), *headers))
+        await self.write(body, is_last=True)
+
+    async def fail(self, error: BaseException, headers: Headers = ()) -> None:
+        """The error as OpenAI's JSON: the response, or the last event of the stream that is under way."""
+        body = error_json(error)
+        if self.status is None:
+            await self.answer(body, http_error(error).status, headers=(*error_headers(error), *headers))
+        elif self.is_stream:
+            await self.write(EVENT + body + EVENT_END, is_last=True)
+
+    async def _sent(self, message: dict[str, object]) -> None:
+        try:
+            await self._send(message)
+        except OSError:
+            raise ClientGone from None

@@ -1,0 +1,112 @@
+"""The gateway's HTTP surface as a plain ASGI app: paths to handlers, errors to responses, and the count of both.
+
+Not the composition of the gateway, and no framework: two routes take all the traffic, and what a framework does per request would cost
+more than they do. Invariant: every request gets exactly one response (or a closed stream), whatever a handler raises.
+"""
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.router.client import ClientGone
+from penstock.router.exchange import Exchange
+from penstock.router.gateway import GatewayDeps as GatewayDeps
+from penstock.router.gateway import PoolReplicas as PoolReplicas
+from penstock.router.gateway import ServedModel as ServedModel
+from penstock.router.generate import Generator
+from penstock.router.meters import CLIENT_GONE, Meters
+from penstock.router.pages import MODELS_PATH, Pages
+from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, PenstockError, http_error
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+
+
+def make_app(deps: GatewayDeps) -> ASGIApp:
+    """Serves /v1/chat/completions, /v1/completions, /v1/models, /healthz, /readyz, /metrics and /openapi.json."""
+    return _App(deps)
+
+
+class _App:
+    def __init__(self, deps: GatewayDeps) -> None:
+        self._clock = deps.clock
+        self._meters = Meters(deps.metrics, deps.models)
+        generator, pages = Generator(deps, self._meters), Pages(deps)
+        self._routes: Mapping[str, Mapping[str, Handler]] = {
+            "/v1/chat/completions": {"POST": generator.chat},
+            "/v1/completions": {"POST": generator.complete},
+            MODELS_PATH: _page(pages.models),
+            "/healthz": _page(pages.health),
+            "/readyz": _page(pages.readiness),
+            "/metrics": _page(pages.metrics),
+            "/openapi.json": _page(pages.openapi),
+        }
+        self._model_page = _page(pages.model)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(Exchange(scope, receive, send, secrets.token_hex(12), self._clock()))
+        elif scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        else:
+            await send({"type": "websocket.close"})
+
+    async def _http(self, exchange: Exchange) -> None:
+        try:
+            await self._respond(exchange)
+        finally:
+            if exchange.path.startswith("/v1/"):
+                self._count(exchange)
+
+    async def _respond(self, exchange: Exchange) -> None:
+        try:
+            await self._dispatch(exchange)
+        except ClientGone:
+            self._meters.of(exchange.model).gone()
+        except PenstockError as error:
+            if http_error(error).status >= INTERNAL.status:
+                log.warning("request failed", extra={"request_id": exchange.request_id, "error": type(error).__name__})
+            await _fail(exchange, error)
+        except Exception as error:  # the top: one request's failure must not become the server's
+            log.error("request failed", extra={"request_id": exchange.request_id}, exc_info=error)
+            await _fail(exchange, error)
+
+    async def _dispatch(self, exchange: Exchange) -> None:
+        handlers = self._routes.get(exchange.path)
+        if handlers is None and exchange.path.startswith(f"{MODELS_PATH}/"):
+            handlers = self._model_page
+        if handlers is None:
+            raise NotFound(f"There is nothing at {exchange.path[:200]}.")
+        handler = handlers.get(exchange.method)
+        if handler is None:
+            error = MethodNotAllowed(f"{exchange.path} takes {' or '.join(handlers)}, not {exchange.method[:20]}.")
+            await exchange.fail(error, [(b"allow", ", ".join(handlers).encode())])
+            return
+        await handler(exchange)
+
+    def _count(self, exchange: Exchange) -> None:
+        code = CLIENT_GONE if exchange.status is None else str(exchange.status)
+        self._meters.of(exchange.model).answered(code, self._clock() - exchange.began_s)
+
+
+def _page(handler: Handler) -> Mapping[str, Handler]:
+    return {"GET": handler, "HEAD": handler}
+
+
+async def _fail(exchange: Exchange, error: BaseException) -> None:
+    try:
+        await exchange.fail(error)
+    except ClientGone:
+        return  # nobody is left to be told
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Nothing is opened or closed here: what the app uses belongs to who made it."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

@@ -1,0 +1,51 @@
+"""Log probabilities in OpenAI's two formats. Pure."""
+
+from collections.abc import Sequence
+
+from penstock.text.tokenizer import Tokenizer
+from penstock.wire.frames import TokenLogprobs
+from penstock.wire.openai import ChatLogprobs, TextLogprobs, TokenLogprob, TopLogprob
+
+MIN_LOGPROB = -9999.0
+"""OpenAI's value for "very unlikely"; JSON has no infinity."""
+
+
+def chat_logprobs(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs:
+    content = []
+    for token_id, item in zip(token_ids, logprobs, strict=True):
+        data = tokenizer.token_bytes[token_id]
+        content.append(TokenLogprob(_text(data), _finite(item.logprob), list(data), [_top(tokenizer, *top) for top in item.top]))
+    return ChatLogprobs(content)
+
+
+def text_logprobs(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]) -> TextLogprobs:
+    """The chosen token is among the top ones always, as OpenAI has it."""
+    tokens = [_name(tokenizer.token_bytes[token_id]) for token_id in token_ids]
+    chosen = [_finite(item.logprob) for item in logprobs]
+    tops = []
+    for token, logprob, item in zip(tokens, chosen, logprobs, strict=True):
+        top = {_name(tokenizer.token_bytes[token_id]): _finite(value) for token_id, value in item.top}
+        top.setdefault(token, logprob)
+        tops.append(top)
+    return TextLogprobs(tokens, chosen, tops, list(offsets))
+
+
+def _top(tokenizer: Tokenizer, token_id: int, logprob: float) -> TopLogprob:
+    data = tokenizer.token_bytes[token_id]
+    return TopLogprob(_text(data), _finite(logprob), list(data))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _name(data: bytes) -> str:
+    """Text where it is text; two pieces of characters must not both be U+FFFD, for names are keys."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, MIN_LOGPROB)

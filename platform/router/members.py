@@ -1,0 +1,86 @@
+"""Who the replicas are: Ray Serve's own broadcast, so that nothing else needs to be up for discovery.
+
+Serve's controller pushes the running replicas of a deployment, with what each publishes of itself, to whoever long-polls for them. We poll
+as Serve's own router does, but without one. A RequestRouter subclass and `handle._init()` show the same news, yet come with queue probes
+of every new replica, metrics, and a poller shared by the process that ends for good when the controller restarts; here a new one is begun.
+Both rest on private names of Ray, hence the narrow version range. A deployment that does not exist yet is simply waited for.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import ray
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
+
+from penstock.wire.discovery import REPLICA_DEPLOYMENT, from_metadata
+
+CHECK_S = 0.5
+"""Pause between two looks at whether the poller still lives."""
+
+log = logging.getLogger("penstock.members")
+
+
+class Member(NamedTuple):
+    """A running replica; equal id and epoch are the same process."""
+
+    replica_id: str
+    pool: str
+    address: str
+    epoch: str
+    model_digest: str
+    max_model_len: int
+
+
+class Members:
+    """on_change: called on the loop with all members of all pools, whenever Serve says something new; by that a dead replica is gone within
+    about a second of its death, and its replacement is there as soon as it is ready."""
+
+    def __init__(self, router_id: str, apps: Mapping[str, str], on_change: Callable[[list[Member]], None]) -> None:
+        """apps: Serve application of each pool."""
+        self._router_id = router_id
+        self._apps = dict(apps)
+        self._on_change = on_change
+        self._found: dict[str, list[Member]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        client: LongPollClient | None = None
+        try:
+            while True:
+                if client is None or not client.is_running:
+                    client = await self._begin()
+                await asyncio.sleep(CHECK_S)
+        finally:
+            if client is not None:
+                client.stop()
+
+    async def _begin(self) -> LongPollClient | None:
+        """None: Serve's controller is not there."""
+        try:
+            controller = await asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+        except ValueError:
+            return None
+        log.info("discovery begins")
+        listeners: Any = {
+            (LongPollNamespace.DEPLOYMENT_TARGETS, DeploymentID(name=REPLICA_DEPLOYMENT, app_name=app)): partial(self._take, pool)
+            for pool, app in self._apps.items()
+        }
+        return LongPollClient(controller, listeners, asyncio.get_running_loop(), f"penstock:{self._router_id}")
+
+    def _take(self, pool: str, targets: Any) -> None:
+        self._found[pool] = [member for info in targets.running_replicas if (member := _member(pool, info)) is not None]
+        log.info("members", extra={"pool": pool, "replicas": [member.replica_id for member in self._found[pool]]})
+        self._on_change([member for members in self._found.values() for member in members])
+
+
+def _member(pool: str, info: Any) -> Member | None:
+    published = from_metadata(info.replica_metadata)
+    if published is None or published.pool != pool:
+        log.warning("not a replica of this version", extra={"pool": pool, "replica": info.replica_id.unique_id})
+        return None
+    return Member(info.replica_id.unique_id, pool, published.address, published.epoch, published.model_digest, published.max_model_len)

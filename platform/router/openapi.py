@@ -1,0 +1,135 @@
+"""/openapi.json: OpenAPI 3.1, with the schemas that msgspec derives from the structs of `wire.openai`, which also read the requests."""
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from penstock.wire.errors import HTTP_ERRORS
+from penstock.wire.openai import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatRequest,
+    CompletionRequest,
+    ErrorResponse,
+    Health,
+    Model,
+    ModelList,
+    TextCompletion,
+)
+from penstock.wire.support import IGNORED, REFUSED
+
+_REF = "#/components/schemas/{name}"
+_STRUCTS = (ChatRequest, CompletionRequest, ChatCompletion, ChatCompletionChunk, TextCompletion, Model, ModelList, ErrorResponse, Health)
+
+_RECEIPT_HEADERS = {
+    "x-penstock-tier": ("string", "Tier that answers"),
+    "x-penstock-tier-reason": ("string", "Why that tier"),
+    "x-penstock-replica": ("string", "Replica that answers"),
+    "x-penstock-cached-tokens": ("integer", "Prompt tokens whose KV was found in the replica's cache"),
+    "x-penstock-predicted-ttft-ms": ("number", "Time to first token that routing predicted"),
+}
+_REQUEST_ID = {"x-penstock-request-id": ("string", "Unique id of this request")}
+
+_SECURED = (401, 404, 503)
+_GENERATION = tuple(sorted({row.status for row in HTTP_ERRORS.values()} - {405}))
+
+
+def document() -> dict[str, Any]:
+    _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
+    for struct in (ChatRequest, CompletionRequest):
+        _describe_support(schemas[struct.__name__]["properties"], struct)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Penstock", "version": version("penstock"), "description": "OpenAI-compatible API of a Penstock gateway."},
+        "paths": _paths(),
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "An API key: sk-penstock-..."}},
+        },
+        "security": [{"key": []}],
+    }
+
+
+def _paths() -> dict[str, Any]:
+    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "description": "Model name; may contain slashes"}
+    return {
+        "/v1/chat/completions": {"post": _generation("createChatCompletion", "Answer a conversation", ChatRequest, ChatCompletion, ChatCompletionChunk)},
+        "/v1/completions": {"post": _generation("createCompletion", "Continue a text", CompletionRequest, TextCompletion, TextCompletion)},
+        "/v1/models": {"get": _page("listModels", "The models served", ModelList, _SECURED)},
+        "/v1/models/{model}": {"get": _page("retrieveModel", "One model", Model, _SECURED) | {"parameters": [name]}},
+        "/healthz": {"get": _open_page("health", "Whether the gateway's process answers", Health)},
+        "/readyz": {"get": _readiness()},
+        "/metrics": {"get": _open_text("metrics", "Metrics in Prometheus' text format")},
+        "/openapi.json": {"get": _open_object("openapi", "This document")},
+    }
+
+
+def _generation(operation: str, summary: str, request: type, answer: type, chunk: type) -> dict[str, Any]:
+    stream = {"text/event-stream": {"schema": {"type": "string", "description": f"Events `data: JSON`, each a {chunk.__name__}; then `data: [DONE]`"}}}
+    stream["text/event-stream"]["schema"]["contentSchema"] = _reference(chunk)
+    responses: dict[str, Any] = {
+        "200": {
+            "description": "The answer; a stream of chunks when `stream` is true",
+            "headers": _headers(_REQUEST_ID | _RECEIPT_HEADERS),
+            "content": _json(answer) | stream,
+        }
+    }
+    return {
+        "operationId": operation,
+        "summary": summary,
+        "requestBody": {"required": True, "content": _json(request)},
+        "responses": responses | _errors(_GENERATION),
+    }
+
+
+def _page(operation: str, summary: str, answer: type, errors: Sequence[int] = ()) -> dict[str, Any]:
+    responses = {"200": {"description": summary, "headers": _headers(_REQUEST_ID), "content": _json(answer)}}
+    return {"operationId": operation, "summary": summary, "responses": responses | _errors(errors)}
+
+
+def _open_page(operation: str, summary: str, answer: type) -> dict[str, Any]:
+    return _page(operation, summary, answer) | {"security": []}
+
+
+def _readiness() -> dict[str, Any]:
+    page = _open_page("readiness", "Whether at least one replica is connected", Health)
+    page["responses"]["503"] = {"description": "No replica is connected", "headers": _headers(_REQUEST_ID), "content": _json(Health)}
+    return page
+
+
+def _open_text(operation: str, summary: str) -> dict[str, Any]:
+    response = {"description": summary, "content": {"text/plain": {"schema": {"type": "string"}}}}
+    return {"operationId": operation, "summary": summary, "responses": {"200": response}, "security": []}
+
+
+def _open_object(operation: str, summary: str) -> dict[str, Any]:
+    response = {"description": summary, "content": {"application/json": {"schema": {"type": "object"}}}}
+    return {"operationId": operation, "summary": summary, "responses": {"200": response}, "security": []}
+
+
+def _errors(statuses: Sequence[int]) -> dict[str, Any]:
+    return {str(status): {"description": HTTPStatus(status).phrase, "headers": _headers(_REQUEST_ID), "content": _json(ErrorResponse)} for status in statuses}
+
+
+def _headers(headers: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+    return {name: {"description": text, "schema": {"type": kind}} for name, (kind, text) in headers.items()}
+
+
+def _json(struct: type) -> dict[str, Any]:
+    return {"application/json": {"schema": _reference(struct)}}
+
+
+def _reference(struct: type) -> dict[str, Any]:
+    return {"$ref": _REF.format(name=struct.__name__)}
+
+
+def _describe_support(properties: dict[str, Any], struct: type) -> None:
+    """What the types can't say: which fields are ignored, and which are refused."""
+    for name in IGNORED[struct]:
+        properties[name]["description"] = "Accepted and ignored"
+    for name, refusal in REFUSED[struct].items():
+        properties[name]["description"] = f"{refusal.sentence}: a request that sets it is refused"
+        properties[name]["deprecated"] = True

@@ -1,0 +1,96 @@
+"""A request's parameters as the engine's: defaults, seeds, and the bounds that depend on prompt and model. Pure."""
+
+import hashlib
+from collections.abc import Sequence
+
+import msgspec
+
+from penstock.wire.errors import ContextTooLong, InvalidRequest
+from penstock.wire.frames import SamplingParams
+from penstock.wire.openai import ChatRequest, CompletionRequest, GenerationRequest
+
+_SEED_BITS = 63
+
+
+def sampling_params(request: ChatRequest | CompletionRequest, seed: int, vocab_size: int) -> SamplingParams:
+    """Of the first choice, with max_tokens as asked (0: not asked); see `bounded` and `sibling`. seed: drawn, for a request without.
+
+    Raises InvalidRequest for token ids that the model has not.
+    """
+    bias = tuple((request.logit_bias or {}).items())
+    stop_token_ids = tuple(request.stop_token_ids or ())
+    check_token_ids([token_id for token_id, _ in bias], vocab_size, "logit_bias")
+    check_token_ids(stop_token_ids, vocab_size, "stop_token_ids")
+    return SamplingParams(
+        max_tokens=_max_tokens(request) or 0,
+        seed=(seed if request.seed is None else request.seed) % 2**_SEED_BITS,
+        temperature=_or(request.temperature, 1.0),
+        top_k=max(0, request.top_k or 0),
+        top_p=_or(request.top_p, 1.0),
+        min_p=_or(request.min_p, 0.0),
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        logit_bias=bias,
+        stop_token_ids=stop_token_ids,
+        ignore_eos=bool(request.ignore_eos),
+        min_tokens=request.min_tokens or 0,
+        logprobs=_logprobs(request),
+    )
+
+
+def bounded(sampling: SamplingParams, num_prompt_tokens: int, max_model_len: int, default_max_tokens: int) -> SamplingParams:
+    """With a max_tokens that fits behind the prompt. Raises ContextTooLong, or InvalidRequest when min_tokens exceeds it."""
+    room = max_model_len - num_prompt_tokens
+    wanted = sampling.max_tokens or max(1, min(default_max_tokens, room))
+    if wanted > room:
+        raise ContextTooLong(
+            f"This model's maximum context length is {max_model_len} tokens. However, {num_prompt_tokens + wanted} tokens were requested: "
+            f"{num_prompt_tokens} in the prompt and {wanted} for the answer. Shorten one of them."
+        )
+    if sampling.min_tokens > wanted:
+        raise InvalidRequest(f"'min_tokens' ({sampling.min_tokens}) must not exceed the {wanted} tokens that the answer may have.", param="min_tokens")
+    return msgspec.structs.replace(sampling, max_tokens=wanted)
+
+
+def sibling(sampling: SamplingParams, index: int) -> SamplingParams:
+    """For choice `index` of a prompt: the first has the request's own seed, each other one a seed derived from it."""
+    if index == 0:
+        return sampling
+    digest = hashlib.blake2b(sampling.seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8, person=b"penstock-choice").digest()
+    return msgspec.structs.replace(sampling, seed=int.from_bytes(digest, "little") % 2**_SEED_BITS)
+
+
+def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
+    if request.stop is None:
+        return ()
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raises InvalidRequest for one outside of [0, vocab_size)."""
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        offender = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
+        raise InvalidRequest(f"'{param}' holds {offender}; this model's token ids lie in 0..{vocab_size - 1}.", param=param)
+
+
+def _max_tokens(request: ChatRequest | CompletionRequest) -> int | None:
+    if not isinstance(request, ChatRequest) or request.max_completion_tokens is None:
+        return request.max_tokens
+    if request.max_tokens not in (None, request.max_completion_tokens):
+        raise InvalidRequest("'max_tokens' and 'max_completion_tokens' contradict each other; set one.", param="max_completion_tokens")
+    return request.max_completion_tokens
+
+
+def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:
+    if isinstance(request, CompletionRequest):
+        return request.logprobs
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+    return None
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,73 @@
+"""Deltas of token ids into pieces of text: detokenizing, stop strings, and where an answer ends because of one. Pure.
+
+Invariant: the pieces' texts together are the answer, without the stop string; their token ids are the tokens it took, the ones that
+completed the stop string included and none after them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.text.detokenizer import Detokenizer
+from penstock.text.stops import StopStrings
+from penstock.text.tokenizer import Tokenizer
+from penstock.wire.frames import Delta, Finish, TokenLogprobs
+from penstock.wire.openai import FinishReason
+
+
+class Piece(NamedTuple):
+    text: str
+    """May be empty: half a character, or what may become a stop string, is held back."""
+    token_ids: list[int]
+    finish: FinishReason | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """Aligned with `token_ids`, where asked for."""
+    offsets: Sequence[int] = ()
+    """Aligned with `token_ids`, where asked for: whole characters of the answer before each token."""
+
+
+class Assembler:
+    """Of one sequence. min_tokens: stop strings count only in what comes after that many tokens."""
+
+    __slots__ = ("_detokenizer", "_has_offsets", "_has_stops", "_min_tokens", "_num_chars", "_num_tokens", "_stops")
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), min_tokens: int = 0, has_offsets: bool = False) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stops)
+        self._has_stops = bool(stops)
+        self._has_offsets = has_offsets
+        self._min_tokens = min_tokens
+        self._num_chars = 0
+        self._num_tokens = 0
+
+    def push(self, delta: Delta) -> Piece:
+        """delta.finish: None, STOP or LENGTH."""
+        if self._has_stops or self._has_offsets:
+            piece = self._step(delta)
+        else:
+            piece = Piece(self._detokenizer.push(delta.token_ids), delta.token_ids, None, delta.logprobs)
+        if piece.finish is None and delta.finish is not None:
+            return self._finished(piece, delta.finish)
+        return piece
+
+    def _step(self, delta: Delta) -> Piece:
+        """Token by token, so that the one that completes a stop string is known."""
+        texts: list[str] = []
+        offsets: list[int] = []
+        for count, token_id in enumerate(delta.token_ids, 1):
+            offsets.append(self._num_chars)
+            text = self._detokenizer.push((token_id,))
+            self._num_chars += len(text)
+            self._num_tokens += 1
+            has_stopped = False
+            if self._num_tokens > self._min_tokens:
+                text, has_stopped = self._stops.push(text)
+            texts.append(text)
+            if has_stopped:
+                return Piece("".join(texts), delta.token_ids[:count], "stop", delta.logprobs and delta.logprobs[:count], offsets)
+        return Piece("".join(texts), delta.token_ids, None, delta.logprobs, offsets)
+
+    def _finished(self, piece: Piece, finish: Finish) -> Piece:
+        tail, has_stopped = self._stops.push(self._detokenizer.finish())
+        if not has_stopped:
+            tail += self._stops.finish()
+        return piece._replace(text=piece.text + tail, finish="length" if finish is Finish.LENGTH and not has_stopped else "stop")

@@ -1,0 +1,183 @@
+"""Which replica gets a request: filter, predict, choose. Pure; randomness comes in as a parameter.
+
+Not the queue, and not the tier policy: the candidates are what the tenant may use. Invariant: a chosen replica had credit, room and a long
+enough context, and the same input always gives the same decision.
+
+The cost of a replica is the latency, summed over everybody there, that the request would add, in seconds:
+
+    cost = ttft                                                     its own first token, behind the prefill outstanding there
+         + expected_output_tokens * tpot                            its own further tokens, at the pace of the batch that it joins
+         + rows * own_prefill                                       the sequences decoding there stand beside its prefill
+         + rows * expected_output_tokens / 2 * (tpot - tpot before) and are slower while it runs; half of them are half done
+
+A cached prefix lowers `ttft` and `own_prefill`; load raises everything else. All is in one unit, so a hot prefix draws requests to its
+replica only until the queue and the batch there cost more than computing the prefix again somewhere else.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from random import Random
+from typing import NamedTuple
+
+from penstock.perf.model import Work, predict_prefill_s, predict_tpot_s, predict_ttft_s
+from penstock.wire.frames import Load
+
+TIE_S = 0.001
+"""Costs closer than this are the same: the load report is older than that."""
+TIE_SHARE = 0.03
+"""And closer than this share of the best candidate's TTFT: the model is not better than that."""
+
+
+class Reason(StrEnum):
+    ONLY_REPLICA = "only_replica"
+    """One candidate was left."""
+    TIE = "tie"
+    """All candidates cost the same; the one with fewer requests of two drawn ones."""
+    PREFIX = "prefix"
+    """It is the cheapest, and no candidate holds more of the prompt."""
+    LEAST_LOADED = "least_loaded"
+    """It is the cheapest because it has less to do."""
+
+
+class Wait(StrEnum):
+    """Why no replica is chosen."""
+
+    NO_REPLICA = "no_replica"
+    """None is connected, or each is draining or has refused this request."""
+    CONTEXT = "context"
+    """Each one's context is too short for it."""
+    NO_CREDIT = "no_credit"
+    NO_BLOCKS = "no_blocks"
+    """Credit, but not enough free KV blocks."""
+
+
+class Since(NamedTuple):
+    """What this router knows of a replica that its last load report didn't."""
+
+    num_sent: int = 0
+    """Sequences sent and not over."""
+    prefill_tokens: int = 0
+    """Of those, not cached."""
+    num_ended: int = 0
+    """Sequences in the report that are over."""
+
+
+class ReplicaView(NamedTuple):
+    """A candidate as the policy sees it."""
+
+    replica_id: str
+    load: Load
+    since: Since
+    num_inflight: int
+    """This router's live sequences there."""
+    block_size: int
+    max_model_len: int
+    cached_tokens: int
+    """Of the request's tokens, in full leading blocks."""
+
+    @property
+    def work(self) -> Work:
+        """What there is to do by now. Those that ended are taken as running ones of average context."""
+        load, since = self.load, self.since
+        num_running = max(0, load.num_running - since.num_ended)
+        return Work(
+            num_running=num_running,
+            num_waiting=load.num_waiting + since.num_sent,
+            prefill_tokens=load.prefill_tokens_outstanding + since.prefill_tokens,
+            kv_tokens=load.kv_tokens if not since.num_ended else load.kv_tokens * num_running // max(1, load.num_running),
+        )
+
+
+class Score(NamedTuple):
+    cost_s: float
+    ttft_s: float
+
+
+class Decision(NamedTuple):
+    """`replica_id` None: none can take it now, and `reason` is a Wait."""
+
+    replica_id: str | None
+    reason: Reason | Wait
+    predicted_ttft_s: float | None = None
+    cached_tokens: int = 0
+    scores: dict[str, float] = {}
+    """Predicted TTFT in seconds of each candidate."""
+
+
+def choose(num_tokens: int, expected_output_tokens: float, replicas: Sequence[ReplicaView], random: Random) -> Decision:
+    """The cheapest replica for a request of `num_tokens`; see the module for the cost."""
+    candidates = [view for view in replicas if blocked_by(view, num_tokens) is None]
+    if not candidates:
+        return Decision(None, why_none(replicas, num_tokens))
+    scores = [score(view, num_tokens, expected_output_tokens) for view in candidates]
+    best = min(scores)
+    within_s = max(TIE_S, TIE_SHARE * best.ttft_s)
+    tied = [index for index, (cost_s, _) in enumerate(scores) if cost_s - best.cost_s <= within_s]
+    chosen = tied[0] if len(tied) == 1 else _better_of_two(candidates, tied, random)
+    view = candidates[chosen]
+    return Decision(
+        replica_id=view.replica_id,
+        reason=_reason(candidates, view, all_tied=len(tied) == len(candidates)),
+        predicted_ttft_s=scores[chosen].ttft_s,
+        cached_tokens=view.cached_tokens,
+        scores={candidate.replica_id: ttft_s for candidate, (_, ttft_s) in zip(candidates, scores, strict=True)},
+    )
+
+
+def blocked_by(view: ReplicaView, num_tokens: int) -> Wait | None:
+    """Why a replica can't take a request of `num_tokens` now; None: it can."""
+    load = view.load
+    if load.is_draining:
+        return Wait.NO_REPLICA
+    if num_tokens >= view.max_model_len:
+        return Wait.CONTEXT
+    if view.num_inflight >= load.max_inflight:
+        return Wait.NO_CREDIT
+    work = view.work
+    is_idle = not (work.num_running or work.num_waiting)
+    needed_blocks = 1 + (num_tokens - view.cached_tokens + view.since.prefill_tokens) // view.block_size
+    # an idle replica takes anything: what doesn't fit even there, it refuses
+    return Wait.NO_BLOCKS if needed_blocks > load.free_blocks and not is_idle else None
+
+
+def why_none(replicas: Sequence[ReplicaView], num_tokens: int) -> Wait:
+    """The mildest of the replicas' obstacles: what goes away soonest names the wait."""
+    found = {blocked_by(view, num_tokens) for view in replicas}
+    return next((wait for wait in (Wait.NO_BLOCKS, Wait.NO_CREDIT, Wait.CONTEXT) if wait in found), Wait.NO_REPLICA)
+
+
+def score(view: ReplicaView, num_tokens: int, expected_output_tokens: float) -> Score:
+    """Cost and predicted TTFT of one candidate."""
+    costs, work = view.load.costs, view.work
+    max_batched_tokens = view.load.max_batched_tokens
+    uncached_tokens = num_tokens - view.cached_tokens
+    ttft_s = predict_ttft_s(costs, work, uncached_tokens, view.cached_tokens, max_batched_tokens)
+    tpot_s = predict_tpot_s(costs, work, num_tokens)
+    rows = work.num_running + work.num_waiting
+    cost_s = ttft_s + expected_output_tokens * tpot_s
+    if rows:
+        own_prefill_s = predict_prefill_s(costs, work._replace(prefill_tokens=0), uncached_tokens, view.cached_tokens, max_batched_tokens)
+        tpot_before_s = predict_tpot_s(costs, work._replace(num_waiting=work.num_waiting - 1))
+        cost_s += rows * (own_prefill_s + expected_output_tokens / 2 * (tpot_s - tpot_before_s))
+    return Score(cost_s, ttft_s)
+
+
+def _better_of_two(candidates: Sequence[ReplicaView], tied: list[int], random: Random) -> int:
+    """Power of two choices: of two drawn ones, the one with fewer requests of this router and fewer sequences; then the fuller cache."""
+    first, second = random.sample(tied, 2)
+    return min(first, second, key=lambda index: _crowd(candidates[index]))
+
+
+def _crowd(view: ReplicaView) -> tuple[int, int, int]:
+    work = view.work
+    return view.num_inflight, work.num_running + work.num_waiting, -view.cached_tokens
+
+
+def _reason(candidates: Sequence[ReplicaView], chosen: ReplicaView, all_tied: bool) -> Reason:
+    if len(candidates) == 1:
+        return Reason.ONLY_REPLICA
+    if all_tied:
+        return Reason.TIE
+    cached = [view.cached_tokens for view in candidates]
+    holds_most = chosen.cached_tokens == max(cached) > min(cached)
+    return Reason.PREFIX if holds_most else Reason.LEAST_LOADED

@@ -1,0 +1,201 @@
+"""The answer to one Generation: a mailbox that a replica's frames fill and one reader empties, across replicas.
+
+Not a transport, and not a choice of replica (dispatch places it). Invariants: `output` is exactly what the reader has been given; a stream
+is on at most one replica; after `close` nothing of it is left anywhere.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import chain
+from typing import Protocol
+
+import msgspec
+
+from penstock.router.chains import Chain, ChainKind
+from penstock.router.generation import Generation, Receipt
+from penstock.router.remote import Remote
+from penstock.wire.errors import DeadlineExceeded, EngineFault, Overloaded, PenstockError, ReplicaLost
+from penstock.wire.frames import Delta, Finish
+
+MAX_ATTEMPTS = 4
+"""Replicas tried for one answer, the first included."""
+DEADLINE_GRACE_S = 1.0
+"""The replica ends a sequence at its deadline; this much later the router does it without it."""
+
+
+class Placer(Protocol):
+    async def place(self, stream: "RoutedStream") -> None:
+        """Find a replica, waiting for one if need be, and submit what the stream has so far; ends with `RoutedStream.begin`."""
+
+    def ended(self, stream: "RoutedStream", error: PenstockError | None) -> None:
+        """The answer is complete, or has failed."""
+
+    def admitted(self, stream: "RoutedStream", num_cached_tokens: int) -> None:
+        """A replica has begun, and found that much of it in its cache."""
+
+    def slow(self) -> None:
+        """A reader let too much pile up; its stream fails."""
+
+
+class RoutedStream:
+    """See `penstock.router.generation.Stream`. One reader; `close` not while a `next` is awaited."""
+
+    def __init__(self, generation: Generation, arrival: int, placer: Placer, max_buffered_deltas: int) -> None:
+        self.generation = generation
+        self.receipt = Receipt(generation.request_id)
+        self.arrival = arrival
+        self.output: list[int] = []
+        self.refused_by: set[str] = set()
+        self.chains: dict[ChainKind, Chain] = {}
+        """Of the prompt."""
+        self.is_closed = False
+        self._placer = placer
+        self._max_buffered_deltas = max_buffered_deltas
+        self._remote: Remote | None = None
+        self._sid = 0
+        self._deltas: list[Delta] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: PenstockError | None = None
+        self._is_finished = False
+        self._has_first = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, remote: Remote, sid: int, seconds_left: float) -> None:
+        """It has been submitted."""
+        self._remote, self._sid = remote, sid
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds_left + DEADLINE_GRACE_S, self._expire)
+
+    def push(self, delta: Delta) -> None:
+        self._deltas.append(delta)
+        waiter = self._waiter
+        if waiter is not None:
+            if not waiter.done():
+                waiter.set_result(None)
+        elif len(self._deltas) > self._max_buffered_deltas:
+            self._placer.slow()
+            self._fail(Overloaded(f"the answer was aborted: {self._max_buffered_deltas} parts of it wait to be read"))
+
+    def lose(self) -> None:
+        self._remote = None
+        self._wake()
+
+    async def next(self) -> Delta:
+        while True:
+            if self.is_closed or self._is_finished:
+                raise RuntimeError("next() after the end of the stream")
+            if self._deltas:
+                delta = self._take()
+                if delta is not None:
+                    return delta
+            elif self._error is not None:
+                raise self._error
+            elif self._remote is None:
+                await self._go_on()
+            else:
+                await self._wait()
+
+    def close(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._deltas.clear()
+        self._release()
+        self._wake()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _take(self) -> Delta | None:
+        """All that has come, as one delta; None if it was but the end of an attempt."""
+        deltas, self._deltas = self._deltas, []
+        delta = deltas[0] if len(deltas) == 1 else merged(deltas)
+        self.output += delta.token_ids
+        if delta.num_cached_tokens is not None:
+            delta = self._first(delta, delta.num_cached_tokens)
+        if delta.finish is None:
+            return delta
+        self._remote = None
+        if delta.finish is Finish.STOP or delta.finish is Finish.LENGTH:
+            self._is_finished = True
+            self._placer.ended(self, None)
+            return delta
+        self._end_attempt(delta.finish, delta.error)
+        return msgspec.structs.replace(delta, finish=None, error=None) if delta.token_ids else None
+
+    def _first(self, delta: Delta, num_cached_tokens: int) -> Delta:
+        """An attempt's first delta: the reader is told once what was cached, by the first replica that answered."""
+        self._placer.admitted(self, num_cached_tokens)
+        if self._has_first:
+            return msgspec.structs.replace(delta, num_cached_tokens=None, engine_ttft_s=None)
+        self._has_first = True
+        self.receipt.cached_tokens = num_cached_tokens
+        return delta
+
+    def _end_attempt(self, finish: Finish, error: str | None) -> None:
+        """A replica gave the sequence up: some ends are final, after the others another replica goes on."""
+        if finish is Finish.DEADLINE:
+            self._fail(DeadlineExceeded("the request's deadline passed before it was finished"))
+        elif finish is Finish.ERROR:
+            self._fail(EngineFault(error or "the engine failed on this request"))
+        elif finish is Finish.REFUSED:
+            self.refused_by.add(self.receipt.replica)
+
+    async def _go_on(self) -> None:
+        """On another replica, from the last token delivered."""
+        if len(self.output) >= self.generation.sampling.max_tokens:
+            self._deltas.append(Delta(self._sid, [], finish=Finish.LENGTH))  # only the word that it was the last one got lost
+            return
+        try:
+            if self.receipt.attempts >= MAX_ATTEMPTS:
+                raise ReplicaLost(f"{self.receipt.attempts} replicas were tried, and none finished the answer")
+            self.receipt.attempts += 1
+            await self._placer.place(self)
+        except Overloaded as error:
+            if not self.output:
+                self._fail(error)
+            else:
+                self._fail(ReplicaLost("the replica was lost, and no other could go on with the answer in time"))
+        except PenstockError as error:
+            self._fail(error)
+
+    def _fail(self, error: PenstockError) -> None:
+        """What has come is still delivered; then the error."""
+        if self._error is None and not self._is_finished:
+            self._error = error
+            self._placer.ended(self, error)
+        self._release()
+        self._wake()
+
+    def _expire(self) -> None:
+        self._fail(DeadlineExceeded("the request's deadline passed before it was finished"))
+
+    def _release(self) -> None:
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            remote.abort(self._sid)
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def merged(deltas: Sequence[Delta]) -> Delta:
+    """Consecutive deltas of one sequence as one."""
+    first, last = deltas[0], deltas[-1]
+    logprobs = None if all(delta.logprobs is None for delta in deltas) else list(chain.from_iterable(delta.logprobs or () for delta in deltas))
+    return Delta(
+        sid=first.sid,
+        token_ids=list(chain.from_iterable(delta.token_ids for delta in deltas)),
+        finish=last.finish,
+        num_cached_tokens=first.num_cached_tokens,
+        logprobs=logprobs,
+        error=last.error,
+        engine_ttft_s=first.engine_ttft_s,
+    )

@@ -1,0 +1,203 @@
+"""Text to token ids and the bytes of every token: what of a tokenizer the platform needs. Thread safe; no weights, no network.
+
+Special tokens are cut out here, not by the library, for two reasons. The control tokens of a chat template are recognised while those that
+a user wrote into a message are plain text: nobody can forge a turn. And what lies between them is encoded piece by piece, which is what
+the library does itself.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from tokenizers import AddedToken, models
+from tokenizers import Tokenizer as RawTokenizer
+
+from penstock.text import words
+from penstock.text.source import ModelSource
+from penstock.text.template import ChatTemplate
+from penstock.text.token_bytes import bytes_of_tokens
+from penstock.text.vocabulary import PRE_TOKENIZERS, Vocabulary, load_vocabulary
+from penstock.wire.errors import InvalidRequest
+
+_GUARDS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
+"""Unicode noncharacters: meant for internal use, never for interchange."""
+
+
+class Tokenizer:
+    """The tokenizer of one checkpoint. Build it with `load_tokenizer`.
+
+    vocab_size: ids lie in [0, vocab_size). token_bytes: bytes of every id, special tokens included. visible_bytes: the same with special
+    tokens empty. eos_token_ids: what ends an answer, the chat's end of turn included.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None) -> None:
+        raw = vocabulary.raw
+        raw.encode_special_tokens = True  # from here on the library takes special tokens for text: they are cut out beforehand
+        self._vocabulary = vocabulary
+        self._template = template
+        added = raw.get_added_tokens_decoder()
+        self.vocab_size = vocabulary.size
+        self.eos_token_ids = vocabulary.eos_token_ids
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.token_bytes = bytes_of_tokens(raw, self.vocab_size)
+        self.visible_bytes = [b"" if index in self.special_ids else data for index, data in enumerate(self.token_bytes)]
+        self._added_ids = {token.content: index for index, token in added.items()}
+        self._special = _pattern_of(token for token in added.values() if token.special)
+        self._added = _pattern_of(added.values())
+        self._head, self._tail = raw, _without_first_prefix(raw)
+        word_pattern = _word_pattern(raw)
+        self._words = words.WordEncoder(word_pattern, lambda word: _ids_of(raw, word)) if word_pattern else None
+
+    @property
+    def is_chat(self) -> bool:
+        return self._template is not None
+
+    def encode(self, text: str, add_special: bool) -> list[int]:
+        """Token ids of `text`; special tokens in it are recognised. add_special: with bos (and eos) as the checkpoint wants it.
+
+        Raises InvalidRequest for what is not Unicode text.
+        """
+        ids = self._encode(text)
+        return [*self._vocabulary.prefix_ids, *ids, *self._vocabulary.suffix_ids] if add_special else ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object] | None = None) -> list[int]:
+        """Token ids of a conversation up to where the assistant is to speak.
+
+        messages: as in OpenAI's API. options: further variables of the template, such as `tools` or `enable_thinking`. Raises
+        InvalidRequest when the model has no template or the template refuses.
+        """
+        if self._template is None:
+            raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+        try:
+            guarded, guard = self._guarded([messages, options or {}])
+        except RecursionError as error:
+            raise InvalidRequest("the messages or tools are nested too deeply", param="messages") from error
+        text = self._template.render(guarded[0], guarded[1])
+        return self._encode(text, guard)
+
+    def decode(self, token_ids: Iterable[int], skip_special: bool = True) -> str:
+        """The text of a whole answer; bytes that are not UTF-8 become U+FFFD."""
+        table = self.visible_bytes if skip_special else self.token_bytes
+        return b"".join([table[index] for index in token_ids]).decode("utf-8", "replace")
+
+    def _encode(self, text: str, guard: str | None = None) -> list[int]:
+        """guard: a character to take out again, which keeps what a user wrote from being a special token."""
+        ids: list[int] = []
+        at = 0
+        for match in self._added.finditer(text) if self._added else ():
+            self._append(ids, text[at : match.start()], at == 0, guard)
+            ids.append(self._id_of(match.group()))
+            at = match.end()
+        self._append(ids, text[at:], at == 0, guard)
+        return ids
+
+    def _id_of(self, found: str) -> int:
+        """Of an added token as it stands in a text: some take the space around them along."""
+        return self._added_ids[found if found in self._added_ids else found.strip()]
+
+    def _append(self, ids: list[int], piece: str, is_first: bool, guard: str | None) -> None:
+        if guard is not None:
+            piece = piece.replace(guard, "")
+        if not piece:
+            return
+        if self._words is not None:
+            ids += self._words.encode(piece)
+        else:
+            ids += _ids_of(self._head if is_first else self._tail, piece)
+
+    def _guarded(self, value: list[object]) -> tuple[list[object], str | None]:
+        """`value` with every special token in its strings broken by a character that occurs nowhere in it, and that character."""
+        texts = list(_strings(value))
+        if self._special is None or not any(self._special.search(text) for text in texts):
+            return value, None
+        guard = next((char for char in _GUARDS if not any(char in text for text in texts)), None)
+        if guard is None:
+            raise InvalidRequest("the messages hold both special tokens and every Unicode noncharacter", param="messages")
+        return [_replaced(item, self._special, guard) for item in value], guard
+
+
+def load_tokenizer(source: ModelSource) -> Tokenizer:
+    """Raises ConfigError when the checkpoint's tokenizer is missing or of a kind that is not supported."""
+    vocabulary = load_vocabulary(source)
+    template = ChatTemplate(source.chat_template, vocabulary.special_tokens) if source.chat_template is not None else None
+    return Tokenizer(vocabulary, template)
+
+
+def _ids_of(raw: RawTokenizer, text: str) -> list[int]:
+    """The library's answer. InvalidRequest for half a surrogate pair: JSON can spell it, Unicode text can't hold it."""
+    try:
+        ids: list[int] = raw.encode(text, add_special_tokens=False).ids
+    except TypeError as error:
+        raise InvalidRequest("the text holds half of a surrogate pair, which is not valid Unicode") from error
+    return ids
+
+
+def _pattern_of(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:
+    """Finds any of them, the longest first."""
+    branches = [
+        (r"\s*" if token.lstrip else "")
+        + (rf"(?<!\w){re.escape(token.content)}(?!\w)" if token.single_word else re.escape(token.content))
+        + (r"\s*" if token.rstrip else "")
+        for token in sorted(tokens, key=lambda token: len(token.content), reverse=True)
+    ]
+    return re.compile("|".join(branches)) if branches else None
+
+
+def _without_first_prefix(raw: RawTokenizer) -> RawTokenizer:
+    """The tokenizer for text that does not begin the input: some put a space before the first word only."""
+    if b'"prepend_scheme":"first"' not in _state(raw.pre_tokenizer):
+        return raw
+    tail: RawTokenizer = RawTokenizer.from_str(raw.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"'))
+    tail.encode_special_tokens = True
+    return tail
+
+
+def _word_pattern(raw: RawTokenizer) -> re.Pattern[str] | None:
+    """The twin of this tokenizer's pre-tokenizer, where there is one."""
+    if _kind(raw.normalizer) not in (None, "NFC"):
+        return None
+    wanted = _shape(raw.pre_tokenizer)
+    twins = {"smollm": words.SMOLLM, "gpt-2": words.GPT2, "llama3": words.LLAMA3, "qwen2": words.QWEN2}
+    for name, pattern in twins.items():
+        probe = RawTokenizer(models.BPE())
+        PRE_TOKENIZERS[name](probe)
+        if _shape(probe.pre_tokenizer) == wanted:
+            return pattern
+    return None
+
+
+def _state(part: object) -> bytes:
+    """The library's JSON for one of its components."""
+    return bytes(part.__getstate__()) if part is not None else b"null"  # type: ignore[call-overload]
+
+
+def _kind(part: object) -> str | None:
+    state = json.loads(_state(part))
+    return state["type"] if state else None
+
+
+def _shape(part: object) -> object:
+    """A component's settings without those that only concern offsets."""
+    return json.loads(_state(part), object_hook=lambda item: {key: value for key, value in item.items() if key != "trim_offsets"})
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _strings(item)
+    elif isinstance(value, Sequence):
+        for item in value:
+            yield from _strings(item)
+
+
+def _replaced(value: object, special: re.Pattern[str], guard: str) -> object:
+    """A copy of JSON-like data in which every match of `special` is interspersed with `guard`."""
+    if isinstance(value, str):
+        return special.sub(lambda match: guard.join(match.group()), value)
+    if isinstance(value, Mapping):
+        return {key: _replaced(item, special, guard) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_replaced(item, special, guard) for item in value]
+    return value

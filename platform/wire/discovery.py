@@ -1,0 +1,43 @@
+"""How a gateway finds replicas: the names under which Serve runs them, and what a replica publishes of itself.
+
+Pools and gateways are Serve applications of their own; a replica's `ReplicaMetadata` travels in Serve's broadcast of the running replicas,
+so nothing else needs to be up for it.
+"""
+
+from typing import Any
+
+import msgspec
+
+GATEWAY_APP = "gateway"
+REPLICA_DEPLOYMENT = "replica"
+"""The one deployment of a pool's application."""
+
+
+def pool_app_name(pool: str) -> str:
+    return f"pool-{pool}"
+
+
+class ReplicaMetadata(msgspec.Struct, frozen=True):
+    address: str
+    """host:port of its token stream."""
+    epoch: str
+    """Of this process; another one has another, also under the same replica id."""
+    pool: str
+    model_digest: str
+    max_model_len: int
+    total_blocks: int
+    block_size: int
+
+
+def to_metadata(metadata: ReplicaMetadata) -> dict[str, Any]:
+    """As Serve wants it."""
+    found: dict[str, Any] = msgspec.to_builtins(metadata)
+    return found
+
+
+def from_metadata(data: dict[str, Any]) -> ReplicaMetadata | None:
+    """None for what is not a replica of this version."""
+    try:
+        return msgspec.convert(data, ReplicaMetadata)
+    except msgspec.ValidationError:
+        return None

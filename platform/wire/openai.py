@@ -1,0 +1,266 @@
+"""OpenAI's API as Penstock speaks it: requests, responses and stream chunks as msgspec structs, the truth for docs and /openapi.json too.
+
+Not the semantics (the router's), not the reading of a body (`wire.bodies`). Every field of OpenAI's two endpoints is declared, also those
+that are refused or ignored (`wire.support` says which), so that only what nobody knows is "unrecognized". Null means absent everywhere.
+Sources: OpenAI's API reference and the types of its Python client; top_k, min_p, repetition_penalty, stop_token_ids, ignore_eos and
+min_tokens are named as in vLLM.
+"""
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_CHOICES = 128
+"""Choices of one request: prompts times n."""
+
+Count = Annotated[int, Meta(ge=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+FinishReason = Literal["stop", "length"]
+Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
+
+PROMPT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "string"}},
+        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}},
+    ]
+}
+
+
+# --- requests
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    """A last chunk with the usage of the whole request."""
+    include_obfuscation: bool | None = None
+    """Ignored: chunks carry no padding."""
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What both endpoints share. A parent class because msgspec has no other way to put one struct's fields into another's JSON object."""
+
+    model: Annotated[str, Meta(min_length=1)]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[int, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
+    user: Any = None
+
+    top_k: Annotated[int, Meta(ge=-1, description="0 or -1: off")] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=256)] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    return_token_ids: Annotated[bool, Meta(description="Adds `token_ids` to every choice and to every chunk's choices")] | None = None
+
+
+class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
+    type: Annotated[str, Meta(description="Only `text` is supported")]
+    text: str | None = None
+
+
+class ChatMessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A message of the conversation. An assistant's message may be sent back as it was received."""
+
+    role: Role
+    content: str | list[ContentPart] | None = None
+    name: Any = None
+    refusal: Any = None
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+    tool_calls: Any = None
+    tool_call_id: Any = None
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[ChatMessageIn], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    audio: Any = None
+    function_call: Any = None
+    functions: Any = None
+    metadata: Any = None
+    modalities: Any = None
+    moderation: Any = None
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    reasoning_effort: Any = None
+    response_format: Any = None
+    safety_identifier: Any = None
+    service_tier: Any = None
+    store: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/completions."""
+
+    prompt: Annotated[str | list[str | int | list[int]], Meta(extra_json_schema=PROMPT_SCHEMA)]
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    best_of: int | None = None
+    echo: Any = None
+    suffix: Any = None
+
+
+# --- responses
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int
+    """Prompt tokens whose KV was found in a replica's cache."""
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """A prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class ChatMessageOut(msgspec.Struct, frozen=True):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    message: ChatMessageOut
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class TextLogprobs(msgspec.Struct, frozen=True):
+    """The legacy format. A token that is no whole character is written `bytes:\\xe2\\x96`."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class TextChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None = None
+    finish_reason: FinishReason | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class TextCompletion(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole answer, and a chunk of a stream alike."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[TextChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str
+    max_model_len: int
+    """Tokens of prompt and answer together."""
+
+
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
+    error: ErrorDetail
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    status: str

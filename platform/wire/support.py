@@ -1,0 +1,105 @@
+"""Which fields of OpenAI's API are ignored, which are refused, and with what sentence; all others of `wire.openai` are honoured.
+
+Ignored is what changes nothing of the answer: labels, hints, storage. Refused is what would change it and is not there; a refused field is
+still accepted with the values that ask for nothing.
+"""
+
+from typing import Literal, NamedTuple
+
+from penstock.wire.errors import InvalidRequest
+from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest
+
+Verdict = Literal["honoured", "ignored", "400"]
+
+
+class Refusal(NamedTuple):
+    sentence: str
+    accepted: tuple[object, ...] = ()
+    """Values besides null that are fine."""
+
+
+_TOOLS = "Tool and function calling is not supported"
+
+REFUSED: dict[type, dict[str, Refusal]] = {
+    ChatRequest: {
+        "audio": Refusal("Audio output is not supported"),
+        "function_call": Refusal(_TOOLS, ("none", "auto")),
+        "functions": Refusal(_TOOLS, ([],)),
+        "modalities": Refusal("Only the modality 'text' is supported", (["text"],)),
+        "moderation": Refusal("Moderation is not supported"),
+        "parallel_tool_calls": Refusal(_TOOLS, (False,)),
+        "reasoning_effort": Refusal("Reasoning effort can't be set for this model", ("none",)),
+        "response_format": Refusal("Only the response format {'type': 'text'} is supported", ({"type": "text"},)),
+        "tool_choice": Refusal(_TOOLS, ("none", "auto")),
+        "tools": Refusal(_TOOLS, ([],)),
+        "verbosity": Refusal("Verbosity can't be set for this model", ("medium",)),
+        "web_search_options": Refusal("Web search is not supported"),
+    },
+    CompletionRequest: {
+        "best_of": Refusal("'best_of' other than 'n' is not supported"),  # compared with n in `check`
+        "echo": Refusal("Echoing the prompt is not supported", (False,)),
+        "suffix": Refusal("Inserting before a suffix is not supported", ("",)),
+    },
+    ChatMessageIn: {
+        "audio": Refusal("Audio in messages is not supported"),
+        "function_call": Refusal(_TOOLS),
+        "tool_calls": Refusal(_TOOLS, ([],)),
+        "tool_call_id": Refusal(_TOOLS),
+    },
+}
+
+IGNORED: dict[type, frozenset[str]] = {
+    ChatRequest: frozenset(
+        {
+            "user",
+            "metadata",
+            "prediction",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "store",
+        }
+    ),
+    CompletionRequest: frozenset({"user"}),
+    ChatMessageIn: frozenset({"name", "refusal", "annotations"}),
+}
+
+
+def verdict(struct: type, field: str) -> Verdict:
+    """What becomes of a declared field."""
+    return "ignored" if field in IGNORED[struct] else "400" if field in REFUSED[struct] else "honoured"
+
+
+def check(request: ChatRequest | CompletionRequest) -> None:
+    """Raises InvalidRequest for the first field that is set and not supported."""
+    _check_fields(request, "")
+    if isinstance(request, ChatRequest):
+        for index, message in enumerate(request.messages):
+            _check_message(message, f"messages[{index}]")
+
+
+def _check_fields(struct: ChatRequest | CompletionRequest | ChatMessageIn, prefix: str) -> None:
+    for name, refusal in REFUSED[type(struct)].items():
+        value = getattr(struct, name)
+        if value is None or value in refusal.accepted:
+            continue
+        if name == "best_of" and isinstance(struct, CompletionRequest) and value == (struct.n or 1):
+            continue
+        raise InvalidRequest(f"{refusal.sentence}; leave out '{prefix}{name}'.", param=prefix + name)
+
+
+def _check_message(message: ChatMessageIn, path: str) -> None:
+    if message.role in ("tool", "function"):
+        raise InvalidRequest(f"{_TOOLS}; messages of role '{message.role}' can't be used.", param=f"{path}.role")
+    _check_fields(message, f"{path}.")
+    if isinstance(message.content, list):
+        for index, part in enumerate(message.content):
+            place = f"{path}.content[{index}]"
+            if part.type != "text":
+                raise InvalidRequest(f"Content parts of type '{part.type[:40]}' are not supported; this model reads text only.", param=f"{place}.type")
+            if part.text is None:
+                raise InvalidRequest("A content part of type 'text' needs a 'text'.", param=f"{place}.text")
+    elif message.content is None and message.role != "assistant":
+        raise InvalidRequest(f"A message of role '{message.role}' needs a 'content'.", param=f"{path}.content")

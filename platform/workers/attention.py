@@ -1,0 +1,97 @@
+"""Paged attention: what a step's queries may see, writing its keys and values, and attending to them.
+
+The cache of a layer is two tensors [num_blocks, num_kv_heads, block_size, head_dim] in float32 or bfloat16. Attention is causal, with
+grouped queries: query head h reads key/value head h // (num_heads / num_kv_heads). Softmax and sums are in float32.
+
+Invariant: nothing is read from a slot that the sequence has not written: what lies in foreign blocks, or behind the context in the
+last block, may be NaN. What a query gets from the kernel depends on its own context only, so it serves exact mode as it is.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.workers.kernels.build import load_kernels
+from penstock.workers.kernels.library import Library
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """Where the tokens of a step lie. T tokens of B sequences, those of one sequence side by side and in order."""
+
+    query_start: Tensor
+    """int32 [B + 1]: tokens [query_start[b], query_start[b + 1]) belong to sequence b."""
+    context_len: Tensor
+    """int32 [B]: tokens in the sequence's cache, the step's own included."""
+    block_tables: Tensor
+    """int32 [B, max_blocks], padded with 0."""
+    slot_mapping: Tensor
+    """int64 [T]: block * block_size + offset, where the token's key and value go."""
+
+
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Store k and v [T, num_kv_heads, head_dim] in their slots."""
+    kernels = _kernels_for(k, k_cache)
+    if kernels is None:
+        _write_kv_torch(k, v, k_cache, v_cache, slot_mapping)
+    else:
+        kernels.write_kv(k, v, k_cache, v_cache, slot_mapping)
+
+
+def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, threads: int, exact: bool) -> Tensor:
+    """Attention of q [T, num_heads, head_dim] over the cache, which holds this step's keys and values already: [T, num_heads, head_dim].
+
+    threads: at most so many work on it. exact: a query's result is bit-identical whatever else is in the batch.
+    """
+    kernels = _kernels_for(q, k_cache)
+    if kernels is None:
+        return _attend_torch(q, k_cache, v_cache, batch, scale, exact)
+    return kernels.attend(q, k_cache, v_cache, batch.query_start, batch.context_len, batch.block_tables, scale, threads)
+
+
+def _kernels_for(x: Tensor, cache: Tensor) -> Library | None:
+    """The kernels, where they were built and cover x [T, heads, head_dim] over this cache."""
+    kernels = load_kernels()
+    return kernels if kernels is not None and kernels.is_supported(x.shape[1], cache, x.dtype) else None
+
+
+def _write_kv_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    block_size = k_cache.shape[2]
+    blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
+    k_cache[blocks, :, offsets] = k.to(k_cache.dtype)
+    v_cache[blocks, :, offsets] = v.to(v_cache.dtype)
+
+
+def _attend_torch(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, exact: bool) -> Tensor:
+    out = torch.empty_like(q)
+    starts, contexts = batch.query_start.tolist(), batch.context_len.tolist()
+    for index, context_len in enumerate(contexts):
+        start, end = starts[index], starts[index + 1]
+        keys, values = (_gather(cache, batch.block_tables[index], context_len) for cache in (k_cache, v_cache))
+        # exact: each query alone, so that shapes depend on its position only
+        spans = [(row, row + 1) for row in range(start, end)] if exact else [(start, end)]
+        for first, last in spans:
+            visible = context_len - (end - last)
+            out[first:last] = _attend_dense(q[first:last], keys[:, :visible], values[:, :visible], scale)
+    return out
+
+
+def _gather(cache: Tensor, block_table: Tensor, num_tokens: int) -> Tensor:
+    """float32 [num_kv_heads, num_tokens, head_dim] out of the blocks."""
+    block_size = cache.shape[2]
+    blocks = cache[block_table[: -(-num_tokens // block_size)].long()]
+    return blocks.transpose(0, 1).reshape(cache.shape[1], -1, cache.shape[3])[:, :num_tokens].float()
+
+
+def _attend_dense(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """q [n, H, D] at the last n positions of keys and values [KH, context, D]."""
+    num_queries, num_heads, head_dim = q.shape
+    num_kv_heads, context_len, _ = keys.shape
+    grouped = q.float().view(num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim).permute(1, 2, 0, 3)
+    scores = torch.matmul(grouped * scale, keys[:, None].transpose(-1, -2))
+    if num_queries > 1:
+        positions = torch.arange(context_len - num_queries, context_len)
+        scores.masked_fill_(positions[:, None] < torch.arange(context_len), float("-inf"))
+    out = torch.matmul(torch.softmax(scores, dim=-1), values[:, None])
+    return out.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim).to(q.dtype)

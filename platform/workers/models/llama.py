@@ -1,0 +1,181 @@
+"""The decoder of the Llama family over a paged KV cache: Llama 2/3, SmolLM2, Mistral, Qwen2/2.5, Qwen3.
+
+The tokens of a step are one flat list, whatever sequences they belong to; only attention knows which is whose. Norms, RoPE and softmax are
+computed in float32, the rest in the model's dtype, as in transformers. In exact mode every row of the output is bit-identical whatever
+other rows are in the step: matrix products go by fixed tiles (`linear`), and operations whose inner order may depend on the tensor's shape
+go row by row.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.workers.attention import AttentionBatch, attend, write_kv
+from penstock.workers.linear import linear
+from penstock.workers.models.config import Llama3Scaling, ModelConfig
+from penstock.workers.weights import ROPE_FACTORS
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Parameters of one decoder layer; matrices are [out, in]."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Tensor
+    o_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class KvCache:
+    """Keys and values of all layers, in blocks: per layer two tensors [num_blocks, num_kv_heads, block_size, head_dim]."""
+
+    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.layers = [(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(config.num_layers)]
+
+    @staticmethod
+    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+        return 2 * config.num_layers * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
+
+    def poison(self, blocks: Tensor) -> None:
+        """Fill blocks with NaN, so that a read of what nobody wrote shows. For tests."""
+        for cache in (cache for pair in self.layers for cache in pair):
+            cache[blocks] = math.nan
+
+
+class Llama:
+    """The model with its weights. Stateless between calls: the KV cache is the caller's."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], max_model_len: int, threads: int, exact: bool) -> None:
+        """weights: as `penstock.workers.weights.load_weights` returns them. threads: of attention."""
+        self.config = config
+        self.embed = weights["embed"]
+        self.layers = [_layer(weights, index) for index in range(config.num_layers)]
+        self.norm = weights["norm"]
+        self.lm_head = weights.get("lm_head", self.embed)
+        self._cos, self._sin = rope_tables(inverse_frequencies(config, weights.get(ROPE_FACTORS)), max_model_len)
+        self._threads = threads
+        self._exact = exact
+
+    def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor) -> Tensor:
+        """float32 [R, vocab_size] at the flat indices `rows`; the KV of all tokens is written to the cache.
+
+        token_ids, positions: int64 [T]. rows: int64 [R]; with none of them the head is skipped.
+        """
+        x = self.embed[token_ids]
+        cos, sin = self._cos[positions], self._sin[positions]
+        for layer, (keys, values) in zip(self.layers, cache.layers, strict=True):
+            x += self._attention(layer, self._norm(x, layer.input_norm), cos, sin, keys, values, batch)
+            x += self._mlp(layer, self._norm(x, layer.post_norm))
+        return self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
+
+    def _attention(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch) -> Tensor:
+        config = self.config
+        num_queries, head_dim = config.num_heads, config.head_dim
+        qkv = self._linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, head_dim)
+        qk, v = qkv[:, : num_queries + config.num_kv_heads], qkv[:, num_queries + config.num_kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = qk[:, :num_queries], qk[:, num_queries:]
+            qk = torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), dim=1)
+        qk = rotate(qk, cos, sin)
+        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping)
+        out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact)
+        return self._linear(out.view(len(x), -1), layer.o, layer.o_bias)
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        gate_up = self._linear(x, layer.gate_up, layer.gate_up_bias)
+        return self._linear(self._by_row(gated, gate_up), layer.down, layer.down_bias)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._by_row(lambda rows: rms_norm(rows, weight, self.config.rms_norm_eps), x)
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return linear(x, weight, bias, self._exact)
+
+    def _by_row(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """function(x); in exact mode row by row, so that shapes, and with them vector tails and summation orders, are always the same."""
+        if not self._exact or len(x) < 2:
+            return function(x)
+        return torch.cat([function(x[row : row + 1]) for row in range(len(x))])
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square norm over the last dimension (Zhang and Sennrich 2019); the root in float32."""
+    if x.dtype == torch.float32:
+        return functional.rms_norm(x, weight.shape, weight, eps)
+    return functional.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """SwiGLU (Shazeer 2020): silu of the first half times the second."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE (Su et al. 2021), halves form, of x [T, heads, head_dim] by rows [T, 1, head_dim] of `rope_tables`; computed in float32."""
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return (x * cos).add_(swapped * sin).to(x.dtype)
+
+
+def rope_tables(inverse: Tensor, max_model_len: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of each position, float32 [max_model_len, 1, head_dim]; the sine's first half is negative, so `rotate` need not negate."""
+    angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), inverse)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
+
+
+def inverse_frequencies(config: ModelConfig, factors: Tensor | None) -> Tensor:
+    """float32 [head_dim / 2]. factors: divisors out of the checkpoint."""
+    inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
+    if factors is not None:
+        return inverse / factors
+    return inverse if config.rope_scaling is None else _llama3_scaled(inverse, config.rope_scaling)
+
+
+def _llama3_scaled(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Llama 3.1's stretch (`apply_scaling` in Meta's llama_models): long waves by `factor`, short ones not at all, between them a blend."""
+    context, low, high = scaling.original_max_position_embeddings, scaling.low_freq_factor, scaling.high_freq_factor
+    waves = 2 * math.pi / inverse
+    share = (context / waves - low) / (high - low)
+    blended = (1 - share) * inverse / scaling.factor + share * inverse
+    stretched = torch.where(waves > context / low, inverse / scaling.factor, inverse)
+    is_between = (waves <= context / low) & (waves >= context / high)
+    return torch.where(is_between, blended, stretched)
+
+
+def _layer(weights: Mapping[str, Tensor], index: int) -> Layer:
+    def get(name: str) -> Tensor | None:
+        return weights.get(f"layers.{index}.{name}")
+
+    def require(name: str) -> Tensor:
+        return weights[f"layers.{index}.{name}"]
+
+    return Layer(
+        input_norm=require("input_norm"),
+        qkv=require("qkv"),
+        qkv_bias=get("qkv_bias"),
+        q_norm=get("q_norm"),
+        k_norm=get("k_norm"),
+        o=require("o"),
+        o_bias=get("o_bias"),
+        post_norm=require("post_norm"),
+        gate_up=require("gate_up"),
+        gate_up_bias=get("gate_up_bias"),
+        down=require("down"),
+        down_bias=get("down_bias"),
+    )

@@ -1,0 +1,93 @@
+"""What one router has still to be told, and when: deltas of its sequences, block events, the load. Pure; times are seconds of one clock.
+
+Not the stream. Deltas wait until FRAME_S after the frame before, so that quick steps share a frame while slow ones lose nothing; what
+nobody waits for (block events, a load that changed a little) goes along, or after REPORT_S on its own. Invariants: deltas of a sequence and
+block events keep their order; what is held is bounded by the owner, who looks at `num_tokens` and `num_event_bytes`.
+"""
+
+from penstock.wire.frames import BlockEvents, Delta, DownFrame, Load
+
+FRAME_S = 0.005
+"""Least time between two frames of deltas: a frame costs each side about 65 us, whatever it holds."""
+REPORT_S = 0.020
+"""Least time between two loads, unless one brings credit to a router that had none; longest wait of block events."""
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.num_event_bytes = 0
+        self._deltas: dict[int, Delta] = {}
+        self._events: list[BlockEvents] = []
+        self._is_load_stale = True
+        self._is_load_urgent = True
+        self._last_frame_s = self._last_load_s = float("-inf")
+
+    def add(self, delta: Delta) -> None:
+        before = self._deltas.get(delta.sid)
+        self._deltas[delta.sid] = delta if before is None else merge(before, delta)
+        self.num_tokens += len(delta.token_ids)
+
+    def add_events(self, events: BlockEvents) -> None:
+        self._events.append(events)
+        self.num_event_bytes += len(events.stored) + len(events.removed)
+
+    def touch_load(self, *, is_urgent: bool = False) -> None:
+        """The load has changed. Urgent: the router can go on because of it."""
+        self._is_load_stale = True
+        self._is_load_urgent |= is_urgent
+
+    def due_s(self) -> float | None:
+        """When the next frame should go; None: nothing is to be told."""
+        if self._is_load_urgent:
+            return self._last_frame_s
+        due_s = self._last_frame_s + FRAME_S if self._deltas else None
+        if self._events or self._is_load_stale:
+            report_s = (self._last_frame_s if self._events else self._last_load_s) + REPORT_S
+            due_s = report_s if due_s is None else min(due_s, report_s)
+        return due_s
+
+    def wants_load(self, now_s: float) -> bool:
+        """Whether the frame taken now should carry a load."""
+        return self._is_load_urgent or (self._is_load_stale and now_s >= self._last_load_s + REPORT_S)
+
+    def take(self, now_s: float, load: Load | None) -> DownFrame | None:
+        """Everything there is, in one frame; None if that is nothing. load: the newest, where `wants_load`."""
+        if load is None and not self._deltas and not self._events:
+            return None
+        frame = DownFrame(list(self._deltas.values()), load, self._events or None)
+        self._last_frame_s = now_s
+        if load is not None:
+            self._last_load_s = now_s
+            self._is_load_stale = self._is_load_urgent = False
+        self._deltas.clear()
+        self._events = []
+        self.num_tokens = self.num_event_bytes = 0
+        return frame
+
+
+def merge(first: Delta, second: Delta) -> Delta:
+    """One delta of a sequence that says what the two say; `second` came later."""
+    logprobs = first.logprobs
+    if second.logprobs is not None:
+        logprobs = second.logprobs if logprobs is None else logprobs + second.logprobs
+    return Delta(
+        sid=first.sid,
+        token_ids=first.token_ids + second.token_ids,
+        finish=second.finish,
+        num_cached_tokens=first.num_cached_tokens if second.num_cached_tokens is None else second.num_cached_tokens,
+        logprobs=logprobs,
+        error=second.error,
+        engine_ttft_s=first.engine_ttft_s if second.engine_ttft_s is None else second.engine_ttft_s,
+    )
+
+
+def credit(num_inflight: int, total_inflight: int, num_routers: int, num_places: int, *, is_closed: bool) -> int:
+    """Live sequences a router may have at once: its own and its share of the free places, at least one while any is free.
+
+    total_inflight: of all routers. is_closed: nothing more is admitted (draining, or no KV for those that wait already).
+    """
+    free = num_places - total_inflight
+    if is_closed or free <= 0:
+        return num_inflight
+    return num_inflight + max(1, free // num_routers)

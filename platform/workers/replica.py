@@ -1,0 +1,162 @@
+"""A replica as Ray Serve runs it: composition root of runner, engine, token stream and index writer, in one process.
+
+No request passes through Serve: routers come to the stream's port, which they learn from the metadata. Redis is optional at every moment.
+Its life: built and probed off the event loop, healthy while the engine is, drained by the destructor, for which Serve waits.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+
+from penstock.base import log as logs
+from penstock.base.environment import cluster_secret, redis_url
+from penstock.base.redis import connect
+from penstock.prefix.hashing import ChainHasher
+from penstock.prefix.store import IndexWriter
+from penstock.text.source import ModelSource, resolve
+from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, to_metadata
+from penstock.wire.errors import EngineFault
+from penstock.wire.frames import BlockEvents, StepCosts
+from penstock.workers.config import EngineConfig
+from penstock.workers.engine import Engine, EngineLoad, Runner
+from penstock.workers.probe import measure
+from penstock.workers.stream import StreamInfo, StreamServer
+from penstock.workers.timed import TimedRunner
+
+DRAIN_S = 30.0
+"""What running sequences get when the replica is to go."""
+STOP_S = 10.0
+"""For what comes after the drain."""
+HEALTH_PERIOD_S = 1.0
+HEALTH_TIMEOUT_S = 10.0
+NUM_CPUS = 0.001
+"""Ray's count, for placement only: cores are divided by us, so it must never be what refuses a replica."""
+
+log = logging.getLogger("penstock.replica")
+
+
+class Replica:
+    """The Serve deployment; `__init__` returns when routers can come."""
+
+    async def __init__(self, pool: str, model: str, config: EngineConfig, host: str | None) -> None:  # type: ignore[misc]  # Serve awaits it
+        logs.configure()
+        epoch = uuid.uuid4().hex
+        hasher = ChainHasher(cluster_secret(), config.block_size)
+        source, runner = await asyncio.to_thread(_load, model, config)
+        probe = _Probe()
+        self._streams = StreamServer(StreamInfo.of(epoch, config), self._on_events)
+        self._engine = Engine(runner, config, hasher, self._streams.on_step, measure_costs=probe)
+        await asyncio.to_thread(self._engine.start)
+        _name_engine_thread()
+        self._start_writer(epoch)
+        host = host or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        idle = EngineLoad(0, 0, 0, 0, runner.num_blocks, runner.num_blocks, 0, probe.costs)
+        port = await self._streams.start(self._engine, idle, host)
+        self._metadata = ReplicaMetadata(f"{host}:{port}", epoch, pool, source.digest, runner.max_model_len, runner.num_blocks, config.block_size)
+        log.info("replica ready", extra=to_metadata(self._metadata))
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Serve broadcasts it to the gateways."""
+        return to_metadata(self._metadata)
+
+    async def check_health(self) -> None:
+        """Serve replaces a replica for which this raises time and again."""
+        if not self._engine.is_healthy(time.monotonic()):
+            raise EngineFault("The engine's thread has ended, stalls, or fails step after step.")
+        if self._writing is not None and self._writing.done():
+            raise EngineFault("The index writer has ended.")
+
+    async def __del__(self) -> None:
+        """Serve's graceful end: refuse, drain, withdraw the index's copy, stop."""
+        has_drained = await self._streams.drain(DRAIN_S)
+        log.info("replica drained", extra={"num_aborted": 0 if has_drained else self._streams.num_inflight})
+        await self._streams.stop()
+        if self._writing is not None:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+        await asyncio.to_thread(self._engine.stop, timeout_s=STOP_S / 2)
+
+    def _start_writer(self, epoch: str) -> None:
+        """Without a Redis there is none, and routers have only what the streams say."""
+        self._writer: IndexWriter | None = None
+        self._writing: asyncio.Task[None] | None = None
+        url = redis_url()
+        if url is not None:
+            replica_id = serve.get_replica_context().replica_id.unique_id
+            self._writer = IndexWriter(connect(url), replica_id, epoch, self._snapshot)
+            self._writing = asyncio.create_task(self._writer.run(), name="index writer")
+
+    def _on_events(self, events: BlockEvents) -> None:
+        if self._writer is not None:
+            self._writer.push(events)
+
+    async def _snapshot(self) -> BlockEvents:
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[BlockEvents] = loop.create_future()
+
+        def settle(snapshot: BlockEvents) -> None:
+            loop.call_soon_threadsafe(_settle, found, snapshot)
+
+        self._engine.request_snapshot(settle)
+        return await found
+
+
+class _Probe:
+    """The engine's measurement at start, remembered: an engine that has not stepped has reported nothing."""
+
+    costs = StepCosts()
+
+    def __call__(self, runner: Runner, config: EngineConfig) -> StepCosts:
+        self.costs = measure(runner, config)
+        return self.costs
+
+
+def pool_app(pool: str, model: str, config: EngineConfig, num_replicas: int, host: str | None = "127.0.0.1") -> serve.Application:
+    """The Serve application of a pool, to be run as `pool_app_name(pool)` with `route_prefix=None` and `external_scaler_enabled=True`.
+
+    host: where the token streams listen; None: on the address of the replica's node, for gateways elsewhere.
+    """
+    deployment = serve.deployment(
+        name=REPLICA_DEPLOYMENT,
+        num_replicas=num_replicas,
+        ray_actor_options={"num_cpus": NUM_CPUS},
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=DRAIN_S + STOP_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config={"enable_access_log": False},
+    )
+    application: serve.Application = deployment(Replica).bind(pool, model, config, host)
+    return application
+
+
+def _load(model: str, config: EngineConfig) -> tuple[ModelSource, Runner]:
+    """The checkpoint's identity, and what computes it. Blocks for seconds. Raises ConfigError."""
+    source = resolve(model)
+    if config.runner == "timed":
+        runner: Runner = TimedRunner(config)
+    else:
+        from penstock.workers.runner import load_runner  # torch takes seconds to import, and a timed replica never needs it
+
+        runner = load_runner(source, config)
+    log.info("model loaded", extra={"model_digest": source.digest})
+    return source, runner
+
+
+def _settle(found: asyncio.Future[BlockEvents], snapshot: BlockEvents) -> None:
+    if not found.done():
+        found.set_result(snapshot)
+
+
+def _name_engine_thread() -> None:
+    """So that `top -H` and the benchmarks can tell the engine's CPU time from the stream's."""
+    for thread in threading.enumerate():
+        if thread.name == "penstock-engine":
+            Path(f"/proc/self/task/{thread.native_id}/comm").write_text("engine", encoding="ascii")

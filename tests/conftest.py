@@ -1,0 +1,69 @@
+"""Fixtures that more than one package's tests need, and the check that nothing is skipped without being named."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.skips import Skip, parse, unlisted
+
+
+@pytest.fixture
+def socket_dir() -> Iterator[Path]:
+    """A private folder with a path short enough for unix sockets (pytest's own are too long)."""
+    path = Path(tempfile.mkdtemp(prefix="penstock-test-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Real traces and prompts, from the folder that PENSTOCK_TEST_DATA names."""
+    path = os.environ.get("PENSTOCK_TEST_DATA")
+    if not path:
+        pytest.skip("PENSTOCK_TEST_DATA names no folder of real data")
+    return Path(path)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--allowed-skips", type=Path, metavar="FILE", help="fail when a test is skipped that FILE does not name with its reason")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path: Path | None = config.getoption("--allowed-skips")
+    if path is not None:
+        config.pluginmanager.register(SkipCheck(parse(path.read_text(encoding="utf-8")), str(path)), "penstock-skips")
+
+
+class SkipCheck:
+    """Collects what is skipped; lists it before pytest's closing line; fails the run on what is not allowed."""
+
+    def __init__(self, allowed: list[Skip], source: str) -> None:
+        self._allowed = allowed
+        self._source = source
+        self._skipped: list[Skip] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if unlisted(self._skipped, self._allowed) and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.section("skipped tests")
+        bad = set(unlisted(self._skipped, self._allowed))
+        for skip in self._skipped:
+            terminalreporter.write_line(f"{'NOT ALLOWED' if skip in bad else 'allowed'}  {skip.node_id}  ({skip.reason})")
+        terminalreporter.write_line(f"{len(self._skipped)} skipped, {len(bad)} of them not named in {self._source}")
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self._skipped.append(Skip(report.nodeid, reason.removeprefix("Skipped: ")))

@@ -1,0 +1,89 @@
+import io
+
+import httpx
+import msgspec
+import psutil
+import pytest
+from rich.console import Console
+
+from penstock.base.metrics import Metrics
+from penstock.cli.state import PoolState, RunState
+from penstock.cli.status import Health, observe, replicas_by_pool, show
+
+POOL = PoolState(name="demo", model="demo", served_names=("a", "b"), tier="cloud", runner="torch", replicas=2)
+
+
+@pytest.fixture
+def state() -> RunState:
+    own = psutil.Process()
+    return RunState(
+        pid=own.pid,
+        pid_started=own.create_time(),
+        version="1.2",
+        config="c",
+        gateway="http://gateway",
+        redis="embedded",
+        temp_dir="t",
+        pools=(POOL,),
+    )
+
+
+def gateway(is_ready: bool, replicas: int) -> httpx.Client:
+    metrics = Metrics()
+    metrics.replicas.labels("demo", "cloud").set(replicas)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/readyz":
+            return httpx.Response(200 if is_ready else 503)
+        return httpx.Response(200, content=metrics.render())
+
+    return httpx.Client(transport=httpx.MockTransport(answer))
+
+
+def test_a_ready_platform_tells_its_replicas(state: RunState) -> None:
+    health = observe(state, gateway(is_ready=True, replicas=2))
+
+    assert (health.is_running, health.is_ready) == (True, True)
+    assert health.pools[0].replicas_ready == 2
+
+
+def test_a_gateway_that_is_not_ready_is_reported_with_what_it_knows(state: RunState) -> None:
+    health = observe(state, gateway(is_ready=False, replicas=1))
+
+    assert (health.is_running, health.is_ready) == (True, False)
+    assert health.pools[0].replicas_ready == 1
+
+
+def test_a_gateway_that_does_not_answer_is_not_ready(state: RunState) -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    health = observe(state, httpx.Client(transport=httpx.MockTransport(refuse)))
+
+    assert (health.is_running, health.is_ready, health.pools[0].replicas_ready) == (True, False, 0)
+
+
+def test_a_process_that_is_gone_is_not_asked(state: RunState) -> None:
+    gone = msgspec.structs.replace(state, pid_started=state.pid_started + 100)
+
+    assert not observe(gone, gateway(is_ready=True, replicas=2)).is_running
+
+
+def test_replicas_are_summed_over_tiers() -> None:
+    metrics = Metrics()
+    metrics.replicas.labels("a", "edge").set(1)
+    metrics.replicas.labels("a", "cloud").set(2)
+    metrics.replicas.labels("b", "cloud").set(0)
+
+    assert replicas_by_pool(metrics.render().decode()) == {"a": 3, "b": 0}
+
+
+def test_people_see_a_table_and_scripts_get_all_of_it(state: RunState) -> None:
+    health = observe(state, gateway(is_ready=True, replicas=1))
+    out = io.StringIO()
+
+    show(health, Console(file=out, width=120))
+
+    assert "penstock 1.2, ready: http://gateway" in out.getvalue()
+    assert "1 of 2" in out.getvalue()
+    assert msgspec.json.decode(msgspec.json.encode(health), type=Health) == health

@@ -1,0 +1,82 @@
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.perf.model import Work, predict_prefill_s, predict_tpot_s, predict_ttft_s, step_time_s
+from penstock.wire.frames import Load, StepCosts
+
+COSTS = StepCosts(base_s=0.01, row_s=0.001, prefill_token_s=0.0001, attention_s=1e-8, kv_token_s=1e-6, draft_token_s=0.0005, knee_s=0.012)
+coefficient = st.floats(0, 0.01)
+all_costs = st.builds(StepCosts, *[coefficient] * 7)
+all_work = st.builds(Work, st.integers(0, 64), st.integers(0, 64), st.integers(0, 20_000), st.integers(0, 100_000))
+
+
+def test_a_step_costs_the_sum_of_its_parts():
+    seconds = step_time_s(COSTS, rows=8, prefill_tokens=100, query_context=5000, kv_tokens=2000, draft_tokens=4)
+
+    assert seconds == pytest.approx(0.01 + 0.008 + 0.01 + 0.00005 + 0.002 + 0.002)
+
+
+def test_a_step_below_the_knee_takes_the_knee():
+    assert step_time_s(COSTS, rows=1, prefill_tokens=0, query_context=0, kv_tokens=0) == 0.012
+
+
+def test_an_idle_replica_answers_after_one_step_when_the_prompt_fits_into_it():
+    expected = step_time_s(COSTS, rows=1, prefill_tokens=300, query_context=300 * 150, kv_tokens=0)
+
+    assert predict_ttft_s(COSTS, Work(), 300, 0, 512) == pytest.approx(expected)
+
+
+def test_running_rows_take_their_share_of_the_token_budget():
+    costs = StepCosts(base_s=1.0)
+
+    steps = [predict_prefill_s(costs, Work(num_running=rows), 100, 0, 64) for rows in (0, 14, 54)]
+
+    assert steps == [2.0, 2.0, 10.0]
+
+
+def test_prefill_that_is_outstanding_comes_first():
+    costs = StepCosts(prefill_token_s=0.001)
+
+    assert predict_ttft_s(costs, Work(num_waiting=1, prefill_tokens=1000), 100, 0, 2000) == pytest.approx(1.1 + 0.5)
+
+
+def test_cached_tokens_cost_attention_only():
+    costs = StepCosts(attention_s=1.0)
+
+    assert predict_prefill_s(costs, Work(), 10, 90, 512) == pytest.approx(10 * (90 + 5))
+
+
+def test_a_fully_cached_prompt_still_takes_a_step():
+    assert predict_ttft_s(COSTS, Work(), 0, 512, 512) > 0
+
+
+def test_waiting_sequences_slow_a_token_as_rows_do():
+    assert predict_tpot_s(COSTS, Work(num_waiting=20)) == predict_tpot_s(COSTS, Work(num_running=20))
+
+
+def test_work_is_read_off_a_load_report():
+    load = Load("e", 0, 4, 3, 2, 700, 900, 10, 20, COSTS, 512)
+
+    assert Work.of(load) == Work(3, 2, 700, 900)
+
+
+@given(all_costs, all_work, st.integers(0, 5000), st.integers(0, 5000), st.integers(1, 2048), st.integers(0, 2000))
+def test_more_work_never_brings_the_first_token_earlier(costs, work, uncached, cached, budget, extra):
+    before = predict_ttft_s(costs, work, uncached, cached, budget)
+
+    assert math.isfinite(before)
+    assert before >= 0
+    slack = 1 + 1e-9
+    assert predict_ttft_s(costs, work, uncached + extra, cached, budget) * slack >= before
+    assert predict_ttft_s(costs, work._replace(kv_tokens=work.kv_tokens + extra), uncached, cached, budget) * slack >= before
+
+
+@given(all_costs, all_work, st.integers(0, 5000))
+def test_a_slower_replica_is_never_predicted_faster(costs, work, context):
+    slower = StepCosts(*(2 * value for value in msgspec.structs.astuple(costs)))
+
+    assert predict_tpot_s(slower, work, context) >= predict_tpot_s(costs, work, context)

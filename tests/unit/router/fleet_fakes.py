@@ -1,0 +1,213 @@
+"""Replicas that answer through the link's seam without a network: each token is a hash of all before it, so that a gap or a repeat shows."""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+import msgspec
+
+from penstock.base.metrics import Metrics
+from penstock.prefix.index import PrefixIndex
+from penstock.router.chains import Chains
+from penstock.router.config import GatewayConfig, PoolSpec
+from penstock.router.dispatch import RoutingDispatcher
+from penstock.router.fleet import Fleet
+from penstock.router.generation import Generation
+from penstock.router.queue import WaitQueue
+from penstock.router.remote import Hooks, Link, Member
+from penstock.router.stream import RoutedStream
+from penstock.wire.frames import BlockEvents, Delta, DownFrame, Finish, Load, SamplingParams, StepCosts, Submit, pack_ids, unpack_ids
+
+BLOCK_SIZE = 4
+COSTS = StepCosts(base_s=0.01, row_s=0.002, prefill_token_s=0.001)
+SECRET = b"0123456789abcdef"
+
+
+def next_token(history: list[int]) -> int:
+    return int.from_bytes(hashlib.blake2b(pack_ids(history), digest_size=2).digest(), "little")
+
+
+def answer_to(prompt: list[int], num_tokens: int) -> list[int]:
+    history = list(prompt)
+    for _ in range(num_tokens):
+        history.append(next_token(history))
+    return history[len(prompt) :]
+
+
+async def settle() -> None:
+    """Let everything that can run do so."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@dataclass(frozen=True)
+class FakeMember:
+    replica_id: str
+    pool: str = "pool"
+    address: str = "127.0.0.1:1"
+    epoch: str = "epoch-1"
+    model_digest: str = "digest"
+    max_model_len: int = 1000
+
+
+@dataclass
+class Running:
+    submit: Submit
+    history: list[int]
+    num_output: int
+    is_begun: bool = False
+
+
+@dataclass
+class FakeReplica:
+    """One process behind a member's address. It does nothing by itself: tests call `step`, `report`, `die`."""
+
+    member: FakeMember
+    max_inflight: int = 8
+    is_up: bool = True
+    num_connects: int = 0
+    num_announces: int = 0
+    is_closed: bool = False
+    running: dict[int, Running] = field(default_factory=dict)
+    submits: list[Submit] = field(default_factory=list)
+    aborts: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+    last_sid: int = 0
+    on_frame: Callable[[DownFrame], None] | None = None
+    on_lost: Callable[[], None] | None = None
+
+    def submit(self, submit: Submit) -> None:
+        self.submits.append(submit)
+        self.last_sid = submit.sid
+        self.running[submit.sid] = Running(submit, unpack_ids(submit.token_ids), submit.num_output_tokens)
+
+    def abort(self, sid: int) -> None:
+        self.aborts.append(sid)
+        self.running.pop(sid, None)
+
+    def announce(self) -> None:
+        self.num_announces += 1
+
+    def load(self, **changes: object) -> Load:
+        load = Load(self.member.epoch, 0, self.max_inflight, len(self.running), 0, 0, 0, 1000, 1000, COSTS, 512, last_sid=self.last_sid)
+        return msgspec.structs.replace(load, **changes)
+
+    def send(self, *deltas: Delta, load: Load | None = None, events: list[BlockEvents] | None = None) -> None:
+        assert self.on_frame is not None
+        self.on_frame(DownFrame(list(deltas), load, events))
+
+    def report(self, **changes: object) -> None:
+        self.send(load=self.load(**changes))
+
+    def step(self, num_tokens: int = 1) -> None:
+        """Every sequence gains tokens; all in one frame."""
+        self.send(*[self._delta(sid, running, num_tokens) for sid, running in list(self.running.items())])
+
+    def finish(self, sid: int, finish: Finish, error: str | None = None) -> None:
+        del self.running[sid]
+        self.send(Delta(sid, [], finish=finish, error=error))
+
+    def die(self) -> None:
+        self.is_up = False
+        self.running.clear()
+        assert self.on_lost is not None
+        self.on_lost()
+
+    def _delta(self, sid: int, running: Running, num_tokens: int) -> Delta:
+        tokens = answer_to(running.history, min(num_tokens, running.submit.sampling.max_tokens - running.num_output))
+        running.history += tokens
+        running.num_output += len(tokens)
+        is_done = running.num_output >= running.submit.sampling.max_tokens
+        if is_done:
+            del self.running[sid]
+        first, running.is_begun = not running.is_begun, True
+        return Delta(sid, tokens, finish=Finish.LENGTH if is_done else None, num_cached_tokens=self.cached_tokens if first else None)
+
+
+class Cluster:
+    """Fake replicas, and a router over them."""
+
+    def __init__(self, *members: FakeMember, config: GatewayConfig | None = None, max_inflight: int = 8) -> None:
+        self.config = config or GatewayConfig()
+        self.members = list(members)
+        self.replicas = {member.replica_id: FakeReplica(member, max_inflight) for member in members}
+        pools = {
+            name: PoolSpec(name=name, served_names=("m",), tier="edge", model="demo", app_name=name, block_size=BLOCK_SIZE, max_model_len=1000)
+            for name in sorted({member.pool for member in members} | {"pool"})
+        }
+        self.gaps: list[str] = []
+        self.seeds: dict[str, BlockEvents] = {}
+        self.index = PrefixIndex()
+        self.queue = WaitQueue(self.config.max_queue, self.config.queue_timeout_s)
+        self.fleet = Fleet(pools, self.connect, self.index, Hooks(self.queue.wake, self.gaps.append), Random(0), self.seed)
+        self.metrics = Metrics()
+        self.chains = Chains(SECRET)
+        self.dispatcher = RoutingDispatcher(pools, self.fleet, self.index, self.queue, self.chains, self.config, self.metrics, Random(0))
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> "Cluster":
+        await self._stack.enter_async_context(self.fleet)
+        self.fleet.update(self.members)
+        await settle()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._stack.aclose()
+        self.check_empty()
+
+    async def seed(self, epoch: str) -> BlockEvents | None:
+        return self.seeds.get(epoch)
+
+    def check_empty(self) -> None:
+        assert len(self.queue) == 0
+        assert not any(status.num_inflight for status in self.fleet.status().values())
+        assert not any(replica.running for replica in self.replicas.values())
+
+    @asynccontextmanager
+    async def connect(self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> AsyncIterator[Link]:
+        replica = self.replicas[member.replica_id]
+        replica.num_connects += 1
+        if not replica.is_up:
+            raise ConnectionRefusedError(member.replica_id)
+        replica.on_frame, replica.on_lost, replica.is_closed = on_frame, on_lost, False
+        replica.report()
+        try:
+            yield replica
+        finally:
+            replica.is_closed = True
+            replica.running.clear()
+
+    def step(self, num_tokens: int = 1) -> None:
+        for replica in self.replicas.values():
+            if replica.running:
+                replica.step(num_tokens)
+
+    async def start(self, prompt: list[int], **changes: object) -> RoutedStream:
+        return await self.dispatcher.start(generation(prompt, **changes))
+
+    async def read(self, stream: RoutedStream) -> list[int]:
+        """The rest of the stream, its replica stepping whenever nothing is there."""
+        tokens: list[int] = []
+        while True:
+            reading = asyncio.ensure_future(stream.next())
+            await settle()
+            while not reading.done():
+                self.step()
+                await settle()
+            delta = reading.result()
+            tokens += delta.token_ids
+            if delta.finish is not None:
+                return tokens
+
+    def attempts(self, reason: str) -> float:
+        return self.metrics.registry.get_sample_value("penstock_route_attempts_total", {"pool": "pool", "reason": reason}) or 0.0
+
+
+def generation(
+    prompt: list[int], max_tokens: int = 8, request_id: str = "r", salt: bytes = b"salt", pools: tuple[str, ...] = ("pool",), deadline_in_s: float = 60.0
+) -> Generation:
+    return Generation(request_id, pools, pack_ids(prompt), len(prompt), SamplingParams(max_tokens, seed=5), "tenant", salt, time.time() + deadline_in_s)

@@ -1,0 +1,227 @@
+"""A gateway without replicas: a tokenizer whose ids are bytes, a dispatcher that plays a script, keys in a dictionary."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar, cast
+
+import httpx
+import redis.asyncio
+import uvicorn
+from starlette.types import ASGIApp
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as RawTokenizer
+
+from penstock.base.metrics import Metrics
+from penstock.router.config import GatewayConfig
+from penstock.router.gateway import GatewayDeps, PoolReplicas, ServedModel
+from penstock.router.generation import Dispatcher, Generation, Receipt
+from penstock.router.http import make_app
+from penstock.tenancy.keys import KeyStore, put_key
+from penstock.text.template import ChatTemplate
+from penstock.text.tokenizer import Tokenizer
+from penstock.text.vocabulary import Vocabulary
+from penstock.wire.frames import Delta, Finish, TokenLogprobs
+
+T = TypeVar("T")
+
+KEY = "sk-penstock-" + "0123456789abcdef" * 3
+SECRET = b"a cluster secret"
+MODEL = "tiny"
+CONTEXT = 512
+IM_START, IM_END = 256, 257
+VOCAB_SIZE = 258
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+
+
+def byte_tokenizer() -> Tokenizer:
+    """The id of a token is its byte."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    vocabulary = {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
+    raw = RawTokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw.decoder = decoders.ByteLevel()
+    raw.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
+    special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    return Tokenizer(Vocabulary(raw, VOCAB_SIZE, frozenset({IM_END}), (), (), special), ChatTemplate(TEMPLATE, special))
+
+
+TOKENIZER = byte_tokenizer()
+
+
+@dataclass
+class Script:
+    """What a stream says. Each answer is its text's bytes, one delta each, or `deltas` as they are."""
+
+    text: str = "Paris."
+    deltas: Sequence[Sequence[int]] | None = None
+    finish: Finish = Finish.STOP
+    error: Exception | None = None
+    """Raised after the deltas, instead of a finish."""
+    refusal: Exception | None = None
+    """Raised by `start`."""
+    hold_start: asyncio.Event | None = None
+    """`start` waits for it."""
+    hold_after: int | None = None
+    """`next` waits for ever after that many deltas."""
+    cached_tokens: int = 16
+
+
+class FakeStream:
+    def __init__(self, script: Script, generation: Generation, on_close: Callable[[], None]) -> None:
+        self.receipt = Receipt(generation.request_id, "edge", "only tier", "pool-a", "replica-1", predicted_ttft_s=0.0125, cached_tokens=script.cached_tokens)
+        self._script = script
+        self._sampling = generation.sampling
+        deltas = script.deltas if script.deltas is not None else [[byte] for byte in script.text.encode()]
+        self._deltas = list(deltas)
+        self._num_given = 0
+        self._on_close = on_close
+        self.is_closed = False
+
+    async def next(self) -> Delta:
+        assert not self.is_closed
+        if self._num_given == self._script.hold_after:
+            await asyncio.Event().wait()
+        if self._num_given == len(self._deltas) and self._script.error is not None:
+            raise self._script.error
+        ids = list(self._deltas[self._num_given])
+        self._num_given += 1
+        is_last = self._num_given == len(self._deltas) and self._script.error is None
+        logprobs = [TokenLogprobs(-0.5, tuple((token, -1.0 - token) for token in range(self._sampling.logprobs))) for _ in ids] if self._sampling.logprobs is not None else None
+        await asyncio.sleep(0)
+        return Delta(1, ids, self._script.finish if is_last else None, logprobs=logprobs)
+
+    def close(self) -> None:
+        if not self.is_closed:
+            self.is_closed = True
+            self._on_close()
+
+
+class FakeDispatcher:
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.generations: list[Generation] = []
+        self.num_open = 0
+        self.num_waiting = 0
+        self.changed = asyncio.Condition()
+
+    async def start(self, generation: Generation) -> FakeStream:
+        self.generations.append(generation)
+        if self.script.refusal is not None:
+            raise self.script.refusal
+        if self.script.hold_start is not None:
+            await self._queue(self.script.hold_start)
+        self.num_open += 1
+        self._tell()
+        return FakeStream(self.script, generation, self._closed)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10), self.changed:
+            await self.changed.wait_for(condition)
+
+    async def _queue(self, gate: asyncio.Event) -> None:
+        self.num_waiting += 1
+        self._tell()
+        try:
+            await gate.wait()
+        finally:
+            self.num_waiting -= 1
+            self._tell()
+
+    def _closed(self) -> None:
+        self.num_open -= 1
+        self._tell()
+
+    def _tell(self) -> None:
+        async def notify() -> None:
+            async with self.changed:
+                self.changed.notify_all()
+
+        self._telling = asyncio.ensure_future(notify())
+
+
+@dataclass
+class FakeRedis:
+    data: dict[str, bytes] = field(default_factory=dict)
+
+    async def get(self, name: str) -> bytes | None:
+        return self.data.get(name)
+
+    async def set(self, name: str, value: bytes) -> None:
+        self.data[name] = value
+
+
+@dataclass
+class World:
+    """One gateway and what it was made of."""
+
+    app: ASGIApp
+    dispatcher: FakeDispatcher
+    metrics: Metrics
+    client: httpx.AsyncClient
+    pools: list[PoolReplicas]
+
+    async def post(self, path: str, **body: object) -> httpx.Response:
+        return await self.client.post(path, json={"model": MODEL, **body})
+
+    async def chat(self, **body: object) -> httpx.Response:
+        return await self.post("/v1/chat/completions", **{"messages": [{"role": "user", "content": "Capital of France?"}], **body})
+
+    async def complete(self, **body: object) -> httpx.Response:
+        return await self.post("/v1/completions", **{"prompt": "The capital is", **body})
+
+
+@asynccontextmanager
+async def gateway(script: Script | None = None, config: GatewayConfig | None = None, dispatcher: Dispatcher | None = None) -> AsyncIterator[World]:
+    fake = FakeDispatcher(script or Script())
+    store = FakeRedis()
+    await put_key(cast(redis.asyncio.Redis, store), SECRET, "tenant-1", KEY)
+    metrics = Metrics()
+    pools = [PoolReplicas("pool-a", "edge", 2)]
+    deps = GatewayDeps(
+        config=config or GatewayConfig(),
+        models={MODEL: ServedModel(MODEL, ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef")},
+        dispatcher=dispatcher or fake,
+        keys=KeyStore(store, SECRET, cache_s=60),
+        metrics=metrics,
+        replicas=lambda: pools,
+    )
+    app = make_app(deps)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers={"Authorization": f"Bearer {KEY}"}) as client:
+        yield World(app, fake, metrics, client, pools)
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp) -> AsyncIterator[str]:
+    """The app behind a real socket; yields its URL."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_config=None, access_log=False))
+    serving = asyncio.create_task(server.serve())
+    try:
+        while not server.started:
+            await asyncio.sleep(0)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def run(main: Callable[[], Awaitable[T]]) -> T:
+    """The awaited result, within bounds."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(30):
+            return await main()
+
+    return asyncio.run(bounded())
+
+
+def events(response: httpx.Response) -> list[str]:
+    """Data of the server-sent events."""
+    lines = response.text.split("\n\n")
+    assert lines[-1] == ""
+    assert all(line.startswith("data: ") for line in lines[:-1])
+    return [line.removeprefix("data: ") for line in lines[:-1]]

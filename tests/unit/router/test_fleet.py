@@ -1,0 +1,224 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from penstock.wire.frames import BlockEvents
+from tests.unit.router.fleet_fakes import Cluster, FakeMember, FakeReplica, answer_to, settle
+
+A, B = FakeMember("a"), FakeMember("b")
+PROMPT = list(range(30))
+KEY = b"k" * 16
+
+
+@pytest.fixture(autouse=True)
+def _no_backoff(monkeypatch):
+    monkeypatch.setattr("penstock.router.fleet.FIRST_BACKOFF_S", 0.0)
+    monkeypatch.setattr("penstock.router.fleet.MAX_BACKOFF_S", 0.0)
+
+
+def test_members_are_connected_and_asked_for_their_blocks():
+    async def main():
+        async with Cluster(A, B) as cluster:
+            assert cluster.fleet.status()["pool"].num_connected == 2
+            assert [replica.num_announces for replica in cluster.replicas.values()] == [1, 1]
+
+    asyncio.run(main())
+
+
+def test_members_of_pools_that_are_not_configured_are_left_alone():
+    async def main():
+        async with Cluster(A) as cluster:
+            cluster.fleet.update([A, FakeMember("x", pool="another")])
+            await settle()
+
+            assert cluster.fleet.status()["pool"].num_listed == 1
+
+    asyncio.run(main())
+
+
+def test_a_lost_link_to_a_listed_member_is_made_again():
+    async def main():
+        async with Cluster(A) as cluster:
+            replica = cluster.replicas["a"]
+            assert replica.on_lost is not None
+            replica.on_lost()
+            assert cluster.fleet.remotes(["pool"]) == []
+            await settle()
+
+            assert replica.num_connects == 2
+            assert cluster.fleet.status()["pool"].num_connected == 1
+
+    asyncio.run(main())
+
+
+def test_a_member_that_cannot_be_reached_is_tried_again():
+    async def main():
+        cluster = Cluster(A)
+        cluster.replicas["a"].is_up = False
+        async with cluster:
+            assert cluster.replicas["a"].num_connects > 1
+            assert cluster.fleet.status()["pool"].num_connected == 0
+            cluster.replicas["a"].is_up = True
+            await settle()
+
+            assert cluster.fleet.status()["pool"].num_connected == 1
+
+    asyncio.run(main())
+
+
+def test_a_member_that_vanishes_is_closed_and_its_streams_go_on_elsewhere():
+    async def main():
+        async with Cluster(A, B) as cluster:
+            stream = await cluster.start(PROMPT)
+            gone = stream.receipt.replica
+            cluster.step(2)
+            cluster.replicas[gone].send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
+            cluster.fleet.update([member for member in (A, B) if member.replica_id != gone])
+            assert cluster.index.held(gone) == frozenset()
+            tokens = await cluster.read(stream)
+            stream.close()
+
+            assert tokens == answer_to(PROMPT, 8)
+            assert cluster.replicas[gone].is_closed
+            assert cluster.fleet.status()["pool"].num_listed == 1
+
+    asyncio.run(main())
+
+
+def test_a_lost_replica_has_no_entries_in_the_index():
+    async def main():
+        async with Cluster(A) as cluster:
+            replica = cluster.replicas["a"]
+            replica.send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
+            assert cluster.index.held("a") == {KEY}
+            replica.die()
+
+            assert cluster.index.held("a") == frozenset()
+
+    asyncio.run(main())
+
+
+def test_a_new_epoch_is_a_new_process():
+    async def main():
+        async with Cluster(A) as cluster:
+            cluster.replicas["a"].send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
+            old = cluster.replicas["a"]
+            again = replace(A, epoch="epoch-2")
+            cluster.replicas["a"] = FakeReplica(again)
+            cluster.fleet.update([again])
+            await settle()
+
+            assert old.is_closed
+            assert cluster.index.held("a") == frozenset()
+            assert cluster.fleet.remotes(["pool"])[0].member.epoch == "epoch-2"
+
+    asyncio.run(main())
+
+
+def test_the_late_end_of_an_old_link_does_not_touch_the_new_one():
+    async def main():
+        async with Cluster(A) as cluster:
+            old = cluster.replicas["a"]
+            again = replace(A, epoch="epoch-2")
+            new = cluster.replicas["a"] = FakeReplica(again)
+            cluster.fleet.update([again])
+            await settle()
+            new.send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
+            assert old.on_lost is not None
+            old.on_lost()
+            old.send(events=[BlockEvents(9, is_snapshot=True)], load=old.load())
+
+            assert cluster.index.held("a") == {KEY}
+            assert len(cluster.fleet.remotes(["pool"])) == 1
+
+    asyncio.run(main())
+
+
+def test_a_process_of_another_epoch_behind_the_address_is_not_used():
+    async def main():
+        async with Cluster(A) as cluster:
+            cluster.replicas["a"].report(epoch="epoch-2")
+
+            assert cluster.fleet.remotes(["pool"]) == []
+
+    asyncio.run(main())
+
+
+def test_a_gap_asks_once_for_a_snapshot():
+    async def main():
+        async with Cluster(A) as cluster:
+            replica = cluster.replicas["a"]
+            replica.send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
+            replica.send(events=[BlockEvents(3, stored=b"l" * 16)])
+            replica.send(events=[BlockEvents(4, stored=b"m" * 16)])
+            assert (replica.num_announces, cluster.gaps) == (2, ["pool"])
+            replica.send(events=[BlockEvents(4, stored=KEY + b"l" * 16 + b"m" * 16, is_snapshot=True), BlockEvents(5, removed=KEY)])
+
+            assert cluster.index.held("a") == {b"l" * 16, b"m" * 16}
+            assert replica.num_announces == 2
+
+    asyncio.run(main())
+
+
+def test_events_before_the_first_snapshot_are_no_gap():
+    async def main():
+        async with Cluster(A) as cluster:
+            cluster.replicas["a"].send(events=[BlockEvents(7, stored=KEY)])
+
+            assert (cluster.replicas["a"].num_announces, cluster.gaps) == (1, [])
+
+    asyncio.run(main())
+
+
+def test_leaving_the_fleet_closes_every_link():
+    async def main():
+        async with Cluster(A, B) as cluster:
+            pass
+
+        assert all(replica.is_closed for replica in cluster.replicas.values())
+
+    asyncio.run(main())
+
+
+def test_a_link_starts_from_the_shared_copy_and_goes_on_with_the_events_behind_it():
+    async def main():
+        cluster = Cluster(A)
+        cluster.seeds["epoch-1"] = BlockEvents(4, stored=KEY, is_snapshot=True)
+        async with cluster:
+            replica = cluster.replicas["a"]
+            replica.report(event_seq=4)
+            replica.send(events=[BlockEvents(5, stored=b"l" * 16)], load=replica.load(event_seq=5))
+
+            assert cluster.index.held("a") == {KEY, b"l" * 16}
+            assert (replica.num_announces, cluster.gaps) == (0, [])
+
+    asyncio.run(main())
+
+
+def test_a_shared_copy_that_is_behind_is_noticed_at_the_next_load():
+    async def main():
+        cluster = Cluster(A)
+        cluster.seeds["epoch-1"] = BlockEvents(4, stored=KEY, is_snapshot=True)
+        async with cluster:
+            replica = cluster.replicas["a"]
+            replica.report(event_seq=5)
+            replica.report(event_seq=5)
+
+            assert (replica.num_announces, cluster.gaps) == (1, ["pool"])
+
+    asyncio.run(main())
+
+
+def test_the_snapshot_heals_a_gap():
+    async def main():
+        async with Cluster(A) as cluster:
+            replica = cluster.replicas["a"]
+            replica.send(events=[BlockEvents(5, stored=KEY, is_snapshot=True)])
+            replica.send(events=[BlockEvents(7, stored=KEY)])
+            replica.send(events=[BlockEvents(7, stored=b"l" * 16, is_snapshot=True)], load=replica.load(event_seq=7))
+
+            assert cluster.index.held("a") == {b"l" * 16}
+            assert replica.num_announces == 2
+
+    asyncio.run(main())

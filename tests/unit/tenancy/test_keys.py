@@ -1,0 +1,265 @@
+"""The cache in front of Redis: who is asked how often, and what happens while Redis is away or empty."""
+
+import asyncio
+from collections import Counter
+
+import msgspec
+import pytest
+from redis.exceptions import ConnectionError as RedisAway
+
+from penstock.tenancy import keys
+from penstock.tenancy.keys import KeyStore, tenant_of
+from penstock.wire.errors import Overloaded, Unauthenticated
+
+SECRET = b"s" * 32
+KEY = "sk-penstock-" + "a" * 48
+OTHER = "sk-penstock-" + "b" * 48
+
+
+class FakeRedis:
+    """Answers from a dict; can be away, or made to wait."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytes] = {}
+        self.asked: Counter[str] = Counter()
+        self.is_away = False
+        self.gate: asyncio.Event | None = None
+
+    async def get(self, name: str) -> bytes | None:
+        self.asked[name] += 1
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.is_away:
+            raise RedisAway("away")
+        return self.data.get(name)
+
+    async def set(self, name: str, value: bytes, ex: int | None = None) -> None:
+        self.data[name] = value
+
+    @property
+    def num_asked(self) -> int:
+        return self.asked.total()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def everyone_waits() -> None:
+    """Lets every task run until it waits for something that only the test can give."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+class World:
+    def __init__(self) -> None:
+        self.redis, self.clock = FakeRedis(), Clock()
+        self.store = KeyStore(self.redis, SECRET, cache_s=1.0, now=self.clock)
+
+    async def add(self, key: str, tenant_id: str) -> None:
+        await keys.put_key(self.redis, SECRET, tenant_id, key)
+
+
+def test_a_known_key_is_looked_up_once_per_cache_time() -> None:
+    async def main() -> None:
+        world = World()
+        await world.add(KEY, "acme")
+        assert world.store.cached(KEY) is None
+
+        for _ in range(3):
+            assert (await world.store.tenant(KEY)).id == "acme"
+        assert world.store.cached(KEY) == tenant_of(SECRET, "acme")
+        assert world.redis.num_asked == 1
+        world.clock.now += 1.0
+        assert world.store.cached(KEY) is None
+        await world.store.tenant(KEY)
+        assert world.redis.num_asked == 2
+
+    asyncio.run(main())
+
+
+def test_neither_redis_nor_memory_holds_the_key_itself() -> None:
+    async def main() -> None:
+        world = World()
+        await world.add(KEY, "acme")
+        await world.store.tenant(KEY)
+
+        assert "a" * 48 not in repr(world.redis.data) + repr(vars(world.store))
+
+    asyncio.run(main())
+
+
+def test_salts_differ_by_tenant_and_by_secret() -> None:
+    salts = {tenant_of(secret, tenant).salt for secret in (SECRET, b"t" * 32) for tenant in ("a", "b")}
+
+    assert len(salts) == 4
+    assert tenant_of(SECRET, "a") == tenant_of(SECRET, "a")
+
+
+@pytest.mark.parametrize("key", ["", "sk-penstock-", "sk-" + "a" * 48, KEY + "a", KEY.upper(), KEY + "\n", "\ud800"])
+def test_a_malformed_key_is_refused_without_asking(key: str) -> None:
+    async def main() -> None:
+        world = World()
+        assert world.store.cached(key) is None
+        with pytest.raises(Unauthenticated):
+            await world.store.tenant(key)
+        assert world.redis.num_asked == 0
+
+    asyncio.run(main())
+
+
+def test_an_unknown_key_is_asked_for_once_in_a_while() -> None:
+    async def main() -> None:
+        world = World()
+        for _ in range(3):
+            with pytest.raises(Unauthenticated):
+                await world.store.tenant(KEY)
+        assert world.redis.num_asked == 1
+        await world.add(KEY, "acme")
+        world.clock.now += keys.UNKNOWN_S
+
+        assert (await world.store.tenant(KEY)).id == "acme"
+
+    asyncio.run(main())
+
+
+def test_memory_for_unknown_keys_is_bounded() -> None:
+    async def main() -> None:
+        world = World()
+        for number in range(keys.MAX_UNKNOWN + 100):
+            with pytest.raises(Unauthenticated):
+                await world.store.tenant(f"sk-penstock-{number:048x}")
+
+        assert len(world.store._unknown) == keys.MAX_UNKNOWN
+        assert len(world.store._lookups) == 0
+
+    asyncio.run(main())
+
+
+def test_a_revoked_key_ends_with_the_next_look_up() -> None:
+    async def main() -> None:
+        world = World()
+        await world.add(KEY, "acme")
+        await world.store.tenant(KEY)
+        await keys.revoke_key(world.redis, SECRET, KEY)
+        assert (await world.store.tenant(KEY)).id == "acme"
+        world.clock.now += 1.0
+
+        for _ in range(2):
+            with pytest.raises(Unauthenticated):
+                await world.store.tenant(KEY)
+        assert world.store.cached(KEY) is None
+
+    asyncio.run(main())
+
+
+def test_while_redis_is_away_known_keys_go_on_and_unknown_ones_are_put_off() -> None:
+    async def main() -> None:
+        world = World()
+        await world.add(KEY, "acme")
+        await world.store.tenant(KEY)
+        world.redis.is_away = True
+        world.clock.now += 3600.0
+
+        assert (await world.store.tenant(KEY)).id == "acme"
+        assert world.store.cached(KEY) is not None
+        with pytest.raises(Overloaded) as caught:
+            await world.store.tenant(OTHER)
+        assert caught.value.retry_after_s
+        assert world.redis.num_asked == 2
+        world.redis.is_away = False
+        await world.add(OTHER, "other")
+        world.clock.now += keys.AWAY_S
+        assert (await world.store.tenant(OTHER)).id == "other"
+        assert (await world.store.tenant(KEY)).id == "acme"
+        assert world.redis.num_asked == 4
+
+    asyncio.run(main())
+
+
+def test_a_known_key_does_not_go_on_forever_without_redis() -> None:
+    async def main() -> None:
+        world = World()
+        await world.add(KEY, "acme")
+        await world.store.tenant(KEY)
+        world.redis.is_away = True
+        world.clock.now += keys.STALE_S
+
+        assert world.store.cached(KEY) is None
+        with pytest.raises(Overloaded):
+            await world.store.tenant(KEY)
+
+    asyncio.run(main())
+
+
+def test_a_known_key_survives_a_redis_that_lost_its_data() -> None:
+    async def main() -> None:
+        world = World()
+        await world.add(KEY, "acme")
+        await world.store.tenant(KEY)
+        world.redis.data.clear()
+        world.clock.now += 2.0
+
+        assert (await world.store.tenant(KEY)).id == "acme"
+        assert (await world.store.tenant(KEY)).id == "acme"
+        assert world.redis.num_asked == 2
+        world.clock.now += keys.STALE_S
+        with pytest.raises(Unauthenticated):
+            await world.store.tenant(KEY)
+
+    asyncio.run(main())
+
+
+def test_concurrent_look_ups_of_a_key_are_one_and_a_caller_that_leaves_does_not_end_it() -> None:
+    async def main() -> None:
+        world = World()
+        await world.add(KEY, "acme")
+        world.redis.gate = asyncio.Event()
+        callers = [asyncio.create_task(world.store.tenant(KEY)) for _ in range(5)]
+        await everyone_waits()
+        callers[0].cancel()
+        world.redis.gate.set()
+
+        answers = await asyncio.gather(*callers, return_exceptions=True)
+        assert isinstance(answers[0], asyncio.CancelledError)
+        assert {answer.id for answer in answers[1:]} == {"acme"}  # type: ignore[union-attr]
+        assert world.redis.num_asked == 1
+
+    asyncio.run(main())
+
+
+def test_guessing_can_not_pile_up_look_ups() -> None:
+    async def main() -> None:
+        world = World()
+        await world.add(KEY, "acme")
+        await world.store.tenant(KEY)
+        world.clock.now += 2.0
+        world.redis.gate = asyncio.Event()
+        guesses = [asyncio.create_task(world.store.tenant(f"sk-penstock-{number:048x}")) for number in range(keys.MAX_LOOKUPS)]
+        await everyone_waits()
+        assert world.redis.num_asked == keys.MAX_LOOKUPS + 1
+
+        with pytest.raises(Overloaded):
+            await world.store.tenant(OTHER)
+        assert (await world.store.tenant(KEY)).id == "acme"
+        world.redis.gate.set()
+        outcomes = await asyncio.gather(*guesses, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {Unauthenticated}
+
+    asyncio.run(main())
+
+
+def test_a_record_that_can_not_be_read_counts_as_redis_being_away() -> None:
+    async def main() -> None:
+        world = World()
+        await world.add(KEY, "acme")
+        world.redis.data = {name: msgspec.json.encode([1]) for name in world.redis.data}
+
+        with pytest.raises(Overloaded):
+            await world.store.tenant(KEY)
+
+    asyncio.run(main())

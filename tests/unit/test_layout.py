@@ -1,0 +1,71 @@
+"""The shape of the repository that packaging and imports rest on."""
+
+import importlib.util
+import platform
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = {".py", ".md", ".toml", ".yaml", ".txt", ".cpp", ".h", ".c", ".json", ""}
+
+
+def tracked_files() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True, text=True)
+    return [ROOT / name for name in listed.stdout.split("\0") if name]
+
+
+def test_the_package_folder_does_not_shadow_the_standard_library() -> None:
+    assert not (ROOT / "platform" / "__init__.py").exists()
+    assert platform.python_version()
+
+
+def test_penstock_resolves_to_the_platform_folder_alone() -> None:
+    spec = importlib.util.find_spec("penstock")
+
+    assert spec is not None
+    assert spec.origin is None, "a namespace package has no __init__"
+    assert {Path(place).resolve() for place in spec.submodule_search_locations or ()} == {ROOT / "platform"}
+
+
+def test_every_package_of_the_platform_says_what_it_is() -> None:
+    packages = [path for path in (ROOT / "platform").iterdir() if path.is_dir() and path.name != "__pycache__"]
+
+    assert packages
+    for package in packages:
+        assert (package / "__init__.py").read_text(encoding="utf-8").startswith('"""'), package.name
+
+
+def test_the_source_link_is_relative() -> None:
+    assert (ROOT / ".src" / "penstock").readlink() == Path("../platform")
+
+
+def test_the_layer_contract_names_every_package() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    named = {name.strip().removeprefix("penstock.") for layer in settings["tool"]["importlinter"]["contracts"][0]["layers"] for name in layer.split("|")}
+
+    assert named == {path.name for path in (ROOT / "platform").iterdir() if path.is_dir() and path.name != "__pycache__"}
+
+
+def test_no_tracked_file_names_a_place_on_someones_machine() -> None:
+    machine = re.compile(rf"{re.escape(str(ROOT))}|/(?:home|Users|root|work)/[a-z]")
+    offenders = [
+        f"{path.relative_to(ROOT)}: {found[0]}"
+        for path in tracked_files()
+        if path.suffix in TEXT and path.is_file() and not path.is_symlink() and path != Path(__file__)
+        for found in [machine.search(path.read_text(encoding="utf-8", errors="replace"))]
+        if found
+    ]
+
+    assert offenders == []
+
+
+def test_only_the_ci_entry_point_names_the_shared_test_data() -> None:
+    named = [
+        str(path.relative_to(ROOT))
+        for path in tracked_files()
+        if path.is_file() and path.suffix in TEXT and "../shared" in path.read_text(encoding="utf-8", errors="replace")
+    ]
+
+    assert set(named) <= {".ci/run", "tests/unit/test_layout.py"}

@@ -1,0 +1,198 @@
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as OpenAIChat
+from openai.types.completion_create_params import CompletionCreateParamsBase as OpenAICompletion
+
+from penstock.wire.bodies import decode_chat, decode_completion
+from penstock.wire.errors import HTTP_ERRORS, InvalidRequest
+from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest
+from penstock.wire.support import IGNORED, REFUSED, check, verdict
+
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "openai-api.md"
+TABLES = {"## POST /v1/chat/completions": ChatRequest, "### Messages": ChatMessageIn, "## POST /v1/completions": CompletionRequest}
+USER = {"role": "user", "content": "Hi"}
+
+
+def chat(**fields: object) -> bytes:
+    return msgspec.json.encode({"model": "m", "messages": [USER], **fields})
+
+
+def refusal(body: bytes) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        check(decode_chat(body))
+    return caught.value
+
+
+def documented(heading: str) -> dict[str, str]:
+    """Field to verdict, of the table below that heading."""
+    section = DOCS.read_text(encoding="utf-8").split(f"{heading}\n", 1)[1].split("\n#", 1)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")]
+    assert len({row[0] for row in rows}) == len(rows)
+    return {row[0].strip("`"): row[1] for row in rows}
+
+
+# --- the table of fields
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_the_documented_table_is_the_schema(heading: str) -> None:
+    struct = TABLES[heading]
+
+    assert documented(heading) == {field.name: verdict(struct, field.name) for field in msgspec.structs.fields(struct)}
+
+
+@pytest.mark.parametrize(("struct", "theirs"), [(ChatRequest, OpenAIChat), (CompletionRequest, OpenAICompletion)])
+def test_every_field_of_openais_client_is_declared(struct: type[msgspec.Struct], theirs: type) -> None:
+    ours = {field.name for field in msgspec.structs.fields(struct)}
+
+    assert theirs.__annotations__.keys() - ours == set()
+
+
+@pytest.mark.parametrize("struct", list(REFUSED))
+def test_refused_and_ignored_fields_exist_and_differ(struct: type[msgspec.Struct]) -> None:
+    names = {field.name for field in msgspec.structs.fields(struct)}
+
+    assert REFUSED[struct].keys() <= names
+    assert IGNORED[struct] <= names
+    assert not REFUSED[struct].keys() & IGNORED[struct]
+
+
+def test_the_documented_errors_are_those_of_the_table() -> None:
+    section = DOCS.read_text(encoding="utf-8").split("## Errors\n", 1)[1]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| ") and line[2].isdigit()]
+    documented_rows = {(int(status), code.strip(" `")) for status, codes, _ in rows for code in codes.split(",")}
+
+    assert documented_rows == {(row.status, row.code or "") for row in HTTP_ERRORS.values()} | {(500, "internal_error")}
+
+
+# --- support
+
+
+@pytest.mark.parametrize("name", REFUSED[ChatRequest])
+def test_a_refused_field_is_named_with_a_sentence(name: str) -> None:
+    error = refusal(chat(**{name: {"some": "thing"}}))
+
+    assert error.param == name
+    assert error.message.endswith(f"leave out '{name}'.")
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, row in REFUSED[ChatRequest].items() for value in (None, *row.accepted)])
+def test_a_refused_field_that_asks_for_nothing_is_accepted(name: str, value: object) -> None:
+    check(decode_chat(chat(**{name: value})))
+
+
+@pytest.mark.parametrize("name", sorted(IGNORED[ChatRequest]))
+def test_an_ignored_field_takes_anything(name: str) -> None:
+    for value in ("x", 1, {"a": [1]}, None):
+        check(decode_chat(chat(**{name: value})))
+
+
+@pytest.mark.parametrize(("n", "best_of", "is_fine"), [(None, 1, True), (2, 2, True), (None, 2, False), (3, 1, False)])
+def test_best_of_must_equal_n(n: int | None, best_of: int, is_fine: bool) -> None:
+    request = decode_completion(msgspec.json.encode({"model": "m", "prompt": "x", "n": n, "best_of": best_of}))
+
+    if is_fine:
+        check(request)
+    else:
+        with pytest.raises(InvalidRequest, match="best_of"):
+            check(request)
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+    ],
+)
+def test_a_message_that_is_not_text_is_refused(message: Mapping[str, object], param: str) -> None:
+    assert refusal(chat(messages=[message])).param == param
+
+
+def test_an_assistants_message_can_be_sent_back_as_it_came() -> None:
+    message = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
+
+    check(decode_chat(chat(messages=[USER, message])))
+
+
+# --- sentences
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"foo": 1}, "foo", "Unrecognized request argument supplied: foo"),
+        ({"temperature": "hot"}, "temperature", "Invalid value for 'temperature': expected a number, got 'hot'."),
+        ({"temperature": 2.5}, "temperature", "Invalid value for 'temperature': expected a number <= 2.0, got 2.5."),
+        ({"n": 0}, "n", "Invalid value for 'n': expected an integer >= 1, got 0."),
+        ({"max_tokens": 1.5}, "max_tokens", "Invalid value for 'max_tokens': expected an integer, got 1.5."),
+        ({"stream": "yes"}, "stream", "Invalid value for 'stream': expected a boolean, got 'yes'."),
+        ({"stop": 5}, "stop", "Invalid value for 'stop': expected a string or an array, got 5."),
+        ({"stop": ["a", ""]}, "stop[1]", "Invalid value for 'stop[1]': expected a string of length >= 1, got ''."),
+        ({"stop": ["a"] * 17}, "stop", "Invalid value for 'stop': expected an array of length <= 16, got an array of 17."),
+        ({"messages": []}, "messages", "Invalid value for 'messages': expected an array of length >= 1, got an array of 0."),
+        ({"messages": "hi"}, "messages", "Invalid value for 'messages': expected an array, got 'hi'."),
+        ({"messages": [{"role": "bot"}]}, "messages[0].role", "Invalid value for 'messages[0].role': invalid enum value 'bot', got 'bot'."),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "Missing required parameter: 'messages[0].role'."),
+        ({"messages": [{"role": "user", "z": 1}]}, "messages[0].z", "Unrecognized request argument supplied: messages[0].z"),
+        ({"stream_options": {"z": 1}}, "stream_options.z", "Unrecognized request argument supplied: stream_options.z"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "Invalid key in 'logit_bias': token ids are expected as keys."),
+        ({"logit_bias": {"1": 101}}, "logit_bias", "Invalid value for 'logit_bias': expected a number <= 100.0."),
+        ({"model": None}, "model", "Invalid value for 'model': expected a string, got null."),
+        ({"stop": "x" * 300}, "stop", "Invalid value for 'stop': expected a string of length <= 256, got a string of 300 characters."),
+    ],
+)
+def test_a_bad_parameter_is_named_with_a_sentence(fields: Mapping[str, object], param: str, message: str) -> None:
+    error = refusal(chat(**fields))
+
+    assert (error.param, error.message) == (param, message)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b'{"model": NaN}', "not valid JSON"),
+        (b'{"model": "\xff"}', "not valid UTF-8"),
+        (b'{"model": "\\ud800"}', "not valid JSON"),
+        (b"[]", "must be a JSON object; it is an array"),
+        (b"null", "must be a JSON object; it is null"),
+        (b'{"model": "m"}', "Missing required parameter: 'messages'"),
+        (b'{"tools": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"temperature": 1e999}', "number out of range"),
+    ],
+)
+def test_a_malformed_body_is_a_sentence(body: bytes, words: str) -> None:
+    assert words in refusal(body).message
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_end_in_a_request_or_a_refusal(body: bytes) -> None:
+    for decode in (decode_chat, decode_completion):
+        with pytest.raises(InvalidRequest):
+            decode(body)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from([field.name for field in msgspec.structs.fields(ChatRequest)]), JSON, max_size=4))
+def test_any_json_ends_in_a_request_or_a_refusal(fields: Mapping[str, object]) -> None:
+    try:
+        check(decode_chat(chat(**fields)))
+    except InvalidRequest as error:
+        assert error.message[0].isupper()
+        assert len(error.message) < 500

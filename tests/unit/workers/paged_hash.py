@@ -1,0 +1,103 @@
+"""A model small enough to check by eye: KV slots hold running hashes of the history, and a token is a hash of every slot read.
+
+`HashRunner` reads and writes the slots through the block table, as a real runner does, and poisons what nobody holds; `answer` says the same
+without blocks, batches or chunks. Any mix-up of blocks, any KV of another tenant, any slot read before it is written shows as a wrong token.
+"""
+
+from collections.abc import Sequence as Seq
+from itertools import count
+
+from penstock.prefix.hashing import ChainHasher
+from penstock.wire.frames import SamplingParams
+from penstock.workers.blocks import BlockPool
+from penstock.workers.sequence import Chunk, Sampled, Sequence, Step
+
+VOCAB = 40
+EOS = 3
+_PRIME = 2**31 - 1
+_numbers = count()
+
+
+def _root_state(tenant: str) -> int:
+    return sum(tenant.encode()) + 1
+
+
+def _next_state(state: int, token_id: int) -> int:
+    return (state * 48271 + token_id + 1) % _PRIME
+
+
+def _choose(slots: Seq[int], seed: int) -> int:
+    return sum(slot * (2 * place + 3) for place, slot in enumerate(slots, seed)) % _PRIME % VOCAB
+
+
+def answer(prompt: Seq[int], sampling: SamplingParams, tenant: str = "", max_len: int = 10**9, eos: Seq[int] = (EOS,)) -> list[int]:
+    """What comes out when a sequence runs alone."""
+    state, slots, output = _root_state(tenant), list[int](), list[int]()
+    pending = list(prompt)
+    while len(output) < sampling.max_tokens and len(prompt) + len(output) < max_len:
+        for token_id in pending:
+            state = _next_state(state, token_id)
+            slots.append(state)
+        pending = [_choose(slots, sampling.seed)]
+        output += pending
+        if (pending[0] in eos and not sampling.ignore_eos) or pending[0] in sampling.stop_token_ids:
+            break
+    return output
+
+
+class HashRunner:
+    eos_token_ids = frozenset({EOS})
+
+    def __init__(self, num_blocks: int, block_size: int, max_model_len: int = 10**6) -> None:
+        self.num_blocks = num_blocks
+        self.max_model_len = max_model_len
+        self._block_size = block_size
+        self._slots: list[int | None] = [None] * (num_blocks * block_size)
+        self.forgotten: list[Sequence] = []
+        self.num_computed = 0
+
+    def run(self, step: Step) -> list[Sampled | None]:
+        return [self._compute(chunk) for chunk in step.chunks]
+
+    def forget(self, seq: Sequence) -> None:
+        self.forgotten.append(seq)
+
+    def poison(self, pool: BlockPool) -> None:
+        for block in pool.garbage():
+            self._slots[block * self._block_size : (block + 1) * self._block_size] = [None] * self._block_size
+
+    def _slot(self, seq: Sequence, position: int) -> int:
+        return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
+
+    def _compute(self, chunk: Chunk) -> Sampled | None:
+        seq = chunk.seq
+        self.num_computed += chunk.num_tokens
+        for position in range(chunk.start, len(seq.block_table) * self._block_size):
+            self._slots[self._slot(seq, position)] = None
+        state = self._read(seq, chunk.start - 1) if chunk.start else _root_state(seq.tenant)
+        for position in range(chunk.start, chunk.end):
+            state = _next_state(state, seq.token_ids[position])
+            self._slots[self._slot(seq, position)] = state
+        return Sampled(_choose([self._read(seq, position) for position in range(chunk.end)], seq.sampling.seed)) if chunk.is_sampled else None
+
+    def _read(self, seq: Sequence, position: int) -> int:
+        slot = self._slots[self._slot(seq, position)]
+        assert slot is not None, f"position {position} of {seq.request_id} is read from a slot that holds nothing"
+        return slot
+
+
+def make_sequence(
+    hasher: ChainHasher,
+    prompt: Seq[int],
+    sampling: SamplingParams,
+    *,
+    output: Seq[int] = (),
+    tenant: str = "",
+    deadline: float | None = None,
+    has_keys: bool = True,
+) -> Sequence:
+    """As a replica makes it from a Submit; `output`: what a resumed one has already."""
+    token_ids = [*prompt, *output]
+    root = hasher.salted(hasher.root("hash-model"), tenant.encode())
+    keys = hasher.extend(root, token_ids) if has_keys else []
+    return Sequence(f"r{next(_numbers)}", token_ids, sampling, len(prompt), keys, keys[-1] if keys else root, arrival_s=0.0, deadline=deadline, tenant=tenant)

@@ -1,0 +1,239 @@
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from penstock.workers import attention
+from penstock.workers.attention import AttentionBatch, attend, write_kv
+from penstock.workers.kernels.build import find_compilers, load_kernels, obtain
+
+NAN = float("nan")
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+Span = tuple[int, int]
+"""(context_len, new tokens) of one sequence."""
+
+
+@dataclass
+class Case:
+    """Sequences in a paged cache whose every other slot is NaN."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    batch: AttentionBatch
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    def attend(self, threads: int = 2, exact: bool = False) -> Tensor:
+        return attend(self.q, self.k_cache, self.v_cache, self.batch, 0.25, threads, exact)
+
+    def torch_attend(self, exact: bool) -> Tensor:
+        return attention._attend_torch(self.q, self.k_cache, self.v_cache, self.batch, 0.25, exact)
+
+
+def make_case(
+    spans: list[Span], *, dim: int = 64, kv_heads: int = 3, group: int = 3, block_size: int = 16, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> Case:
+    """Random content that depends on `seed` and the sequence's index alone."""
+    counts = [-(-context // block_size) for context, _ in spans]
+    blocks = list(range(1, sum(counts) + 4))
+    random.Random(seed).shuffle(blocks)
+    k_cache = torch.full((len(blocks) + 1, kv_heads, block_size, dim), NAN, dtype=dtype)
+    v_cache = k_cache.clone()
+    tables = torch.zeros(len(spans), max(counts), dtype=torch.int32)
+    keys, values, queries, slots = [], [], [], []
+    for index, (context, new) in enumerate(spans):
+        generator = torch.Generator().manual_seed(1000 * seed + index)
+        k, v, q = (torch.randn(context, heads, dim, generator=generator).to(dtype) for heads in (kv_heads, kv_heads, kv_heads * group))
+        table = torch.tensor([blocks.pop() for _ in range(counts[index])])
+        tables[index, : counts[index]] = table
+        positions = torch.arange(context)
+        slot = table[positions // block_size] * block_size + positions % block_size
+        write_kv(k, v, k_cache, v_cache, slot)
+        keys.append(k)
+        values.append(v)
+        queries.append(q[context - new :])
+        slots.append(slot[context - new :])
+    starts = torch.tensor([0, *(new for _, new in spans)]).cumsum(0).int()
+    contexts = torch.tensor([context for context, _ in spans], dtype=torch.int32)
+    return Case(torch.cat(queries), k_cache, v_cache, AttentionBatch(starts, contexts, tables, torch.cat(slots)), keys, values)
+
+
+def dense(case: Case) -> Tensor:
+    """Softmax attention of textbooks, in float64, query by query."""
+    out = []
+    starts, contexts = case.batch.query_start.tolist(), case.batch.context_len.tolist()
+    for index, context in enumerate(contexts):
+        for row in range(starts[index], starts[index + 1]):
+            visible = context - (starts[index + 1] - 1 - row)
+            group = case.q.shape[1] // case.k_cache.shape[1]
+            keys, values = (x[index][:visible].double().repeat_interleave(group, dim=1) for x in (case.keys, case.values))
+            weights = torch.softmax(0.25 * torch.einsum("hd,jhd->hj", case.q[row].double(), keys), dim=1)
+            out.append(torch.einsum("hj,jhd->hd", weights, values))
+    return torch.stack(out)
+
+
+MIXED: list[Span] = [(1, 1), (7, 7), (16, 1), (17, 1), (70, 1), (64, 64), (65, 20), (129, 33), (200, 3)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _with_kernels() -> None:
+    if load_kernels() is None:
+        pytest.skip("there is no C++ compiler on this machine, and no ziglang")
+
+
+@pytest.mark.parametrize(("dim", "group", "block_size", "dtype"), list(product((16, 32, 64, 128), (1, 3, 4, 8), (8, 16, 32), TOLERANCE)))
+def test_the_kernel_equals_dense_softmax_attention(dim: int, group: int, block_size: int, dtype: torch.dtype) -> None:
+    case = make_case(MIXED, dim=dim, kv_heads=2, group=group, block_size=block_size, dtype=dtype)
+
+    torch.testing.assert_close(case.attend().double(), dense(case), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("exact", "group", "block_size", "dtype"), list(product((False, True), (1, 4), (8, 16), TOLERANCE)))
+def test_the_torch_fallback_equals_dense_softmax_attention(exact: bool, group: int, block_size: int, dtype: torch.dtype) -> None:
+    case = make_case(MIXED, dim=32, group=group, block_size=block_size, dtype=dtype)
+
+    torch.testing.assert_close(case.torch_attend(exact).double(), dense(case), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+def test_blocks_smaller_than_a_vector_give_the_same_bits_as_large_ones(block_size: int) -> None:
+    small, large = (make_case(MIXED, block_size=size) for size in (block_size, 32))
+
+    assert torch.equal(small.attend(), large.attend())
+
+
+def test_contexts_of_several_segments_equal_dense_softmax_attention() -> None:
+    case = make_case([(2500, 2), (1024, 1), (1025, 1), (3000, 40)], kv_heads=2, group=2)
+
+    torch.testing.assert_close(case.attend().double(), dense(case), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("dtype", "threads"), list(product(TOLERANCE, (1, 2, 5))))
+def test_a_query_gets_the_same_bits_alone_and_in_any_batch_with_any_number_of_threads(dtype: torch.dtype, threads: int) -> None:
+    spans = [*MIXED, (1100, 30), (2100, 1)]
+    together = make_case(spans, dtype=dtype)
+    whole = together.attend(threads)
+
+    for index, (context, new) in enumerate(spans):
+        expected = whole[together.batch.query_start[index] : together.batch.query_start[index + 1]]
+        for row in {0, new // 2, new - 1}:
+            alone = narrowed(together, index, row, context - new + row + 1)
+            assert torch.equal(alone.attend(1)[0], expected[row])
+
+
+def narrowed(case: Case, index: int, row: int, visible: int) -> Case:
+    """One query of a case as a batch of its own; everything behind what it sees is made NaN."""
+    token = int(case.batch.query_start[index]) + row
+    k_cache, v_cache = case.k_cache.clone(), case.v_cache.clone()
+    table, size = case.batch.block_tables[index], case.k_cache.shape[2]
+    for cache in (k_cache, v_cache):
+        cache[table[-(-visible // size) :].long()] = NAN
+        if visible % size:
+            cache[int(table[visible // size]), :, visible % size :] = NAN
+    tables = case.batch.block_tables[index : index + 1, : -(-visible // size)].clone()
+    batch = AttentionBatch(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([visible], dtype=torch.int32), tables, torch.zeros(1, dtype=torch.int64))
+    return Case(case.q[token : token + 1], k_cache, v_cache, batch, [], [])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    spans=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 80)).map(lambda pair: (max(pair), min(pair))), min_size=1, max_size=6),
+    dim=st.sampled_from((16, 48, 80, 96, 192, 256)),
+    kv_heads=st.integers(1, 3),
+    group=st.sampled_from((1, 2, 5, 7, 40)),
+    block_size=st.sampled_from((8, 16, 32)),
+    seed=st.integers(0, 2**16),
+)
+def test_the_kernel_equals_dense_attention_for_odd_shapes(spans: list[Span], dim: int, kv_heads: int, group: int, block_size: int, seed: int) -> None:
+    spans = [(context, min(new, 12)) for context, new in spans]
+    case = make_case(spans, dim=dim, kv_heads=kv_heads, group=group, block_size=block_size, seed=seed)
+
+    torch.testing.assert_close(case.attend().double(), dense(case), atol=5e-5, rtol=5e-5)
+
+
+def test_callers_in_several_threads_do_not_disturb_each_other() -> None:
+    cases = [make_case([(600 + index, 40), (90, 1)], seed=index) for index in range(3)]
+    expected = [case.attend(1) for case in cases]
+    with ThreadPoolExecutor(3) as executor:
+        for _ in range(10):
+            results = list(executor.map(Case.attend, cases))
+            assert all(torch.equal(result, wanted) for result, wanted in zip(results, expected, strict=True))
+
+
+def test_exact_torch_attention_of_a_query_does_not_depend_on_its_batch() -> None:
+    together = make_case(MIXED, dim=32)
+    whole = together.torch_attend(exact=True)
+
+    for index, (context, new) in enumerate(MIXED):
+        expected = whole[together.batch.query_start[index] : together.batch.query_start[index + 1]]
+        for row in {0, new // 2, new - 1}:
+            alone = narrowed(together, index, row, context - new + row + 1)
+            assert torch.equal(alone.torch_attend(exact=True)[0], expected[row])
+
+
+def test_a_head_dim_that_the_kernel_lacks_falls_back_to_torch() -> None:
+    case = make_case(MIXED, dim=24)
+
+    torch.testing.assert_close(case.attend().double(), dense(case), atol=2e-5, rtol=2e-5)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    case = make_case([(50, 1), (80, 80)])
+    case.q *= 300
+
+    torch.testing.assert_close(case.attend().double(), dense(case), atol=1e-3, rtol=1e-3)
+
+
+def test_queries_may_be_a_slice_of_a_fused_projection() -> None:
+    case = make_case(MIXED)
+    expected = case.attend()
+    tokens, heads, dim = case.q.shape
+    fused = torch.full((tokens, heads * dim + 100), NAN)
+    fused[:, : heads * dim] = case.q.view(tokens, -1)
+    case.q = fused[:, : heads * dim].view(tokens, heads, dim)
+
+    assert not case.q.is_contiguous()
+    assert torch.equal(case.attend(), expected)
+
+
+def test_bfloat16_queries_may_read_a_float32_cache_and_the_reverse() -> None:
+    for dtype, other in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
+        case = make_case(MIXED, dtype=dtype)
+        case.q = case.q.to(other)
+
+        assert case.attend().dtype == other
+        torch.testing.assert_close(case.attend().double(), dense(case), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize(("source", "target"), list(product(TOLERANCE, TOLERANCE)))
+def test_write_kv_stores_what_torch_would_and_nothing_else(source: torch.dtype, target: torch.dtype) -> None:
+    fused = torch.randn(9, 2 * 3 * 32).to(source)
+    fused[0, :4] = torch.tensor([NAN, float("inf"), float("-inf"), 3.4e38]).to(source)
+    k, v = (half.view(9, 3, 32) for half in fused.split(96, dim=1))
+    slots = torch.randperm(5 * 8)[:9]
+    caches = [torch.full((5, 3, 8, 32), 7.0, dtype=target) for _ in range(4)]
+
+    write_kv(k, v, caches[0], caches[1], slots)
+    attention._write_kv_torch(k, v, caches[2], caches[3], slots)
+
+    for got, expected in ((caches[0], caches[2]), (caches[1], caches[3])):
+        assert torch.equal(got.isnan(), expected.isnan())
+        assert torch.equal(got.nan_to_num(), expected.nan_to_num())
+
+
+def test_every_compiler_of_this_machine_builds_kernels_that_agree(tmp_path: Path) -> None:
+    case = make_case(MIXED)
+    batch = case.batch
+    for compiler in find_compilers():
+        kernels = obtain([compiler], tmp_path)
+        out = kernels.attend(case.q, case.k_cache, case.v_cache, batch.query_start, batch.context_len, batch.block_tables, 0.25, 2)
+
+        torch.testing.assert_close(out.double(), dense(case), atol=2e-5, rtol=2e-5)

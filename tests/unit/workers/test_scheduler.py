@@ -1,0 +1,464 @@
+import time
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from penstock.prefix.hashing import ChainHasher
+from penstock.wire.frames import Finish, SamplingParams
+from penstock.workers.blocks import BlockPool
+from penstock.workers.config import EngineConfig
+from penstock.workers.scheduler import Scheduler
+from penstock.workers.sequence import Sampled, Sequence, Status, Step
+from tests.unit.workers.paged_hash import EOS, HashRunner, answer, make_sequence
+
+MAX_STEPS = 3000
+
+
+@dataclass
+class Bench:
+    """A scheduler, its pool and a runner that shows every mix-up."""
+
+    num_blocks: int = 64
+    block_size: int = 4
+    max_num_seqs: int = 8
+    max_batched_tokens: int = 32
+    max_model_len: int = 10**6
+    live: list[Sequence] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        config = EngineConfig(block_size=self.block_size, max_num_seqs=self.max_num_seqs, max_batched_tokens=self.max_batched_tokens)
+        self.hasher = ChainHasher(bytes(16), self.block_size)
+        self.pool = BlockPool(self.num_blocks, self.block_size)
+        self.runner = HashRunner(self.num_blocks, self.block_size, self.max_model_len)
+        self.scheduler = Scheduler(self.pool, self.hasher, config, self.max_model_len, self.runner.eos_token_ids)
+
+    def sequence(self, prompt: list[int], max_tokens: int = 4, **options: object) -> Sequence:
+        return make_sequence(self.hasher, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), **options)  # type: ignore[arg-type]
+
+    def add(self, *sequences: Sequence) -> None:
+        for seq in sequences:
+            assert self.scheduler.add(seq), seq.error
+
+    def step(self) -> Step:
+        """Schedule, run, commit, and everything that must hold after it."""
+        step = self.scheduler.schedule()
+        assert step.num_tokens <= self.max_batched_tokens
+        assert len(step.chunks) <= self.max_num_seqs
+        assert all(chunk.seq.status is Status.RUNNING and chunk.num_tokens > 0 for chunk in step.chunks)
+        assert len({chunk.seq for chunk in step.chunks}) == len(step.chunks)
+        self.runner.poison(self.pool)
+        self.scheduler.commit(step, self.runner.run(step))
+        self.pool.check(self.scheduler.sequences())
+        return step
+
+    def drain(self) -> int:
+        """Steps until all is done; then nothing is held."""
+        num_steps = 0
+        while self.scheduler.has_work:
+            assert self.step().chunks, "there is work and the step is empty"
+            num_steps += 1
+            assert num_steps < MAX_STEPS, "a sequence starves"
+        assert self.pool.num_free == self.pool.num_blocks
+        self.pool.check([])
+        return num_steps
+
+
+def output_of(seq: Sequence) -> list[int]:
+    return seq.token_ids[seq.num_prompt_tokens :]
+
+
+def expected(seq: Sequence, max_len: int = 10**9) -> list[int]:
+    return answer(seq.token_ids[: seq.num_prompt_tokens], seq.sampling, seq.tenant, max_len)
+
+
+def prompt_of(length: int, first: int = 0) -> list[int]:
+    return [(first + 7 * place) % 40 for place in range(length)]
+
+
+def test_sequences_in_one_batch_say_what_they_say_alone() -> None:
+    bench = Bench()
+    sequences = [bench.sequence(prompt_of(length, first=length), max_tokens=9) for length in (1, 3, 4, 5, 17)]
+    bench.add(*sequences)
+    bench.drain()
+
+    assert [output_of(seq) for seq in sequences] == [expected(seq) for seq in sequences]
+    assert {seq.finish for seq in sequences} == {Finish.LENGTH}
+
+
+def test_a_long_prompt_is_computed_in_chunks_beside_decoding_rows() -> None:
+    bench = Bench(max_batched_tokens=8)
+    short, long = bench.sequence(prompt_of(2), max_tokens=20), bench.sequence(prompt_of(30, first=1))
+    bench.add(short)
+    bench.step()
+    bench.add(long)
+
+    assert [chunk.num_tokens for chunk in bench.step().chunks] == [1, 7]
+    assert [chunk.num_tokens for chunk in bench.step().chunks] == [1, 7]
+    bench.drain()
+    assert output_of(long) == expected(long)
+
+
+def test_a_prefill_leaves_room_for_the_decoding_rows_behind_it() -> None:
+    bench = Bench(max_batched_tokens=8)
+    long, short = bench.sequence(prompt_of(40)), bench.sequence(prompt_of(2, first=1), max_tokens=9)
+    bench.add(short)
+    bench.step()
+    bench.add(long)
+    bench.step()
+    bench.scheduler.running.reverse()  # now the prefill comes first
+
+    assert [(chunk.seq, chunk.num_tokens) for chunk in bench.step().chunks] == [(long, 7), (short, 1)]
+    bench.drain()
+
+
+def test_a_cached_prefix_is_not_computed_again() -> None:
+    bench = Bench()
+    bench.add(bench.sequence(prompt_of(18)))
+    bench.drain()
+    follower = bench.sequence([*prompt_of(16), 1, 2, 3])
+    bench.add(follower)
+    step = bench.step()
+
+    assert (step.chunks[0].start, step.chunks[0].num_tokens) == (16, 3)
+    assert follower.num_cached_tokens == 16
+    bench.drain()
+    assert output_of(follower) == expected(follower)
+
+
+def test_the_last_token_is_computed_even_if_all_blocks_are_cached() -> None:
+    bench = Bench()
+    bench.add(bench.sequence(prompt_of(16)))
+    bench.drain()
+    again = bench.sequence(prompt_of(16))
+    bench.add(again)
+    bench.drain()
+
+    assert again.num_cached_tokens == 12
+    assert output_of(again) == expected(again)
+
+
+def test_another_tenant_does_not_hit_the_same_prompt() -> None:
+    bench = Bench()
+    bench.add(bench.sequence(prompt_of(16), tenant="a"))
+    bench.drain()
+    other = bench.sequence(prompt_of(16), tenant="b")
+    bench.add(other)
+    bench.drain()
+
+    assert other.num_cached_tokens == 0
+    assert output_of(other) == expected(other)
+
+
+def test_generated_blocks_are_cached_under_the_keys_a_gateway_makes() -> None:
+    bench = Bench()
+    first = bench.sequence(prompt_of(6), max_tokens=10)
+    bench.add(first)
+    bench.drain()
+    second_turn = bench.sequence([*first.token_ids, 5, 6])
+    bench.add(second_turn)
+    bench.step()
+
+    assert second_turn.num_cached_tokens == 12  # the KV of the last of 16 tokens was never computed
+    bench.drain()
+    assert output_of(second_turn) == expected(second_turn)
+
+
+def test_a_sequence_without_keys_gets_those_of_its_chain() -> None:
+    bench = Bench()
+    bare = bench.sequence(prompt_of(9), has_keys=False)
+    bench.add(bare)
+    bench.drain()
+
+    assert bare.block_keys == bench.sequence(bare.token_ids[:12]).block_keys
+    assert bare.chain_key == bare.block_keys[-1]
+
+
+def test_blocks_are_published_only_when_their_kv_is_written() -> None:
+    bench = Bench(max_batched_tokens=8)
+    seq = bench.sequence(prompt_of(20))
+    bench.add(seq)
+    step = bench.scheduler.schedule()
+
+    assert bench.pool.cached_keys() == []
+    bench.scheduler.commit(step, bench.runner.run(step))
+    assert bench.pool.cached_keys() == seq.block_keys[:2]
+
+
+def test_two_sequences_with_one_prompt_compute_it_once() -> None:
+    bench = Bench()
+    twins = [bench.sequence(prompt_of(17)) for _ in range(3)]
+    bench.add(*twins)
+
+    assert [chunk.seq for chunk in bench.step().chunks] == twins[:1]
+    assert [chunk.num_tokens for chunk in bench.step().chunks] == [1, 1, 1]
+    assert [seq.num_cached_tokens for seq in twins] == [0, 16, 16]
+    bench.drain()
+    assert [output_of(seq) for seq in twins] == [expected(seq) for seq in twins]
+
+
+def test_a_sequence_that_waits_for_a_prefix_does_not_hold_up_others() -> None:
+    bench = Bench()
+    first, twin, other = bench.sequence(prompt_of(17)), bench.sequence(prompt_of(17)), bench.sequence(prompt_of(9, first=1))
+    bench.add(first, twin, other)
+
+    assert [chunk.seq for chunk in bench.step().chunks] == [first, other]
+    assert list(bench.scheduler.waiting) == [twin]
+    bench.drain()
+
+
+def test_sequences_that_wait_for_a_prefix_keep_their_order() -> None:
+    bench = Bench()
+    first, second, third, fourth = (bench.sequence(prompt_of(17)) for _ in range(4))
+    bench.add(first, second, third, fourth)
+    bench.step()
+
+    assert list(bench.scheduler.waiting) == [second, third, fourth]
+    bench.drain()
+
+
+def test_a_sequence_stops_waiting_for_a_prefix_whose_owner_is_gone() -> None:
+    bench = Bench(max_batched_tokens=8)
+    first, twin = bench.sequence(prompt_of(30)), bench.sequence(prompt_of(30))
+    bench.add(first, twin)
+    bench.step()
+    bench.scheduler.finish(first, Finish.ABORT)
+
+    assert [chunk.seq for chunk in bench.step().chunks] == [twin]
+    bench.drain()
+    assert output_of(twin) == expected(twin)
+
+
+def test_the_newest_sequence_gives_way_and_starts_over() -> None:
+    bench = Bench(num_blocks=6)
+    old, new = bench.sequence(prompt_of(8), max_tokens=14), bench.sequence(prompt_of(8, first=1), max_tokens=8)
+    bench.add(old, new)
+    steps = []
+    while not new.num_preemptions:
+        steps.append(bench.step())
+
+    assert steps[-1].preempted == [new]
+    assert new.block_table == []
+    assert list(bench.scheduler.waiting) == [new]
+    bench.drain()
+    assert [output_of(seq) for seq in (old, new)] == [expected(old), expected(new)]
+    assert old.num_preemptions == 0
+
+
+def test_a_preempted_sequence_goes_ahead_of_those_that_never_ran() -> None:
+    bench = Bench(num_blocks=6, max_num_seqs=2)
+    old, new, later = (bench.sequence(prompt_of(8, first=first), max_tokens=12) for first in range(3))
+    bench.add(old, new, later)
+    while not new.num_preemptions:
+        bench.step()
+
+    assert list(bench.scheduler.waiting) == [new, later]
+    assert new.num_cached_tokens == 0
+    bench.drain()
+    assert new.num_cached_tokens == 0  # of its first admission
+
+
+def test_a_resumed_sequence_goes_on_where_it_was() -> None:
+    bench = Bench()
+    whole = bench.sequence(prompt_of(10), max_tokens=12)
+    rest = bench.sequence(prompt_of(10), max_tokens=12, output=expected(whole)[:7])
+    bench.add(rest)
+    bench.drain()
+
+    assert output_of(rest) == expected(whole)
+
+
+def test_a_resumed_sequence_counts_only_prompt_tokens_as_cached() -> None:
+    bench = Bench()
+    whole = bench.sequence(prompt_of(6), max_tokens=12)
+    bench.add(whole)
+    bench.drain()
+    rest = bench.sequence(prompt_of(6), max_tokens=20, output=output_of(whole))
+    bench.add(rest)
+    bench.drain()
+
+    assert rest.num_cached_tokens == 6
+
+
+def test_a_resumed_sequence_that_has_all_its_tokens_ends_at_once() -> None:
+    bench = Bench()
+    seq = bench.sequence(prompt_of(4), max_tokens=2, output=[1, 2])
+
+    assert not bench.scheduler.add(seq)
+    assert (seq.finish, seq.error) == (Finish.LENGTH, None)
+
+
+@pytest.mark.parametrize(
+    ("bench", "length", "sentence"),
+    [
+        (Bench(num_blocks=2), 8, "The sequence has 8 tokens; this replica holds at most 8, and one must be left for output."),
+        (Bench(max_model_len=8), 9, "The sequence has 9 tokens; this replica holds at most 8, and one must be left for output."),
+        (Bench(), 0, "The sequence has no tokens."),
+    ],
+)
+def test_a_sequence_that_can_never_fit_is_refused_with_a_sentence(bench: Bench, length: int, sentence: str) -> None:
+    seq = bench.sequence(prompt_of(length))
+
+    assert not bench.scheduler.add(seq)
+    assert (seq.finish, seq.error) == (Finish.REFUSED, sentence)
+    assert not bench.scheduler.has_work
+
+
+def test_more_keys_than_full_blocks_are_refused() -> None:
+    bench = Bench()
+    seq = bench.sequence(prompt_of(11))
+    seq.block_keys.append(bytes(16))
+
+    assert not bench.scheduler.add(seq)
+    assert seq.error == "The sequence came with 3 block keys and has only 2 full blocks of 4 tokens."
+
+
+def test_a_sequence_ends_when_its_context_is_full() -> None:
+    bench = Bench(num_blocks=3)
+    seq = bench.sequence(prompt_of(7), max_tokens=100)
+    bench.add(seq)
+    bench.drain()
+
+    assert (seq.finish, seq.num_tokens) == (Finish.LENGTH, 12)
+    assert output_of(seq) == expected(seq, max_len=12)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "finish"),
+    [
+        (SamplingParams(max_tokens=500), Finish.STOP),
+        (SamplingParams(max_tokens=20, ignore_eos=True), Finish.LENGTH),
+        (SamplingParams(max_tokens=500, ignore_eos=True, stop_token_ids=(EOS,)), Finish.STOP),
+    ],
+)
+def test_a_sequence_ends_at_a_stop_token_or_at_its_length(sampling: SamplingParams, finish: Finish) -> None:
+    bench = Bench(num_blocks=200)
+    seq = make_sequence(bench.hasher, prompt_of(5), sampling)
+    bench.add(seq)
+    bench.drain()
+
+    assert seq.finish is finish
+    assert output_of(seq) == expected(seq)
+    assert (output_of(seq)[-1] == EOS) is (finish is Finish.STOP)
+
+
+def test_a_finished_sequence_can_not_be_finished_again() -> None:
+    bench = Bench()
+    seq = bench.sequence(prompt_of(5))
+    bench.add(seq)
+    bench.step()
+    bench.scheduler.finish(seq, Finish.ABORT)
+    bench.scheduler.finish(seq, Finish.ERROR, "late")
+
+    assert (seq.finish, seq.error) == (Finish.ABORT, None)
+    bench.drain()
+
+
+def test_a_chunk_that_samples_nothing_has_no_output() -> None:
+    bench = Bench(max_batched_tokens=8)
+    seq = bench.sequence(prompt_of(12))
+    bench.add(seq)
+    first = bench.scheduler.schedule()
+
+    assert bench.scheduler.commit(first, [None]) == []
+    second = bench.scheduler.schedule()
+    (output,) = bench.scheduler.commit(second, [Sampled(9)])
+    assert (output.seq, output.token_ids, output.logprobs, output.finish) == (seq, [9], None, None)
+
+
+# invariants 2 and 3 over random schedules
+
+
+class Job(NamedTuple):
+    prompt: list[int]
+    max_tokens: int
+    tenant: str
+    num_output: int
+    """Of a resumed sequence."""
+    seed: int
+    has_keys: bool
+    num_steps: int
+    """Between this job's arrival and the next one's."""
+    aborts: int | None
+    """Which job is aborted when this one arrives."""
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """Prompts that often begin alike."""
+    stem = prompt_of(24, first=draw(st.integers(0, 1)))
+    return [*stem[: draw(st.sampled_from([8, 16, 3, 24, 0]))], *draw(st.lists(st.integers(0, 39), min_size=1, max_size=6))]
+
+
+jobs = st.builds(
+    Job,
+    prompt=prompts(),
+    max_tokens=st.sampled_from([24, 12, 3, 1]),
+    tenant=st.sampled_from(["a", "a", "b"]),
+    num_output=st.sampled_from([0, 0, 1, 5]),
+    seed=st.integers(0, 1),
+    has_keys=st.sampled_from([True, True, False]),
+    num_steps=st.sampled_from([0, 0, 1, 2, 9]),
+    aborts=st.one_of(st.none(), st.none(), st.integers(0, 9)),
+)
+
+
+def submit(bench: Bench, job: Job) -> Sequence:
+    sampling = SamplingParams(max_tokens=job.max_tokens, seed=job.seed)
+    output = answer(job.prompt, sampling, job.tenant, bench.scheduler.max_len)[: job.num_output]
+    if EOS in output or len(output) == job.max_tokens:
+        output = []
+    seq = make_sequence(bench.hasher, job.prompt, sampling, output=output, tenant=job.tenant, has_keys=job.has_keys)
+    bench.scheduler.add(seq)
+    return seq
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    jobs=st.lists(jobs, min_size=6, max_size=14),
+    capacity=st.integers(20, 80),
+    block_size=st.sampled_from([1, 2, 4, 4, 8]),
+    max_num_seqs=st.sampled_from([8, 4, 2, 1]),
+    extra_budget=st.sampled_from([0, 1, 3, 10, 50]),
+)
+def test_any_schedule_says_what_the_sequences_say_alone(jobs: list[Job], capacity: int, block_size: int, max_num_seqs: int, extra_budget: int) -> None:
+    bench = Bench(capacity // block_size, block_size, max_num_seqs, max_num_seqs + extra_budget)
+    sequences: list[Sequence] = []
+    for job in jobs:
+        sequences.append(submit(bench, job))
+        if job.aborts is not None:
+            bench.scheduler.finish(sequences[job.aborts % len(sequences)], Finish.ABORT)
+        for _ in range(job.num_steps if bench.scheduler.has_work else 0):
+            bench.step()
+    bench.drain()
+
+    max_len = bench.scheduler.max_len
+    for seq in sequences:
+        whole = expected(seq, max_len)
+        if seq.finish is Finish.REFUSED:
+            assert seq.num_tokens >= max_len
+        elif seq.finish is Finish.ABORT:
+            assert output_of(seq) == whole[: seq.num_output_tokens]
+        else:
+            assert output_of(seq) == whole
+            assert seq.finish is (Finish.STOP if whole[-1] == EOS else Finish.LENGTH)
+    event(f"preemptions: {min(3, sum(seq.num_preemptions for seq in sequences))}")
+    event(f"prefix hits: {min(3, sum(bool(seq.num_cached_tokens) for seq in sequences))}")
+
+
+def test_a_step_of_64_decoding_rows_costs_well_below_a_millisecond() -> None:
+    bench = Bench(num_blocks=64 * 8, block_size=16, max_num_seqs=64, max_batched_tokens=512)
+    bench.add(*(bench.sequence(prompt_of(5, first=first), max_tokens=100) for first in range(64)))
+    while bench.scheduler.waiting or any(seq.num_uncomputed_tokens > 1 for seq in bench.scheduler.running):
+        bench.step()
+    sampled: list[Sampled | None] = [Sampled(1)] * 64
+    costs = []
+    for _ in range(60):
+        begin = time.thread_time()
+        step = bench.scheduler.schedule()
+        bench.scheduler.commit(step, sampled)
+        costs.append(time.thread_time() - begin)
+
+    assert sorted(costs)[len(costs) // 2] < 1e-3
