@@ -1,6 +1,6 @@
 """Greedy parity with transformers in float32: the demo model, the same prompts, token for token and logit for logit.
 
-    python -m bench.parity [--prompts 40] [--new-tokens 64] [--logits-of 5] [--data DIR]
+    python -m bench.parity [--prompts 40] [--new-tokens 64] [--logits-of 5] [--threads N] [--data DIR]
 
 Our side is the real engine: all prompts at once, batched, in chunks, over paged KV with prefix reuse. transformers reads the same GGUF file by its
 own code and generates prompt by prompt. The end of sequence is ignored on both sides. Where outputs part, it must be at a near-tie:
@@ -190,6 +190,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--logits-of", type=int, default=5, metavar="N", help="compare the logits of so many prompts at every step")
+    parser.add_argument("--threads", type=int, help="of torch, on both sides (default: one for each core)")
     parser.add_argument("--data", type=Path, default=os.environ.get("PENSTOCK_TEST_DATA"), help="folder with text/*.jsonl (default: $PENSTOCK_TEST_DATA)")
     args = parser.parse_args()
     if args.data is None:
@@ -198,7 +199,7 @@ def main() -> None:
     model = load_oracle(source)
     unequal, num_tensors = unequal_tensors(source, model), len(layout(read_config(source)))
     prompts = chat_prompts(source, sample_texts(Path(args.data), args.prompts))
-    config = EngineConfig(dtype="float32", max_num_seqs=16, max_batched_tokens=128)
+    config = EngineConfig(dtype="float32", max_num_seqs=16, max_batched_tokens=128, threads=args.threads)
     mine = ours(source, config, prompts, args.new_tokens, args.logits_of)
     differences: list[Difference] = []
     largest = 0.0

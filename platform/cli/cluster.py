@@ -35,9 +35,9 @@ class StartFailed(PenstockError):
         self.detail = detail
 
 
-def ray_environment(serve: Mapping[str, str]) -> dict[str, str]:
-    """What Ray and all that it starts must find in their environment; `serve` is what the gateway asks for."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0", **serve}
+def ray_environment() -> dict[str, str]:
+    """What Ray and all that it starts must find in their environment."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 class Cluster:

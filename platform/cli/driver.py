@@ -21,8 +21,13 @@ import ray
 from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from penstock.cli.config import PlatformConfig
+from penstock.cli.config import PlatformConfig, PoolConfig
 from penstock.cli.events import DEPLOYED, FAILED, RAY, Event
+from penstock.router.app import gateway_app
+from penstock.router.config import PoolSpec
+from penstock.text.source import resolve
+from penstock.wire.discovery import GATEWAY_APP, pool_app_name
+from penstock.workers.replica import pool_app
 
 OBJECT_STORE_BYTES = 96 * 2**20
 """Ray's shared memory. Tokens don't pass through it."""
@@ -69,6 +74,36 @@ def _run(config: PlatformConfig, temp_dir: Path, tell: Callable[[Event], object]
     tell(Event(DEPLOYED))
     while True:
         signal.pause()
+
+
+def deploy(config: PlatformConfig) -> list[str]:
+    """Hand gateway and pools to Serve, all at once and without waiting; returns the names of their applications. No proxy: the gateway
+    answers for itself."""
+    specs = [pool_spec(pool) for pool in config.pools]
+    gateway = serve.RunTarget(gateway_app(config.gateway, specs), GATEWAY_APP, route_prefix=None)
+    pools = [
+        serve.RunTarget(pool_app(pool.name, pool.model, pool.engine, pool.replicas), spec.app_name, route_prefix=None, external_scaler_enabled=True)
+        for pool, spec in zip(config.pools, specs, strict=True)
+    ]
+    serve.start(proxy_location="Disabled")
+    serve.run_many([gateway, *pools], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    return [target.name for target in (gateway, *pools)]
+
+
+def pool_spec(pool: PoolConfig) -> PoolSpec:
+    """What a gateway is told of a pool. Raises ConfigError for a checkpoint that can't be read."""
+    is_timed = pool.engine.runner == "timed"
+    configured = pool.engine.timed.max_model_len if is_timed else pool.engine.max_model_len
+    return PoolSpec(
+        name=pool.name,
+        served_names=pool.names,
+        tier=pool.tier,
+        model=pool.model,
+        app_name=pool_app_name(pool.name),
+        block_size=pool.engine.block_size,
+        max_model_len=configured or resolve(pool.model).max_model_len,
+        is_timed=is_timed,
+    )
 
 
 def _start_ray(temp_dir: Path) -> None:

@@ -120,8 +120,7 @@ class Run:
         return cluster, api_key
 
     def _environment(self, redis_url: str) -> dict[str, str]:
-        secrets = {CLUSTER_SECRET: self._state.secret().hex(), REDIS_URL: redis_url}
-        return ray_environment(serve_environment(self._config.gateway)) | secrets
+        return {**ray_environment(), CLUSTER_SECRET: self._state.secret().hex(), REDIS_URL: redis_url}
 
     def _start_redis(self, temp_dir: Path, cleanup: ExitStack) -> str:
         if self._config.redis.url is not None:

@@ -7,11 +7,10 @@ wants samples that vary rows, prefill and context independently; `adapt` therefo
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.perf.model import step_time_s
+from penstock.perf.model import scaled, step_time_s
 from penstock.wire.frames import StepCosts
 
 Matrix = NDArray[np.float64]
@@ -86,11 +85,6 @@ def predict_sample_s(costs: StepCosts, sample: StepSample) -> float:
         kv_tokens=sample.kv_tokens,
         draft_tokens=sample.draft_tokens,
     )
-
-
-def scaled(costs: StepCosts, factor: float) -> StepCosts:
-    """Every coefficient times `factor`."""
-    return StepCosts(*(value * factor for value in msgspec.structs.astuple(costs)))
 
 
 def _nonnegative_least_squares(matrix: Matrix, target: NDArray[np.float64]) -> NDArray[np.float64]:

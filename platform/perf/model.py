@@ -9,6 +9,8 @@ All times are seconds.
 
 from typing import NamedTuple
 
+import msgspec
+
 from penstock.wire.frames import Load, StepCosts
 
 
@@ -44,6 +46,11 @@ def step_time_s(costs: StepCosts, *, rows: int, prefill_tokens: int, query_conte
         + costs.draft_token_s * draft_tokens
     )
     return max(costs.knee_s, linear)
+
+
+def scaled(costs: StepCosts, factor: float) -> StepCosts:
+    """Every coefficient times `factor`."""
+    return costs if factor == 1.0 else StepCosts(*(value * factor for value in msgspec.structs.astuple(costs)))
 
 
 def predict_prefill_s(costs: StepCosts, work: Work, uncached_tokens: int, cached_tokens: int, max_batched_tokens: int) -> float:

@@ -9,8 +9,9 @@ import logging
 import uuid
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import redis.asyncio
 from ray import serve
@@ -32,7 +33,7 @@ from penstock.router.listener import Listener
 from penstock.router.members import Members
 from penstock.router.queue import WaitQueue
 from penstock.router.remote import Hooks, Link, Member
-from penstock.tenancy.keys import KeyStore
+from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.text.source import resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
@@ -77,7 +78,7 @@ class Core:
                 config=config,
                 models=self._models(checkpoints),
                 dispatcher=RoutingDispatcher(self._pools, self.fleet, self._index, self._queue, Chains(secret), config, self._metrics, Random()),
-                keys=KeyStore(client, secret, config.key_cache_s),
+                keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s),
                 metrics=self._metrics,
                 replicas=self._replicas,
                 refresh=self._refresh,
@@ -90,9 +91,9 @@ class Core:
     def _models(self, checkpoints: dict[str, Checkpoint]) -> dict[str, ServedModel]:
         found: dict[str, ServedModel] = {}
         for name in dict.fromkeys(name for pool in self._pools.values() for name in pool.served_names):
-            pools = tuple(pool.name for pool in self._pools.values() if name in pool.served_names)
-            checkpoint = checkpoints[self._pools[pools[0]].model]
-            found[name] = ServedModel(name, pools, checkpoint.tokenizer, _Context(self.fleet, [self._pools[pool] for pool in pools]), checkpoint.digest)
+            pools = [pool for pool in self._pools.values() if name in pool.served_names]
+            tokenizer, digest = checkpoints[pools[0].model]
+            found[name] = ServedModel(name, tuple(pool.name for pool in pools), tokenizer, partial(_context, self.fleet, pools), digest)
         return found
 
     def _replicas(self) -> list[PoolReplicas]:
@@ -108,15 +109,10 @@ class Core:
             metrics.index_blocks.labels(name).set(sum(len(self._index.held(remote.member.replica_id)) for remote in self.fleet.remotes([name])))
 
 
-class _Context(NamedTuple):
-    """The longest context among some pools: as their replicas say, and as configured while there are none."""
-
-    fleet: Fleet
-    pools: list[PoolSpec]
-
-    def __call__(self) -> int:
-        found = [remote.member.max_model_len for remote in self.fleet.remotes(pool.name for pool in self.pools)]
-        return max(found, default=max(pool.max_model_len for pool in self.pools))
+def _context(fleet: Fleet, pools: Sequence[PoolSpec]) -> int:
+    """The longest context among pools: as their replicas say, and as configured while there are none."""
+    found = [remote.member.max_model_len for remote in fleet.remotes(pool.name for pool in pools)]
+    return max(found, default=max(pool.max_model_len for pool in pools))
 
 
 class Gateway:

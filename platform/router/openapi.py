@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.wire.errors import HTTP_ERRORS
 from penstock.wire.openai import (
+    MAX_CHOICES,
     ChatCompletion,
     ChatCompletionChunk,
     ChatRequest,
@@ -33,12 +34,23 @@ _RECEIPT_HEADERS = {
 }
 _REQUEST_ID = {"x-penstock-request-id": ("string", "Unique id of this request")}
 
+_PROMPT = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "string"}},
+        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}},
+    ]
+}
+"""What msgspec's types can't say: an array holds one kind."""
+
 _SECURED = (401, 404, 503)
 _GENERATION = tuple(sorted({row.status for row in HTTP_ERRORS.values()} - {405}))
 
 
 def document() -> dict[str, Any]:
     _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template=_REF)
+    schemas["CompletionRequest"]["properties"]["prompt"] = _PROMPT
     for struct in (ChatRequest, CompletionRequest):
         _describe_support(schemas[struct.__name__]["properties"], struct)
     return {

@@ -20,7 +20,8 @@ from random import Random
 from typing import NamedTuple
 
 from penstock.perf.model import Work, predict_prefill_s, predict_tpot_s, predict_ttft_s
-from penstock.wire.frames import Load
+from penstock.perf.shared import shared
+from penstock.wire.frames import Load, StepCosts
 
 TIE_S = 0.001
 """Costs closer than this are the same: the load report is older than that."""
@@ -66,6 +67,7 @@ class ReplicaView(NamedTuple):
     """A candidate as the policy sees it."""
 
     replica_id: str
+    pool: str
     load: Load
     since: Since
     num_inflight: int
@@ -109,7 +111,7 @@ def choose(num_tokens: int, expected_output_tokens: float, replicas: Sequence[Re
     candidates = [view for view in replicas if blocked_by(view, num_tokens) is None]
     if not candidates:
         return Decision(None, why_none(replicas, num_tokens))
-    scores = [score(view, num_tokens, expected_output_tokens) for view in candidates]
+    scores = [score(view, costs, num_tokens, expected_output_tokens) for view, costs in zip(candidates, _costs(candidates), strict=True)]
     best = min(scores)
     within_s = max(TIE_S, TIE_SHARE * best.ttft_s)
     tied = [index for index, (cost_s, _) in enumerate(scores) if cost_s - best.cost_s <= within_s]
@@ -146,9 +148,9 @@ def why_none(replicas: Sequence[ReplicaView], num_tokens: int) -> Wait:
     return next((wait for wait in (Wait.NO_BLOCKS, Wait.NO_CREDIT, Wait.CONTEXT) if wait in found), Wait.NO_REPLICA)
 
 
-def score(view: ReplicaView, num_tokens: int, expected_output_tokens: float) -> Score:
+def score(view: ReplicaView, costs: StepCosts, num_tokens: int, expected_output_tokens: float) -> Score:
     """Cost and predicted TTFT of one candidate."""
-    costs, work = view.load.costs, view.work
+    work = view.work
     max_batched_tokens = view.load.max_batched_tokens
     uncached_tokens = num_tokens - view.cached_tokens
     ttft_s = predict_ttft_s(costs, work, uncached_tokens, view.cached_tokens, max_batched_tokens)
@@ -160,6 +162,16 @@ def score(view: ReplicaView, num_tokens: int, expected_output_tokens: float) -> 
         tpot_before_s = predict_tpot_s(costs, work._replace(num_waiting=work.num_waiting - 1))
         cost_s += rows * (own_prefill_s + expected_output_tokens / 2 * (tpot_s - tpot_before_s))
     return Score(cost_s, ttft_s)
+
+
+def _costs(candidates: Sequence[ReplicaView]) -> list[StepCosts]:
+    """Of each candidate, less the noise between replicas of a pool."""
+    found: dict[str, StepCosts] = {}
+    for pool in {view.pool for view in candidates}:
+        views = [view for view in candidates if view.pool == pool]
+        costs = shared([view.load.costs for view in views], [view.work for view in views])
+        found.update(zip((view.replica_id for view in views), costs, strict=True))
+    return [found[view.replica_id] for view in candidates]
 
 
 def _better_of_two(candidates: Sequence[ReplicaView], tied: list[int], random: Random) -> int:

@@ -103,7 +103,9 @@ class Remote:
         """For the policy; only of a ready remote."""
         assert self.load is not None
         since = Since(len(self._sent), sum(item.prefill_tokens for item in self._sent), self._num_ended)
-        return ReplicaView(self.member.replica_id, self.load, since, len(self._live), self.chain_kind.block_size, self.member.max_model_len, cached_tokens)
+        return ReplicaView(
+            self.member.replica_id, self.member.pool, self.load, since, len(self._live), self.chain_kind.block_size, self.member.max_model_len, cached_tokens
+        )
 
     def open(self) -> None:
         """A stream is about to begin: sids start again."""

@@ -63,7 +63,7 @@ def _invalid(message: str, body: bytes) -> InvalidRequest:
         return InvalidRequest(f"The request body must be a JSON object; it is {_got(what)}.")
     if match["key"]:
         return InvalidRequest(f"Invalid key in '{path}': token ids are expected as keys.", param=path)
-    shown = "" if "[...]" in message else _shown(body, path)
+    shown = _shown(body, path) if what.startswith("Expected") and "[...]" not in message else ""
     return InvalidRequest(f"Invalid value for '{path}': {_sentence(what)}{shown}.", param=path)
 
 

@@ -22,15 +22,6 @@ StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 FinishReason = Literal["stop", "length"]
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
 
-PROMPT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "string"}},
-        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-        {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}},
-    ]
-}
-
 
 # --- requests
 
@@ -119,7 +110,8 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/completions."""
 
-    prompt: Annotated[str | list[str | int | list[int]], Meta(extra_json_schema=PROMPT_SCHEMA)]
+    prompt: str | list[str | int | list[int]]
+    """One kind only: a string, strings, token ids, or arrays of token ids."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     best_of: int | None = None
     echo: Any = None

@@ -56,7 +56,7 @@ class Replica:
         await asyncio.to_thread(self._engine.start)
         _name_engine_thread()
         self._start_writer(epoch)
-        host = host or str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        host = host or str(ray.util.get_node_ip_address())
         idle = EngineLoad(0, 0, 0, 0, runner.num_blocks, runner.num_blocks, 0, probe.costs)
         port = await self._streams.start(self._engine, idle, host)
         self._metadata = ReplicaMetadata(f"{host}:{port}", epoch, pool, source.digest, runner.max_model_len, runner.num_blocks, config.block_size)

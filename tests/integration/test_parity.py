@@ -1,9 +1,11 @@
 """The demo model through the real engine, in float32, against transformers: a short form of `make bench-parity`."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from bench.parity import (
@@ -31,6 +33,14 @@ TEXTS = [
 """Where there is no folder of real prompts."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _torch_threads() -> Iterator[None]:
+    """The runner sets them for the process."""
+    count = torch.get_num_threads()
+    yield
+    torch.set_num_threads(count)
+
+
 @pytest.fixture(scope="module")
 def source() -> ModelSource:
     return resolve("demo")
@@ -50,7 +60,7 @@ def test_greedy_output_equals_that_of_transformers(source: ModelSource, oracle: 
     data = os.environ.get("PENSTOCK_TEST_DATA")
     prompts = chat_prompts(source, sample_texts(Path(data), 5) if data else TEXTS)
     # less KV than the prompts need together: some are preempted and start over
-    config = EngineConfig(dtype="float32", max_num_seqs=4, max_batched_tokens=64, kv_memory_bytes=40 * 737280, threads=2)
+    config = EngineConfig(dtype="float32", max_num_seqs=4, max_batched_tokens=64, kv_memory_bytes=40 * 737280, threads=1)
     mine = ours(source, config, prompts, NEW_TOKENS, num_recorded=len(prompts))
 
     for number, prompt in enumerate(prompts):

@@ -48,8 +48,9 @@ class Compiler:
 
 def find_compilers() -> list[Compiler]:
     """C++ compilers of this machine, best first: the system's, then PyPI's ziglang (as C compiler told the language: needs no libc++)."""
-    paths = [shutil.which(name) for name in ("c++", "g++", "clang++")]
-    found = [Compiler((path,)) for path in dict.fromkeys(paths) if path is not None]
+    paths = [path for name in ("c++", "g++", "clang++") if (path := shutil.which(name)) is not None]
+    different = {os.path.realpath(path): path for path in reversed(paths)}
+    found = [Compiler((path,)) for path in paths if path in different.values()]
     if importlib.util.find_spec("ziglang") is not None:
         found.append(Compiler((sys.executable, "-m", "ziglang", "cc", "-x", "c++")))
     return found

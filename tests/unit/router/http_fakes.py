@@ -32,7 +32,7 @@ MODEL = "tiny"
 CONTEXT = 512
 IM_START, IM_END = 256, 257
 VOCAB_SIZE = 258
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant"
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -76,20 +76,24 @@ class FakeStream:
         self._sampling = generation.sampling
         deltas = script.deltas if script.deltas is not None else [[byte] for byte in script.text.encode()]
         self._deltas = list(deltas)
-        self._num_given = 0
+        self.num_given = 0
         self._on_close = on_close
         self.is_closed = False
 
     async def next(self) -> Delta:
         assert not self.is_closed
-        if self._num_given == self._script.hold_after:
+        if self.num_given == self._script.hold_after:
             await asyncio.Event().wait()
-        if self._num_given == len(self._deltas) and self._script.error is not None:
+        if self.num_given == len(self._deltas) and self._script.error is not None:
             raise self._script.error
-        ids = list(self._deltas[self._num_given])
-        self._num_given += 1
-        is_last = self._num_given == len(self._deltas) and self._script.error is None
-        logprobs = [TokenLogprobs(-0.5, tuple((token, -1.0 - token) for token in range(self._sampling.logprobs))) for _ in ids] if self._sampling.logprobs is not None else None
+        ids = list(self._deltas[self.num_given])
+        self.num_given += 1
+        is_last = self.num_given == len(self._deltas) and self._script.error is None
+        logprobs = (
+            [TokenLogprobs(-0.5, tuple((token, -1.0 - token) for token in range(self._sampling.logprobs))) for _ in ids]
+            if self._sampling.logprobs is not None
+            else None
+        )
         await asyncio.sleep(0)
         return Delta(1, ids, self._script.finish if is_last else None, logprobs=logprobs)
 
@@ -103,6 +107,7 @@ class FakeDispatcher:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.generations: list[Generation] = []
+        self.streams: list[FakeStream] = []
         self.num_open = 0
         self.num_waiting = 0
         self.changed = asyncio.Condition()
@@ -115,7 +120,8 @@ class FakeDispatcher:
             await self._queue(self.script.hold_start)
         self.num_open += 1
         self._tell()
-        return FakeStream(self.script, generation, self._closed)
+        self.streams.append(FakeStream(self.script, generation, self._closed))
+        return self.streams[-1]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10), self.changed:
@@ -200,7 +206,7 @@ async def listening(app: ASGIApp) -> AsyncIterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_config=None, access_log=False))
     serving = asyncio.create_task(server.serve())
     try:
-        while not server.started:
+        while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)
             await asyncio.sleep(0)
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"

@@ -27,8 +27,10 @@ IDLE = Load(
 NOTHING = Since()
 
 
-def replica(name: str, cached: int = 0, inflight: int = 0, since: Since = NOTHING, max_model_len: int = 8192, **load: object) -> ReplicaView:
-    return ReplicaView(name, msgspec.structs.replace(IDLE, **load), since, inflight, 16, max_model_len, cached)
+def replica(
+    name: str, cached: int = 0, inflight: int = 0, since: Since = NOTHING, max_model_len: int = 8192, pool: str = "pool", **load: object
+) -> ReplicaView:
+    return ReplicaView(name, pool, msgspec.structs.replace(IDLE, **load), since, inflight, 16, max_model_len, cached)
 
 
 def pick(*replicas: ReplicaView, num_tokens: int = 1024, expected: float = 64.0, seed: int = 0):
@@ -81,6 +83,22 @@ def test_what_ended_since_the_load_report_no_longer_counts():
 def test_a_prompt_goes_where_its_prefill_holds_nobody_up():
     """Alone it would be quicker on a: half its prefill is saved, and three rows more cost less than that; but the three would stand still."""
     assert pick(replica("a", cached=512, num_running=3), replica("b")).replica_id == "b"
+
+
+def slower(by: float) -> StepCosts:
+    return StepCosts(*(value * by for value in msgspec.structs.astuple(COSTS)))
+
+
+def test_a_few_per_cent_between_replicas_of_a_pool_do_not_outweigh_a_prefix():
+    assert pick(replica("a", cached=64, costs=slower(1.1)), replica("b"), expected=500).replica_id == "a"
+
+
+def test_a_replica_that_is_much_slower_is_left_alone():
+    assert pick(replica("a", cached=64, costs=slower(3)), replica("b"), expected=500).replica_id == "b"
+
+
+def test_replicas_of_different_pools_are_compared_as_they_are():
+    assert pick(replica("a", cached=64, costs=slower(1.1)), replica("b", pool="other"), expected=500).replica_id == "b"
 
 
 def test_the_only_replica_left_says_so():

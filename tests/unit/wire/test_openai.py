@@ -140,7 +140,7 @@ def test_an_assistants_message_can_be_sent_back_as_it_came() -> None:
         ({"stop": ["a"] * 17}, "stop", "Invalid value for 'stop': expected an array of length <= 16, got an array of 17."),
         ({"messages": []}, "messages", "Invalid value for 'messages': expected an array of length >= 1, got an array of 0."),
         ({"messages": "hi"}, "messages", "Invalid value for 'messages': expected an array, got 'hi'."),
-        ({"messages": [{"role": "bot"}]}, "messages[0].role", "Invalid value for 'messages[0].role': invalid enum value 'bot', got 'bot'."),
+        ({"messages": [{"role": "bot"}]}, "messages[0].role", "Invalid value for 'messages[0].role': invalid enum value 'bot'."),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "Missing required parameter: 'messages[0].role'."),
         ({"messages": [{"role": "user", "z": 1}]}, "messages[0].z", "Unrecognized request argument supplied: messages[0].z"),
         ({"stream_options": {"z": 1}}, "stream_options.z", "Unrecognized request argument supplied: stream_options.z"),
@@ -191,8 +191,11 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.sampled_from([field.name for field in msgspec.structs.fields(ChatRequest)]), JSON, max_size=4))
 def test_any_json_ends_in_a_request_or_a_refusal(fields: Mapping[str, object]) -> None:
+    message = ""
     try:
         check(decode_chat(chat(**fields)))
     except InvalidRequest as error:
-        assert error.message[0].isupper()
-        assert len(error.message) < 500
+        message = error.message
+
+    assert not message or message[0].isupper()
+    assert len(message) < 500

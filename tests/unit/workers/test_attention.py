@@ -1,4 +1,5 @@
 import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
@@ -84,9 +85,14 @@ MIXED: list[Span] = [(1, 1), (7, 7), (16, 1), (17, 1), (70, 1), (64, 64), (65, 2
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _with_kernels() -> None:
+def _kernels_and_one_torch_thread() -> Iterator[None]:
+    """Torch is only the oracle here, and on a busy machine its threads wait for each other."""
     if load_kernels() is None:
         pytest.skip("there is no C++ compiler on this machine, and no ziglang")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("dim", "group", "block_size", "dtype"), list(product((16, 32, 64, 128), (1, 3, 4, 8), (8, 16, 32), TOLERANCE)))
@@ -143,7 +149,7 @@ def narrowed(case: Case, index: int, row: int, visible: int) -> Case:
     return Case(case.q[token : token + 1], k_cache, v_cache, batch, [], [])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     spans=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 80)).map(lambda pair: (max(pair), min(pair))), min_size=1, max_size=6),
     dim=st.sampled_from((16, 48, 80, 96, 192, 256)),

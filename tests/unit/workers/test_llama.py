@@ -23,12 +23,21 @@ from tests.unit.workers.tiny_models import KINDS, saved, tiny_model, written_as_
 BLOCK_SIZE, NUM_BLOCKS = 4, 64
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    """On a busy machine, threads that wait for each other at every tiny product take a hundred times as long."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
 class Harness:
     """A model over a poisoned cache, its sequences in blocks drawn at random."""
 
     def __init__(self, source: ModelSource, *, dtype: torch.dtype = torch.float32, exact: bool = False) -> None:
         config = read_config(source)
-        self.model = Llama(config, load_weights(source, config, dtype), max_model_len=200, threads=2, exact=exact)
+        self.model = Llama(config, load_weights(source, config, dtype), max_model_len=200, threads=1, exact=exact)
         self.cache = KvCache(config, NUM_BLOCKS, BLOCK_SIZE, dtype)
         self.cache.poison(torch.arange(NUM_BLOCKS))
         self.free = random.Random(3).sample(range(NUM_BLOCKS), NUM_BLOCKS)
@@ -149,10 +158,9 @@ def test_exact_logits_are_the_same_bits_in_any_batch_and_chunking(kind: str, dty
 
 @pytest.fixture
 def three_threads() -> Iterator[None]:
-    count = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
-    torch.set_num_threads(count)
+    torch.set_num_threads(1)
 
 
 @pytest.mark.usefixtures("three_threads")

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,15 @@ BLOCK_BYTES = 2 * 2 * 2 * BLOCK_SIZE * 16 * 4
 """K and V, layers, key heads, tokens, head size, float32."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    """On a busy machine, threads that wait for each other at every tiny product take a hundred times as long."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
 @pytest.fixture(scope="module")
 def model() -> PreTrainedModel:
     return tiny_model("llama")
@@ -34,7 +44,7 @@ def source(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def engine_config(blocks: int = 64, max_model_len: int | None = None) -> EngineConfig:
-    return EngineConfig(dtype="float32", threads=2, block_size=BLOCK_SIZE, kv_memory_bytes=blocks * BLOCK_BYTES + 7, max_model_len=max_model_len)
+    return EngineConfig(dtype="float32", threads=1, block_size=BLOCK_SIZE, kv_memory_bytes=blocks * BLOCK_BYTES + 7, max_model_len=max_model_len)
 
 
 def sequence(num_tokens: int, blocks: list[int], **sampling: float) -> Sequence:

@@ -1,0 +1,128 @@
+import itertools
+
+import msgspec
+import pytest
+
+from penstock.wire.errors import ReplicaLost
+from penstock.wire.openai import ChatCompletionChunk, ErrorResponse, TextCompletion
+from tests.unit.router.http_fakes import IM_END, Script, events, gateway, run
+
+
+def test_a_chat_streams_role_text_finish_and_done() -> None:
+    async def main() -> None:
+        async with gateway(Script("Hé!")) as world:
+            response = await world.chat(stream=True)
+            *data, done = events(response)
+            chunks = [msgspec.json.decode(item, type=ChatCompletionChunk) for item in data]
+
+            assert response.headers["content-type"].startswith("text/event-stream")
+            assert response.headers["x-penstock-replica"] == "replica-1"
+            assert done == "[DONE]"
+            assert [msgspec.to_builtins(chunk.choices[0].delta) for chunk in chunks] == [
+                {"role": "assistant", "content": "H"},
+                {"content": "é"},
+                {"content": "!"},
+                {},
+            ]
+            assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "stop"]
+            assert len({(chunk.id, chunk.created, chunk.model, chunk.system_fingerprint) for chunk in chunks}) == 1
+            assert "usage" not in response.text
+
+    run(main)
+
+
+def test_the_first_chunk_leaves_at_once_even_without_text() -> None:
+    async def main() -> None:
+        async with gateway(Script(deltas=[[0xC3], [0xA9]])) as world:
+            *data, _ = events(await world.chat(stream=True))
+
+            assert [msgspec.json.decode(item)["choices"][0]["delta"].get("content") for item in data] == ["", "é", None]
+
+    run(main)
+
+
+def test_usage_comes_last_and_is_null_before() -> None:
+    async def main() -> None:
+        async with gateway(Script("ab")) as world:
+            for response in (
+                await world.chat(stream=True, stream_options={"include_usage": True}),
+                await world.complete(stream=True, stream_options={"include_usage": True}),
+            ):
+                *data, last, done = events(response)
+
+                assert done == "[DONE]"
+                assert all(msgspec.json.decode(item)["usage"] is None for item in data)
+                assert msgspec.json.decode(last)["choices"] == []
+                assert msgspec.json.decode(last)["usage"]["completion_tokens"] == 2
+
+    run(main)
+
+
+def test_a_completion_streams_text() -> None:
+    async def main() -> None:
+        async with gateway(Script('a"\n')) as world:
+            *data, _ = events(await world.complete(stream=True))
+            chunks = [msgspec.json.decode(item, type=TextCompletion) for item in data]
+
+            assert [chunk.choices[0].text for chunk in chunks] == ["a", '"', "\n", ""]
+            assert chunks[-1].choices[0].finish_reason == "stop"
+
+    run(main)
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "complete"])
+def test_token_ids_and_logprobs_are_in_every_chunk_and_lose_nothing(endpoint: str) -> None:
+    async def main() -> None:
+        logprobs: dict[str, object] = {"logprobs": True} if endpoint == "chat" else {"logprobs": 0}
+        async with gateway(Script(deltas=[[0xC3], [0xA9, 0x61], [IM_END]])) as world:
+            *data, _ = events(await getattr(world, endpoint)(stream=True, return_token_ids=True, **logprobs))
+            choices = [msgspec.json.decode(item)["choices"][0] for item in data]
+
+            assert [choice["token_ids"] for choice in choices] == [[0xC3], [0xA9, 0x61], [IM_END], []]
+            sizes = [len(choice["logprobs"]["content" if endpoint == "chat" else "tokens"]) for choice in choices[:-1]]
+            assert sizes == [1, 2, 1]
+
+    run(main)
+
+
+def test_choices_interleave_each_in_its_own_order() -> None:
+    async def main() -> None:
+        async with gateway(Script("abcdef")) as world:
+            *data, done = events(await world.chat(stream=True, n=3, stream_options={"include_usage": True}))
+            chunks = [msgspec.json.decode(item, type=ChatCompletionChunk) for item in data]
+            choices = sorted((chunk.choices[0] for chunk in chunks[:-1]), key=lambda choice: choice.index)
+
+            assert done == "[DONE]"
+            for _, group in itertools.groupby(choices, key=lambda choice: choice.index):
+                own = list(group)
+                assert own[0].delta.role == "assistant"
+                assert "".join(choice.delta.content or "" for choice in own) == "abcdef"
+                assert [choice.finish_reason for choice in own].count("stop") == 1
+            assert world.dispatcher.num_open == 0
+
+    run(main)
+
+
+def test_a_failure_after_the_first_token_is_an_event_that_ends_the_stream() -> None:
+    async def main() -> None:
+        async with gateway(Script("ab", error=ReplicaLost("the replica is gone"))) as world:
+            response = await world.chat(stream=True)
+            data = events(response)
+
+            assert response.status_code == 200
+            assert "[DONE]" not in data
+            assert msgspec.json.decode(data[-1], type=ErrorResponse).error.code == "replica_lost"
+            assert len(data) == 3
+
+    run(main)
+
+
+def test_an_unexpected_failure_after_the_first_token_says_nothing_of_itself() -> None:
+    async def main() -> None:
+        async with gateway(Script("ab", error=ZeroDivisionError("secret"))) as world:
+            data = events(await world.chat(stream=True))
+
+            assert msgspec.json.decode(data[-1], type=ErrorResponse).error.code == "internal_error"
+            assert "secret" not in data[-1]
+
+    run(main)

@@ -1,0 +1,289 @@
+import asyncio
+
+import grpc
+import grpc.aio
+import pytest
+
+from penstock.wire.frames import PROTOCOL_VERSION, Abort, Announce, BlockEvents, Delta, Finish, Hello, SamplingParams, UpFrame, encode, pack_ids
+from penstock.workers import stream
+from penstock.workers.sequence import Sequence
+from tests.unit.workers.stream_fakes import IDLE, NUM_PLACES, TIMEOUT_S, Bench, FakeRouter, gain, serving, soon, submit
+
+
+async def status_of(router: FakeRouter) -> grpc.StatusCode:
+    """How the replica broke the stream."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while True:
+            await router.frame()
+    code: grpc.StatusCode = caught.value.code()
+    return code
+
+
+async def begun(bench: Bench, router: FakeRouter, sid: int = 1) -> Sequence:
+    """A sequence that the engine has."""
+    await router.send(submit(sid))
+    return await soon(bench.engine.submitted)
+
+
+def test_the_first_frame_has_the_load_and_all_the_credit() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            load = (await router.frame()).load
+
+            assert load is not None
+            assert (load.epoch, load.max_inflight, load.total_blocks, load.costs) == ("epoch", NUM_PLACES, 100, IDLE.costs)
+
+    asyncio.run(main())
+
+
+def test_a_submission_becomes_a_sequence_with_its_output_told_apart() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            keys = b"k" * 16 + b"l" * 16
+            await router.send(submit(3, 40, block_keys=keys, num_output_tokens=5, tenant="t", deadline=9.5, sampling=SamplingParams(max_tokens=9, seed=4)))
+            seq = await soon(bench.engine.submitted)
+
+            assert (seq.request_id, seq.token_ids, seq.num_prompt_tokens, seq.num_output_tokens) == ("q3", list(range(40)), 35, 5)
+            assert (seq.block_keys, seq.chain_key, seq.tenant, seq.deadline, seq.sampling.seed) == ([keys[:16], keys[16:]], b"c" * 16, "t", 9.5, 4)
+
+    asyncio.run(main())
+
+
+def test_a_sequence_streams_to_its_finish_and_says_the_first_time_what_was_cached() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            seq = await begun(bench, router)
+            seq.num_cached_tokens = 16
+            seq.first_token_s = seq.arrival_s + 0.25
+            bench.engine.step(gain(seq, 5))
+            first = await router.frame_with(lambda frame: frame.deltas)
+            bench.engine.step(gain(seq, 6))
+            bench.engine.step(gain(seq, 7, finish=Finish.LENGTH))
+            rest = await router.deltas(1)
+
+            assert first.deltas == [Delta(1, [5], num_cached_tokens=16, engine_ttft_s=0.25)]
+            assert [token_id for delta in rest for token_id in delta.token_ids] == [6, 7]
+            assert rest[-1].finish is Finish.LENGTH
+            assert all(delta.num_cached_tokens is None for delta in rest)
+            assert bench.server.num_inflight == 0
+
+    asyncio.run(main())
+
+
+def test_two_routers_get_their_own_deltas_and_both_all_block_events() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router("a") as one, bench.router("b") as two:
+            first, second = await begun(bench, one), await begun(bench, two)
+            events = BlockEvents(1, b"k" * 16)
+            bench.engine.step(gain(first, 5, finish=Finish.STOP), gain(second, 6, finish=Finish.STOP), events=events)
+            frames = [await router.frame_with(lambda frame: frame.deltas) for router in (one, two)]
+
+            assert [frame.deltas[0].token_ids for frame in frames] == [[5], [6]]
+            assert [frame.events for frame in frames] == [[events], [events]]
+            assert bench.events == [events]
+
+    asyncio.run(main())
+
+
+def test_a_snapshot_goes_to_the_router_that_asked_for_it() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            bench.engine.snapshot = BlockEvents(4, b"k" * 32, is_snapshot=True)
+            await router.send(Announce())
+            frame = await router.frame_with(lambda frame: frame.events)
+
+            assert frame.events == [bench.engine.snapshot]
+
+    asyncio.run(main())
+
+
+def test_an_abort_reaches_the_engine_and_an_unknown_one_is_ignored() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            seq = await begun(bench, router)
+            await router.send(Abort(99), Abort(1))
+
+            assert await soon(bench.engine.aborted) is seq
+            bench.engine.step(gain(seq, finish=Finish.ABORT))
+            assert (await router.deltas(1))[-1].finish is Finish.ABORT
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_polite", [True, False], ids=["closed", "cancelled"])
+def test_the_sequences_of_a_router_that_goes_are_aborted(is_polite: bool) -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            seq = await begun(bench, router)
+            if is_polite:
+                await router.call.done_writing()
+            else:
+                router.call.cancel()
+
+            assert await soon(bench.engine.aborted) is seq
+            bench.engine.step(gain(seq, 5))  # its last step was under way
+            assert bench.server.num_inflight == 0
+
+    asyncio.run(main())
+
+
+def test_credit_is_shared_and_told_at_once_to_a_router_that_has_none() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router("a") as greedy:
+            await greedy.send(*[submit(sid) for sid in range(1, NUM_PLACES + 1)])
+            seqs = [await soon(bench.engine.submitted) for _ in range(NUM_PLACES)]
+            async with bench.router("b") as late:
+                load = (await late.frame()).load
+                assert load is not None
+                assert load.max_inflight == 0
+
+                bench.engine.step(gain(seqs[0], 5, finish=Finish.STOP))
+                load = (await late.frame_with(lambda frame: frame.load)).load
+
+                assert load is not None
+                assert load.max_inflight == 1
+
+    asyncio.run(main())
+
+
+def test_no_credit_while_sequences_wait_for_kv_that_is_not_there() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            seq = await begun(bench, router)
+            bench.engine.step(gain(seq, 5), load=IDLE._replace(num_running=1, num_waiting=1, prefill_tokens_outstanding=500, free_blocks=3))
+            load = (await router.frame_with(lambda frame: frame.load and frame.load.num_waiting)).load
+
+            assert load is not None
+            assert load.max_inflight == 1
+
+    asyncio.run(main())
+
+
+def test_a_load_says_up_to_which_submission_it_counts() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            running, waiting = await begun(bench, router, 1), await begun(bench, router, 2)
+            bench.engine.step(gain(running, 5))
+            load = (await router.frame_with(lambda frame: frame.load and frame.load.last_sid)).load
+            assert load is not None
+            assert load.last_sid == 1, "the second one may have come during the step"
+
+            bench.engine.step(gain(running, 6))
+            load = (await router.frame_with(lambda frame: frame.load and frame.load.last_sid != 1)).load
+            assert load is not None
+            assert load.last_sid == 2
+            assert waiting.finish is None
+
+    asyncio.run(main())
+
+
+def test_a_draining_replica_says_so_refuses_and_ends_when_the_last_sequence_has() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            seq = await begun(bench, router)
+            draining = asyncio.create_task(bench.server.drain(TIMEOUT_S))
+            load = (await router.frame_with(lambda frame: frame.load and frame.load.is_draining)).load
+            assert load is not None
+            assert load.max_inflight == 1
+
+            await router.send(submit(2))
+            (refusal,) = await router.deltas(2)
+            assert refusal.finish is Finish.REFUSED
+            assert not draining.done()
+
+            bench.engine.step(gain(seq, 5, finish=Finish.STOP))
+            assert await draining
+
+    asyncio.run(main())
+
+
+def test_a_drain_that_takes_too_long_says_so() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            await begun(bench, router)
+
+            assert not await bench.server.drain(0.01)
+
+    asyncio.run(main())
+
+
+def test_a_router_that_does_not_read_is_cut_off_and_its_sequences_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "MAX_HELD_TOKENS", 100_000)
+
+    async def main() -> None:
+        window = (("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0))
+        async with serving() as bench, bench.router(options=window) as router:
+            seq = await begun(bench, router)
+            async with asyncio.timeout(TIMEOUT_S):
+                while bench.engine.aborted.empty():
+                    bench.engine.step(gain(seq, *[70_000] * 10_000))
+                    await asyncio.sleep(0)
+
+            assert await soon(bench.engine.aborted) is seq
+            assert bench.server.num_inflight == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("frames", "code"),
+    [
+        ([b"\xc1"], grpc.StatusCode.INVALID_ARGUMENT),
+        ([encode(UpFrame([]))], grpc.StatusCode.INVALID_ARGUMENT),
+        ([encode(UpFrame([submit()]))], grpc.StatusCode.INVALID_ARGUMENT),
+        ([encode(UpFrame([Hello("r", PROTOCOL_VERSION + 1)]))], grpc.StatusCode.FAILED_PRECONDITION),
+        ([encode(UpFrame([Hello("r"), Hello("r")]))], grpc.StatusCode.INVALID_ARGUMENT),
+        ([encode(UpFrame([Hello("r"), submit(2), submit(2)]))], grpc.StatusCode.INVALID_ARGUMENT),
+        ([encode(UpFrame([Hello("r"), submit(num_output_tokens=5)]))], grpc.StatusCode.INVALID_ARGUMENT),
+        ([encode(UpFrame([Hello("r"), submit(token_ids=b"abc")]))], grpc.StatusCode.INVALID_ARGUMENT),
+        ([encode(UpFrame([Hello("r"), submit(block_keys=b"short")]))], grpc.StatusCode.INVALID_ARGUMENT),
+        ([encode(UpFrame([Hello("r")])), b"\xc1"], grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+    ids=["garbage", "empty", "no hello", "other protocol", "two hellos", "same sid twice", "more output than tokens", "odd tokens", "odd keys", "garbage later"],
+)
+def test_what_no_router_of_ours_would_send_breaks_the_stream(frames: list[bytes], code: grpc.StatusCode) -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router(greets=False) as router:
+            for frame in frames:
+                await router.call.write(frame)
+
+            assert await status_of(router) is code
+            assert bench.server.num_inflight == 0
+
+    asyncio.run(main())
+
+
+def test_a_broken_stream_takes_its_sequences_along() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            seq = await begun(bench, router)
+            await router.call.write(b"\xc1")
+
+            assert await soon(bench.engine.aborted) is seq
+
+    asyncio.run(main())
+
+
+def test_steps_that_come_quickly_share_a_frame() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            seq = await begun(bench, router)
+            for token_id in range(20):
+                bench.engine.step(gain(seq, token_id))
+            bench.engine.step(gain(seq, 20, finish=Finish.LENGTH))
+            deltas = await router.deltas(1)
+
+            assert [token_id for delta in deltas for token_id in delta.token_ids] == list(range(21))
+            assert len(deltas) < 5
+
+    asyncio.run(main())
+
+
+def test_token_ids_travel_as_they_are() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            await router.send(submit(1, token_ids=pack_ids([0, 2**32 - 1])))
+
+            assert (await soon(bench.engine.submitted)).token_ids == [0, 2**32 - 1]
+
+    asyncio.run(main())
