@@ -191,14 +191,16 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--logits-of", type=int, default=5, metavar="N", help="compare the logits of so many prompts at every step")
     parser.add_argument("--threads", type=int, help="of torch, on both sides (default: one for each core)")
-    parser.add_argument("--data", type=Path, default=os.environ.get("PENSTOCK_TEST_DATA"), help="folder with text/*.jsonl (default: $PENSTOCK_TEST_DATA)")
+    parser.add_argument(
+        "--data", type=Path, default=os.environ.get("PENSTOCK_TEST_DATA") or None, help="folder with text/*.jsonl (default: $PENSTOCK_TEST_DATA)"
+    )
     args = parser.parse_args()
     if args.data is None:
         parser.error("name the folder of prompts: --data, or PENSTOCK_TEST_DATA")
     source = resolve("demo")
     model = load_oracle(source)
     unequal, num_tensors = unequal_tensors(source, model), len(layout(read_config(source)))
-    prompts = chat_prompts(source, sample_texts(Path(args.data), args.prompts))
+    prompts = chat_prompts(source, sample_texts(args.data, args.prompts))
     config = EngineConfig(dtype="float32", max_num_seqs=16, max_batched_tokens=128, threads=args.threads)
     mine = ours(source, config, prompts, args.new_tokens, args.logits_of)
     differences: list[Difference] = []

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -25,6 +25,8 @@ STOP_S = 30.0
 """For requests under way, then Serve, then Ray."""
 POLL_S = 0.1
 TAIL_LINES = 15
+RAY_FOLDER = "ray"
+"""In the run's temp folder."""
 
 
 class StartFailed(PenstockError):
@@ -40,19 +42,24 @@ def ray_environment() -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
-class Cluster:
-    """The driver process. `temp_dir` is private to this run; what the driver prints goes to `log`."""
+def driver_command(config: PlatformConfig, temp_dir: Path) -> list[str]:
+    """Without the descriptor for events, which is the last argument."""
+    path = temp_dir / "config.json"
+    path.write_bytes(msgspec.json.encode(config))
+    return [sys.executable, "-m", "penstock.cli.driver", str(path), str(temp_dir / RAY_FOLDER)]
 
-    def __init__(self, config: PlatformConfig, temp_dir: Path, environment: Mapping[str, str], log: TextIO) -> None:
+
+class Cluster:
+    """The driver process, started at once. `temp_dir` is private to this run; what the driver prints goes to `log`."""
+
+    def __init__(self, command: Sequence[str], temp_dir: Path, environment: Mapping[str, str], log: TextIO) -> None:
         self._temp_dir = temp_dir
-        config_path = temp_dir / "config.json"
-        config_path.write_bytes(msgspec.json.encode(config))
         self._events, writer = os.pipe()
         inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}  # a cluster of someone else's
         try:
             # A session of its own: the terminal's Ctrl-C must reach `penstock up` alone, which ends things in order.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "penstock.cli.driver", str(config_path), str(temp_dir / "ray"), str(writer)],
+                [*command, str(writer)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -91,7 +98,7 @@ class Cluster:
 
     def log_tail(self) -> str:
         """The end of the newest log of a Serve process; empty where there is none."""
-        logs = sorted((self._temp_dir / "ray" / "session_latest" / "logs" / "serve").glob("*.log"), key=lambda path: path.stat().st_mtime)
+        logs = sorted((self._temp_dir / RAY_FOLDER / "session_latest" / "logs" / "serve").glob("*.log"), key=lambda path: path.stat().st_mtime)
         return "\n".join(logs[-1].read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]) if logs else ""
 
     def _next_event(self, deadline: float) -> Event | None:

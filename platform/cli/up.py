@@ -26,7 +26,7 @@ from penstock.base.environment import CLUSTER_SECRET, REDIS_URL
 from penstock.base.errors import ConfigError
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
-from penstock.cli.cluster import POLL_S, Cluster, StartFailed, ray_environment
+from penstock.cli.cluster import POLL_S, Cluster, StartFailed, driver_command, ray_environment
 from penstock.cli.config import PlatformConfig, check_memory, divide_threads
 from penstock.cli.cores import available_cores
 from penstock.cli.events import DEPLOYED, RAY
@@ -110,7 +110,7 @@ class Run:
             for model in {pool.model for pool in self._config.pools}:
                 resolve(model)  # once here, where a download shows, instead of in every replica at once
         with self._progress.step("Ray"):
-            cluster = Cluster(self._config, temp_dir, self._environment(redis_url), self._log_file)
+            cluster = Cluster(driver_command(self._config, temp_dir), temp_dir, self._environment(redis_url), self._log_file)
             cleanup.callback(cluster.stop, self._interrupts.hurry)
             cluster.wait_for(RAY, RAY_TIMEOUT_S)
         with self._progress.step(f"{_count(self._config.num_replicas, 'replica')} and the gateway"):

@@ -46,6 +46,7 @@ class Asked(NamedTuple):
     has_usage_chunk: bool = False
     has_token_ids: bool = False
     has_logprobs: bool = False
+    """Shown as far as there are any: the timed runner has none."""
 
     @property
     def chunk_usage(self) -> UnsetType | None:
@@ -126,7 +127,7 @@ class ChatFormat:
         )
 
     def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
-        return chat_logprobs(self.asked.tokenizer, token_ids, logprobs) if self.asked.has_logprobs else None
+        return chat_logprobs(self.asked.tokenizer, token_ids, logprobs) if self.asked.has_logprobs and logprobs else None
 
     def _chunk(self, choice: ChatChunkChoice | None, usage: Usage | None = None) -> bytes:
         asked = self.asked
@@ -185,7 +186,7 @@ class TextFormat:
         )
 
     def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]) -> TextLogprobs | None:
-        return text_logprobs(self.asked.tokenizer, token_ids, logprobs, offsets) if self.asked.has_logprobs else None
+        return text_logprobs(self.asked.tokenizer, token_ids, logprobs, offsets) if self.asked.has_logprobs and logprobs else None
 
     def _chunk(self, choice: TextChoice | None, usage: Usage | None = None) -> bytes:
         return self._completion([choice] if choice else [], usage or self.asked.chunk_usage)

@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from random import Random
 from typing import NamedTuple
 
 from penstock.base.metrics import Metrics
@@ -59,3 +60,5 @@ class GatewayDeps:
     """Unix time, seconds."""
     clock: Callable[[], float] = time.monotonic
     """Monotonic, seconds."""
+    random: Random = field(default_factory=Random)
+    """For request ids and seeds, which must differ but are no secret: the system's own randomness costs a call to the kernel each."""

@@ -4,7 +4,6 @@ Authenticate, read, decode, tokenize, check against the model, run, answer. Inva
 be wrong with the request has been checked.
 """
 
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Generic, NamedTuple, TypeVar
 
@@ -70,7 +69,7 @@ class Generator:
             await self._answer(exchange, endpoint, request, model, tenant)
 
     async def _answer(self, exchange: Exchange, endpoint: Endpoint[Request], request: Request, model: ServedModel, tenant: Tenant) -> None:
-        sampling = sampling_params(request, secrets.randbits(63), model.tokenizer.vocab_size)
+        sampling = sampling_params(request, self._deps.random.getrandbits(63), model.tokenizer.vocab_size)
         has_usage_chunk = _has_usage_chunk(request)
         token_ids = await endpoint.prompts(model.tokenizer, request)
         prompts = self._prompts(exchange.request_id, endpoint, request, model, tenant, sampling, token_ids)
@@ -170,7 +169,7 @@ def find_model(deps: GatewayDeps, name: str) -> ServedModel:
 
 def _content_length(exchange: Exchange) -> int | None:
     value = exchange.header(b"content-length")
-    return int(value) if value is not None and value.isdigit() else None
+    return int(value[:20]) if value is not None and value.isdigit() else None
 
 
 def _has_usage_chunk(request: ChatRequest | CompletionRequest) -> bool:

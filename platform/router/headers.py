@@ -33,4 +33,5 @@ def error_headers(error: BaseException) -> Headers:
 
 def _value(text: str) -> bytes:
     """Header values are printable latin-1 (RFC 9110, 5.5)."""
-    return "".join(char if char.isprintable() else " " for char in text).encode("latin-1", "replace")
+    plain = text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
+    return plain.encode("latin-1", "replace")

@@ -5,7 +5,6 @@ more than they do. Invariant: every request gets exactly one response (or a clos
 """
 
 import logging
-import secrets
 from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,7 +17,7 @@ from penstock.router.gateway import ServedModel as ServedModel
 from penstock.router.generate import Generator
 from penstock.router.meters import CLIENT_GONE, Meters
 from penstock.router.pages import MODELS_PATH, Pages
-from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, PenstockError, http_error
+from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloaded, PenstockError, http_error
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -33,6 +32,7 @@ def make_app(deps: GatewayDeps) -> ASGIApp:
 class _App:
     def __init__(self, deps: GatewayDeps) -> None:
         self._clock = deps.clock
+        self._random = deps.random
         self._meters = Meters(deps.metrics, deps.models)
         generator, pages = Generator(deps, self._meters), Pages(deps)
         self._routes: Mapping[str, Mapping[str, Handler]] = {
@@ -48,7 +48,7 @@ class _App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._http(Exchange(scope, receive, send, secrets.token_hex(12), self._clock()))
+            await self._http(Exchange(scope, receive, send, f"{self._random.getrandbits(96):024x}", self._clock()))
         elif scope["type"] == "lifespan":
             await _lifespan(receive, send)
         else:
@@ -67,7 +67,7 @@ class _App:
         except ClientGone:
             self._meters.of(exchange.model).gone()
         except PenstockError as error:
-            if http_error(error).status >= INTERNAL.status:
+            if http_error(error).status >= INTERNAL.status and not isinstance(error, Overloaded):
                 log.warning("request failed", extra={"request_id": exchange.request_id, "error": type(error).__name__})
             await _fail(exchange, error)
         except Exception as error:  # the top: one request's failure must not become the server's

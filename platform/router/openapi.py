@@ -80,8 +80,8 @@ def _paths() -> dict[str, Any]:
 
 
 def _generation(operation: str, summary: str, request: type, answer: type, chunk: type) -> dict[str, Any]:
-    stream = {"text/event-stream": {"schema": {"type": "string", "description": f"Events `data: JSON`, each a {chunk.__name__}; then `data: [DONE]`"}}}
-    stream["text/event-stream"]["schema"]["contentSchema"] = _reference(chunk)
+    events = {"type": "string", "description": f"Events `data: JSON`, each a {chunk.__name__}; then `data: [DONE]`", "contentSchema": _reference(chunk)}
+    stream = {"text/event-stream": {"schema": events}}
     responses: dict[str, Any] = {
         "200": {
             "description": "The answer; a stream of chunks when `stream` is true",

@@ -26,6 +26,8 @@ async def chat_prompt(tokenizer: Tokenizer, request: ChatRequest) -> list[list[i
 async def completion_prompts(tokenizer: Tokenizer, request: CompletionRequest) -> list[list[int]]:
     """Raises InvalidRequest for an empty prompt, a mixed array, or token ids that the model has not."""
     texts, ids = _texts_or_ids(request.prompt)
+    if len(ids if ids is not None else texts) > MAX_CHOICES:
+        raise InvalidRequest(f"'prompt' holds {len(request.prompt)} prompts; at most {MAX_CHOICES} are accepted.", param="prompt")
     if ids is not None:
         for prompt in ids:
             check_token_ids(prompt, tokenizer.vocab_size, "prompt")
@@ -52,8 +54,6 @@ def _texts_or_ids(prompt: str | list[str | int | list[int]]) -> tuple[list[str],
 def _checked(prompts: list[list[int]], param: str) -> list[list[int]]:
     if not prompts or not all(prompts):
         raise InvalidRequest(f"'{param}' is empty: there is no token to begin with.", param=param)
-    if len(prompts) > MAX_CHOICES:
-        raise InvalidRequest(f"'{param}' holds {len(prompts)} prompts; at most {MAX_CHOICES} are accepted.", param=param)
     return prompts
 
 

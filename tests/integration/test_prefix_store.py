@@ -18,7 +18,7 @@ from penstock.prefix.store import CHUNK, IndexStore, IndexWriter, StoreTimes
 from penstock.wire.frames import BlockEvents, split_keys
 
 EPOCH = "replica-1.e7"
-TIMES = StoreTimes(lease_s=5.0, heartbeat_s=0.05, command_s=1.0, snapshot_s=1.0, retry_s=0.05)
+TIMES = StoreTimes(lease_s=5.0, heartbeat_s=0.05, command_s=5.0, snapshot_s=5.0, retry_s=0.05)
 
 
 def key(number: int) -> bytes:

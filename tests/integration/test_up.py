@@ -48,7 +48,7 @@ class Platform:
             )
 
     def wait_until_ready(self) -> None:
-        wait_for(lambda: (self.state / "env").exists() or self.process.poll() is not None, within_s=START_S)
+        wait_for(lambda: "Ctrl-C stops it." in self.output.read_text(encoding="utf-8") or self.process.poll() is not None, within_s=START_S)
         assert self.process.poll() is None, self.output.read_text(encoding="utf-8")
 
     @property
@@ -118,8 +118,15 @@ def start(tmp_path: Path) -> Iterator[Callable[[], Platform]]:
     temp.rmdir()
 
 
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def assert_nothing_is_left(platform: Platform, processes: list[psutil.Process]) -> None:
-    assert [process for process in processes if process.is_running() and process.status() != psutil.STATUS_ZOMBIE] == []
+    assert [process for process in processes if is_alive(process)] == []
     assert list(platform.temp.iterdir()) == []
     assert {path.name for path in platform.state.iterdir()} <= {"lock", "key", "secret", "redis", "penstock.log"}
     assert not [path for path in platform.state.rglob("*") if path.is_socket()]
@@ -169,6 +176,32 @@ def test_one_command_answers_survives_its_redis_and_leaves_nothing(start: Callab
     assert second.ask().status_code == 200
     processes = second.processes
     assert second.stop(signal.SIGTERM) == 0
+    assert_nothing_is_left(second, processes)
+
+
+def test_whatever_is_killed_the_rest_goes_too_and_the_next_start_is_clean(start: Callable[[], Platform]) -> None:
+    first = start()
+    first.wait_until_ready()
+    processes, redis = first.processes, first.redis
+    assert redis is not None
+
+    # penstock up itself, by SIGKILL: it can end nothing
+    first.process.kill()
+    first.process.wait()
+    ray = [process for process in processes if process.pid not in (first.process.pid, redis.pid)]
+    wait_for(lambda: not any(is_alive(process) for process in ray), within_s=90)
+    assert run("status", "--state", str(first.state)).returncode == 1
+
+    # the next start removes what was left; then Ray's driver is killed
+    second = start()
+    second.wait_until_ready()
+    assert not is_alive(redis)
+    assert len(list(second.temp.iterdir())) == 1
+    assert second.ask().status_code == 200
+    processes = second.processes
+    next(process for process in processes if "penstock.cli.driver" in process.cmdline()).kill()
+    assert second.process.wait(STOP_S) == 1
+    assert "Ray's driver process ended by itself with status -9" in second.output.read_text(encoding="utf-8")
     assert_nothing_is_left(second, processes)
 
 

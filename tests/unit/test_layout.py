@@ -48,6 +48,19 @@ def test_the_layer_contract_names_every_package() -> None:
     assert named == {path.name for path in (ROOT / "platform").iterdir() if path.is_dir() and path.name != "__pycache__"}
 
 
+def test_the_readme_has_a_line_for_every_module_and_no_other() -> None:
+    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## What is where")[1].split("```")[1]
+    folders: list[str] = []
+    shown = set()
+    for line in tree.strip().splitlines():
+        name, depth = line.split()[0], (len(line) - len(line.lstrip())) // 2
+        folders[depth:] = [name] if name.endswith("/") else []
+        shown.add("".join([*folders[:depth], name]))
+
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "platform").rglob("*.py") if path.name != "__init__.py"}
+    assert {name for name in shown if name.endswith(".py")} == modules
+
+
 def test_no_tracked_file_names_a_place_on_someones_machine() -> None:
     machine = re.compile(rf"{re.escape(str(ROOT))}|/(?:home|Users|root|work)/[a-z]")
     offenders = [

@@ -67,6 +67,7 @@ class Script:
     hold_after: int | None = None
     """`next` waits for ever after that many deltas."""
     cached_tokens: int = 16
+    has_logprobs: bool = True
 
 
 class FakeStream:
@@ -89,13 +90,15 @@ class FakeStream:
         ids = list(self._deltas[self.num_given])
         self.num_given += 1
         is_last = self.num_given == len(self._deltas) and self._script.error is None
-        logprobs = (
-            [TokenLogprobs(-0.5, tuple((token, -1.0 - token) for token in range(self._sampling.logprobs))) for _ in ids]
-            if self._sampling.logprobs is not None
-            else None
-        )
         await asyncio.sleep(0)
-        return Delta(1, ids, self._script.finish if is_last else None, logprobs=logprobs)
+        return Delta(1, ids, self._script.finish if is_last else None, logprobs=self._logprobs(len(ids)))
+
+    def _logprobs(self, num_tokens: int) -> list[TokenLogprobs] | None:
+        """The likeliest tokens are always 0, 1, 2 and so on."""
+        num_top = self._sampling.logprobs
+        if num_top is None or not self._script.has_logprobs:
+            return None
+        return [TokenLogprobs(-0.5, tuple((token, -1.0 - token) for token in range(num_top)))] * num_tokens
 
     def close(self) -> None:
         if not self.is_closed:
@@ -107,6 +110,8 @@ class FakeDispatcher:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.generations: list[Generation] = []
+        self.given_at_start: list[list[int]] = []
+        """For each start, how many deltas each stream before it had given."""
         self.streams: list[FakeStream] = []
         self.num_open = 0
         self.num_waiting = 0
@@ -114,6 +119,7 @@ class FakeDispatcher:
 
     async def start(self, generation: Generation) -> FakeStream:
         self.generations.append(generation)
+        self.given_at_start.append([stream.num_given for stream in self.streams])
         if self.script.refusal is not None:
             raise self.script.refusal
         if self.script.hold_start is not None:

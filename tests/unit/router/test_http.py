@@ -92,7 +92,7 @@ def test_a_completions_prompt_is_text_or_token_ids_or_several(prompt: object, ex
     run(main)
 
 
-@pytest.mark.parametrize("prompt", ["", [], [[]], ["a", 1], ["a", [1]], [VOCAB_SIZE], [-1], [[1], [2**40]], ["a", ""]])
+@pytest.mark.parametrize("prompt", ["", [], [[]], ["a", 1], ["a", [1]], [VOCAB_SIZE], [-1], [[1], [2**40]], ["a", ""], ["a"] * 129, [[1]] * 129])
 def test_a_prompt_that_can_not_be_read_is_refused(prompt: object) -> None:
     async def main() -> None:
         async with gateway() as world:
@@ -131,29 +131,17 @@ def test_a_stop_string_aborts_the_sequence() -> None:
 
 def test_siblings_start_when_the_first_choices_first_token_is_there() -> None:
     async def main() -> None:
-        started: list[int] = []
-
-        class Probe(Script):
-            pass
-
-        async with gateway(Probe("ab")) as world:
-            start = world.dispatcher.start
-
-            async def spy(generation: object) -> object:
-                started.append(world.dispatcher.num_open)
-                return await start(generation)  # type: ignore[arg-type]
-
-            world.dispatcher.start = spy  # type: ignore[assignment,method-assign]
+        async with gateway(Script("ab")) as world:
             answer = chat_of(await world.chat(n=3, seed=5))
+            generations = world.dispatcher.generations
 
-            assert started[0] == 0
-            assert all(count >= 1 for count in started[1:])
+            assert [given[:1] for given in world.dispatcher.given_at_start] == [[], [1], [1]]
             assert [choice.index for choice in answer.choices] == [0, 1, 2]
-            assert len({generation.sampling.seed for generation in world.dispatcher.generations}) == 3
-            assert world.dispatcher.generations[0].sampling.seed == 5
-            assert len({generation.request_id for generation in world.dispatcher.generations}) == 3
+            assert generations[0].sampling.seed == 5
+            assert len({generation.sampling.seed for generation in generations}) == 3
+            assert len({generation.request_id for generation in generations}) == 3
             assert answer.usage.completion_tokens == 6
-            assert answer.usage.prompt_tokens == world.dispatcher.generations[0].num_prompt_tokens
+            assert answer.usage.prompt_tokens == generations[0].num_prompt_tokens
 
     run(main)
 
@@ -213,6 +201,15 @@ def test_legacy_logprobs_have_offsets_and_the_chosen_token() -> None:
             assert logprobs.tokens == ["a", "bytes:\\xc3", "bytes:\\xa9", "b"]
             assert logprobs.text_offset == [0, 1, 1, 2]
             assert logprobs.top_logprobs[0] == {"\0": -1.0, "a": -0.5}
+
+    run(main)
+
+
+def test_logprobs_that_an_engine_does_not_have_are_null() -> None:
+    async def main() -> None:
+        async with gateway(Script(has_logprobs=False)) as world:
+            assert chat_of(await world.chat(logprobs=True)).choices[0].logprobs is None
+            assert text_of(await world.complete(logprobs=1)).choices[0].logprobs is None
 
     run(main)
 

@@ -7,7 +7,21 @@ from typing import Any
 
 import grpc.aio
 
-from penstock.wire.frames import STREAM_METHOD, BlockEvents, Delta, DownFrame, Finish, Hello, SamplingParams, StepCosts, Submit, UpFrame, decode_down, encode, pack_ids
+from penstock.wire.frames import (
+    STREAM_METHOD,
+    BlockEvents,
+    Delta,
+    DownFrame,
+    Finish,
+    Hello,
+    SamplingParams,
+    StepCosts,
+    Submit,
+    UpFrame,
+    decode_down,
+    encode,
+    pack_ids,
+)
 from penstock.workers.engine import EngineLoad, StepReport
 from penstock.workers.sequence import SeqOutput, Sequence, Status
 from penstock.workers.stream import StreamInfo, StreamServer
@@ -80,8 +94,8 @@ class Bench:
         self.address = ""
 
     @asynccontextmanager
-    async def router(self, name: str = "r", *, greets: bool = True, options: tuple[tuple[str, int], ...] = ()) -> AsyncIterator[FakeRouter]:
-        async with grpc.aio.insecure_channel(self.address, options=[("grpc.use_local_subchannel_pool", 1), *options]) as channel:
+    async def router(self, name: str = "r", *, greets: bool = True) -> AsyncIterator[FakeRouter]:
+        async with grpc.aio.insecure_channel(self.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             call = channel.stream_stream(STREAM_METHOD)()
             router = FakeRouter(call)
             if greets:

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.wire.frames import PROTOCOL_VERSION, Abort, Announce, BlockEvents, Delta, Finish, Hello, SamplingParams, UpFrame, encode, pack_ids
 from penstock.workers import stream
+from penstock.workers.outbox import FRAME_S
 from penstock.workers.sequence import Sequence
 from tests.unit.workers.stream_fakes import IDLE, NUM_PLACES, TIMEOUT_S, Bench, FakeRouter, gain, serving, soon, submit
 
@@ -211,16 +212,18 @@ def test_a_router_that_does_not_read_is_cut_off_and_its_sequences_aborted(monkey
     monkeypatch.setattr(stream, "MAX_HELD_TOKENS", 100_000)
 
     async def main() -> None:
-        window = (("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0))
-        async with serving() as bench, bench.router(options=window) as router:
-            seq = await begun(bench, router)
+        async with serving() as bench, bench.router("reads") as reader, bench.router("idle") as idler:
+            read, unread = await begun(bench, reader), await begun(bench, idler)
+            reading = asyncio.create_task(reader.deltas(1))
             async with asyncio.timeout(TIMEOUT_S):
                 while bench.engine.aborted.empty():
-                    bench.engine.step(gain(seq, *[70_000] * 10_000))
-                    await asyncio.sleep(0)
+                    bench.engine.step(gain(read, *[70_000] * 10_000), gain(unread, *[70_000] * 10_000))
+                    await asyncio.sleep(FRAME_S)  # a step's time
+            bench.engine.step(gain(read, finish=Finish.LENGTH))
 
-            assert await soon(bench.engine.aborted) is seq
-            assert bench.server.num_inflight == 0
+            assert await soon(bench.engine.aborted) is unread
+            assert await status_of(idler) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert sum(len(delta.token_ids) for delta in await reading) > 2 * stream.MAX_HELD_TOKENS
 
     asyncio.run(main())
 
@@ -239,7 +242,18 @@ def test_a_router_that_does_not_read_is_cut_off_and_its_sequences_aborted(monkey
         ([encode(UpFrame([Hello("r"), submit(block_keys=b"short")]))], grpc.StatusCode.INVALID_ARGUMENT),
         ([encode(UpFrame([Hello("r")])), b"\xc1"], grpc.StatusCode.INVALID_ARGUMENT),
     ],
-    ids=["garbage", "empty", "no hello", "other protocol", "two hellos", "same sid twice", "more output than tokens", "odd tokens", "odd keys", "garbage later"],
+    ids=[
+        "garbage",
+        "empty",
+        "no hello",
+        "other protocol",
+        "two hellos",
+        "same sid twice",
+        "more output than tokens",
+        "odd tokens",
+        "odd keys",
+        "garbage later",
+    ],
 )
 def test_what_no_router_of_ours_would_send_breaks_the_stream(frames: list[bytes], code: grpc.StatusCode) -> None:
     async def main() -> None:

@@ -1,0 +1,29 @@
+"""bench.report: the table and the file that every benchmark leaves."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.report import Row, write_report
+
+
+def test_a_report_says_where_and_how_it_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [Row("cpu of an [answer]", 1.5, 3.0, "ms"), Row("fixed", None, None, "ms")]
+
+    path = write_report("some-thing", rows, notes=["[idle] 2 ms"], folder=tmp_path)
+
+    report = json.loads(path.read_text())
+    assert path.name == "some-thing.json"
+    assert report["rows"][0] == {"name": "cpu of an [answer]", "ours": 1.5, "rival": 3.0, "ratio": 0.5, "unit": "ms"}
+    assert report["rows"][1]["ratio"] is None
+    assert report["command"].startswith("python -m bench.some_thing")
+    assert {"cpu", "cores", "memory_gib"} <= report["hardware"].keys()
+    assert report["commit"]
+    printed = capsys.readouterr().out
+    assert "cpu of an [answer]" in printed
+    assert "[idle] 2 ms" in printed
+
+
+def test_a_rival_of_zero_has_no_ratio() -> None:
+    assert Row("x", 1.0, 0.0, "ms").ratio is None
