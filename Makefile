@@ -13,7 +13,7 @@ ARGS ?=
 .PHONY: help up test check format clean
 
 help: ## list the targets
-	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/; s/%/NAME/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 up: $(VENV)/.installed ## install what is missing, then start the platform; Ctrl-C stops it (CONFIG=penstock.yaml)
 	@exec $(BIN)/penstock up --config $(CONFIG)
@@ -31,7 +31,7 @@ format: $(VENV)/.installed-dev ## sort imports and format the code
 	$(BIN)/ruff check --fix --select I
 	$(BIN)/ruff format
 
-bench-%: $(VENV)/.installed-dev ## run a benchmark: bench-parity, bench-overhead, ...; writes bench/NAME.json
+bench-%: $(VENV)/.installed-dev ## run bench/NAME.py: prints a table, writes bench/NAME.json
 	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)
 
 clean: ## remove the virtual environment, the state folder and every cache

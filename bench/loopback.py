@@ -107,12 +107,13 @@ class ChatClient:
         self.head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {self.parts.netloc}\r\nContent-Type: application/json\r\n{auth}Content-Length: "
         self.idle: list[_Connection] = []
 
-    async def chat(self, content: str, max_tokens: int, timeout_s: float = 120) -> Answer:
+    async def chat(self, content: str, max_tokens: int, *, system: str | None = None, timeout_s: float = 120) -> Answer:
         """One streamed chat with a single user message. Raises RuntimeError unless it ends with status 200 and content."""
+        messages = [{"role": "system", "content": system}] if system is not None else []
         body = msgspec.json.encode(
             {
                 "model": self.model,
-                "messages": [{"role": "user", "content": content}],
+                "messages": [*messages, {"role": "user", "content": content}],
                 "max_tokens": max_tokens,
                 "stream": True,
                 "stream_options": {"include_usage": True},

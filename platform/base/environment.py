@@ -31,11 +31,9 @@ def redis_url() -> str | None:
 
 
 def serve_environment() -> dict[str, str]:
-    """What Ray, Serve and gRPC must find in the environment before they are imported, here and in every process they start."""
+    """What Ray and Serve must find in the environment before they are imported, here and in every process they start."""
     return {
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # no request comes through Serve: a second event loop would only cost
         "RAY_SERVE_FREEZE_GC_ON_STARTUP": "1",
         "RAY_SERVE_LOG_TO_STDERR": "0",
-        # gRPC's event engine hands each message through several threads: without it a frame costs about 100 us less on each side
-        "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
     }

@@ -17,6 +17,7 @@ from typing import TextIO
 
 import msgspec
 
+from penstock.base.environment import serve_environment
 from penstock.base.errors import PenstockError
 from penstock.cli.config import PlatformConfig
 from penstock.cli.events import FAILED, Event
@@ -39,7 +40,7 @@ class StartFailed(PenstockError):
 
 def ray_environment() -> dict[str, str]:
     """What Ray and all that it starts must find in their environment."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0", **serve_environment()}
 
 
 def driver_command(config: PlatformConfig, temp_dir: Path) -> list[str]:
@@ -76,12 +77,14 @@ class Cluster:
         deadline = time.monotonic() + timeout_s
         while (event := self._next_event(deadline)) is not None:
             if event.name == FAILED:
-                raise StartFailed(event.message, event.detail or self.log_tail())
+                raise StartFailed(event.message, event.detail)
             if event.name == name:
                 return
-        if (status := self._process.poll()) is not None:
-            raise StartFailed(f"Ray's driver process ended with status {status}.", self.log_tail())
-        raise StartFailed(f"Ray did not come as far as {name!r} within {timeout_s:.0f} s.", self.log_tail())
+        try:
+            status = self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise StartFailed(f"Ray did not come as far as {name!r} within {timeout_s:.0f} s.", self.log_tail()) from None
+        raise StartFailed(f"Ray's driver process ended with status {status}.", self.log_tail())
 
     def wait_until_ended(self) -> int:
         """The exit status of a driver that ended though nobody asked it to."""
@@ -102,7 +105,7 @@ class Cluster:
         return "\n".join(logs[-1].read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]) if logs else ""
 
     def _next_event(self, deadline: float) -> Event | None:
-        """None at the deadline, or when the driver has ended."""
+        """None at the deadline, or when the driver has closed its end and is about to end."""
         while b"\n" not in self._unread:
             ready, _, _ = select.select([self._events], [], [], max(0.0, deadline - time.monotonic()))
             data = os.read(self._events, 65536) if ready else b""

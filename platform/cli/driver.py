@@ -21,6 +21,7 @@ import ray
 from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
+from penstock.base.errors import ConfigError
 from penstock.cli.config import PlatformConfig, PoolConfig
 from penstock.cli.events import DEPLOYED, FAILED, RAY, Event
 from penstock.router.app import gateway_app
@@ -36,6 +37,9 @@ LOGICAL_CPUS = 64
 RUNNING_TIMEOUT_S = 180.0
 """The first start of a checkpoint may build a kernel."""
 POLL_S = 0.1
+TAIL_LINES = 15
+REFUSAL = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
+"""How a traceback begins the line of a ConfigError."""
 PR_SET_PDEATHSIG = 1
 """prctl(2)."""
 
@@ -67,9 +71,9 @@ def _run(config: PlatformConfig, temp_dir: Path, tell: Callable[[Event], object]
     signal.signal(signal.SIGTERM, _stop)  # Ray has taken it for itself
     tell(Event(RAY))
     names = deploy(config)
-    failure = await_running(names)
-    if failure is not None:
-        tell(failure)
+    failed = await_running(names)
+    if failed is not None:
+        tell(failed)
         return
     tell(Event(DEPLOYED))
     while True:
@@ -128,7 +132,7 @@ def await_running(names: Sequence[str]) -> Event | None:
         found = serve.status().applications
         for name in names:
             if name in found and found[name].status == ApplicationStatus.DEPLOY_FAILED:
-                return Event(FAILED, f"The Serve application {name} could not be started.", _reasons(found[name]))
+                return failure(name, _reasons(found[name]))
         missing = [name for name in names if name not in found or found[name].status != ApplicationStatus.RUNNING]
         if not missing:
             return None
@@ -136,6 +140,15 @@ def await_running(names: Sequence[str]) -> Event | None:
             detail = "\n".join(_reasons(found[name]) for name in missing if name in found)
             return Event(FAILED, f"{', '.join(missing)} did not come up within {RUNNING_TIMEOUT_S:.0f} s.", detail)
         time.sleep(POLL_S)
+
+
+def failure(name: str, reasons: str) -> Event:
+    """What became of an application: our own refusal where there is one in Serve's account of it, else the end of that account."""
+    lines = reasons.strip().splitlines()
+    for line in reversed(lines):
+        if line.startswith(REFUSAL):
+            return Event(FAILED, f"{name} could not be started: {line.removeprefix(REFUSAL)}")
+    return Event(FAILED, f"{name} could not be started.", "\n".join(lines[-TAIL_LINES:]))
 
 
 def _reasons(application: ApplicationStatusOverview) -> str:

@@ -1,42 +1,28 @@
-"""The router's end of the token stream to one replica: one gRPC call, used once.
+"""The router's end of the token stream to one replica: one channel, used once.
 
 Not the keeper of links: who wants another after a loss connects again. Invariants: what is sent in one turn of the event loop travels in one
-frame, in order; a loss is reported once, within seconds also when the replica's machine vanishes; no frame is passed on after that, nor
-after the link was closed.
+frame, in order; a loss is reported once, within seconds also when the replica hangs or its machine vanishes; no frame is passed on after
+that, nor after the link was closed.
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import grpc
-import grpc.aio
 import msgspec
 
+from penstock.wire.channel import Channel
 from penstock.wire.errors import ReplicaLost
-from penstock.wire.frames import STREAM_METHOD, Abort, Announce, DownFrame, Hello, Submit, UpFrame, decode_down, encode
+from penstock.wire.frames import Abort, Announce, DownFrame, Hello, Submit, UpFrame, decode_down, encode
 
 CONNECT_TIMEOUT_S = 3.0
-"""From the call to the replica's first load report."""
-KEEPALIVE_MS = 2000
-"""A replica whose machine has vanished, or whose process is stopped, is lost after twice that."""
-MAX_FRAME_BYTES = 64 * 2**20
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
-    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),  # what gRPC really waits for an answer; a minute, if not told
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # a lost connection's backoff must not delay the next link
-)
+"""From the first packet to the replica's first load report."""
+SILENCE_S = 4.0
+"""A replica that said nothing for so long is lost; while it has nothing to say it sends a load every second."""
 
 Op: TypeAlias = Submit | Abort | Hello | Announce
-Call: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
 
 log = logging.getLogger("penstock.link")
 
@@ -44,14 +30,23 @@ log = logging.getLogger("penstock.link")
 class Link:
     """Made by `connect`. Its methods never wait; after a loss they do nothing."""
 
-    def __init__(self, address: str, call: Call, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> None:
+    def __init__(self, address: str, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> None:
+        self.channel = Channel(self._on_message, self._on_end)
         self._address = address
-        self._call = call
         self._on_frame = on_frame
         self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._greeted: asyncio.Future[None] = self._loop.create_future()
+        self._held: list[DownFrame] | None = []
+        """Frames from before the owner had the link; None: it has them."""
+        self._is_ready = False
+        """The owner has the link."""
         self._ops: list[Op] = []
-        self._wake = asyncio.Event()
         self._is_over = False
+        self._loss: str | None = None
+        """Why the stream ended by itself."""
+        self._heard_s = self._loop.time()
+        self._watchdog: asyncio.TimerHandle | None = None
 
     def submit(self, submit: Submit) -> None:
         self._push(submit)
@@ -63,44 +58,87 @@ class Link:
         """Ask for a snapshot of the replica's blocks."""
         self._push(Announce())
 
-    def _push(self, op: Op) -> None:
-        if not self._is_over:
-            self._ops.append(op)
-            self._wake.set()
+    async def greet(self, router_id: str) -> None:
+        """Say Hello and wait for the first frame. Raises ReplicaLost, with the replica's words where it refuses."""
+        self._push(Hello(router_id))
+        await self._greeted
+        if self._loss is not None:
+            raise ReplicaLost(f"No stream to the replica at {self._address}: {self._loss}.")
 
-    async def run(self, first: DownFrame) -> None:
-        """Pass frames on, from `first` to the loss of the stream; cancel to close the link."""
-        tasks = [asyncio.create_task(self._read(first)), asyncio.create_task(self._write())]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            self._report_loss(next(task for task in tasks if task.done()).exception())
-        finally:
-            self._is_over = True
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    def open(self) -> None:
+        """From the next turn of the loop on pass frames on, the first one included; from now on report the loss."""
+        self._is_ready = True
+        self._loop.call_soon(self._release)
+        self._watch()
 
-    async def _read(self, first: DownFrame) -> None:
-        call, on_frame = self._call, self._on_frame
-        on_frame(first)
-        while (data := await call.read()) is not grpc.aio.EOF:
-            on_frame(decode_down(data))
-
-    async def _write(self) -> None:
-        call, wake = self._call, self._wake
-        while True:
-            await wake.wait()
-            wake.clear()
-            ops, self._ops = self._ops, []
-            await call.write(encode(UpFrame(ops)))
-
-    def _report_loss(self, error: BaseException | None) -> None:
+    def close(self) -> None:
+        """No frame and no loss is reported any more."""
         self._is_over = True
-        if error is None or isinstance(error, grpc.aio.AioRpcError | asyncio.InvalidStateError):
-            log.warning("replica lost", extra={"address": self._address, "reason": _reason(error)})
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+        if self.channel.is_open:
+            self.channel.close()
+
+    def _push(self, op: Op) -> None:
+        if not self._ops:
+            self._loop.call_soon(self._flush)
+        self._ops.append(op)
+
+    def _flush(self) -> None:
+        ops, self._ops = self._ops, []
+        self.channel.send(encode(UpFrame(ops)))
+
+    def _on_message(self, data: bytes) -> None:
+        self._heard_s = self._loop.time()
+        try:
+            frame = decode_down(data)
+        except msgspec.MsgspecError:
+            self._lose("it is not a replica of this version")
+            return
+        if frame.error is not None:
+            self._lose(frame.error)
+        elif self._held is None:
+            self._pass_on(frame)
         else:
-            log.error("link failed", extra={"address": self._address}, exc_info=error)
-        self._on_lost()
+            self._held.append(frame)
+            self._end_greeting()
+
+    def _end_greeting(self) -> None:
+        if not self._greeted.done():
+            self._greeted.set_result(None)
+
+    def _release(self) -> None:
+        held, self._held = self._held or [], None
+        for frame in held:
+            self._pass_on(frame)
+
+    def _pass_on(self, frame: DownFrame) -> None:
+        if self._is_over:
+            return
+        try:
+            self._on_frame(frame)
+        except Exception:  # whatever it was, the stream can't be trusted any more, and its owner must know
+            log.exception("link failed", extra={"address": self._address})
+            self._lose("the router failed on a frame")
+
+    def _watch(self) -> None:
+        if self._loop.time() - self._heard_s > SILENCE_S:
+            self._lose(f"nothing came for {SILENCE_S:.0f} s")
+        elif not self._is_over:
+            self._watchdog = self._loop.call_later(SILENCE_S / 4, self._watch)
+
+    def _on_end(self, error: Exception | None) -> None:
+        self._lose("the connection ended" if error is None else f"the connection broke ({type(error).__name__})")
+
+    def _lose(self, reason: str) -> None:
+        if self._is_over:
+            return
+        self.close()
+        self._loss = reason
+        self._end_greeting()
+        if self._is_ready:
+            log.warning("replica lost", extra={"address": self._address, "reason": reason})
+            self._on_lost()
 
 
 @asynccontextmanager
@@ -108,43 +146,20 @@ async def connect(address: str, router_id: str, on_frame: Callable[[DownFrame], 
     """Open the stream to the replica at `address` (host:port); leaving closes it.
 
     on_frame: called with every frame, from the first, which has a load. on_lost: called once, when the stream ends otherwise than by leaving.
-    Raises ReplicaLost when the replica doesn't answer within CONNECT_TIMEOUT_S, or refuses.
+    Raises ReplicaLost when the replica can't be reached, refuses, or does not answer within CONNECT_TIMEOUT_S.
     """
-    channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
+    link = Link(address, on_frame, on_lost)
+    host, _, port = address.rpartition(":")
     try:
-        call: Call = channel.stream_stream(STREAM_METHOD)()
-        first = await _greet(address, call, router_id)
-        link = Link(address, call, on_frame, on_lost)
-        running = asyncio.create_task(link.run(first))
         try:
-            yield link
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            call.cancel()
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await asyncio.get_running_loop().create_connection(lambda: link.channel, host.strip("[]"), int(port))
+                await link.greet(router_id)
+        except TimeoutError:
+            raise ReplicaLost(f"The replica at {address} did not answer within {CONNECT_TIMEOUT_S:.0f} s.") from None
+        except OSError as error:
+            raise ReplicaLost(f"No connection to the replica at {address}: {error.strerror or type(error).__name__}.") from None
+        link.open()
+        yield link
     finally:
-        await channel.close()
-
-
-async def _greet(address: str, call: Call, router_id: str) -> DownFrame:
-    """Say Hello; returns the replica's first frame."""
-    try:
-        async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            await call.write(encode(UpFrame([Hello(router_id)])))
-            data = await call.read()
-    except TimeoutError:
-        raise ReplicaLost(f"The replica at {address} did not answer within {CONNECT_TIMEOUT_S:.0f} s.") from None
-    except grpc.aio.AioRpcError as error:
-        raise ReplicaLost(f"No stream to the replica at {address}: {_reason(error)}.") from None
-    if data is grpc.aio.EOF:
-        raise ReplicaLost(f"The replica at {address} closed the stream at once.")
-    try:
-        return decode_down(data)
-    except msgspec.MsgspecError:
-        raise ReplicaLost(f"What listens at {address} is not a replica of this version.") from None
-
-
-def _reason(error: Any) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name}: {error.details()}"
-    return "the stream ended"
+        link.close()

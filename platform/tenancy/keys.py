@@ -112,11 +112,14 @@ class KeyStore:
     secret: the cluster's, 16 to 64 bytes. cache_s: age at which a key is looked up again. now: a monotonic clock, seconds.
     """
 
-    def __init__(self, client: KeyReader, secret: bytes, cache_s: float, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, client: KeyReader, secret: bytes, cache_s: float, now: Callable[[], float] = time.monotonic, lookup_timeout_s: float = LOOKUP_TIMEOUT_S
+    ) -> None:
         self._client = client
         self._secret = secret
         self._cache_s = cache_s
         self._now = now
+        self._lookup_timeout_s = lookup_timeout_s
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()
         self._lookups: dict[str, asyncio.Task[_Outcome]] = {}
@@ -156,9 +159,9 @@ class KeyStore:
         return await asyncio.shield(task)
 
     async def _look_up(self, digest: str) -> _Outcome:
-        """Ends within LOOKUP_TIMEOUT_S and never raises."""
+        """Ends within the timeout and never raises."""
         try:
-            async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+            async with asyncio.timeout(self._lookup_timeout_s):
                 data = await self._client.get(_redis_key(digest))
             return _Outcome(msgspec.json.decode(data, type=_Record) if data is not None else None)
         except (RedisError, OSError, TimeoutError, msgspec.MsgspecError):

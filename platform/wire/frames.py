@@ -1,4 +1,4 @@
-"""The token stream between a router copy and a replica: one bidirectional gRPC stream, msgspec messages as its bytes.
+"""The token stream between a router copy and a replica: msgspec messages over one `wire.channel`.
 
 Not a transport, and not an API for tenants. Up go submits and aborts; down come frames with the deltas of all this router's sequences,
 block events and the replica's load. Invariant: a submitted sequence gets exactly one delta with a `finish`, and nothing after it, unless
@@ -18,9 +18,6 @@ import msgspec
 PROTOCOL_VERSION = 1
 KEY_BYTES = 16
 """Length of a block key; `prefix.hashing` makes them."""
-
-STREAM_METHOD = "/penstock.v1.Replica/Stream"
-"""gRPC method path: bidirectional stream, up `UpFrame`, down `DownFrame`."""
 
 
 class Finish(StrEnum):
@@ -186,6 +183,8 @@ class DownFrame(msgspec.Struct, frozen=True, array_like=True):
     deltas: list[Delta]
     load: Load | None = None
     events: list[BlockEvents] | None = None
+    error: str | None = None
+    """The replica ends the stream with this frame; why."""
 
 
 _encoder = msgspec.msgpack.Encoder()

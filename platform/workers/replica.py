@@ -34,6 +34,8 @@ DRAIN_S = 30.0
 """What running sequences get when the replica is to go."""
 STOP_S = 10.0
 """For what comes after the drain."""
+WRITE_EVERY_S = 0.25
+"""Block events are written to Redis in batches: a write costs more than a frame. Gateways have them from the stream already."""
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
 NUM_CPUS = 0.001
@@ -77,7 +79,7 @@ class Replica:
         """Serve's graceful end: refuse, drain, withdraw the index's copy, stop."""
         has_drained = await self._streams.drain(DRAIN_S)
         log.info("replica drained", extra={"num_aborted": 0 if has_drained else self._streams.num_inflight})
-        await self._streams.stop()
+        self._streams.stop()
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
@@ -85,6 +87,7 @@ class Replica:
 
     def _start_writer(self, epoch: str) -> None:
         """Without a Redis there is none, and routers have only what the streams say."""
+        self._unwritten: list[BlockEvents] = []
         self._writer: IndexWriter | None = None
         self._writing: asyncio.Task[None] | None = None
         url = redis_url()
@@ -94,8 +97,17 @@ class Replica:
             self._writing = asyncio.create_task(self._writer.run(), name="index writer")
 
     def _on_events(self, events: BlockEvents) -> None:
+        if self._writer is None:
+            return
+        if not self._unwritten:
+            asyncio.get_running_loop().call_later(WRITE_EVERY_S, self._push)
+        self._unwritten.append(events)
+
+    def _push(self) -> None:
+        unwritten, self._unwritten = self._unwritten, []
         if self._writer is not None:
-            self._writer.push(events)
+            for events in unwritten:
+                self._writer.push(events)
 
     async def _snapshot(self) -> BlockEvents:
         loop = asyncio.get_running_loop()

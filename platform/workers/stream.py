@@ -1,8 +1,8 @@
-"""The replica's end of the token stream: a gRPC server of one bidirectional method, bytes in and out, between routers and the engine.
+"""The replica's end of the token stream: a server of channels between routers and the engine.
 
-Not the engine, and no other service. All state belongs to one event loop; the engine's thread only hands reports over, once a step.
-Invariants: every sequence in the engine belongs to one connected router, and is aborted when that router goes; a router gets only its own
-deltas, in order, and every block event; what is held for a router that doesn't read is bounded.
+Not the engine, and no other service. All state belongs to one event loop, in callbacks; the engine's thread only hands reports over, once a
+step. Invariants: every sequence in the engine belongs to one connected router, and is aborted when that router goes; a router gets only its
+own deltas, in order, and every block event; what is held for a router that doesn't read is bounded.
 """
 
 import asyncio
@@ -11,25 +11,23 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
-import grpc
-import grpc.aio
 import msgspec
 
+from penstock.wire.channel import Channel
 from penstock.wire.frames import (
     KEY_BYTES,
     PROTOCOL_VERSION,
-    STREAM_METHOD,
     Abort,
     Announce,
     BlockEvents,
     Delta,
+    DownFrame,
     Finish,
     Hello,
     Load,
     Submit,
-    UpFrame,
     decode_up,
     encode,
     split_keys,
@@ -43,23 +41,10 @@ from penstock.workers.sequence import SeqOutput, Sequence, Status
 MAX_HELD_TOKENS = 65536
 MAX_HELD_EVENT_BYTES = 32 * 2**20
 """Of one router that doesn't read; more, and it is cut off."""
-MAX_FRAME_BYTES = 64 * 2**20
-"""A snapshot of four million blocks."""
 HELLO_TIMEOUT_S = 5.0
-KEEPALIVE_MS = 5000
-"""A router whose machine has vanished is noticed after twice that."""
-_OPTIONS = (
-    ("grpc.max_receive_message_length", MAX_FRAME_BYTES),
-    ("grpc.max_send_message_length", MAX_FRAME_BYTES),
-    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-    ("grpc.keepalive_timeout_ms", KEEPALIVE_MS),
-    ("grpc.http2.ping_timeout_ms", KEEPALIVE_MS),  # what gRPC really waits for an answer; a minute, if not told
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.so_reuseport", 0),
-)
+HEARTBEAT_S = 1.0
+"""A router hears of the replica at least so often."""
 
-Context: TypeAlias = "grpc.aio.ServicerContext[bytes, bytes]"
 Op: TypeAlias = Submit | Abort | Hello | Announce
 
 log = logging.getLogger("penstock.stream")
@@ -88,31 +73,64 @@ class StreamInfo(NamedTuple):
 
 
 class _Broken(Exception):
-    """The stream can't go on; the router is told."""
-
-    def __init__(self, code: grpc.StatusCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
+    """What no router of ours would send. The text goes to the router."""
 
 
 class _Router:
     """A connected router copy."""
 
-    def __init__(self, router_id: str) -> None:
+    def __init__(self, router_id: str, channel: Channel) -> None:
         self.router_id = router_id
+        self.channel = channel
         self.live: dict[int, Sequence] = {}
         """By sid."""
         self.outbox = Outbox()
-        self.wake = asyncio.Event()
         self.timer: asyncio.TimerHandle | None = None
         self.timer_due_s = 0.0
-        self.overflow = asyncio.Event()
         self.last_sid = 0
         """Highest sid received."""
         self.counted_sid = 0
         """Highest sid that the engine's last report knows of. Written on the engine's thread."""
         self.told_credit = 0
+
+
+class _Connection:
+    """A channel, and the router at its other end once that has said Hello."""
+
+    def __init__(self, server: "StreamServer", loop: asyncio.AbstractEventLoop) -> None:
+        self.channel = Channel(self._on_message, self._on_end, self._on_writable)
+        self.router: _Router | None = None
+        self._server = server
+        self._hello_timer = loop.call_later(HELLO_TIMEOUT_S, self._break, f"No Hello came within {HELLO_TIMEOUT_S:.0f} s.")
+
+    def _on_message(self, data: bytes) -> None:
+        try:
+            ops = decode_up(data).ops
+            if self.router is None:
+                self.router = _Router(_router_id(ops), self.channel)
+                self._hello_timer.cancel()
+                self._server.join(self.router)
+                del ops[0]
+            self._server.take(self.router, ops)
+        except msgspec.MsgspecError:
+            self._break("A frame can't be decoded.")
+        except _Broken as broken:
+            self._break(str(broken))
+
+    def _break(self, reason: str) -> None:
+        log.warning("stream broken", extra={"peer": self.channel.peer, "reason": reason})
+        self.channel.send(encode(DownFrame([], error=reason)))
+        self.channel.close()
+
+    def _on_writable(self) -> None:
+        if self.router is not None:
+            self._server.schedule(self.router)
+
+    def _on_end(self, _error: Exception | None) -> None:
+        self._hello_timer.cancel()
+        if self.router is not None:
+            self._server.leave(self.router)
+        self._server.connections.discard(self)
 
 
 class _Live:
@@ -145,6 +163,7 @@ class StreamServer:
         self._info = info
         self._on_events = on_events
         self._clock = clock
+        self.connections: set[_Connection] = set()
         self._routers: list[_Router] = []
         self._live: dict[Sequence, _Live] = {}
         self._submitted: deque[_Submitted] = deque()
@@ -158,13 +177,15 @@ class StreamServer:
         self._engine = engine
         self._load = load
         self._loop = asyncio.get_running_loop()
-        self._server = grpc.aio.server(options=_OPTIONS)
-        service, method = STREAM_METHOD.removeprefix("/").split("/")
-        handler = grpc.stream_stream_rpc_method_handler(self._serve)
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-        bound: int = self._server.add_insecure_port(f"{host}:{port}")
-        await self._server.start()
+        self._server = await self._loop.create_server(self._accept, host, port)
+        self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._beat)
+        bound: int = self._server.sockets[0].getsockname()[1]
         return bound
+
+    def _accept(self) -> Channel:
+        connection = _Connection(self, self._loop)
+        self.connections.add(connection)
+        return connection.channel
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse what comes from now on, and wait for what runs; False: something still runs after `timeout_s`."""
@@ -176,9 +197,16 @@ class StreamServer:
             return False
         return True
 
-    async def stop(self, grace_s: float = 0.1) -> None:
+    def stop(self) -> None:
         """End every stream; sequences that still run are aborted."""
-        await self._server.stop(grace_s)
+        self._heartbeat.cancel()
+        self._server.close()
+        for connection in self.connections:
+            connection.channel.close()
+
+    def _beat(self) -> None:
+        self._touch_loads()
+        self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._beat)
 
     @property
     def num_inflight(self) -> int:
@@ -216,8 +244,7 @@ class StreamServer:
             if report.events is not None:
                 router.outbox.add_events(report.events)
             router.outbox.touch_load(is_urgent=self._is_unblocked(router))
-            self._check_bounds(router)
-            self._schedule(router)
+            self.schedule(router)
 
     def _pass_on(self, output: SeqOutput, live: _Live) -> None:
         seq, token_ids, logprobs, finish = output
@@ -239,16 +266,26 @@ class StreamServer:
 
     def _deliver_snapshot(self, router: _Router, snapshot: BlockEvents) -> None:
         router.outbox.add_events(snapshot)
-        self._check_bounds(router)
-        self._schedule(router)
-
-    def _check_bounds(self, router: _Router) -> None:
-        if router.outbox.num_tokens > MAX_HELD_TOKENS or router.outbox.num_event_bytes > MAX_HELD_EVENT_BYTES:
-            router.overflow.set()
+        self.schedule(router)
 
     # what routers say
 
-    def _take(self, router: _Router, ops: list[Op]) -> None:
+    def join(self, router: _Router) -> None:
+        log.info("router connected", extra={"router_id": router.router_id})
+        self._routers.append(router)
+        self._touch_loads()
+
+    def leave(self, router: _Router) -> None:
+        log.info("router gone", extra={"router_id": router.router_id, "num_inflight": len(router.live)})
+        self._routers.remove(router)
+        if router.timer is not None:
+            router.timer.cancel()
+        for seq in list(router.live.values()):
+            self._engine.abort(seq)
+            self._forget(seq, self._live[seq])
+        self._touch_loads()
+
+    def take(self, router: _Router, ops: list[Op]) -> None:
         """Raises _Broken for what no router of ours would send."""
         for op in ops:
             if isinstance(op, Submit):
@@ -260,16 +297,16 @@ class StreamServer:
             elif isinstance(op, Announce):
                 self._engine.request_snapshot(partial(self._on_snapshot, router))
             else:
-                raise _Broken(grpc.StatusCode.INVALID_ARGUMENT, "Only the first message of a stream is a Hello.")
+                raise _Broken("Only the first message of a stream is a Hello.")
 
     def _submit(self, router: _Router, op: Submit) -> None:
         if op.sid <= router.last_sid:
-            raise _Broken(grpc.StatusCode.INVALID_ARGUMENT, f"Sequence numbers rise on a stream; {op.sid} came after {router.last_sid}.")
+            raise _Broken(f"Sequence numbers rise on a stream; {op.sid} came after {router.last_sid}.")
         _check(op)
         router.last_sid = op.sid
         if self._is_draining:
             router.outbox.add(Delta(op.sid, [], Finish.REFUSED, error="The replica is draining."))
-            self._schedule(router)
+            self.schedule(router)
             return
         seq = _sequence(op, self._clock())
         router.live[op.sid] = seq
@@ -280,30 +317,46 @@ class StreamServer:
 
     # the frames down
 
-    def _schedule(self, router: _Router) -> None:
-        """Have the router's writer woken when its next frame is due."""
-        due_s = router.outbox.due_s()
-        if due_s is None or router.wake.is_set():
+    def schedule(self, router: _Router) -> None:
+        """Send the router's next frame when it is due; while the router doesn't read, hold it, within bounds."""
+        outbox = router.outbox
+        if not router.channel.is_writable:
+            if outbox.num_tokens > MAX_HELD_TOKENS or outbox.num_event_bytes > MAX_HELD_EVENT_BYTES:
+                log.warning("router does not read", extra={"router_id": router.router_id})
+                router.channel.abort()
             return
-        if router.timer is not None:
-            if router.timer_due_s <= due_s:
-                return
-            router.timer.cancel()
-            router.timer = None
+        due_s = outbox.due_s()
+        if due_s is None:
+            return
         delay_s = due_s - self._clock()
         if delay_s <= 0:
-            router.wake.set()
-        else:
+            self._send(router)
+        elif router.timer is None or due_s < router.timer_due_s:
+            self._cancel_timer(router)
             router.timer, router.timer_due_s = self._loop.call_later(delay_s, self._on_timer, router), due_s
 
     def _on_timer(self, router: _Router) -> None:
         router.timer = None
-        router.wake.set()
+        if router.channel.is_writable:
+            self._send(router)
+
+    def _send(self, router: _Router) -> None:
+        self._cancel_timer(router)
+        now_s = self._clock()
+        frame = router.outbox.take(now_s, self._load_for(router) if router.outbox.wants_load(now_s) else None)
+        if frame is not None:
+            router.channel.send(encode(frame))
+        self.schedule(router)
+
+    def _cancel_timer(self, router: _Router) -> None:
+        if router.timer is not None:
+            router.timer.cancel()
+            router.timer = None
 
     def _touch_loads(self, *, is_urgent: bool = False) -> None:
         for router in self._routers:
             router.outbox.touch_load(is_urgent=is_urgent or self._is_unblocked(router))
-            self._schedule(router)
+            self.schedule(router)
 
     def _is_unblocked(self, router: _Router) -> bool:
         """Whether the router has, as it sees it, no credit left, and would if it knew."""
@@ -335,63 +388,6 @@ class StreamServer:
             last_sid=router.counted_sid,
         )
 
-    # one stream
-
-    async def _serve(self, _requests: object, context: Context) -> None:
-        """A router's stream, from its Hello to its end."""
-        try:
-            hello, *rest = await _first_ops(context)
-            router = _Router(_router_id(hello))
-            await self._converse(router, rest, context)
-        except _Broken as broken:
-            log.warning("stream broken", extra={"peer": context.peer(), "reason": broken.message})
-            await context.abort(broken.code, broken.message)
-
-    async def _converse(self, router: _Router, ops: list[Op], context: Context) -> None:
-        """Serve the router until it goes, or can't be served any more; then nothing of it is left."""
-        self._join(router)
-        tasks: list[asyncio.Task[Any]] = []
-        try:
-            self._take(router, ops)
-            tasks = [asyncio.create_task(part) for part in (self._read(router, context), self._write(router, context), _overflow(router))]
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            done.pop().result()
-        finally:
-            self._leave(router)
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _join(self, router: _Router) -> None:
-        log.info("router connected", extra={"router_id": router.router_id})
-        self._routers.append(router)
-        self._touch_loads()
-
-    def _leave(self, router: _Router) -> None:
-        log.info("router gone", extra={"router_id": router.router_id, "num_inflight": len(router.live)})
-        self._routers.remove(router)
-        if router.timer is not None:
-            router.timer.cancel()
-        for seq in list(router.live.values()):
-            self._engine.abort(seq)
-            self._forget(seq, self._live[seq])
-        self._touch_loads()
-
-    async def _read(self, router: _Router, context: Context) -> None:
-        while (frame := await _read_frame(context)) is not None:
-            self._take(router, frame.ops)
-
-    async def _write(self, router: _Router, context: Context) -> None:
-        outbox, wake = router.outbox, router.wake
-        while True:
-            self._schedule(router)
-            await wake.wait()
-            wake.clear()
-            now_s = self._clock()
-            frame = outbox.take(now_s, self._load_for(router) if outbox.wants_load(now_s) else None)
-            if frame is not None:
-                await context.write(encode(frame))
-
 
 def _sequence(op: Submit, now_s: float) -> Sequence:
     token_ids = unpack_ids(op.token_ids)
@@ -413,40 +409,13 @@ def _check(op: Submit) -> None:
     """Raises _Broken for lengths that can't be."""
     has_odd_length = len(op.token_ids) % 4 or len(op.block_keys) % KEY_BYTES or len(op.chain_key) != KEY_BYTES
     if has_odd_length or not 0 <= op.num_output_tokens <= len(op.token_ids) // 4:
-        raise _Broken(grpc.StatusCode.INVALID_ARGUMENT, f"Sequence {op.sid} is malformed.")
+        raise _Broken(f"Sequence {op.sid} is malformed.")
 
 
-def _router_id(hello: Op) -> str:
+def _router_id(ops: list[Op]) -> str:
+    hello = ops[0] if ops else None
     if not isinstance(hello, Hello):
-        raise _Broken(grpc.StatusCode.INVALID_ARGUMENT, "The first message of a stream is a Hello.")
+        raise _Broken("The first message of a stream is a Hello.")
     if hello.protocol != PROTOCOL_VERSION:
-        raise _Broken(grpc.StatusCode.FAILED_PRECONDITION, f"The router speaks protocol {hello.protocol}, this replica {PROTOCOL_VERSION}.")
+        raise _Broken(f"The router speaks protocol {hello.protocol}, this replica {PROTOCOL_VERSION}.")
     return hello.router_id
-
-
-async def _first_ops(context: Context) -> list[Op]:
-    """At least one; raises _Broken if there is none in time."""
-    try:
-        frame = await asyncio.wait_for(_read_frame(context), HELLO_TIMEOUT_S)
-    except TimeoutError:
-        raise _Broken(grpc.StatusCode.DEADLINE_EXCEEDED, f"No Hello came within {HELLO_TIMEOUT_S:.0f} s.") from None
-    if frame is None or not frame.ops:
-        raise _Broken(grpc.StatusCode.INVALID_ARGUMENT, "The first message of a stream is a Hello.")
-    return frame.ops
-
-
-async def _read_frame(context: Context) -> UpFrame | None:
-    """None: the router has closed its half."""
-    data = await context.read()
-    if data is grpc.aio.EOF:
-        return None
-    try:
-        return decode_up(data)
-    except msgspec.MsgspecError:
-        raise _Broken(grpc.StatusCode.INVALID_ARGUMENT, "A frame can't be decoded.") from None
-
-
-async def _overflow(router: _Router) -> None:
-    """Raises when more is held for the router than it may leave unread."""
-    await router.overflow.wait()
-    raise _Broken(grpc.StatusCode.RESOURCE_EXHAUSTED, "The router does not read its stream.")

@@ -25,7 +25,7 @@ def server(tmp_path: Path, socket_dir: Path) -> Iterator[EmbeddedRedis]:
 def test_a_key_works_from_creation_to_revocation(server: EmbeddedRedis) -> None:
     async def main() -> None:
         async with connect(server.url) as client:
-            store = KeyStore(client, SECRET, cache_s=0.0)
+            store = KeyStore(client, SECRET, cache_s=0.0, lookup_timeout_s=5.0)
             keys = [await create_key(client, SECRET, tenant) for tenant in ("acme", "acme", "other")]
             assert len(set(keys)) == 3
             assert all(KEY_PATTERN.fullmatch(key) for key in keys)
@@ -45,9 +45,9 @@ def test_redis_holds_nothing_that_opens_a_door(server: EmbeddedRedis, tmp_path: 
     async def main() -> str:
         async with connect(server.url) as client:
             key = await create_key(client, SECRET, "acme")
-            await KeyStore(client, SECRET, cache_s=1.0).tenant(key)
+            await KeyStore(client, SECRET, cache_s=1.0, lookup_timeout_s=5.0).tenant(key)
             with pytest.raises(Unauthenticated):
-                await KeyStore(client, b"another secret..", cache_s=1.0).tenant(key)
+                await KeyStore(client, b"another secret..", cache_s=1.0, lookup_timeout_s=5.0).tenant(key)
             return key
 
     key = asyncio.run(main())
@@ -71,7 +71,7 @@ def test_a_tenant_id_must_be_a_plain_name(server: EmbeddedRedis) -> None:
 def test_a_known_key_goes_on_when_redis_has_died(server: EmbeddedRedis) -> None:
     async def main() -> None:
         async with connect(server.url) as client:
-            store = KeyStore(client, SECRET, cache_s=0.0)
+            store = KeyStore(client, SECRET, cache_s=0.0, lookup_timeout_s=5.0)
             key = await create_key(client, SECRET, "acme")
             await store.tenant(key)
             server.stop()

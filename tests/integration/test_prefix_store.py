@@ -73,10 +73,12 @@ async def world(server: EmbeddedRedis, times: StoreTimes = TIMES, max_pending_by
     async with connect(server.url) as client:
         made = World(client, times, max_pending_bytes)
         task = asyncio.create_task(made.writer.run())
-        yield made
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        try:
+            yield made
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -149,7 +151,7 @@ def test_whatever_redis_loses_is_noticed_and_announced_again(server: EmbeddedRed
 
 def test_a_copy_with_something_missing_is_no_copy(server: EmbeddedRedis) -> None:
     async def main() -> None:
-        still = StoreTimes(lease_s=60.0, heartbeat_s=60.0)
+        still = StoreTimes(lease_s=60.0, heartbeat_s=60.0, command_s=5.0)
         async with world(server, still) as w:
             w.replica.change({key(1), key(2)}, set())
             await eventually(w.is_true)
@@ -206,7 +208,7 @@ def test_it_heals_when_redis_is_killed_and_comes_back(server: EmbeddedRedis) -> 
 
 def test_the_lease_ends_what_nobody_renews(server: EmbeddedRedis) -> None:
     async def main() -> None:
-        brief = StoreTimes(lease_s=0.1, heartbeat_s=60.0)
+        brief = StoreTimes(lease_s=1.5, heartbeat_s=60.0, command_s=5.0)
         async with world(server, brief) as w:
             w.replica.change({key(1)}, set())
             await eventually(w.is_true)

@@ -8,7 +8,7 @@ from penstock.cli.interrupts import SIGNALS, Interrupted, Interrupts
 
 @pytest.fixture
 def interrupts() -> Iterator[Interrupts]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}  # CI may run under nohup
     yield Interrupts()
     for number, handler in before.items():
         signal.signal(number, handler)

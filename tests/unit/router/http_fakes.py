@@ -67,12 +67,14 @@ class Script:
     hold_after: int | None = None
     """`next` waits for ever after that many deltas."""
     cached_tokens: int = 16
+    predicted_tokens: int = 16
     has_logprobs: bool = True
 
 
 class FakeStream:
     def __init__(self, script: Script, generation: Generation, on_close: Callable[[], None]) -> None:
-        self.receipt = Receipt(generation.request_id, "edge", "only tier", "pool-a", "replica-1", predicted_ttft_s=0.0125, cached_tokens=script.cached_tokens)
+        self.receipt = Receipt(generation.request_id, "edge", "only tier", "pool-a", "replica-1", predicted_ttft_s=0.0125)
+        self.receipt.cached_tokens, self.receipt.predicted_cached_tokens = script.cached_tokens, script.predicted_tokens
         self._script = script
         self._sampling = generation.sampling
         deltas = script.deltas if script.deltas is not None else [[byte] for byte in script.text.encode()]

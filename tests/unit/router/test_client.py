@@ -125,6 +125,32 @@ def test_somebody_elses_cancellation_stays_one() -> None:
     run(main)
 
 
+def test_a_hangup_and_somebody_elses_cancellation_together_are_a_cancellation() -> None:
+    """As when the server cancels the requests of clients that hang up on its own account."""
+
+    async def main() -> None:
+        gone = asyncio.Event()
+
+        async def receive() -> dict[str, str]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def watched() -> None:
+            with Client(receive).watched(100):
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(watched())
+        await asyncio.sleep(0)
+        gone.set()
+        task.cancel()
+        task.cancel()
+        (outcome,) = await asyncio.gather(task, return_exceptions=True)
+
+        assert isinstance(outcome, asyncio.CancelledError)
+
+    run(main)
+
+
 def test_a_request_that_ends_by_itself_leaves_no_task() -> None:
     async def main() -> None:
         async with gateway() as world:

@@ -135,7 +135,8 @@ def test_siblings_start_when_the_first_choices_first_token_is_there() -> None:
             answer = chat_of(await world.chat(n=3, seed=5))
             generations = world.dispatcher.generations
 
-            assert [given[:1] for given in world.dispatcher.given_at_start] == [[], [1], [1]]
+            assert world.dispatcher.given_at_start[0] == []
+            assert all(given[0] >= 1 for given in world.dispatcher.given_at_start[1:])
             assert [choice.index for choice in answer.choices] == [0, 1, 2]
             assert generations[0].sampling.seed == 5
             assert len({generation.sampling.seed for generation in generations}) == 3
@@ -425,6 +426,20 @@ def test_metrics_count_requests_tokens_and_replicas() -> None:
             assert 'penstock_ttft_seconds_count{model="tiny"} 2.0' in lines
             assert 'penstock_tpot_seconds_count{model="tiny"} 2.0' in lines
             assert 'penstock_replicas{pool="pool-a",tier="edge"} 2.0' in lines
+
+    run(main)
+
+
+@pytest.mark.parametrize(("predicted", "cached", "true"), [(16, 32, 16), (32, 16, 16), (0, 16, 0)])
+def test_metrics_tell_how_true_the_index_was(predicted: int, cached: int, true: int) -> None:
+    async def main() -> None:
+        async with gateway(Script(predicted_tokens=predicted, cached_tokens=cached)) as world:
+            await world.chat()
+            value = world.metrics.registry.get_sample_value
+
+            assert value("penstock_prefix_predicted_tokens_total", {"model": MODEL}) == predicted
+            assert value("penstock_prefix_hit_tokens_total", {"model": MODEL}) == cached
+            assert value("penstock_prefix_true_tokens_total", {"model": MODEL}) == true
 
     run(main)
 

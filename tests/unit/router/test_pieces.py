@@ -66,6 +66,12 @@ def test_a_stop_string_beats_the_length_it_is_complete_at() -> None:
     assert (piece.text, piece.finish) == ("xy", "stop")
 
 
+def test_what_is_left_at_the_end_can_complete_a_stop_string() -> None:
+    (piece,) = pushed(Assembler(TOKENIZER, ("\N{REPLACEMENT CHARACTER}",)), [97, 0xC3], finish=Finish.LENGTH)
+
+    assert (piece.text, piece.finish) == ("a", "stop")
+
+
 def test_offsets_are_where_each_token_begins() -> None:
     (piece,) = pushed(Assembler(TOKENIZER, has_offsets=True), "aéb".encode())
 

@@ -1,11 +1,19 @@
+import asyncio
 import itertools
 
 import msgspec
 import pytest
 
+from penstock.router.completion import Choice
+from penstock.router.exchange import Exchange
+from penstock.router.formats import Asked, TextFormat
+from penstock.router.generation import Generation, Receipt
+from penstock.router.pieces import Assembler, Piece
+from penstock.router.sse import EventStream
 from penstock.wire.errors import ReplicaLost
-from penstock.wire.openai import ChatCompletionChunk, ErrorResponse, TextCompletion
-from tests.unit.router.http_fakes import IM_END, Script, events, gateway, run
+from penstock.wire.frames import SamplingParams
+from penstock.wire.openai import ChatCompletionChunk, ErrorResponse, PromptTokensDetails, TextCompletion, Usage
+from tests.unit.router.http_fakes import IM_END, TOKENIZER, Script, events, gateway, run
 
 
 def test_a_chat_streams_role_text_finish_and_done() -> None:
@@ -126,3 +134,41 @@ def test_an_unexpected_failure_after_the_first_token_says_nothing_of_itself() ->
             assert "secret" not in data[-1]
 
     run(main)
+
+
+def test_choices_that_finish_before_the_response_has_started_all_arrive() -> None:
+    """The start may wait on a connection whose last answer is not yet read."""
+
+    async def main() -> None:
+        sent: list[dict[str, object]] = []
+        may_send = asyncio.Event()
+
+        async def send(message: dict[str, object]) -> None:
+            await may_send.wait()
+            sent.append(message)
+
+        async def receive() -> dict[str, object]:
+            raise AssertionError("nothing is read")
+
+        scope = {"method": "POST", "path": "/v1/completions", "headers": []}
+        exchange = Exchange(scope, receive, send, "r", 0.0)  # type: ignore[arg-type]
+        stream = EventStream(exchange, TextFormat(Asked("cmpl-r", 0, "tiny", "fp_", TOKENIZER)), 2)
+        emits = [asyncio.create_task(stream.emit(_begun(index), Piece(f"text {index}", [97], "stop"))) for index in range(2)]
+        await asyncio.sleep(0)
+        may_send.set()
+        await asyncio.gather(*emits)
+        await stream.end(Usage(1, 2, 3, PromptTokensDetails(0)))
+
+        body = b"".join(message["body"] for message in sent[1:])  # type: ignore[misc]
+        assert [message["type"] for message in sent].count("http.response.start") == 1
+        assert b"text 0" in body
+        assert b"text 1" in body
+        assert body.count(b'"finish_reason":"stop"') == 2
+        assert body.endswith(b"data: [DONE]\n\n")
+
+    run(main)
+
+
+def _begun(index: int) -> Choice:
+    generation = Generation("r", (), b"", 1, SamplingParams(1), "tenant-1", b"salt", 0.0)
+    return Choice(index, generation, Assembler(TOKENIZER), Receipt("r"))

@@ -181,6 +181,18 @@ def test_while_redis_is_away_known_keys_go_on_and_unknown_ones_are_put_off() -> 
     asyncio.run(main())
 
 
+def test_a_look_up_that_takes_too_long_counts_as_redis_being_away() -> None:
+    async def main() -> None:
+        world = World()
+        world.redis.gate = asyncio.Event()
+        store = KeyStore(world.redis, SECRET, cache_s=1.0, now=world.clock, lookup_timeout_s=0.01)
+
+        with pytest.raises(Overloaded):
+            await store.tenant(KEY)
+
+    asyncio.run(main())
+
+
 def test_a_known_key_does_not_go_on_forever_without_redis() -> None:
     async def main() -> None:
         world = World()

@@ -5,10 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import grpc.aio
-
+from penstock.wire.channel import Channel
 from penstock.wire.frames import (
-    STREAM_METHOD,
     BlockEvents,
     Delta,
     DownFrame,
@@ -56,19 +54,26 @@ class FakeEngine:
 class FakeRouter:
     """The other end, frame by frame."""
 
-    def __init__(self, call: Any) -> None:
-        self.call = call
+    def __init__(self) -> None:
+        self.channel = Channel(self._on_message, self._on_end)
+        self._frames: asyncio.Queue[DownFrame | None] = asyncio.Queue()
 
-    async def send(self, *ops: Any) -> None:
-        await self.call.write(encode(UpFrame(list(ops))))
+    def _on_message(self, data: bytes) -> None:
+        self._frames.put_nowait(decode_down(data))
+
+    def _on_end(self, _error: Exception | None) -> None:
+        self._frames.put_nowait(None)
+
+    def send(self, *ops: Any) -> None:
+        self.channel.send(encode(UpFrame(list(ops))))
 
     async def frame(self) -> DownFrame:
-        """The next one. Raises AioRpcError when the replica broke the stream, and EOFError when it ended it."""
+        """The next one. Raises EOFError when the replica ended the stream."""
         async with asyncio.timeout(TIMEOUT_S):
-            data = await self.call.read()
-        if data is grpc.aio.EOF:
+            frame = await self._frames.get()
+        if frame is None:
             raise EOFError
-        return decode_down(data)
+        return frame
 
     async def frame_with(self, is_it: Callable[[DownFrame], Any]) -> DownFrame:
         while not is_it(frame := await self.frame()):
@@ -95,13 +100,14 @@ class Bench:
 
     @asynccontextmanager
     async def router(self, name: str = "r", *, greets: bool = True) -> AsyncIterator[FakeRouter]:
-        async with grpc.aio.insecure_channel(self.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-            call = channel.stream_stream(STREAM_METHOD)()
-            router = FakeRouter(call)
-            if greets:
-                await router.send(Hello(name))
-            yield router
-            call.cancel()
+        router = FakeRouter()
+        host, _, port = self.address.rpartition(":")
+        await asyncio.get_running_loop().create_connection(lambda: router.channel, host, int(port))
+        if greets:
+            router.send(Hello(name))
+        yield router
+        if router.channel.is_open:
+            router.channel.close()
 
 
 @asynccontextmanager
@@ -111,7 +117,7 @@ async def serving() -> AsyncIterator[Bench]:
     try:
         yield bench
     finally:
-        await bench.server.stop()
+        bench.server.stop()
 
 
 def submit(sid: int = 1, num_tokens: int = 4, **changes: Any) -> Submit:

@@ -1,8 +1,7 @@
 import asyncio
 
-import grpc
-import grpc.aio
 import pytest
+import uvloop
 
 from penstock.wire.frames import PROTOCOL_VERSION, Abort, Announce, BlockEvents, Delta, Finish, Hello, SamplingParams, UpFrame, encode, pack_ids
 from penstock.workers import stream
@@ -11,18 +10,17 @@ from penstock.workers.sequence import Sequence
 from tests.unit.workers.stream_fakes import IDLE, NUM_PLACES, TIMEOUT_S, Bench, FakeRouter, gain, serving, soon, submit
 
 
-async def status_of(router: FakeRouter) -> grpc.StatusCode:
-    """How the replica broke the stream."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        while True:
-            await router.frame()
-    code: grpc.StatusCode = caught.value.code()
-    return code
+async def reason_of(router: FakeRouter) -> str | None:
+    """What the replica said when it broke the stream, which it then did."""
+    reason = (await router.frame_with(lambda frame: frame.error)).error
+    with pytest.raises(EOFError):
+        await router.frame()
+    return reason
 
 
 async def begun(bench: Bench, router: FakeRouter, sid: int = 1) -> Sequence:
     """A sequence that the engine has."""
-    await router.send(submit(sid))
+    router.send(submit(sid))
     return await soon(bench.engine.submitted)
 
 
@@ -34,20 +32,20 @@ def test_the_first_frame_has_the_load_and_all_the_credit() -> None:
             assert load is not None
             assert (load.epoch, load.max_inflight, load.total_blocks, load.costs) == ("epoch", NUM_PLACES, 100, IDLE.costs)
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_a_submission_becomes_a_sequence_with_its_output_told_apart() -> None:
     async def main() -> None:
         async with serving() as bench, bench.router() as router:
             keys = b"k" * 16 + b"l" * 16
-            await router.send(submit(3, 40, block_keys=keys, num_output_tokens=5, tenant="t", deadline=9.5, sampling=SamplingParams(max_tokens=9, seed=4)))
+            router.send(submit(3, 40, block_keys=keys, num_output_tokens=5, tenant="t", deadline=9.5, sampling=SamplingParams(max_tokens=9, seed=4)))
             seq = await soon(bench.engine.submitted)
 
             assert (seq.request_id, seq.token_ids, seq.num_prompt_tokens, seq.num_output_tokens) == ("q3", list(range(40)), 35, 5)
             assert (seq.block_keys, seq.chain_key, seq.tenant, seq.deadline, seq.sampling.seed) == ([keys[:16], keys[16:]], b"c" * 16, "t", 9.5, 4)
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_a_sequence_streams_to_its_finish_and_says_the_first_time_what_was_cached() -> None:
@@ -68,7 +66,7 @@ def test_a_sequence_streams_to_its_finish_and_says_the_first_time_what_was_cache
             assert all(delta.num_cached_tokens is None for delta in rest)
             assert bench.server.num_inflight == 0
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_two_routers_get_their_own_deltas_and_both_all_block_events() -> None:
@@ -83,55 +81,55 @@ def test_two_routers_get_their_own_deltas_and_both_all_block_events() -> None:
             assert [frame.events for frame in frames] == [[events], [events]]
             assert bench.events == [events]
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_a_snapshot_goes_to_the_router_that_asked_for_it() -> None:
     async def main() -> None:
         async with serving() as bench, bench.router() as router:
             bench.engine.snapshot = BlockEvents(4, b"k" * 32, is_snapshot=True)
-            await router.send(Announce())
+            router.send(Announce())
             frame = await router.frame_with(lambda frame: frame.events)
 
             assert frame.events == [bench.engine.snapshot]
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_an_abort_reaches_the_engine_and_an_unknown_one_is_ignored() -> None:
     async def main() -> None:
         async with serving() as bench, bench.router() as router:
             seq = await begun(bench, router)
-            await router.send(Abort(99), Abort(1))
+            router.send(Abort(99), Abort(1))
 
             assert await soon(bench.engine.aborted) is seq
             bench.engine.step(gain(seq, finish=Finish.ABORT))
             assert (await router.deltas(1))[-1].finish is Finish.ABORT
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
-@pytest.mark.parametrize("is_polite", [True, False], ids=["closed", "cancelled"])
+@pytest.mark.parametrize("is_polite", [True, False], ids=["closed", "reset"])
 def test_the_sequences_of_a_router_that_goes_are_aborted(is_polite: bool) -> None:
     async def main() -> None:
         async with serving() as bench, bench.router() as router:
             seq = await begun(bench, router)
             if is_polite:
-                await router.call.done_writing()
+                router.channel.close()
             else:
-                router.call.cancel()
+                router.channel.abort()
 
             assert await soon(bench.engine.aborted) is seq
             bench.engine.step(gain(seq, 5))  # its last step was under way
             assert bench.server.num_inflight == 0
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_credit_is_shared_and_told_at_once_to_a_router_that_has_none() -> None:
     async def main() -> None:
         async with serving() as bench, bench.router("a") as greedy:
-            await greedy.send(*[submit(sid) for sid in range(1, NUM_PLACES + 1)])
+            greedy.send(*[submit(sid) for sid in range(1, NUM_PLACES + 1)])
             seqs = [await soon(bench.engine.submitted) for _ in range(NUM_PLACES)]
             async with bench.router("b") as late:
                 load = (await late.frame()).load
@@ -144,7 +142,7 @@ def test_credit_is_shared_and_told_at_once_to_a_router_that_has_none() -> None:
                 assert load is not None
                 assert load.max_inflight == 1
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_no_credit_while_sequences_wait_for_kv_that_is_not_there() -> None:
@@ -157,7 +155,7 @@ def test_no_credit_while_sequences_wait_for_kv_that_is_not_there() -> None:
             assert load is not None
             assert load.max_inflight == 1
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_a_load_says_up_to_which_submission_it_counts() -> None:
@@ -175,7 +173,7 @@ def test_a_load_says_up_to_which_submission_it_counts() -> None:
             assert load.last_sid == 2
             assert waiting.finish is None
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_a_draining_replica_says_so_refuses_and_ends_when_the_last_sequence_has() -> None:
@@ -187,7 +185,7 @@ def test_a_draining_replica_says_so_refuses_and_ends_when_the_last_sequence_has(
             assert load is not None
             assert load.max_inflight == 1
 
-            await router.send(submit(2))
+            router.send(submit(2))
             (refusal,) = await router.deltas(2)
             assert refusal.finish is Finish.REFUSED
             assert not draining.done()
@@ -195,7 +193,7 @@ def test_a_draining_replica_says_so_refuses_and_ends_when_the_last_sequence_has(
             bench.engine.step(gain(seq, 5, finish=Finish.STOP))
             assert await draining
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_a_drain_that_takes_too_long_says_so() -> None:
@@ -205,7 +203,7 @@ def test_a_drain_that_takes_too_long_says_so() -> None:
 
             assert not await bench.server.drain(0.01)
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_a_router_that_does_not_read_is_cut_off_and_its_sequences_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,6 +213,7 @@ def test_a_router_that_does_not_read_is_cut_off_and_its_sequences_aborted(monkey
         async with serving() as bench, bench.router("reads") as reader, bench.router("idle") as idler:
             read, unread = await begun(bench, reader), await begun(bench, idler)
             reading = asyncio.create_task(reader.deltas(1))
+            idler.channel._transport.pause_reading()
             async with asyncio.timeout(TIMEOUT_S):
                 while bench.engine.aborted.empty():
                     bench.engine.step(gain(read, *[70_000] * 10_000), gain(unread, *[70_000] * 10_000))
@@ -222,60 +221,69 @@ def test_a_router_that_does_not_read_is_cut_off_and_its_sequences_aborted(monkey
             bench.engine.step(gain(read, finish=Finish.LENGTH))
 
             assert await soon(bench.engine.aborted) is unread
-            assert await status_of(idler) is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert sum(len(delta.token_ids) for delta in await reading) > 2 * stream.MAX_HELD_TOKENS
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 @pytest.mark.parametrize(
-    ("frames", "code"),
+    ("frames", "reason"),
     [
-        ([b"\xc1"], grpc.StatusCode.INVALID_ARGUMENT),
-        ([encode(UpFrame([]))], grpc.StatusCode.INVALID_ARGUMENT),
-        ([encode(UpFrame([submit()]))], grpc.StatusCode.INVALID_ARGUMENT),
-        ([encode(UpFrame([Hello("r", PROTOCOL_VERSION + 1)]))], grpc.StatusCode.FAILED_PRECONDITION),
-        ([encode(UpFrame([Hello("r"), Hello("r")]))], grpc.StatusCode.INVALID_ARGUMENT),
-        ([encode(UpFrame([Hello("r"), submit(2), submit(2)]))], grpc.StatusCode.INVALID_ARGUMENT),
-        ([encode(UpFrame([Hello("r"), submit(num_output_tokens=5)]))], grpc.StatusCode.INVALID_ARGUMENT),
-        ([encode(UpFrame([Hello("r"), submit(token_ids=b"abc")]))], grpc.StatusCode.INVALID_ARGUMENT),
-        ([encode(UpFrame([Hello("r"), submit(block_keys=b"short")]))], grpc.StatusCode.INVALID_ARGUMENT),
-        ([encode(UpFrame([Hello("r")])), b"\xc1"], grpc.StatusCode.INVALID_ARGUMENT),
+        ([b"\xc1"], "decoded"),
+        ([b"GET / HTTP/1.1"], "decoded"),
+        ([encode(UpFrame([]))], "Hello"),
+        ([encode(UpFrame([submit()]))], "Hello"),
+        ([encode(UpFrame([Hello("r", PROTOCOL_VERSION + 1)]))], "protocol"),
+        ([encode(UpFrame([Hello("r"), Hello("r")]))], "Hello"),
+        ([encode(UpFrame([Hello("r"), submit(2), submit(2)]))], "rise"),
+        ([encode(UpFrame([Hello("r"), submit(num_output_tokens=5)]))], "malformed"),
+        ([encode(UpFrame([Hello("r"), submit(token_ids=b"abc")]))], "malformed"),
+        ([encode(UpFrame([Hello("r"), submit(block_keys=b"short")]))], "malformed"),
+        ([encode(UpFrame([Hello("r")])), b"\xc1"], "decoded"),
     ],
-    ids=[
-        "garbage",
-        "empty",
-        "no hello",
-        "other protocol",
-        "two hellos",
-        "same sid twice",
-        "more output than tokens",
-        "odd tokens",
-        "odd keys",
-        "garbage later",
-    ],
+    ids=["garbage", "HTTP", "empty", "no hello", "other protocol", "two hellos", "same sid twice", "more output", "odd tokens", "odd keys", "garbage later"],
 )
-def test_what_no_router_of_ours_would_send_breaks_the_stream(frames: list[bytes], code: grpc.StatusCode) -> None:
+def test_what_no_router_of_ours_would_send_breaks_the_stream(frames: list[bytes], reason: str) -> None:
     async def main() -> None:
         async with serving() as bench, bench.router(greets=False) as router:
             for frame in frames:
-                await router.call.write(frame)
+                router.channel.send(frame)
 
-            assert await status_of(router) is code
+            assert reason in (await reason_of(router) or "")
             assert bench.server.num_inflight == 0
 
-    asyncio.run(main())
+    uvloop.run(main())
+
+
+def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "HELLO_TIMEOUT_S", 0.05)
+
+    async def main() -> None:
+        async with serving() as bench, bench.router(greets=False) as router:
+            assert "No Hello" in (await reason_of(router) or "")
+
+    uvloop.run(main())
+
+
+def test_an_idle_replica_is_heard_of_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "HEARTBEAT_S", 0.05)
+
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            assert [(await router.frame()).load is not None for _ in range(3)] == [True] * 3
+
+    uvloop.run(main())
 
 
 def test_a_broken_stream_takes_its_sequences_along() -> None:
     async def main() -> None:
         async with serving() as bench, bench.router() as router:
             seq = await begun(bench, router)
-            await router.call.write(b"\xc1")
+            router.channel.send(b"\xc1")
 
             assert await soon(bench.engine.aborted) is seq
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_steps_that_come_quickly_share_a_frame() -> None:
@@ -290,14 +298,14 @@ def test_steps_that_come_quickly_share_a_frame() -> None:
             assert [token_id for delta in deltas for token_id in delta.token_ids] == list(range(21))
             assert len(deltas) < 5
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 def test_token_ids_travel_as_they_are() -> None:
     async def main() -> None:
         async with serving() as bench, bench.router() as router:
-            await router.send(submit(1, token_ids=pack_ids([0, 2**32 - 1])))
+            router.send(submit(1, token_ids=pack_ids([0, 2**32 - 1])))
 
             assert (await soon(bench.engine.submitted)).token_ids == [0, 2**32 - 1]
 
-    asyncio.run(main())
+    uvloop.run(main())

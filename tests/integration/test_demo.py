@@ -1,0 +1,122 @@
+"""The platform on the demo model, as a tenant meets it: the unmodified `openai` client, mixed traffic, prefix reuse, hanging up."""
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from bench.loopback import ChatClient
+from bench.platform_process import PlatformProcess, running_platform
+from bench.prefix import CONFIG, SYSTEM_TOKENS, cached, share_a_prompt
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+
+PARIS: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProcess]:
+    with running_platform(tmp_path_factory.mktemp("platform"), CONFIG) as running:
+        yield running
+
+
+@pytest.fixture
+def client(platform: PlatformProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=120) as client:
+        yield client
+
+
+def metric(platform: PlatformProcess, name: str) -> float:
+    lines = httpx.get(f"{platform.url}/metrics", timeout=10, trust_env=False).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def test_the_openai_client_gets_paris(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="demo", messages=PARIS, temperature=0, max_tokens=16)
+
+    assert "Paris" in (answer.choices[0].message.content or "")
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_the_openai_client_streams_paris(client: openai.OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(model="demo", messages=PARIS, temperature=0, max_tokens=16, stream=True, stream_options={"include_usage": True})
+    )
+
+    text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert "Paris" in text
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens >= text.count(" ")
+
+
+async def ask(client: openai.AsyncOpenAI, number: int) -> list[str]:
+    """One of eight kinds of request; returns the finish reasons of its choices."""
+    question: list[Any] = [{"role": "user", "content": f"Number {number}: say something about the number {number}."}]
+    size = 4 + number % 13
+    match number % 8:
+        case 0:
+            return await _finishes(client.chat.completions.create(model="demo", messages=question, max_tokens=size, temperature=0, stream=True))
+        case 1:
+            return await _finishes(client.chat.completions.create(model="demo", messages=question, max_tokens=size, seed=number, stream=True))
+        case 2:
+            chat = await client.chat.completions.create(model="demo", messages=question, max_tokens=size, n=2, top_p=0.9)
+        case 3:
+            chat = await client.chat.completions.create(model="demo", messages=question, max_tokens=size, logprobs=True, top_logprobs=3)
+        case 4:
+            chat = await client.chat.completions.create(model="demo", messages=question, max_tokens=size, stop=["number", "."])
+        case 5:
+            chat = await client.chat.completions.create(model="demo", messages=question, max_tokens=size, frequency_penalty=1, presence_penalty=0.5)
+        case 6:
+            text = await client.completions.create(model="demo", prompt=f"{number} and {number + 1} make", max_tokens=size, temperature=0)
+            return [choice.finish_reason for choice in text.choices]
+        case _:
+            chat = await client.chat.completions.create(model="demo", messages=question, max_tokens=size, extra_body={"top_k": 5, "min_p": 0.05})
+    return [choice.finish_reason for choice in chat.choices]
+
+
+async def _finishes(pending: Any) -> list[str]:
+    chunks: AsyncIterator[Any] = await pending
+    return [choice.finish_reason async for chunk in chunks for choice in chunk.choices if choice.finish_reason]
+
+
+def test_64_concurrent_mixed_requests_all_finish(platform: PlatformProcess) -> None:
+    async def main() -> list[list[str]]:
+        async with openai.AsyncOpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=200) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(64)))
+
+    finishes = asyncio.run(main())
+
+    assert [len(found) for found in finishes] == [2 if number % 8 == 2 else 1 for number in range(64)]
+    assert {finish for found in finishes for finish in found} <= {"stop", "length"}
+    assert metric(platform, "penstock_running_sequences") == 0
+
+
+def test_chats_that_share_a_system_prompt_find_it_cached_and_start_three_times_sooner(platform: PlatformProcess) -> None:
+    client = ChatClient(platform.url, "demo", platform.key, extra={"temperature": 0})
+    with asyncio.Runner() as loop:
+        reuse = loop.run(share_a_prompt(client, seed=time.time_ns(), chats=20))
+        client.close()
+
+    assert cached(reuse.cold) < 100
+    assert all(cached(answer) >= 0.9 * SYSTEM_TOKENS for answer in reuse.warm)
+    assert statistics.median(answer.ttft_s for answer in reuse.warm) <= reuse.cold.ttft_s / 3
+
+
+def test_a_client_that_hangs_up_frees_its_kv(platform: PlatformProcess) -> None:
+    free = metric(platform, "penstock_kv_blocks_free")
+    body = {"model": "demo", "messages": PARIS, "max_tokens": 1000, "stream": True, "ignore_eos": True}
+    headers = {"authorization": f"Bearer {platform.key}"}
+    with httpx.stream("POST", f"{platform.url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False) as response:
+        next(response.iter_lines())
+        assert metric(platform, "penstock_running_sequences") == 1
+
+    deadline = time.monotonic() + 5
+    while metric(platform, "penstock_running_sequences") or metric(platform, "penstock_kv_blocks_free") < free:
+        assert time.monotonic() < deadline

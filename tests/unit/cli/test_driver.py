@@ -1,0 +1,32 @@
+from penstock.cli.config import PoolConfig
+from penstock.cli.driver import failure, pool_spec
+from penstock.cli.events import FAILED, Event
+from penstock.text.source import resolve
+from penstock.workers.config import EngineConfig, TimedConfig
+
+
+def test_a_refusal_of_ours_is_the_sentence_without_serves_traceback() -> None:
+    reasons = "Deploying failed\nTraceback ...\npenstock.base.errors.ConfigError: engine.timed.table: x is no step table\n"
+
+    assert failure("pool-a", reasons) == Event(FAILED, "pool-a could not be started: engine.timed.table: x is no step table")
+
+
+def test_anything_else_is_the_end_of_what_serve_says() -> None:
+    failed = failure("pool-a", "\n".join(f"line {i}" for i in range(40)))
+
+    assert failed.message == "pool-a could not be started."
+    assert failed.detail.splitlines() == [f"line {i}" for i in range(25, 40)]
+
+
+def test_a_gateway_is_told_the_context_that_is_configured_or_else_the_checkpoints() -> None:
+    engine = EngineConfig(runner="timed", timed=TimedConfig(max_model_len=1000))
+
+    assert pool_spec(PoolConfig(name="a", engine=engine)).max_model_len == 1000
+    assert pool_spec(PoolConfig(name="a", engine=EngineConfig(max_model_len=512))).max_model_len == 512
+    assert pool_spec(PoolConfig(name="a")).max_model_len == resolve("demo").max_model_len
+
+
+def test_a_pool_is_named_alike_for_serve_and_for_gateways() -> None:
+    spec = pool_spec(PoolConfig(name="a", served_names=("x",), tier="edge", engine=EngineConfig(runner="timed")))
+
+    assert (spec.app_name, spec.served_names, spec.tier, spec.is_timed) == ("pool-a", ("x",), "edge", True)
