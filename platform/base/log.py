@@ -17,7 +17,7 @@ _ROOT = "penstock"
 
 
 class JsonFormatter(logging.Formatter):
-    """ts (UTC), level, logger, event, the record's extra fields, and where an exception came from."""
+    """ts (UTC), level, logger, event, the extra fields without those that libraries add with an underscore, and where an exception came from."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -26,7 +26,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "event": record.getMessage(),
         }
-        line.update((key, value) for key, value in vars(record).items() if key not in _STANDARD)
+        line.update((key, value) for key, value in vars(record).items() if key not in _STANDARD and not key.startswith("_"))
         if record.exc_info and record.exc_info[1] is not None:
             line.update(_origin(record.exc_info[1]))
         return json.dumps(line, default=str, ensure_ascii=False)

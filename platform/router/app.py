@@ -39,7 +39,7 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
 from penstock.wire.errors import ConfigError, PenstockError
 
-DRAIN_S = 10.0
+DRAIN_S = 10
 """What answers under way get when the gateway is to go."""
 STOP_S = 5.0
 """For what comes after the drain."""
@@ -125,7 +125,7 @@ class Gateway:
             raise ConfigError(f"{REDIS_URL} is not set: a gateway looks API keys up in Redis")
         checkpoints = await asyncio.to_thread(_load, pools)
         core = Core(config, pools, checkpoints, cluster_secret(), connect_redis(url), f"gateway-{uuid.uuid4().hex[:8]}")
-        self._listener = Listener(core.app, config.host, config.port)
+        self._listener = Listener(core.app, config.host, config.port, DRAIN_S)
         self._stopping = asyncio.Event()
         self._main = asyncio.create_task(self._run(core), name="gateway")
         log.info("gateway ready", extra={"host": config.host, "port": config.port, "pools": [pool.name for pool in pools]})
@@ -149,7 +149,7 @@ class Gateway:
                 done, _ = await asyncio.wait([discovering, stopping, self._listener.start()], return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {stopping}:
                     log.error("part ended", extra={"part": task.get_name()}, exc_info=task.exception())
-                await self._listener.stop(DRAIN_S)
+                await self._listener.stop()
             finally:
                 discovering.cancel()
                 stopping.cancel()

@@ -24,7 +24,8 @@ log = logging.getLogger("penstock.listener")
 class Listener:
     """`start`, and `stop` once."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, drain_s: int) -> None:
+        """drain_s: what answers under way get at the end, before they are cut."""
         self._socket = bind(host, port)
         config = uvicorn.Config(
             app,
@@ -32,10 +33,12 @@ class Listener:
             http="httptools",
             ws="none",
             lifespan="off",
+            proxy_headers=False,
             access_log=False,
             log_config=None,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=drain_s,
         )
         self._server = uvicorn.Server(config)
         self._serving: asyncio.Task[None] | None = None
@@ -45,14 +48,10 @@ class Listener:
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
         return self._serving
 
-    async def stop(self, timeout_s: float) -> None:
-        """Take no more connections and let answers under way finish, for `timeout_s`."""
+    async def stop(self) -> None:
+        """Take no more connections, let answers under way finish, for `drain_s`, and cut the others."""
         self._server.should_exit = True
         if self._serving is not None:
-            _, late = await asyncio.wait([self._serving], timeout=timeout_s)
-            self._server.force_exit = bool(late)
-            for task in late:
-                task.cancel()
             await asyncio.gather(self._serving, return_exceptions=True)
 
 

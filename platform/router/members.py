@@ -67,12 +67,13 @@ class Members:
             return None
         log.info("discovery begins")
         listeners: Any = {
-            (LongPollNamespace.DEPLOYMENT_TARGETS, DeploymentID(name=REPLICA_DEPLOYMENT, app_name=app)): partial(self._take, pool)
+            (LongPollNamespace.DEPLOYMENT_TARGETS, DeploymentID(name=REPLICA_DEPLOYMENT, app_name=app)): partial(self.take, pool)
             for pool, app in self._apps.items()
         }
         return LongPollClient(controller, listeners, asyncio.get_running_loop(), f"penstock:{self._router_id}")
 
-    def _take(self, pool: str, targets: Any) -> None:
+    def take(self, pool: str, targets: Any) -> None:
+        """Serve's news of one pool: an object with `running_replicas`."""
         self._found[pool] = [member for info in targets.running_replicas if (member := _member(pool, info)) is not None]
         log.info("members", extra={"pool": pool, "replicas": [member.replica_id for member in self._found[pool]]})
         self._on_change([member for members in self._found.values() for member in members])

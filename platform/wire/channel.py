@@ -1,7 +1,8 @@
 """A TCP connection that carries messages: four bytes of length, little-endian, then so many bytes. Both ends of the token stream are one.
 
-Not a protocol of its own: what the bytes mean is the owner's affair. It runs in callbacks of the event loop, without tasks: at a frame every
-few milliseconds, what a frame costs is the wake-ups, and this takes one on each side (gRPC: three, and two threads; see BENCHMARKS.md).
+What the bytes mean is the owner's affair. It runs in callbacks of the event loop, without tasks or threads: at a frame every few milliseconds
+a frame costs its wake-ups, and this takes one on each side. (Measured at a frame every 10 ms on 2 cores: both ends together 206 us of CPU;
+a gRPC stream 550 us, and 354 us without gRPC's event engine.) The peer is whoever reaches the port: keep it on a private network.
 Invariant: messages arrive whole and in order; `on_end` is called once, and nothing after it.
 """
 

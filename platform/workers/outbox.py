@@ -1,16 +1,18 @@
 """What one router has still to be told, and when: deltas of its sequences, block events, the load. Pure; times are seconds of one clock.
 
-Not the stream. Deltas wait until FRAME_S after the frame before, so that quick steps share a frame while slow ones lose nothing; what
-nobody waits for (block events, a load that changed a little) goes along, or after REPORT_S on its own. Invariants: deltas of a sequence and
+Not the stream. Deltas wait until FRAME_S after the deltas before, so that quick steps share a frame while slow ones lose nothing; what
+nobody waits for (block events, a load that changed a little) goes along, or on its own when no deltas come. Invariants: deltas of a sequence and
 block events keep their order; what is held is bounded by the owner, who looks at `num_tokens` and `num_event_bytes`.
 """
 
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Load
 
 FRAME_S = 0.005
-"""Least time between two frames of deltas: a frame costs each side about 65 us, whatever it holds."""
+"""Least time between two frames of deltas: a frame costs each side about 100 us, whatever it holds."""
 REPORT_S = 0.020
-"""Least time between two loads, unless one brings credit to a router that had none; longest wait of block events."""
+"""Least time between two loads, unless one brings credit to a router that had none."""
+ALONE_S = 2 * REPORT_S
+"""Load and block events wait so long for deltas to go along with."""
 
 
 class Outbox:
@@ -21,7 +23,7 @@ class Outbox:
         self._events: list[BlockEvents] = []
         self._is_load_stale = True
         self._is_load_urgent = True
-        self._last_frame_s = self._last_load_s = float("-inf")
+        self._last_frame_s = self._last_deltas_s = self._last_load_s = float("-inf")
 
     def add(self, delta: Delta) -> None:
         before = self._deltas.get(delta.sid)
@@ -41,10 +43,10 @@ class Outbox:
         """When the next frame should go; None: nothing is to be told."""
         if self._is_load_urgent:
             return self._last_frame_s
-        due_s = self._last_frame_s + FRAME_S if self._deltas else None
+        due_s = self._last_deltas_s + FRAME_S if self._deltas else None
         if self._events or self._is_load_stale:
-            report_s = (self._last_frame_s if self._events else self._last_load_s) + REPORT_S
-            due_s = report_s if due_s is None else min(due_s, report_s)
+            alone_s = (self._last_frame_s if self._events else self._last_load_s) + ALONE_S
+            due_s = alone_s if due_s is None else min(due_s, alone_s)
         return due_s
 
     def wants_load(self, now_s: float) -> bool:
@@ -57,6 +59,8 @@ class Outbox:
             return None
         frame = DownFrame(list(self._deltas.values()), load, self._events or None)
         self._last_frame_s = now_s
+        if self._deltas:
+            self._last_deltas_s = now_s
         if load is not None:
             self._last_load_s = now_s
             self._is_load_stale = self._is_load_urgent = False

@@ -151,9 +151,9 @@ def _nucleus(scaled: Row, kept: Ids, top_p: float) -> Ids:
 
 def _logprobs(raw: Row, token_id: int, num_top: int) -> TokenLogprobs:
     scores = raw.astype(np.float64)
-    log_total = scores.max() + np.log(np.exp(scores - scores.max()).sum())
+    log_total = float(scores.max() + np.log(np.exp(scores - scores.max()).sum()))
     top: tuple[tuple[int, float], ...] = ()
     if num_top:
         values, ids = torch.from_numpy(raw).topk(min(num_top, len(raw)))
         top = tuple((token, value - log_total) for token, value in zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogprobs(float(scores[token_id] - log_total), top)
+    return TokenLogprobs(float(scores[token_id]) - log_total, top)

@@ -42,6 +42,8 @@ MAX_HELD_TOKENS = 65536
 MAX_HELD_EVENT_BYTES = 32 * 2**20
 """Of one router that doesn't read; more, and it is cut off."""
 HELLO_TIMEOUT_S = 5.0
+TIMER_S = 0.001
+"""Resolution of the event loop's timers."""
 HEARTBEAT_S = 1.0
 """A router hears of the replica at least so often."""
 
@@ -329,29 +331,22 @@ class StreamServer:
         if due_s is None:
             return
         delay_s = due_s - self._clock()
-        if delay_s <= 0:
+        if delay_s <= TIMER_S:
             self._send(router)
-        elif router.timer is None or due_s < router.timer_due_s:
-            self._cancel_timer(router)
+        elif router.timer is None or due_s < router.timer_due_s - TIMER_S:
+            if router.timer is not None:
+                router.timer.cancel()
             router.timer, router.timer_due_s = self._loop.call_later(delay_s, self._on_timer, router), due_s
 
     def _on_timer(self, router: _Router) -> None:
         router.timer = None
-        if router.channel.is_writable:
-            self._send(router)
+        self.schedule(router)
 
     def _send(self, router: _Router) -> None:
-        self._cancel_timer(router)
         now_s = self._clock()
         frame = router.outbox.take(now_s, self._load_for(router) if router.outbox.wants_load(now_s) else None)
         if frame is not None:
             router.channel.send(encode(frame))
-        self.schedule(router)
-
-    def _cancel_timer(self, router: _Router) -> None:
-        if router.timer is not None:
-            router.timer.cancel()
-            router.timer = None
 
     def _touch_loads(self, *, is_urgent: bool = False) -> None:
         for router in self._routers:

@@ -27,6 +27,13 @@ def test_an_event_is_one_line_of_json_with_its_request_id(lines: io.StringIO) ->
     assert line == {"level": "info", "logger": "penstock.router", "event": "resumed", "request_id": "r1", "replica": "a\nb"}
 
 
+def test_fields_that_libraries_add_for_themselves_are_left_out(lines: io.StringIO) -> None:
+    logging.getLogger("penstock").info("event", extra={"_library_field": 1, "request_id": "r"})
+
+    assert "_library" not in lines.getvalue()
+    assert json.loads(lines.getvalue())["request_id"] == "r"
+
+
 def test_the_text_of_an_exception_never_reaches_the_log(lines: io.StringIO) -> None:
     try:
         try:

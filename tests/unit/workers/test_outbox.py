@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.frames import BlockEvents, Delta, Finish, Load, StepCosts, TokenLogprobs
-from penstock.workers.outbox import FRAME_S, REPORT_S, Outbox, credit, merge
+from penstock.workers.outbox import ALONE_S, FRAME_S, REPORT_S, Outbox, credit, merge
 
 LOAD = Load("e", 0, 8, 0, 0, 0, 0, 10, 10, StepCosts(), 512)
 
@@ -28,12 +28,27 @@ def test_nothing_to_tell_is_no_frame() -> None:
     assert outbox.take(1.0, None) is None
 
 
-def test_a_delta_waits_only_for_the_distance_to_the_frame_before() -> None:
+def test_a_delta_waits_only_for_the_distance_to_the_deltas_before() -> None:
     outbox = told()
-
     outbox.add(Delta(1, [7]))
+    assert outbox.due_s() == float("-inf")
+    outbox.take(1.0, LOAD)
 
-    assert outbox.due_s() == FRAME_S
+    outbox.add(Delta(1, [8]))
+
+    assert outbox.due_s() == 1.0 + FRAME_S
+
+
+def test_a_load_on_its_own_does_not_hold_deltas_back() -> None:
+    outbox = told()
+    outbox.add(Delta(1, [7]))
+    outbox.take(1.0, None)
+    outbox.touch_load()
+    outbox.take(2.0, LOAD)
+
+    outbox.add(Delta(1, [8]))
+
+    assert outbox.due_s() == 1.0 + FRAME_S
 
 
 def test_a_load_that_changed_goes_along_with_deltas_but_not_oftener_than_its_interval() -> None:
@@ -50,8 +65,8 @@ def test_a_stale_load_and_block_events_go_on_their_own_in_the_end() -> None:
     loads.touch_load()
     events.add_events(BlockEvents(1, b"k" * 16))
 
-    assert loads.due_s() == REPORT_S
-    assert events.due_s() == REPORT_S
+    assert loads.due_s() == ALONE_S
+    assert events.due_s() == ALONE_S
 
 
 def test_an_urgent_load_is_due_at_once() -> None:

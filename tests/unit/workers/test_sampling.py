@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.generation import logits_process as oracle
 
-from penstock.wire.frames import SamplingParams
+from penstock.wire.frames import Delta, DownFrame, SamplingParams, decode_down, encode
 from penstock.workers.noise import gumbel
 from penstock.workers.sampling import Sampler, _surviving
 from penstock.workers.sequence import Sequence
@@ -253,6 +253,7 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     assert sampled.logprobs.logprob == pytest.approx(expected[7].item(), abs=1e-9)
     assert [token_id for token_id, _ in sampled.logprobs.top] == ids.tolist()
     assert [value for _, value in sampled.logprobs.top] == pytest.approx(values.tolist(), abs=1e-9)
+    assert decode_down(encode(DownFrame([Delta(1, [sampled.token_id], logprobs=[sampled.logprobs])]))).deltas[0].logprobs == [sampled.logprobs]
 
 
 def test_logprobs_of_zero_are_the_chosen_token_s_alone_and_none_are_none() -> None:

@@ -1,0 +1,30 @@
+import pytest
+
+from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, cluster_secret, redis_url
+from penstock.base.errors import ConfigError
+
+
+def test_the_secret_is_read_from_hex_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CLUSTER_SECRET, "ab" * 32)
+
+    assert cluster_secret() == b"\xab" * 32
+
+
+@pytest.mark.parametrize("value", [None, "", "not hex", "ab" * 15, "ab" * 65])
+def test_a_secret_that_is_missing_or_malformed_is_refused_without_showing_it(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CLUSTER_SECRET, raising=False)
+    if value is not None:
+        monkeypatch.setenv(CLUSTER_SECRET, value)
+
+    with pytest.raises(ConfigError, match=CLUSTER_SECRET) as caught:
+        cluster_secret()
+
+    assert not value or value not in caught.value.message
+
+
+def test_redis_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REDIS_URL, raising=False)
+    assert redis_url() is None
+
+    monkeypatch.setenv(REDIS_URL, "unix:///run/redis.sock")
+    assert redis_url() == "unix:///run/redis.sock"

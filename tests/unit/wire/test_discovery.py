@@ -1,0 +1,15 @@
+from penstock.wire.discovery import ReplicaMetadata, from_metadata, to_metadata
+
+METADATA = ReplicaMetadata("127.0.0.1:1234", "epoch", "pool", "digest", 2048, 100, 16)
+
+
+def test_what_a_replica_publishes_is_plain_data_that_comes_back() -> None:
+    published = to_metadata(METADATA)
+
+    assert {type(value) for value in published.values()} == {str, int}
+    assert from_metadata(published) == METADATA
+
+
+def test_a_replica_of_another_version_is_none() -> None:
+    assert from_metadata({}) is None
+    assert from_metadata({**to_metadata(METADATA), "max_model_len": "many"}) is None
