@@ -5,12 +5,15 @@ and they find their whole prefix. Invariant: when `run` is over, however it ends
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from penstock.router.formats import Whole
 from penstock.router.generation import Dispatcher, Generation, Receipt
 from penstock.router.pieces import Assembler, Piece
+from penstock.wire.frames import Delta
 from penstock.wire.openai import PromptTokensDetails, Usage
 
 
@@ -30,17 +33,30 @@ class Choice:
 
 Prompt = Sequence[Choice]
 """The choices of one prompt, the first one first."""
-Emit = Callable[[Choice, Piece], Awaitable[None]]
+
+
+class Emitter(Protocol):
+    """Where the pieces go."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `emit_now` may be called."""
+
+    async def emit(self, choice: Choice, piece: Piece) -> None:
+        """While it waits, nothing more is read of that sequence."""
+
+    def emit_now(self, choice: Choice, piece: Piece) -> None:
+        """A piece that is neither the first nor the last of its choice, without waiting."""
 
 
 class Completion:
-    """clock: monotonic seconds. emit: awaited for every piece; while it waits, nothing more is read of that sequence."""
+    """clock: monotonic seconds."""
 
-    def __init__(self, prompts: Sequence[Prompt], dispatcher: Dispatcher, clock: Callable[[], float], emit: Emit) -> None:
+    def __init__(self, prompts: Sequence[Prompt], dispatcher: Dispatcher, clock: Callable[[], float], emitter: Emitter) -> None:
         self.prompts = prompts
         self._dispatcher = dispatcher
         self._clock = clock
-        self._emit = emit
+        self._emitter = emitter
 
     async def run(self) -> None:
         """Raises what the dispatcher and its streams raise; the other sequences are then cancelled."""
@@ -76,9 +92,21 @@ class Completion:
                 self._note(choice, piece, on_first)
                 if choice.is_finished:
                     stream.close()  # before a client that may read slowly
-                await self._emit(choice, piece)
+                await self._emitter.emit(choice, piece)
+                if choice.assembler.is_plain:
+                    stream.listen(partial(self._pass_on, choice))
         finally:
             stream.close()
+
+    def _pass_on(self, choice: Choice, delta: Delta) -> bool:
+        """The short way of a token, taken by most: from the replica's frame to the client's socket without waking this task."""
+        if not self._emitter.is_ready:
+            return False
+        piece = choice.assembler.push(delta)
+        choice.num_tokens += len(piece.token_ids)
+        choice.last_token_s = self._clock()
+        self._emitter.emit_now(choice, piece)
+        return True
 
     def _note(self, choice: Choice, piece: Piece, on_first: Callable[[], None] | None) -> None:
         choice.num_tokens += len(piece.token_ids)
@@ -93,10 +121,15 @@ class Completion:
 class Collector:
     """Emits into whole answers."""
 
+    is_ready = True
+
     def __init__(self) -> None:
         self._parts: dict[int, list[Piece]] = {}
 
     async def emit(self, choice: Choice, piece: Piece) -> None:
+        self.emit_now(choice, piece)
+
+    def emit_now(self, choice: Choice, piece: Piece) -> None:
         self._parts.setdefault(choice.index, []).append(piece)
 
     def choices(self) -> list[Whole]:

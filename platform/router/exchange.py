@@ -4,7 +4,8 @@ Not what is answered. Invariants: a response starts once; after it has started a
 stream ends with it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
@@ -20,7 +21,7 @@ EVENT, EVENT_END = b"data: ", b"\n\n"
 class Exchange:
     """began_s: of the caller's monotonic clock."""
 
-    __slots__ = ("_send", "began_s", "client", "headers", "is_stream", "method", "model", "path", "request_id", "status")
+    __slots__ = ("_num_writing", "_send", "_suspended", "began_s", "client", "headers", "is_stream", "method", "model", "path", "request_id", "status")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, began_s: float) -> None:
         self.method: str = scope["method"]
@@ -35,6 +36,8 @@ class Exchange:
         self.model: str | None = None
         """Served name, once it is known."""
         self._send = send
+        self._num_writing = 0
+        self._suspended: _Suspended | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """name: in lower case."""
@@ -53,6 +56,23 @@ class Exchange:
     async def write(self, data: bytes, is_last: bool = False) -> None:
         await self._sent({"type": "http.response.body", "body": data, "more_body": not is_last})
 
+    @property
+    def is_writable(self) -> bool:
+        """Whether `write_now` may be called: no write is under way, and the client reads."""
+        return not self._num_writing and self._suspended is None
+
+    def write_now(self, data: bytes) -> None:
+        """`write` without waiting. When the server makes it wait, because the client does not read, the next `write` waits for it first."""
+        sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
+        steps = sending.__await__()
+        try:
+            waited = next(steps)
+        except StopIteration:
+            return
+        except OSError:
+            return  # the client is gone; whoever awaits `write`, or the connection, learns it
+        self._suspended = _Suspended(steps, waited)
+
     async def answer(self, body: bytes, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
         """A whole response."""
         await self.start(status, content_type, ((b"content-length", b"%d" % len(body)), *headers))
@@ -67,7 +87,25 @@ class Exchange:
             await self.write(EVENT + body + EVENT_END, is_last=True)
 
     async def _sent(self, message: dict[str, object]) -> None:
+        self._num_writing += 1
         try:
+            if self._suspended is not None:
+                suspended, self._suspended = self._suspended, None
+                await suspended
             await self._send(message)
         except OSError:
             raise ClientGone from None
+        finally:
+            self._num_writing -= 1
+
+
+class _Suspended:
+    """The rest of an awaitable that was begun outside of a task, and what it waits for. To be awaited in one."""
+
+    def __init__(self, steps: Generator[Any, Any, Any], waited: Any) -> None:
+        self._steps = steps
+        self._waited = waited
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        yield self._waited
+        yield from self._steps

@@ -90,7 +90,7 @@ class Generator:
 
     async def _stream(self, exchange: Exchange, prompts: list[Prompt], form: Format) -> None:
         events = EventStream(exchange, form, sum(map(len, prompts)))
-        completion = Completion(prompts, self._deps.dispatcher, self._deps.clock, events.emit)
+        completion = Completion(prompts, self._deps.dispatcher, self._deps.clock, events)
         try:
             await completion.run()
             await events.end(completion.usage())
@@ -99,7 +99,7 @@ class Generator:
 
     async def _whole(self, exchange: Exchange, prompts: list[Prompt], form: Format) -> None:
         collector = Collector()
-        completion = Completion(prompts, self._deps.dispatcher, self._deps.clock, collector.emit)
+        completion = Completion(prompts, self._deps.dispatcher, self._deps.clock, collector)
         try:
             await completion.run()
         finally:

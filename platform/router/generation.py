@@ -4,6 +4,7 @@ The HTTP side builds a `Generation`, awaits `Dispatcher.start` (queueing happens
 `finish`, and closes the stream whatever happened. Retries, other replicas and resumption are invisible from here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -57,6 +58,12 @@ class Stream(Protocol):
 
         The delta with a `finish` is the last. Raises ReplicaLost, EngineFault, Overloaded or DeadlineExceeded instead of a delta whose
         finish says so: what is returned finished as stop or length.
+        """
+
+    def listen(self, listener: Callable[[Delta], bool]) -> None:
+        """Offer plain deltas (tokens, no end) to `listener` as they come, which saves waking the reader for each.
+
+        What the listener declines (False), and whatever is not a plain delta, waits for `next`; so does what comes while something waits.
         """
 
     def close(self) -> None:

@@ -33,10 +33,10 @@ class Listener:
             http="httptools",
             ws="none",
             lifespan="off",
-            proxy_headers=False,
             access_log=False,
             log_config=None,
             server_header=False,
+            proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=drain_s,
         )

@@ -39,6 +39,11 @@ class Assembler:
         self._num_chars = 0
         self._num_tokens = 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether only a delta's own finish can end the text."""
+        return not self._has_stops
+
     def push(self, delta: Delta) -> Piece:
         """delta.finish: None, STOP or LENGTH."""
         if self._has_stops or self._has_offsets:

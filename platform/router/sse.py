@@ -42,6 +42,14 @@ class EventStream:
         elif events:
             await self._exchange.write(events)
 
+    @property
+    def is_ready(self) -> bool:
+        return self._exchange.is_writable
+
+    def emit_now(self, choice: Choice, piece: Piece) -> None:
+        if piece.text or (self._sends_every_token and piece.token_ids):
+            self._exchange.write_now(EVENT + self._form.chunk(choice.index, piece, False) + EVENT_END)
+
     async def end(self, usage: Usage) -> None:
         """After the last choice's finish."""
         if self._form.asked.has_usage_chunk:

@@ -5,7 +5,7 @@ is on at most one replica; after `close` nothing of it is left anywhere.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Protocol
 
@@ -54,6 +54,7 @@ class RoutedStream:
         self._remote: Remote | None = None
         self._sid = 0
         self._deltas: list[Delta] = []
+        self._listener: Callable[[Delta], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._error: PenstockError | None = None
         self._is_finished = False
@@ -67,6 +68,9 @@ class RoutedStream:
             self._timer = asyncio.get_running_loop().call_later(seconds_left + DEADLINE_GRACE_S, self._expire)
 
     def push(self, delta: Delta) -> None:
+        if self._listener is not None and not self._deltas and delta.finish is None and delta.num_cached_tokens is None and self._listener(delta):
+            self.output += delta.token_ids
+            return
         self._deltas.append(delta)
         waiter = self._waiter
         if waiter is not None:
@@ -95,10 +99,14 @@ class RoutedStream:
             else:
                 await self._wait()
 
+    def listen(self, listener: Callable[[Delta], bool]) -> None:
+        self._listener = listener
+
     def close(self) -> None:
         if self.is_closed:
             return
         self.is_closed = True
+        self._listener = None
         self._deltas.clear()
         self._release()
         self._wake()

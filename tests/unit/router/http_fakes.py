@@ -82,11 +82,20 @@ class FakeStream:
         self.num_given = 0
         self._on_close = on_close
         self.is_closed = False
+        self.listener: Callable[[Delta], bool] | None = None
+        self._resumed = asyncio.Event()
+
+    def listen(self, listener: Callable[[Delta], bool]) -> None:
+        self.listener = listener
+
+    def resume(self) -> None:
+        """Ends the wait of `hold_after`."""
+        self._resumed.set()
 
     async def next(self) -> Delta:
         assert not self.is_closed
         if self.num_given == self._script.hold_after:
-            await asyncio.Event().wait()
+            await self._resumed.wait()
         if self.num_given == len(self._deltas) and self._script.error is not None:
             raise self._script.error
         ids = list(self._deltas[self.num_given])

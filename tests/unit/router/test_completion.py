@@ -1,13 +1,13 @@
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from penstock.router.completion import Choice, Collector, Completion, Emit
+from penstock.router.completion import Choice, Collector, Completion, Emitter
 from penstock.router.generation import Generation
 from penstock.router.pieces import Assembler, Piece
 from penstock.wire.errors import ReplicaLost
-from penstock.wire.frames import SamplingParams, pack_ids
+from penstock.wire.frames import Delta, SamplingParams, pack_ids
 from tests.unit.router.http_fakes import TOKENIZER, FakeDispatcher, Script, run
 
 
@@ -16,8 +16,23 @@ def choice(index: int, stops: tuple[str, ...] = ()) -> Choice:
     return Choice(index, generation, Assembler(TOKENIZER, stops))
 
 
-def completion(dispatcher: FakeDispatcher, emit: Emit, prompts: Sequence[Sequence[Choice]]) -> Completion:
-    return Completion(prompts, dispatcher, lambda: 0.0, emit)
+def completion(dispatcher: FakeDispatcher, emitter: Emitter, prompts: Sequence[Sequence[Choice]]) -> Completion:
+    return Completion(prompts, dispatcher, lambda: 0.0, emitter)
+
+
+class Waiting:
+    """Takes pieces only by being awaited."""
+
+    is_ready = False
+
+    def __init__(self, emit: Callable[[Choice, Piece], Awaitable[None]]) -> None:
+        self._emit = emit
+
+    async def emit(self, choice: Choice, piece: Piece) -> None:
+        await self._emit(choice, piece)
+
+    def emit_now(self, choice: Choice, piece: Piece) -> None:
+        raise AssertionError("it is not ready")
 
 
 def test_a_stream_is_closed_before_its_last_piece_goes_to_a_slow_client() -> None:
@@ -29,7 +44,7 @@ def test_a_stream_is_closed_before_its_last_piece_goes_to_a_slow_client() -> Non
             if piece.finish:
                 open_at_finish.append(dispatcher.num_open)
 
-        await completion(dispatcher, emit, [[choice(0, ("b",))]]).run()
+        await completion(dispatcher, Waiting(emit), [[choice(0, ("b",))]]).run()
 
         assert open_at_finish == [0]
 
@@ -44,7 +59,7 @@ def test_while_a_piece_is_not_taken_the_stream_is_not_read() -> None:
         async def emit(choice: Choice, piece: Piece) -> None:
             await taken.wait()
 
-        running = asyncio.create_task(completion(dispatcher, emit, [[choice(0)]]).run())
+        running = asyncio.create_task(completion(dispatcher, Waiting(emit), [[choice(0)]]).run())
         for _ in range(20):
             await asyncio.sleep(0)
         given = dispatcher.streams[0].num_given
@@ -61,7 +76,7 @@ def test_choices_are_collected_in_order_and_counted_once() -> None:
     async def main() -> None:
         dispatcher = FakeDispatcher(Script("ab", cached_tokens=2))
         collector = Collector()
-        done = completion(dispatcher, collector.emit, [[choice(0), choice(1)], [choice(2), choice(3)]])
+        done = completion(dispatcher, collector, [[choice(0), choice(1)], [choice(2), choice(3)]])
         await done.run()
         usage = done.usage()
 
@@ -75,11 +90,53 @@ def test_choices_are_collected_in_order_and_counted_once() -> None:
 def test_the_streams_own_error_comes_out_and_nothing_stays_open(prompts: list[list[int]]) -> None:
     async def main() -> None:
         dispatcher = FakeDispatcher(Script("a", error=ReplicaLost("gone")))
-        failing = completion(dispatcher, Collector().emit, [[choice(index) for index in prompt] for prompt in prompts])
+        failing = completion(dispatcher, Collector(), [[choice(index) for index in prompt] for prompt in prompts])
 
         with pytest.raises(ReplicaLost):
             await failing.run()
 
         assert dispatcher.num_open == 0
+
+    run(main)
+
+
+def test_behind_the_first_piece_plain_deltas_are_taken_as_they_come_and_the_rest_waits_for_the_reader() -> None:
+    async def main() -> None:
+        dispatcher = FakeDispatcher(Script("ad", hold_after=1))
+        collector = Collector()
+        running = completion(dispatcher, collector, [[choice(0)]])
+        task = asyncio.create_task(running.run())
+        while not dispatcher.streams or dispatcher.streams[0].listener is None:
+            await asyncio.sleep(0)
+        listener = dispatcher.streams[0].listener
+
+        assert listener(Delta(1, [ord("b")]))
+        assert listener(Delta(1, [ord("c")]))
+        dispatcher.streams[0].resume()
+        await task
+
+        assert collector.choices()[0].text == "abcd"
+        assert running.usage().completion_tokens == 4
+
+    run(main)
+
+
+@pytest.mark.parametrize(("stops", "is_ready"), [(("x",), True), ((), False)])
+def test_with_stop_strings_or_a_client_that_does_not_read_every_delta_waits_for_the_reader(stops: tuple[str, ...], is_ready: bool) -> None:
+    async def main() -> None:
+        async def emit(choice: Choice, piece: Piece) -> None:
+            """Taken."""
+
+        dispatcher = FakeDispatcher(Script("ad", hold_after=1))
+        task = asyncio.create_task(completion(dispatcher, Collector() if is_ready else Waiting(emit), [[choice(0, stops)]]).run())
+        while not dispatcher.streams or not dispatcher.streams[0].num_given:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        listener = dispatcher.streams[0].listener
+
+        assert listener is None or not listener(Delta(1, [ord("b")]))
+        dispatcher.streams[0].resume()
+        await task
 
     run(main)
