@@ -7,7 +7,6 @@ and they find their whole prefix. Invariant: when `run` is over, however it ends
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 from penstock.router.formats import Whole
@@ -33,20 +32,20 @@ class Choice:
 
 Prompt = Sequence[Choice]
 """The choices of one prompt, the first one first."""
+Listener = Callable[[Delta], bool]
 
 
 class Emitter(Protocol):
     """Where the pieces go."""
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether `emit_now` may be called."""
-
     async def emit(self, choice: Choice, piece: Piece) -> None:
         """While it waits, nothing more is read of that sequence."""
 
-    def emit_now(self, choice: Choice, piece: Piece) -> None:
-        """A piece that is neither the first nor the last of its choice, without waiting."""
+    def listener(self, choice: Choice, clock: Callable[[], float]) -> Listener | None:
+        """The short way of a token, taken by most, behind the first piece: from the replica's frame to the client without waking a task.
+
+        It does for a delta what `_follow` does, or declines it when it would have to wait. None: this answer has no short way.
+        """
 
 
 class Completion:
@@ -87,26 +86,20 @@ class Completion:
         stream = await self._dispatcher.start(choice.generation)
         try:
             choice.receipt = stream.receipt
+            is_listening = False
             while not choice.is_finished:
                 piece = choice.assembler.push(await stream.next())
                 self._note(choice, piece, on_first)
                 if choice.is_finished:
                     stream.close()  # before a client that may read slowly
                 await self._emitter.emit(choice, piece)
-                if choice.assembler.is_plain:
-                    stream.listen(partial(self._pass_on, choice))
+                if not is_listening and not choice.is_finished:
+                    is_listening = True
+                    listener = self._emitter.listener(choice, self._clock)
+                    if listener is not None:
+                        stream.listen(listener)
         finally:
             stream.close()
-
-    def _pass_on(self, choice: Choice, delta: Delta) -> bool:
-        """The short way of a token, taken by most: from the replica's frame to the client's socket without waking this task."""
-        if not self._emitter.is_ready:
-            return False
-        piece = choice.assembler.push(delta)
-        choice.num_tokens += len(piece.token_ids)
-        choice.last_token_s = self._clock()
-        self._emitter.emit_now(choice, piece)
-        return True
 
     def _note(self, choice: Choice, piece: Piece, on_first: Callable[[], None] | None) -> None:
         choice.num_tokens += len(piece.token_ids)
@@ -121,16 +114,24 @@ class Completion:
 class Collector:
     """Emits into whole answers."""
 
-    is_ready = True
-
     def __init__(self) -> None:
         self._parts: dict[int, list[Piece]] = {}
 
     async def emit(self, choice: Choice, piece: Piece) -> None:
-        self.emit_now(choice, piece)
-
-    def emit_now(self, choice: Choice, piece: Piece) -> None:
         self._parts.setdefault(choice.index, []).append(piece)
+
+    def listener(self, choice: Choice, clock: Callable[[], float]) -> Listener | None:
+        if not choice.assembler.is_plain:
+            return None
+        parts, push = self._parts[choice.index], choice.assembler.push
+
+        def take(delta: Delta) -> bool:
+            parts.append(push(delta))
+            choice.num_tokens += len(delta.token_ids)
+            choice.last_token_s = clock()
+            return True
+
+        return take
 
     def choices(self) -> list[Whole]:
         """In the order of their indices."""

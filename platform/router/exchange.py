@@ -21,7 +21,23 @@ EVENT, EVENT_END = b"data: ", b"\n\n"
 class Exchange:
     """began_s: of the caller's monotonic clock."""
 
-    __slots__ = ("_num_writing", "_send", "_suspended", "began_s", "client", "headers", "is_stream", "method", "model", "path", "request_id", "status")
+    __slots__ = (
+        "_num_writing", "_send", "_suspended", "began_s", "client", "headers", "is_stream", "is_writable", "method", "model", "path", "request_id", "status",
+    )
+        "_num_writing",
+        "_send",
+        "_suspended",
+        "began_s",
+        "client",
+        "headers",
+        "is_stream",
+        "is_writable",
+        "method",
+        "model",
+        "path",
+        "request_id",
+        "status",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, began_s: float) -> None:
         self.method: str = scope["method"]
@@ -38,6 +54,8 @@ class Exchange:
         self._send = send
         self._num_writing = 0
         self._suspended: _Suspended | None = None
+        self.is_writable = True
+        """Whether `write_now` may be called: no write is under way, and the client reads."""
 
     def header(self, name: bytes) -> bytes | None:
         """name: in lower case."""
@@ -56,11 +74,6 @@ class Exchange:
     async def write(self, data: bytes, is_last: bool = False) -> None:
         await self._sent({"type": "http.response.body", "body": data, "more_body": not is_last})
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether `write_now` may be called: no write is under way, and the client reads."""
-        return not self._num_writing and self._suspended is None
-
     def write_now(self, data: bytes) -> None:
         """`write` without waiting. When the server makes it wait, because the client does not read, the next `write` waits for it first."""
         sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
@@ -72,6 +85,7 @@ class Exchange:
         except OSError:
             return  # the client is gone; whoever awaits `write`, or the connection, learns it
         self._suspended = _Suspended(steps, waited)
+        self.is_writable = False
 
     async def answer(self, body: bytes, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
         """A whole response."""
@@ -88,6 +102,7 @@ class Exchange:
 
     async def _sent(self, message: dict[str, object]) -> None:
         self._num_writing += 1
+        self.is_writable = False
         try:
             if self._suspended is not None:
                 suspended, self._suspended = self._suspended, None
@@ -97,6 +112,7 @@ class Exchange:
             raise ClientGone from None
         finally:
             self._num_writing -= 1
+            self.is_writable = not self._num_writing and self._suspended is None
 
 
 class _Suspended:

@@ -4,7 +4,7 @@ The structs of `wire.openai` are the truth. For the chunk that is sent most, tex
 with a mark in place of the text; a chunk is then what stood before the mark, the text, and what stood behind it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -32,6 +32,8 @@ from penstock.wire.openai import (
 
 _MARK = "\x00text\x00"
 _encode = msgspec.json.Encoder().encode
+encode_text: Callable[[str], bytes] = _encode
+"""A text as JSON."""
 _ENCODED_MARK = _encode(_MARK)
 
 
@@ -71,6 +73,9 @@ class Format(Protocol):
     def chunk(self, index: int, piece: Piece, is_first: bool) -> bytes:
         """JSON of the chunk for a piece, its finish aside."""
 
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and behind the text (`encode_text`) in a chunk that has nothing else."""
+
     def end(self, index: int, finish: FinishReason) -> bytes:
         """JSON of a choice's last chunk."""
 
@@ -91,10 +96,13 @@ class ChatFormat:
     def chunk(self, index: int, piece: Piece, is_first: bool) -> bytes:
         if is_first or self.asked.has_token_ids or self.asked.has_logprobs:
             return self._chunk(self._choice(index, piece, is_first))
+        before, behind = self.around_text(index)
+        return before + encode_text(piece.text) + behind
+
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
         if index not in self._plain:
             self._plain[index] = _cut(self._chunk(self._choice(index, Piece(_MARK, []), is_first=False)))
-        before, behind = self._plain[index]
-        return before + _encode(piece.text) + behind
+        return self._plain[index]
 
     def end(self, index: int, finish: FinishReason) -> bytes:
         return self._chunk(ChatChunkChoice(index=index, delta=ChatDelta(), finish_reason=finish, token_ids=[] if self.asked.has_token_ids else UNSET))
@@ -153,10 +161,13 @@ class TextFormat:
     def chunk(self, index: int, piece: Piece, is_first: bool) -> bytes:  # noqa: ARG002 (there is no role to begin with)
         if self.asked.has_token_ids or self.asked.has_logprobs:
             return self._chunk(self._choice(index, piece))
+        before, behind = self.around_text(index)
+        return before + encode_text(piece.text) + behind
+
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
         if index not in self._plain:
             self._plain[index] = _cut(self._chunk(self._choice(index, Piece(_MARK, []))))
-        before, behind = self._plain[index]
-        return before + _encode(piece.text) + behind
+        return self._plain[index]
 
     def end(self, index: int, finish: FinishReason) -> bytes:
         return self._chunk(TextChoice(index=index, text="", finish_reason=finish, token_ids=[] if self.asked.has_token_ids else UNSET))

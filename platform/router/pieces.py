@@ -42,7 +42,11 @@ class Assembler:
     @property
     def is_plain(self) -> bool:
         """Whether only a delta's own finish can end the text."""
-        return not self._has_stops
+        return not (self._has_stops or self._has_offsets)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """`push` of a plain delta where `is_plain`: only the text, and what comes after it counts on nothing else."""
+        return self._detokenizer.push(token_ids)
 
     def push(self, delta: Delta) -> Piece:
         """delta.finish: None, STOP or LENGTH."""

@@ -5,12 +5,14 @@ order; what ends the stream (last finish, usage, [DONE]) leaves in one piece, wi
 """
 
 import asyncio
+from collections.abc import Callable
 
-from penstock.router.completion import Choice
+from penstock.router.completion import Choice, Listener
 from penstock.router.exchange import EVENT, EVENT_END, EVENTS, Exchange
-from penstock.router.formats import Format
+from penstock.router.formats import Format, encode_text
 from penstock.router.headers import receipt_headers
 from penstock.router.pieces import Piece
+from penstock.wire.frames import Delta
 from penstock.wire.openai import Usage
 
 DONE = EVENT + b"[DONE]" + EVENT_END
@@ -42,13 +44,25 @@ class EventStream:
         elif events:
             await self._exchange.write(events)
 
-    @property
-    def is_ready(self) -> bool:
-        return self._exchange.is_writable
+    def listener(self, choice: Choice, clock: Callable[[], float]) -> Listener | None:
+        """Of chunks with text and nothing else; most of a gateway's time is spent in here."""
+        if self._sends_every_token or not choice.assembler.is_plain:
+            return None
+        exchange, text_of = self._exchange, choice.assembler.text
+        before, behind = self._form.around_text(choice.index)
+        before, behind = EVENT + before, behind + EVENT_END
 
-    def emit_now(self, choice: Choice, piece: Piece) -> None:
-        if piece.text or (self._sends_every_token and piece.token_ids):
-            self._exchange.write_now(EVENT + self._form.chunk(choice.index, piece, False) + EVENT_END)
+        def take(delta: Delta) -> bool:
+            if not exchange.is_writable:
+                return False
+            text = text_of(delta.token_ids)
+            choice.num_tokens += len(delta.token_ids)
+            choice.last_token_s = clock()
+            if text:
+                exchange.write_now(before + encode_text(text) + behind)
+            return True
+
+        return take
 
     async def end(self, usage: Usage) -> None:
         """After the last choice's finish."""

@@ -4,7 +4,7 @@ Invariant: everything emitted, `finish` included, equals `Tokenizer.decode` of a
 """
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from penstock.text.tokenizer import Tokenizer
 
@@ -18,9 +18,13 @@ class Detokenizer:
         self._table = tokenizer.visible_bytes if skip_special else tokenizer.token_bytes
         self._held = b""
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """Text that these tokens complete. Bytes that can't be UTF-8 whatever follows become U+FFFD."""
         table = self._table
+        if len(token_ids) == 1 and not self._held:
+            data = table[token_ids[0]]
+            if data.isascii():
+                return data.decode("ascii")
         data = self._held + b"".join([table[index] for index in token_ids])
         text, used = codecs.utf_8_decode(data, "replace", False)
         self._held = data[used:]

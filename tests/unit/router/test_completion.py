@@ -3,7 +3,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from penstock.router.completion import Choice, Collector, Completion, Emitter
+from penstock.router.completion import Choice, Collector, Completion, Emitter, Listener
 from penstock.router.generation import Generation
 from penstock.router.pieces import Assembler, Piece
 from penstock.wire.errors import ReplicaLost
@@ -20,10 +20,13 @@ def completion(dispatcher: FakeDispatcher, emitter: Emitter, prompts: Sequence[S
     return Completion(prompts, dispatcher, lambda: 0.0, emitter)
 
 
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 class Waiting:
     """Takes pieces only by being awaited."""
-
-    is_ready = False
 
     def __init__(self, emit: Callable[[Choice, Piece], Awaitable[None]]) -> None:
         self._emit = emit
@@ -31,8 +34,8 @@ class Waiting:
     async def emit(self, choice: Choice, piece: Piece) -> None:
         await self._emit(choice, piece)
 
-    def emit_now(self, choice: Choice, piece: Piece) -> None:
-        raise AssertionError("it is not ready")
+    def listener(self, choice: Choice, clock: Callable[[], float]) -> Listener | None:
+        return None
 
 
 def test_a_stream_is_closed_before_its_last_piece_goes_to_a_slow_client() -> None:
@@ -60,8 +63,7 @@ def test_while_a_piece_is_not_taken_the_stream_is_not_read() -> None:
             await taken.wait()
 
         running = asyncio.create_task(completion(dispatcher, Waiting(emit), [[choice(0)]]).run())
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await settle()
         given = dispatcher.streams[0].num_given
         taken.set()
         await running
@@ -106,9 +108,9 @@ def test_behind_the_first_piece_plain_deltas_are_taken_as_they_come_and_the_rest
         collector = Collector()
         running = completion(dispatcher, collector, [[choice(0)]])
         task = asyncio.create_task(running.run())
-        while not dispatcher.streams or dispatcher.streams[0].listener is None:
-            await asyncio.sleep(0)
+        await settle()
         listener = dispatcher.streams[0].listener
+        assert listener is not None
 
         assert listener(Delta(1, [ord("b")]))
         assert listener(Delta(1, [ord("c")]))
@@ -129,10 +131,7 @@ def test_with_stop_strings_or_a_client_that_does_not_read_every_delta_waits_for_
 
         dispatcher = FakeDispatcher(Script("ad", hold_after=1))
         task = asyncio.create_task(completion(dispatcher, Collector() if is_ready else Waiting(emit), [[choice(0, stops)]]).run())
-        while not dispatcher.streams or not dispatcher.streams[0].num_given:
-            await asyncio.sleep(0)
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await settle()
         listener = dispatcher.streams[0].listener
 
         assert listener is None or not listener(Delta(1, [ord("b")]))

@@ -281,6 +281,59 @@ def test_a_replica_lost_in_the_middle_is_resumed_to_the_token():
     asyncio.run(main())
 
 
+def test_a_listener_gets_plain_deltas_at_once_and_the_reader_the_rest():
+    async def main():
+        async with Cluster(A) as cluster:
+            stream = await cluster.start(PROMPT)
+            heard: list[int] = []
+            is_taking = True
+
+            def listen(delta):
+                if is_taking:
+                    heard.extend(delta.token_ids)
+                return is_taking
+
+            stream.listen(listen)
+            cluster.step(3)
+            first = await stream.next()  # tells what was cached: not plain; and so nothing behind it is, until it is read
+            cluster.step(2)
+            taken = list(heard)
+            is_taking = False
+            cluster.step(1)
+            declined = await stream.next()
+            is_taking = True
+            tail = await cluster.read(stream)
+            stream.close()
+
+            assert first.token_ids + taken + declined.token_ids == answer_to(PROMPT, 6)
+            assert (len(first.token_ids), len(taken), len(declined.token_ids)) == (3, 2, 1)
+            assert heard[2:] + tail == answer_to(PROMPT, 8)[6:]
+
+    asyncio.run(main())
+
+
+def test_what_a_listener_has_taken_is_part_of_a_resumed_prompt():
+    async def main():
+        async with Cluster(A, B) as cluster:
+            stream = await cluster.start(PROMPT)
+            first = stream.receipt.replica
+            heard: list[int] = []
+            stream.listen(lambda delta: heard.extend(delta.token_ids) is None)
+            cluster.step()
+            head = await stream.next()
+            cluster.step(3)
+            cluster.replicas[first].die()
+            tail = await cluster.read(stream)
+            stream.close()
+
+            submit = cluster.replicas[stream.receipt.replica].submits[-1]
+            assert unpack_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 4)
+            assert len(heard) >= 3
+            assert sorted([*head.token_ids, *heard, *tail]) == sorted(answer_to(PROMPT, 8))
+
+    asyncio.run(main())
+
+
 def test_the_reader_hears_of_cached_tokens_once():
     async def main():
         async with Cluster(A, B) as cluster:
