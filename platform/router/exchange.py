@@ -22,8 +22,6 @@ class Exchange:
     """began_s: of the caller's monotonic clock."""
 
     __slots__ = (
-        "_num_writing", "_send", "_suspended", "began_s", "client", "headers", "is_stream", "is_writable", "method", "model", "path", "request_id", "status",
-    )
         "_num_writing",
         "_send",
         "_suspended",
