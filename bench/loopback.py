@@ -102,9 +102,11 @@ class ChatClient:
     """Streams chats from one OpenAI-compatible base URL (without /v1)."""
 
     def __init__(self, url: str, model: str, key: str = "", *, extra: dict[str, Any] | None = None) -> None:
-        self.parts, self.model, self.extra = urlsplit(url), model, extra or {}
+        parts = urlsplit(url)
+        self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
+        self.model, self.extra = model, extra or {}
         auth = f"Authorization: Bearer {key}\r\n" if key else ""
-        self.head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {self.parts.netloc}\r\nContent-Type: application/json\r\n{auth}Content-Length: "
+        self.head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n{auth}Content-Length: "
         self.idle: list[_Connection] = []
 
     async def chat(self, content: str, max_tokens: int, *, system: str | None = None, timeout_s: float = 120) -> Answer:
@@ -133,7 +135,7 @@ class ChatClient:
             connection = self.idle.pop()
             if connection.transport is not None:
                 return connection
-        _, connection = await asyncio.get_running_loop().create_connection(_Connection, self.parts.hostname, self.parts.port)
+        _, connection = await asyncio.get_running_loop().create_connection(_Connection, self.host, self.port)
         return connection
 
     def close(self) -> None:

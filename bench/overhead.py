@@ -59,6 +59,13 @@ class Level(NamedTuple):
         return f"{self.streams} streams, {self.prompt_tokens}-token prompts, {self.max_tokens}-token answers"
 
 
+class Rival(NamedTuple):
+    url: str
+    direct_url: str
+    """One of its engines: what its gateway adds is over this."""
+    cpu_seconds: Callable[[], float]
+
+
 class Measured(NamedTuple):
     cpu_ms: float
     """Per answer, idle share subtracted."""
@@ -96,8 +103,8 @@ def idle_cores(cpu_seconds: Callable[[], float], seconds: float = 5) -> float:
 
 
 @contextmanager
-def sglang(python: str, sim_engine: str) -> Iterator[tuple[str, Callable[[], float]]]:
-    """SGLang's gateway over two simulated engines: its URL, and what its process has spent."""
+def sglang(python: str, sim_engine: str) -> Iterator[Rival]:
+    """SGLang's gateway over two simulated engines."""
     ports = [free_port() for _ in range(3)]
     router_port, *engine_ports = ports
     engines = [f"http://127.0.0.1:{p}" for p in engine_ports]
@@ -109,7 +116,7 @@ def sglang(python: str, sim_engine: str) -> Iterator[tuple[str, Callable[[], flo
     processes.append(subprocess.Popen(route, **quiet))  # type: ignore[call-overload]
     try:
         _wait_for(f"http://127.0.0.1:{router_port}/v1/models")
-        yield f"http://127.0.0.1:{router_port}", lambda: process_seconds(processes[-1].pid)
+        yield Rival(f"http://127.0.0.1:{router_port}", engines[0], lambda: process_seconds(processes[-1].pid))
     finally:
         for process in reversed(processes):
             process.terminate()
@@ -128,24 +135,32 @@ def _wait_for(url: str, seconds: float = 60) -> None:
     raise RuntimeError(f"{url} did not answer within {seconds:.0f} s")
 
 
-def rows_of(level: Level, ours: list[Measured], base: list[Measured], rival: list[Measured]) -> list[Row]:
-    def cpu(side: list[Measured]) -> float | None:
-        return statistics.median(m.cpu_ms for m in side) if side else None
+class Sides(NamedTuple):
+    """What one level measured, a Measured for each round."""
 
-    def added(side: list[Measured], pick: Callable[[Measured], list[float]], q: float) -> float | None:
-        return 1e3 * (quantile([v for m in side for v in pick(m)], q) - quantile([v for m in base for v in pick(m)], q)) if side else None
+    ours: list[Measured]
+    base: list[Measured]
+    rival: list[Measured]
+    rival_base: list[Measured]
 
-    def row(what: str, unit: str, value: Callable[[list[Measured]], float | None]) -> Row:
-        mine = value(ours)
-        assert mine is not None
-        return Row(f"{what}, {level.name}", mine, value(rival), unit)
+
+def rows_of(level: Level, sides: Sides) -> list[Row]:
+    def cpu(side: list[Measured]) -> float:
+        return statistics.median(m.cpu_ms for m in side)
+
+    def added(side: list[Measured], base: list[Measured], pick: Callable[[Measured], list[float]], q: float) -> float:
+        return 1e3 * (quantile([v for m in side for v in pick(m)], q) - quantile([v for m in base for v in pick(m)], q))
+
+    def added_row(what: str, pick: Callable[[Measured], list[float]], q: float) -> Row:
+        rival = added(sides.rival, sides.rival_base, pick, q) if sides.rival else None
+        return Row(f"{what}, {level.name}", added(sides.ours, sides.base, pick, q), rival, "ms")
 
     return [
-        row("CPU of an answer", "ms", cpu),
-        row("added TTFT p50", "ms", lambda side: added(side, lambda m: m.ttft_s, 0.5)),
-        row("added TTFT p99", "ms", lambda side: added(side, lambda m: m.ttft_s, 0.99)),
-        row("added inter-token p50", "ms", lambda side: added(side, lambda m: m.gaps_s, 0.5)),
-        row("added inter-token p99", "ms", lambda side: added(side, lambda m: m.gaps_s, 0.99)),
+        Row(f"CPU of an answer, {level.name}", cpu(sides.ours), cpu(sides.rival) if sides.rival else None, "ms"),
+        added_row("added TTFT p50", lambda m: m.ttft_s, 0.5),
+        added_row("added TTFT p99", lambda m: m.ttft_s, 0.99),
+        added_row("added inter-token p50", lambda m: m.gaps_s, 0.5),
+        added_row("added inter-token p99", lambda m: m.gaps_s, 0.99),
     ]
 
 
@@ -156,52 +171,76 @@ def fit(points: list[tuple[int, float]]) -> tuple[float, float]:
     return mean_y - slope * mean_x, slope
 
 
-def run(platform: PlatformProcess, rival: tuple[str, Callable[[], float]] | None, plan: list[Level], rounds: int) -> tuple[list[Row], list[str]]:
-    parts: dict[str, Callable[[], float]] = {
-        "gateway": lambda: sum(process_seconds(p) for p in platform.gateways),
-        "replicas, stream only": lambda: sum(process_seconds(p, without_threads="engine") for p in platform.replicas),
-        "Redis": lambda: sum(process_seconds(p) for p in platform.redis),
-    }
+class Bench:
+    """Our platform and perhaps a rival, measured level by level, both sides in turn."""
 
-    def ours() -> float:
-        return sum(part() for part in parts.values())
-
-    rows: list[Row] = []
-    notes: list[str] = []
-    with asyncio.Runner() as loop:
-        mine = ChatClient(platform.url, "sim", platform.key, extra={"ignore_eos": True})
-        theirs = ChatClient(rival[0], "sim") if rival else None
+    def __init__(self, platform: PlatformProcess, rival: Rival | None, loop: asyncio.Runner) -> None:
+        self.parts: dict[str, Callable[[], float]] = {
+            "gateway": lambda: sum(process_seconds(p) for p in platform.gateways),
+            "replicas, stream only": lambda: sum(process_seconds(p, without_threads="engine") for p in platform.replicas),
+            "Redis": lambda: sum(process_seconds(p) for p in platform.redis),
+        }
+        self.loop, self.rival = loop, rival
+        self.client = ChatClient(platform.url, "sim", platform.key, extra={"ignore_eos": True})
+        self.rival_clients = [ChatClient(url, "sim") for url in (rival.url, rival.direct_url)] if rival else []
         warm = Level(4, 16, 100, 16)
-        measure(mine, warm, 1, ours, 0, loop)
-        if theirs and rival:
-            measure(theirs, warm, 1, rival[1], 0, loop)
-        idle = idle_cores(ours)
-        daemons = idle_cores(lambda: sum(process_seconds(p) for p in platform.daemons))
-        notes.append(f"idle: our processes {1e3 * idle:.1f} ms of CPU a second (subtracted), Ray's daemons {1e3 * daemons:.1f} (not counted)")
-        by_length: dict[int, list[float]] = {}
+        for client in (self.client, *self.rival_clients):
+            measure(client, warm, 1, lambda: 0.0, 0, loop)
+        self.idle = idle_cores(self.cpu_seconds)
+        self.daemons = idle_cores(lambda: sum(process_seconds(p) for p in platform.daemons))
+
+    def cpu_seconds(self) -> float:
+        return sum(part() for part in self.parts.values())
+
+    def level(self, level: Level, rounds: int, seed: int) -> tuple[Sides, str]:
+        """What both sides did, and a line on where our CPU went."""
+        sides = Sides([], [], [], [])
+        share = level._replace(requests=max(level.streams, level.requests // rounds))
+        spent = dict.fromkeys(self.parts, 0.0)
+        for _ in range(rounds):
+            seed += 1
+            sides.base.append(Measured(0, *in_process_load(share.streams, share.requests, share.prompt_tokens, share.max_tokens, STEP_S, seed)))
+            before = {name: part() for name, part in self.parts.items()}
+            sides.ours.append(measure(self.client, share, seed, self.cpu_seconds, self.idle, self.loop))
+            for name, part in self.parts.items():
+                spent[name] += part() - before[name]
+            if self.rival:
+                gateway, direct = self.rival_clients
+                sides.rival_base.append(measure(direct, share, seed, lambda: 0.0, 0, self.loop))
+                sides.rival.append(measure(gateway, share, seed, self.rival.cpu_seconds, 0, self.loop))
+        where = ", ".join(f"{name} {1e3 * seconds / (share.requests * rounds):.2f} ms" for name, seconds in spent.items())
+        return sides, f"{level.name}: {where} (idle share included)"
+
+    def close(self) -> None:
+        for client in (self.client, *self.rival_clients):
+            client.close()
+
+
+def run(platform: PlatformProcess, rival: Rival | None, plan: list[Level], rounds: int) -> tuple[list[Row], list[str]]:
+    with asyncio.Runner() as loop:
+        bench = Bench(platform, rival, loop)
+        rows: list[Row] = []
+        notes = [f"idle: our processes {1e3 * bench.idle:.1f} ms of CPU a second (subtracted), Ray's daemons {1e3 * bench.daemons:.1f} (not counted)"]
+        points: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
         for number, level in enumerate(plan):
-            got, base, other = [], [], []
-            before = {name: part() for name, part in parts.items()}
-            for turn in range(rounds):
-                share = level._replace(requests=max(level.streams, level.requests // rounds))
-                seed = 1000 * number + turn
-                base.append(Measured(0, *in_process_load(share.streams, share.requests, share.prompt_tokens, share.max_tokens, STEP_S, seed)))
-                got.append(measure(mine, share, seed, ours, idle, loop))
-                if theirs and rival:
-                    other.append(measure(theirs, share, seed, rival[1], 0, loop))
-            spent = {name: 1e3 * (part() - before[name]) / (share.requests * rounds) for name, part in parts.items()}
-            rows += rows_of(level, got, base, other)
-            notes.append(f"{level.name}: " + ", ".join(f"{name} {ms:.2f} ms" for name, ms in spent.items()) + " (idle included)")
-            print(f"done: {level.name}: {statistics.median(m.cpu_ms for m in got):.2f} ms", file=sys.stderr, flush=True)
+            sides, note = bench.level(level, rounds, 1000 * number)
+            rows += rows_of(level, sides)
+            notes.append(note)
+            print(f"{rows[-5].name}: {rows[-5].ours:.2f} ms" + (f", rival {rows[-5].rival:.2f} ms" if rival else ""), file=sys.stderr, flush=True)
             if (level.streams, level.prompt_tokens) == (16, 100):
-                by_length.setdefault(level.max_tokens, []).extend(m.cpu_ms for m in got)
-        fixed, slope = fit([(tokens, ms) for tokens, values in by_length.items() for ms in values])
-        rows.append(Row("fit at 16 streams, 100-token prompts: fixed", fixed, None, "ms"))
-        rows.append(Row("fit at 16 streams, 100-token prompts: a token", 1e3 * slope, None, "us"))
-        mine.close()
-        if theirs:
-            theirs.close()
+                points[False] += [(level.max_tokens, m.cpu_ms) for m in sides.ours]
+                points[True] += [(level.max_tokens, m.cpu_ms) for m in sides.rival]
+        rows += fit_rows(points[False], points[True])
+        bench.close()
     return rows, notes
+
+
+def fit_rows(ours: list[tuple[int, float]], rival: list[tuple[int, float]]) -> list[Row]:
+    (fixed, slope), theirs = fit(ours), fit(rival) if rival else None
+    return [
+        Row("fit at 16 streams, 100-token prompts: fixed", fixed, theirs[0] if theirs else None, "ms"),
+        Row("fit at 16 streams, 100-token prompts: a token", 1e3 * slope, 1e3 * theirs[1] if theirs else None, "us"),
+    ]
 
 
 def main() -> None:

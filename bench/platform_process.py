@@ -1,5 +1,6 @@
 """A platform for a benchmark: `penstock up` in a process of its own, its parts found by what they call themselves."""
 
+import os
 import signal
 import socket
 import subprocess
@@ -10,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
+import msgspec
 import psutil
 
 from bench.cpu import descendants
 
-START_S = 180
+START_S = 180.0
+STOP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class PlatformProcess:
     """Without /v1."""
     key: str
     pid: int
+    state: Path
+    """Its state folder."""
 
     def _named(self, *parts: str) -> list[int]:
         return [p.pid for p in descendants(self.pid) if any(part in _title(p) for part in parts)]
@@ -39,6 +43,11 @@ class PlatformProcess:
     @property
     def redis(self) -> list[int]:
         return self._named("redis-server", "valkey-server")
+
+    @property
+    def redis_socket(self) -> Path:
+        """Of the embedded Redis."""
+        return Path(msgspec.json.decode((self.state / "state.json").read_bytes())["temp_dir"]) / "redis" / "redis.sock"
 
     @property
     def daemons(self) -> list[int]:
@@ -61,40 +70,58 @@ def free_port() -> int:
         return port
 
 
+def penstock(*arguments: str) -> list[str]:
+    """The command line of the `penstock` that belongs to this Python."""
+    return [sys.executable, "-m", "penstock.cli.main", *arguments]
+
+
+def start_up(folder: Path, config: str, *, temp: Path | None = None) -> "subprocess.Popen[bytes]":
+    """`penstock up` in the background: configuration, state folder (`state`) and output (`up.log`) in `folder`, temporary files in `temp`.
+
+    In a session of its own, so that a Ctrl-C in the terminal reaches it only through whoever started it.
+    """
+    (folder / "penstock.yaml").write_text(config, encoding="utf-8")
+    environment = os.environ if temp is None else os.environ | {"TMPDIR": str(temp)}
+    with (folder / "up.log").open("wb") as out:
+        return subprocess.Popen(
+            penstock("up", "--config", str(folder / "penstock.yaml"), "--state", str(folder / "state")),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,
+        )
+
+
+def read_env(state: Path) -> dict[str, str]:
+    """What the state folder's `env` exports. Raises FileNotFoundError while nothing answers."""
+    lines = (state / "env").read_text(encoding="utf-8").splitlines()
+    return dict(line.removeprefix("export ").split("=", 1) for line in lines)
+
+
 @contextmanager
 def running_platform(folder: Path, config: str) -> Iterator[PlatformProcess]:
     """Start the platform from a config text in which {port} stands for the gateway's; stop it at the end. Raises RuntimeError with the log's tail."""
-    port = free_port()
-    (folder / "penstock.yaml").write_text(config.format(port=port))
-    state, log = folder / "state", folder / "up.log"
-    command = [sys.executable, "-m", "penstock.cli.main", "up", "--config", str(folder / "penstock.yaml"), "--state", str(state)]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+    process = start_up(folder, config.format(port=free_port()))
     try:
-        env = _wait_until_ready(process, state / "env", log)
-        url = env["OPENAI_BASE_URL"].removesuffix("/v1")
-        yield PlatformProcess(url, env["OPENAI_API_KEY"], process.pid)
+        env = _wait_until_ready(process, folder)
+        yield PlatformProcess(env["OPENAI_BASE_URL"].removesuffix("/v1"), env["OPENAI_API_KEY"], process.pid, folder / "state")
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(STOP_S)
 
 
-def _wait_until_ready(process: "subprocess.Popen[bytes]", env_file: Path, log: Path) -> dict[str, str]:
+def _wait_until_ready(process: "subprocess.Popen[bytes]", folder: Path) -> dict[str, str]:
+    """`env` is written when /readyz has answered."""
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise RuntimeError(f"penstock up ended with {process.returncode}:\n{log.read_text()[-3000:]}")
-        if env_file.exists():
-            env = dict(line.removeprefix("export ").split("=", 1) for line in env_file.read_text().splitlines() if "=" in line)
-            env = {name: value.strip("\"'") for name, value in env.items()}
-            if _is_ready(env["OPENAI_BASE_URL"].removesuffix("/v1")):
-                return env
-        time.sleep(0.5)
-    raise RuntimeError(f"penstock up was not ready within {START_S} s:\n{log.read_text()[-3000:]}")
+            raise RuntimeError(f"penstock up ended with {process.returncode}:\n{_tail(folder)}")
+        if (folder / "state" / "env").exists():
+            return read_env(folder / "state")
+        time.sleep(0.1)
+    raise RuntimeError(f"penstock up was not ready within {START_S} s:\n{_tail(folder)}")
 
 
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", timeout=2).status_code == 200
-    except httpx.HTTPError:
-        return False
+def _tail(folder: Path) -> str:
+    return (folder / "up.log").read_text(encoding="utf-8", errors="replace")[-3000:]

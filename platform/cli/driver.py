@@ -104,9 +104,7 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
         tier=pool.tier,
         model=pool.model,
         app_name=pool_app_name(pool.name),
-        block_size=pool.engine.block_size,
         max_model_len=configured or resolve(pool.model).max_model_len,
-        is_timed=is_timed,
     )
 
 

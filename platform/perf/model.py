@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock.wire.frames import Load, StepCosts
+from penstock.wire.frames import StepCosts
 
 
 class Work(NamedTuple):
@@ -25,10 +25,6 @@ class Work(NamedTuple):
     """Prompt tokens not computed yet, all sequences together."""
     kv_tokens: int = 0
     """Context tokens of the running sequences."""
-
-    @classmethod
-    def of(cls, load: Load) -> "Work":
-        return cls(load.num_running, load.num_waiting, load.prefill_tokens_outstanding, load.kv_tokens)
 
 
 def step_time_s(costs: StepCosts, *, rows: int, prefill_tokens: int, query_context: float, kv_tokens: int, draft_tokens: int = 0) -> float:

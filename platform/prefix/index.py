@@ -6,6 +6,7 @@ whose events were missed has no entries until a snapshot comes (better to know n
 """
 
 import heapq
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,7 +16,7 @@ from penstock.wire.frames import BlockEvents, split_keys
 MAX_BLOCKS_PER_REPLICA = 2**20
 """Keys kept of one replica; what it stores beyond is not mirrored (about 150 bytes each)."""
 MAX_PREDICTIONS = 2**17
-"""Predictions kept over all replicas; one more lets the oldest lapse."""
+"""Predicted keys kept over all replicas; more let the oldest request's lapse."""
 
 
 class Applied(Enum):
@@ -24,30 +25,6 @@ class Applied(Enum):
     """Older than what is known; ignored."""
     GAP = "gap"
     """Something was missed: the replica's entries are dropped, and a snapshot is needed."""
-
-
-@dataclass(slots=True)
-class Accuracy:
-    """What routing expected against what engines found, in blocks. All zero at first, when both ratios count as 1."""
-
-    predicted: int = 0
-    true: int = 0
-    """Predicted and found."""
-    found: int = 0
-
-    def observe(self, predicted: int, found: int) -> None:
-        """One finished admission: leading blocks that the index promised on the chosen replica, and those its cache had."""
-        self.predicted += predicted
-        self.found += found
-        self.true += min(predicted, found)
-
-    @property
-    def precision(self) -> float:
-        return self.true / self.predicted if self.predicted else 1.0
-
-    @property
-    def recall(self) -> float:
-        return self.true / self.found if self.found else 1.0
 
 
 @dataclass(slots=True)
@@ -65,25 +42,26 @@ class PrefixIndex:
     """Mirror over all replicas of all pools (keys of different models never meet). Not thread safe: one event loop owns it."""
 
     def __init__(self, max_blocks_per_replica: int = MAX_BLOCKS_PER_REPLICA, max_predictions: int = MAX_PREDICTIONS) -> None:
-        self.accuracy = Accuracy()
-        self.num_gaps = 0
         self._max_blocks = max_blocks_per_replica
         self._max_predictions = max_predictions
         self._masks: dict[bytes, int] = {}
         self._replicas: dict[str, _Replica] = {}
         self._by_bit: dict[int, str] = {}
-        self._lapses: list[tuple[float, str, bytes]] = []
-        """Heap; entries that were confirmed, renewed or removed meanwhile are passed over."""
-
-    @property
-    def num_blocks(self) -> int:
-        """Distinct keys."""
-        return len(self._masks)
+        self._lapses: list[tuple[float, int, str, list[bytes]]] = []
+        """Heap, an entry for each `expect`; keys that were confirmed, renewed or removed meanwhile are passed over."""
+        self._num_lapses = 0
+        """Keys in there."""
+        self._order = itertools.count()
 
     def held(self, replica_id: str) -> frozenset[bytes]:
         """Keys that the replica announced and still holds, without predictions."""
         replica = self._replicas.get(replica_id)
         return frozenset(replica.held) if replica else frozenset()
+
+    def num_held(self, replica_id: str) -> int:
+        """How many those are."""
+        replica = self._replicas.get(replica_id)
+        return len(replica.held) if replica else 0
 
     def apply(self, replica_id: str, epoch: str, events: BlockEvents) -> Applied:
         """Take over what a replica's cache gained and lost. Another epoch is another cache: the old one's entries go."""
@@ -95,7 +73,6 @@ class PrefixIndex:
             return self._replace(replica, events)
         if replica.seq is None or events.seq > replica.seq + 1:
             self._forget(replica)
-            self.num_gaps += 1
             return Applied.GAP
         if events.seq <= replica.seq:
             return Applied.STALE
@@ -132,13 +109,17 @@ class PrefixIndex:
         if replica is None:
             return
         until = now + ttl_s
-        for key in keys:
-            if key not in replica.held:
-                replica.predicted[key] = until
-                self._masks[key] = self._masks.get(key, 0) | replica.bit
-                heapq.heappush(self._lapses, (until, replica_id, key))
-        while len(self._lapses) > self._max_predictions:
-            self._end_prediction(*heapq.heappop(self._lapses))
+        masks, held, predicted, bit = self._masks, replica.held, replica.predicted, replica.bit
+        expected = [key for key in keys if key not in held][: self._max_predictions]
+        if not expected:
+            return
+        for key in expected:
+            predicted[key] = until
+            masks[key] = masks.get(key, 0) | bit
+        heapq.heappush(self._lapses, (until, next(self._order), replica_id, expected))
+        self._num_lapses += len(expected)
+        while self._num_lapses > self._max_predictions:
+            self._end_predictions()
 
     def remove(self, replica_id: str) -> None:
         """The replica is gone, and its cache with it. Unknown ones are ignored."""
@@ -192,15 +173,20 @@ class PrefixIndex:
                 del masks[key]
 
     def _lapse(self, now: float) -> None:
-        lapses = self._lapses
-        while lapses and lapses[0][0] <= now:
-            self._end_prediction(*heapq.heappop(lapses))
+        while self._lapses and self._lapses[0][0] <= now:
+            self._end_predictions()
 
-    def _end_prediction(self, until: float, replica_id: str, key: bytes) -> None:
+    def _end_predictions(self) -> None:
+        """Those of the `expect` that lapses first."""
+        until, _, replica_id, keys = heapq.heappop(self._lapses)
+        self._num_lapses -= len(keys)
         replica = self._replicas.get(replica_id)
-        if replica is not None and replica.predicted.get(key) == until:
+        if replica is None:
+            return
+        ended = [key for key in keys if replica.predicted.get(key) == until]
+        for key in ended:
             del replica.predicted[key]
-            self._unmark(replica, [key])
+        self._unmark(replica, ended)
 
     def _name(self, bits: int, depth: int, found: dict[str, int]) -> None:
         while bits:

@@ -7,11 +7,11 @@ when it listens, healthy while its tasks run, drained by the destructor, for whi
 import asyncio
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from random import Random
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import redis.asyncio
 from ray import serve
@@ -27,17 +27,18 @@ from penstock.router.config import GatewayConfig, PoolSpec
 from penstock.router.dispatch import RoutingDispatcher
 from penstock.router.fleet import Fleet
 from penstock.router.gateway import GatewayDeps, PoolReplicas, ServedModel
-from penstock.router.http import make_app
 from penstock.router.link import connect
 from penstock.router.listener import Listener
 from penstock.router.members import Members
-from penstock.router.queue import WaitQueue
 from penstock.router.remote import Hooks, Link, Member
+from penstock.router.surface import make_app
+from penstock.router.waiting import WaitQueue
 from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.text.source import resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
 from penstock.wire.errors import ConfigError, PenstockError
+from penstock.wire.frames import DownFrame
 
 DRAIN_S = 10
 """What answers under way get when the gateway is to go."""
@@ -85,7 +86,7 @@ class Core:
             )
         )
 
-    def _connect(self, member: Member, on_frame: Any, on_lost: Any) -> AbstractAsyncContextManager[Link]:
+    def _connect(self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> AbstractAsyncContextManager[Link]:
         return connect(member.address, self._router_id, on_frame, on_lost)
 
     def _models(self, checkpoints: dict[str, Checkpoint]) -> dict[str, ServedModel]:
@@ -106,7 +107,7 @@ class Core:
             metrics.running_sequences.labels(name).set(status.num_running)
             metrics.kv_blocks_free.labels(name).set(status.free_blocks)
             metrics.queue_length.labels(name).set(self._queue.num_waiting(name))
-            metrics.index_blocks.labels(name).set(sum(len(self._index.held(remote.member.replica_id)) for remote in self.fleet.remotes([name])))
+            metrics.index_blocks.labels(name).set(sum(self._index.num_held(remote.member.replica_id) for remote in self.fleet.remotes([name])))
 
 
 def _context(fleet: Fleet, pools: Sequence[PoolSpec]) -> int:

@@ -10,9 +10,10 @@ from penstock.wire.errors import ConfigError
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 8000
-    """Direct ingress of the one gateway of a node."""
+    """Of the one gateway of a node."""
     max_ongoing_requests: int = 2048
-    """Requests one gateway holds, waiting ones included; Serve refuses the rest."""
+    """Generations one gateway has in hand, from the head of the request to the end of its answer, waiting ones included; one more is refused with
+    Retry-After."""
     max_body_bytes: int = 8 * 2**20
     body_timeout_s: float = 30.0
     """Longest wait for the rest of a request's body."""
@@ -48,6 +49,4 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Checkpoint: path, hub id, or `demo`; tokenizer and chat template are read from it."""
     app_name: str
     """Serve application of its replicas."""
-    block_size: int
     max_model_len: int
-    is_timed: bool = False

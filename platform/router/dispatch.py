@@ -12,6 +12,8 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
+from prometheus_client import Counter
+
 from penstock.base.metrics import Metrics
 from penstock.prefix.index import PrefixIndex
 from penstock.router.chains import Chain, ChainKind, Chains
@@ -19,9 +21,9 @@ from penstock.router.config import GatewayConfig, PoolSpec
 from penstock.router.fleet import Fleet
 from penstock.router.generation import Generation
 from penstock.router.policy import Decision, Wait, choose
-from penstock.router.queue import Lane, WaitQueue
 from penstock.router.remote import Remote
 from penstock.router.stream import RoutedStream
+from penstock.router.waiting import Lane, WaitQueue
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, Overloaded, PenstockError
 from penstock.wire.frames import Submit, pack_ids
 
@@ -67,6 +69,8 @@ class RoutingDispatcher:
         self._clock = clock
         self._arrivals = itertools.count()
         self._output_tokens: dict[tuple[str, ...], float] = {}
+        self._attempts: dict[tuple[str, str], Counter] = {}
+        """By pool and kind: looking a label up costs more than counting."""
 
     async def start(self, generation: Generation) -> RoutedStream:
         """Raises Overloaded, DeadlineExceeded, or ContextTooLong where no replica's context holds the prompt."""
@@ -94,10 +98,6 @@ class RoutingDispatcher:
             pools = stream.generation.pools
             mean = self._output_tokens.get(pools, FIRST_OUTPUT_TOKENS)
             self._output_tokens[pools] = mean + OUTPUT_TOKENS_RATE * (len(stream.output) - mean)
-
-    def admitted(self, stream: RoutedStream, num_cached_tokens: int) -> None:
-        block_size = self._pools[stream.receipt.pool].block_size
-        self._index.accuracy.observe(stream.receipt.predicted_cached_tokens // block_size, num_cached_tokens // block_size)
 
     def slow(self) -> None:
         self._metrics.slow_clients.inc()
@@ -168,9 +168,15 @@ class RoutingDispatcher:
         receipt.predicted_cached_tokens = decision.cached_tokens
         receipt.scores = decision.scores
         kind = "first" if receipt.attempts == 1 else "resume" if stream.output else "retry"
-        self._metrics.route_attempts.labels(member.pool, kind).inc()
+        self._count_attempt(member.pool, kind)
         ttl_s = 2 * (decision.predicted_ttft_s or 0.0) + EXPECT_GRACE_S
         self._index.expect(member.replica_id, chosen.chain.keys, self._clock(), ttl_s)
+
+    def _count_attempt(self, pool: str, kind: str) -> None:
+        counter = self._attempts.get((pool, kind))
+        if counter is None:
+            counter = self._attempts[pool, kind] = self._metrics.route_attempts.labels(pool, kind)
+        counter.inc()
 
     def _tier_reason(self, pools: tuple[str, ...]) -> str:
         return "only tier" if len({self._pools[pool].tier for pool in pools}) == 1 else "lowest predicted latency"

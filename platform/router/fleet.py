@@ -1,7 +1,8 @@
-"""Keeps a link to every listed replica: connects new members, drops gone ones, reconnects lost ones with a bounded, jittered backoff.
+"""Keeps a link to every listed replica: connects new members, retires gone ones, reconnects lost ones with a bounded, jittered backoff.
 
-Not discovery: who is a member comes in by `update`. Invariant: one task per listed member, and none for any other; all of them end with the
-fleet's `async with`.
+Not discovery: who is a member comes in by `update`. A replica that is to stop is unlisted before it has drained, and its sequences end with its
+link: so one that is listed no more retires, which is to finish what it has, and to get nothing new. Invariant: one task per listed or
+retiring member, and none for any other; all of them end with the fleet's `async with`.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ async def no_seed(_epoch: str) -> None:
 
 
 class PoolStatus(NamedTuple):
-    """A pool's replicas, summed."""
+    """A pool's replicas, summed; retiring ones don't count."""
 
     num_listed: int = 0
     num_connected: int = 0
@@ -65,6 +66,9 @@ class Fleet:
         self._random = random
         self._seed = seed
         self._kept: dict[str, _Kept] = {}
+        """Listed."""
+        self._retiring: dict[str, _Kept] = {}
+        """Listed no more, with live sequences and, so, a link."""
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -72,19 +76,22 @@ class Fleet:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.update(())
+        for kept in (*self._kept.values(), *self._retiring.values()):
+            _drop(kept)
+        self._kept.clear()
+        self._retiring.clear()
         await self._tasks.__aexit__(kind, error, trace)
 
     def update(self, members: Iterable[Member]) -> None:
         """The replicas there are now. One whose epoch changed is another process: the old one is dropped first."""
         listed = {member.replica_id: member for member in members if member.pool in self._pools}
-        for replica_id, kept in list(self._kept.items()):
-            member = listed.get(replica_id)
-            if member is None or member.epoch != kept.remote.member.epoch:
-                self._drop(replica_id)
+        before = self._kept | self._retiring
+        self._kept, self._retiring = {}, {}
+        for replica_id, kept in before.items():
+            self._go_on(kept, listed.get(replica_id))
         for replica_id, member in listed.items():
             if replica_id not in self._kept:
-                remote = Remote(member, self._pools[member.pool].block_size, self._index, self._hooks)
+                remote = Remote(member, self._index, self._hooks)
                 self._kept[replica_id] = _Kept(remote, self._tasks.create_task(self._keep(remote), name=f"link to {replica_id}"))
 
     def remotes(self, pools: Iterable[str]) -> list[Remote]:
@@ -100,15 +107,25 @@ class Fleet:
             rows[pool] = _added(rows[pool], kept.remote)
         return rows
 
-    def _drop(self, replica_id: str) -> None:
-        kept = self._kept.pop(replica_id)
-        kept.task.cancel()
-        kept.remote.detach()
+    def _go_on(self, kept: _Kept, member: Member | None) -> None:
+        """As listed, as retiring, or not at all. member: what its id is listed as now."""
+        remote = kept.remote
+        if member is not None and member.epoch == remote.member.epoch:
+            remote.is_retiring = False
+            self._kept[member.replica_id] = kept
+        elif member is None and remote.num_inflight:
+            remote.is_retiring = True
+            self._retiring[remote.member.replica_id] = kept
+        else:
+            _drop(kept)
 
     async def _keep(self, remote: Remote) -> None:
         backoff_s = FIRST_BACKOFF_S
         while True:
             was_ready = await self._hold(remote)
+            if remote.is_retiring:
+                del self._retiring[remote.member.replica_id]
+                return
             backoff_s = FIRST_BACKOFF_S if was_ready else min(2 * backoff_s, MAX_BACKOFF_S)
             await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
 
@@ -128,6 +145,11 @@ class Fleet:
         finally:
             remote.detach()
         return remote.num_reports > reports_before
+
+
+def _drop(kept: _Kept) -> None:
+    kept.task.cancel()
+    kept.remote.detach()
 
 
 def _added(row: PoolStatus, remote: Remote) -> PoolStatus:

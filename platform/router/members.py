@@ -34,11 +34,12 @@ class Member(NamedTuple):
     epoch: str
     model_digest: str
     max_model_len: int
+    block_size: int
 
 
 class Members:
     """on_change: called on the loop with all members of all pools, whenever Serve says something new; by that a dead replica is gone within
-    about a second of its death, and its replacement is there as soon as it is ready."""
+    about a second of its death, a stopping one before it has drained, and a new one is there as soon as it is ready."""
 
     def __init__(self, router_id: str, apps: Mapping[str, str], on_change: Callable[[list[Member]], None]) -> None:
         """apps: Serve application of each pool."""
@@ -84,4 +85,12 @@ def _member(pool: str, info: Any) -> Member | None:
     if published is None or published.pool != pool:
         log.warning("not a replica of this version", extra={"pool": pool, "replica": info.replica_id.unique_id})
         return None
-    return Member(info.replica_id.unique_id, pool, published.address, published.epoch, published.model_digest, published.max_model_len)
+    return Member(
+        replica_id=info.replica_id.unique_id,
+        pool=pool,
+        address=published.address,
+        epoch=published.epoch,
+        model_digest=published.model_digest,
+        max_model_len=published.max_model_len,
+        block_size=published.block_size,
+    )

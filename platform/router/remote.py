@@ -1,7 +1,8 @@
 """One replica as this router sees it: its link, its latest load, what was sent since, and this router's live sequences there.
 
 Not a connection (that is the link's affair) and not a choice (policy). Invariants: a live sequence gets each of its deltas once, in order,
-and after its last one, or after `lose`, nothing more; a remote without link or load is not ready, and nothing is submitted to it.
+and after its last one, or after `lose`, nothing more; a remote that has no link or load, or retires, is not ready, and nothing is submitted
+to it.
 """
 
 import asyncio
@@ -31,6 +32,8 @@ class Member(Protocol):
     def model_digest(self) -> str: ...
     @property
     def max_model_len(self) -> int: ...
+    @property
+    def block_size(self) -> int: ...
 
 
 class Link(Protocol):
@@ -68,12 +71,12 @@ class _Sent(NamedTuple):
 
 
 class Remote:
-    """A listed replica. `on_frame` runs for each frame of its link: what it does per delta is the router's cost per token."""
+    """A replica, listed or retiring. `on_frame` runs for each frame of its link: what it does per delta is the router's cost per token."""
 
-    def __init__(self, member: Member, block_size: int, index: PrefixIndex, hooks: Hooks) -> None:
+    def __init__(self, member: Member, index: PrefixIndex, hooks: Hooks) -> None:
         self.member = member
         self.load: Load | None = None
-        self.chain_kind = ChainKind(member.model_digest, block_size)
+        self.chain_kind = ChainKind(member.model_digest, member.block_size)
         self._index = index
         self._hooks = hooks
         self._link: Link | None = None
@@ -88,12 +91,14 @@ class Remote:
         """A snapshot has been asked for; what comes before it may be out of order."""
         self._seq: int | None = None
         """Of the last block events in the index."""
+        self.is_retiring = False
+        """It is listed no more: the stream ends with the last live sequence. Set by the fleet while there is one."""
         self.ended = asyncio.Event()
-        """The stream is over, or is not to the member that was listed."""
+        """The stream is over, or of no more use: it is not to the member that was listed, or that one has retired."""
 
     @property
     def is_ready(self) -> bool:
-        return self._link is not None and self.load is not None
+        return self._link is not None and self.load is not None and not self.is_retiring
 
     @property
     def num_inflight(self) -> int:
@@ -199,10 +204,13 @@ class Remote:
         self.num_reports += 1
         self.load = load
         if self._seq is not None and load.event_seq > self._seq:
+            self._index.remove(self.member.replica_id)  # what is there is of before the events that are missing
             self._miss()
 
     def _end(self, sid: int) -> None:
         """A sequence is over: the latest load holds it, unless it was sent since."""
+        if self.is_retiring and not self._live:
+            self.ended.set()
         for place, item in enumerate(self._sent):
             if item.sid == sid:
                 del self._sent[place]
@@ -214,15 +222,16 @@ class Remote:
         if applied is Applied.OK:
             self._seq = events.seq
             self._is_syncing = self._is_syncing and not events.is_snapshot
-        elif applied is Applied.GAP:
-            self._miss()
-
-    def _miss(self) -> None:
-        """Events are missing."""
-        self._seq = None
-        if self._link is not None and not self._is_syncing:
-            self._sync()
+        elif applied is Applied.GAP and self._miss():
             self._hooks.on_gap(self.member.pool)
+
+    def _miss(self) -> bool:
+        """Events are missing; whether that is news."""
+        self._seq = None
+        if self._link is None or self._is_syncing:
+            return False
+        self._sync()
+        return True
 
     def _sync(self) -> None:
         assert self._link is not None

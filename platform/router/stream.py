@@ -5,6 +5,7 @@ is on at most one replica; after `close` nothing of it is left anywhere.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Protocol
@@ -22,6 +23,8 @@ MAX_ATTEMPTS = 4
 DEADLINE_GRACE_S = 1.0
 """The replica ends a sequence at its deadline; this much later the router does it without it."""
 
+log = logging.getLogger("penstock.stream")
+
 
 class Placer(Protocol):
     async def place(self, stream: "RoutedStream") -> None:
@@ -29,9 +32,6 @@ class Placer(Protocol):
 
     def ended(self, stream: "RoutedStream", error: PenstockError | None) -> None:
         """The answer is complete, or has failed."""
-
-    def admitted(self, stream: "RoutedStream", num_cached_tokens: int) -> None:
-        """A replica has begun, and found that much of it in its cache."""
 
     def slow(self) -> None:
         """A reader let too much pile up; its stream fails."""
@@ -68,9 +68,17 @@ class RoutedStream:
             self._timer = asyncio.get_running_loop().call_later(seconds_left + DEADLINE_GRACE_S, self._expire)
 
     def push(self, delta: Delta) -> None:
-        if self._listener is not None and not self._deltas and delta.finish is None and delta.num_cached_tokens is None and self._listener(delta):
-            self.output += delta.token_ids
-            return
+        if self._listener is not None and not self._deltas and delta.finish is None and delta.num_cached_tokens is None:
+            try:
+                is_taken = self._listener(delta)
+            except Exception as error:  # the top for one answer: what called `push` is the link, which carries every other answer of the replica too
+                log.error("listener failed", extra={"request_id": self.generation.request_id}, exc_info=error)
+                self._listener = None
+                self._fail(EngineFault("the answer could not be passed on"))
+                return
+            if is_taken:
+                self.output += delta.token_ids
+                return
         self._deltas.append(delta)
         waiter = self._waiter
         if waiter is not None:
@@ -132,7 +140,6 @@ class RoutedStream:
 
     def _first(self, delta: Delta, num_cached_tokens: int) -> Delta:
         """An attempt's first delta: the reader is told once what was cached, by the first replica that answered."""
-        self._placer.admitted(self, num_cached_tokens)
         if self._has_first:
             return msgspec.structs.replace(delta, num_cached_tokens=None, engine_ttft_s=None)
         self._has_first = True

@@ -3,7 +3,7 @@
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
@@ -16,6 +16,8 @@ from bench.prefix import CONFIG, SYSTEM_TOKENS, cached, share_a_prompt
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
+REPORT_S = 1.0
+"""Ample for a replica's report to reach /metrics, which lags by up to 0.04 s; how soon exactly is test_serve_apps' affair."""
 PARIS: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -34,6 +36,13 @@ def client(platform: PlatformProcess) -> Iterator[openai.OpenAI]:
 def metric(platform: PlatformProcess, name: str) -> float:
     lines = httpx.get(f"{platform.url}/metrics", timeout=10, trust_env=False).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def wait_for(condition: Callable[[], bool], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        time.sleep(0.005)
 
 
 def test_the_openai_client_gets_paris(client: openai.OpenAI) -> None:
@@ -95,10 +104,12 @@ def test_64_concurrent_mixed_requests_all_finish(platform: PlatformProcess) -> N
 
     assert [len(found) for found in finishes] == [2 if number % 8 == 2 else 1 for number in range(64)]
     assert {finish for found in finishes for finish in found} <= {"stop", "length"}
-    assert metric(platform, "penstock_running_sequences") == 0
+    wait_for(lambda: metric(platform, "penstock_running_sequences") == 0, within_s=REPORT_S)
 
 
-def test_chats_that_share_a_system_prompt_find_it_cached_and_start_three_times_sooner(platform: PlatformProcess) -> None:
+def test_chats_that_share_a_system_prompt_find_it_cached_and_start_three_times_sooner(
+    platform: PlatformProcess, record_property: Callable[[str, object], None]
+) -> None:
     client = ChatClient(platform.url, "demo", platform.key, extra={"temperature": 0})
     with asyncio.Runner() as loop:
         reuse = loop.run(share_a_prompt(client, seed=time.time_ns(), chats=20))
@@ -106,7 +117,9 @@ def test_chats_that_share_a_system_prompt_find_it_cached_and_start_three_times_s
 
     assert cached(reuse.cold) < 100
     assert all(cached(answer) >= 0.9 * SYSTEM_TOKENS for answer in reuse.warm)
-    assert statistics.median(answer.ttft_s for answer in reuse.warm) <= reuse.cold.ttft_s / 3
+    warm_s = statistics.median(answer.ttft_s for answer in reuse.warm)
+    record_property("ttft_cold_and_warm_s", [round(reuse.cold.ttft_s, 3), round(warm_s, 3)])
+    assert warm_s <= reuse.cold.ttft_s / 3
 
 
 def test_a_client_that_hangs_up_frees_its_kv(platform: PlatformProcess) -> None:
@@ -115,8 +128,9 @@ def test_a_client_that_hangs_up_frees_its_kv(platform: PlatformProcess) -> None:
     headers = {"authorization": f"Bearer {platform.key}"}
     with httpx.stream("POST", f"{platform.url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False) as response:
         next(response.iter_lines())
-        assert metric(platform, "penstock_running_sequences") == 1
+        wait_for(lambda: metric(platform, "penstock_running_sequences") == 1, within_s=REPORT_S)
 
-    deadline = time.monotonic() + 5
-    while metric(platform, "penstock_running_sequences") or metric(platform, "penstock_kv_blocks_free") < free:
-        assert time.monotonic() < deadline
+    def is_free() -> bool:
+        return metric(platform, "penstock_running_sequences") == 0 and metric(platform, "penstock_kv_blocks_free") >= free
+
+    wait_for(is_free, within_s=REPORT_S)

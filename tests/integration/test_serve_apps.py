@@ -1,4 +1,8 @@
-"""Gateway and pool as Ray Serve runs them: real Ray, Redis, gRPC and HTTP, two timed replicas; what happens when a process is killed."""
+"""Gateway and pool as Ray Serve runs them: real Ray, Redis, token streams and HTTP, two timed replicas.
+
+Most of it is about what happens when a process is killed. Not here: a replica's graceful end, which only Serve can begin (tests/unit/workers
+and tests/unit/router play it), and the real model (test_demo, test_resume).
+"""
 
 import json
 import os
@@ -10,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import redis
 
 from bench.cpu import descendants
 from bench.platform_process import PlatformProcess, running_platform
@@ -19,10 +24,20 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 CONFIG = """
 gateway: {{port: {port}}}
 pools:
-- {{name: timed, served_names: [timed], replicas: 2, engine: {{runner: timed, timed: {{base_s: 0.01}}}}}}
+- {{name: timed, served_names: [timed], replicas: 2, engine: {{runner: timed, timed: {{base_s: 0.01, kv_token_s: 0.00002}}}}}}
 """
+SLOW_CONTEXT, SLOW_STEP_S = 7500, 0.16
+"""Tokens of a context so long that a step takes that many seconds: 0.01 and 0.00002 a token."""
+BLOCK_SIZE = 16
+LAG_S = 0.15
+"""What a replica's report may take to /metrics: it waits up to 0.04 s for tokens to go along with, the rest is a busy machine's."""
 RECOVERY_S = 30.0
 """Far beyond what it takes; where a time is promised, the test says so itself."""
+BACK_S = 5.0
+"""Promised for a killed gateway and a killed Redis."""
+
+Record = Callable[[str, object], None]
+"""pytest's `record_property`: a figure for the report (`--junitxml`)."""
 
 
 @pytest.fixture(scope="module")
@@ -32,25 +47,35 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
         yield running
 
 
-def wait_for(condition: Callable[[], Any], within_s: float = RECOVERY_S) -> None:
+def wait_for(condition: Callable[[], Any], within_s: float = RECOVERY_S, every_s: float = 0.05) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.05)
+        time.sleep(every_s)
 
 
 def client(platform: PlatformProcess) -> httpx.Client:
     return httpx.Client(base_url=platform.url, headers={"authorization": f"Bearer {platform.key}"}, timeout=30, trust_env=False)
 
 
-def body(max_tokens: int, **changes: Any) -> dict[str, Any]:
-    question = {"role": "user", "content": "What is the capital of France?"}
+def body(max_tokens: int, content: str = "What is the capital of France?", **changes: Any) -> dict[str, Any]:
+    question = {"role": "user", "content": content}
     return {"model": "timed", "messages": [question], "max_tokens": max_tokens, "seed": 7, "return_token_ids": True} | changes
 
 
-def ask(platform: PlatformProcess, max_tokens: int = 4) -> httpx.Response:
+def ask(platform: PlatformProcess, max_tokens: int = 4, content: str = "What is the capital of France?") -> httpx.Response:
     with client(platform) as http:
-        return http.post("/v1/chat/completions", json=body(max_tokens))
+        return http.post("/v1/chat/completions", json=body(max_tokens, content))
+
+
+def long_prompt(name: str, tokens: int = 400) -> str:
+    """New from its first word on, about that many tokens."""
+    return f"{name} {time.time_ns()}: " + "water and power " * (tokens // 3)
+
+
+def cached(answer: httpx.Response) -> int:
+    assert answer.status_code == 200, answer.text
+    return int(answer.headers["x-penstock-cached-tokens"])
 
 
 def is_answering(platform: PlatformProcess) -> bool:
@@ -65,13 +90,47 @@ def token_ids(answer: dict[str, Any]) -> list[int]:
     return found
 
 
-def num_replicas(platform: PlatformProcess) -> int:
-    """That the gateway is connected to; 0 also while it does not answer."""
+def metric(platform: PlatformProcess, name: str) -> float:
+    """Summed over its labels; 0 also while the gateway does not answer."""
     try:
         lines = httpx.get(f"{platform.url}/metrics", timeout=5, trust_env=False).text.splitlines()
     except httpx.TransportError:
-        return 0
-    return next((int(float(line.split()[-1])) for line in lines if line.startswith("penstock_replicas{")), 0)
+        return 0.0
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
+
+
+def num_replicas(platform: PlatformProcess) -> int:
+    """That the gateway is connected to; 0 also while it does not answer."""
+    return int(metric(platform, "penstock_replicas"))
+
+
+def prime(platform: PlatformProcess, content: str) -> str:
+    """Have one replica cache a prompt, see that the gateway knows, and say which it is."""
+    first = ask(platform, content=content)
+    replica = str(first.headers["x-penstock-replica"])
+    assert cached(first) < 100
+
+    def is_found() -> bool:
+        again = ask(platform, content=content)
+        return again.headers["x-penstock-replica"] == replica and cached(again) > 300
+
+    wait_for(is_found, within_s=2.0)
+    wait_for(lambda: metric(platform, "penstock_running_sequences") == 0, within_s=2.0)
+    return replica
+
+
+def copies(platform: PlatformProcess) -> dict[str, int]:
+    """Replica id to number of blocks, of every whole copy that the index's Redis holds; empty while that is away."""
+    found = {}
+    try:
+        with redis.Redis(unix_socket_path=str(platform.redis_socket)) as store:
+            for meta in store.scan_iter("penstock:prefix:*:meta"):
+                replica, count = store.hmget(meta, ["replica", "count"])
+                if count is not None and int(count) == store.scard(meta.removesuffix(b":meta") + b":blocks"):
+                    found[replica.decode()] = int(count)
+    except redis.ConnectionError:
+        return {}
+    return found
 
 
 def stream_of(response: httpx.Response) -> Iterator[dict[str, Any]]:
@@ -80,12 +139,24 @@ def stream_of(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield json.loads(line.removeprefix("data: "))
 
 
+def has_redis(platform: PlatformProcess) -> bool:
+    try:
+        with redis.Redis(unix_socket_path=str(platform.redis_socket)) as store:
+            return bool(store.ping())
+    except redis.ConnectionError:  # not there, or still loading what it has on disk
+        return False
+
+
+def has_log_of(pid: int, replica_id: str) -> bool:
+    """Whether a process is the one behind a replica id: Serve names its log after it."""
+    try:
+        return any(replica_id in file.path for file in psutil.Process(pid).open_files())
+    except psutil.NoSuchProcess:
+        return False
+
+
 def pid_of(platform: PlatformProcess, replica_id: str) -> int:
-    """Of the process behind a replica id: Serve names its log after it."""
-    for pid in platform.replicas:
-        if any(replica_id in file.path for file in psutil.Process(pid).open_files()):
-            return pid
-    raise LookupError(replica_id)
+    return next(pid for pid in platform.replicas if has_log_of(pid, replica_id))
 
 
 def test_an_answer_streams_chunk_by_chunk(platform: PlatformProcess) -> None:
@@ -98,9 +169,9 @@ def test_an_answer_streams_chunk_by_chunk(platform: PlatformProcess) -> None:
 
 
 def test_a_stream_survives_the_death_of_its_replica_to_the_token(platform: PlatformProcess) -> None:
-    expected = token_ids(ask(platform, 300).json())
+    expected = token_ids(ask(platform, 150).json())
 
-    with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=body(300, stream=True)) as response:
+    with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=body(150, stream=True)) as response:
         chunks = stream_of(response)
         found: list[int] = []
         while len(found) < 20:
@@ -113,22 +184,97 @@ def test_a_stream_survives_the_death_of_its_replica_to_the_token(platform: Platf
     wait_for(lambda: num_replicas(platform) == 2)
 
 
-def test_after_an_idle_replica_is_killed_requests_go_on_and_it_is_replaced(platform: PlatformProcess) -> None:
-    os.kill(platform.replicas[0], signal.SIGKILL)
+def test_a_client_that_hangs_up_frees_its_kv_within_one_step(platform: PlatformProcess, record_property: Record) -> None:
+    question = body(100, long_prompt("Hang up", SLOW_CONTEXT), stream=True)
+    with client(platform) as watch:
 
-    answers = [ask(platform) for _ in range(20)]
+        def free_blocks() -> float:
+            return sum(float(line.split()[-1]) for line in watch.get("/metrics").text.splitlines() if line.startswith("penstock_kv_blocks_free{"))
+
+        wait_for(lambda: metric(platform, "penstock_running_sequences") == 0, within_s=2.0)
+        free = free_blocks()
+        with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=question) as response:
+            assert response.status_code == 200
+            chunks = stream_of(response)
+            arrivals: list[float] = []
+            while len(arrivals) < 4:
+                arrivals += [time.monotonic()] if token_ids(next(chunks)) else []
+            assert free_blocks() < free
+            hung_up = time.monotonic()
+
+        wait_for(lambda: free_blocks() == free, within_s=2.0, every_s=0.002)
+        freed_s = time.monotonic() - hung_up
+    record_property("kv_freed_s", round(freed_s, 3))
+    assert arrivals[-1] - arrivals[-2] > 0.8 * SLOW_STEP_S, "the steps are as slow as this test needs them"
+    assert freed_s <= SLOW_STEP_S + LAG_S
+
+
+def test_after_an_idle_replica_is_killed_requests_go_on_and_its_index_entries_are_not_used(platform: PlatformProcess, record_property: Record) -> None:
+    prompt = long_prompt("Idle")
+    victim = prime(platform, prompt)
+    blocks = metric(platform, "penstock_index_blocks")
+    os.kill(pid_of(platform, victim), signal.SIGKILL)
+    killed_at = time.monotonic()
+
+    answers = [ask(platform) for _ in range(10)]  # at once: some may meet the dead one first
+    wait_for(lambda: metric(platform, "penstock_index_blocks") <= blocks - 400 // BLOCK_SIZE, within_s=2.0)
+    predicted = metric(platform, "penstock_prefix_predicted_tokens_total")
+    answers.append(first := ask(platform, content=prompt))
+    assert metric(platform, "penstock_prefix_predicted_tokens_total") - predicted < 100, "what the dead one held is not counted on"
+    assert cached(first) < 100, "the prompt is new to the other replica, but for what every chat begins with"
+    answers += [ask(platform, content=prompt) for _ in range(10)]
 
     assert {answer.status_code for answer in answers} == {200}
+    assert victim not in {answer.headers["x-penstock-replica"] for answer in answers}
     wait_for(lambda: num_replicas(platform) == 2)
+    record_property("replica_replaced_s", round(time.monotonic() - killed_at, 2))
     assert len(platform.replicas) == 2
 
 
-def test_a_killed_gateway_answers_again_within_five_seconds_on_the_same_port(platform: PlatformProcess) -> None:
+def test_redis_killed_requests_go_on_it_is_back_and_the_index_heals(platform: PlatformProcess, record_property: Record) -> None:
+    before, meanwhile = long_prompt("Before"), long_prompt("Meanwhile")
+    prime(platform, before)
+    wait_for(lambda: len(copies(platform)) >= 2)
+
+    # away for three times as long as a key is known without asking (gateway.key_cache_s)
+    killed: list[int] = []
+    away_until = time.monotonic() + 3.0
+    while time.monotonic() < away_until:
+        for pid in platform.redis:
+            os.kill(pid, signal.SIGKILL)
+            killed_at = time.monotonic()
+            killed.append(pid)
+        assert cached(ask(platform, content=before)) > 300
+        assert ask(platform, content=meanwhile).status_code == 200
+    wait_for(lambda: has_redis(platform), within_s=BACK_S - (time.monotonic() - killed_at))
+    record_property("redis_back_s", round(time.monotonic() - killed_at, 2))
+    assert len(set(killed)) > 1, "it was brought back, and killed again"
+
+    # the new Redis holds what the replicas hold
+    def is_healed() -> bool:
+        found = copies(platform)
+        living = {replica: count for replica, count in found.items() if any(has_log_of(pid, replica) for pid in platform.replicas)}
+        return len(living) == 2 and sum(living.values()) == metric(platform, "penstock_index_blocks")
+
+    wait_for(is_healed, within_s=10.0)
+    record_property("index_healed_s", round(time.monotonic() - killed_at, 2))
+
+    # and a gateway that starts afresh finds both prompts
+    (gateway,) = platform.gateways
+    os.kill(gateway, signal.SIGKILL)
+    wait_for(lambda: num_replicas(platform) == 2)
+    assert min(cached(ask(platform, content=prompt)) for prompt in (before, meanwhile)) > 300
+    assert metric(platform, "penstock_prefix_predicted_tokens_total") > 600
+
+
+def test_a_killed_gateway_answers_again_within_five_seconds_on_the_same_port(platform: PlatformProcess, record_property: Record) -> None:
     (gateway,) = platform.gateways
     with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=body(2000, stream=True)) as response:
         next(stream_of(response))
         os.kill(gateway, signal.SIGKILL)
-        wait_for(lambda: is_answering(platform), within_s=5.0)
+        killed_at = time.monotonic()
+        wait_for(lambda: is_answering(platform), within_s=BACK_S)
+        record_property("gateway_back_s", round(time.monotonic() - killed_at, 2))
 
     assert platform.gateways != [gateway]
     wait_for(lambda: num_replicas(platform) == 2)
@@ -141,11 +287,7 @@ def test_a_dead_gateways_sequences_are_off_the_replicas(platform: PlatformProces
         os.kill(gateway, signal.SIGKILL)
     wait_for(lambda: num_replicas(platform) == 2)
 
-    def is_idle() -> bool:
-        lines = httpx.get(f"{platform.url}/metrics", timeout=5, trust_env=False).text.splitlines()
-        return 'penstock_running_sequences{pool="timed"} 0.0' in lines
-
-    wait_for(is_idle, within_s=5.0)
+    wait_for(lambda: metric(platform, "penstock_running_sequences") == 0, within_s=5.0)
 
 
 def test_discovery_goes_on_after_serves_controller_was_killed(platform: PlatformProcess) -> None:

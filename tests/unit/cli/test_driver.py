@@ -29,4 +29,4 @@ def test_a_gateway_is_told_the_context_that_is_configured_or_else_the_checkpoint
 def test_a_pool_is_named_alike_for_serve_and_for_gateways() -> None:
     spec = pool_spec(PoolConfig(name="a", served_names=("x",), tier="edge", engine=EngineConfig(runner="timed")))
 
-    assert (spec.app_name, spec.served_names, spec.tier, spec.is_timed) == ("pool-a", ("x",), "edge", True)
+    assert (spec.app_name, spec.served_names, spec.tier) == ("pool-a", ("x",), "edge")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.perf.model import Work, predict_prefill_s, predict_tpot_s, predict_ttft_s, step_time_s
-from penstock.wire.frames import Load, StepCosts
+from penstock.wire.frames import StepCosts
 
 COSTS = StepCosts(base_s=0.01, row_s=0.001, prefill_token_s=0.0001, attention_s=1e-8, kv_token_s=1e-6, draft_token_s=0.0005, knee_s=0.012)
 coefficient = st.floats(0, 0.01)
@@ -56,12 +56,6 @@ def test_a_fully_cached_prompt_still_takes_a_step():
 
 def test_waiting_sequences_slow_a_token_as_rows_do():
     assert predict_tpot_s(COSTS, Work(num_waiting=20)) == predict_tpot_s(COSTS, Work(num_running=20))
-
-
-def test_work_is_read_off_a_load_report():
-    load = Load("e", 0, 4, 3, 2, 700, 900, 10, 20, COSTS, 512)
-
-    assert Work.of(load) == Work(3, 2, 700, 900)
 
 
 @given(all_costs, all_work, st.integers(0, 5000), st.integers(0, 5000), st.integers(1, 2048), st.integers(0, 2000))

@@ -59,8 +59,7 @@ def test_a_gap_drops_what_was_known_until_a_snapshot_comes() -> None:
     assert index.apply("a", "e", stored(4, KEYS[1])) is Applied.GAP
     assert index.apply("a", "e", snapshot(4, *KEYS[:3])) is Applied.OK
     assert index.lookup(KEYS, 0.0) == {"a": 3}
-    assert index.num_gaps == 2
-    assert index.num_blocks == 3
+    assert index.num_held("a") == 3
 
 
 def test_events_that_a_snapshot_already_covers_are_stale() -> None:
@@ -92,7 +91,7 @@ def test_a_removed_replica_vanishes_at_once_and_its_place_is_used_again() -> Non
     index.remove("never seen")
 
     assert index.lookup(KEYS, 0.0) == {"b": 1}
-    assert index.num_blocks == 1
+    assert (index.num_held("a"), index.num_held("b")) == (0, 1)
     index.apply("c", "e", snapshot(0, KEYS[0], KEYS[1]))
     assert index.lookup(KEYS, 0.0) == {"b": 1, "c": 2}
     assert index.lookup(KEYS, 99.0) == {"b": 1, "c": 2}
@@ -105,7 +104,6 @@ def test_a_prediction_counts_until_it_lapses() -> None:
 
     assert index.lookup(KEYS, 11.9) == {"a": 3}
     assert index.lookup(KEYS, 12.0) == {}
-    assert index.num_blocks == 0
 
 
 def test_a_confirmed_prediction_does_not_lapse() -> None:
@@ -131,7 +129,7 @@ def test_predictions_for_an_unknown_replica_are_ignored() -> None:
 
     index.expect("a", KEYS, 0.0, 1.0)
 
-    assert index.num_blocks == 0
+    assert index.lookup(KEYS, 0.0) == {}
 
 
 def test_memory_is_bounded() -> None:
@@ -141,18 +139,19 @@ def test_memory_is_bounded() -> None:
     index.expect("b", KEYS, 0.0, 10.0)
 
     assert index.held("a") == set(KEYS[:4])
-    assert index.num_blocks == 4 + 3
+    assert index.lookup(KEYS, 0.0)["b"] == 3
+    assert sum(index.lookup([key], 0.0).get("b", 0) for key in KEYS) == 3
 
 
-def test_accuracy_counts_what_was_promised_and_what_was_there() -> None:
-    index = PrefixIndex()
-    assert (index.accuracy.precision, index.accuracy.recall) == (1.0, 1.0)
+def test_one_prediction_too_many_lets_the_oldest_requests_lapse() -> None:
+    index = PrefixIndex(max_predictions=5)
+    index.apply("a", "e", snapshot(0))
+    index.expect("a", KEYS[:3], 0.0, 10.0)
+    index.expect("a", KEYS[6:8], 1.0, 10.0)
+    index.expect("a", KEYS[9:11], 2.0, 10.0)
 
-    index.accuracy.observe(predicted=4, found=3)
-    index.accuracy.observe(predicted=0, found=3)
-
-    assert index.accuracy.precision == 3 / 4
-    assert index.accuracy.recall == 3 / 6
+    assert [index.lookup(KEYS[start:], 2.0) for start in (0, 6, 9)] == [{}, {"a": 2}, {"a": 2}]
+    assert index.lookup(KEYS[9:], 12.0) == {}
 
 
 @dataclass
@@ -208,6 +207,10 @@ class Model:
             known.predicted.pop(key, None)
         return Applied.OK
 
+    def held(self, name: str) -> set[bytes]:
+        known = self.replicas.get(name)
+        return known.held if known else set()
+
     def lookup(self, wanted: list[bytes], now: int) -> dict[str, int]:
         found = {}
         for name, known in self.replicas.items():
@@ -243,8 +246,10 @@ def test_the_index_agrees_with_plain_sets(steps: list[tuple]) -> None:  # type: 
                 now += ticks
         assert index.lookup(KEYS, now) == model.lookup(KEYS, now)
         assert index.lookup(KEYS[3:], now) == model.lookup(KEYS[3:], now)
-    there = {key for known in model.replicas.values() for key in KEYS if known.has(key, now)}
-    assert index.num_blocks == len(there)
+        assert [index.num_held(name) for name in "abc"] == [len(model.held(name)) for name in "abc"]
+    for name in "abc":
+        index.remove(name)
+    assert not index._masks  # a key that nobody holds is not kept
 
 
 @pytest.mark.parametrize("num_replicas", [2, 64])

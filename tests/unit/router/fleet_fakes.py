@@ -17,9 +17,9 @@ from penstock.router.config import GatewayConfig, PoolSpec
 from penstock.router.dispatch import RoutingDispatcher
 from penstock.router.fleet import Fleet
 from penstock.router.generation import Generation
-from penstock.router.queue import WaitQueue
 from penstock.router.remote import Hooks, Link, Member
 from penstock.router.stream import RoutedStream
+from penstock.router.waiting import WaitQueue
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Finish, Load, SamplingParams, StepCosts, Submit, pack_ids, unpack_ids
 
 BLOCK_SIZE = 4
@@ -52,6 +52,7 @@ class FakeMember:
     epoch: str = "epoch-1"
     model_digest: str = "digest"
     max_model_len: int = 1000
+    block_size: int = BLOCK_SIZE
 
 
 @dataclass
@@ -136,7 +137,7 @@ class Cluster:
         self.members = list(members)
         self.replicas = {member.replica_id: FakeReplica(member, max_inflight) for member in members}
         pools = {
-            name: PoolSpec(name=name, served_names=("m",), tier="edge", model="demo", app_name=name, block_size=BLOCK_SIZE, max_model_len=1000)
+            name: PoolSpec(name=name, served_names=("m",), tier="edge", model="demo", app_name=name, max_model_len=1000)
             for name in sorted({member.pool for member in members} | {"pool"})
         }
         self.gaps: list[str] = []

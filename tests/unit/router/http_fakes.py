@@ -17,7 +17,7 @@ from penstock.base.metrics import Metrics
 from penstock.router.config import GatewayConfig
 from penstock.router.gateway import GatewayDeps, PoolReplicas, ServedModel
 from penstock.router.generation import Dispatcher, Generation, Receipt
-from penstock.router.http import make_app
+from penstock.router.surface import make_app
 from penstock.tenancy.keys import KeyStore, put_key
 from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer

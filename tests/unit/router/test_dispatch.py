@@ -685,14 +685,44 @@ def test_a_reader_cancelled_while_it_waits_to_be_resumed_leaves_nothing():
     asyncio.run(main())
 
 
-def test_index_precision_is_observed_at_each_admission():
+def test_a_listener_that_raises_ends_its_own_answer_and_no_other(caplog):
     async def main():
         async with Cluster(A) as cluster:
-            cluster.replicas["a"].cached_tokens = 8
-            stream = await cluster.start(PROMPT)
-            await cluster.read(stream)
-            stream.close()
+            broken, healthy = await cluster.start(PROMPT, request_id="broken"), await cluster.start(PROMPT, request_id="healthy")
+            cluster.step()
+            head = (await healthy.next()).token_ids
+            await broken.next()
+            heard: list[int] = []
 
-            assert (cluster.index.accuracy.predicted, cluster.index.accuracy.found) == (0, 2)
+            def fail(_delta):
+                raise ValueError("a bug in passing on")
+
+            broken.listen(fail)
+            healthy.listen(lambda delta: heard.extend(delta.token_ids) is None)
+            cluster.step()
+            with pytest.raises(EngineFault):
+                await broken.next()
+            broken.close()
+            tail = await cluster.read(healthy)
+            healthy.close()
+
+            assert head + heard + tail == answer_to(PROMPT, 8)
+            assert cluster.replicas["a"].aborts == [1]
+            assert (cluster.replicas["a"].num_connects, healthy.receipt.attempts) == (1, 1)
+
+    asyncio.run(main())
+    (record,) = [record for record in caplog.records if record.name == "penstock.stream"]
+    assert (record.request_id, record.exc_info[0]) == ("broken", ValueError)
+
+
+def test_chains_are_of_the_replicas_block_size():
+    async def main():
+        small, large = FakeMember("a"), FakeMember("b", block_size=2 * BLOCK_SIZE)
+        async with Cluster(small, large) as cluster:
+            streams = [await cluster.start(PROMPT) for _ in range(8)]
+            for replica in cluster.replicas.values():
+                assert {len(submit.block_keys) // 16 for submit in replica.submits} == {len(PROMPT) // replica.member.block_size}
+            for stream in streams:
+                stream.close()
 
     asyncio.run(main())

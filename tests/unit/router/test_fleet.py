@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from penstock.router.stream import RoutedStream
 from penstock.wire.frames import BlockEvents
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, FakeReplica, answer_to, settle
 
@@ -67,21 +68,120 @@ def test_a_member_that_cannot_be_reached_is_tried_again():
     asyncio.run(main())
 
 
-def test_a_member_that_vanishes_is_closed_and_its_streams_go_on_elsewhere():
+async def start_and_unlist(cluster: Cluster) -> tuple[RoutedStream, FakeReplica]:
+    """A stream with two tokens on a replica that is then listed no more."""
+    stream = await cluster.start(PROMPT)
+    gone = cluster.replicas[stream.receipt.replica]
+    gone.step(2)
+    gone.send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
+    cluster.fleet.update([member for member in cluster.members if member.replica_id != gone.member.replica_id])
+    await settle()
+    return stream, gone
+
+
+def test_an_idle_member_that_is_unlisted_is_closed():
     async def main():
         async with Cluster(A, B) as cluster:
-            stream = await cluster.start(PROMPT)
-            gone = stream.receipt.replica
-            cluster.step(2)
-            cluster.replicas[gone].send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
-            cluster.fleet.update([member for member in (A, B) if member.replica_id != gone])
-            assert cluster.index.held(gone) == frozenset()
+            cluster.replicas["a"].send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
+            cluster.fleet.update([B])
+            assert cluster.index.held("a") == frozenset()
+            await settle()
+
+            assert cluster.replicas["a"].is_closed
+            assert cluster.fleet.status()["pool"].num_listed == 1
+
+    asyncio.run(main())
+
+
+def test_an_unlisted_member_finishes_its_streams_and_gets_no_new_ones():
+    async def main():
+        async with Cluster(A, B) as cluster:
+            stream, gone = await start_and_unlist(cluster)
+            status = cluster.fleet.status()["pool"]
+            assert (status.num_listed, status.num_connected, status.num_inflight) == (1, 1, 0)
+            assert [remote.member.replica_id for remote in cluster.fleet.remotes(["pool"])] != [gone.member.replica_id]
+            others = [await cluster.start(PROMPT) for _ in range(4)]
+            assert gone.member.replica_id not in {other.receipt.replica for other in others}
+            assert not gone.is_closed
+
+            assert await cluster.read(stream) == answer_to(PROMPT, 8)
+            assert stream.receipt.attempts == 1
+            await settle()
+            assert (gone.is_closed, gone.num_connects) == (True, 1)
+            assert cluster.index.held(gone.member.replica_id) == frozenset()
+            for each in (stream, *others):
+                each.close()
+
+    asyncio.run(main())
+
+
+def test_an_unlisted_member_whose_last_stream_is_closed_is_closed():
+    async def main():
+        async with Cluster(A, B) as cluster:
+            stream, gone = await start_and_unlist(cluster)
+            stream.close()
+            await settle()
+
+            assert (gone.is_closed, gone.aborts, gone.num_connects) == (True, [1], 1)
+
+    asyncio.run(main())
+
+
+def test_an_unlisted_member_that_dies_is_resumed_elsewhere():
+    async def main():
+        async with Cluster(A, B) as cluster:
+            stream, gone = await start_and_unlist(cluster)
+            gone.die()
             tokens = await cluster.read(stream)
             stream.close()
 
             assert tokens == answer_to(PROMPT, 8)
-            assert cluster.replicas[gone].is_closed
-            assert cluster.fleet.status()["pool"].num_listed == 1
+            assert (stream.receipt.attempts, gone.num_connects) == (2, 1)
+
+    asyncio.run(main())
+
+
+def test_an_unlisted_member_that_is_listed_again_is_used_again():
+    async def main():
+        async with Cluster(A, B) as cluster:
+            stream, gone = await start_and_unlist(cluster)
+            cluster.fleet.update(cluster.members)
+            assert cluster.fleet.status()["pool"].num_connected == 2
+            await cluster.read(stream)
+            stream.close()
+            await settle()
+
+            assert (gone.is_closed, gone.num_connects) == (False, 1)
+            assert cluster.index.held(gone.member.replica_id) == {KEY}
+
+    asyncio.run(main())
+
+
+def test_a_new_process_under_the_id_of_a_retiring_one_takes_its_place():
+    async def main():
+        async with Cluster(A) as cluster:
+            stream, gone = await start_and_unlist(cluster)
+            again = replace(A, epoch="epoch-2")
+            cluster.replicas["a"] = FakeReplica(again)
+            cluster.fleet.update([again])
+            await settle()
+            assert gone.is_closed
+
+            assert await cluster.read(stream) == answer_to(PROMPT, 8)
+            stream.close()
+            assert cluster.fleet.remotes(["pool"])[0].member.epoch == "epoch-2"
+
+    asyncio.run(main())
+
+
+def test_leaving_the_fleet_ends_retiring_members_too():
+    async def main():
+        async with Cluster(A, B) as cluster:
+            stream, gone = await start_and_unlist(cluster)
+        stream.close()
+
+        assert gone.is_closed
+        assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
 
@@ -202,10 +302,16 @@ def test_a_shared_copy_that_is_behind_is_noticed_at_the_next_load():
         cluster.seeds["epoch-1"] = BlockEvents(4, stored=KEY, is_snapshot=True)
         async with cluster:
             replica = cluster.replicas["a"]
+            assert cluster.index.held("a") == {KEY}
             replica.report(event_seq=5)
+            assert cluster.index.held("a") == frozenset()
             replica.report(event_seq=5)
+            replica.send(events=[BlockEvents(6, stored=b"m" * 16)])
+            assert cluster.index.held("a") == frozenset()
+            replica.send(events=[BlockEvents(6, stored=b"l" * 16, is_snapshot=True)])
 
-            assert (replica.num_announces, cluster.gaps) == (1, ["pool"])
+            assert cluster.index.held("a") == {b"l" * 16}
+            assert (replica.num_announces, cluster.gaps) == (1, [])  # no event got lost: it was the copy that lagged
 
     asyncio.run(main())
 

@@ -12,7 +12,7 @@ def running(replica_id: str, pool: str = "a", **metadata: Any) -> SimpleNamespac
 
 
 def member(replica_id: str, pool: str = "a") -> Member:
-    return Member(replica_id, pool, f"host-{replica_id}:1", f"epoch-{replica_id}", "digest", 100)
+    return Member(replica_id, pool, f"host-{replica_id}:1", f"epoch-{replica_id}", "digest", 100, 16)
 
 
 def test_every_broadcast_gives_the_members_of_all_pools() -> None:

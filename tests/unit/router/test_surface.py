@@ -328,6 +328,24 @@ def test_a_wrong_method_is_refused(method: str, path: str, allow: str) -> None:
     run(main)
 
 
+def test_more_requests_than_a_gateway_holds_are_refused_and_counted_off_again() -> None:
+    async def main() -> None:
+        gate = asyncio.Event()
+        async with gateway(Script(hold_start=gate), GatewayConfig(max_ongoing_requests=2)) as world:
+            held = [asyncio.create_task(world.chat()), asyncio.create_task(world.complete())]
+            await world.dispatcher.until(lambda: world.dispatcher.num_waiting == 2)
+            refused = await world.chat()
+            others = [await world.client.get(path) for path in ("/v1/models", "/healthz", "/metrics")]
+            gate.set()
+
+            assert (refused.status_code, error_of(refused).code, refused.headers["retry-after"]) == (503, "overloaded", "1")
+            assert [other.status_code for other in others] == [200, 200, 200]
+            assert [(await task).status_code for task in held] == [200, 200]
+            assert [(await world.chat()).status_code for _ in range(3)] == [200, 200, 200]
+
+    run(main)
+
+
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/chat/completions/", "/%ff"])
 def test_an_unknown_path_is_refused(path: str) -> None:
     async def main() -> None:

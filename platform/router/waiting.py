@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from penstock.wire.errors import DeadlineExceeded, Overloaded, PenstockError
+from penstock.wire.errors import DeadlineExceeded, Overloaded
 
 Attempt = Callable[[], bool]
-"""Tries to go on now, and says whether it did. What it raises from the error tree ends the wait."""
+"""Tries to go on now, and says whether it did. What it raises ends the wait."""
 
 DRAIN_SAMPLES = 64
 MIN_RETRY_AFTER_S = 1.0
@@ -125,7 +125,7 @@ class WaitQueue:
         try:
             if not waiter.attempt():
                 return False
-        except PenstockError as error:
+        except Exception as error:  # noqa: BLE001 (raised where the waiter waits; who asks here is a replica's link, and every other waiter)
             waiter.admitted.set_exception(error)
         else:
             waiter.admitted.set_result(None)

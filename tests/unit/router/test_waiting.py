@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.router.queue import Lane, WaitQueue
+from penstock.router.waiting import Lane, WaitQueue
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, Overloaded
 
 A, B, AB = Lane(("a",)), Lane(("b",)), Lane(("a", "b"))
@@ -217,14 +217,15 @@ def test_when_a_head_that_did_not_fit_gives_up_the_next_is_asked():
     asyncio.run(main())
 
 
-def test_an_attempt_that_fails_ends_its_own_wait_only():
+@pytest.mark.parametrize("error", [ContextTooLong("too long"), ValueError("a bug")])
+def test_an_attempt_that_fails_ends_its_own_wait_only(error):
     async def main():
         queue, credits = queue_of(), Credits()
         is_hopeless = False
 
         def hopeless() -> bool:
             if is_hopeless:
-                raise ContextTooLong("too long")
+                raise error
             return False
 
         failing = asyncio.ensure_future(queue.admit(A, hopeless, arrival=0, deadline_in_s=100))
@@ -234,7 +235,7 @@ def test_an_attempt_that_fails_ends_its_own_wait_only():
         credits.give(queue, "a")
         await other
 
-        with pytest.raises(ContextTooLong):
+        with pytest.raises(type(error)):
             await failing
         assert len(queue) == 0
 

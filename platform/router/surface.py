@@ -19,6 +19,8 @@ from penstock.router.meters import CLIENT_GONE, Meters
 from penstock.router.pages import MODELS_PATH, Pages
 from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloaded, PenstockError, http_error
 
+BUSY_RETRY_AFTER_S = 1.0
+
 Handler = Callable[[Exchange], Awaitable[None]]
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,9 @@ class _App:
     def __init__(self, deps: GatewayDeps) -> None:
         self._clock = deps.clock
         self._random = deps.random
+        self._max_held = deps.config.max_ongoing_requests
+        self._num_held = 0
+        """Posts to the API that are not over."""
         self._meters = Meters(deps.metrics, deps.models)
         generator, pages = Generator(deps, self._meters), Pages(deps)
         self._routes: Mapping[str, Mapping[str, Handler]] = {
@@ -55,10 +60,14 @@ class _App:
             await send({"type": "websocket.close"})
 
     async def _http(self, exchange: Exchange) -> None:
+        is_api = exchange.path.startswith("/v1/")
+        is_held = is_api and exchange.method == "POST"
+        self._num_held += is_held
         try:
             await self._respond(exchange)
         finally:
-            if exchange.path.startswith("/v1/"):
+            self._num_held -= is_held
+            if is_api:
                 self._count(exchange)
 
     async def _respond(self, exchange: Exchange) -> None:
@@ -85,6 +94,8 @@ class _App:
             error = MethodNotAllowed(f"{exchange.path} takes {' or '.join(handlers)}, not {exchange.method[:20]}.")
             await exchange.fail(error, [(b"allow", ", ".join(handlers).encode())])
             return
+        if self._num_held > self._max_held and exchange.method == "POST":
+            raise Overloaded(f"This gateway has {self._max_held} requests in hand already.", retry_after_s=BUSY_RETRY_AFTER_S)
         await handler(exchange)
 
     def _count(self, exchange: Exchange) -> None:
