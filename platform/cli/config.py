@@ -53,8 +53,6 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         for name, count in Counter(self.served_names).items():
             if count > 1 or not name:
                 raise ConfigError(f"{where}.served_names holds {name!r} {count} times" if name else f"{where}.served_names holds an empty name")
-        if self.engine.runner == "timed" and self.engine.device != "cpu":
-            raise ConfigError(f"{where}: runner: timed only plays a device, so it can't be combined with device: {self.engine.device}")
         if self.engine.runner == "timed" and self.engine.exact:
             raise ConfigError(f"{where}: runner: timed computes nothing, so it can't be combined with exact: true")
 

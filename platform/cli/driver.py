@@ -27,6 +27,7 @@ from penstock.cli.events import DEPLOYED, FAILED, RAY, Event
 from penstock.router.app import gateway_app
 from penstock.router.config import PoolSpec
 from penstock.text.source import resolve
+from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP, pool_app_name
 from penstock.workers.replica import pool_app
 
@@ -96,8 +97,11 @@ def deploy(config: PlatformConfig) -> list[str]:
 
 def pool_spec(pool: PoolConfig) -> PoolSpec:
     """What a gateway is told of a pool. Raises ConfigError for a checkpoint that can't be read."""
-    is_timed = pool.engine.runner == "timed"
-    configured = pool.engine.timed.max_model_len if is_timed else pool.engine.max_model_len
+    engine = pool.engine
+    configured = engine.max_model_len
+    if engine.runner == "timed":
+        configured = min(engine.timed.max_model_len, configured or engine.timed.max_model_len, engine.timed.num_blocks * engine.block_size)
+        _check_vocabulary(pool)
     return PoolSpec(
         name=pool.name,
         served_names=pool.names,
@@ -106,6 +110,13 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
         app_name=pool_app_name(pool.name),
         max_model_len=configured or resolve(pool.model).max_model_len,
     )
+
+
+def _check_vocabulary(pool: PoolConfig) -> None:
+    """A timed runner makes up token ids; the tokenizer must have them. Raises ConfigError."""
+    has, made_up = load_tokenizer(resolve(pool.model)).vocab_size, pool.engine.timed.vocab_size
+    if made_up > has:
+        raise ConfigError(f"pool {pool.name}: engine.timed.vocab_size is {made_up}, but {pool.model} has only {has} tokens")
 
 
 def _start_ray(temp_dir: Path) -> None:

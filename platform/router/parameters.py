@@ -10,6 +10,8 @@ from penstock.wire.frames import SamplingParams
 from penstock.wire.openai import ChatRequest, CompletionRequest, GenerationRequest
 
 _SEED_BITS = 63
+_MIN_TEMPERATURE = 1e-5
+"""Below it only the likeliest token is ever drawn, and dividing by it would leave the range of float32: it is taken as 0."""
 
 
 def sampling_params(request: ChatRequest | CompletionRequest, seed: int, vocab_size: int) -> SamplingParams:
@@ -24,7 +26,7 @@ def sampling_params(request: ChatRequest | CompletionRequest, seed: int, vocab_s
     return SamplingParams(
         max_tokens=_max_tokens(request) or 0,
         seed=(seed if request.seed is None else request.seed) % 2**_SEED_BITS,
-        temperature=_or(request.temperature, 1.0),
+        temperature=_temperature(request.temperature),
         top_k=max(0, request.top_k or 0),
         top_p=_or(request.top_p, 1.0),
         min_p=_or(request.min_p, 0.0),
@@ -90,6 +92,12 @@ def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:
     if request.top_logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     return None
+
+
+def _temperature(value: float | None) -> float:
+    if value is None:
+        return 1.0
+    return 0.0 if value < _MIN_TEMPERATURE else value
 
 
 def _or(value: float | None, default: float) -> float:

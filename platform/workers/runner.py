@@ -74,8 +74,6 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
 
     poison: the KV cache starts as NaN.
     """
-    if config.device != "cpu":
-        raise ConfigError(f"engine.device {config.device!r} is not supported by this version; cpu is")
     model_config = read_config(source)
     dtype = compute_dtype(config.dtype)
     num_blocks, max_model_len = plan_kv(model_config, config, dtype)

@@ -24,6 +24,11 @@ Row = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
+_MIN_TEMPERATURE = 1e-5
+"""Dividing by less leaves the range of float32, and would choose the same token."""
+_NO_CHOICE = "The model's scores are not numbers, or leave no token to choose."
+
+
 @dataclass(slots=True)
 class _Counts:
     """Which tokens a sequence has seen, and how often it produced them; `num_tokens` of its tokens are counted."""
@@ -59,7 +64,7 @@ class Sampler:
         """
         rows = logits.detach().float().numpy()  # numpy's argmax takes a tenth of the time of torch's
         if all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs):
-            return [Sampled(token_id) for token_id in rows.argmax(axis=-1).tolist()]
+            return [_checked(row, token_id) for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)]
         return [self._sample_row(row, seq, position) for row, seq, position in zip(rows, seqs, positions, strict=True)]
 
     def forget(self, seq: Sequence) -> None:
@@ -69,6 +74,8 @@ class Sampler:
     def _sample_row(self, raw: Row, seq: Sequence, position: int) -> Sampled:
         params = seq.sampling
         row = self._adjusted(raw, seq)
+        if not np.isfinite(row.max()):  # also when any score is NaN
+            return Sampled(0, error=_NO_CHOICE)
         token_id = int(row.argmax()) if params.temperature == 0 else _draw(row, params, position)
         logprobs = None if params.logprobs is None else _logprobs(raw, token_id, params.logprobs)
         return Sampled(token_id, logprobs)
@@ -90,6 +97,11 @@ class Sampler:
             banned = self._eos.union(params.stop_token_ids)
             row[[token_id for token_id in banned if token_id < self.vocab_size]] = -np.inf
         return row
+
+
+def _checked(row: Row, token_id: int) -> Sampled:
+    """numpy's argmax finds a NaN before any number."""
+    return Sampled(token_id) if np.isfinite(row[token_id]) else Sampled(0, error=_NO_CHOICE)
 
 
 def _is_plain_greedy(params: SamplingParams, num_output_tokens: int) -> bool:
@@ -120,7 +132,7 @@ def _penalize(row: Row, counts: _Counts, params: SamplingParams) -> None:
 
 def _draw(row: Row, params: SamplingParams, position: int) -> int:
     # relative to the best: no temperature overflows, and a constant doesn't move the argmax, so log p needs no normalizing
-    scaled = (row - row.max()) / np.float32(params.temperature)
+    scaled = (row - row.max()) / np.float32(max(params.temperature, _MIN_TEMPERATURE))
     kept = _surviving(scaled, params)
     scores = scaled if len(kept) == len(scaled) else scaled[kept]
     return noisy_argmax(scores.astype(np.float64), params.seed, position, kept)

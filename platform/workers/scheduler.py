@@ -176,6 +176,12 @@ class Scheduler:
         has_finished = False
         for chunk, choice in zip(step.chunks, sampled, strict=True):
             seq = chunk.seq
+            if choice is not None and choice.error is not None:  # what was computed is not to be trusted: nothing is published
+                seq.error = choice.error
+                self._end(seq, Finish.ERROR)
+                has_finished = True
+                outputs.append(SeqOutput(seq, [], None, Finish.ERROR))
+                continue
             seq.num_computed_tokens = end = chunk.start + chunk.num_tokens
             if end >= (seq.num_published_blocks + 1) * self._block_size:
                 self._publish(seq)

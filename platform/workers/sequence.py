@@ -121,10 +121,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token chosen for a chunk; logprobs where the sequence asked for them."""
+    """The token chosen for a chunk; logprobs where the sequence asked for them; or why none could be chosen, and then `token_id` means nothing."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+    error: str | None = None
 
 
 class SeqOutput(NamedTuple):

@@ -333,7 +333,11 @@ class StreamServer:
         delay_s = due_s - self._clock()
         if delay_s <= TIMER_S:
             self._send(router)
-        elif router.timer is None or due_s < router.timer_due_s - TIMER_S:
+            due_s = outbox.due_s()  # a load that came too soon after the last one is still to be told
+            if due_s is None:
+                return
+            delay_s = due_s - self._clock()
+        if router.timer is None or due_s < router.timer_due_s - TIMER_S:
             if router.timer is not None:
                 router.timer.cancel()
             router.timer, router.timer_due_s = self._loop.call_later(delay_s, self._on_timer, router), due_s
@@ -345,8 +349,15 @@ class StreamServer:
     def _send(self, router: _Router) -> None:
         now_s = self._clock()
         frame = router.outbox.take(now_s, self._load_for(router) if router.outbox.wants_load(now_s) else None)
-        if frame is not None:
-            router.channel.send(encode(frame))
+        if frame is None:
+            return
+        try:
+            data = encode(frame)
+        except (TypeError, ValueError, OverflowError):  # its deltas are gone: the router must resume them, not wait for them
+            log.exception("frame can't be encoded", extra={"router_id": router.router_id})
+            router.channel.abort()
+            return
+        router.channel.send(data)
 
     def _touch_loads(self, *, is_urgent: bool = False) -> None:
         for router in self._routers:

@@ -95,7 +95,7 @@ class TimedRunner:
     ) -> None:
         timed = config.timed
         self.num_blocks = timed.num_blocks
-        self.max_model_len = min(timed.max_model_len, config.max_model_len or timed.max_model_len)
+        self.max_model_len = min(timed.max_model_len, config.max_model_len or timed.max_model_len, timed.num_blocks * config.block_size)
         self.eos_token_ids = eos_token_ids
         table = load_table(timed.table) if timed.table is not None else None
         self.costs = timed.costs if table is None else table.costs

@@ -57,7 +57,7 @@ def test_the_example_starts_two_replicas() -> None:
         ("pools: [{name: a, served_names: [x, x]}]", "pools['a'].served_names holds 'x' 2 times"),
         ("pools: [{name: a}, {name: b, model: other, served_names: [demo]}]", "pools that share a name must share the model"),
         ("pools: [{name: a}, {name: b, engine: {block_size: 32}}]", "share the served name 'demo' but not engine.block_size (16 and 32)"),
-        ("pools: [{name: a, engine: {runner: timed, device: cuda}}]", "can't be combined with device: cuda"),
+        ("pools: [{name: a, engine: {runner: timed, device: cuda}}]", "engine.device: cuda is not available yet"),
         ("pools: [{name: a, engine: {runner: timed, exact: true}}]", "can't be combined with exact: true"),
         ("{redis: {url: 'http://x'}, pools: [{name: a}]}", "redis.url must begin with redis://, rediss:// or unix://, not 'http://x'"),
         ("{gateway: {port: 70000}, pools: [{name: a}]}", "gateway.port must lie in 1..65535, not 70000"),

@@ -185,9 +185,9 @@ def test_bfloat16_takes_half_the_kv_memory(source: ModelSource) -> None:
     assert plan_kv(read_config(source), engine_config(64), torch.bfloat16)[0] == 128
 
 
-def test_another_device_is_refused(source: ModelSource) -> None:
-    with pytest.raises(ConfigError, match=r"engine.device 'cuda' is not supported by this version; cpu is"):
-        load_runner(source, EngineConfig(device="cuda"))
+def test_another_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine.device: cuda is not available yet; this version computes on the cpu"):
+        EngineConfig(device="cuda")
 
 
 @pytest.mark.parametrize(

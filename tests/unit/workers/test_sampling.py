@@ -265,3 +265,21 @@ def test_logprobs_of_zero_are_the_chosen_token_s_alone_and_none_are_none() -> No
     assert with_logprobs.logprobs.top == ()
     assert math.exp(with_logprobs.logprobs.logprob) == pytest.approx(torch.softmax(logits[0], 0).max().item(), rel=1e-5)
     assert without.logprobs is None
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.5, "logprobs": 2}])
+def test_a_row_of_no_numbers_is_an_error_of_its_own_and_its_neighbour_is_sampled(params: dict[str, float]) -> None:
+    logits = torch.zeros(2, 50)
+    logits[0, 3] = float("nan")
+    logits[1, 7] = 100.0
+
+    broken, good = Sampler(50).sample(logits, [make_seq(**params), make_seq(**params)], [2, 2])
+
+    assert broken.error is not None
+    assert (good.token_id, good.error) == (7, None)
+
+
+def test_a_temperature_that_float32_takes_for_zero_breaks_nothing_but_its_own_row() -> None:
+    chosen = Sampler(50).sample(torch.randn(2, 50), [make_seq(temperature=1e-46), make_seq(temperature=0.5)], [2, 2])
+
+    assert chosen[1].error is None

@@ -462,3 +462,20 @@ def test_a_step_of_64_decoding_rows_costs_well_below_a_millisecond() -> None:
         costs.append(time.thread_time() - begin)
 
     assert sorted(costs)[len(costs) // 2] < 1e-3
+
+
+def test_a_row_without_a_choice_ends_its_own_sequence_publishes_nothing_and_frees_its_blocks() -> None:
+    bench = Bench()
+    broken, good = bench.sequence([1, 2, 3, 4, 5]), bench.sequence([6, 7, 8, 9, 10])
+    bench.add(broken, good)
+    step = bench.scheduler.schedule()
+    chosen = bench.runner.run(step)
+    outputs = bench.scheduler.commit(
+        step, [Sampled(0, error="no choice") if chunk.seq is broken else choice for chunk, choice in zip(step.chunks, chosen, strict=True)]
+    )
+
+    assert [(output.seq is broken, output.finish) for output in outputs] == [(True, Finish.ERROR), (False, None)]
+    assert (broken.error, broken.block_table) == ("no choice", [])
+    assert bench.pool.match(broken.block_keys, 1) == []
+    assert len(bench.pool.match(good.block_keys, 1)) == 1
+    bench.pool.check(bench.scheduler.sequences())
