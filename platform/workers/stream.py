@@ -11,30 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from penstock.wire.channel import Channel
-from penstock.wire.frames import (
-    KEY_BYTES,
-    PROTOCOL_VERSION,
-    Abort,
-    Announce,
-    BlockEvents,
-    Delta,
-    DownFrame,
-    Finish,
-    Hello,
-    Load,
-    Submit,
-    decode_up,
-    encode,
-    split_keys,
-    unpack_ids,
-)
+from penstock.wire.frames import Abort, Announce, BlockEvents, Delta, DownFrame, Finish, Load, Submit, decode_up, encode
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine import EngineLoad, StepReport
+from penstock.workers.intake import Broken, Op, check, router_id_of, sequence_of
 from penstock.workers.outbox import Outbox, credit
 from penstock.workers.sequence import SeqOutput, Sequence, Status
 
@@ -46,8 +31,6 @@ TIMER_S = 0.001
 """Resolution of the event loop's timers."""
 HEARTBEAT_S = 1.0
 """A router hears of the replica at least so often."""
-
-Op: TypeAlias = Submit | Abort | Hello | Announce
 
 log = logging.getLogger("penstock.stream")
 
@@ -72,10 +55,6 @@ class StreamInfo(NamedTuple):
     @classmethod
     def of(cls, epoch: str, config: EngineConfig) -> "StreamInfo":
         return cls(epoch, config.max_num_seqs + config.admission_lookahead, config.block_size, config.max_batched_tokens)
-
-
-class _Broken(Exception):
-    """What no router of ours would send. The text goes to the router."""
 
 
 class _Router:
@@ -109,14 +88,14 @@ class _Connection:
         try:
             ops = decode_up(data).ops
             if self.router is None:
-                self.router = _Router(_router_id(ops), self.channel)
+                self.router = _Router(router_id_of(ops), self.channel)
                 self._hello_timer.cancel()
                 self._server.join(self.router)
                 del ops[0]
             self._server.take(self.router, ops)
         except msgspec.MsgspecError:
             self._break("A frame can't be decoded.")
-        except _Broken as broken:
+        except Broken as broken:
             self._break(str(broken))
 
     def _break(self, reason: str) -> None:
@@ -288,7 +267,7 @@ class StreamServer:
         self._touch_loads()
 
     def take(self, router: _Router, ops: list[Op]) -> None:
-        """Raises _Broken for what no router of ours would send."""
+        """Raises Broken for what no router of ours would send."""
         for op in ops:
             if isinstance(op, Submit):
                 self._submit(router, op)
@@ -299,18 +278,18 @@ class StreamServer:
             elif isinstance(op, Announce):
                 self._engine.request_snapshot(partial(self._on_snapshot, router))
             else:
-                raise _Broken("Only the first message of a stream is a Hello.")
+                raise Broken("Only the first message of a stream is a Hello.")
 
     def _submit(self, router: _Router, op: Submit) -> None:
         if op.sid <= router.last_sid:
-            raise _Broken(f"Sequence numbers rise on a stream; {op.sid} came after {router.last_sid}.")
-        _check(op)
+            raise Broken(f"Sequence numbers rise on a stream; {op.sid} came after {router.last_sid}.")
+        check(op)
         router.last_sid = op.sid
         if self._is_draining:
             router.outbox.add(Delta(op.sid, [], Finish.REFUSED, error="The replica is draining."))
             self.schedule(router)
             return
-        seq = _sequence(op, self._clock())
+        seq = sequence_of(op, self._clock())
         router.live[op.sid] = seq
         self._live[seq] = _Live(router, op.sid)
         self._idle.clear()
@@ -393,35 +372,3 @@ class StreamServer:
             is_draining=self._is_draining,
             last_sid=router.counted_sid,
         )
-
-
-def _sequence(op: Submit, now_s: float) -> Sequence:
-    token_ids = unpack_ids(op.token_ids)
-    return Sequence(
-        request_id=op.request_id,
-        token_ids=token_ids,
-        sampling=op.sampling,
-        num_prompt_tokens=len(token_ids) - op.num_output_tokens,
-        block_keys=split_keys(op.block_keys),
-        chain_key=op.chain_key,
-        arrival_s=now_s,
-        deadline=op.deadline,
-        adapter=op.adapter,
-        tenant=op.tenant,
-    )
-
-
-def _check(op: Submit) -> None:
-    """Raises _Broken for lengths that can't be."""
-    has_odd_length = len(op.token_ids) % 4 or len(op.block_keys) % KEY_BYTES or len(op.chain_key) != KEY_BYTES
-    if has_odd_length or not 0 <= op.num_output_tokens <= len(op.token_ids) // 4:
-        raise _Broken(f"Sequence {op.sid} is malformed.")
-
-
-def _router_id(ops: list[Op]) -> str:
-    hello = ops[0] if ops else None
-    if not isinstance(hello, Hello):
-        raise _Broken("The first message of a stream is a Hello.")
-    if hello.protocol != PROTOCOL_VERSION:
-        raise _Broken(f"The router speaks protocol {hello.protocol}, this replica {PROTOCOL_VERSION}.")
-    return hello.router_id
