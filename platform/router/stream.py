@@ -141,7 +141,7 @@ class RoutedStream:
     def _first(self, delta: Delta, num_cached_tokens: int) -> Delta:
         """An attempt's first delta: the reader is told once what was cached, by the first replica that answered."""
         if self._has_first:
-            return msgspec.structs.replace(delta, num_cached_tokens=None, engine_ttft_s=None)
+            return msgspec.structs.replace(delta, num_cached_tokens=None)
         self._has_first = True
         self.receipt.cached_tokens = num_cached_tokens
         return delta
@@ -212,5 +212,4 @@ def merged(deltas: Sequence[Delta]) -> Delta:
         num_cached_tokens=first.num_cached_tokens,
         logprobs=logprobs,
         error=last.error,
-        engine_ttft_s=first.engine_ttft_s,
     )

@@ -25,7 +25,6 @@ class ReplicaMetadata(msgspec.Struct, frozen=True):
     pool: str
     model_digest: str
     max_model_len: int
-    total_blocks: int
     block_size: int
 
 

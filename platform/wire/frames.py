@@ -124,8 +124,6 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens whose KV was found in the cache; on the first delta only."""
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
-    engine_ttft_s: float | None = None
-    """Submit received to first token sampled; on the first delta only."""
 
 
 class BlockEvents(msgspec.Struct, frozen=True, array_like=True):

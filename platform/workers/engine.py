@@ -257,10 +257,7 @@ class Engine:
         return []
 
     def _settle(self, outputs: list[SeqOutput]) -> list[SeqOutput]:
-        now = self._clock()
         for output in outputs:
-            if output.seq.first_token_s is None:
-                output.seq.first_token_s = now
             if output.finish is not None:
                 self._runner.forget(output.seq)
         return outputs

@@ -61,7 +61,7 @@ class Replica:
         host = host or str(ray.util.get_node_ip_address())
         idle = EngineLoad(0, 0, 0, 0, runner.num_blocks, runner.num_blocks, 0, probe.costs)
         port = await self._streams.start(self._engine, idle, host)
-        self._metadata = ReplicaMetadata(f"{host}:{port}", epoch, pool, source.digest, runner.max_model_len, runner.num_blocks, config.block_size)
+        self._metadata = ReplicaMetadata(f"{host}:{port}", epoch, pool, source.digest, runner.max_model_len, config.block_size)
         log.info("replica ready", extra=to_metadata(self._metadata))
 
     def record_replica_metadata(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ Order, as in transformers and vLLM: logit bias, repetition, frequency and presen
 Log probabilities are of the model's own distribution, before all of that.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -27,6 +28,9 @@ Ids = NDArray[np.int64]
 _MIN_TEMPERATURE = 1e-5
 """Dividing by less leaves the range of float32, and would choose the same token."""
 _NO_CHOICE = "The model's scores are not numbers, or leave no token to choose."
+_FAILED = "A token could not be chosen with this request's parameters."
+
+_log = logging.getLogger("penstock.sampling")
 
 
 @dataclass(slots=True)
@@ -65,11 +69,19 @@ class Sampler:
         rows = logits.detach().float().numpy()  # numpy's argmax takes a tenth of the time of torch's
         if all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs):
             return [_checked(row, token_id) for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)]
-        return [self._sample_row(row, seq, position) for row, seq, position in zip(rows, seqs, positions, strict=True)]
+        return [self._guarded(row, seq, position) for row, seq, position in zip(rows, seqs, positions, strict=True)]
 
     def forget(self, seq: Sequence) -> None:
         """The sequence has ended."""
         self._counts.pop(seq, None)
+
+    def _guarded(self, raw: Row, seq: Sequence, position: int) -> Sampled:
+        """One request's parameters must not end the step for the others."""
+        try:
+            return self._sample_row(raw, seq, position)
+        except (ArithmeticError, LookupError, RuntimeError, ValueError):
+            _log.exception("A row can't be sampled.", extra={"request_id": seq.request_id})
+            return Sampled(0, error=_FAILED)
 
     def _sample_row(self, raw: Row, seq: Sequence, position: int) -> Sampled:
         params = seq.sampling

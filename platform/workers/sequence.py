@@ -44,7 +44,6 @@ class Sequence:
     num_cached_tokens: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     num_preemptions: int = 0
-    first_token_s: float | None = None
     finish: Finish | None = None
     error: str | None = None
 

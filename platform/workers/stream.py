@@ -71,7 +71,7 @@ class _Router:
         self.last_sid = 0
         """Highest sid received."""
         self.counted_sid = 0
-        """Highest sid that the engine's last report knows of. Written on the engine's thread."""
+        """Highest sid that the report delivered last knows of."""
         self.told_credit = 0
 
 
@@ -197,24 +197,26 @@ class StreamServer:
 
     def on_step(self, report: StepReport) -> None:
         """Take a step's report; never blocks."""
-        self._count_submitted()
-        self._loop.call_soon_threadsafe(self._deliver, report)
+        self._loop.call_soon_threadsafe(self._deliver, report, self._count_submitted())
 
     def _on_snapshot(self, router: _Router, snapshot: BlockEvents) -> None:
         self._loop.call_soon_threadsafe(self._deliver_snapshot, router, snapshot)
 
-    def _count_submitted(self) -> None:
+    def _count_submitted(self) -> list[_Submitted]:
         """The report knows of submissions that have been admitted, and of those sent before the report before: they came in before this step."""
-        submitted = self._submitted
+        submitted, counted = self._submitted, []
         while submitted and (submitted[0].seq.status is not Status.WAITING or submitted[0].num_reports < self._num_reports):
-            sent = submitted.popleft()
-            sent.router.counted_sid = sent.sid
+            counted.append(submitted.popleft())
         self._num_reports += 1
+        return counted
 
     # what the engine says
 
-    def _deliver(self, report: StepReport) -> None:
+    def _deliver(self, report: StepReport, counted: list[_Submitted]) -> None:
+        """counted: the submissions that this report is the first to know of. They travel with it: what a router is told is of one moment."""
         self._load = report.load
+        for sent in counted:
+            sent.router.counted_sid = sent.sid
         if report.events is not None:
             self._on_events(report.events)
         for output in report.outputs:
@@ -233,8 +235,7 @@ class StreamServer:
             self._forget(seq, live)
         if live.is_fresh:
             live.is_fresh = False
-            ttft_s = None if seq.first_token_s is None else seq.first_token_s - seq.arrival_s
-            delta = Delta(live.sid, token_ids, finish, seq.num_cached_tokens, logprobs, seq.error, ttft_s)
+            delta = Delta(live.sid, token_ids, finish, seq.num_cached_tokens, logprobs, seq.error)
         else:
             delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error)
         live.router.outbox.add(delta)

@@ -1,8 +1,12 @@
+import pytest
+
+from penstock.base.errors import ConfigError
 from penstock.cli.config import PoolConfig
 from penstock.cli.driver import failure, pool_spec
 from penstock.cli.events import FAILED, Event
 from penstock.text.source import resolve
 from penstock.workers.config import EngineConfig, TimedConfig
+from penstock.workers.timed import TimedRunner
 
 
 def test_a_refusal_of_ours_is_the_sentence_without_serves_traceback() -> None:
@@ -24,6 +28,21 @@ def test_a_gateway_is_told_the_context_that_is_configured_or_else_the_checkpoint
     assert pool_spec(PoolConfig(name="a", engine=engine)).max_model_len == 1000
     assert pool_spec(PoolConfig(name="a", engine=EngineConfig(max_model_len=512))).max_model_len == 512
     assert pool_spec(PoolConfig(name="a")).max_model_len == resolve("demo").max_model_len
+
+
+@pytest.mark.parametrize("configured", [None, 40, 1000])
+@pytest.mark.parametrize("num_blocks", [4, 4096])
+def test_a_gateway_is_told_the_context_that_a_timed_replica_has(configured: int | None, num_blocks: int) -> None:
+    engine = EngineConfig(runner="timed", max_model_len=configured, timed=TimedConfig(num_blocks=num_blocks))
+
+    assert pool_spec(PoolConfig(name="a", engine=engine)).max_model_len == TimedRunner(engine).max_model_len
+
+
+def test_made_up_tokens_that_the_tokenizer_lacks_are_refused() -> None:
+    engine = EngineConfig(runner="timed", timed=TimedConfig(vocab_size=49153))
+
+    with pytest.raises(ConfigError, match=r"pool a: engine\.timed\.vocab_size is 49153, but demo has only 49152 tokens"):
+        pool_spec(PoolConfig(name="a", engine=engine))
 
 
 def test_a_pool_is_named_alike_for_serve_and_for_gateways() -> None:

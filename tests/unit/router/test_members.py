@@ -7,7 +7,7 @@ from penstock.wire.discovery import ReplicaMetadata, to_metadata
 
 def running(replica_id: str, pool: str = "a", **metadata: Any) -> SimpleNamespace:
     """A replica as Serve's broadcast describes it."""
-    published = metadata or to_metadata(ReplicaMetadata(f"host-{replica_id}:1", f"epoch-{replica_id}", pool, "digest", 100, 10, 16))
+    published = metadata or to_metadata(ReplicaMetadata(f"host-{replica_id}:1", f"epoch-{replica_id}", pool, "digest", 100, 16))
     return SimpleNamespace(replica_id=SimpleNamespace(unique_id=replica_id), replica_metadata=published)
 
 

@@ -29,6 +29,24 @@ def test_every_parameter_reaches_the_engine() -> None:
     assert sampling_params(request, 7, 100) == SamplingParams(9, 5, 0.0, 3, 0.5, 0.1, 1.1, -1.0, 2.0, ((4, -100.0),), (8,), True, 2, 4)
 
 
+@pytest.mark.parametrize(("asked", "taken"), [(1e-46, 0.0), (9.9e-6, 0.0), (0, 0.0), (1e-5, 1e-5), (0.7, 0.7)])
+def test_a_temperature_too_small_to_divide_by_is_greedy(asked: float, taken: float) -> None:
+    assert sampling_params(chat(temperature=asked), 0, 100).temperature == taken
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("repetition_penalty", "1e-40"), ("repetition_penalty", "0"), ("repetition_penalty", "11"), ("temperature", "-0.1"), ("temperature", "1e999"),
+        ("temperature", "NaN"), ("top_p", "1.1"), ("min_p", "-0.1"), ("frequency_penalty", "2.1"), ("presence_penalty", "-2.1"),
+        ("logit_bias", '{"1": 101}'), ("logit_bias", '{"1": -1e999}'), ("logit_bias", '{"1": Infinity}'),
+    ],
+)  # fmt: skip
+def test_numbers_out_of_range_are_refused(name: str, value: str) -> None:
+    with pytest.raises(InvalidRequest):
+        decode_completion(f'{{"model": "m", "prompt": "x", "{name}": {value}}}'.encode())
+
+
 @pytest.mark.parametrize(
     ("request_", "logprobs"),
     [

@@ -1,6 +1,6 @@
 from penstock.wire.discovery import ReplicaMetadata, from_metadata, to_metadata
 
-METADATA = ReplicaMetadata("127.0.0.1:1234", "epoch", "pool", "digest", 2048, 100, 16)
+METADATA = ReplicaMetadata("127.0.0.1:1234", "epoch", "pool", "digest", 2048, 16)
 
 
 def test_what_a_replica_publishes_is_plain_data_that_comes_back() -> None:

@@ -46,6 +46,14 @@ class Gate(HashRunner):
         self.passes.release(10_000)
 
 
+class Picky(Gate):
+    """Finds no token for prompts that begin with 13."""
+
+    def run(self, step: Step) -> list[Sampled | None]:
+        chosen = super().run(step)
+        return [Sampled(0, error="no choice") if chunk.seq.token_ids[0] == 13 else choice for chunk, choice in zip(step.chunks, chosen, strict=True)]
+
+
 class House:
     """A running engine and what it reported."""
 
@@ -125,7 +133,6 @@ def test_tokens_are_reported_as_they_are_made_and_the_last_with_its_finish(house
     outputs = house.outputs(seq)
     assert [token for output in outputs for token in output.token_ids] == answer([1, 2, 3, 4, 5], seq.sampling)
     assert [output.finish for output in outputs] == [None, None, None, Finish.LENGTH]
-    assert seq.first_token_s == 1000.0
     assert house.runner.forgotten == [seq]
 
 
@@ -210,6 +217,20 @@ def test_a_refused_sequence_is_reported_at_once(gated: House) -> None:
     assert gated.until_finished(refused) == [Finish.REFUSED]  # before the next step, which waits
     assert refused.error is not None
     assert refused.error.startswith("The sequence has 200 tokens")
+
+
+def test_rows_without_a_choice_end_their_sequences_while_their_neighbours_and_the_engine_go_on(houses: list[House]) -> None:
+    house = House(Picky(is_open=False))
+    houses.append(house)
+    good = house.submit([1, 2, 3], max_tokens=6)
+    bad = [house.submit([13, number, 3, 4, 5]) for number in range(MAX_FAILURES + 1)]
+    house.runner.open()
+
+    assert house.until_finished(good, *bad) == [Finish.LENGTH, *[Finish.ERROR] * len(bad)]
+    assert [token for output in house.outputs(good) for token in output.token_ids] == answer([1, 2, 3], good.sampling)
+    assert [(output.token_ids, output.seq.error) for seq in bad for output in house.outputs(seq)] == [([], "no choice")] * len(bad)
+    assert house.engine.is_healthy(house.now)
+    assert set(house.runner.forgotten) >= set(bad)
 
 
 def test_a_failed_step_ends_its_sequences_and_not_the_engine(gated: House, caplog: pytest.LogCaptureFixture) -> None:

@@ -92,10 +92,10 @@ def test_what_was_taken_is_gone_and_not_counted_any_more() -> None:
 
 
 def test_a_merged_delta_keeps_the_first_ones_facts_and_the_last_ones_finish() -> None:
-    first = Delta(1, [7], num_cached_tokens=16, logprobs=[TokenLogprobs(-1.0)], engine_ttft_s=0.5)
+    first = Delta(1, [7], num_cached_tokens=16, logprobs=[TokenLogprobs(-1.0)])
     last = Delta(1, [8], finish=Finish.ERROR, logprobs=[TokenLogprobs(-2.0)], error="why")
 
-    assert merge(first, last) == Delta(1, [7, 8], Finish.ERROR, 16, [TokenLogprobs(-1.0), TokenLogprobs(-2.0)], "why", 0.5)
+    assert merge(first, last) == Delta(1, [7, 8], Finish.ERROR, 16, [TokenLogprobs(-1.0), TokenLogprobs(-2.0)], "why")
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.lists(st.integers(0, 9), max_size=3), st.booleans())))

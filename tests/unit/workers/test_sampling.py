@@ -283,3 +283,23 @@ def test_a_temperature_that_float32_takes_for_zero_breaks_nothing_but_its_own_ro
     chosen = Sampler(50).sample(torch.randn(2, 50), [make_seq(temperature=1e-46), make_seq(temperature=0.5)], [2, 2])
 
     assert chosen[1].error is None
+
+
+def test_parameters_that_make_sampling_raise_end_their_own_row_alone(caplog: pytest.LogCaptureFixture) -> None:
+    logits = torch.zeros(2, 50)
+    logits[1, 7] = 100.0
+    broken, good = Sampler(50).sample(logits, [make_seq(logit_bias=((-1000, 1.0),)), make_seq(temperature=0.0)], [3, 3])
+
+    assert broken.error is not None
+    assert (good.token_id, good.error) == (7, None)
+    assert [record.message for record in caplog.records] == ["A row can't be sampled."]
+
+
+def test_a_repetition_penalty_that_float32_takes_for_zero_ends_its_own_row_alone() -> None:
+    logits = torch.zeros(2, 50)
+    logits[0, 5] = logits[1, 7] = 100.0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        broken, good = Sampler(50).sample(logits, [make_seq(repetition_penalty=1e-46), make_seq(temperature=0.5)], [3, 3])
+
+    assert broken.error is not None
+    assert (good.token_id, good.error) == (7, None)

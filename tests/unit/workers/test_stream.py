@@ -4,7 +4,7 @@ import pytest
 import uvloop
 
 from penstock.wire.frames import PROTOCOL_VERSION, Abort, Announce, BlockEvents, Delta, Finish, Hello, SamplingParams, UpFrame, encode, pack_ids
-from penstock.workers import stream
+from penstock.workers import outbox, stream
 from penstock.workers.outbox import FRAME_S
 from penstock.workers.sequence import Sequence
 from tests.unit.workers.stream_fakes import IDLE, NUM_PLACES, TIMEOUT_S, Bench, FakeRouter, gain, serving, soon, submit
@@ -53,14 +53,13 @@ def test_a_sequence_streams_to_its_finish_and_says_the_first_time_what_was_cache
         async with serving() as bench, bench.router() as router:
             seq = await begun(bench, router)
             seq.num_cached_tokens = 16
-            seq.first_token_s = seq.arrival_s + 0.25
             bench.engine.step(gain(seq, 5))
             first = await router.frame_with(lambda frame: frame.deltas)
             bench.engine.step(gain(seq, 6))
             bench.engine.step(gain(seq, 7, finish=Finish.LENGTH))
             rest = await router.deltas(1)
 
-            assert first.deltas == [Delta(1, [5], num_cached_tokens=16, engine_ttft_s=0.25)]
+            assert first.deltas == [Delta(1, [5], num_cached_tokens=16)]
             assert [token_id for delta in rest for token_id in delta.token_ids] == [6, 7]
             assert rest[-1].finish is Finish.LENGTH
             assert all(delta.num_cached_tokens is None for delta in rest)
@@ -174,6 +173,38 @@ def test_a_load_says_up_to_which_submission_it_counts() -> None:
             assert waiting.finish is None
 
     uvloop.run(main())
+
+
+def test_a_load_does_not_claim_the_submissions_of_the_next_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "REPORT_S", 0.0)  # every report is told
+    monkeypatch.setattr(outbox, "FRAME_S", 0.0)
+
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            first, second = await begun(bench, router, 1), await begun(bench, router, 2)
+            bench.engine.step(gain(first, 5), load=IDLE._replace(num_running=1))
+            bench.engine.step(gain(first, 6), gain(second, 5), load=IDLE._replace(num_running=2))  # made before the first is delivered
+            loads = [(await router.frame_with(lambda frame: frame.load and frame.load.num_running)).load for _ in range(2)]
+
+            assert [(load.num_running, load.last_sid) for load in loads if load is not None] == [(1, 1), (2, 2)]
+
+    uvloop.run(main())
+
+
+def test_a_frame_that_cannot_be_encoded_ends_its_router_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router("a") as one, bench.router("b") as two:
+            broken, good = await begun(bench, one), await begun(bench, two)
+            bench.engine.step(gain(broken, 2**70), gain(good, 6, finish=Finish.STOP))
+
+            assert [delta.token_ids for delta in await two.deltas(1)] == [[6]]
+            assert await soon(bench.engine.aborted) is broken
+            with pytest.raises(EOFError):
+                await one.frame_with(lambda _frame: False)
+
+    uvloop.run(main())
+
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["frame can't be encoded"]
 
 
 def test_a_draining_replica_says_so_refuses_and_ends_when_the_last_sequence_has() -> None:

@@ -228,3 +228,10 @@ def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_missing_table_is_refused() -> None:
     with pytest.raises(ConfigError, match="is no step table"):
         load_table("no/such/file.json")
+
+
+@pytest.mark.parametrize(("num_blocks", "longest", "configured", "expected"), [(4, 8192, None, 64), (4096, 8192, None, 8192), (4096, 8192, 100, 100)])
+def test_the_context_is_what_the_cache_holds_at_most(num_blocks: int, longest: int, configured: int | None, expected: int) -> None:
+    timed = TimedConfig(num_blocks=num_blocks, max_model_len=longest)
+
+    assert TimedRunner(EngineConfig(runner="timed", block_size=16, max_model_len=configured, timed=timed)).max_model_len == expected
