@@ -69,7 +69,6 @@ def test_a_build_leaves_one_library_and_is_not_repeated(compiler: Compiler, cach
     assert {entry.suffix for entry in cache.iterdir()} == {".so", ".lock"}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the package ziglang is not installed")
 def test_ziglang_builds_where_there_is_no_system_compiler(tmp_path: Path) -> None:
     assert ZIG in find_compilers()
     assert writes(obtain([ZIG], tmp_path))
