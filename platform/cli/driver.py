@@ -108,6 +108,7 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
         tier=pool.tier,
         model=pool.model,
         app_name=pool_app_name(pool.name),
+        exact=engine.exact or engine.runner == "timed",
         max_model_len=configured or resolve(pool.model).max_model_len,
     )
 

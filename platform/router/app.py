@@ -94,7 +94,8 @@ class Core:
         for name in dict.fromkeys(name for pool in self._pools.values() for name in pool.served_names):
             pools = [pool for pool in self._pools.values() if name in pool.served_names]
             tokenizer, digest = checkpoints[pools[0].model]
-            found[name] = ServedModel(name, tuple(pool.name for pool in pools), tokenizer, partial(_context, self.fleet, pools), digest)
+            context, exact = partial(_context, self.fleet, pools), all(pool.exact for pool in pools)
+            found[name] = ServedModel(name, tuple(pool.name for pool in pools), tokenizer, context, digest, exact)
         return found
 
     def _replicas(self) -> list[PoolReplicas]:

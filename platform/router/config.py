@@ -49,4 +49,6 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Checkpoint: path, hub id, or `demo`; tokenizer and chat template are read from it."""
     app_name: str
     """Serve application of its replicas."""
+    exact: bool = False
+    """Its answers do not depend on what runs beside them."""
     max_model_len: int

@@ -24,6 +24,8 @@ class ServedModel:
     """Tokens, prompt and answer: the longest context among the pools, as far as it is known now."""
     digest: str
     """Of the checkpoint; its beginning is the API's system_fingerprint."""
+    exact: bool = False
+    """All its pools compute in exact mode."""
     created: int = 0
     """Unix time, seconds."""
     owned_by: str = "penstock"

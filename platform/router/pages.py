@@ -52,7 +52,7 @@ class Pages:
 
 
 def _model(model: ServedModel) -> Model:
-    return Model(id=model.name, created=model.created, owned_by=model.owned_by, max_model_len=model.max_model_len())
+    return Model(id=model.name, created=model.created, owned_by=model.owned_by, max_model_len=model.max_model_len(), exact=model.exact)
 
 
 async def _send(exchange: Exchange, page: msgspec.Struct, status: int = 200) -> None:

@@ -236,6 +236,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     owned_by: str
     max_model_len: int
     """Tokens of prompt and answer together."""
+    exact: bool
+    """The same greedy or seeded request always gets the same tokens, whatever runs beside it; false: but for near-ties."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ def checkout(tmp_path: Path) -> Path:
     """As `make test` leaves it: everything is installed, and the stamps say so."""
     shutil.copy(MAKEFILE, tmp_path)
     (tmp_path / ".venv").mkdir()
-    for second, name in enumerate(("pyproject.toml", "constraints.txt", ".venv/.installed", ".venv/.installed-dev")):
+    for second, name in enumerate(("pyproject.toml", "constraints.txt", ".venv/.installed", ".venv/.installed-loadtest", ".venv/.installed-dev")):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (1e9 + second, 1e9 + second))
     return tmp_path
@@ -26,7 +26,7 @@ def plan(checkout: Path, target: str) -> str:
     return subprocess.run(["make", "-n", target], cwd=checkout, env=variables, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
-@pytest.mark.parametrize("target", ["up", "test", "check", "bench-prefix"])
+@pytest.mark.parametrize("target", ["up", "loadtest", "test", "check", "bench-prefix"])
 def test_what_is_installed_is_not_installed_again(checkout: Path, target: str) -> None:
     planned = plan(checkout, target)
 

@@ -49,3 +49,12 @@ def test_a_pool_is_named_alike_for_serve_and_for_gateways() -> None:
     spec = pool_spec(PoolConfig(name="a", served_names=("x",), tier="edge", engine=EngineConfig(runner="timed")))
 
     assert (spec.app_name, spec.served_names, spec.tier) == ("pool-a", ("x",), "edge")
+
+
+def test_gateways_are_told_which_pools_answer_exactly() -> None:
+    def is_exact(engine: EngineConfig) -> bool:
+        return pool_spec(PoolConfig(name="a", engine=engine)).exact
+
+    assert is_exact(EngineConfig(exact=True))
+    assert is_exact(EngineConfig(runner="timed")), "its tokens are made of the request alone"
+    assert not is_exact(EngineConfig())

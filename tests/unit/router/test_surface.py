@@ -405,7 +405,7 @@ def test_models_are_listed_and_described() -> None:
             one = await world.client.get(f"/v1/models/{MODEL}")
             other = await world.client.get("/v1/models/some/other")
 
-            assert [(model.id, model.max_model_len, model.owned_by) for model in listed.data] == [(MODEL, CONTEXT, "penstock")]
+            assert [(model.id, model.max_model_len, model.exact, model.owned_by) for model in listed.data] == [(MODEL, CONTEXT, False, "penstock")]
             assert msgspec.json.decode(one.content)["id"] == MODEL
             assert (other.status_code, error_of(other).code) == (404, "model_not_found")
 
