@@ -1,0 +1,89 @@
+"""What a fake server remembers between requests: who is in service, who was let in, which prefixes it has seen. Pure: times are parameters."""
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Generic, TypeVar
+
+from penstock_loadtest.fake.behaviour import Shedding
+
+T = TypeVar("T")
+
+
+class Slots(Generic[T]):
+    """So many are served at once, the others in the order they came; None: all at once."""
+
+    def __init__(self, count: int | None) -> None:
+        self._count = count
+        self._waiting: deque[T] = deque()
+        self.serving = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def enter(self, item: T) -> bool:
+        """True when the item has a slot; otherwise `leave` returns it when its turn has come."""
+        if self._count is not None and self.serving >= self._count:
+            self._waiting.append(item)
+            return False
+        self.serving += 1
+        return True
+
+    def leave(self) -> T | None:
+        """Whoever has a slot gives it back; returns who has it now."""
+        if self._waiting:
+            return self._waiting.popleft()
+        self.serving -= 1
+        return None
+
+    def give_up(self, item: T) -> None:
+        """An item that waits goes away."""
+        self._waiting.remove(item)
+
+
+class Gate:
+    """Declines requests by rate and by concurrency."""
+
+    def __init__(self, rules: Shedding | None) -> None:
+        self._rules = rules
+        self._tokens = 0.0 if rules is None else float(rules.burst)
+        self._at_s: float | None = None
+
+    def retry_after_s(self, now_s: float, concurrency: int) -> int | None:
+        """None lets the request in; a number declines it and is its Retry-After."""
+        rules = self._rules
+        if rules is None:
+            return None
+        if rules.concurrency is not None and concurrency >= rules.concurrency:
+            return 1 if rules.retry_after_s is None else rules.retry_after_s
+        if rules.rate is None:
+            return None
+        self._tokens = min(rules.burst, self._tokens + rules.rate * (now_s - (now_s if self._at_s is None else self._at_s)))
+        self._at_s = now_s
+        if self._tokens >= 1:
+            self._tokens -= 1
+            return None
+        return math.ceil((1 - self._tokens) / rules.rate) if rules.retry_after_s is None else rules.retry_after_s
+
+
+class PrefixCache:
+    """Leading blocks of prompts that were seen before. Only whole blocks count, and never the whole prompt: its last token is always computed."""
+
+    def __init__(self, block_tokens: int, capacity: int) -> None:
+        self._block_tokens, self._capacity = block_tokens, capacity
+        self._seen: OrderedDict[bytes, None] = OrderedDict()
+
+    def cached_tokens(self, namespace: str, prompt: Sequence[str | int]) -> int:
+        """Cached tokens of a prompt, which is remembered from now on."""
+        key, cached, hits = namespace.encode(), 0, True
+        for begin in range(0, len(prompt) - self._block_tokens + 1, self._block_tokens):
+            key = blake2b(key + repr(prompt[begin : begin + self._block_tokens]).encode(), digest_size=16).digest()
+            hits = hits and key in self._seen
+            cached += self._block_tokens if hits else 0
+            self._seen[key] = None
+            self._seen.move_to_end(key)
+        while len(self._seen) > self._capacity:
+            self._seen.popitem(last=False)
+        return min(cached, max(0, len(prompt) - 1) // self._block_tokens * self._block_tokens)

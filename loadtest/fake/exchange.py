@@ -1,0 +1,56 @@
+"""One request in service, or waiting for a slot: plays its frames at their due times."""
+
+from collections.abc import Callable, Iterator
+
+from penstock_loadtest.fake.answer import Frame
+from penstock_loadtest.fake.connection import Connection
+from penstock_loadtest.fake.schedule import Schedule
+from penstock_loadtest.fake.truth import Truth
+
+
+class Exchange:
+    """`released` turns a due time into the time when something due then goes out; `ended` is called once all is sent, with that frame's time."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        truth: Truth,
+        script: Iterator[Frame],
+        *,
+        schedule: Schedule,
+        released: Callable[[float], float],
+        ended: Callable[["Exchange", float], None],
+    ) -> None:
+        self.truth = truth
+        self.connection = connection
+        self._script = script
+        self._schedule, self._released, self._ended = schedule, released, ended
+        self._next: Frame | None = None
+        self._due_s = 0.0
+
+    def begin(self, start_s: float) -> None:
+        self.truth.start_s = start_s
+        self._pull(start_s)
+
+    def cut(self) -> None:
+        """Nothing more is sent."""
+        self._next, self._script = None, iter(())
+
+    def _pull(self, start_s: float) -> None:
+        """Schedule the next frame."""
+        self._next = next(self._script, None)
+        if self._next is not None:
+            self._due_s = self._released(start_s + self._next.offset_s)
+            self._schedule.at(self._due_s, self._send)
+
+    def _send(self, now_s: float) -> None:
+        frame, truth = self._next, self.truth
+        if frame is None or truth.start_s is None:
+            return
+        truth.late_s = max(truth.late_s, now_s - self._due_s)
+        truth.sent_tokens += frame.tokens
+        self.connection.write(frame.data)
+        self._pull(truth.start_s)
+        if self._next is None:
+            self._ended(self, self._due_s)
+            self.connection.answered(closes=frame.closes)

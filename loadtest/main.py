@@ -1,0 +1,120 @@
+"""The `penstock-loadtest` command."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from penstock_loadtest.compare import compare
+from penstock_loadtest.errors import LoadtestError
+from penstock_loadtest.fake_server import fake_server
+from penstock_loadtest.ladder import ladder
+from penstock_loadtest.measure import EXIT_INTERRUPTED, Measurement, measure
+from penstock_loadtest.overhead import overhead
+from penstock_loadtest.reach import reach
+from penstock_loadtest.report.table import summary_table
+from penstock_loadtest.scenario import load_scenario
+
+VIOLATED = 1
+"""Exit status of a run whose ledger does not balance."""
+REFUSED = 2
+"""Exit status of what could not be done as asked: the scenario, the server, a file."""
+RESULTS = Path("loadtest-results")
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Load tests for any OpenAI-compatible server.")
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        print(installed_version("penstock"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="The installed version.")] = False) -> None:
+    """Load tests for any OpenAI-compatible server."""
+
+
+@app.command()
+def run(
+    scenario: Annotated[Path | None, typer.Argument(help="A YAML file, or the name of an example. None: 1 request/s for 60 s.")] = None,
+    url: Annotated[str | None, typer.Option(help="Base URL, http://HOST:PORT/v1. Default: OPENAI_BASE_URL. The key: OPENAI_API_KEY.")] = None,
+    model: Annotated[str | None, typer.Option(help="Default: the server's first one.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in arrivals.rate=4; may be repeated.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Requests a second (arrivals.rate).")] = None,
+    concurrency: Annotated[int | None, typer.Option(help="Closed loop with so many requests at once.")] = None,
+    duration: Annotated[float | None, typer.Option(help="Seconds of load (duration_s).")] = None,
+    requests: Annotated[int | None, typer.Option(help="No more than so many requests.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Another seed: other prompts, other times.")] = None,
+    name: Annotated[str | None, typer.Option(help="What the run is called.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: loadtest-results/NAME-DATE-TIME.")] = None,
+    plots: Annotated[bool, typer.Option(help="Draw plots and write report.html.")] = True,
+) -> None:
+    """Run a load; leaves a table, JSON, plots and a report."""
+    shortcuts = {"arrivals.rate": rate, "concurrency": concurrency, "duration_s": duration, "requests": requests, "seed": seed, "name": name}
+    overrides = [*(settings or []), *(f"{key}={value}" for key, value in shortcuts.items() if value is not None)]
+    if concurrency is not None:
+        overrides.append("loop=closed")
+    loaded = load_scenario(scenario, overrides)
+    target = reach(loaded, url, model, os.environ)
+    folder = out or RESULTS / f"{_file_name(loaded.name)}-{datetime.now():%Y%m%d-%H%M%S}"
+    console = Console(file=sys.stdout)
+    console.print(f"{loaded.name} against {target.url}, {target.model}", markup=False, highlight=False)
+    _conclude(measure(loaded, target, folder, console=console, plots=plots), console)
+
+
+@app.command()
+def report(folder: Annotated[Path, typer.Argument(help="What a run left, even one that was killed.")]) -> None:
+    """Write plots and report.html of a run once more."""
+    from penstock_loadtest.report.page import write_report  # matplotlib: half a second that only this command needs
+
+    print(write_report(folder))
+
+
+for command in (ladder, compare, overhead):
+    app.command()(command)
+app.command("fake-server")(fake_server)
+
+
+def _conclude(measured: Measurement, console: Console) -> None:
+    console.print(summary_table(measured.summary))
+    for sentence in measured.ledger.sentences:
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    if measured.interrupted:
+        console.print("Interrupted: requests under way were cut and count as unfinished.", style="yellow", soft_wrap=True)
+    page = measured.folder / "report.html"
+    console.print(str(page if page.exists() else measured.folder), markup=False, highlight=False, soft_wrap=True)
+    if not measured.ledger.is_balanced:
+        raise typer.Exit(VIOLATED)
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip("-.") or "load"
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Errors made on purpose are printed as one sentence."""
+    try:
+        yield
+    except LoadtestError as error:
+        print(f"penstock-loadtest: {error}", file=sys.stderr)
+        raise SystemExit(REFUSED) from None
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+def main() -> None:
+    with _sentences():
+        app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""One run from start to report: what `run`, `ladder`, `compare` and `overhead` share.
+
+The folder of a run:
+    scenario.json   what was asked for          target.json    of which server
+    records.jsonl   a line a request            repeats.jsonl  the records of requests that were sent again at the end, where there are any
+    observed.jsonl  what the server said of itself over time, where it did
+    run.json        what the records don't say  summary.json, ledger.json, plots/, report.html
+Ctrl-C (or SIGTERM) ends the load and leaves all of it; a second one exits at once, and `penstock-loadtest report` makes the rest.
+"""
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, NamedTuple, Self
+
+import msgspec
+import uvloop
+from rich.console import Console
+
+from penstock_loadtest.client import Answer, Client, Clock
+from penstock_loadtest.errors import RecordsInvalid, ScenarioInvalid
+from penstock_loadtest.ledger import Ledger, Repeat, check
+from penstock_loadtest.live import show
+from penstock_loadtest.observe import observe
+from penstock_loadtest.progress import Progress
+from penstock_loadtest.records import RecordWriter, read_records, write_json
+from penstock_loadtest.runner import RunFacts, run_load
+from penstock_loadtest.scenario import Scenario, to_tree
+from penstock_loadtest.series import Observed
+from penstock_loadtest.summary import Summary, summarize
+from penstock_loadtest.target import Target
+from penstock_loadtest.workload.plan import plan
+from penstock_loadtest.workload.planned import Planned
+
+GC_THRESHOLD = 50_000
+SWITCH_INTERVAL_S = 2e-4
+"""How long the event loop may wait for the threads that prepare requests and draw the progress."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+EXIT_INTERRUPTED = 130
+
+
+class Measurement(NamedTuple):
+    folder: Path
+    summary: Summary
+    ledger: Ledger
+    interrupted: bool
+
+
+def measure(scenario: Scenario, target: Target, folder: Path, *, console: Console | None, plots: bool = True) -> Measurement:
+    """Run the scenario and leave everything in the folder. `console` None: nothing is shown meanwhile; `plots` False: no plots and no report.html.
+
+    Raises LoadtestError: a folder that can't be used and a scenario that can't be planned, before anything is sent; a plan that breaks off midway
+    after what had been sent is reported.
+    """
+    if plots and find_spec("matplotlib") is None:
+        raise ScenarioInvalid("The report's plots need matplotlib: pip install 'penstock[loadtest]', or run with --no-plots.")
+    _begin(folder, scenario, target)
+    with _fast_interpreter(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        facts = runner.run(_load(scenario, target, folder, console))
+    measurement = _conclude(scenario, target, folder, facts, plots=plots)
+    if facts.plan_error is not None:
+        raise facts.plan_error
+    return measurement
+
+
+def _begin(folder: Path, scenario: Scenario, target: Target) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (folder / "records.jsonl").exists():
+            raise RecordsInvalid(f"{folder} holds a run already; name another folder.")
+        write_json(folder / "scenario.json", to_tree(scenario))
+        write_json(folder / "target.json", {"url": target.url, "model": target.model, "exact": target.exact})
+    except OSError as error:
+        raise RecordsInvalid(f"{folder} can't be written: {error.strerror}.") from None
+
+
+async def _load(scenario: Scenario, target: Target, folder: Path, console: Console | None) -> RunFacts:
+    clock, progress = Clock(), Progress(scenario)
+    stop, started = asyncio.Event(), asyncio.Event()
+    async with AsyncExitStack() as stack:
+        client = Client(target, clock)
+        stack.push_async_callback(client.close)
+        records = stack.enter_context(RecordWriter(folder / "records.jsonl"))
+        if target.metrics_url is not None:
+            note = stack.enter_context(_Notes(folder / "observed.jsonl")).write
+            await stack.enter_async_context(_beside(started, observe(client.get, target.metrics_url, clock.now, note)))
+        if console is not None:
+            await stack.enter_async_context(_beside(started, show(progress, clock.now, console)))
+        stack.enter_context(_stopped_by_signals(stop, hurry=lambda: _exit_at_once(records, console)))
+
+        def on_sent(_: Planned) -> None:
+            progress.sent(clock.now())
+
+        def on_ended(answer: Answer) -> None:
+            records.write(answer.record)
+            progress.ended(answer.record, clock.now())
+
+        return await run_load(scenario, plan(scenario), client, on_sent=on_sent, on_ended=on_ended, stop=stop, on_start=started.set)
+
+
+def _conclude(scenario: Scenario, target: Target, folder: Path, facts: RunFacts, *, plots: bool) -> Measurement:
+    if facts.repeats:
+        with RecordWriter(folder / "repeats.jsonl") as again:
+            for _, second in facts.repeats:
+                again.write(second)
+    summary = summarize(read_records(folder / "records.jsonl"), scenario)
+    all_records = chain(read_records(folder / "records.jsonl"), (second for _, second in facts.repeats))
+    ledger = check(all_records, [Repeat(first, second) for first, second in facts.repeats], exact=target.exact)
+    write_json(folder / "run.json", _facts(facts))
+    write_json(folder / "summary.json", summary)
+    write_json(folder / "ledger.json", ledger)
+    if plots:
+        from penstock_loadtest.report.page import write_report  # matplotlib: half a second and 50 MiB that the load should not carry
+
+        write_report(folder)
+    return Measurement(folder, summary, ledger, facts.is_interrupted)
+
+
+def _facts(facts: RunFacts) -> dict[str, object]:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "tester": {"version": version("penstock"), "cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "max_rss_bytes": usage.ru_maxrss * 1024},
+        "sent": facts.sent,
+        "turns_not_sent": facts.turns_not_sent,
+        "most_in_flight": facts.most_in_flight,
+        "last_sent_s": round(facts.last_sent_s, 6),
+        "ended_s": round(facts.ended_s, 6),
+        "is_interrupted": facts.is_interrupted,
+        "repeats": len(facts.repeats),
+        "plan_error": None if facts.plan_error is None else str(facts.plan_error),
+    }
+
+
+class _Notes:
+    """Lines of observations; the file is there from the first one on. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+
+    def write(self, observed: Observed) -> None:
+        if self._file is None:
+            self._file = self._path.open("wb", buffering=0)
+        self._file.write(msgspec.json.encode(observed) + b"\n")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+@asynccontextmanager
+async def _beside(started: asyncio.Event, work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """The work goes on beside the context, from when the run has started."""
+
+    async def run() -> None:
+        with closing(work):
+            await started.wait()
+            await work
+
+    task = asyncio.create_task(run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+@contextmanager
+def _stopped_by_signals(stop: asyncio.Event, *, hurry: Callable[[], None]) -> Iterator[None]:
+    """The first SIGINT or SIGTERM sets `stop`, a second one calls `hurry`. In another thread than the main one, signals are left alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            hurry()
+        stop.set()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def _exit_at_once(records: RecordWriter, console: Console | None) -> None:
+    records.close()
+    if console is not None:
+        console.show_cursor(True)
+    os._exit(EXIT_INTERRUPTED)
+
+
+@contextmanager
+def _fast_interpreter() -> Iterator[None]:
+    """What lives now is left out of garbage collection, which comes less often; threads give way to the event loop sooner."""
+    thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_THRESHOLD, *thresholds[1:])
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

@@ -1,0 +1,299 @@
+"""report.html of a run: headline figures, plots, tables, the scenario, and what every figure means."""
+
+from itertools import chain
+from pathlib import Path
+
+from penstock_loadtest.records import Record
+from penstock_loadtest.report import markup
+from penstock_loadtest.report.comparison import write_comparison_report
+from penstock_loadtest.report.folder import Ending, Run, Verdict, read_run, waited_s
+from penstock_loadtest.report.glossary import terms
+from penstock_loadtest.report.ladder import write_ladder_report
+from penstock_loadtest.report.markup import Card, Column, Rows
+from penstock_loadtest.report.plots import Plots, run_plots
+from penstock_loadtest.report.rerun import scenario_yaml
+from penstock_loadtest.report.shell import page
+from penstock_loadtest.report.style import drawing, save_png
+from penstock_loadtest.report.table import late_sentence
+from penstock_loadtest.report.words import NONE, duration, number, share
+from penstock_loadtest.series import replicas, series
+from penstock_loadtest.summary import Distribution, Goodput, Group, Summary
+
+MAX_GROUPS = 30
+
+
+def write_report(folder: Path) -> Path:
+    """Make plots/*.png and report.html from what is in the folder of a run, ladder or comparison, and return the page's path. Raises RecordsInvalid."""
+    kinds = (("ladder.json", write_ladder_report), ("compare.json", write_comparison_report))
+    return next((write for name, write in kinds if (folder / name).exists()), write_run_report)(folder)
+
+
+def write_run_report(folder: Path) -> Path:
+    run = read_run(folder)
+    pictures = folder / "plots"
+    pictures.mkdir(exist_ok=True)
+    path = folder / "report.html"
+    with drawing():
+        over_time = series(run.columns, run.scenario.targets)
+        plots = run_plots(run.columns, over_time, replicas(run.observed), run.summary.groups.tenant, run.scenario.targets)
+        for plot in chain(*plots):
+            save_png(plot, pictures)
+        path.write_text(run_page(run, plots), encoding="utf-8")
+    return path
+
+
+def run_page(run: Run, plots: Plots) -> str:
+    summary = run.summary
+    blocks = [_header(run), *_banners(run), markup.cards(_headline(run))]
+    for title, part in (("Over time", plots.over_time), ("Distributions", plots.distributions), ("Tenants", plots.tenants)):
+        if part:
+            blocks.append(markup.section(title, markup.plots(part)))
+    blocks += [
+        markup.section("Figures", _latency_table(summary), _outcome_table(summary), markup.bullets(_facts(summary, run.ending))),
+        *_group_sections(summary),
+        *_error_section(summary),
+        *_slowest_section(run.slowest),
+        markup.section("Ledger", markup.bullets(run.verdict.sentences) if run.verdict else markup.paragraph("Not checked: the run did not get that far.")),
+        _scenario_section(run),
+        markup.section("What the figures mean", markup.definitions(terms(run.scenario.targets))),
+    ]
+    return page(f"{run.scenario.name}: load test", "\n".join(blocks))
+
+
+def _header(run: Run) -> str:
+    summary, scenario = run.summary, run.scenario
+    load = f"closed loop of {scenario.concurrency}" if scenario.loop == "closed" else f"{number(summary.offered_rate)} requests/s offered, open loop"
+    server = f" · {run.server.model} at {run.server.url}" if run.server else ""
+    ended = f" · {run.ending.ended.replace('T', ' ').replace('+00:00', ' UTC')}" if run.ending else ""
+    warmup = f", {summary.warmup_requests:,} more to warm up" if summary.warmup_requests else ""
+    line = f"{_plural(summary.requests, 'request')}{warmup} · {load} · {duration(summary.span_s)}{server}{ended} · {run.name}"
+    return markup.header("Load test", scenario.name, line)
+
+
+def _banners(run: Run) -> list[str]:
+    summary, banners = run.summary, []
+    if summary.lateness.is_late:
+        banners.append(markup.banner("The tester was late.", late_sentence(summary)))
+    if run.ending is None:
+        banners.append(markup.banner("This run was killed.", "The figures are of the requests that were on disk by then; the ledger was not checked."))
+    elif run.ending.is_interrupted:
+        banners.append(markup.banner("This run was interrupted.", "Requests in flight were cut; they are unfinished, and count as missed."))
+    if run.ending and run.ending.plan_error:
+        banners.append(markup.banner("The load broke off.", run.ending.plan_error))
+    if run.verdict and not run.verdict.is_balanced:
+        banners.append(markup.banner("The ledger does not balance.", run.verdict.sentences[1] if len(run.verdict.sentences) > 1 else ""))
+    if not summary.requests:
+        banners.append(markup.banner("No requests.", "Nothing was measured: no request was intended after the warm-up."))
+    elif not summary.outcomes.finished:
+        banners.append(markup.banner("No request finished.", "Latencies below, if any, are of requests that ended in another way."))
+    return banners
+
+
+def _headline(run: Run) -> list[Card]:
+    summary, targets = run.summary, run.scenario.targets
+    ended, good = summary.outcomes, summary.goodput
+    errors = ended.failed + ended.shed + ended.unfinished
+    return [
+        Card(
+            "Goodput",
+            share(good.share),
+            f"{number(good.per_s)} requests/s with TTFT ≤ {duration(targets.ttft_s)}, TPOT ≤ {duration(targets.tpot_s)}",
+            is_bad=good.share is not None and good.share < 0.9,
+        ),
+        _latency_card("TTFT", "time to first token", summary.ttft_s),
+        _latency_card("TPOT", "time per output token", summary.tpot_s),
+        Card("Throughput", f"{number(summary.output_tokens_per_s)} tokens/s", f"and {number(summary.prompt_tokens_per_s)} prompt tokens/s"),
+        Card("Finished", f"{number(summary.achieved_rate)} /s", f"of {number(summary.offered_rate)} /s offered"),
+        Card("Errors", f"{errors:,}", f"{ended.failed:,} failed, {ended.shed:,} shed, {ended.unfinished:,} unfinished", is_bad=errors > 0),
+        Card("Lateness, p99", duration(summary.lateness.p99_s), f"at most {duration(summary.lateness.max_s)}", is_bad=summary.lateness.is_late),
+        Card("Ledger", *_verdict(run.verdict)),
+    ]
+
+
+def _latency_card(name: str, meaning: str, found: Distribution) -> Card:
+    return Card(f"{name}, median and p99", duration(found.p50), meaning, second=f"p99 {duration(found.p99)}")
+
+
+def _verdict(verdict: Verdict | None) -> tuple[str, str, bool]:
+    if verdict is None:
+        return "Not checked", "the run did not get that far", False
+    return ("Balances", "requests, tokens and repeats agree", False) if verdict.is_balanced else ("Does not balance", "see below", True)
+
+
+def _latency_table(summary: Summary) -> str:
+    columns = [Column("", is_text=True), *(Column(title) for title in ("mean", "p50", "p90", "p99", "max", "of"))]
+    rows = [
+        [name, *(duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)), _counted(found, unit)]
+        for name, found, unit in (
+            ("TTFT", summary.ttft_s, "request"),
+            ("TPOT", summary.tpot_s, "request"),
+            ("Inter-token", summary.inter_token_s, "gap"),
+            ("End to end", summary.e2e_s, "request"),
+        )
+    ]
+    return markup.table("Latencies", columns, rows)
+
+
+def _outcome_table(summary: Summary) -> str:
+    ended, good = summary.outcomes, summary.goodput
+    columns = [Column("", is_text=True), Column("requests"), Column("share"), Column("what it means", is_text=True)]
+    missed = good.misses
+    rows = [
+        ("good", good.good, "finished within both targets"),
+        ("missed TTFT", missed.ttft, "first token over its target, or none"),
+        ("missed TPOT", missed.tpot, "TTFT in target, tokens too slow"),
+        ("failed", missed.failed, "an error, a broken connection or stream"),
+        ("shed", missed.shed, "declined before any token"),
+        ("unfinished", missed.unfinished, "no end before the timeout or the end of the run"),
+        ("cancelled in time", summary.requests - good.judged, f"left out of goodput; {ended.cancelled:,} were cancelled in all"),
+    ]
+    return markup.table("What became of the requests", columns, [[name, f"{n:,}", _part(n, summary.requests), what] for name, n, what in rows])
+
+
+def _facts(summary: Summary, ending: Ending | None) -> list[str]:
+    sources = summary.token_sources
+    counted = f"{sources.ids:,} verified by their ids, {sources.usage:,} by the server's usage, {sources.chunks:,} as one a chunk"
+    facts = [f"{summary.output_tokens:,} output tokens: {counted}."]
+    if summary.hit_rate is not None:
+        facts.append(f"Prefix hit rate {share(summary.hit_rate)} of {summary.prompt_tokens:,} prompt tokens.")
+    if summary.shared_chunk_share:
+        facts.append(f"{share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is the chunk's.")
+    if ending and ending.turns_not_sent:
+        facts.append(f"{_plural(ending.turns_not_sent, 'later turn')} of conversations never left: one before them did not finish, or the run ended first.")
+    facts.append(f"Lateness: p50 {duration(summary.lateness.p50_s)}, p99 {duration(summary.lateness.p99_s)}, max {duration(summary.lateness.max_s)}.")
+    return facts
+
+
+def _group_sections(summary: Summary) -> list[str]:
+    groups = summary.groups
+    named = (
+        ("Tenants", groups.tenant),
+        ("Kinds of request", groups.kind),
+        ("Models", groups.model),
+        ("Endpoints", groups.endpoint),
+        ("Tiers", groups.tier),
+        ("Replicas", groups.replica),
+    )
+    shown = [(title, found) for place, (title, found) in enumerate(named) if len(found) > 1 and not any(_are_same(found, other) for _, other in named[:place])]
+    parts = [Rows(title, [_group_row(group) for group in found[:MAX_GROUPS]]) for title, found in shown]
+    left = [f"{len(found) - MAX_GROUPS:,} more {title.lower()}" for title, found in shown if len(found) > MAX_GROUPS]
+    note = f"In summary.json: {', '.join(left)}." if left else ""
+    return [markup.section("By group", markup.grouped_table("Main figures of each group", _group_columns(), parts, note=note))] if parts else []
+
+
+def _are_same(some: list[Group], others: list[Group]) -> bool:
+    """The same requests under other names: a table that would only repeat figures."""
+    return [(group.requests, group.ttft_s) for group in some] == [(group.requests, group.ttft_s) for group in others]
+
+
+def _group_columns() -> list[Column]:
+    return [
+        Column("", is_text=True),
+        Column("requests"),
+        Column("finished"),
+        Column("goodput"),
+        Column("good/s"),
+        Column("most missed by", is_text=True, note="the commonest cause"),
+        Column("TTFT p50"),
+        Column("p99"),
+        Column("TPOT p50"),
+        Column("p99"),
+        Column("tokens/s"),
+        Column("hit rate"),
+    ]
+
+
+def _group_row(group: Group) -> list[str]:
+    return [
+        group.name or "not said",
+        f"{group.requests:,}",
+        f"{group.outcomes.finished:,}",
+        share(group.goodput.share),
+        number(group.goodput.per_s),
+        _commonest_miss(group.goodput),
+        duration(group.ttft_s.p50),
+        duration(group.ttft_s.p99),
+        duration(group.tpot_s.p50),
+        duration(group.tpot_s.p99),
+        number(group.output_tokens_per_s),
+        share(group.hit_rate),
+    ]
+
+
+def _commonest_miss(good: Goodput) -> str:
+    misses = {"TTFT": good.misses.ttft, "TPOT": good.misses.tpot, "failed": good.misses.failed, "shed": good.misses.shed, "unfinished": good.misses.unfinished}
+    cause = max(misses, key=lambda name: misses[name])
+    return f"{cause} ({misses[cause]:,})" if misses[cause] else NONE
+
+
+def _error_section(summary: Summary) -> list[str]:
+    if not summary.errors:
+        return []
+    columns = [Column("what happened", is_text=True), Column("status"), Column("outcome", is_text=True), Column("requests")]
+    rows = [[error.sentence, str(error.status or NONE), error.outcome, f"{error.count:,}"] for error in summary.errors]
+    note = f"{_plural(summary.other_errors, 'request')} with other errors: see records.jsonl." if summary.other_errors else ""
+    return [markup.section("Errors", markup.table("Errors by what they said", columns, rows, note=note))]
+
+
+def _slowest_section(slowest: list[Record]) -> list[str]:
+    if not slowest:
+        return []
+    columns = [
+        Column("request", is_text=True),
+        Column("TTFT"),
+        Column("predicted", note="TTFT as the server predicted it on admission"),
+        Column("TPOT"),
+        Column("intended at"),
+        Column("prompt"),
+        Column("cached"),
+        Column("tokens"),
+        Column("outcome", is_text=True),
+        Column("tenant", is_text=True),
+        Column("tier", is_text=True),
+        Column("replica", is_text=True),
+    ]
+    note = "By the wait for the first token; “none” is followed by how long it took to end."
+    return [
+        markup.section("Slowest requests", markup.table("The longest waits for a first token", columns, [_slow_row(record) for record in slowest], note=note))
+    ]
+
+
+def _slow_row(record: Record) -> list[str]:
+    return [
+        record.request_id or f"no. {record.index}",
+        duration(record.ttft_s) if record.ttft_s is not None else f"none, {duration(waited_s(record))}",
+        duration(record.predicted_ttft_s),
+        duration(record.tpot_s),
+        f"{record.intended_s:,.1f}\N{NO-BREAK SPACE}s",
+        number(record.prompt_tokens),
+        number(record.cached_tokens),
+        f"{record.tokens:,}",
+        record.outcome,
+        record.tenant,
+        record.tier or NONE,
+        record.replica or NONE,
+    ]
+
+
+def _scenario_section(run: Run) -> str:
+    url = run.server.url if run.server else "URL"
+    return markup.section(
+        "How to run it again",
+        markup.paragraph("Save the scenario as scenario.yaml (what is not in it is at its default), then:"),
+        markup.code(f"penstock-loadtest run scenario.yaml --url {url}", "Command"),
+        markup.code(scenario_yaml(run.scenario), "Scenario"),
+        markup.paragraph("To make this page again from its records:"),
+        markup.code(f"penstock-loadtest report {run.name}", "Command"),
+    )
+
+
+def _counted(found: Distribution, unit: str) -> str:
+    return _plural(found.count, unit)
+
+
+def _part(count: int, whole: int) -> str:
+    return share(count / whole) if whole else NONE
+
+
+def _plural(count: int, unit: str) -> str:
+    return f"{count:,} {unit}" if count == 1 else f"{count:,} {unit}s"

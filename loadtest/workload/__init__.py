@@ -1,0 +1,1 @@
+"""What is asked of the server, and when: pure, seeded, reproducible."""
