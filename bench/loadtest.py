@@ -90,10 +90,10 @@ def _samples(process: "subprocess.Popen[bytes]", server_pid: int, records: Path)
 
 
 def light_rows(light: Light, requests: int) -> list[Row]:
-    """CPU is over the time in which requests ended."""
+    """CPU and memory while requests ended; the last sample of that time stands for 100 %, before the summary and the plots are made."""
     loaded = [sample for sample in light.samples if 0 < sample.ended < requests] or light.samples
     span_s = loaded[-1].at_s - loaded[0].at_s
-    at = [next(sample for sample in light.samples if sample.ended >= share * requests or sample is light.samples[-1]) for share in SHARES]
+    at = [next((sample for sample in loaded if sample.ended >= share * requests), loaded[-1]) for share in SHARES]
     summary = light.summary
     return [
         Row(f"achieved rate, streams of {CHUNKS} chunks", summary["achieved_rate"], None, "requests/s"),

@@ -67,6 +67,8 @@ def must_be_same(path: Path, found: dict[str, object], wanted: dict[str, object]
 
 
 def _first_difference(name: str, found: object, wanted: object) -> str:
+    if isinstance(found, list) and isinstance(wanted, list):
+        found, wanted = dict(enumerate(found)), dict(enumerate(wanted))
     if isinstance(found, dict) and isinstance(wanted, dict):
         for key in dict.fromkeys([*found, *wanted]):
             if found.get(key) != wanted.get(key):

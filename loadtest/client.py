@@ -145,6 +145,7 @@ class Client:
             kind=planned.kind,
             model=planned.model or self._target.model,
             endpoint=planned.endpoint,
+            is_whole=not planned.stream,
             session=planned.session,
             turn=planned.turn,
         )

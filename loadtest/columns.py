@@ -57,6 +57,7 @@ class Columns:
     tokens: Ints
     outcome: Ints  # place in OUTCOMES
     source: Ints  # place in SOURCES
+    is_whole: Mask
     labels: dict[str, Label]
     chunk_s: Floats
     chunk_tokens: Ints
@@ -84,6 +85,11 @@ class Columns:
         mask: Mask = self.outcome == OUTCOMES.index(outcome)
         return mask
 
+    @property
+    def streamed_chunk_tokens(self) -> Ints:
+        """Tokens of each chunk but those of whole answers, which say nothing about time between tokens."""
+        return self.chunk_tokens[np.repeat(~self.is_whole, np.diff(self.starts))]
+
     def chunk_gaps_s(self) -> Floats:
         """Time between successive chunks with tokens of the same request."""
         if len(self.chunk_s) < 2:
@@ -98,7 +104,7 @@ class Columns:
 def read_columns(records: Iterable[Record], *, warmup_s: float = 0.0) -> Columns:
     """The columns of the records but those intended before `warmup_s`."""
     numbers = {name: array("d") for name in _NUMBERS}
-    outcome, source = array("b"), array("b")
+    outcome, source, is_whole = array("b"), array("b"), array("b")
     chunk_s, chunk_tokens, starts = array("d"), array("i"), array("q", [0])
     names: dict[str, dict[str | None, int]] = {label: {} for label in LABELS}
     codes = {label: array("i") for label in LABELS}
@@ -113,6 +119,7 @@ def read_columns(records: Iterable[Record], *, warmup_s: float = 0.0) -> Columns
             column.append(_NAN if value is None else value)
         outcome.append(OUTCOMES.index(record.outcome))
         source.append(SOURCES.index(record.tokens_from))
+        is_whole.append(record.is_whole)
         chunk_s.extend(record.chunk_s)
         chunk_tokens.extend(record.chunk_tokens)
         starts.append(len(chunk_s))
@@ -126,6 +133,7 @@ def read_columns(records: Iterable[Record], *, warmup_s: float = 0.0) -> Columns
         tokens=floats["tokens"].astype(np.int64),
         outcome=_ints(outcome),
         source=_ints(source),
+        is_whole=_ints(is_whole).astype(np.bool_),
         labels={label: Label(names=list(seen), codes=_ints(codes[label])) for label, seen in names.items()},
         chunk_s=np.frombuffer(chunk_s, dtype=np.float64) if chunk_s else np.empty(0),
         chunk_tokens=_ints(chunk_tokens),
@@ -168,7 +176,7 @@ class Sample:
 
 def token_gaps(columns: Columns) -> Sample:
     """Time between successive tokens of a request: between chunks as they came, inside a chunk zero."""
-    inside = int(np.maximum(columns.chunk_tokens - 1, 0).sum())
+    inside = int(np.maximum(columns.streamed_chunk_tokens - 1, 0).sum())
     return Sample(columns.chunk_gaps_s(), zeros=inside)
 
 

@@ -81,7 +81,7 @@ def run_comparison(
 
     Raises ScenarioInvalid when the folder's comparison is another one; it may have other `pairs`.
     """
-    settings, path = campaign.settings_of(a.scenario, b=campaign.settings_of(b.scenario)), out / "compare.json"
+    settings, path = {f"scenario_{side}": campaign.settings_of(each.scenario)["scenario"] for side, each in (("a", a), ("b", b))}, out / "compare.json"
     contenders: dict[Side, Contender] = {"a": a, "b": b}
 
     def so_far(runs: Sequence[Run]) -> Comparison:

@@ -142,12 +142,20 @@ def cell_run(cell: Cell, folder: str, summary: Summary, cpu: CpuUse | None) -> C
     )
 
 
-def least_squares(points: Floats) -> tuple[float, float]:
-    """Intercept and slope of y over x for rows (x, y); a constant where all x are the same."""
-    x, y = points[:, 0], points[:, 1]
-    spread = float(((x - x.mean()) ** 2).sum())
-    slope = float(((x - x.mean()) * (y - y.mean())).sum()) / spread if spread else 0.0
-    return float(y.mean()) - slope * float(x.mean()), slope
+class Straight(NamedTuple):
+    """y = fixed + slope * x, for every set of points."""
+
+    fixed: Floats
+    slope: Floats
+
+
+def least_squares(points: Floats) -> Straight:
+    """The line through points (x, y); shape (..., n, 2) gives (...). A constant where all x of a set are the same."""
+    x, y = points[..., 0], points[..., 1]
+    from_mean = x - x.mean(axis=-1, keepdims=True)
+    spread = (from_mean**2).sum(axis=-1)
+    slope = (from_mean * y).sum(axis=-1) / np.where(spread == 0, 1.0, spread)
+    return Straight(y.mean(axis=-1) - slope * x.mean(axis=-1), slope)
 
 
 def fit(runs: Sequence[CellRun], concurrency: int | None, rng: np.random.Generator) -> Fit | None:
@@ -157,9 +165,9 @@ def fit(runs: Sequence[CellRun], concurrency: int | None, rng: np.random.Generat
     ).reshape(-1, 2)
     if len(set(points[:, 0].round())) < 2:
         return None
-    fixed, slope = least_squares(points)
-    fixed_low, fixed_high = bootstrap_interval(points, lambda rows: least_squares(rows)[0], rng)
-    low, high = bootstrap_interval(points, lambda rows: least_squares(rows)[1], rng)
+    fixed, slope = map(float, least_squares(points))
+    fixed_low, fixed_high = bootstrap_interval(points, lambda drawn: least_squares(drawn).fixed, rng)
+    low, high = bootstrap_interval(points, lambda drawn: least_squares(drawn).slope, rng)
     return Fit(
         concurrency=concurrency,
         runs=len(points),

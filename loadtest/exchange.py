@@ -212,7 +212,7 @@ class Exchange:
             if record.finish_reason is not None:
                 self._violate(BEHIND_THE_END)
             now_s = round(at - self._zero_s, 6)
-            if record.first_s is None:
+            if record.first_s is None and self._is_stream:
                 record.first_s = now_s
             record.chunk_s.append(now_s)
             record.chunk_tokens.append(count)
@@ -264,8 +264,6 @@ class Exchange:
             record.outcome, record.error = "failed", "the answer has no finish_reason"
         else:
             record.outcome = "finished"
-            if not record.chunk_s:
-                record.first_s = record.end_s
 
     def _decline(self, body: bytes) -> None:
         record = self.record

@@ -97,14 +97,15 @@ def _estimate(values: list[float], *, dropped: int, neutral: float) -> Estimate:
 
 
 def bootstrap_interval(
-    rows: Floats, statistic: Callable[[Floats], float], rng: np.random.Generator, *, draws: int = 2000, confidence: float = CONFIDENCE
+    rows: Floats, statistic: Callable[[Floats], Floats], rng: np.random.Generator, *, draws: int = 2000, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
     """Percentile bootstrap of a statistic of independent rows, each drawn again with replacement.
 
-    Only approximate, and too narrow with few rows; for what has no exact interval, like the slope of a fit. Raises ValueError without rows.
+    `rows` has shape (n, columns); `statistic` takes (draws, n, columns) and gives (draws,). Only approximate, and too narrow with few rows; for what has no
+    exact interval, like the slope of a fit. Raises ValueError without rows.
     """
     if not len(rows):
         raise ValueError("there is nothing to draw from")
-    values = [statistic(rows[rng.integers(0, len(rows), len(rows))]) for _ in range(draws)]
+    values = statistic(rows[rng.integers(0, len(rows), (draws, len(rows)))])
     low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
     return low, high

@@ -158,7 +158,16 @@ def ladder(
 
 
 def run_ladder(
-    scenario: Scenario, target: Target, out: Path, *, rules: Rules, pace: Pace, settle_s: float, console: Console | None, run: Run = measure_without_plots
+    scenario: Scenario,
+    target: Target,
+    out: Path,
+    *,
+    rules: Rules,
+    pace: Pace,
+    settle_s: float,
+    console: Console | None,
+    run: Run = measure_without_plots,
+    answers: Callable[[Target], bool] = is_there,
 ) -> Ladder:
     """Begin a ladder, or go on with the one in the folder `out`; Ctrl-C ends it early. Leaves ladder.json.
 
@@ -175,7 +184,7 @@ def run_ladder(
         if measured.interrupted:
             return None
         step = step_of(number, following, folder.name, measured.summary, is_balanced=measured.ledger.is_balanced)
-        return step if is_held(step, rules) or is_there(target) else msgspec.structs.replace(step, is_dead=True)
+        return step if is_held(step, rules) or answers(target) else msgspec.structs.replace(step, is_dead=True)
 
     steps = _begun(path, so_far([]))
     out.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """What a terminal shows while a run goes on: a panel, redrawn every second; where there is no terminal, a line every five seconds.
 
-Drawing happens in a thread, so that neither it nor a slow terminal holds up the load.
+Counting up and drawing happen in a thread, so that neither they nor a slow terminal hold up the load.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ async def show(progress: Progress, now: Callable[[], float], console: Console) -
 async def _panels(progress: Progress, now: Callable[[], float], console: Console) -> None:
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
-            await asyncio.to_thread(live.update, panel(progress.snapshot(now())), refresh=True)
+            await asyncio.to_thread(lambda: live.update(panel(progress.snapshot(now())), refresh=True))
             await asyncio.sleep(PANEL_S)
 
 
 async def _lines(progress: Progress, now: Callable[[], float], console: Console) -> None:
     while True:
         await asyncio.sleep(LINE_S)
-        await asyncio.to_thread(console.print, line(progress.snapshot(now())), markup=False, highlight=False, soft_wrap=True)
+        await asyncio.to_thread(lambda: console.print(line(progress.snapshot(now())), markup=False, highlight=False, soft_wrap=True))
 
 
 def line(now: Snapshot) -> str:

@@ -84,9 +84,7 @@ app.command("fake-server")(fake_server)
 
 
 def _conclude(measured: Measurement, console: Console) -> None:
-    console.print(summary_table(measured.summary))
-    for sentence in measured.ledger.sentences:
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    console.print(summary_table(measured.summary, measured.ledger))
     if measured.interrupted:
         console.print("Interrupted: requests under way were cut and count as unfinished.", style="yellow", soft_wrap=True)
     page = measured.folder / "report.html"

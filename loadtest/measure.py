@@ -30,7 +30,7 @@ import uvloop
 from rich.console import Console
 
 from penstock_loadtest.client import Answer, Client, Clock
-from penstock_loadtest.errors import RecordsInvalid, ScenarioInvalid
+from penstock_loadtest.errors import LoadtestError, RecordsInvalid, ScenarioInvalid
 from penstock_loadtest.ledger import Ledger, Repeat, check
 from penstock_loadtest.live import show
 from penstock_loadtest.observe import observe
@@ -67,8 +67,14 @@ def measure(scenario: Scenario, target: Target, folder: Path, *, console: Consol
     if plots and find_spec("matplotlib") is None:
         raise ScenarioInvalid("The report's plots need matplotlib: pip install 'penstock[loadtest]', or run with --no-plots.")
     _begin(folder, scenario, target)
-    with _fast_interpreter(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        facts = runner.run(_load(scenario, target, folder, console))
+    try:
+        with _fast_interpreter(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            facts = runner.run(_load(scenario, target, folder, console))
+    except LoadtestError:
+        _leave(folder)
+        raise
+    except OSError as error:
+        raise RecordsInvalid(f"{folder} can't be written: {error.strerror or error}.") from None
     measurement = _conclude(scenario, target, folder, facts, plots=plots)
     if facts.plan_error is not None:
         raise facts.plan_error
@@ -86,10 +92,19 @@ def _begin(folder: Path, scenario: Scenario, target: Target) -> None:
         raise RecordsInvalid(f"{folder} can't be written: {error.strerror}.") from None
 
 
+def _leave(folder: Path) -> None:
+    """As it was before: nothing was sent."""
+    for name in ("scenario.json", "target.json", "records.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):  # it had something else in it
+        folder.rmdir()
+
+
 async def _load(scenario: Scenario, target: Target, folder: Path, console: Console | None) -> RunFacts:
     clock, progress = Clock(), Progress(scenario)
     stop, started = asyncio.Event(), asyncio.Event()
     async with AsyncExitStack() as stack:
+        stack.enter_context(_stopped_by_signals(stop, hurry=lambda: _exit_at_once(records, console)))
         client = Client(target, clock)
         stack.push_async_callback(client.close)
         records = stack.enter_context(RecordWriter(folder / "records.jsonl"))
@@ -98,7 +113,6 @@ async def _load(scenario: Scenario, target: Target, folder: Path, console: Conso
             await stack.enter_async_context(_beside(started, observe(client.get, target.metrics_url, clock.now, note)))
         if console is not None:
             await stack.enter_async_context(_beside(started, show(progress, clock.now, console)))
-        stack.enter_context(_stopped_by_signals(stop, hurry=lambda: _exit_at_once(records, console)))
 
         def on_sent(_: Planned) -> None:
             progress.sent(clock.now())

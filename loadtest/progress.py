@@ -1,20 +1,19 @@
 """The figures shown while a run goes on: totals, and rates and percentiles of its last seconds. Pure: times come in.
 
-Not the run's result (`summary.py`): latencies here are those of requests that ended lately, and of at most KEPT of them.
+Not the run's result (`summary.py`): latencies here are those of requests that ended lately, and of at most KEPT of them. `sent` and `ended` are for the
+event loop; a snapshot may be taken by another thread meanwhile, so that counting up is no burden of the load.
 """
 
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from penstock_loadtest.records import Outcome, Record
 from penstock_loadtest.scenario import Scenario
 from penstock_loadtest.summary import MAX_LATENESS_S
 
 WINDOW_S = 10.0
-KEPT = 20_000
+KEPT = 4096
 
 
 class Ended(NamedTuple):
@@ -74,29 +73,25 @@ class Progress:
         self._ended.append(Ended(now_s, record.outcome == "finished", record.tokens, record.ttft_s, record.tpot_s, record.lateness_s))
 
     def snapshot(self, now_s: float) -> Snapshot:
-        """The figures now; what is older than WINDOW_S is dropped."""
-        self._forget(now_s - WINDOW_S)
-        ended = self._ended
+        """The figures of the last WINDOW_S."""
+        sent_s = [at_s for at_s in list(self._sent_s) if at_s >= now_s - WINDOW_S]
+        ended = [one for one in list(self._ended) if one.at_s >= now_s - WINDOW_S]
+        ended_s = [one.at_s for one in ended]
+        lateness_s = _percentiles([one.lateness_s for one in ended if one.lateness_s is not None])
         return Snapshot(
             elapsed_s=now_s,
             total_s=self._total_s(now_s),
             sent=self._sent,
             in_flight=self._in_flight,
-            offered_per_s=_rate(self._sent_s, len(self._sent_s), now_s),
-            achieved_per_s=_rate([one.at_s for one in ended], sum(one.is_finished for one in ended), now_s),
-            tokens_per_s=_rate([one.at_s for one in ended], sum(one.tokens for one in ended), now_s),
+            offered_per_s=_rate(sent_s, len(sent_s), now_s),
+            achieved_per_s=_rate(ended_s, sum(one.is_finished for one in ended), now_s),
+            tokens_per_s=_rate(ended_s, sum(one.tokens for one in ended), now_s),
             ttft_s=_percentiles([one.ttft_s for one in ended if one.ttft_s is not None]),
             tpot_s=_percentiles([one.tpot_s for one in ended if one.tpot_s is not None]),
-            lateness_p99_s=None if (late := _percentiles([one.lateness_s for one in ended if one.lateness_s is not None])) is None else late.p99,
+            lateness_p99_s=None if lateness_s is None else lateness_s.p99,
             outcomes=dict(self._outcomes),
             is_sending=(self._duration_s is None or now_s < self._duration_s) and (self._requests is None or self._sent < self._requests),
         )
-
-    def _forget(self, before_s: float) -> None:
-        while self._sent_s and self._sent_s[0] < before_s:
-            self._sent_s.popleft()
-        while self._ended and self._ended[0].at_s < before_s:
-            self._ended.popleft()
 
     def _total_s(self, now_s: float) -> float | None:
         by_requests = None if self._requests is None or not self._sent or now_s <= 0 else now_s * max(1.0, self._requests / self._sent)
@@ -104,8 +99,8 @@ class Progress:
         return min(known) if known else None
 
 
-def _rate(times_s: Sequence[float] | deque[float], count: int, now_s: float) -> float:
-    """Per second of the window, or of the part of it that `times_s` reach back when more was dropped than is old."""
+def _rate(times_s: Sequence[float], count: int, now_s: float) -> float:
+    """Per second of the window; where more was dropped than is old, of the part of it that `times_s` reach back."""
     span_s = min(now_s, WINDOW_S)
     if len(times_s) == KEPT:
         span_s = min(span_s, now_s - times_s[0])
@@ -113,4 +108,6 @@ def _rate(times_s: Sequence[float] | deque[float], count: int, now_s: float) -> 
 
 
 def _percentiles(values: list[float]) -> Percentiles | None:
-    return Percentiles(*np.quantile(values, (0.5, 0.99)).tolist()) if values else None
+    """By nearest rank."""
+    values.sort()
+    return Percentiles(*(values[int(q * (len(values) - 1) + 0.5)] for q in (0.5, 0.99))) if values else None

@@ -66,17 +66,29 @@ async def run_load(
     stop: asyncio.Event,
     on_start: Callable[[], None] = lambda: None,
 ) -> RunFacts:
-    """Run the plan; the client's clock starts once the first requests are prepared. Raises what preparing those raises, before any is sent."""
+    """Run the plan; the client's clock starts once the first requests are prepared. Raises what preparing those raises, before any is sent.
+
+    What `on_sent` or `on_ended` raises ends the run, and is raised.
+    """
     async with Ahead(planned, client.prepare) as ahead:
         await ahead.filled(FILL_S, stop)
         client.clock.start()
         on_start()
-        async with asyncio.TaskGroup() as group:
-            run = _Run(scenario, ahead, client, group, on_sent=on_sent, on_ended=on_ended, stop=stop)
-            try:
-                return await run.go()
-            finally:
-                run.close()
+        try:
+            async with asyncio.TaskGroup() as group:
+                run = _Run(scenario, ahead, client, group, on_sent=on_sent, on_ended=on_ended, stop=stop)
+                try:
+                    return await run.go()
+                finally:
+                    run.close()
+        except ExceptionGroup as group_error:
+            raise _first(group_error) from group_error
+
+
+def _first(error: Exception) -> Exception:
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class _Run:
@@ -253,6 +265,7 @@ class _Run:
     async def _cut(self) -> None:
         """End what is still under way; each becomes a record."""
         self._is_cutting = True
+        await asyncio.sleep(0)  # one that has not begun would end without a record
         requests = list(self._requests)
         for task in requests:
             task.cancel()

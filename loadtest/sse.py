@@ -13,44 +13,49 @@ class EventParser:
 
     def __init__(self) -> None:
         self._rest = b""
-        """A line that has no end yet, or whose CR may still get its LF."""
+        """A line that has no end yet."""
         self._data: list[bytes] = []
         """Of the event that is not over."""
-        self._is_first = True
+        self._data_bytes = 0
+        self._has_begun = False
+        self._skips_lf = False
+        """The last byte was a CR: an LF that follows belongs to it."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """The events that end in it. Raises EventTooLong."""
-        if not (self._rest or self._data or self._is_first) and data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n"):
-            return [data[6:-2]] if b"\r" not in data else self._feed(data)
-        return self._feed(data)
-
-    def _feed(self, data: bytes) -> list[bytes]:
+        # one whole event in a packet is what nearly every packet of a stream is
+        if data[:6] == b"data: " and data.find(b"\n") == len(data) - 2 and data[-1:] == b"\n" and b"\r" not in data and not (self._rest or self._data):
+            self._has_begun, self._skips_lf = True, False
+            return [data[6:-2]]
         data = self._rest + data
-        if self._is_first:
+        if not self._has_begun:
             if _BOM.startswith(data):  # too short to tell
                 self._rest = data
                 return []
             data = data.removeprefix(_BOM)
-            self._is_first = False
-        held = b""
+            self._has_begun = True
+        return self._feed(data)
+
+    def _feed(self, data: bytes) -> list[bytes]:
+        if self._skips_lf and data:
+            data = data.removeprefix(b"\n")
+            self._skips_lf = False
         if b"\r" in data:
-            if data.endswith(b"\r"):
-                data, held = data[:-1], b"\r"
+            self._skips_lf = data.endswith(b"\r")
             data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *lines, rest = data.split(b"\n")
-        self._rest = rest + held
+        *lines, self._rest = data.split(b"\n")
         events = [event for line in lines if (event := self._line(line)) is not None]
-        if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
-            raise EventTooLong(f"An event is longer than {MAX_EVENT_BYTES} bytes.")
+        if len(self._rest) + self._data_bytes > MAX_EVENT_BYTES:
+            raise EventTooLong(f"an event is longer than {MAX_EVENT_BYTES} bytes")
         return events
 
     def _line(self, line: bytes) -> bytes | None:
         """The event that ends with this line."""
         if not line:
-            data, self._data = self._data, []
+            data, self._data, self._data_bytes = self._data, [], 0
             return b"\n".join(data) if data else None
-        if line.startswith(b"data"):
-            name, _, value = line.partition(b":")
-            if name == b"data":
-                self._data.append(value.removeprefix(b" "))
+        name, _, value = line.partition(b":")
+        if name == b"data":
+            self._data.append(value.removeprefix(b" "))
+            self._data_bytes += len(value) + 1
         return None

@@ -179,8 +179,10 @@ def judge(columns: Columns, targets: Targets) -> tuple[Mask, dict[str, Mask]]:
     finished, cancelled = columns.is_outcome("finished"), columns.is_outcome("cancelled")
     # no first token yet when we hung up: the wait until then is the least that TTFT would have been
     waited_s = np.where(np.isnan(columns.first_s) & cancelled, columns.end_s - columns.intended_s, columns.ttft_s)
+    # a whole answer has as long as its first and further tokens may take together
+    waited_s = np.where(columns.is_whole & finished, columns.e2e_s - targets.tpot_s * np.maximum(columns.tokens - 1, 0), waited_s)
     is_slow = waited_s > targets.ttft_s + _RESOLUTION_S
-    misses_ttft = (finished & (is_slow | np.isnan(columns.first_s))) | (cancelled & is_slow)
+    misses_ttft = (finished & (is_slow | np.isnan(waited_s))) | (cancelled & is_slow)
     misses_tpot = finished & ~misses_ttft & (columns.tpot_s > targets.tpot_s + _RESOLUTION_S)
     causes = {"ttft": misses_ttft, "tpot": misses_tpot}
     for outcome in ("failed", "shed", "unfinished"):
@@ -257,8 +259,9 @@ def _hit_rate(columns: Columns, among: Mask) -> float | None:
 
 
 def _shared_chunk_share(columns: Columns) -> float | None:
-    total = int(columns.chunk_tokens.sum())
-    return int(columns.chunk_tokens[columns.chunk_tokens > 1].sum()) / total if total else None
+    tokens = columns.streamed_chunk_tokens
+    total = int(tokens.sum())
+    return int(tokens[tokens > 1].sum()) / total if total else None
 
 
 def _token_sources(columns: Columns) -> TokenSources:

@@ -31,26 +31,35 @@ class Exchange:
     def begin(self, start_s: float) -> None:
         self.truth.start_s = start_s
         self._pull(start_s)
+        if self._next is not None:
+            self._schedule.at(self._due_s, self._send)
 
     def cut(self) -> None:
         """Nothing more is sent."""
         self._next, self._script = None, iter(())
 
     def _pull(self, start_s: float) -> None:
-        """Schedule the next frame."""
+        """Find the next frame and its time."""
         self._next = next(self._script, None)
         if self._next is not None:
             self._due_s = self._released(start_s + self._next.offset_s)
-            self._schedule.at(self._due_s, self._send)
 
     def _send(self, now_s: float) -> None:
-        frame, truth = self._next, self.truth
-        if frame is None or truth.start_s is None:
+        """Send what is due, in one piece: after a stall that may be much, and others wait for theirs."""
+        truth = self.truth
+        if self._next is None or truth.start_s is None:
             return
         truth.late_s = max(truth.late_s, now_s - self._due_s)
-        truth.sent_tokens += frame.tokens
-        self.connection.write(frame.data)
-        self._pull(truth.start_s)
-        if self._next is None:
+        data: list[bytes] = []
+        closes = False
+        while self._next is not None and self._due_s <= now_s:
+            data.append(self._next.data)
+            truth.sent_tokens += self._next.tokens
+            closes = self._next.closes
+            self._pull(truth.start_s)
+        self.connection.write(data[0] if len(data) == 1 else b"".join(data))
+        if self._next is not None:
+            self._schedule.at(self._due_s, self._send)
+        else:
             self._ended(self, self._due_s)
-            self.connection.answered(closes=frame.closes)
+            self.connection.answered(closes=closes)

@@ -10,7 +10,7 @@ from penstock_loadtest.report import markup
 from penstock_loadtest.report.folder import read_json
 from penstock_loadtest.report.markup import Card, Column
 from penstock_loadtest.report.shell import page
-from penstock_loadtest.report.style import BLUE, GREY, INK, MUTED, NAVY, ORANGE, PAPER, Plot, axes, drawing, legend, save_png, seconds_axis
+from penstock_loadtest.report.style import BLUE, GREY, INK, MUTED, NAVY, ORANGE, PAPER, Picture, Plot, axes, drawing, legend, save, seconds_axis, whole_steps
 from penstock_loadtest.report.words import NONE, duration, number, share
 from penstock_loadtest.sides import Comparison, Row, Run
 
@@ -23,10 +23,8 @@ def write_comparison_report(folder: Path) -> Path:
     pictures, path = folder / "plots", folder / "report.html"
     pictures.mkdir(exist_ok=True)
     with drawing():
-        plots = comparison_plots(comparison)
-        for plot in plots:
-            save_png(plot, pictures)
-        path.write_text(comparison_page(comparison, plots), encoding="utf-8")
+        drawn = [save(plot, pictures) for plot in comparison_plots(comparison)]
+    path.write_text(comparison_page(comparison, drawn), encoding="utf-8")
     return path
 
 
@@ -37,7 +35,7 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
     return [_ratios(comparison, rows), *(_runs(comparison, row.figure) for row in rows if row.figure not in _OTHER_UNITS)]
 
 
-def comparison_page(comparison: Comparison, plots: Sequence[Plot]) -> str:
+def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
     a, b = comparison.a, comparison.b
     title = f"{b.name} against {a.name}"
     line = " · ".join(" ".join([f"{side.name}: {side.model} at {side.url}", *side.overrides]) for side in (a, b))
@@ -48,8 +46,8 @@ def comparison_page(comparison: Comparison, plots: Sequence[Plot]) -> str:
     if any(run.is_late for run in comparison.runs):
         blocks.append(markup.banner("The tester was late", "in some of the runs: they measured it along with the servers."))
     blocks.append(markup.cards([_card(row, title) for row in comparison.rows if row.ratio.value is not None]))
-    if plots:
-        blocks.append(markup.section("Ratios and runs", markup.plots(plots)))
+    if pictures:
+        blocks.append(markup.section("Ratios and runs", markup.figures(pictures)))
     blocks += [
         markup.section("Figures", _table(comparison), markup.bullets(comparison.sentences)),
         markup.section("Runs", _run_table(comparison)),
@@ -99,13 +97,13 @@ def _ratios(comparison: Comparison, rows: Sequence[Row]) -> Plot:
         drawn.plot([row.ratio.value or np.nan], [place], "o", color=colour.light, markersize=7, markeredgecolor=PAPER.light)
     drawn.set_yticks(places, [row.figure for row in rows])
     drawn.set_ylim(-0.6, len(rows) - 0.4)
-    drawn.xaxis.set_major_locator(MaxNLocator(6))
+    drawn.xaxis.set_major_locator(whole_steps(6))
     drawn.set_xlabel(f"{comparison.b.name} / {comparison.a.name}")
     drawn.grid(visible=True, axis="x")
     drawn.grid(visible=False, axis="y")
     drawn.tick_params(axis="y", labelcolor=INK.light)
     alt = "; ".join(f"{row.figure} {_ratio(row.ratio.value)} ({_interval(row)})" for row in rows)
-    caption = "Median ratio of the pairs with its 95 % interval. Dark: the interval excludes 1, so the difference is real."
+    caption = "Median ratio of the pairs with its 95 % interval. Grey: the interval includes 1."
     return Plot("compare_ratios", "Ratios", figure, caption, f"Ratios of {comparison.b.name} to {comparison.a.name}: {alt}.")
 
 

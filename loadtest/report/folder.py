@@ -98,10 +98,11 @@ class Slowest:
 
 
 def waited_s(record: Record) -> float | None:
-    """TTFT; of a request that ended without a token how long it took to end; None of one with neither."""
+    """TTFT; of a request that ended without a token how long it took to end; None of one with neither, and of a whole answer."""
     if record.ttft_s is not None:
         return record.ttft_s
-    return None if record.end_s is None else record.end_s - record.intended_s
+    is_answered = record.is_whole and record.outcome == "finished"
+    return None if record.end_s is None or is_answered else record.end_s - record.intended_s
 
 
 def read_run(folder: Path) -> Run:

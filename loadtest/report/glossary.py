@@ -35,6 +35,7 @@ TERMS = (
 def terms(targets: Targets) -> tuple[tuple[str, str], ...]:
     goodput = (
         f"Finished requests with TTFT ≤ {duration(targets.ttft_s)} and TPOT ≤ {duration(targets.tpot_s)}, of all but those that we cancelled in time. "
-        "Failed, shed and unfinished requests are misses; so is one that we hung up on after the TTFT target had passed, and an answer without a token."
+        "Failed, shed and unfinished requests are misses; so is one that we hung up on after the TTFT target had passed, and an answer without a token. "
+        "An answer that was not streamed has both targets together: TTFT + TPOT for every token but the first."
     )
     return (("Goodput", goodput), *TERMS)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, ScalarFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from penstock_loadtest.columns import Floats
 from penstock_loadtest.knee import Ladder, Step, is_held
@@ -23,12 +23,13 @@ from penstock_loadtest.report.style import (
     RED,
     SKY,
     Colour,
+    Picture,
     Plot,
     axes,
     counts_axis,
     drawing,
     legend,
-    save_png,
+    save,
     seconds_axis,
 )
 from penstock_loadtest.report.words import duration, number, share
@@ -40,10 +41,8 @@ def write_ladder_report(folder: Path) -> Path:
     pictures, path = folder / "plots", folder / "report.html"
     pictures.mkdir(exist_ok=True)
     with drawing():
-        plots = ladder_plots(ladder)
-        for plot in plots:
-            save_png(plot, pictures)
-        path.write_text(ladder_page(ladder, plots), encoding="utf-8")
+        drawn = [save(plot, pictures) for plot in ladder_plots(ladder)]
+    path.write_text(ladder_page(ladder, drawn), encoding="utf-8")
     return path
 
 
@@ -62,11 +61,11 @@ def ladder_plots(ladder: Ladder) -> list[Plot]:
     return plots
 
 
-def ladder_page(ladder: Ladder, plots: Sequence[Plot]) -> str:
+def ladder_page(ladder: Ladder, pictures: Sequence[Picture]) -> str:
     title = f"Ladder against {ladder.model}"
     blocks = [markup.header("Load test", title, f"{len(ladder.steps)} steps · {ladder.url}"), *_banners(ladder), markup.cards(_headline(ladder))]
-    if plots:
-        blocks.append(markup.section("Against the rate", markup.plots(plots)))
+    if pictures:
+        blocks.append(markup.section("Against the rate", markup.figures(pictures)))
     blocks.append(markup.section("Steps", _table(ladder)))
     return page(title, "\n".join(blocks))
 
@@ -175,7 +174,7 @@ def _rate_axis(drawn: Axes, ladder: Ladder, steps: Sequence[Step]) -> None:
         drawn.set_xscale("log")
         drawn.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         drawn.xaxis.set_minor_formatter(NullFormatter())
-    drawn.xaxis.set_major_formatter(ScalarFormatter())
+    drawn.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     drawn.set_xlabel(ladder.unit)
     if ladder.knee is not None:
         drawn.axvline(ladder.knee, color=INK.light, linewidth=1.0, zorder=1.2)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from penstock_loadtest.report.style import Plot, svg
+from penstock_loadtest.report.style import Picture
 
 
 class Column(NamedTuple):
@@ -73,12 +73,12 @@ def grouped_table(caption: str, columns: Sequence[Column], parts: Sequence[Rows]
     )
 
 
-def figure(plot: Plot) -> str:
-    picture = f'<div role="img" aria-label="{escape(plot.alt)}">{svg(plot)}</div>'
-    return f"<figure><h3>{escape(plot.title)}</h3>{picture}<figcaption>{escape(plot.caption)}</figcaption></figure>"
+def figure(picture: Picture) -> str:
+    drawn = f'<div role="img" aria-label="{escape(picture.alt)}">{picture.svg}</div>'
+    return f"<figure><h3>{escape(picture.title)}</h3>{drawn}<figcaption>{escape(picture.caption)}</figcaption></figure>"
 
 
-def plots(found: Sequence[Plot]) -> str:
+def figures(found: Sequence[Picture]) -> str:
     return f'<div class="plots">{"".join(map(figure, found))}</div>'
 
 

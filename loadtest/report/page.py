@@ -1,7 +1,8 @@
 """report.html of a run: headline figures, plots, tables, the scenario, and what every figure means."""
 
-from itertools import chain
 from pathlib import Path
+from shlex import quote
+from typing import NamedTuple
 
 from penstock_loadtest.records import Record
 from penstock_loadtest.report import markup
@@ -10,16 +11,24 @@ from penstock_loadtest.report.folder import Ending, Run, Verdict, read_run, wait
 from penstock_loadtest.report.glossary import terms
 from penstock_loadtest.report.ladder import write_ladder_report
 from penstock_loadtest.report.markup import Card, Column, Rows
-from penstock_loadtest.report.plots import Plots, run_plots
+from penstock_loadtest.report.plots import run_plots
 from penstock_loadtest.report.rerun import scenario_yaml
 from penstock_loadtest.report.shell import page
-from penstock_loadtest.report.style import drawing, save_png
+from penstock_loadtest.report.style import Picture, drawing, save
 from penstock_loadtest.report.table import late_sentence
 from penstock_loadtest.report.words import NONE, duration, number, share
 from penstock_loadtest.series import replicas, series
 from penstock_loadtest.summary import Distribution, Goodput, Group, Summary
 
 MAX_GROUPS = 30
+
+
+class Pictures(NamedTuple):
+    """The plots of a run, drawn, by the part of the page that they stand in."""
+
+    over_time: list[Picture]
+    distributions: list[Picture]
+    tenants: list[Picture]
 
 
 def write_report(folder: Path) -> Path:
@@ -36,18 +45,17 @@ def write_run_report(folder: Path) -> Path:
     with drawing():
         over_time = series(run.columns, run.scenario.targets)
         plots = run_plots(run.columns, over_time, replicas(run.observed), run.summary.groups.tenant, run.scenario.targets)
-        for plot in chain(*plots):
-            save_png(plot, pictures)
-        path.write_text(run_page(run, plots), encoding="utf-8")
+        drawn = Pictures(*([save(plot, pictures) for plot in part] for part in plots))
+    path.write_text(run_page(run, drawn), encoding="utf-8")
     return path
 
 
-def run_page(run: Run, plots: Plots) -> str:
+def run_page(run: Run, pictures: Pictures) -> str:
     summary = run.summary
     blocks = [_header(run), *_banners(run), markup.cards(_headline(run))]
-    for title, part in (("Over time", plots.over_time), ("Distributions", plots.distributions), ("Tenants", plots.tenants)):
+    for title, part in (("Over time", pictures.over_time), ("Distributions", pictures.distributions), ("Tenants", pictures.tenants)):
         if part:
-            blocks.append(markup.section(title, markup.plots(part)))
+            blocks.append(markup.section(title, markup.figures(part)))
     blocks += [
         markup.section("Figures", _latency_table(summary), _outcome_table(summary), markup.bullets(_facts(summary, run.ending))),
         *_group_sections(summary),
@@ -276,14 +284,14 @@ def _slow_row(record: Record) -> list[str]:
 
 
 def _scenario_section(run: Run) -> str:
-    url = run.server.url if run.server else "URL"
+    server = f"--url {quote(run.server.url)} --model {quote(run.server.model)}" if run.server else "--url URL"
     return markup.section(
         "How to run it again",
         markup.paragraph("Save the scenario as scenario.yaml (what is not in it is at its default), then:"),
-        markup.code(f"penstock-loadtest run scenario.yaml --url {url}", "Command"),
+        markup.code(f"penstock-loadtest run scenario.yaml {server}", "Command"),
         markup.code(scenario_yaml(run.scenario), "Scenario"),
         markup.paragraph("To make this page again from its records:"),
-        markup.code(f"penstock-loadtest report {run.name}", "Command"),
+        markup.code(f"penstock-loadtest report {quote(run.name)}", "Command"),
     )
 
 

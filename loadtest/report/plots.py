@@ -173,8 +173,6 @@ def _replicas_over_time(found: Replicas) -> Plot:
         drawn.step(found.at_s / scale, count, where="post", color=LINES[i % len(LINES)].light, label=name, linewidth=2.0)
     drawn.set_ylabel("ready replicas")
     counts_axis(drawn, is_whole=True)
-    drawn.margins(y=0.15)
-    drawn.set_ylim(0, None)
     if len(found.counts) <= 4:
         legend(drawn)
     else:

@@ -3,6 +3,7 @@
 Colours are told apart by lightness too, so that they survive a grey print and the common kinds of colour blindness.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.transforms import Bbox
 from matplotlib.typing import RcKeyType
 
 
@@ -40,6 +43,7 @@ LINES = (BLUE, ORANGE, GREEN, PURPLE, RED, NAVY, GREY, SKY)
 """For series that have no colour of their own, in order; they repeat."""
 
 SIZE_IN = (6.0, 3.1)  # half the report's width; fonts are for this size
+_TITLE_IN = 0.3  # above a PNG; in a page the title is a heading
 _RC: dict[RcKeyType, Any] = {
     "axes.edgecolor": GREY.light,
     "axes.facecolor": PAPER.light,
@@ -69,6 +73,7 @@ _RC: dict[RcKeyType, Any] = {
     "savefig.facecolor": PAPER.light,
     "svg.fonttype": "none",
     "text.color": INK.light,
+    "text.parse_math": False,  # names of tenants may have dollar signs
     "xtick.color": GREY.light,
     "xtick.labelcolor": MUTED.light,
     "xtick.major.size": 3,
@@ -77,6 +82,15 @@ _RC: dict[RcKeyType, Any] = {
     "ytick.major.size": 0,
     "ytick.minor.size": 0,
 }
+
+
+class Picture(NamedTuple):
+    """A figure as it stands in a page."""
+
+    title: str
+    caption: str
+    alt: str
+    svg: str
 
 
 class Plot(NamedTuple):
@@ -97,7 +111,7 @@ def drawing() -> Iterator[None]:
 
 
 def axes(*, height_in: float = SIZE_IN[1]) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(SIZE_IN[0], height_in), layout="constrained")
+    figure = Figure(figsize=(SIZE_IN[0], height_in))
     return figure, figure.add_subplot()
 
 
@@ -115,13 +129,14 @@ def seconds_axis(drawn: Axes, low: float, high: float, *, is_x: bool = False) ->
         axis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 2000 else (1.0, 2.0, 5.0)))
         axis.set_minor_formatter(NullFormatter())
     else:
-        (drawn.set_xlim if is_x else drawn.set_ylim)(0, None)
+        (drawn.set_xlim if is_x else drawn.set_ylim)(0, high * 1.06 or 1.0)
         axis.set_major_locator(whole_steps())
     axis.set_major_formatter(EngFormatter(unit="s", sep="\N{NO-BREAK SPACE}"))
 
 
 def counts_axis(drawn: Axes, *, is_whole: bool = False) -> None:
-    drawn.set_ylim(0, None)
+    highest = drawn.dataLim.ymax  # infinite where nothing was drawn
+    drawn.set_ylim(0, highest * 1.06 if 0 < highest < math.inf else 1.0)
     drawn.yaxis.set_major_locator(whole_steps(is_whole=is_whole))
     drawn.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
@@ -131,21 +146,29 @@ def whole_steps(parts: int = 5, *, is_whole: bool = False) -> MaxNLocator:
     return MaxNLocator(parts, steps=[1, 2, 5, 10], integer=is_whole)
 
 
-def save_png(plot: Plot, folder: Path) -> Path:
-    path = folder / f"{plot.name}.png"
-    data = BytesIO()
+def save(plot: Plot, folder: Path) -> Picture:
+    """Writes the PNG, with its title; gives what a page needs."""
     with drawing():
-        title = plot.figure.suptitle(plot.title, x=0.012, ha="left", fontsize=10, fontweight="bold")
-        plot.figure.savefig(data, format="png", dpi=160, metadata={"Software": None})
-        title.remove()
-    path.write_bytes(data.getvalue())
-    return path
+        ConstrainedLayoutEngine().execute(plot.figure)  # once for both, and not again at every drawing as a figure's own engine would
+        picture = Picture(plot.title, plot.caption, plot.alt, _svg(plot))
+        (folder / f"{plot.name}.png").write_bytes(_png(plot))
+    return picture
 
 
-def svg(plot: Plot) -> str:
+def _png(plot: Plot) -> bytes:
+    """The figure under its title, which stands above the figure's own edge."""
+    width_in, height_in = plot.figure.get_size_inches()
+    plot.figure.text(0.012, 1.0 + 0.05 / height_in, plot.title, ha="left", va="bottom", fontsize=10, fontweight="bold")
+    data = BytesIO()
+    bounds = Bbox([[0, 0], [width_in, height_in + _TITLE_IN]])
+    plot.figure.savefig(data, format="png", dpi=160, bbox_inches=bounds, metadata={"Software": None})
+    return data.getvalue()
+
+
+def _svg(plot: Plot) -> str:
     """The figure as an <svg> element to stand in a page: colours are the page's CSS variables, text is text in the page's font, ids are the figure's own."""
     text = StringIO()
-    with drawing(), mpl.rc_context({"svg.hashsalt": plot.name}):
+    with mpl.rc_context({"svg.hashsalt": plot.name}):
         plot.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     drawn = text.getvalue()
     drawn = drawn[drawn.index("<svg") :]
@@ -161,6 +184,6 @@ def svg(plot: Plot) -> str:
 
 def _own_ids(drawn: str, name: str) -> str:
     """Ids that nothing refers to are dropped; the others begin with the figure's name, so that figures of one page don't share any."""
-    used = set(re.findall(r'(?:url\(#|href="#)([\w-]+)', drawn))
-    drawn = re.sub(r' id="([\w-]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", drawn)
-    return re.sub(r'(url\(#|href="#)([\w-]+)', rf"\g<1>{name}-\g<2>", drawn)
+    used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', drawn))
+    drawn = re.sub(r' id="([^"]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", drawn)
+    return re.sub(r'(url\(#|href="#)([^")]+)', rf"\g<1>{name}-\g<2>", drawn)

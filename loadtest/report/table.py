@@ -14,9 +14,9 @@ MAX_ERRORS = 5
 
 def summary_table(summary: Summary, ledger: Verdict | None = None) -> RenderableType:
     """Warnings first, then latencies, figures, tenants (if there are several), errors (if any) and what the ledger says. None: nothing is said of it."""
-    parts: list[RenderableType] = [*_warnings(summary), _latencies(summary), _figures(summary)]
+    parts: list[RenderableType] = [*_warnings(summary), _latencies(summary), "", _figures(summary), ""]
     if len(summary.groups.tenant) > 1:
-        parts.append(_tenants(summary))
+        parts += [_tenants(summary), ""]
     parts += [Text(f"{error.count:,} x {error.sentence}", style="red") for error in summary.errors[:MAX_ERRORS]]
     more = summary.other_errors + sum(error.count for error in summary.errors[MAX_ERRORS:])
     if more:

@@ -30,9 +30,9 @@ def test_reported_percentiles_are_the_programmed_ones() -> None:
 
 
 def test_a_stall_is_in_the_figures_of_every_request_that_it_delayed() -> None:
-    run = best(stalled(BEHAVIOUR, from_s=1.5, for_s=2.0), rate=20, duration_s=4.5)
+    run = best(stalled(BEHAVIOUR, from_s=3.0, for_s=2.0), rate=20, duration_s=7)
 
     check(run)
     figures = {each.name: each.reported_s for each in run.compared}
-    assert figures["TTFT p50"] > 0.2  # requests of the stall's two seconds left on time, and waited for its end
+    assert figures["TTFT p90"] > 0.8  # requests of the stall's two seconds left on time, and waited for its end
     assert figures["TTFT p99"] == pytest.approx(2.0, abs=0.5)

@@ -37,8 +37,16 @@ def test_every_package_of_the_platform_says_what_it_is() -> None:
         assert (package / "__init__.py").read_text(encoding="utf-8").startswith('"""'), package.name
 
 
-def test_the_source_link_is_relative() -> None:
+def test_the_load_tester_resolves_to_its_folder_alone() -> None:
+    spec = importlib.util.find_spec("penstock_loadtest")
+
+    assert spec is not None
+    assert {Path(place).resolve() for place in spec.submodule_search_locations or ()} == {ROOT / "loadtest"}
+
+
+def test_the_source_links_are_relative() -> None:
     assert (ROOT / ".src" / "penstock").readlink() == Path("../platform")
+    assert (ROOT / ".src" / "penstock_loadtest").readlink() == Path("../loadtest")
 
 
 def test_the_layer_contract_names_every_package() -> None:
@@ -57,7 +65,7 @@ def test_the_readme_has_a_line_for_every_module_and_no_other() -> None:
         folders[depth:] = [name] if name.endswith("/") else []
         shown.add("".join([*folders[:depth], name]))
 
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "platform").rglob("*.py") if path.name != "__init__.py"}
+    modules = {str(path.relative_to(ROOT)) for package in ("platform", "loadtest") for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"}
     assert {name for name in shown if name.endswith(".py")} == modules
 
 

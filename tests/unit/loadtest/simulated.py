@@ -109,6 +109,7 @@ def write_folder(folder: Path, records: Sequence[Record], scenario: Scenario = S
         for t in range(int(duration_s))
     ]
     (folder / "observed.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
+    (folder / "run.json").write_text('{"ended": "2030-01-02T03:04:05+00:00", "is_interrupted": false}', encoding="utf-8")
     verdict = {"is_balanced": True, "sentences": [f"The ledger balances: each of {len(records):,} accepted requests ended in exactly one way."]}
     (folder / "ledger.json").write_text(json.dumps(verdict), encoding="utf-8")
     return folder

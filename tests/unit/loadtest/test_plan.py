@@ -1,7 +1,7 @@
 import json
 import time
 from collections import Counter, defaultdict
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import msgspec
@@ -81,7 +81,7 @@ def test_indexes_count_and_times_ascend_within_the_duration(seed: int) -> None:
     planned = list(plan(changed(MIXED, seed=seed, duration_s=10)))
 
     assert [each.index for each in planned] == list(range(len(planned)))
-    assert all(before.at_s <= after.at_s for before, after in zip(planned, planned[1:], strict=False))
+    assert all(before.at_s <= after.at_s for before, after in pairwise(planned))
     assert all(0 <= each.at_s < 10 and each.max_tokens >= 1 for each in planned)
 
 
@@ -314,7 +314,7 @@ def test_replayed_prompts_share_prefixes_as_the_traces_ids_do(tmp_path: Path, so
 
 def test_the_published_trace_has_its_hit_rate_when_replayed(data_dir: Path) -> None:
     path = data_dir / "mooncake" / "conversation_trace.jsonl"
-    ids = [json.loads(line)["hash_ids"] for line in islice(path.open(encoding="utf-8"), 600)]
+    ids = [json.loads(line)["hash_ids"] for line in path.read_text(encoding="utf-8").splitlines()[:600]]
     kind = Kind(endpoint="completions", prompts=Prompts(source="tokens"))
 
     def hit_rate(scale: float, block_tokens: int) -> float:
@@ -336,7 +336,7 @@ def test_requests_of_a_traces_session_begin_alike_and_stay_with_one_tenant(tmp_p
 
     assert [len(str(each.prompt).split()) for each in planned] == [20 + row for row in range(60)]
     assert all(str(later.prompt).startswith(f"{each.prompt} ") for each, later in zip(planned, planned[4:], strict=False))
-    assert not any(str(other.prompt).startswith(str(each.prompt)[:40]) for each, other in zip(planned, planned[1:], strict=False))
+    assert not any(str(other.prompt).startswith(str(each.prompt)[:40]) for each, other in pairwise(planned))
     assert all((each.tenant, each.kind) == (later.tenant, later.kind) for each, later in zip(planned, planned[4:], strict=False))
     assert len({each.tenant for each in planned}) > 1
     assert {each.session for each in planned} == {None}, "they leave at the trace's times, whether or not the answer before is there"

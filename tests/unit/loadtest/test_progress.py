@@ -1,10 +1,12 @@
 """The figures shown while a run goes on."""
 
+from pathlib import Path
+
 import pytest
 
 from penstock_loadtest.progress import KEPT, WINDOW_S, Percentiles, Progress
 from penstock_loadtest.records import Outcome, Record
-from penstock_loadtest.scenario import Scenario
+from penstock_loadtest.scenario import Scenario, Trace
 
 
 def record(*, at: float = 0.0, ttft: float = 0.2, gap: float = 0.01, tokens: int = 11, late: float = 0.0, outcome: Outcome = "finished") -> Record:
@@ -76,15 +78,16 @@ def test_a_p99_lateness_over_10_ms_is_said(late: float, is_late: bool) -> None:
 
 
 def test_the_end_is_the_duration_or_when_the_requests_will_have_left() -> None:
-    by_duration, by_requests, open_ended = (
-        Progress(Scenario(duration_s=duration_s, requests=requests)) for duration_s, requests in ((60.0, None), (None, 100), (None, None))
+    trace = Trace(format="mooncake", path=Path("trace.jsonl"))
+    by_duration, by_requests, by_trace = (
+        Progress(Scenario(trace=trace, duration_s=duration_s, requests=requests)) for duration_s, requests in ((60.0, None), (None, 100), (None, None))
     )
     for _ in range(25):
         by_requests.sent(1.0)
 
     assert by_duration.snapshot(10.0).total_s == 60.0
     assert by_requests.snapshot(10.0).total_s == pytest.approx(40.0)
-    assert open_ended.snapshot(10.0).total_s is None
+    assert by_trace.snapshot(10.0).total_s is None
 
 
 def test_what_is_kept_is_bounded_and_rates_stay_true_beyond_it() -> None:

@@ -145,6 +145,35 @@ def test_a_target_is_met_up_to_the_microsecond_that_records_are_kept_to() -> Non
     assert goodput(streamed(at=0.1, ttft=1.000001)).good == 0
 
 
+def whole(*, e2e: float, tokens: int) -> Record:
+    return Record(
+        index=0,
+        intended_s=0.0,
+        sent_s=0.0,
+        end_s=e2e,
+        outcome="finished",
+        is_whole=True,
+        tokens=tokens,
+        chunk_s=[e2e] if tokens else [],
+        chunk_tokens=[tokens] if tokens else [],
+    )
+
+
+def test_a_whole_answer_is_good_when_it_took_no_longer_than_both_targets_allow_together() -> None:
+    allowed_s = SCENARIO.targets.ttft_s + 9 * SCENARIO.targets.tpot_s
+
+    assert goodput(whole(e2e=allowed_s, tokens=10)).good == 1
+    assert misses(whole(e2e=allowed_s + 0.01, tokens=10)) == Misses(ttft=1)
+
+
+def test_a_whole_answer_says_nothing_of_first_tokens_and_gaps() -> None:
+    alone, beside = summarize([whole(e2e=1.0, tokens=10)], SCENARIO), summarize([streamed(), whole(e2e=1.0, tokens=10)], SCENARIO)
+
+    assert (alone.ttft_s, alone.inter_token_s, alone.shared_chunk_share) == (Distribution(), Distribution(), None)
+    assert beside.inter_token_s == summarize([streamed()], SCENARIO).inter_token_s
+    assert alone.output_tokens == 10
+
+
 def test_ttft_over_target_is_a_miss_by_ttft_even_when_tpot_is_over_too() -> None:
     assert misses(streamed(ttft=1.01), streamed(ttft=1.01, gap=0.2)) == Misses(ttft=2)
 
