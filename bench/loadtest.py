@@ -97,6 +97,7 @@ def light_rows(light: Light, requests: int) -> list[Row]:
     summary = light.summary
     return [
         Row(f"achieved rate, streams of {CHUNKS} chunks", summary["achieved_rate"], None, "requests/s"),
+        Row("requests that did not finish", requests - summary["outcomes"]["finished"], None, "requests"),
         Row("lateness p99", 1e3 * summary["lateness"]["p99_s"], None, "ms"),
         Row("CPU of the tester, of one core", 100 * (loaded[-1].cpu_s - loaded[0].cpu_s) / span_s, None, "%"),
         Row("CPU of the fake server, of one core", 100 * (loaded[-1].server_cpu_s - loaded[0].server_cpu_s) / span_s, None, "%"),

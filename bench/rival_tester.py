@@ -24,6 +24,7 @@ class Load(NamedTuple):
     name: str
     requests: int
     output_tokens: int
+    prompt_words: int = 100
     rate: float | None = None
     """Requests a second; None: `at_once` at a time."""
     at_once: int = 1

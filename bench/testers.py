@@ -2,10 +2,14 @@
 
     PENSTOCK_BENCH_TESTER=PYTHON PENSTOCK_BENCH_TOKENIZER=FOLDER python -m bench.testers [--against fake|platform|both] [--pairs 12]
 
-PENSTOCK_BENCH_TESTER: a Python that has aiperf; PENSTOCK_BENCH_TOKENIZER: a folder with the demo model's tokenizer as transformers reads it.
-Both testers run as commands of their own and send the same bodies. Of each pair (order ABBA) the ratio ours / theirs of the medians of TTFT
-(from sending) and TPOT and of the output tokens per second between the first sending and the last token is taken. Fails (status 1) when
-a 95 % interval of a ratio over all pairs is not within the bounds.
+PENSTOCK_BENCH_TESTER: a Python that has aiperf (a virtual environment of its own, `pip install aiperf==0.13.0`); PENSTOCK_BENCH_TOKENIZER: a
+folder with the demo model's tokenizer as transformers reads it (tokenizer.json, tokenizer_config.json, config.json).
+
+Both testers run as commands of their own and send the same bodies; the fake server answers a prompt with the same latencies whoever sends it,
+the platform gets prompts that it has not seen. Of each pair (order ABBA) the ratio ours / theirs is taken of the medians of TTFT (from
+sending) and TPOT, and of the output tokens per second between the first sending and the last token. Fails (status 1) when the 95 % interval
+of a ratio over all pairs is not within the bounds. On a machine with two cores, 12 pairs take 12 minutes against the fake server and 13
+against the platform; nothing else may run.
 """
 
 import argparse
@@ -13,11 +17,12 @@ import json
 import os
 import random
 import resource
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -28,9 +33,12 @@ from bench.report import Row, write_report
 from bench.rival_tester import EXPORT, Load, Seen, configuration, read_export
 from penstock_loadtest.intervals import Estimate, paired_ratio
 from penstock_loadtest.records import Record, read_records, write_json
+from penstock_loadtest.scenario import load_scenario
+from penstock_loadtest.workload.plan import plan
 
+MODEL = "demo"
 FAKE = {
-    "models": ["demo"],
+    "models": [MODEL],
     "drawn_by": "prompt",  # both testers send the same prompts, so they are served the same latencies
     "ttft_s": {"lognormal": [0.15, 0.4]},
     "gap_s": {"lognormal": [0.02, 0.03]},
@@ -40,12 +48,12 @@ gateway: {{port: {port}}}
 pools:
   - {{name: demo, model: demo, served_names: [demo], tier: edge, replicas: 2}}
 """
-FAKE_LOADS = [Load("8 requests/s", requests=96, output_tokens=64, rate=8.0), Load("8 at a time", requests=64, output_tokens=64, at_once=8)]
-PLATFORM_LOADS = [Load("one at a time", requests=16, output_tokens=48)]
-PROMPT_WORDS = 100
+FAKE_LOADS = [Load("8 requests/s", requests=72, output_tokens=64, rate=8.0), Load("8 at a time", requests=56, output_tokens=64, at_once=8)]
+PLATFORM_LOADS = [Load("0.5 requests/s", requests=12, output_tokens=32, prompt_words=150, rate=0.5)]
+"""An answer ends before the next begins: aiperf's work behind an answer would take a core from the next one's prefill."""
 FIELDS = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
 """Of every request, so that aiperf's are as ours."""
-RUN_S = 120.0
+RUN_S = 300.0
 
 
 class Server(NamedTuple):
@@ -89,10 +97,10 @@ class Comparison(NamedTuple):
         return paired_ratio([(figure(theirs), figure(ours)) for ours, theirs in zip(self.ours, self.theirs, strict=True)])
 
 
-def prompts(seed: str, count: int) -> list[str]:
+def prompts(seed: str, count: int, words: int) -> list[str]:
     """Texts of the same number of tokens (each word is one), different from their first words on."""
     rng = random.Random(seed)
-    return [" ".join(rng.choices(WORDS, k=PROMPT_WORDS)) for _ in range(count)]
+    return [" ".join(rng.choices(WORDS, k=words)) for _ in range(count)]
 
 
 def scenario(load: Load, prompts: Path) -> dict[str, object]:
@@ -126,14 +134,23 @@ def figures(requests: Sequence[Seen], load: Load, cpu_s: float) -> Figures:
 
 
 def run(command: Sequence[str], key: str, log: Path) -> float:
-    """CPU seconds of a command and what it started. Raises RuntimeError with the log's tail when it fails."""
+    """CPU seconds of a command and what it started. Raises RuntimeError with the log's tail when it fails or takes longer than RUN_S."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with log.open("wb") as out:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=os.environ | {"OPENAI_API_KEY": key}, timeout=RUN_S, check=False
-        )
-    if done.returncode:
-        raise RuntimeError(f"{command[0]} ended with {done.returncode}:\n{log.read_text(encoding='utf-8', errors='replace')[-3000:]}")
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=os.environ | {"OPENAI_API_KEY": key}, start_new_session=True
+        ) as process,
+    ):
+        try:
+            status = process.wait(RUN_S)
+        except subprocess.TimeoutExpired:
+            status = -signal.SIGKILL
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # with what it started
+    if status:
+        raise RuntimeError(f"{command[0]} ended with {status}:\n{log.read_text(encoding='utf-8', errors='replace')[-3000:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -146,27 +163,32 @@ class Testers:
         self._number = 0
 
     def ours(self, load: Load, seed: str) -> Figures:
-        folder, texts = self._prepare(load, seed)
-        write_json(folder / "load.yaml", scenario(load, texts))
-        command = [sys.executable, "-m", "penstock_loadtest.main", "run", str(folder / "load.yaml"), "--no-plots"]
-        command += ["--url", self._server.url, "--out", str(folder / "run")]
-        cpu_s = run(command, self._server.key, folder / "log")
+        folder = self._prepare(load, seed)
+        command = [sys.executable, "-m", "penstock_loadtest.main", "run", str(folder / "scenario.yaml"), "--no-plots"]
+        cpu_s = run([*command, "--url", self._server.url, "--out", str(folder / "run")], self._server.key, folder / "log")
         return figures([seen(record) for record in read_records(folder / "run" / "records.jsonl")], load, cpu_s)
 
     def theirs(self, load: Load, seed: str) -> Figures:
-        folder, texts = self._prepare(load, seed)
-        settings = configuration(load, url=self._server.url, model="demo", prompts=texts, tokenizer=self._tokenizer, folder=folder / "run", fields=FIELDS)
-        write_json(folder / "load.yaml", settings)
-        cpu_s = run([self._rival, "-m", "aiperf", "profile", "--config", str(folder / "load.yaml")], self._server.key, folder / "log")
+        folder = self._prepare(load, seed)
+        texts = folder / "in-order.jsonl"
+        write_texts(texts, (str(planned.prompt) for planned in plan(load_scenario(folder / "scenario.yaml", []))))
+        settings = configuration(load, url=self._server.url, model=MODEL, prompts=texts, tokenizer=self._tokenizer, folder=folder / "run", fields=FIELDS)
+        write_json(folder / "aiperf.yaml", settings)
+        cpu_s = run([self._rival, "-m", "aiperf", "profile", "--config", str(folder / "aiperf.yaml")], self._server.key, folder / "log")
         return figures(read_export(folder / "run" / EXPORT), load, cpu_s)
 
-    def _prepare(self, load: Load, seed: str) -> tuple[Path, Path]:
+    def _prepare(self, load: Load, seed: str) -> Path:
+        """A new folder with the scenario. What we plan from it, the rival sends in the same order: the last requests' lengths tell in the throughput."""
         self._number += 1
         folder = self._folder / f"{self._server.name.replace(' ', '-')}-{self._number}"
         folder.mkdir()
-        texts = folder / "prompts.jsonl"
-        texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in prompts(seed, load.requests)), encoding="utf-8")
-        return folder, texts
+        write_texts(folder / "prompts.jsonl", prompts(seed, load.requests, load.prompt_words))
+        write_json(folder / "scenario.yaml", scenario(load, folder / "prompts.jsonl"))
+        return folder
+
+
+def write_texts(path: Path, texts: Iterable[str]) -> None:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
 
 
 def compare(testers: Testers, server: Server, load: Load, pairs: int) -> Comparison:
@@ -277,7 +299,7 @@ def version(rival: str) -> str:
 
 def describe(comparison: Comparison) -> str:
     load = comparison.load
-    return f"{comparison.server.name}, {load.name}: runs of {load.requests} chats of {PROMPT_WORDS} words, {load.output_tokens} tokens each"
+    return f"{comparison.server.name}, {load.name}: runs of {load.requests} chats of {load.prompt_words} words, {load.output_tokens} tokens each"
 
 
 if __name__ == "__main__":

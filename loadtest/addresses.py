@@ -4,10 +4,11 @@ import asyncio
 import ipaddress
 import socket
 import threading
+from contextlib import suppress
 
 
 class Addresses:
-    """The addresses of a host. Connections go to them in turn, as they would if each asked for the name anew; one that failed is left out until none is left."""
+    """The addresses of a host. Connections go to them in turn, as if each asked for the name anew; one that failed is left out until none is left."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -25,12 +26,18 @@ class Addresses:
         self._known.append(address)
         return address
 
-    def failed(self, address: str) -> bool:
-        """Leave it out. True: others are left to try."""
+    @property
+    def count(self) -> int:
+        return len(self._known)
+
+    def failed(self, address: str) -> None:
+        """Leave it out of the turn."""
         if address in self._known and not is_address(self._host):
             self._known.remove(address)
-            return bool(self._known)
-        return False
+
+    def are_left(self, tried: set[str]) -> bool:
+        """Whether there is one that was not tried."""
+        return not tried.issuperset(self._known)
 
 
 def is_address(host: str) -> bool:
@@ -50,13 +57,22 @@ def resolved(host: str, port: int) -> asyncio.Future[list[str]]:
 
 
 def _ask(host: str, port: int, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[list[str]]) -> None:
+    found: list[str] | OSError
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(place[4][0]) for place in found))
-        _tell(loop, lambda: answer.done() or answer.set_result(addresses))
-    except (OSError, UnicodeError) as error:
-        failure = error if isinstance(error, OSError) else socket.gaierror(str(error))
-        _tell(loop, lambda: answer.done() or answer.set_exception(failure))
+        found = list(dict.fromkeys(str(place[4][0]) for place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+    except UnicodeError:
+        found = socket.gaierror("no name can look like this")
+    except OSError as error:
+        found = error
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        loop.call_soon_threadsafe(_settle, answer, found)
 
 
-def _tell(loop, what) -> None: ...
+def _settle(answer: asyncio.Future[list[str]], found: list[str] | OSError) -> None:
+    if answer.done():
+        return
+    if isinstance(found, OSError):
+        answer.set_exception(found)
+        answer.exception()  # whoever asked may have given up, and that is no mistake
+    else:
+        answer.set_result(found)

@@ -1,7 +1,7 @@
 """Sends planned requests and returns their records: the instrument's own client, on one event loop.
 
-It never raises for what a server does: refused, broken, late or odd, it is in the record. Cancelling the task of a request cuts it, and the
-record comes back all the same.
+It never raises for what a server does: refused, broken, late or odd, it is in the record. Cancelling the task of a request cuts it: the connection
+is closed, and the record comes back as it stands, `unfinished` and `is_cut`, in place of the cancellation.
 """
 
 import asyncio
@@ -9,13 +9,16 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock_loadtest.bodies import PATHS, body_of, refused_field, without
-from penstock_loadtest.connection import Connection, Connections, origin_of
+from penstock_loadtest.bodies import PATHS, body_of, has, refused_field, without
+from penstock_loadtest.connection import CONNECT_TIMEOUT_S, USER_AGENT, Connection, Connections, Origin, origin_of
 from penstock_loadtest.errors import TargetUnreachable
 from penstock_loadtest.exchange import Exchange
 from penstock_loadtest.records import Record
-from penstock_loadtest.target import Target, get
+from penstock_loadtest.target import Target, authorization, get, path_of
 from penstock_loadtest.workload.planned import Message, Planned
+
+DEADLINE_MARGIN_S = 0.1
+"""A connection that is not there at the deadline is given up so much later: by then the request has ended as `unfinished`."""
 
 
 class Clock:
@@ -46,13 +49,15 @@ class Client:
         self.clock = clock
         self._target = target
         self._connections = Connections(origin_of(target.url))
+        self._elsewhere: dict[Origin, Connections] = {}
         self._refused: frozenset[str] = frozenset()
         """Optional fields that the server does not take."""
         self._heads: dict[tuple[str, str], str] = {}
+        self._under_way: set[Exchange] = set()
 
     def prepare(self, planned: Planned, history: Sequence[Message] = ()) -> bytes:
         """The body of a request; callable from any thread."""
-        return body_of(planned, self._target.model, history)
+        return body_of(planned, self._target.model, history, refused=self._refused)
 
     async def send(self, planned: Planned, *, intended_s: float, deadline_s: float, history: Sequence[Message] = ()) -> Answer:
         """Send now. Times are the clock's; at deadline_s an answer that has not ended is `unfinished`."""
@@ -60,81 +65,79 @@ class Client:
 
     async def send_body(self, planned: Planned, body: bytes, *, intended_s: float, deadline_s: float) -> Answer:
         """`send` of a body that `prepare` made."""
+        record = self._record(planned, intended_s)
         while True:
-            if self._refused:
-                body = without(body, self._refused)
-            exchange = await self._exchange(planned, body, intended_s, deadline_s)
-            record = exchange.record
-            field = refused_field(exchange.error_body) if record.status == 400 else None
-            if field is None or field in self._refused:
+            body = without(body, self._refused)
+            exchange = await self._exchange(planned, record, body, deadline_s)
+            field = refused_field(exchange.error_body) if record.status in (400, 422) and not exchange.is_cut else None
+            if field is None or not has(body, field):
                 return Answer(record, exchange.text, body)
             self._refused |= {field}  # and once more without it
+            record = self._record(planned, intended_s)
+            record.sent_s, record.is_resent = exchange.record.sent_s, True
 
     async def get(self, url: str, timeout_s: float) -> tuple[int, bytes]:
-        """Status and body of a page of this or another server. Raises TargetUnreachable."""
+        """Status and body of a small page of any server; a path is one of the target's. Raises TargetUnreachable."""
+        if url.startswith("/"):
+            return await get(self._connections, url, timeout_s, next(iter(self._target.keys.values()), None))
         origin = origin_of(url)
-        connections = self._connections if origin == self._connections.origin else Connections(origin)
-        return await get(connections, "/" + url.partition("://")[2].partition("/")[2], timeout_s)
+        if origin not in self._elsewhere:
+            self._elsewhere[origin] = Connections(origin)
+        return await get(self._elsewhere[origin], path_of(url) or "/", timeout_s)
 
     async def close(self) -> None:
-        self._connections.close()
-        await asyncio.sleep(0)  # transports are told in the loop's next round
+        """Requests under way are cut."""
+        for exchange in list(self._under_way):
+            exchange.cut()
+        for connections in (self._connections, *self._elsewhere.values()):
+            connections.close()
+            await connections.closed()
 
-    async def _exchange(self, planned: Planned, body: bytes, intended_s: float, deadline_s: float) -> Exchange:
-        loop = asyncio.get_running_loop()
-        exchange = Exchange(
-            self._record(planned, intended_s),
-            self.clock.zero_s,
-            stream=planned.stream,
-            wants_usage=planned.stream and "stream_options" not in self._refused,
-            keeps_text=planned.session is not None,
-        )
-        timers = [loop.call_later(deadline_s - self.clock.now(), exchange.expire)]
-        if planned.cancel_after_s is not None:
-            timers.append(loop.call_later(planned.cancel_after_s, exchange.hang_up))
+    async def _exchange(self, planned: Planned, record: Record, body: bytes, deadline_s: float) -> Exchange:
+        wants_usage = has(body, "stream_options")
+        exchange = Exchange(record, self.clock.zero_s, stream=planned.stream, wants_usage=wants_usage, keeps_text=planned.session is not None)
+        exchange.expire_in(deadline_s - self.clock.now())
+        self._under_way.add(exchange)
         try:
-            await self._deliver(exchange, self._head(planned, len(body)) + body)
+            await self._deliver(exchange, self._head(planned, len(body)) + body, planned.cancel_after_s, deadline_s)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is not None:
-                task.uncancel()
+            assert task is not None
+            task.uncancel()
             exchange.cut()
         finally:
-            for timer in timers:
-                timer.cancel()
+            self._under_way.discard(exchange)
         return exchange
 
-    async def _deliver(self, exchange: Exchange, data: bytes) -> None:
+    async def _deliver(self, exchange: Exchange, data: bytes, cancel_after_s: float | None, deadline_s: float) -> None:
         connection = self._connections.idle()
-        is_reused = connection is not None
+        is_kept = connection is not None
         if connection is None:
-            connection = await self._connect(exchange)
+            connection = await self._connect(exchange, deadline_s)
+        if connection is not None and cancel_after_s is not None:
+            exchange.hang_up_in(cancel_after_s)
         while connection is not None:
-            self._write(exchange, connection, data)
-            await exchange.done
-            if not (is_reused and exchange.is_unheard):
+            await exchange.over(connection, data, is_kept=is_kept)
+            if exchange.is_over:
                 return
-            # the server had closed an idle connection: that is no failure of this request
-            exchange.reset()
-            is_reused = False
-            connection = await self._connect(exchange)
+            # the server had closed a connection that was idle: no failure of this request
+            exchange.record.is_resent, is_kept = True, False
+            connection = await self._connect(exchange, deadline_s)
 
-    async def _connect(self, exchange: Exchange) -> Connection | None:
+    async def _connect(self, exchange: Exchange, deadline_s: float) -> Connection | None:
         """None: the exchange has ended meanwhile, or there is no connection to be had, which ends it."""
+        left_s = max(0.0, deadline_s - self.clock.now()) + DEADLINE_MARGIN_S
+        began = time.perf_counter()
         try:
-            connection = await self._connections.fresh()
+            connection = await self._connections.fresh(min(CONNECT_TIMEOUT_S, left_s))
         except TargetUnreachable as error:
             exchange.fail(str(error).rstrip("."))
             return None
-        if exchange.done.done():
+        if exchange.is_over:
             connection.close()
             return None
+        exchange.leaves(began)  # how long a connection takes is the server's doing
         return connection
-
-    def _write(self, exchange: Exchange, connection: Connection, data: bytes) -> None:
-        exchange.connection = connection
-        exchange.record.sent_s = exchange.at(time.perf_counter())
-        connection.request(data, exchange)
 
     def _record(self, planned: Planned, intended_s: float) -> Record:
         return Record(
@@ -153,9 +156,10 @@ class Client:
     def _head(self, planned: Planned, length: int) -> bytes:
         head = self._heads.get((planned.endpoint, planned.tenant))
         if head is None:
-            path = "/" + self._target.url.partition("://")[2].partition("/")[2] + PATHS[planned.endpoint]
-            key = self._target.keys.get(planned.tenant)
-            authorization = f"authorization: Bearer {key}\r\n" if key else ""
-            head = f"POST {path} HTTP/1.1\r\nhost: {self._connections.origin.host_header}\r\ncontent-type: application/json\r\n{authorization}content-length: "
+            target = self._target
+            head = (
+                f"POST {path_of(target.url)}{PATHS[planned.endpoint]} HTTP/1.1\r\nhost: {self._connections.origin.host_header}\r\n"
+                f"user-agent: {USER_AGENT}\r\ncontent-type: application/json\r\n{authorization(target.keys.get(planned.tenant))}content-length: "
+            )
             self._heads[planned.endpoint, planned.tenant] = head
         return f"{head}{length}\r\n\r\n".encode()

@@ -26,7 +26,8 @@ from penstock_loadtest.scenario import Scenario, load_scenario
 from penstock_loadtest.sides import Comparison, NextRun, Run, Setting, Side, comparison_of, figures_of, next_run, seed_of, whole_pairs
 from penstock_loadtest.target import Target
 
-IN_MS = ("TTFT", "TPOT", "inter-token", "end to end")
+SHOWN = {"throughput": ("tokens/s", 1.0), "goodput": ("goodput, %", 100.0)}
+"""What a figure is called in the table and multiplied with; the others are milliseconds."""
 
 
 class Contender(NamedTuple):
@@ -153,22 +154,16 @@ def _identity(setting: Setting) -> dict[str, object]:
 
 
 def comparison_table(comparison: Comparison) -> Table:
+    """Medians of the runs, and the ratio of the pairs with its interval."""
     a, b = escape(comparison.a.name), escape(comparison.b.name)
-    table = Table(title=f"{b} against {a}", caption="medians of the runs; ratio of the pairs with its 95 % interval", caption_justify="left")
-    for name in ("", a, b, f"{b} / {a}", "95 % interval", "pairs", "verdict"):
+    table = Table(title=f"{b} against {a}")
+    for name in ("", a, b, f"{b} / {a}", "95 % interval", "verdict"):
         table.add_column(name, justify="left" if name in ("", "verdict") else "right")
     for row in comparison.rows:
         ratio = row.ratio
         interval = "-" if ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
-        verdict = "different" if row.is_distinguishable else ("too few pairs" if ratio.low is None else "not distinguishable")
+        verdict = "different" if row.is_distinguishable else ("too few pairs" if ratio.low is None else "not told apart")
         value = "-" if ratio.value is None else f"{ratio.value:.3f}"
-        table.add_row(row.figure, _figure(row.figure, row.a), _figure(row.figure, row.b), value, interval, str(ratio.pairs), verdict)
+        name, scale = SHOWN.get(row.figure, (f"{row.figure}, ms", 1e3))
+        table.add_row(name, *("-" if side is None else f"{scale * side:,.2f}" for side in (row.a, row.b)), value, interval, verdict)
     return table
-
-
-def _figure(name: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    if name in IN_MS:
-        return f"{1e3 * value:,.2f} ms"
-    return f"{value:.1%}" if name == "goodput" else f"{value:,.1f} tokens/s"

@@ -15,6 +15,8 @@ from penstock_loadtest.intervals import Estimate, Floats, bootstrap_interval, pa
 from penstock_loadtest.summary import Summary
 
 Path = Literal["platform", "direct"]
+MIN_RUNS = 6
+"""A bootstrap of fewer points says nothing."""
 
 
 class Cell(NamedTuple):
@@ -64,16 +66,14 @@ class CellRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """cpu_ms of a request = fixed_ms + per_token_us / 1000 * tokens."""
+    """cpu_ms of a request = fixed_ms + per_token_us / 1000 * tokens. Intervals are of 95 %; None with fewer than MIN_RUNS."""
 
     concurrency: int | None  # None: over all of them
     runs: int
     fixed_ms: float
-    fixed_low_ms: float
-    fixed_high_ms: float
+    fixed_interval_ms: tuple[float, float] | None
     per_token_us: float
-    per_token_low_us: float
-    per_token_high_us: float
+    per_token_interval_us: tuple[float, float] | None
     worst_ms: float  # largest distance of a run from the line
 
 
@@ -150,11 +150,11 @@ class Straight(NamedTuple):
 
 
 def least_squares(points: Floats) -> Straight:
-    """The line through points (x, y); shape (..., n, 2) gives (...). A constant where all x of a set are the same."""
+    """The line through points (x, y); shape (..., n, 2) gives (...). NaN where all x of a set are the same."""
     x, y = points[..., 0], points[..., 1]
     from_mean = x - x.mean(axis=-1, keepdims=True)
     spread = (from_mean**2).sum(axis=-1)
-    slope = (from_mean * y).sum(axis=-1) / np.where(spread == 0, 1.0, spread)
+    slope = (from_mean * y).sum(axis=-1) / np.where(spread == 0, np.nan, spread)
     return Straight(y.mean(axis=-1) - slope * x.mean(axis=-1), slope)
 
 
@@ -166,17 +166,14 @@ def fit(runs: Sequence[CellRun], concurrency: int | None, rng: np.random.Generat
     if len(set(points[:, 0].round())) < 2:
         return None
     fixed, slope = map(float, least_squares(points))
-    fixed_low, fixed_high = bootstrap_interval(points, lambda drawn: least_squares(drawn).fixed, rng)
-    low, high = bootstrap_interval(points, lambda drawn: least_squares(drawn).slope, rng)
+    has_interval = len(points) >= MIN_RUNS
     return Fit(
         concurrency=concurrency,
         runs=len(points),
         fixed_ms=fixed,
-        fixed_low_ms=fixed_low,
-        fixed_high_ms=fixed_high,
+        fixed_interval_ms=bootstrap_interval(points, lambda drawn: least_squares(drawn).fixed, rng) if has_interval else None,
         per_token_us=1e3 * slope,
-        per_token_low_us=1e3 * low,
-        per_token_high_us=1e3 * high,
+        per_token_interval_us=bootstrap_interval(points, lambda drawn: 1e3 * least_squares(drawn).slope, rng) if has_interval else None,
         worst_ms=float(np.abs(points[:, 1] - fixed - slope * points[:, 0]).max()),
     )
 

@@ -29,9 +29,9 @@ from penstock_loadtest.fake.engine import Gate, PrefixCache, Slots
 from penstock_loadtest.fake.exchange import Exchange
 from penstock_loadtest.fake.pages import Page, error_page, get_page, no_model
 from penstock_loadtest.fake.request import Body, BodyInvalid, read_body
-from penstock_loadtest.fake.schedule import Schedule
 from penstock_loadtest.fake.truth import Truth, answer_length, fault_of, refuses_connections, released_s, write_truth
 from penstock_loadtest.scenario import Lengths
+from penstock_loadtest.schedule import Schedule
 
 ENDPOINTS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 
@@ -125,7 +125,7 @@ class FakeServer:
         truth = self._new_truth(request, body, endpoint)
         retry_after_s = self._gate.retry_after_s(request.arrival_s, self._slots.serving + self._slots.waiting)
         if retry_after_s is None:
-            self._serve(connection, body, truth)
+            self._serve(connection, request, body, truth)
         else:
             self._shed(connection, request, truth, retry_after_s)
 
@@ -160,7 +160,7 @@ class FakeServer:
         self._respond(connection, request, error_page(truth.status, "The fake server declines this request, as it was told to.", code, headers))
         self._tell(truth)
 
-    def _serve(self, connection: Connection, body: Body, truth: Truth) -> None:
+    def _serve(self, connection: Connection, request: Request, body: Body, truth: Truth) -> None:
         behaviour = self.behaviour
         self._count_prompt(body, truth)
         max_tokens = body.max_completion_tokens or body.max_tokens or behaviour.default_max_tokens
@@ -169,7 +169,8 @@ class FakeServer:
         truth.fault = None if fault is None else fault.kind
         truth.status = 500 if truth.fault == "status_500" else 200
         chunks = truth.chunks(behaviour)
-        reply = self._reply(body, truth, "length" if truth.tokens == max_tokens else "stop", chunks[0].offset_s)
+        headers = _id_headers(truth) + (_receipt(behaviour, truth, chunks[0].offset_s) if behaviour.receipt else "") + _closing(request)
+        reply = self._reply(body, truth, "length" if truth.tokens == max_tokens else "stop", headers)
         script = frames(reply, chunks, fault, stream=truth.stream, early_headers=behaviour.early_headers)
         exchange = Exchange(connection, truth, script, schedule=self._schedule, released=self.released, ended=self._ended)
         self._open[connection] = exchange
@@ -184,7 +185,7 @@ class FakeServer:
         else:
             truth.cached_tokens = self._prefixes.cached_tokens(f"{truth.tenant}\0{truth.model}", prompt)
 
-    def _reply(self, body: Body, truth: Truth, finish_reason: str, ttft_s: float) -> Reply:
+    def _reply(self, body: Body, truth: Truth, finish_reason: str, headers: str) -> Reply:
         behaviour = self.behaviour
         digest = body.digest() + (truth.request_id.encode() if truth.fault == "different_answer" else b"")
         return Reply(
@@ -198,7 +199,7 @@ class FakeServer:
             cached_tokens=truth.cached_tokens,
             has_usage=behaviour.usage and (body.include_usage or not truth.stream),
             has_token_ids=behaviour.token_ids and bool(body.return_token_ids),
-            headers=_id_headers(truth) + (_receipt(behaviour, truth, ttft_s) if behaviour.receipt else ""),
+            headers=headers,
         )
 
     def _ended(self, exchange: Exchange, due_s: float) -> None:
@@ -228,7 +229,7 @@ class FakeServer:
         """At once, or at the end of a stall."""
 
         def send(_now_s: float) -> None:
-            connection.write(page.encode())
+            connection.write(page._replace(headers=page.headers + _closing(request)).encode())
             connection.answered()
 
         due_s = self.released(request.arrival_s)
@@ -240,6 +241,10 @@ class FakeServer:
 
 def _id_headers(truth: Truth) -> str:
     return f"x-request-id: {truth.request_id}\r\nx-penstock-request-id: {truth.request_id}\r\n"
+
+
+def _closing(request: Request) -> str:
+    return "connection: close\r\n" if request.is_last else ""
 
 
 def _receipt(behaviour: Behaviour, truth: Truth, ttft_s: float) -> str:

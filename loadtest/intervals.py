@@ -101,11 +101,11 @@ def bootstrap_interval(
 ) -> tuple[float, float]:
     """Percentile bootstrap of a statistic of independent rows, each drawn again with replacement.
 
-    `rows` has shape (n, columns); `statistic` takes (draws, n, columns) and gives (draws,). Only approximate, and too narrow with few rows; for what has no
-    exact interval, like the slope of a fit. Raises ValueError without rows.
+    `rows` has shape (n, columns); `statistic` takes (draws, n, columns) and gives (draws,), NaN where a draw has none. Only approximate, and too narrow with
+    few rows; for what has no exact interval, like the slope of a fit. Raises ValueError without rows.
     """
     if not len(rows):
         raise ValueError("there is nothing to draw from")
     values = statistic(rows[rng.integers(0, len(rows), (draws, len(rows)))])
-    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
+    low, high = np.nanquantile(values, [(1 - confidence) / 2, (1 + confidence) / 2]).tolist()
     return low, high

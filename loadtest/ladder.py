@@ -214,22 +214,10 @@ def _begun(path: Path, wanted: Ladder) -> list[Step]:
 
 
 def ladder_table(ladder: Ladder) -> Table:
-    table = Table(title=escape(f"Ladder against {ladder.url}, {ladder.model}"))
-    for name in (
-        "step",
-        f"rate ({ladder.unit})",
-        "goodput",
-        "offered/s",
-        "finished/s",
-        "TTFT p50",
-        "TTFT p99",
-        "TPOT p50",
-        "TPOT p99",
-        "declined",
-        "failed",
-        "",
-    ):
-        table.add_column(name, justify="left" if name in ("step", "") else "right")
+    """A row a step by rate; latencies are p50 and p99 in milliseconds."""
+    table = Table(title=escape(f"Ladder against {ladder.url}, {ladder.model}"), caption=f"rate: {ladder.unit}; red: goodput did not hold")
+    for name in ("step", "rate", "goodput", "done/s", "TTFT ms", "TPOT ms", "lost", "note"):
+        table.add_column(name, justify="left" if name in ("step", "note") else "right")
     for step in sorted(ladder.steps, key=lambda step: (step.rate, step.number)):
         table.add_row(*_row(step), style=None if is_held(step, ladder.rules) else "red")
     return table
@@ -237,16 +225,21 @@ def ladder_table(ladder: Ladder) -> Table:
 
 def _row(step: Step) -> list[str]:
     goodput = "-" if step.goodput is None else f"{step.goodput:.1%}"
-    rates = [_figure(step.offered_rate), _figure(step.achieved_rate)]
-    latencies = [_ms(value) for value in (step.ttft_p50_s, step.ttft_p99_s, step.tpot_p50_s, step.tpot_p99_s)]
-    flaws = [text for text, is_so in (("sent late", step.is_late), ("not balanced", not step.is_balanced), ("server gone", step.is_dead)) if is_so]
-    counts = [str(step.shed), str(step.failed + step.unfinished)]
-    return [f"{step.number} {step.purpose}", f"{step.rate:.4g}", goodput, *rates, *latencies, *counts, ", ".join(flaws)]
+    finished = "-" if step.achieved_rate is None else f"{step.achieved_rate:.4g}"
+    latencies = [_both_ms(step.ttft_p50_s, step.ttft_p99_s), _both_ms(step.tpot_p50_s, step.tpot_p99_s)]
+    lost = f"{step.shed + step.failed + step.unfinished:,}"
+    return [f"{step.number} {step.purpose}", f"{step.rate:.4g}", goodput, finished, *latencies, lost, ", ".join(flaws(step))]
 
 
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+def flaws(step: Step) -> list[str]:
+    """Why a step's figures are doubtful."""
+    said = (("sent late", step.is_late), ("not balanced", not step.is_balanced), ("server gone", step.is_dead))
+    return [text for text, is_so in said if is_so]
 
 
-def _ms(value_s: float | None) -> str:
-    return "-" if value_s is None else f"{1e3 * value_s:,.1f} ms"
+def _both_ms(p50_s: float | None, p99_s: float | None) -> str:
+    return "-" if p50_s is None or p99_s is None else f"{_ms(p50_s)} {_ms(p99_s)}"
+
+
+def _ms(value_s: float) -> str:
+    return f"{1e3 * value_s:,.{0 if value_s >= 0.1 else 1}f}"

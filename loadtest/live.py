@@ -81,7 +81,7 @@ def _time(now: Snapshot) -> str:
     elapsed = _clock(now.elapsed_s)
     if not now.is_sending:
         return f"{elapsed} waiting for answers"
-    return elapsed if now.total_s is None else f"{elapsed} of {_clock(now.total_s)}"
+    return elapsed if now.total_s is None else f"{elapsed} of {_clock(now.total_s)}, {_clock(max(0.0, now.total_s - now.elapsed_s))} left"
 
 
 def _clock(seconds: float) -> str:

@@ -1,9 +1,8 @@
 """The `penstock-loadtest` command."""
 
+import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -16,7 +15,7 @@ from penstock_loadtest.compare import compare
 from penstock_loadtest.errors import LoadtestError
 from penstock_loadtest.fake_server import fake_server
 from penstock_loadtest.ladder import ladder
-from penstock_loadtest.measure import EXIT_INTERRUPTED, Measurement, measure
+from penstock_loadtest.measure import EXIT_INTERRUPTED, Measurement, measure, must_have_plots
 from penstock_loadtest.overhead import overhead
 from penstock_loadtest.reach import reach
 from penstock_loadtest.report.table import summary_table
@@ -58,21 +57,29 @@ def run(
     plots: Annotated[bool, typer.Option(help="Draw plots and write report.html.")] = True,
 ) -> None:
     """Run a load; leaves a table, JSON, plots and a report."""
-    shortcuts = {"arrivals.rate": rate, "concurrency": concurrency, "duration_s": duration, "requests": requests, "seed": seed, "name": name}
+    shortcuts = {"arrivals.rate": rate, "concurrency": concurrency, "duration_s": duration, "requests": requests, "seed": seed}
     overrides = [*(settings or []), *(f"{key}={value}" for key, value in shortcuts.items() if value is not None)]
     if concurrency is not None:
         overrides.append("loop=closed")
+    if name is not None:
+        overrides.append(f"name={json.dumps(name)}")  # a text, whatever it looks like to YAML
     loaded = load_scenario(scenario, overrides)
     target = reach(loaded, url, model, os.environ)
     folder = out or RESULTS / f"{_file_name(loaded.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     console = Console(file=sys.stdout)
     console.print(f"{loaded.name} against {target.url}, {target.model}", markup=False, highlight=False)
-    _conclude(measure(loaded, target, folder, console=console, plots=plots), console)
+    try:
+        measured = measure(loaded, target, folder, console=console, plots=plots)
+    except KeyboardInterrupt:  # while the report was being written: a load that runs takes Ctrl-C itself
+        print(f"penstock-loadtest: {folder} has what was recorded; the rest is made by: penstock-loadtest report {folder}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    _conclude(measured, console)
 
 
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="What a run left, even one that was killed.")]) -> None:
     """Write plots and report.html of a run once more."""
+    must_have_plots()
     from penstock_loadtest.report.page import write_report  # matplotlib: half a second that only this command needs
 
     print(write_report(folder))
@@ -87,31 +94,28 @@ def _conclude(measured: Measurement, console: Console) -> None:
     console.print(summary_table(measured.summary, measured.ledger))
     if measured.interrupted:
         console.print("Interrupted: requests under way were cut and count as unfinished.", style="yellow", soft_wrap=True)
+    if measured.turns_not_sent:
+        sentence = f"{measured.turns_not_sent:,} later turns of sessions never left: a turn before them did not finish, or the run ended first."
+        console.print(sentence, style="yellow", highlight=False, soft_wrap=True)
     page = measured.folder / "report.html"
     console.print(str(page if page.exists() else measured.folder), markup=False, highlight=False, soft_wrap=True)
     if not measured.ledger.is_balanced:
         raise typer.Exit(VIOLATED)
+    if measured.interrupted:
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _file_name(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name).strip("-.") or "load"
 
 
-@contextmanager
-def _sentences() -> Iterator[None]:
+def main() -> None:
     """Errors made on purpose are printed as one sentence."""
     try:
-        yield
+        app()
     except LoadtestError as error:
         print(f"penstock-loadtest: {error}", file=sys.stderr)
         raise SystemExit(REFUSED) from None
-    except KeyboardInterrupt:
-        raise SystemExit(EXIT_INTERRUPTED) from None
-
-
-def main() -> None:
-    with _sentences():
-        app()
 
 
 if __name__ == "__main__":

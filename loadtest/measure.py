@@ -12,10 +12,8 @@ import asyncio
 import gc
 import os
 import resource
-import signal
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -31,6 +29,7 @@ from rich.console import Console
 
 from penstock_loadtest.client import Answer, Client, Clock
 from penstock_loadtest.errors import LoadtestError, RecordsInvalid, ScenarioInvalid
+from penstock_loadtest.interrupts import stopped_by_signals
 from penstock_loadtest.ledger import Ledger, Repeat, check
 from penstock_loadtest.live import show
 from penstock_loadtest.observe import observe
@@ -47,7 +46,6 @@ from penstock_loadtest.workload.planned import Planned
 GC_THRESHOLD = 50_000
 SWITCH_INTERVAL_S = 2e-4
 """How long the event loop may wait for the threads that prepare requests and draw the progress."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 EXIT_INTERRUPTED = 130
 
 
@@ -56,6 +54,8 @@ class Measurement(NamedTuple):
     summary: Summary
     ledger: Ledger
     interrupted: bool
+    turns_not_sent: int = 0
+    """Later turns of sessions that never left: a turn before them did not finish, or the run ended first."""
 
 
 def measure(scenario: Scenario, target: Target, folder: Path, *, console: Console | None, plots: bool = True) -> Measurement:
@@ -64,8 +64,8 @@ def measure(scenario: Scenario, target: Target, folder: Path, *, console: Consol
     Raises LoadtestError: a folder that can't be used and a scenario that can't be planned, before anything is sent; a plan that breaks off midway
     after what had been sent is reported.
     """
-    if plots and find_spec("matplotlib") is None:
-        raise ScenarioInvalid("The report's plots need matplotlib: pip install 'penstock[loadtest]', or run with --no-plots.")
+    if plots:
+        must_have_plots()
     _begin(folder, scenario, target)
     try:
         with _fast_interpreter(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -81,6 +81,12 @@ def measure(scenario: Scenario, target: Target, folder: Path, *, console: Consol
     return measurement
 
 
+def must_have_plots() -> None:
+    """Raises ScenarioInvalid where the library that draws plots is missing."""
+    if find_spec("matplotlib") is None:
+        raise ScenarioInvalid("The report's plots need matplotlib: pip install 'penstock[loadtest]'; a load runs without it with --no-plots.")
+
+
 def _begin(folder: Path, scenario: Scenario, target: Target) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +99,9 @@ def _begin(folder: Path, scenario: Scenario, target: Target) -> None:
 
 
 def _leave(folder: Path) -> None:
-    """As it was before: nothing was sent."""
+    """As it was before, if nothing was sent."""
+    if (folder / "records.jsonl").stat().st_size:
+        return
     for name in ("scenario.json", "target.json", "records.jsonl"):
         (folder / name).unlink(missing_ok=True)
     with suppress(OSError):  # it had something else in it
@@ -104,7 +112,7 @@ async def _load(scenario: Scenario, target: Target, folder: Path, console: Conso
     clock, progress = Clock(), Progress(scenario)
     stop, started = asyncio.Event(), asyncio.Event()
     async with AsyncExitStack() as stack:
-        stack.enter_context(_stopped_by_signals(stop, hurry=lambda: _exit_at_once(records, console)))
+        stack.enter_context(stopped_by_signals(stop, hurry=lambda: _exit_at_once(records, console)))
         client = Client(target, clock)
         stack.push_async_callback(client.close)
         records = stack.enter_context(RecordWriter(folder / "records.jsonl"))
@@ -139,7 +147,7 @@ def _conclude(scenario: Scenario, target: Target, folder: Path, facts: RunFacts,
         from penstock_loadtest.report.page import write_report  # matplotlib: half a second and 50 MiB that the load should not carry
 
         write_report(folder)
-    return Measurement(folder, summary, ledger, facts.is_interrupted)
+    return Measurement(folder, summary, ledger, facts.is_interrupted, facts.turns_not_sent)
 
 
 def _facts(facts: RunFacts) -> dict[str, object]:
@@ -194,28 +202,6 @@ async def _beside(started: asyncio.Event, work: Coroutine[None, None, None]) -> 
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-
-
-@contextmanager
-def _stopped_by_signals(stop: asyncio.Event, *, hurry: Callable[[], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM sets `stop`, a second one calls `hurry`. In another thread than the main one, signals are left alone."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-
-    def on_signal() -> None:
-        if stop.is_set():
-            hurry()
-        stop.set()
-
-    for number in SIGNALS:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 def _exit_at_once(records: RecordWriter, console: Console | None) -> None:

@@ -183,9 +183,10 @@ def _begun(path: Path, wanted: Overhead, *, is_direct_too: bool) -> list[CellRun
 
 
 def cost_table(lines: Sequence[Line]) -> Table:
-    caption = "CPU of a request less the idle share; added: platform less engine, medians of runs, with 95 % intervals where there are enough rounds"
-    table = Table(title="Cost of the platform", caption=caption, caption_justify="left")
-    for name in ("at once", "tokens", "CPU/request", "with idle", "idle cores", "added TTFT", "added inter-token p50", "added inter-token p99"):
+    """A row a cell of the grid, in milliseconds; added latencies with their intervals where there are enough rounds."""
+    caption = "ms; CPU of a request less the idle share; +: platform less engine"
+    table = Table(title="Cost of the platform", caption=caption)
+    for name in ("at once", "tokens", "CPU", "and idle", "idle cores", "+TTFT", "+gap", "+gap p99"):
         table.add_column(name, justify="right")
     for line in lines:
         added = [_added(estimate) for estimate in (line.added_ttft_ms, line.added_inter_token_ms, line.added_inter_token_p99_ms)]
@@ -196,17 +197,21 @@ def cost_table(lines: Sequence[Line]) -> Table:
 
 def fit_sentence(fit: Fit) -> str:
     where = "over all concurrencies" if fit.concurrency is None else f"at {fit.concurrency} at once"
-    fixed = f"{fit.fixed_ms:.3f} ms ({fit.fixed_low_ms:.3f} to {fit.fixed_high_ms:.3f})"
-    token = f"{fit.per_token_us:.2f} us ({fit.per_token_low_us:.2f} to {fit.per_token_high_us:.2f})"
+    fixed = f"{fit.fixed_ms:.3f} ms{_interval(fit.fixed_interval_ms, 3)}"
+    token = f"{fit.per_token_us:.2f} us{_interval(fit.per_token_interval_us, 2)}"
     return f"CPU {where}: {fixed} a request + {token} a token; {fit.runs} runs, the worst {fit.worst_ms:.3f} ms off the line."
 
 
+def _interval(interval: tuple[float, float] | None, digits: int) -> str:
+    return "" if interval is None else f" ({interval[0]:.{digits}f} to {interval[1]:.{digits}f})"
+
+
 def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f} ms"
+    return "-" if value is None else f"{value:.3f}"
 
 
 def _added(estimate: Estimate | None) -> str:
     if estimate is None or estimate.value is None:
         return "-"
-    interval = "" if estimate.low is None else f" ({estimate.low:+.3f} to {estimate.high:+.3f})"
-    return f"{estimate.value:+.3f} ms{interval}"
+    interval = "" if estimate.low is None else f"\n{estimate.low:+.3f} to {estimate.high:+.3f}"
+    return f"{estimate.value:+.3f}{interval}"

@@ -27,7 +27,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     index: int  # place in the plan
     intended_s: float  # when it should have left; for a later turn of a session never before its previous answer's end
-    sent_s: float | None = None  # when its first byte was handed to the socket; None: never
+    sent_s: float | None = None  # when it left: was handed to the socket, or to a connection that was made for it; None: never
     first_s: float | None = None  # arrival of the first chunk with a token; None also for a whole answer, whose first token nobody sees
     end_s: float | None = None  # arrival of its end: the last byte, the error, our hanging up
     chunk_s: list[float] = msgspec.field(default_factory=list)  # arrival of every chunk with tokens; not streamed: of the answer
@@ -46,6 +46,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
         default_factory=list
     )  # what the answer did that the protocol forbids: two ends, tokens behind the end, no [DONE], broken off
     is_whole: bool = False  # not asked for as a stream: its tokens come with its end
+    is_resent: bool = False  # sent twice: the kept connection turned out to be closed, or the server refused an optional field; its times include both
     is_cut: bool = False  # unfinished because the run ended (Ctrl-C, drain), not because the request's own timeout passed
     answer_digest: str | None = None  # of the token ids (of the text where there are none), to compare answers without keeping them
     tenant: str = "default"

@@ -18,10 +18,10 @@ import msgspec
 from penstock_loadtest.ahead import Ahead
 from penstock_loadtest.client import Answer, Client
 from penstock_loadtest.errors import LoadtestError
-from penstock_loadtest.fake.schedule import Schedule
 from penstock_loadtest.records import Record
 from penstock_loadtest.sample import Repeatable, Sampler
 from penstock_loadtest.scenario import Scenario
+from penstock_loadtest.schedule import Schedule
 from penstock_loadtest.sessions import Sessions, Turn
 from penstock_loadtest.workload.planned import Planned
 

@@ -262,9 +262,11 @@ def load_scenario(path: Path | None, overrides: list[str]) -> Scenario:
         override(tree, setting)
     base = (path.parent if path is not None else Path()).absolute()
     try:
-        return msgspec.convert(tree, Scenario, strict=False, dec_hook=lambda kind, value: _decode(kind, value, base))
+        marked = msgspec.convert(tree, Scenario, strict=False, dec_hook=lambda kind, value: _decode(kind, value, base))
     except msgspec.ValidationError as error:
         raise ScenarioInvalid(f"{path or 'The scenario'}: {_explain(error)}.") from None
+    # msgspec writes no subclass of str, such as overrides.FromCommandLine: plain texts in their place
+    return msgspec.convert(msgspec.to_builtins(marked, enc_hook=str), Scenario, dec_hook=lambda _, value: Path(str(value)))
 
 
 def find_scenario(path: Path) -> Path:

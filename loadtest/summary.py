@@ -180,7 +180,8 @@ def judge(columns: Columns, targets: Targets) -> tuple[Mask, dict[str, Mask]]:
     # no first token yet when we hung up: the wait until then is the least that TTFT would have been
     waited_s = np.where(np.isnan(columns.first_s) & cancelled, columns.end_s - columns.intended_s, columns.ttft_s)
     # a whole answer has as long as its first and further tokens may take together
-    waited_s = np.where(columns.is_whole & finished, columns.e2e_s - targets.tpot_s * np.maximum(columns.tokens - 1, 0), waited_s)
+    is_answer = columns.is_whole & finished & (columns.tokens > 0)
+    waited_s = np.where(is_answer, columns.e2e_s - targets.tpot_s * np.maximum(columns.tokens - 1, 0), waited_s)
     is_slow = waited_s > targets.ttft_s + _RESOLUTION_S
     misses_ttft = (finished & (is_slow | np.isnan(waited_s))) | (cancelled & is_slow)
     misses_tpot = finished & ~misses_ttft & (columns.tpot_s > targets.tpot_s + _RESOLUTION_S)

@@ -1,10 +1,11 @@
 """The server under test: where it is, what it serves, and the tenants' keys."""
 
 import asyncio
+from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock_loadtest.connection import Connection, Connections, Headers, origin_of
+from penstock_loadtest.connection import USER_AGENT, Connection, Connections, Headers, origin_of
 from penstock_loadtest.errors import TargetUnreachable
 
 MAX_PAGE_BYTES = 16 << 20
@@ -23,6 +24,9 @@ class Target(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Target({self.url}, {self.model})"  # keys are nobody's business
+
+    def __rich_repr__(self) -> list[tuple[str, str]]:
+        return [("url", self.url), ("model", self.model)]
 
 
 class _Model(msgspec.Struct):
@@ -63,15 +67,15 @@ class _Page:
 
 
 async def get(connections: Connections, path: str, timeout_s: float, key: str | None = None) -> tuple[int, bytes]:
-    """Status and body of a page. Raises TargetUnreachable."""
+    """Status and body of a page, on a connection of its own. Raises TargetUnreachable."""
     where = connections.origin.host_header
     connection: Connection | None = None
     page = _Page()
     try:
         async with asyncio.timeout(timeout_s):
             connection = await connections.fresh(timeout_s)
-            authorization = f"authorization: Bearer {key}\r\n" if key else ""
-            connection.request(f"GET {path} HTTP/1.1\r\nhost: {where}\r\naccept: */*\r\nconnection: close\r\n{authorization}\r\n".encode(), page)
+            head = f"GET {path} HTTP/1.1\r\nhost: {where}\r\nuser-agent: {USER_AGENT}\r\naccept: */*\r\nconnection: close\r\n{authorization(key)}\r\n"
+            connection.request(head.encode(), page)
             await page.done
     except TimeoutError:
         raise TargetUnreachable(f"{where} did not answer within {timeout_s:g} s.") from None
@@ -83,15 +87,28 @@ async def get(connections: Connections, path: str, timeout_s: float, key: str | 
     return page.status, b"".join(page.body)
 
 
+def authorization(key: str | None) -> str:
+    """The header's line; empty without a key."""
+    return f"authorization: Bearer {key}\r\n" if key else ""
+
+
 async def find_target(url: str, *, keys: dict[str, str], model: str | None = None, timeout_s: float = 1.0) -> Target:
     """Ask the server for its models. url: with or without /v1. model: None takes the first it lists.
 
     Raises TargetUnreachable within timeout_s, with one sentence: not there, not speaking the API, refusing the key, not serving the model.
     """
     origin = origin_of(url)
+    if "?" in url or "#" in url:
+        raise TargetUnreachable(f"{url} ends in a query or a fragment; the base URL is followed by /models and /chat/completions.")
     base = _base(url)
+    for tenant, key in keys.items():
+        if not (key.isascii() and key.isprintable()):
+            raise TargetUnreachable(f"The API key of tenant {tenant} can't be sent: it has a line break, or a character that is not ASCII.")
     connections = Connections(origin)
-    status, body = await get(connections, f"{_path(base)}/models", timeout_s, next(iter(keys.values()), None))
+    try:
+        status, body = await get(connections, f"{path_of(base)}/models", timeout_s, next(iter(keys.values()), None))
+    finally:
+        await connections.closed()
     listed = _listed(base, status, body)
     names = [entry.id for entry in listed]
     if model is not None and model not in names:
@@ -103,16 +120,15 @@ async def find_target(url: str, *, keys: dict[str, str], model: str | None = Non
     return Target(base, chosen, names, dict(keys), exact, f"{'https' if origin.is_tls else 'http'}://{origin.host_header}/metrics")
 
 
+def path_of(url: str) -> str:
+    """Behind scheme and host, with the query; empty where there is none."""
+    parts = urlsplit(url)
+    return f"{parts.path}?{parts.query}" if parts.query else parts.path
+
+
 def _base(url: str) -> str:
     trimmed = url.rstrip("/")
-    return trimmed if _path(trimmed) else f"{trimmed}/v1"
-
-
-def _path(url: str) -> str:
-    """Behind scheme and host."""
-    _, _, rest = url.partition("://")
-    _, slash, path = rest.partition("/")
-    return f"{slash}{path}"
+    return trimmed if path_of(trimmed) else f"{trimmed}/v1"
 
 
 def _listed(base: str, status: int, body: bytes) -> list[_Model]:

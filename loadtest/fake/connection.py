@@ -14,6 +14,8 @@ class Request(NamedTuple):
     """Of `Authorization: Bearer`; empty without one."""
     body: bytes
     arrival_s: float
+    is_last: bool
+    """The client wants the connection closed behind the answer."""
 
 
 class Handler(Protocol):
@@ -67,7 +69,7 @@ class Connection(asyncio.Protocol):
             return
         self._is_busy = True
         path = httptools.parse_url(self._url).path.decode("latin-1")
-        request = Request(self._parser.get_method().decode(), path, self._key, b"".join(self._body), self._now)
+        request = Request(self._parser.get_method().decode(), path, self._key, b"".join(self._body), self._now, not self._parser.should_keep_alive())
         self._begin()
         self._handler.asked(self, request)
 

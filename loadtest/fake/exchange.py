@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 from penstock_loadtest.fake.answer import Frame
 from penstock_loadtest.fake.connection import Connection
-from penstock_loadtest.fake.schedule import Schedule
 from penstock_loadtest.fake.truth import Truth
+from penstock_loadtest.schedule import Schedule
 
 
 class Exchange:

@@ -160,4 +160,6 @@ def read_json(path: Path, kind: type[T]) -> T:
 def _path(kind: type, value: object) -> object:
     if kind is Path and isinstance(value, str):
         return Path(value)
+    if kind is object:  # settings of a ladder or comparison: anything
+        return value
     raise NotImplementedError(f"{kind} has no meaning in a run's folder.")

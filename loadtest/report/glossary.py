@@ -9,7 +9,7 @@ TERMS = (
     (
         "TTFT",
         "Time to first token: from the intended time to the first chunk with a token. A stall delays requests that leave late because of it, and they show it. "
-        "An answer that is not streamed has all its tokens at its end.",
+        "An answer that is not streamed shows no first token, and has no TTFT.",
     ),
     ("TPOT", "Time per output token: from the first to the last chunk with tokens, divided by the tokens behind the first chunk."),
     ("Inter-token", "Gaps between successive tokens of a request. Tokens that came in one chunk share its time, so the gaps between them are zero."),

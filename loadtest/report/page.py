@@ -108,14 +108,20 @@ def _headline(run: Run) -> list[Card]:
             f"{number(good.per_s)} requests/s with TTFT ≤ {duration(targets.ttft_s)}, TPOT ≤ {duration(targets.tpot_s)}",
             is_bad=good.share is not None and good.share < 0.9,
         ),
-        _latency_card("TTFT", "time to first token", summary.ttft_s),
-        _latency_card("TPOT", "time per output token", summary.tpot_s),
+        *_latency_cards(summary),
         Card("Throughput", f"{number(summary.output_tokens_per_s)} tokens/s", f"and {number(summary.prompt_tokens_per_s)} prompt tokens/s"),
         Card("Finished", f"{number(summary.achieved_rate)} /s", f"of {number(summary.offered_rate)} /s offered"),
         Card("Errors", f"{errors:,}", f"{ended.failed:,} failed, {ended.shed:,} shed, {ended.unfinished:,} unfinished", is_bad=errors > 0),
         Card("Lateness, p99", duration(summary.lateness.p99_s), f"at most {duration(summary.lateness.max_s)}", is_bad=summary.lateness.is_late),
         Card("Ledger", *_verdict(run.verdict)),
     ]
+
+
+def _latency_cards(summary: Summary) -> list[Card]:
+    """Where nothing was streamed, the whole answers' time stands for both."""
+    if not summary.ttft_s.count and summary.e2e_s.count:
+        return [_latency_card("End to end", "whole answers: nothing was streamed", summary.e2e_s)]
+    return [_latency_card("TTFT", "time to first token", summary.ttft_s), _latency_card("TPOT", "time per output token", summary.tpot_s)]
 
 
 def _latency_card(name: str, meaning: str, found: Distribution) -> Card:
@@ -125,7 +131,7 @@ def _latency_card(name: str, meaning: str, found: Distribution) -> Card:
 def _verdict(verdict: Verdict | None) -> tuple[str, str, bool]:
     if verdict is None:
         return "Not checked", "the run did not get that far", False
-    return ("Balances", "requests, tokens and repeats agree", False) if verdict.is_balanced else ("Does not balance", "see below", True)
+    return ("Balances", "nothing was found amiss; what was checked is below", False) if verdict.is_balanced else ("Does not balance", "see below", True)
 
 
 def _latency_table(summary: Summary) -> str:

@@ -172,7 +172,7 @@ def _svg(plot: Plot) -> str:
         plot.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     drawn = text.getvalue()
     drawn = drawn[drawn.index("<svg") :]
-    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", drawn, flags=re.DOTALL)
     drawn = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", drawn, count=1)
     drawn = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", drawn, count=1)
     drawn = drawn.replace("<svg ", '<svg aria-hidden="true" ', 1)

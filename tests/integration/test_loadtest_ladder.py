@@ -4,7 +4,6 @@ Bounds are wide, since a busy machine takes capacity from the fake server and ti
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -41,7 +40,7 @@ def target(url: str) -> Target:
 
 
 def test_the_knee_of_a_server_with_a_known_capacity_is_found(tmp_path: Path) -> None:
-    rules, pace = Rules(start_rate=15, max_rate=500, precision=0.2), Pace(warmup_s=0.2, step_s=1.0, min_requests=1)
+    rules, pace = Rules(start_rate=15, max_rate=500, precision=0.2), Pace(warmup_s=0.2, step_s=0.9, min_requests=1)
     with fake_server_process(QUEUED) as fake:
         ladder = run_ladder(STEADY, target(fake.url), tmp_path, rules=rules, pace=pace, settle_s=0.1, console=None)
 
@@ -64,7 +63,7 @@ def test_ctrl_c_leaves_a_ladder_and_its_report_and_the_same_command_goes_on(tmp_
     with fake_server_process(QUEUED) as fake:
         command = [sys.executable, "-m", "penstock_loadtest.main", "ladder", str(tmp_path / "load.yaml"), "--url", fake.url, *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        while not (path.parent / "step-01-15").exists() and process.poll() is None:
+        while not (path.parent / "step-01-15" / "records.jsonl").exists() and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
@@ -81,7 +80,7 @@ def test_ctrl_c_leaves_a_ladder_and_its_report_and_the_same_command_goes_on(tmp_
 
 
 def test_a_fifth_more_time_to_first_token_is_found_and_equal_gaps_are_not_told_apart(tmp_path: Path) -> None:
-    scenario = msgspec.structs.replace(STEADY, arrivals=Arrivals(process="constant", rate=40), duration_s=0.5, targets=Targets())
+    scenario = msgspec.structs.replace(STEADY, arrivals=Arrivals(process="constant", rate=40), duration_s=0.3, targets=Targets())
     with fake_server_process(Behaviour(ttft_s=Lengths(constant=0.1))) as one, fake_server_process(Behaviour(ttft_s=Lengths(constant=0.12))) as other:
         a, b = (
             Contender(Setting(name=name, url=fake.url, model="fake", overrides=[]), scenario, target(fake.url))
@@ -97,16 +96,16 @@ def test_a_fifth_more_time_to_first_token_is_found_and_equal_gaps_are_not_told_a
 
 
 def test_the_cost_of_a_process_is_read_while_it_serves(tmp_path: Path) -> None:
-    load = Load(lengths=[4, 64], concurrencies=[4], requests=40, prompt_tokens=8, rounds=1)
+    load = Load(lengths=[4, 64], concurrencies=[4], requests=16, prompt_tokens=8, rounds=1)
     quick = Behaviour(ttft_s=Lengths(constant=0.002), gap_s=Lengths(constant=0.002))
     with fake_server_process(quick) as platform, fake_server_process(quick) as engine:
-        meter = Meter(lambda: tree_cpu_s([platform.pid], [os.getpid()]))
+        meter = Meter(lambda: tree_cpu_s([platform.pid]))
         targets: dict[Way, Target] = {"platform": target(platform.url), "direct": target(engine.url)}
         found = run_overhead(targets, load, meter, tmp_path, console=None)
 
     assert found.is_complete
-    assert all(run.finished == run.requests == 40 for run in found.runs)
-    assert [run.tokens for run in found.runs if run.path == "platform"] == [160, 2560]
+    assert all(run.finished == run.requests == 16 for run in found.runs)
+    assert [run.tokens for run in found.runs if run.path == "platform"] == [64, 1024]
     used = [run.cpu for run in found.runs if run.cpu]
     assert used[1].busy_s > used[1].idle_s
     assert found.fits[0].per_token_us > 0

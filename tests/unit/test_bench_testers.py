@@ -1,11 +1,13 @@
 """bench.testers: what both testers' requests come to, and when they agree."""
 
 import itertools
+import sys
+from pathlib import Path
 
 import pytest
 
 from bench.rival_tester import Load, Seen
-from bench.testers import FIGURES, Comparison, Figures, Server, figures, is_within, prompts, rows, seen
+from bench.testers import FIGURES, Comparison, Figures, Server, figures, is_within, prompts, rows, run, seen
 from penstock_loadtest.records import Record
 
 LOAD = Load("two at a time", requests=3, output_tokens=5, at_once=2)
@@ -63,7 +65,19 @@ def test_every_figure_has_rows_for_medians_ratio_and_both_ends_of_the_interval()
 
 
 def test_prompts_have_as_many_words_and_part_at_the_start() -> None:
-    texts = prompts("a", 50) + prompts("b", 50)
+    texts = prompts("a", 50, 100) + prompts("b", 50, 100)
 
     assert {len(text.split()) for text in texts} == {100}
     assert all(a.split()[:16] != b.split()[:16] for a, b in itertools.combinations(texts, 2))
+
+
+def test_a_command_that_fails_shows_the_end_of_what_it_said(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"ended with 3:\nno server there"):
+        run([sys.executable, "-c", "import sys; sys.stderr.write('no server there'); sys.exit(3)"], "", tmp_path / "log")
+
+
+def test_cpu_of_a_command_is_counted_and_the_key_reaches_it_by_its_environment(tmp_path: Path) -> None:
+    code = "import os, time\nwhile time.process_time() < 0.2: pass\nprint(os.environ['OPENAI_API_KEY'])"
+
+    assert 0.2 <= run([sys.executable, "-c", code], "sk-1", tmp_path / "log") < 2
+    assert (tmp_path / "log").read_text() == "sk-1\n"

@@ -51,7 +51,7 @@ def test_the_programmed_cost_is_fitted() -> None:
     for line in found.fits:
         assert line.fixed_ms == pytest.approx(1.5)
         assert line.per_token_us == pytest.approx(20)
-        assert line.fixed_low_ms == pytest.approx(line.fixed_high_ms)
+        assert line.fixed_interval_ms == (pytest.approx(1.5), pytest.approx(1.5))
         assert line.worst_ms == pytest.approx(0, abs=1e-9)
     assert found.is_complete
     assert found.notes == ["Idle, the processes spend 30.0 ms of CPU a second; under load 67.4. The idle share is subtracted."]
@@ -102,10 +102,19 @@ def noisy(rng: np.random.Generator) -> list[CellRun]:
 
 def test_the_interval_of_the_fit_is_as_wide_as_the_noise() -> None:
     found = [fit(noisy(np.random.default_rng(seed)), None, np.random.default_rng(0)) for seed in range(8)]
-    covering = [line for line in found if line and line.per_token_low_us < 20 < line.per_token_high_us]
+    intervals = [line.per_token_interval_us for line in found if line and line.per_token_interval_us]
 
-    assert len(covering) >= 6, "95 % of them in the long run"
-    assert all(line and 0.5 < line.per_token_high_us - line.per_token_low_us < 8 for line in found)
+    assert len(intervals) == 8
+    assert sum(low < 20 < high for low, high in intervals) >= 6, "95 % of them in the long run"
+    assert all(0.5 < high - low < 8 for low, high in intervals)
+
+
+def test_a_fit_of_few_runs_has_no_interval() -> None:
+    found = fit([programmed(cell) for cell in CELLS if cell.round == 1 and cell.concurrency == 1], None, np.random.default_rng(0))
+
+    assert found is not None
+    assert found.runs == 3
+    assert (found.fixed_interval_ms, found.per_token_interval_us) == (None, None)
 
 
 def test_a_run_without_its_neighbour_is_made_again() -> None:

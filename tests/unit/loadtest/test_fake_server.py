@@ -456,6 +456,19 @@ def test_pages_say_what_is_served() -> None:
     run(Behaviour(ttft_s=Lengths(constant=0.01), models=["a", "b"], exact=True, replicas=replicas), test)
 
 
+def test_a_connection_is_kept_unless_the_client_wants_it_closed() -> None:
+    async def test(there: World) -> None:
+        kept = [await there.chat(), await there.http.get("models")]
+        last = [await there.http.get("models", headers={"connection": "close"})]
+        body = {"model": "fake", "prompt": "a", "max_tokens": 2, "stream": True}
+        last.append(await there.http.post("completions", json=body, headers={"connection": "close"}))
+
+        assert [answer.headers.get("connection") for answer in kept] == [None, None]
+        assert [answer.headers.get("connection") for answer in last] == ["close", "close"]
+
+    run(FAST, test)
+
+
 def test_a_receipt_is_in_the_headers() -> None:
     async def test(there: World) -> None:
         answers = [await there.chat(max_tokens=1) for _ in range(3)]

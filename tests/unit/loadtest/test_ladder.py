@@ -162,7 +162,7 @@ def test_a_closed_loop_is_refused() -> None:
 
 def test_the_table_has_a_row_a_step_in_the_order_of_the_rates(tmp_path: Path) -> None:
     ladder = climb(tmp_path, Modelled(served))
-    console = Console(width=200)
+    console = Console(width=80)
     with console.capture() as capture:
         console.print(ladder_table(ladder))
     lines = [line for line in capture.get().splitlines() if " raise " in line or " bisect " in line or " confirm " in line]

@@ -149,12 +149,12 @@ def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
 def test_table_and_sentences_show_the_cost(tmp_path: Path) -> None:
     platform = Platform()
     found = measured(tmp_path, platform, Modelled(platform.serve))
-    console = Console(width=180)
+    console = Console(width=80)
     with console.capture() as capture:
         console.print(cost_table(found.lines))
 
-    assert "2.480 ms" in capture.get(), "2 ms + 16 * 30 us"
-    assert "+5.000 ms" in capture.get()
+    assert "2.480" in capture.get(), "2 ms + 16 * 30 us"
+    assert "+5.000" in capture.get()
     assert fit_sentence(found.fits[-1]).startswith(
         "CPU over all concurrencies: 2.000 ms (2.000 to 2.000) a request + 30.00 us (30.00 to 30.00) a token; 12 runs"
     )

@@ -188,8 +188,8 @@ def test_what_the_server_said_stays_text(hostile: Page) -> None:
 def test_dollars_and_underscores_in_names_are_not_taken_for_formulas(hostile: Page) -> None:
     drawn = " ".join(re.findall(r"<svg.*?</svg>", hostile.source, re.DOTALL))
 
-    assert DOLLARS in drawn
-    assert "_hidden" in drawn
+    assert f">{DOLLARS}</text>" in drawn
+    assert ">_hidden</text>" in drawn
 
 
 def test_the_page_can_be_read_without_seeing_it(whole: Path) -> None:
@@ -263,11 +263,20 @@ def test_a_single_request_has_a_report(tmp_path: Path) -> None:
     assert page.row("TTFT")[1:6] == ["200\N{NO-BREAK SPACE}ms"] * 5
 
 
-def test_a_run_of_answers_that_are_not_streamed_has_no_tpot(tmp_path: Path) -> None:
-    page = reported(tmp_path, [finished(n, ttft=1.5, chunks=1) for n in range(10)])
+def test_a_run_of_answers_that_are_not_streamed_is_reported_by_their_whole_time(tmp_path: Path) -> None:
+    answer = {"outcome": "finished", "is_whole": True, "tokens": 9, "chunk_tokens": [9]}
 
-    assert page.row("TPOT")[1:] == [words.NONE] * 5 + ["0 requests"]
-    assert not (tmp_path / "plots" / "tpot_over_time.png").exists()
+    page = reported(tmp_path, [request(n, **answer, end_s=n + 1.5, chunk_s=[n + 1.5]) for n in range(10)])
+
+    assert page.row("TTFT")[1:] == page.row("TPOT")[1:] == [words.NONE] * 5 + ["0 requests"]
+    assert "End to end, median and p99 1.5 s p99 1.5 s" in page.text
+    assert not list((tmp_path / "plots").glob("t[tp]*t_*"))
+
+
+def test_the_slowest_requests_are_not_those_of_the_warm_up(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, [finished(0, ttft=9.0), finished(6), finished(7, ttft=0.3)], SCENARIO)
+
+    assert [record.index for record in read_run(folder).slowest] == [7, 6]
 
 
 def test_a_late_run_says_so_loudly_and_one_in_time_does_not(tmp_path: Path) -> None:

@@ -193,6 +193,12 @@ def test_turns_due_behind_the_end_of_the_run_never_leave_and_are_counted() -> No
     assert ran.facts.turns_not_sent == 2
 
 
+def test_the_run_does_not_wait_for_turns_that_will_not_leave() -> None:
+    ran = Ran(session(0, turns=3, think_s=60.0), duration_s=20.0)
+
+    assert ran.facts.ended_s < 15
+
+
 @pytest.mark.parametrize("loop", ["open", "closed"])
 def test_sessions_go_on_beside_each_other(loop: str) -> None:
     plan = [turn for n in range(10) for turn in session(3 * n, turns=3)]
@@ -265,6 +271,13 @@ def test_ctrl_c_cuts_what_is_under_way_and_sends_nothing_more() -> None:
     assert ran.facts.sent == 8
     assert ran.outcomes == ["finished"] * 5 + ["unfinished"] * 3
     assert [record.is_cut for record in ran.records] == [False] * 5 + [True] * 3
+
+
+def test_every_request_has_a_record_though_ctrl_c_comes_while_many_leave() -> None:
+    ran = Ran([request(n) for n in range(400)], never, stop_when=lambda ran: len(ran.sent) == 50)
+
+    assert 50 <= ran.facts.sent < 400
+    assert sorted(record.index for record in ran.records) == list(range(ran.facts.sent))
 
 
 def test_ctrl_c_ends_a_closed_loop_too() -> None:

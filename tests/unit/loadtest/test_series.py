@@ -92,6 +92,12 @@ def test_latencies_stand_at_the_intended_time_and_work_at_the_time_it_was_done()
     assert found.in_flight.tolist() == [1, 1, 1, 1]
 
 
+def test_a_chunk_of_several_tokens_counts_with_all_of_them() -> None:
+    found = over_time(request(0.0, first=1.2, end=2.0, chunk_s=[1.2, 1.6], chunk_tokens=[1, 4], tokens=5))
+
+    assert found.output_tokens_per_s.tolist() == [0, 5]
+
+
 def test_goodput_over_time_leaves_out_requests_cancelled_in_time() -> None:
     good = request(0.0, first=0.1, end=0.1)
     left_out = [request(0.1, end=0.2, outcome="cancelled"), request(2.0, end=2.5, outcome="cancelled")]

@@ -141,8 +141,8 @@ def test_a_finished_request_within_both_targets_is_good() -> None:
 
 
 def test_a_target_is_met_up_to_the_microsecond_that_records_are_kept_to() -> None:
-    assert goodput(streamed(at=0.1, ttft=1.0)).good == 1
-    assert goodput(streamed(at=0.1, ttft=1.000001)).good == 0
+    assert goodput(streamed(at=1.003, ttft=1.0)).good == 1
+    assert goodput(streamed(at=1.003, ttft=1.000001)).good == 0
 
 
 def whole(*, e2e: float, tokens: int) -> Record:
@@ -164,6 +164,10 @@ def test_a_whole_answer_is_good_when_it_took_no_longer_than_both_targets_allow_t
 
     assert goodput(whole(e2e=allowed_s, tokens=10)).good == 1
     assert misses(whole(e2e=allowed_s + 0.01, tokens=10)) == Misses(ttft=1)
+
+
+def test_a_whole_answer_without_a_token_is_a_miss() -> None:
+    assert misses(whole(e2e=0.1, tokens=0)) == Misses(ttft=1)
 
 
 def test_a_whole_answer_says_nothing_of_first_tokens_and_gaps() -> None:

@@ -1,11 +1,12 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import pytest
 import uvloop
 
-from penstock_loadtest.fake.schedule import Schedule
+from penstock_loadtest.schedule import CALLS_AT_ONCE, Schedule
 
 RUNNERS = [asyncio.run, uvloop.run]
 
@@ -77,5 +78,27 @@ def test_a_call_may_schedule_others_and_its_failure_does_not_stop_them(loop: Cal
         await done.wait()
 
         assert [str(failure) for failure in failures] == ["meant"]
+
+    run(loop, test)
+
+
+@pytest.mark.parametrize("loop", RUNNERS)
+def test_a_backlog_of_calls_leaves_the_loop_its_turns(loop: Callable[[Awaitable[None]], None]) -> None:
+    async def test(schedule: Schedule) -> None:
+        turns: list[int] = []
+        calls: list[float] = []
+
+        def turn() -> None:
+            turns.append(len(calls))
+            if len(calls) < 10 * CALLS_AT_ONCE:
+                asyncio.get_running_loop().call_soon(turn)
+
+        for _ in range(10 * CALLS_AT_ONCE):
+            schedule.at(0.0, calls.append)
+        turn()
+        while len(calls) < 10 * CALLS_AT_ONCE:  # noqa: ASYNC110 (each round is what is looked at)
+            await asyncio.sleep(0)
+
+        assert max(after - before for before, after in pairwise(turns)) <= CALLS_AT_ONCE
 
     run(loop, test)

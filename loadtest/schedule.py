@@ -11,6 +11,8 @@ import os
 import time
 from collections.abc import Callable
 
+CALLS_AT_ONCE = 32
+"""Then the event loop has its turn, though more be due: libuv accepts one connection a round, and must not starve of rounds."""
 _MONOTONIC, _ABSOLUTE = 1, 1  # CLOCK_MONOTONIC, TFD_TIMER_ABSTIME
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # TFD_NONBLOCK, TFD_CLOEXEC are the same bits
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -55,7 +57,9 @@ class Schedule:
         now = time.perf_counter()
         self._armed_s = 0.0  # calls may schedule; the timer is armed once, below
         try:
-            while self._heap and self._heap[0][0] <= now:
+            for _ in range(CALLS_AT_ONCE):
+                if not self._heap or self._heap[0][0] > now:
+                    break
                 heapq.heappop(self._heap)[2](now)
         finally:
             self._armed_s = float("inf")
