@@ -6,9 +6,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.skips import Skip, parse, unlisted
+
+# how fast examples are made, and tests run, is the machine's affair
+hypothesis.settings.register_profile("penstock", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("penstock")
 
 
 @pytest.fixture
