@@ -1,1 +1,0 @@
-"""4-bit weights: the normal form, the checkpoint format, and how they are made."""
