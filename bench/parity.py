@@ -77,7 +77,7 @@ class RecordingRunner:
         self.logits: dict[str, list[Tensor]] = {request_id: [] for request_id in recorded}
         self._runner = runner
 
-    def run(self, step: Step) -> list[Sampled | None]:
+    def run(self, step: Step) -> list[list[Sampled]]:
         batch, logits = self._runner.forward(step)
         for row, index in zip(logits, batch.sampled, strict=True):
             kept = self.logits.get(step.chunks[index].seq.request_id)

@@ -38,7 +38,7 @@ class PlatformProcess:
 
     @property
     def replicas(self) -> list[int]:
-        return [pid for pid in self._named("ServeReplica:") if pid not in self.gateways]
+        return self._named("ServeReplica:pool-")
 
     @property
     def redis(self) -> list[int]:
@@ -100,27 +100,27 @@ def read_env(state: Path) -> dict[str, str]:
 
 
 @contextmanager
-def running_platform(folder: Path, config: str) -> Iterator[PlatformProcess]:
+def running_platform(folder: Path, config: str, *, start_s: float = START_S) -> Iterator[PlatformProcess]:
     """Start the platform from a config text in which {port} stands for the gateway's; stop it at the end. Raises RuntimeError with the log's tail."""
     process = start_up(folder, config.format(port=free_port()))
     try:
-        env = _wait_until_ready(process, folder)
+        env = _wait_until_ready(process, folder, start_s)
         yield PlatformProcess(env["OPENAI_BASE_URL"].removesuffix("/v1"), env["OPENAI_API_KEY"], process.pid, folder / "state")
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(STOP_S)
 
 
-def _wait_until_ready(process: "subprocess.Popen[bytes]", folder: Path) -> dict[str, str]:
+def _wait_until_ready(process: "subprocess.Popen[bytes]", folder: Path, start_s: float) -> dict[str, str]:
     """`env` is written when /readyz has answered."""
-    end = time.monotonic() + START_S
+    end = time.monotonic() + start_s
     while time.monotonic() < end:
         if process.poll() is not None:
             raise RuntimeError(f"penstock up ended with {process.returncode}:\n{_tail(folder)}")
         if (folder / "state" / "env").exists():
             return read_env(folder / "state")
         time.sleep(0.1)
-    raise RuntimeError(f"penstock up was not ready within {START_S} s:\n{_tail(folder)}")
+    raise RuntimeError(f"penstock up was not ready within {start_s} s:\n{_tail(folder)}")
 
 
 def _tail(folder: Path) -> str:

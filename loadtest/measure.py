@@ -28,10 +28,11 @@ import uvloop
 from rich.console import Console
 
 from penstock_loadtest.client import Answer, Client, Clock
-from penstock_loadtest.errors import LoadtestError, RecordsInvalid, ScenarioInvalid
+from penstock_loadtest.errors import LoadtestError, RecordsInvalid, ScenarioInvalid, TargetUnreachable
 from penstock_loadtest.interrupts import stopped_by_signals
 from penstock_loadtest.ledger import Ledger, Repeat, check
 from penstock_loadtest.live import show
+from penstock_loadtest.meters import read_meters, settled_meters
 from penstock_loadtest.observe import observe
 from penstock_loadtest.progress import Progress
 from penstock_loadtest.records import RecordWriter, read_records, write_json
@@ -69,13 +70,13 @@ def measure(scenario: Scenario, target: Target, folder: Path, *, console: Consol
     _begin(folder, scenario, target)
     try:
         with _fast_interpreter(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            facts = runner.run(_load(scenario, target, folder, console))
+            facts, metered = runner.run(_load(scenario, target, folder, console))
     except LoadtestError:
         _leave(folder)
         raise
     except OSError as error:
         raise RecordsInvalid(f"{folder} can't be written: {error.strerror or error}.") from None
-    measurement = _conclude(scenario, target, folder, facts, plots=plots)
+    measurement = _conclude(scenario, target, folder, facts, metered, plots=plots)
     if facts.plan_error is not None:
         raise facts.plan_error
     return measurement
@@ -108,7 +109,8 @@ def _leave(folder: Path) -> None:
         folder.rmdir()
 
 
-async def _load(scenario: Scenario, target: Target, folder: Path, console: Console | None) -> RunFacts:
+async def _load(scenario: Scenario, target: Target, folder: Path, console: Console | None) -> tuple[RunFacts, dict[str, int] | None]:
+    """Also completion tokens by the tenants' meters, where they are asked."""
     clock, progress = Clock(), Progress(scenario)
     stop, started = asyncio.Event(), asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -116,6 +118,7 @@ async def _load(scenario: Scenario, target: Target, folder: Path, console: Conso
         client = Client(target, clock)
         stack.push_async_callback(client.close)
         records = stack.enter_context(RecordWriter(folder / "records.jsonl"))
+        before = await read_meters(target) if scenario.meter else None
         if target.metrics_url is not None:
             note = stack.enter_context(_Notes(folder / "observed.jsonl")).write
             await stack.enter_async_context(_beside(started, observe(client.get, target.metrics_url, clock.now, note)))
@@ -129,18 +132,27 @@ async def _load(scenario: Scenario, target: Target, folder: Path, console: Conso
             records.write(answer.record)
             progress.ended(answer.record, clock.now())
 
-        return await run_load(scenario, plan(scenario), client, on_sent=on_sent, on_ended=on_ended, stop=stop, on_start=started.set)
+        facts = await run_load(scenario, plan(scenario), client, on_sent=on_sent, on_ended=on_ended, stop=stop, on_start=started.set)
+        return facts, None if before is None else await _since(target, before)
 
 
-def _conclude(scenario: Scenario, target: Target, folder: Path, facts: RunFacts, *, plots: bool) -> Measurement:
+async def _since(target: Target, before: dict[str, int]) -> dict[str, int] | None:
+    """None: the server has nothing to say any more, and the run is concluded without."""
+    try:
+        return await settled_meters(target, before)
+    except TargetUnreachable:
+        return None
+
+
+def _conclude(scenario: Scenario, target: Target, folder: Path, facts: RunFacts, metered: dict[str, int] | None, *, plots: bool) -> Measurement:
     if facts.repeats:
         with RecordWriter(folder / "repeats.jsonl") as again:
             for _, second in facts.repeats:
                 again.write(second)
     summary = summarize(read_records(folder / "records.jsonl"), scenario)
     all_records = chain(read_records(folder / "records.jsonl"), (second for _, second in facts.repeats))
-    ledger = check(all_records, [Repeat(first, second) for first, second in facts.repeats], exact=target.exact)
-    write_json(folder / "run.json", _facts(facts))
+    ledger = check(all_records, [Repeat(first, second) for first, second in facts.repeats], exact=target.exact, metered=metered)
+    write_json(folder / "run.json", _facts(facts) | {"metered": metered})
     write_json(folder / "summary.json", summary)
     write_json(folder / "ledger.json", ledger)
     if plots:

@@ -207,6 +207,7 @@ class Scenario(Struct, frozen=True):
     cancel: Cancel = Cancel()
     targets: Targets = Targets()
     repeat: int = 0  # greedy or seeded requests that are sent again at the end, to compare the answers
+    meter: bool = False  # hold GET /usage of every tenant against the ledger; nobody else may use their keys meanwhile
 
     def __post_init__(self) -> None:
         above_zero(self, "duration_s", "requests", "timeout_s", "concurrency")

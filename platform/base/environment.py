@@ -1,4 +1,4 @@
-"""What comes by environment variables: secrets, and where Redis is (its address may hold a password); and what Ray must find there.
+"""What comes by environment variables: secrets, where Redis is (its address may hold a password) and vLLM; and what Ray must find there.
 
 Read by composition roots only.
 """
@@ -11,6 +11,8 @@ CLUSTER_SECRET = "PENSTOCK_CLUSTER_SECRET"
 """Hex digits of 16 to 64 bytes, the same on every gateway and replica."""
 REDIS_URL = "PENSTOCK_REDIS_URL"
 """redis://, rediss:// or unix://; may be missing on a replica."""
+VLLM_PYTHON = "PENSTOCK_VLLM_PYTHON"
+"""Where this machine keeps vLLM."""
 
 
 def cluster_secret() -> bytes:
@@ -28,6 +30,19 @@ def cluster_secret() -> bytes:
 
 def redis_url() -> str | None:
     return os.environ.get(REDIS_URL) or None
+
+
+def provider_key(provider: str, variable: str) -> str:
+    """Raises ConfigError when it is missing."""
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigError(f"{variable} is not set: the provider {provider} takes its API key from there (api_key_env)")
+    return key
+
+
+def vllm_python() -> str | None:
+    """Interpreter of an environment that has vLLM, for pools that name none."""
+    return os.environ.get(VLLM_PYTHON) or None
 
 
 def serve_environment() -> dict[str, str]:

@@ -31,6 +31,7 @@ TABLE: tuple[Metric, ...] = (
     Metric("penstock_tpot_seconds", "histogram", "Time per output token after the first, a mean over one answer.", ("model",), TOKEN_BUCKETS_S),
     Metric("penstock_queue_seconds", "histogram", "Waiting for a replica.", ("model",), LATENCY_BUCKETS_S),
     Metric("penstock_tokens_total", "counter", "Tokens of finished requests; kind is prompt or output.", ("model", "kind")),
+    Metric("penstock_prefix_lookup_tokens_total", "counter", "Prompt tokens whose KV was looked up in a replica's cache.", ("model",)),
     Metric("penstock_prefix_hit_tokens_total", "counter", "Prompt tokens whose KV was found in a replica's cache.", ("model",)),
     Metric("penstock_prefix_predicted_tokens_total", "counter", "Prompt tokens that the index said the chosen replica held.", ("model",)),
     Metric(
@@ -41,12 +42,28 @@ TABLE: tuple[Metric, ...] = (
     ),
     Metric("penstock_queue_length", "gauge", "Requests waiting for a replica in this gateway.", ("pool",)),
     Metric("penstock_replicas", "gauge", "Replicas this gateway can route to.", ("pool", "tier")),
+    Metric("penstock_autoscale_target", "gauge", "Replicas that the autoscaler wants of the pool.", ("pool",)),
+    Metric("penstock_autoscale_decisions_total", "counter", "The autoscaler's looks at the pool, by what it decided.", ("pool", "reason")),
     Metric("penstock_running_sequences", "gauge", "Sequences running on the pool's replicas, other gateways' included.", ("pool",)),
+    Metric("penstock_waiting_sequences", "gauge", "Sequences that the pool's replicas have and do not run yet.", ("pool",)),
+    Metric("penstock_kv_blocks", "gauge", "KV blocks of the pool's replicas; 1 - free / all is their use.", ("pool",)),
     Metric("penstock_kv_blocks_free", "gauge", "KV blocks free or evictable on the pool's replicas.", ("pool",)),
     Metric("penstock_index_blocks", "gauge", "Blocks in this gateway's mirror of the prefix index.", ("pool",)),
     Metric("penstock_index_gaps_total", "counter", "Gaps seen in replicas' block events, each answered by a snapshot.", ("pool",)),
+    Metric("penstock_draft_tokens_total", "counter", "Draft tokens verified by the pool's replicas, for other gateways too.", ("pool",)),
+    Metric("penstock_accepted_draft_tokens_total", "counter", "Draft tokens that were what the model says; see penstock_draft_tokens_total.", ("pool",)),
     Metric("penstock_route_attempts_total", "counter", "Submissions to replicas; reason is first, retry (no token was out) or resume.", ("pool", "reason")),
+    Metric("penstock_tier_decisions_total", "counter", "Submissions by the tier that was chosen and why.", ("pool", "tier", "reason")),
+    Metric(
+        "penstock_provider_requests_total",
+        "counter",
+        "Requests made of a provider; outcome is finished, refused, failed or cut (not wanted any more).",
+        ("provider", "outcome"),
+    ),
+    Metric("penstock_provider_cost_total", "counter", "What finished answers of a provider cost, in the currency of its prices.", ("provider",)),
     Metric("penstock_slow_clients_total", "counter", "Sequences aborted because their client did not read."),
+    Metric("penstock_spans_total", "counter", "Spans of traces; outcome is exported, or dropped where the collector did not take them in time.", ("outcome",)),
+    Metric("penstock_rate_limited_total", "counter", "Requests refused by a tenant's limit: requests, tokens or parallel.", ("limit",)),
     Metric("penstock_client_disconnects_total", "counter", "Requests whose client hung up before the end.", ("model",)),
 )
 
@@ -76,17 +93,29 @@ class Metrics:
         self.tpot_s = histogram("penstock_tpot_seconds")
         self.queue_s = histogram("penstock_queue_seconds")
         self.tokens = counter("penstock_tokens_total")
+        self.prefix_lookup_tokens = counter("penstock_prefix_lookup_tokens_total")
         self.prefix_hit_tokens = counter("penstock_prefix_hit_tokens_total")
         self.prefix_predicted_tokens = counter("penstock_prefix_predicted_tokens_total")
         self.prefix_true_tokens = counter("penstock_prefix_true_tokens_total")
         self.queue_length = gauge("penstock_queue_length")
         self.replicas = gauge("penstock_replicas")
+        self.autoscale_target = gauge("penstock_autoscale_target")
+        self.autoscale_decisions = counter("penstock_autoscale_decisions_total")
         self.running_sequences = gauge("penstock_running_sequences")
+        self.waiting_sequences = gauge("penstock_waiting_sequences")
+        self.kv_blocks = gauge("penstock_kv_blocks")
         self.kv_blocks_free = gauge("penstock_kv_blocks_free")
         self.index_blocks = gauge("penstock_index_blocks")
         self.index_gaps = counter("penstock_index_gaps_total")
+        self.draft_tokens = counter("penstock_draft_tokens_total")
+        self.accepted_draft_tokens = counter("penstock_accepted_draft_tokens_total")
         self.route_attempts = counter("penstock_route_attempts_total")
+        self.tier_decisions = counter("penstock_tier_decisions_total")
+        self.provider_requests = counter("penstock_provider_requests_total")
+        self.provider_cost = counter("penstock_provider_cost_total")
         self.slow_clients = counter("penstock_slow_clients_total")
+        self.spans = counter("penstock_spans_total")
+        self.rate_limited = counter("penstock_rate_limited_total")
         self.client_disconnects = counter("penstock_client_disconnects_total")
         assert not rows, f"no instrument for {sorted(rows)}"
 

@@ -43,11 +43,11 @@ def ray_environment() -> dict[str, str]:
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0", **serve_environment()}
 
 
-def driver_command(config: PlatformConfig, temp_dir: Path) -> list[str]:
-    """Without the descriptor for events, which is the last argument."""
+def driver_command(config: PlatformConfig, temp_dir: Path, journal: Path) -> list[str]:
+    """Without the descriptor for events, which is the last argument. journal: the autoscaler's event log."""
     path = temp_dir / "config.json"
     path.write_bytes(msgspec.json.encode(config))
-    return [sys.executable, "-m", "penstock.cli.driver", str(path), str(temp_dir / RAY_FOLDER)]
+    return [sys.executable, "-m", "penstock.cli.driver", str(path), str(temp_dir / RAY_FOLDER), str(journal.absolute()), str(os.getpid())]
 
 
 class Cluster:

@@ -10,9 +10,12 @@ from typing import Literal
 
 import msgspec
 
+from penstock.adapters.config import AdaptersConfig
+from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.config import load
 from penstock.base.errors import ConfigError
-from penstock.router.config import GatewayConfig
+from penstock.base.telemetry import TelemetryConfig
+from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.workers.config import EngineConfig
 
 
@@ -37,6 +40,9 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Model names of the API; none: the model's own."""
     tier: Literal["edge", "cloud"] = "cloud"
     replicas: int = 1
+    """Where the pool is scaled: how many it starts with."""
+    autoscale: AutoscaleConfig | None = None
+    """None: always that many."""
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
 
     @property
@@ -44,12 +50,22 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         """The model names that the pool answers to."""
         return self.served_names or (self.model,)
 
+    @property
+    def most_replicas(self) -> int:
+        """That there may be at once."""
+        return self.replicas if self.autoscale is None else self.autoscale.max_replicas
+
     def __post_init__(self) -> None:
         where = f"pools[{self.name!r}]"
         if not self.name or not all(part.isalnum() and part.isascii() for part in self.name.split("-")):
             raise ConfigError(f"a pool's name is letters, digits and dashes between them, not {self.name!r}")
         if self.replicas < 1:
             raise ConfigError(f"{where}.replicas must be at least 1, not {self.replicas}")
+        if self.autoscale is not None and not self.autoscale.min_replicas <= self.replicas <= self.autoscale.max_replicas:
+            raise ConfigError(
+                f"{where}.replicas ({self.replicas}) must lie between autoscale.min_replicas ({self.autoscale.min_replicas}) "
+                f"and autoscale.max_replicas ({self.autoscale.max_replicas})"
+            )
         for name, count in Counter(self.served_names).items():
             if count > 1 or not name:
                 raise ConfigError(f"{where}.served_names holds {name!r} {count} times" if name else f"{where}.served_names holds an empty name")
@@ -60,7 +76,11 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     redis: RedisConfig = msgspec.field(default_factory=RedisConfig)
     gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
+    telemetry: TelemetryConfig = msgspec.field(default_factory=TelemetryConfig)
+    adapters: AdaptersConfig = msgspec.field(default_factory=AdaptersConfig)
     pools: tuple[PoolConfig, ...] = ()
+    providers: tuple[ProviderConfig, ...] = ()
+    """Servers with OpenAI's API outside of the platform, to spill to."""
 
     @property
     def num_replicas(self) -> int:
@@ -73,17 +93,29 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             if count > 1:
                 raise ConfigError(f"{count} pools are named {name!r}: names must differ")
         self._refuse_names_of_two_models()
+        self._refuse_providers_without_pools()
+
+    def _refuse_providers_without_pools(self) -> None:
+        # A request's tokens are counted before it is known who answers.
+        served = {name for pool in self.pools for name in pool.names}
+        for place, count in Counter([*(pool.name for pool in self.pools), *(provider.name for provider in self.providers)]).items():
+            if count > 1:
+                raise ConfigError(f"{count} pools or providers are named {place!r}: names must differ")
+        for provider in self.providers:
+            for name in provider.served_names:
+                if name not in served:
+                    raise ConfigError(f"providers[{provider.name!r}].served_names holds {name!r}, which no pool serves")
 
     def _refuse_names_of_two_models(self) -> None:
-        # A prompt is tokenized once for all its candidate pools, and its blocks are hashed once.
-        first: dict[str, PoolConfig] = {}
+        # Inside a tier a prompt is tokenized once for all its candidate pools, and its blocks are hashed once.
+        first: dict[tuple[str, str], PoolConfig] = {}
         for pool in self.pools:
             for name in pool.names:
-                other = first.setdefault(name, pool)
+                other = first.setdefault((name, pool.tier), pool)
                 if other.model != pool.model:
                     raise ConfigError(
                         f"the served name {name!r} means {other.model!r} in pool {other.name!r} and {pool.model!r} in pool {pool.name!r}: "
-                        "pools that share a name must share the model"
+                        "pools of one tier that share a name must share the model"
                     )
                 if other.engine.block_size != pool.engine.block_size:
                     raise ConfigError(
@@ -99,7 +131,7 @@ def load_platform(path: Path) -> PlatformConfig:
 
 def check_memory(config: PlatformConfig, available_bytes: int) -> None:
     """Refuse KV caches that the machine can't hold together. Raises ConfigError."""
-    wanted = sum(pool.replicas * pool.engine.kv_memory_bytes for pool in config.pools if pool.engine.runner == "torch" and pool.engine.device == "cpu")
+    wanted = sum(pool.most_replicas * pool.engine.kv_memory_bytes for pool in config.pools if pool.engine.runner == "torch" and pool.engine.device == "cpu")
     if wanted > available_bytes:
         raise ConfigError(
             f"the KV caches of all replicas take {wanted / 2**30:.1f} GiB (replicas x engine.kv_memory_bytes), "
@@ -107,9 +139,33 @@ def check_memory(config: PlatformConfig, available_bytes: int) -> None:
         )
 
 
+def check_gpus(config: PlatformConfig, available: float) -> None:
+    """Refuse replicas that would wait for a GPU for ever. Raises ConfigError."""
+    wanted = sum(pool.most_replicas * pool.engine.num_gpus for pool in config.pools)
+    if wanted > available:
+        raise ConfigError(
+            f"engine.device: cuda gives each replica a GPU of its own, {wanted} altogether, and this machine has {available:.0f} "
+            "that Ray can see (nvidia-smi; CUDA_VISIBLE_DEVICES)"
+        )
+
+
+def start_timeout_s(config: PlatformConfig, usual_s: float) -> float:
+    """What the replicas get to come up."""
+    return max([usual_s, *(pool.engine.vllm.start_timeout_s for pool in config.pools if pool.engine.runner == "vllm")])
+
+
 def divide_threads(config: PlatformConfig, cores: int) -> PlatformConfig:
     """The configuration with `engine.threads` set where it was left open: the cores divided among all replicas that compute, at least 1."""
-    computing = sum(pool.replicas for pool in config.pools if pool.engine.runner == "torch" and pool.engine.device == "cpu")
+    computing = sum(pool.most_replicas for pool in config.pools if pool.engine.runner in ("torch", "vllm") and pool.engine.device == "cpu")
     share = max(1, cores // max(1, computing))
     pools = tuple(msgspec.structs.replace(pool, engine=msgspec.structs.replace(pool.engine, threads=pool.engine.threads or share)) for pool in config.pools)
     return msgspec.structs.replace(config, pools=pools)
+
+
+def place_adapters(config: PlatformConfig, state: Path) -> PlatformConfig:
+    """The configuration with `adapters.folder` set, absolute: processes of Ray have working folders of their own. state: the state folder."""
+    adapters = config.adapters
+    folder = Path(adapters.folder) if adapters.folder is not None else state / "adapters"
+    imports = None if adapters.import_folder is None else str(Path(adapters.import_folder).expanduser().absolute())
+    placed = msgspec.structs.replace(adapters, folder=str(folder.expanduser().absolute()), import_folder=imports)
+    return msgspec.structs.replace(config, adapters=placed)

@@ -4,7 +4,7 @@ A process of its own because Ray ends its driver without a word when the raylet 
 must outlive that (Redis, the temp folder, the person's terminal) belongs to `penstock up`. Everything it needs comes as arguments and
 environment, set before Ray is imported; what happens goes as one `Event` a line to the descriptor it was given.
 
-    python -m penstock.cli.driver CONFIG_JSON TEMP_DIR EVENT_FD
+    python -m penstock.cli.driver CONFIG_JSON TEMP_DIR AUTOSCALE_LOG PARENT_PID EVENT_FD
 """
 
 import ctypes
@@ -21,14 +21,17 @@ import ray
 from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
+from penstock.adapters.peft import BaseShapes
+from penstock.autoscale.loop import ScaledPool, autoscaler_app
 from penstock.base.errors import ConfigError
-from penstock.cli.config import PlatformConfig, PoolConfig
+from penstock.cli.config import PlatformConfig, PoolConfig, check_gpus, start_timeout_s
 from penstock.cli.events import DEPLOYED, FAILED, RAY, Event
 from penstock.router.app import gateway_app
-from penstock.router.config import PoolSpec
+from penstock.router.config import AdapterBase, PoolSpec
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
-from penstock.wire.discovery import GATEWAY_APP, pool_app_name
+from penstock.wire.discovery import AUTOSCALER_APP, GATEWAY_APP, pool_app_name
+from penstock.workers.models.config import read_config
 from penstock.workers.replica import pool_app
 
 OBJECT_STORE_BYTES = 96 * 2**20
@@ -46,13 +49,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: Sequence[str]) -> None:
-    config_path, temp_dir, descriptor = arguments
-    stop_with_parent()
+    config_path, temp_dir, journal, parent, descriptor = arguments
+    stop_with_parent(int(parent))
     config = msgspec.json.decode(Path(config_path).read_bytes(), type=PlatformConfig)
     with open(int(descriptor), "wb", buffering=0) as pipe:
         signal.signal(signal.SIGTERM, _stop)
         try:
-            _run(config, Path(temp_dir), lambda event: pipe.write(msgspec.json.encode(event) + b"\n"))
+            _run(config, Path(temp_dir), journal, lambda event: pipe.write(msgspec.json.encode(event) + b"\n"))
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if ray.is_initialized():
@@ -60,19 +63,24 @@ def main(arguments: Sequence[str]) -> None:
                 ray.shutdown()
 
 
-def stop_with_parent() -> None:
-    """SIGTERM for this process when the one that started it dies, however that happens."""
+def stop_with_parent(parent: int) -> None:
+    """SIGTERM for this process when the one that started it dies, however that happens. Its number is 1 in a container."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() == 1:
+    if os.getppid() != parent:
         raise SystemExit("the parent is gone already")
 
 
-def _run(config: PlatformConfig, temp_dir: Path, tell: Callable[[Event], object]) -> None:
+def _run(config: PlatformConfig, temp_dir: Path, journal: str, tell: Callable[[Event], object]) -> None:
     _start_ray(temp_dir)
     signal.signal(signal.SIGTERM, _stop)  # Ray has taken it for itself
     tell(Event(RAY))
-    names = deploy(config)
-    failed = await_running(names)
+    try:
+        check_gpus(config, ray.cluster_resources().get("GPU", 0.0))
+    except ConfigError as error:
+        tell(Event(FAILED, str(error)))
+        return
+    names = deploy(config, journal)
+    failed = await_running(names, start_timeout_s(config, RUNNING_TIMEOUT_S))
     if failed is not None:
         tell(failed)
         return
@@ -81,18 +89,31 @@ def _run(config: PlatformConfig, temp_dir: Path, tell: Callable[[Event], object]
         signal.pause()
 
 
-def deploy(config: PlatformConfig) -> list[str]:
-    """Hand gateway and pools to Serve, all at once and without waiting; returns the names of their applications. No proxy: the gateway
-    answers for itself."""
+def deploy(config: PlatformConfig, journal: str) -> list[str]:
+    """Hand gateway, pools and, where one is scaled, the autoscaler to Serve, all at once and without waiting; returns the names of their
+    applications. No proxy: the gateway answers for itself. journal: path of the autoscaler's event log."""
     specs = [pool_spec(pool) for pool in config.pools]
-    gateway = serve.RunTarget(gateway_app(config.gateway, specs), GATEWAY_APP, route_prefix=None)
+    gateway_application = gateway_app(config.gateway, specs, config.telemetry, config.providers, config.adapters)
+    gateway = serve.RunTarget(gateway_application, GATEWAY_APP, route_prefix=None)
     pools = [
-        serve.RunTarget(pool_app(pool.name, pool.model, pool.engine, pool.replicas), spec.app_name, route_prefix=None, external_scaler_enabled=True)
+        serve.RunTarget(
+            pool_app(pool.name, pool.model, pool.engine, pool.replicas, adapters_folder=config.adapters.folder),
+            spec.app_name,
+            route_prefix=None,
+            external_scaler_enabled=True,
+        )
         for pool, spec in zip(config.pools, specs, strict=True)
     ]
+    targets = [gateway, *pools, *_autoscaler(config, journal)]
     serve.start(proxy_location="Disabled")
-    serve.run_many([gateway, *pools], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
-    return [target.name for target in (gateway, *pools)]
+    serve.run_many(targets, wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+    return [target.name for target in targets]
+
+
+def _autoscaler(config: PlatformConfig, journal: str) -> list[serve.RunTarget]:
+    """None where no pool is scaled."""
+    pools = [ScaledPool(pool.name, pool_app_name(pool.name), pool.engine.max_num_seqs, pool.autoscale) for pool in config.pools if pool.autoscale is not None]
+    return [serve.RunTarget(autoscaler_app(pools, journal), AUTOSCALER_APP, route_prefix=None)] if pools else []
 
 
 def pool_spec(pool: PoolConfig) -> PoolSpec:
@@ -109,8 +130,22 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
         model=pool.model,
         app_name=pool_app_name(pool.name),
         exact=engine.exact or engine.runner == "timed",
+        is_scaled=pool.autoscale is not None,
+        adapters=_adapter_base(pool),
         max_model_len=configured or resolve(pool.model).max_model_len,
     )
+
+
+def _adapter_base(pool: PoolConfig) -> AdapterBase | None:
+    """None where the pool serves no adapters: it has no slots for them, or its checkpoint is none that our engine computes."""
+    engine = pool.engine
+    if engine.runner == "vllm" or not engine.adapters.slots:
+        return None
+    try:
+        model = read_config(resolve(pool.model))
+    except ConfigError:
+        return None  # a timed pool may take its tokenizer from any checkpoint; a computing one says so itself, better
+    return AdapterBase(shapes=BaseShapes(model.num_layers, model.linear_shapes), max_rank=engine.adapters.max_rank)
 
 
 def _check_vocabulary(pool: PoolConfig) -> None:
@@ -135,9 +170,9 @@ def _start_ray(temp_dir: Path) -> None:
     )
 
 
-def await_running(names: Sequence[str]) -> Event | None:
+def await_running(names: Sequence[str], timeout_s: float = RUNNING_TIMEOUT_S) -> Event | None:
     """Until Serve says that every application runs (None), one has failed, or time is up."""
-    deadline = time.monotonic() + RUNNING_TIMEOUT_S
+    deadline = time.monotonic() + timeout_s
     while True:
         found = serve.status().applications
         for name in names:
@@ -148,7 +183,7 @@ def await_running(names: Sequence[str]) -> Event | None:
             return None
         if time.monotonic() > deadline:
             detail = "\n".join(_reasons(found[name]) for name in missing if name in found)
-            return Event(FAILED, f"{', '.join(missing)} did not come up within {RUNNING_TIMEOUT_S:.0f} s.", detail)
+            return Event(FAILED, f"{', '.join(missing)} did not come up within {timeout_s:.0f} s.", detail)
         time.sleep(POLL_S)
 
 

@@ -2,7 +2,7 @@
 
 Layout: `lock` (held by the running `penstock up`), `state.json` (what runs, for `penstock status`), `env` (shell syntax, for scripts),
 `key` (the demo tenant's API key), `secret` (the cluster's, from which keys and block hashes derive), `redis/` (append-only file and log),
-`penstock.log`. Everything is readable by its owner only.
+`penstock.log`, `autoscale.jsonl` (what the autoscaler did, where a pool is scaled). Everything is readable by its owner only.
 """
 
 import fcntl
@@ -61,6 +61,7 @@ class StateDir:
         self.path = path
         self.redis_dir = path / "redis"
         self.log_path = path / "penstock.log"
+        self.journal_path = path / "autoscale.jsonl"
         self.env_path = path / "env"
         self._state_path = path / "state.json"
         self._key_path = path / "key"
@@ -102,7 +103,8 @@ class StateDir:
             raise ConfigError(f"{self._state_path} can't be read: {error}.") from error
 
     def open_log(self) -> TextIO:
-        """penstock.log, begun anew: it tells of one run."""
+        """penstock.log, begun anew, as is the autoscaler's: they tell of one run."""
+        self.journal_path.unlink(missing_ok=True)
         descriptor = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         return open(descriptor, "w", encoding="utf-8", buffering=1)
 

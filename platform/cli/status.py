@@ -1,6 +1,7 @@
 """`penstock status`: what a running platform says of itself, from its state folder and its gateway."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import httpx
 import msgspec
@@ -39,17 +40,18 @@ def observe(state: RunState, client: httpx.Client) -> Health:
         return _health(state, is_running=False, is_ready=False, ready={})
     try:
         is_ready = client.get(f"{state.gateway}/readyz", timeout=TIMEOUT_S).status_code == 200
-        ready = replicas_by_pool(client.get(f"{state.gateway}/metrics", timeout=TIMEOUT_S).text)
+        page = client.get(f"{state.gateway}/metrics", timeout=TIMEOUT_S).text
+        ready, wanted = by_pool(page, "penstock_replicas"), by_pool(page, "penstock_autoscale_target")
     except (httpx.HTTPError, ValueError):  # ValueError: something else answers there
         return _health(state, is_running=True, is_ready=False, ready={})
-    return _health(state, is_running=True, is_ready=is_ready, ready=ready)
+    return _health(state, is_running=True, is_ready=is_ready, ready=ready, wanted=wanted)
 
 
-def replicas_by_pool(metrics: str) -> dict[str, int]:
-    """The gauge penstock_replicas of the gateway, summed over tiers."""
+def by_pool(metrics: str, gauge: str) -> dict[str, int]:
+    """A gauge of the gateway, summed over labels other than the pool."""
     found: dict[str, int] = {}
     for family in text_string_to_metric_families(metrics):
-        for sample in family.samples if family.name == "penstock_replicas" else ():
+        for sample in family.samples if family.name == gauge else ():
             pool = sample.labels.get("pool", "")
             found[pool] = found.get(pool, 0) + int(sample.value)
     return found
@@ -64,7 +66,8 @@ def show(health: Health, console: Console) -> None:
     console.print(table)
 
 
-def _health(state: RunState, *, is_running: bool, is_ready: bool, ready: dict[str, int]) -> Health:
+def _health(state: RunState, *, is_running: bool, is_ready: bool, ready: Mapping[str, int], wanted: Mapping[str, int] = MappingProxyType({})) -> Health:
+    """wanted: by an autoscaler; other pools want what is configured."""
     return Health(
         is_running=is_running,
         is_ready=is_ready,
@@ -72,11 +75,11 @@ def _health(state: RunState, *, is_running: bool, is_ready: bool, ready: dict[st
         pid=state.pid,
         gateway=state.gateway,
         redis=state.redis,
-        pools=tuple(_pools(state.pools, ready)),
+        pools=tuple(_pools(state.pools, ready, wanted)),
     )
 
 
-def _pools(pools: Iterable[PoolState], ready: dict[str, int]) -> Iterable[PoolHealth]:
+def _pools(pools: Iterable[PoolState], ready: Mapping[str, int], wanted: Mapping[str, int]) -> Iterable[PoolHealth]:
     for pool in pools:
         yield PoolHealth(
             name=pool.name,
@@ -84,6 +87,6 @@ def _pools(pools: Iterable[PoolState], ready: dict[str, int]) -> Iterable[PoolHe
             served_names=pool.served_names,
             tier=pool.tier,
             runner=pool.runner,
-            replicas_wanted=pool.replicas,
+            replicas_wanted=wanted.get(pool.name, pool.replicas),
             replicas_ready=ready.get(pool.name, 0),
         )

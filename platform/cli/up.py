@@ -22,12 +22,12 @@ from redis.exceptions import RedisError
 from rich.console import Console
 
 from penstock.base import log as logs
-from penstock.base.environment import CLUSTER_SECRET, REDIS_URL
+from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, provider_key, vllm_python
 from penstock.base.errors import ConfigError
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.cli.cluster import POLL_S, Cluster, StartFailed, driver_command, ray_environment
-from penstock.cli.config import PlatformConfig, check_memory, divide_threads
+from penstock.cli.config import PlatformConfig, check_memory, divide_threads, place_adapters, start_timeout_s
 from penstock.cli.cores import available_cores
 from penstock.cli.events import DEPLOYED, RAY
 from penstock.cli.interrupts import Interrupted, Interrupts
@@ -36,11 +36,13 @@ from penstock.cli.progress import Progress
 from penstock.cli.state import TEMP_PREFIX, PoolState, RunState, StateDir
 from penstock.tenancy.keys import create_key, put_key
 from penstock.text.source import resolve
+from penstock.workers.vllm_launch import find_python
 
 DEMO_TENANT = "demo"
 RAY_TIMEOUT_S = 90.0
-READY_TIMEOUT_S = 200.0
-"""A little more than the driver itself waits, so that its reason is heard."""
+READY_TIMEOUT_S = 180.0
+MARGIN_S = 20.0
+"""More than the driver itself waits, so that its reason is heard."""
 GRACE_S = 3.0
 """Between asking what is left to end, and ending it."""
 
@@ -50,11 +52,17 @@ log = logging.getLogger(__name__)
 def up(config: PlatformConfig, config_path: Path, state: StateDir, console: Console) -> None:
     """Runs until interrupted. Raises ConfigError before anything starts, and StartFailed when something did not come up or stay up."""
     check_memory(config, psutil.virtual_memory().total)
+    for provider in config.providers:
+        if provider.api_key_env is not None:
+            provider_key(provider.name, provider.api_key_env)  # missing, it would only show once Ray is up
+    for pool in config.pools:
+        if pool.engine.runner == "vllm":
+            find_python(pool.engine, vllm_python())
     with state.locked():
         check_port(config.gateway.host, config.gateway.port)
         with state.open_log() as log_file:
             logs.configure(stream=log_file)
-            Run(divide_threads(config, available_cores()), config_path, state, Progress(console), log_file).until_interrupted()
+            Run(place_adapters(divide_threads(config, available_cores()), state.path), config_path, state, Progress(console), log_file).until_interrupted()
 
 
 def check_port(host: str, port: int) -> None:
@@ -107,14 +115,15 @@ class Run:
             redis_url = self._start_redis(temp_dir, cleanup)
             api_key = asyncio.run(self._demo_key(redis_url))
         with self._progress.step("checkpoints"):
-            for model in {pool.model for pool in self._config.pools}:
+            drafts = {pool.engine.speculation.model for pool in self._config.pools if pool.engine.speculation.model}
+            for model in {pool.model for pool in self._config.pools} | drafts:
                 resolve(model)  # once here, where a download shows, instead of in every replica at once
         with self._progress.step("Ray"):
-            cluster = Cluster(driver_command(self._config, temp_dir), temp_dir, self._environment(redis_url), self._log_file)
+            cluster = Cluster(driver_command(self._config, temp_dir, self._state.journal_path), temp_dir, self._environment(redis_url), self._log_file)
             cleanup.callback(cluster.stop, self._interrupts.hurry)
             cluster.wait_for(RAY, RAY_TIMEOUT_S)
         with self._progress.step(f"{_count(self._config.num_replicas, 'replica')} and the gateway"):
-            cluster.wait_for(DEPLOYED, READY_TIMEOUT_S)
+            cluster.wait_for(DEPLOYED, start_timeout_s(self._config, READY_TIMEOUT_S) + MARGIN_S)
             self._await_ready(cluster)
         self._state.write_env(f"{self._address}/v1", api_key)
         return cluster, api_key
@@ -131,15 +140,14 @@ class Run:
         return server.url
 
     async def _demo_key(self, redis_url: str) -> str:
-        """The same key at every start, known to Redis even if that lost its data. Raises ConfigError when Redis does not answer."""
+        """The same key at every start, known to Redis even if that lost its data; a new one where it was revoked. Raises ConfigError when Redis
+        does not answer."""
         client = connect(redis_url)
         try:
             key = self._state.read_key()
-            if key is None:
+            if key is None or not await put_key(client, self._state.secret(), DEMO_TENANT, key):
                 key = await create_key(client, self._state.secret(), DEMO_TENANT)
                 self._state.write_key(key)
-            else:
-                await put_key(client, self._state.secret(), DEMO_TENANT, key)
         except RedisError as error:
             raise ConfigError(f"Redis at {without_credentials(redis_url)} does not answer: {error}.") from error
         finally:

@@ -7,35 +7,51 @@ when it listens, healthy while its tasks run, drained by the destructor, for whi
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from pathlib import Path
 from random import Random
-from typing import NamedTuple, cast
+from types import MappingProxyType
+from typing import cast
 
 import redis.asyncio
 from ray import serve
 
+from penstock.adapters.config import AdaptersConfig
+from penstock.adapters.registry import Registry
+from penstock.adapters.store import AdapterStore
 from penstock.base import log as logs
-from penstock.base.environment import REDIS_URL, cluster_secret, redis_url
+from penstock.base.environment import REDIS_URL, cluster_secret, provider_key, redis_url
 from penstock.base.metrics import Metrics
 from penstock.base.redis import connect as connect_redis
+from penstock.base.telemetry import TelemetryConfig
+from penstock.base.tracing import open_tracing
 from penstock.prefix.index import PrefixIndex
 from penstock.prefix.store import IndexStore
+from penstock.router.adapted import AdaptedModels, AdapterDeps
+from penstock.router.admission import Admission
+from penstock.router.catalogue import Checkpoint, served_models
 from penstock.router.chains import Chains
-from penstock.router.config import GatewayConfig, PoolSpec
+from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch import RoutingDispatcher
 from penstock.router.fleet import Fleet
-from penstock.router.gateway import GatewayDeps, PoolReplicas, ServedModel
+from penstock.router.gateway import GatewayDeps, PoolReplicas
 from penstock.router.link import connect
 from penstock.router.listener import Listener
 from penstock.router.members import Members
+from penstock.router.provider import Providers
 from penstock.router.remote import Hooks, Link, Member
+from penstock.router.report import Reporter
+from penstock.router.served import ServedModel
+from penstock.router.spread import Spreader
 from penstock.router.surface import make_app
 from penstock.router.waiting import WaitQueue
 from penstock.tenancy.keys import KeyReader, KeyStore
+from penstock.tenancy.limits import Limiter
+from penstock.tenancy.usage import UsageLog
 from penstock.text.source import resolve
-from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
 from penstock.wire.errors import ConfigError, PenstockError
 from penstock.wire.frames import DownFrame
@@ -52,61 +68,83 @@ NUM_CPUS = 0.001
 log = logging.getLogger("penstock.gateway")
 
 
-class Checkpoint(NamedTuple):
-    """What a gateway reads of a model."""
-
-    tokenizer: Tokenizer
-    digest: str
-
-
 class Core:
     """The gateway without Serve: everything it holds, wired."""
 
     def __init__(
-        self, config: GatewayConfig, pools: Sequence[PoolSpec], checkpoints: dict[str, Checkpoint], secret: bytes, client: redis.asyncio.Redis, router_id: str
+        self,
+        config: GatewayConfig,
+        pools: Sequence[PoolSpec],
+        checkpoints: dict[str, Checkpoint],
+        secret: bytes,
+        client: redis.asyncio.Redis,
+        router_id: str,
+        telemetry: TelemetryConfig | None = None,
+        providers: Sequence[ProviderConfig] = (),
+        provider_keys: Mapping[str, str] = MappingProxyType({}),
+        adapters: AdaptersConfig | None = None,
     ) -> None:
-        """checkpoints: by `PoolSpec.model`."""
+        """checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one. telemetry None: nothing is traced."""
         self._router_id = router_id
         self._pools = {pool.name: pool for pool in pools}
         self._metrics = Metrics()
+        self.tracing = None if telemetry is None else open_tracing(telemetry, router_id, self._count_spans, Random())
         self._index = PrefixIndex()
         self._queue = WaitQueue(config.max_queue, config.queue_timeout_s)
-        hooks = Hooks(on_room=self._queue.wake, on_gap=lambda pool: self._metrics.index_gaps.labels(pool).inc())
+        hooks = Hooks(on_room=self._queue.wake, on_gap=lambda pool: self._metrics.index_gaps.labels(pool).inc(), on_drafts=self._count_drafts)
         self.fleet = Fleet(self._pools, self._connect, self._index, hooks, Random(), IndexStore(client).snapshot)
+        scaled = [pool.name for pool in pools if pool.is_scaled]
+        self.reporter = Reporter(client, router_id, scaled, self.fleet, self._queue, self._index.num_held, self._metrics) if scaled else None
         self.members = Members(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
+        self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
+        self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
+        models = served_models(pools, providers, checkpoints, partial(_context, self.fleet))
         self.app = make_app(
             GatewayDeps(
                 config=config,
-                models=self._models(checkpoints),
-                dispatcher=RoutingDispatcher(self._pools, self.fleet, self._index, self._queue, Chains(secret), config, self._metrics, Random()),
+                models=models,
+                dispatcher=RoutingDispatcher(
+                    self._pools, self.fleet, self._index, self._queue, Chains(secret), config, self._metrics, Random(), self.providers.by_name
+                ),
                 keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s),
+                admission=self.admission,
                 metrics=self._metrics,
                 replicas=self._replicas,
+                providers={provider.name: provider for provider in providers},
+                has_provider=lambda: self.providers.has_available,
                 refresh=self._refresh,
+                adapters=None if adapters is None else self._adapters(adapters, client, models),
+                tracing=self.tracing,
             )
         )
 
     def _connect(self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> AbstractAsyncContextManager[Link]:
         return connect(member.address, self._router_id, on_frame, on_lost)
 
-    def _models(self, checkpoints: dict[str, Checkpoint]) -> dict[str, ServedModel]:
-        found: dict[str, ServedModel] = {}
-        for name in dict.fromkeys(name for pool in self._pools.values() for name in pool.served_names):
-            pools = [pool for pool in self._pools.values() if name in pool.served_names]
-            tokenizer, digest = checkpoints[pools[0].model]
-            context, exact = partial(_context, self.fleet, pools), all(pool.exact for pool in pools)
-            found[name] = ServedModel(name, tuple(pool.name for pool in pools), tokenizer, context, digest, exact)
-        return found
+    def _adapters(self, config: AdaptersConfig, client: redis.asyncio.Redis, models: Mapping[str, ServedModel]) -> AdapterDeps:
+        assert config.folder is not None, "who starts a gateway says where the adapters lie"
+        registry = Registry(client, config.max_per_tenant)
+        spreader = Spreader(self.fleet.remotes)
+        return AdapterDeps(config, registry, AdapterStore(Path(config.folder)), AdaptedModels(registry, models, self._pools), spreader)
 
     def _replicas(self) -> list[PoolReplicas]:
         return [PoolReplicas(name, self._pools[name].tier, status.num_connected) for name, status in self.fleet.status().items()]
+
+    def _count_spans(self, outcome: str, count: int) -> None:
+        self._metrics.spans.labels(outcome).inc(count)
+
+    def _count_drafts(self, pool: str, num_drafted: int, num_accepted: int) -> None:
+        self._metrics.draft_tokens.labels(pool).inc(num_drafted)
+        self._metrics.accepted_draft_tokens.labels(pool).inc(num_accepted)
 
     def _refresh(self) -> None:
         metrics = self._metrics
         for name, status in self.fleet.status().items():
             metrics.replicas.labels(name, self._pools[name].tier).set(status.num_connected)
             metrics.running_sequences.labels(name).set(status.num_running)
+            metrics.waiting_sequences.labels(name).set(status.num_waiting)
             metrics.kv_blocks_free.labels(name).set(status.free_blocks)
+            metrics.kv_blocks.labels(name).set(status.total_blocks)
             metrics.queue_length.labels(name).set(self._queue.num_waiting(name))
             metrics.index_blocks.labels(name).set(sum(self._index.num_held(remote.member.replica_id) for remote in self.fleet.remotes([name])))
 
@@ -120,13 +158,22 @@ def _context(fleet: Fleet, pools: Sequence[PoolSpec]) -> int:
 class Gateway:
     """The Serve deployment; `__init__` returns when it listens."""
 
-    async def __init__(self, config: GatewayConfig, pools: tuple[PoolSpec, ...]) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        config: GatewayConfig,
+        pools: tuple[PoolSpec, ...],
+        telemetry: TelemetryConfig | None,
+        providers: tuple[ProviderConfig, ...],
+        adapters: AdaptersConfig | None,
+    ) -> None:
         logs.configure()
         url = redis_url()
         if url is None:
             raise ConfigError(f"{REDIS_URL} is not set: a gateway looks API keys up in Redis")
         checkpoints = await asyncio.to_thread(_load, pools)
-        core = Core(config, pools, checkpoints, cluster_secret(), connect_redis(url), f"gateway-{uuid.uuid4().hex[:8]}")
+        keys = {provider.name: provider_key(provider.name, provider.api_key_env) for provider in providers if provider.api_key_env is not None}
+        router_id = f"gateway-{uuid.uuid4().hex[:8]}"
+        core = Core(config, pools, checkpoints, cluster_secret(), connect_redis(url), router_id, telemetry, providers, keys, adapters)
         self._listener = Listener(core.app, config.host, config.port, DRAIN_S)
         self._stopping = asyncio.Event()
         self._main = asyncio.create_task(self._run(core), name="gateway")
@@ -144,17 +191,24 @@ class Gateway:
 
     async def _run(self, core: Core) -> None:
         """Until told to stop, or something that never ends has ended."""
-        async with core.fleet:
+        async with core.providers, core.fleet:
             discovering = asyncio.create_task(core.members.run(), name="discovery")
+            admitting = asyncio.create_task(core.admission.run(), name="admission")
+            tasks = [discovering, admitting]
+            if core.reporter is not None:
+                tasks.append(asyncio.create_task(core.reporter.run(), name="reports"))
             stopping = asyncio.create_task(self._stopping.wait())
             try:
-                done, _ = await asyncio.wait([discovering, stopping, self._listener.start()], return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait([*tasks, stopping, self._listener.start()], return_when=asyncio.FIRST_COMPLETED)
                 for task in done - {stopping}:
                     log.error("part ended", extra={"part": task.get_name()}, exc_info=task.exception())
                 await self._listener.stop()
             finally:
-                discovering.cancel()
-                stopping.cancel()
+                for task in (*tasks, stopping):
+                    task.cancel()
+                await asyncio.wait([admitting])  # it writes what is left of usage
+                if core.tracing is not None:
+                    await asyncio.to_thread(core.tracing.close)
 
 
 def _load(pools: Sequence[PoolSpec]) -> dict[str, Checkpoint]:
@@ -166,8 +220,15 @@ def _load(pools: Sequence[PoolSpec]) -> dict[str, Checkpoint]:
     return found
 
 
-def gateway_app(config: GatewayConfig, pools: Sequence[PoolSpec]) -> serve.Application:
-    """The Serve application of a node's gateway, to be run as GATEWAY_APP with `route_prefix=None`."""
+def gateway_app(
+    config: GatewayConfig,
+    pools: Sequence[PoolSpec],
+    telemetry: TelemetryConfig | None = None,
+    providers: Sequence[ProviderConfig] = (),
+    adapters: AdaptersConfig | None = None,
+) -> serve.Application:
+    """The Serve application of a node's gateway, to be run as GATEWAY_APP with `route_prefix=None`. telemetry None: nothing is traced, whatever
+    the environment says. adapters None: none are served."""
     deployment = serve.deployment(
         name=GATEWAY_APP,
         num_replicas=1,
@@ -178,5 +239,5 @@ def gateway_app(config: GatewayConfig, pools: Sequence[PoolSpec]) -> serve.Appli
         graceful_shutdown_wait_loop_s=0.1,
         logging_config={"enable_access_log": False},
     )
-    application: serve.Application = deployment(Gateway).bind(config, tuple(pools))
+    application: serve.Application = deployment(Gateway).bind(config, tuple(pools), telemetry, tuple(providers), adapters)
     return application

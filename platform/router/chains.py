@@ -28,9 +28,9 @@ class Chains:
         self._hashers: dict[int, ChainHasher] = {}
         self._roots: dict[ChainKind, bytes] = {}
 
-    def chain(self, kind: ChainKind, salt: bytes, packed_ids: bytes) -> Chain:
-        """All of it private to `salt`."""
-        root = self._roots.get(kind)
+    def chain(self, kind: ChainKind, salt: bytes, packed_ids: bytes, adapter: str | None = None) -> Chain:
+        """All of it private to `salt`. adapter: digest; KV computed with it is found by nobody else."""
+        root = self._hasher(kind).root(kind.model_digest, adapter) if adapter is not None else self._roots.get(kind)
         if root is None:
             root = self._roots[kind] = self._hasher(kind).root(kind.model_digest)
         return self.extended(Chain([], self._hasher(kind).salted(root, salt)), kind, packed_ids)

@@ -6,6 +6,7 @@ Invariant: outside of `watched()` no task and no timer of it is left.
 """
 
 import asyncio
+from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
@@ -34,6 +35,29 @@ class Client:
                 return await self._read(max_bytes)
         except TimeoutError:
             raise BodyTooSlow(f"The request body was not complete within {timeout_s:g} seconds.") from None
+
+    async def parts(self, content_length: int | None, max_bytes: int, stall_s: float, timeout_s: float) -> AsyncIterator[bytes]:
+        """The body as it comes, for what is too large to be held. stall_s: longest wait for the next part. Raises as `body`."""
+        if content_length is not None and content_length > max_bytes:
+            raise _too_large(max_bytes)
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + timeout_s
+        size = 0
+        while True:
+            try:
+                async with asyncio.timeout(min(stall_s, max(0.0, until_s - clock()))):
+                    message = await self._receive()
+            except TimeoutError:
+                raise BodyTooSlow(f"The request body stopped for {stall_s:g} seconds, or was not complete within {timeout_s:g}.") from None
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            yield part
+            if not message.get("more_body", False):
+                return
 
     async def _read(self, max_bytes: int) -> bytes:
         parts: list[bytes] = []

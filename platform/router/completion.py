@@ -70,7 +70,7 @@ class Completion:
             raise errors.exceptions[0] from None
 
     def usage(self) -> Usage:
-        num_prompt = sum(choices[0].generation.num_prompt_tokens for choices in self.prompts)
+        num_prompt = sum(_num_prompt_tokens(choices[0]) for choices in self.prompts)
         num_output = sum(choice.num_tokens for choices in self.prompts for choice in choices)
         num_cached = sum(receipt.cached_tokens for choices in self.prompts if (receipt := choices[0].receipt) is not None)
         return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
@@ -88,7 +88,10 @@ class Completion:
             choice.receipt = stream.receipt
             is_listening = False
             while not choice.is_finished:
-                piece = choice.assembler.push(await stream.next())
+                delta = await stream.next()
+                if choice.first_token_s is None:
+                    _suit(choice, stream.receipt)
+                piece = choice.assembler.push(delta)
                 self._note(choice, piece, on_first)
                 if choice.is_finished:
                     stream.close()  # before a client that may read slowly
@@ -102,13 +105,25 @@ class Completion:
             stream.close()
 
     def _note(self, choice: Choice, piece: Piece, on_first: Callable[[], None] | None) -> None:
-        choice.num_tokens += len(piece.token_ids)
+        choice.num_tokens += len(piece.token_ids) + piece.num_text_tokens
         choice.last_token_s = self._clock()
         choice.is_finished = piece.finish is not None
         if choice.first_token_s is None:
             choice.first_token_s = choice.last_token_s
             if on_first is not None:
                 on_first()
+
+
+def _suit(choice: Choice, receipt: Receipt) -> None:
+    """By the first token it is known who answers; another model's tokens are another tokenizer's."""
+    if receipt.answerer is not None and receipt.answerer.tokenizer is not None:
+        choice.assembler = choice.assembler.over(receipt.answerer.tokenizer)
+
+
+def _num_prompt_tokens(choice: Choice) -> int:
+    """As whoever answers counts."""
+    counted = None if choice.receipt is None else choice.receipt.num_prompt_tokens
+    return choice.generation.num_prompt_tokens if counted is None else counted
 
 
 class Collector:

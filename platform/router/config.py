@@ -4,7 +4,11 @@ from typing import Literal
 
 import msgspec
 
+from penstock.adapters.peft import BaseShapes
 from penstock.wire.errors import ConfigError
+
+EXTENSIONS = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens"})
+"""Parameters of ours that OpenAI's API has not and that need no vocabulary."""
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -27,15 +31,29 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Output bound of a request that names none, as far as the context allows."""
     max_buffered_deltas: int = 1024
     """Deltas held for a client that reads slowly; one more aborts its sequence."""
-    key_cache_s: float = 1.0
-    """Age at which a known API key is looked up again; while Redis is away, known keys go on."""
+    key_cache_s: float = 0.5
+    """Age at which a known API key and its tenant's settings are looked up again: a revoked key is refused that long after it was revoked at the
+    latest. While Redis is away, known keys go on."""
+    ttft_target_s: float = 1.0
+    """Predicted time to first token up to which a request stays on the first tier of its tenant's policy."""
+    max_receipts: int = 4096
+    """Receipts of the latest requests that one gateway keeps for GET /v1/receipts/{request_id}."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
             raise ConfigError(f"gateway.port must lie in 1..65535, not {self.port}")
-        for name in ("max_ongoing_requests", "max_body_bytes", "max_queue", "default_max_tokens", "max_buffered_deltas"):
+        for name in ("max_ongoing_requests", "max_body_bytes", "max_queue", "default_max_tokens", "max_buffered_deltas", "max_receipts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"gateway.{name} must be at least 1, not {getattr(self, name)}")
+        if not self.ttft_target_s > 0:
+            raise ConfigError(f"gateway.ttft_target_s must be more than 0, not {self.ttft_target_s}")
+
+
+class AdapterBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What an adapter must be like to be served by a pool."""
+
+    shapes: BaseShapes
+    max_rank: int
 
 
 class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -51,4 +69,62 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Serve application of its replicas."""
     exact: bool = False
     """Its answers do not depend on what runs beside them."""
+    adapters: AdapterBase | None = None
+    """None: it serves no adapters."""
+    is_scaled: bool = False
+    """An autoscaler wants to hear what goes on there."""
     max_model_len: int
+
+
+class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A server with OpenAI's API, outside of the platform, as part of the cloud tier."""
+
+    name: str
+    """Part of metric labels and receipts: letters, digits, dashes."""
+    base_url: str
+    """Up to and with /v1."""
+    model: str
+    """What that server calls it."""
+    served_names: tuple[str, ...]
+    """Model names of the API that it may answer to; a pool serves each of them too."""
+    api_key_env: str | None = None
+    """Name of the environment variable that holds its key; None: it wants none."""
+    tier: Literal["cloud"] = "cloud"
+    ttft_s: float = 1.0
+    """Expected time to first token, until it has answered; then the mean of what was seen."""
+    max_concurrency: int = 32
+    """Requests that one gateway has there at once."""
+    timeout_s: float = 60.0
+    """Longest wait for its first byte, and for each further one."""
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    """What it calls the bound of an answer in chats."""
+    extra_fields: tuple[str, ...] = ()
+    """Parameters beyond OpenAI's that it understands (top_k, min_p, repetition_penalty, ignore_eos, min_tokens). A request that sets another
+    one stays away from it."""
+    breaker_failures: int = 3
+    """Failures in a row after which it is left alone."""
+    breaker_open_s: float = 5.0
+    """For how long, at first; doubled with each failed trial."""
+    input_price: float | None = None
+    """Per million prompt tokens, in any currency; with output_price it makes penstock_provider_cost_total."""
+    output_price: float | None = None
+
+    def __post_init__(self) -> None:
+        where = f"providers[{self.name!r}]"
+        if not self.name or not all(part.isalnum() and part.isascii() for part in self.name.split("-")):
+            raise ConfigError(f"a provider's name is letters, digits and dashes between them, not {self.name!r}")
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ConfigError(f"{where}.base_url must begin with http:// or https://, not {self.base_url!r}")
+        if not self.served_names:
+            raise ConfigError(f"{where}.served_names is empty: the provider would never be asked")
+        for name in ("ttft_s", "timeout_s", "breaker_open_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{where}.{name} must be more than 0, not {getattr(self, name)}")
+        for name in ("max_concurrency", "breaker_failures"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{where}.{name} must be at least 1, not {getattr(self, name)}")
+        if (self.input_price is None) != (self.output_price is None):
+            raise ConfigError(f"{where}: input_price and output_price belong together; set both or neither")
+        for field in self.extra_fields:
+            if field not in EXTENSIONS:
+                raise ConfigError(f"{where}.extra_fields may hold {', '.join(sorted(EXTENSIONS))}, not {field!r}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
+from penstock.base.tracing import NOT_TRACED
 from penstock.router.client import Client, ClientGone
 from penstock.router.headers import Headers, error_headers
 from penstock.wire.errors import error_json, http_error
@@ -25,16 +26,20 @@ class Exchange:
         "_num_writing",
         "_send",
         "_suspended",
+        "adapter",
         "began_s",
         "client",
+        "failure",
         "headers",
         "is_stream",
         "is_writable",
+        "limit_headers",
         "method",
         "model",
         "path",
         "request_id",
         "status",
+        "traced",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, began_s: float) -> None:
@@ -49,6 +54,13 @@ class Exchange:
         self.is_stream = False
         self.model: str | None = None
         """Served name, once it is known."""
+        self.adapter = ""
+        """The tenant's name of it, where the request names one."""
+        self.failure: str | None = None
+        """Class of the error that ended it."""
+        self.limit_headers: Headers = ()
+        """What the response says of its tenant's limits, where there are any."""
+        self.traced = NOT_TRACED
         self._send = send
         self._num_writing = 0
         self._suspended: _Suspended | None = None
@@ -67,7 +79,9 @@ class Exchange:
         self.is_stream = content_type is EVENTS
         request_id = self.request_id.encode()
         common = [(b"content-type", content_type), (b"x-penstock-request-id", request_id), (b"x-request-id", request_id)]  # OpenAI's clients read the latter
-        await self._sent({"type": "http.response.start", "status": status, "headers": [*common, *headers]})
+        if self.traced.traceparent is not None:
+            common.append((b"traceparent", self.traced.traceparent.encode()))
+        await self._sent({"type": "http.response.start", "status": status, "headers": [*common, *headers, *self.limit_headers]})
 
     async def write(self, data: bytes, is_last: bool = False) -> None:
         await self._sent({"type": "http.response.body", "body": data, "more_body": not is_last})

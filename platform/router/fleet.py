@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 
 from penstock.prefix.index import PrefixIndex
 from penstock.router.config import PoolSpec
+from penstock.router.flow import Flow
 from penstock.router.remote import Hooks, Link, Member, Remote
 from penstock.wire.errors import PenstockError
 from penstock.wire.frames import BlockEvents, DownFrame
@@ -60,6 +61,8 @@ class Fleet:
 
     def __init__(self, pools: Mapping[str, PoolSpec], connect: Connect, index: PrefixIndex, hooks: Hooks, random: Random, seed: Seed = no_seed) -> None:
         self._pools = pools
+        self.flows = {pool: Flow() for pool in pools}
+        """What has gone to each pool since this fleet began."""
         self._connect = connect
         self._index = index
         self._hooks = hooks
@@ -91,7 +94,7 @@ class Fleet:
             self._go_on(kept, listed.get(replica_id))
         for replica_id, member in listed.items():
             if replica_id not in self._kept:
-                remote = Remote(member, self._index, self._hooks)
+                remote = Remote(member, self._index, self._hooks, self.flows[member.pool])
                 self._kept[replica_id] = _Kept(remote, self._tasks.create_task(self._keep(remote), name=f"link to {replica_id}"))
 
     def remotes(self, pools: Iterable[str]) -> list[Remote]:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from penstock.router.generation import Receipt
 from penstock.router.logprobs import chat_logprobs, text_logprobs
 from penstock.router.pieces import Piece
 from penstock.text.tokenizer import Tokenizer
@@ -50,6 +51,9 @@ class Asked(NamedTuple):
     has_logprobs: bool = False
     """Shown as far as there are any: the timed runner has none."""
 
+    def by(self, receipt: Receipt) -> "Asked":
+        return self if receipt.answerer is None else self._replace(fingerprint=receipt.answerer.fingerprint)
+
     @property
     def chunk_usage(self) -> UnsetType | None:
         return None if self.has_usage_chunk else UNSET
@@ -69,6 +73,9 @@ class Whole:
 
 class Format(Protocol):
     asked: Asked
+
+    def answered_by(self, receipt: Receipt) -> None:
+        """Known before anything is formatted: who answers may not be whom the request was read for."""
 
     def chunk(self, index: int, piece: Piece, is_first: bool) -> bytes:
         """JSON of the chunk for a piece, its finish aside."""
@@ -98,6 +105,9 @@ class ChatFormat:
             return self._chunk(self._choice(index, piece, is_first))
         before, behind = self.around_text(index)
         return before + encode_text(piece.text) + behind
+
+    def answered_by(self, receipt: Receipt) -> None:
+        self.asked = self.asked.by(receipt)
 
     def around_text(self, index: int) -> tuple[bytes, bytes]:
         if index not in self._plain:
@@ -187,6 +197,9 @@ class TextFormat:
             for choice in choices
         ]
         return self._completion(answers, usage)
+
+    def answered_by(self, receipt: Receipt) -> None:
+        self.asked = self.asked.by(receipt)
 
     def _choice(self, index: int, piece: Piece) -> TextChoice:
         return TextChoice(

@@ -7,32 +7,13 @@ from random import Random
 from typing import NamedTuple
 
 from penstock.base.metrics import Metrics
-from penstock.router.config import GatewayConfig
+from penstock.base.tracing import Tracing
+from penstock.router.adapted import AdapterDeps
+from penstock.router.admission import Admission
+from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.generation import Dispatcher
+from penstock.router.served import ServedModel as ServedModel
 from penstock.tenancy.keys import KeyStore
-from penstock.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """A model name of the API."""
-
-    name: str
-    pools: tuple[str, ...]
-    tokenizer: Tokenizer
-    max_model_len: Callable[[], int]
-    """Tokens, prompt and answer: the longest context among the pools, as far as it is known now."""
-    digest: str
-    """Of the checkpoint; its beginning is the API's system_fingerprint."""
-    exact: bool = False
-    """All its pools compute in exact mode."""
-    created: int = 0
-    """Unix time, seconds."""
-    owned_by: str = "penstock"
-
-    @property
-    def fingerprint(self) -> str:
-        return f"fp_{self.digest[:12]}"
 
 
 class PoolReplicas(NamedTuple):
@@ -47,6 +28,11 @@ def _nothing() -> None:
     """For a gateway whose gauges are always up to date."""
 
 
+def _never() -> bool:
+    """For a gateway without providers."""
+    return False
+
+
 @dataclass(frozen=True)
 class GatewayDeps:
     config: GatewayConfig
@@ -54,10 +40,18 @@ class GatewayDeps:
     """By served name."""
     dispatcher: Dispatcher
     keys: KeyStore
+    admission: Admission
     metrics: Metrics
     replicas: Callable[[], Sequence[PoolReplicas]]
+    providers: Mapping[str, ProviderConfig] = field(default_factory=dict)
+    has_provider: Callable[[], bool] = _never
+    """Whether a provider may be asked now."""
     refresh: Callable[[], None] = _nothing
     """Called before /metrics is rendered, for gauges that are computed only when somebody looks."""
+    adapters: AdapterDeps | None = None
+    """None: this gateway serves no adapters."""
+    tracing: Tracing | None = None
+    """None: no request is traced."""
     now: Callable[[], float] = time.time
     """Unix time, seconds."""
     clock: Callable[[], float] = time.monotonic

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from penstock.router.generation import Receipt
-from penstock.wire.errors import PenstockError, Unauthenticated
+from penstock.wire.errors import PenstockError, RateLimited, Unauthenticated
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -28,6 +28,8 @@ def error_headers(error: BaseException) -> Headers:
         headers.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, PenstockError) and error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after_s)))
+    if isinstance(error, RateLimited):
+        headers += error.headers
     return headers
 
 

@@ -15,14 +15,14 @@ import msgspec
 
 from penstock.wire.channel import Channel
 from penstock.wire.errors import ReplicaLost
-from penstock.wire.frames import Abort, Announce, DownFrame, Hello, Submit, UpFrame, decode_down, encode
+from penstock.wire.frames import Abort, Announce, DownFrame, DropAdapter, Hello, LoadAdapter, Submit, UpFrame, decode_down, encode
 
 CONNECT_TIMEOUT_S = 3.0
 """From the first packet to the replica's first load report."""
 SILENCE_S = 4.0
 """A replica that said nothing for so long is lost; while it has nothing to say it sends a load every second."""
 
-Op: TypeAlias = Submit | Abort | Hello | Announce
+Op: TypeAlias = Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter
 
 log = logging.getLogger("penstock.link")
 
@@ -57,6 +57,12 @@ class Link:
     def announce(self) -> None:
         """Ask for a snapshot of the replica's blocks."""
         self._push(Announce())
+
+    def load_adapter(self, digest: str) -> None:
+        self._push(LoadAdapter(digest))
+
+    def drop_adapter(self, digest: str) -> None:
+        self._push(DropAdapter(digest))
 
     async def greet(self, router_id: str) -> None:
         """Say Hello and wait for the first frame. Raises ReplicaLost, with the replica's words where it refuses."""

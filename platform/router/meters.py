@@ -27,6 +27,7 @@ class ModelMeters:
         self._queue_s = metrics.queue_s.labels(model)
         self._prompt_tokens = metrics.tokens.labels(model, "prompt")
         self._output_tokens = metrics.tokens.labels(model, "output")
+        self._lookup_tokens = metrics.prefix_lookup_tokens.labels(model)
         self._hit_tokens = metrics.prefix_hit_tokens.labels(model)
         self._predicted_tokens = metrics.prefix_predicted_tokens.labels(model)
         self._true_tokens = metrics.prefix_true_tokens.labels(model)
@@ -61,6 +62,8 @@ class ModelMeters:
         if receipt is None or choice.first_token_s is None:
             return
         self._queue_s.observe(receipt.queued_s)
+        if not receipt.is_provided:
+            self._lookup_tokens.inc(choice.generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens)
         self._hit_tokens.inc(receipt.cached_tokens)
         self._predicted_tokens.inc(receipt.predicted_cached_tokens)
         self._true_tokens.inc(min(receipt.predicted_cached_tokens, receipt.cached_tokens))

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.wire.adapters import AdapterDeleted, AdapterImport, AdapterList, AdapterOut
 from penstock.wire.errors import HTTP_ERRORS
 from penstock.wire.openai import (
     MAX_CHOICES,
@@ -18,12 +19,30 @@ from penstock.wire.openai import (
     Health,
     Model,
     ModelList,
+    RequestReceipt,
+    TenantUsage,
     TextCompletion,
 )
 from penstock.wire.support import IGNORED, REFUSED
 
 _REF = "#/components/schemas/{name}"
-_STRUCTS = (ChatRequest, CompletionRequest, ChatCompletion, ChatCompletionChunk, TextCompletion, Model, ModelList, ErrorResponse, Health)
+_STRUCTS = (
+    ChatRequest,
+    CompletionRequest,
+    ChatCompletion,
+    ChatCompletionChunk,
+    TextCompletion,
+    Model,
+    ModelList,
+    RequestReceipt,
+    TenantUsage,
+    AdapterImport,
+    AdapterOut,
+    AdapterList,
+    AdapterDeleted,
+    ErrorResponse,
+    Health,
+)
 
 _RECEIPT_HEADERS = {
     "x-penstock-tier": ("string", "Tier that answers"),
@@ -67,11 +86,22 @@ def document() -> dict[str, Any]:
 
 def _paths() -> dict[str, Any]:
     name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "description": "Model name; may contain slashes"}
+    request = {"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}, "description": "As x-penstock-request-id gives it"}
     return {
         "/v1/chat/completions": {"post": _generation("createChatCompletion", "Answer a conversation", ChatRequest, ChatCompletion, ChatCompletionChunk)},
         "/v1/completions": {"post": _generation("createCompletion", "Continue a text", CompletionRequest, TextCompletion, TextCompletion)},
         "/v1/models": {"get": _page("listModels", "The models served", ModelList, _SECURED)},
         "/v1/models/{model}": {"get": _page("retrieveModel", "One model", Model, _SECURED) | {"parameters": [name]}},
+        "/v1/receipts/{request_id}": {
+            "get": _page("retrieveReceipt", "Why a request was answered where it was", RequestReceipt, _SECURED) | {"parameters": [request]}
+        },
+        "/v1/adapters": {"get": _page("listAdapters", "The tenant's LoRA adapters", AdapterList, _SECURED), "post": _adapter_creation()},
+        "/v1/adapters/{name}": {
+            "get": _page("retrieveAdapter", "One of the tenant's adapters", AdapterOut, _SECURED),
+            "delete": _page("deleteAdapter", "End an adapter for new requests; those under way keep it", AdapterDeleted, _SECURED),
+            "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}, "description": "The adapter's name"}],
+        },
+        "/v1/usage": {"get": _page("retrieveUsage", "What the tenant has used in the last 31 days", TenantUsage, (401, 503))},
         "/healthz": {"get": _open_page("health", "Whether the gateway's process answers", Health)},
         "/readyz": {"get": _readiness()},
         "/metrics": {"get": _open_text("metrics", "Metrics in Prometheus' text format")},
@@ -100,6 +130,16 @@ def _generation(operation: str, summary: str, request: type, answer: type, chunk
 def _page(operation: str, summary: str, answer: type, errors: Sequence[int] = ()) -> dict[str, Any]:
     responses = {"200": {"description": summary, "headers": _headers(_REQUEST_ID), "content": _json(answer)}}
     return {"operationId": operation, "summary": summary, "responses": responses | _errors(errors)}
+
+
+def _adapter_creation() -> dict[str, Any]:
+    fields = {name: {"type": "string"} for name in ("name", "base_model")}
+    files = {"type": "array", "minItems": 2, "maxItems": 2, "items": {"type": "string", "contentMediaType": "application/octet-stream"}}
+    described = files | {"description": "adapter_config.json and adapter_model.safetensors, known by their file names"}
+    form = {"type": "object", "required": ["name", "file"], "properties": fields | {"file": described}}
+    page = _page("createAdapter", "Bring a LoRA adapter in PEFT's format, or replace one", AdapterOut, (400, 401, 403, 404, 408, 413, 503))
+    page["responses"] = {"201" if status == "200" else status: response for status, response in page["responses"].items()}
+    return page | {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}} | _json(AdapterImport)}}
 
 
 def _open_page(operation: str, summary: str, answer: type) -> dict[str, Any]:

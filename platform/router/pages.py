@@ -3,36 +3,60 @@
 from functools import cached_property
 
 import msgspec
+from msgspec import UNSET
 
 from penstock.base.metrics import CONTENT_TYPE
+from penstock.router.admission import check_model
 from penstock.router.exchange import Exchange
-from penstock.router.gateway import GatewayDeps, ServedModel
+from penstock.router.gateway import GatewayDeps
 from penstock.router.generate import authenticate, find_model
 from penstock.router.openapi import document
-from penstock.wire.openai import Health, Model, ModelList
+from penstock.router.receipts import Receipts
+from penstock.router.served import ServedModel
+from penstock.tenancy.usage import last_days
+from penstock.wire.openai import DayUsage, Health, Model, ModelList, TenantUsage
 
 MODELS_PATH = "/v1/models"
+RECEIPTS_PATH = "/v1/receipts/"
+USAGE_DAYS = 31
 
 
 class Pages:
-    def __init__(self, deps: GatewayDeps) -> None:
+    def __init__(self, deps: GatewayDeps, receipts: Receipts) -> None:
         self._deps = deps
+        self._receipts = receipts
 
     async def models(self, exchange: Exchange) -> None:
-        await authenticate(self._deps, exchange)
-        await _send(exchange, ModelList(data=[_model(model) for model in self._deps.models.values()]))
+        tenant = await authenticate(self._deps, exchange)
+        models = list(self._deps.models.values())
+        if self._deps.adapters is not None:
+            models += await self._deps.adapters.models.all(tenant.id)
+        await _send(exchange, ModelList(data=[_model(model) for model in models if tenant.may_use(model.label)]))
 
     async def model(self, exchange: Exchange) -> None:
         """The rest of the path is the name: one from the hub has a slash in it."""
-        await authenticate(self._deps, exchange)
-        await _send(exchange, _model(find_model(self._deps, exchange.path.removeprefix(f"{MODELS_PATH}/"))))
+        tenant = await authenticate(self._deps, exchange)
+        model = await find_model(self._deps, tenant, exchange.path.removeprefix(f"{MODELS_PATH}/"))
+        check_model(tenant, model.label)
+        await _send(exchange, _model(model))
+
+    async def usage(self, exchange: Exchange) -> None:
+        """The tenant's own, of the last days."""
+        tenant = await authenticate(self._deps, exchange)
+        rows = await self._deps.admission.usage(tenant.id, last_days(USAGE_DAYS, self._deps.now()))
+        data = [DayUsage(day=row.day, model=row.model, adapter=row.adapter or None, **row.used._asdict()) for row in rows]
+        await _send(exchange, TenantUsage(tenant=tenant.id, data=data))
+
+    async def receipt(self, exchange: Exchange) -> None:
+        tenant = await authenticate(self._deps, exchange)
+        await _send(exchange, self._receipts.find(exchange.path.removeprefix(RECEIPTS_PATH), tenant.id))
 
     async def health(self, exchange: Exchange) -> None:
         """The process answers; nothing is said of replicas."""
         await _send(exchange, Health(status="ok"))
 
     async def readiness(self, exchange: Exchange) -> None:
-        if any(row.num_connected for row in self._deps.replicas()):
+        if any(row.num_connected for row in self._deps.replicas()) or self._deps.has_provider():
             await _send(exchange, Health(status="ready"))
         else:
             await _send(exchange, Health(status="no replica is connected"), status=503)
@@ -52,7 +76,16 @@ class Pages:
 
 
 def _model(model: ServedModel) -> Model:
-    return Model(id=model.name, created=model.created, owned_by=model.owned_by, max_model_len=model.max_model_len(), exact=model.exact)
+    base = UNSET if model.base is None else model.base
+    return Model(
+        id=model.name,
+        created=model.created,
+        owned_by=model.owned_by,
+        max_model_len=model.max_model_len(),
+        exact=model.exact,
+        root=base,
+        parent=base,
+    )
 
 
 async def _send(exchange: Exchange, page: msgspec.Struct, status: int = 200) -> None:

@@ -7,6 +7,7 @@ completed the stop string included and none after them.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from penstock.router.generation import TextDelta
 from penstock.text.detokenizer import Detokenizer
 from penstock.text.stops import StopStrings
 from penstock.text.tokenizer import Tokenizer
@@ -23,16 +24,19 @@ class Piece(NamedTuple):
     """Aligned with `token_ids`, where asked for."""
     offsets: Sequence[int] = ()
     """Aligned with `token_ids`, where asked for: whole characters of the answer before each token."""
+    num_text_tokens: int = 0
+    """Tokens of an answer that comes as text; see `TextDelta`."""
 
 
 class Assembler:
     """Of one sequence. min_tokens: stop strings count only in what comes after that many tokens."""
 
-    __slots__ = ("_detokenizer", "_has_offsets", "_has_stops", "_min_tokens", "_num_chars", "_num_tokens", "_stops")
+    __slots__ = ("_detokenizer", "_has_offsets", "_has_stops", "_min_tokens", "_num_chars", "_num_tokens", "_stops", "_stops_wanted")
 
     def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), min_tokens: int = 0, has_offsets: bool = False) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stops)
+        self._stops_wanted = stops
         self._has_stops = bool(stops)
         self._has_offsets = has_offsets
         self._min_tokens = min_tokens
@@ -48,8 +52,14 @@ class Assembler:
         """`push` of a plain delta where `is_plain`: only the text, and what comes after it counts on nothing else."""
         return self._detokenizer.push(token_ids)
 
+    def over(self, tokenizer: Tokenizer) -> "Assembler":
+        """The same for an answer that another model gives; before anything is pushed."""
+        return Assembler(tokenizer, self._stops_wanted, self._min_tokens, self._has_offsets)
+
     def push(self, delta: Delta) -> Piece:
         """delta.finish: None, STOP or LENGTH."""
+        if isinstance(delta, TextDelta):
+            return self._push_text(delta)
         if self._has_stops or self._has_offsets:
             piece = self._step(delta)
         else:
@@ -57,6 +67,14 @@ class Assembler:
         if piece.finish is None and delta.finish is not None:
             return self._finished(piece, delta.finish)
         return piece
+
+    def _push_text(self, delta: TextDelta) -> Piece:
+        """Who sends it watches for some stop strings, but not for all."""
+        text, has_stopped = self._stops.push(delta.text)
+        if has_stopped:
+            return Piece(text, [], "stop", num_text_tokens=delta.num_tokens)
+        piece = Piece(text, [], num_text_tokens=delta.num_tokens)
+        return piece if delta.finish is None else self._finished(piece, delta.finish)
 
     def _step(self, delta: Delta) -> Piece:
         """Token by token, so that the one that completes a stop string is known."""

@@ -76,6 +76,8 @@ class ReplicaView(NamedTuple):
     max_model_len: int
     cached_tokens: int
     """Of the request's tokens, in full leading blocks."""
+    adapter_load_s: float = 0.0
+    """Before the request can begin there."""
 
     @property
     def work(self) -> Work:
@@ -153,7 +155,7 @@ def score(view: ReplicaView, costs: StepCosts, num_tokens: int, expected_output_
     work = view.work
     max_batched_tokens = view.load.max_batched_tokens
     uncached_tokens = num_tokens - view.cached_tokens
-    ttft_s = predict_ttft_s(costs, work, uncached_tokens, view.cached_tokens, max_batched_tokens)
+    ttft_s = view.adapter_load_s + predict_ttft_s(costs, work, uncached_tokens, view.cached_tokens, max_batched_tokens)
     tpot_s = predict_tpot_s(costs, work, num_tokens)
     rows = work.num_running + work.num_waiting
     cost_s = ttft_s + expected_output_tokens * tpot_s

@@ -13,8 +13,12 @@ import msgspec
 
 from penstock.prefix.index import Applied, PrefixIndex
 from penstock.router.chains import ChainKind
+from penstock.router.flow import Flow
 from penstock.router.policy import ReplicaView, Since
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Load, Submit
+
+ADAPTER_LOAD_S = 0.2
+"""What a request is taken to wait for where its adapter has to be loaded first; measured: 0.05 s to 0.5 s."""
 
 
 class Member(Protocol):
@@ -42,6 +46,8 @@ class Link(Protocol):
     def submit(self, submit: Submit) -> None: ...
     def abort(self, sid: int) -> None: ...
     def announce(self) -> None: ...
+    def load_adapter(self, digest: str) -> None: ...
+    def drop_adapter(self, digest: str) -> None: ...
 
 
 class Sink(Protocol):
@@ -61,6 +67,8 @@ class Hooks(NamedTuple):
     """A sequence ended or a newer load came: a waiting request may fit."""
     on_gap: Callable[[str], None]
     """Block events were missed; a snapshot has been asked for."""
+    on_drafts: Callable[[str, int, int], None]
+    """Draft tokens were verified, and how many of them accepted, since the last load."""
 
 
 class _Sent(NamedTuple):
@@ -73,8 +81,12 @@ class _Sent(NamedTuple):
 class Remote:
     """A replica, listed or retiring. `on_frame` runs for each frame of its link: what it does per delta is the router's cost per token."""
 
-    def __init__(self, member: Member, index: PrefixIndex, hooks: Hooks) -> None:
+    def __init__(self, member: Member, index: PrefixIndex, hooks: Hooks, flow: Flow) -> None:
+        """flow: what goes to the pool, counted by all its remotes."""
         self.member = member
+        self.hit_tokens = 0
+        """That were sent there expecting them in its cache."""
+        self._flow = flow
         self.load: Load | None = None
         self.chain_kind = ChainKind(member.model_digest, member.block_size)
         self._index = index
@@ -86,6 +98,8 @@ class Remote:
         self._num_ended = 0
         """Sequences of the latest load that are over."""
         self.num_reports = 0
+        self._drafts = (0, 0)
+        """Verified and accepted, as of the last load."""
         self._is_open = False
         self._is_syncing = False
         """A snapshot has been asked for; what comes before it may be out of order."""
@@ -104,13 +118,31 @@ class Remote:
     def num_inflight(self) -> int:
         return len(self._live)
 
-    def view(self, cached_tokens: int) -> ReplicaView:
-        """For the policy; only of a ready remote."""
+    def view(self, cached_tokens: int, adapter: str | None = None) -> ReplicaView:
+        """For the policy; only of a ready remote. adapter: digest of the one that the request needs."""
         assert self.load is not None
+        is_lacking = adapter is not None and adapter not in self.load.resident_adapters
         since = Since(len(self._sent), sum(item.prefill_tokens for item in self._sent), self._num_ended)
         return ReplicaView(
-            self.member.replica_id, self.member.pool, self.load, since, len(self._live), self.chain_kind.block_size, self.member.max_model_len, cached_tokens
+            self.member.replica_id,
+            self.member.pool,
+            self.load,
+            since,
+            len(self._live),
+            self.chain_kind.block_size,
+            self.member.max_model_len,
+            cached_tokens,
+            ADAPTER_LOAD_S if is_lacking else 0.0,
         )
+
+    def load_adapter(self, digest: str) -> None:
+        """If there is room; load reports tell."""
+        if self._link is not None:
+            self._link.load_adapter(digest)
+
+    def drop_adapter(self, digest: str) -> None:
+        if self._link is not None:
+            self._link.drop_adapter(digest)
 
     def open(self) -> None:
         """A stream is about to begin: sids start again."""
@@ -140,6 +172,7 @@ class Remote:
         self._num_ended = 0
         self._index.remove(self.member.replica_id)
         live, self._live = self._live, {}
+        self._flow.num_ended += len(live)
         for sink in live.values():
             sink.lose()
 
@@ -149,8 +182,16 @@ class Remote:
         self._last_sid = sid = self._last_sid + 1
         self._live[sid] = sink
         self._sent.append(_Sent(sid, uncached_tokens, self.num_reports))
+        self._count(uncached_tokens, len(submit.token_ids) // 4)
         self._link.submit(msgspec.structs.replace(submit, sid=sid))
         return sid
+
+    def _count(self, uncached_tokens: int, num_tokens: int) -> None:
+        flow, cached_tokens = self._flow, num_tokens - uncached_tokens
+        flow.num_started += 1
+        flow.prefill_tokens += uncached_tokens
+        flow.cached_tokens += cached_tokens
+        self.hit_tokens += cached_tokens
 
     def abort(self, sid: int) -> None:
         """Drop a sequence; its sink hears no more. Unknown sids are ignored."""
@@ -173,6 +214,7 @@ class Remote:
             sink = live.get(delta.sid)
             if sink is None:
                 continue
+            self._flow.output_tokens += len(delta.token_ids)
             if delta.finish is not None:
                 del live[delta.sid]
                 self._end(delta.sid)
@@ -203,12 +245,17 @@ class Remote:
         self._num_ended = 0
         self.num_reports += 1
         self.load = load
+        if load.num_drafted != self._drafts[0]:
+            drafts = load.num_drafted, load.num_accepted
+            self._hooks.on_drafts(self.member.pool, drafts[0] - self._drafts[0], drafts[1] - self._drafts[1])
+            self._drafts = drafts
         if self._seq is not None and load.event_seq > self._seq:
             self._index.remove(self.member.replica_id)  # what is there is of before the events that are missing
             self._miss()
 
     def _end(self, sid: int) -> None:
         """A sequence is over: the latest load holds it, unless it was sent since."""
+        self._flow.num_ended += 1
         if self.is_retiring and not self._live:
             self.ended.set()
         for place, item in enumerate(self._sent):

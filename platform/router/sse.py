@@ -35,6 +35,9 @@ class EventStream:
 
     async def emit(self, choice: Choice, piece: Piece) -> None:
         """Waits while the client is not reading."""
+        if not self._begun:
+            assert choice.receipt is not None
+            self._form.answered_by(choice.receipt)
         events = self._events(choice.index, piece)
         is_last = self._num_open == 0  # now: others may finish while this one waits
         if not self._has_started:

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.router import spans
 from penstock.router.chains import Chain, ChainKind
-from penstock.router.generation import Generation, Receipt
-from penstock.router.remote import Remote
-from penstock.wire.errors import DeadlineExceeded, EngineFault, Overloaded, PenstockError, ReplicaLost
+from penstock.router.generation import Generation, Other, Receipt, TextDelta
+from penstock.wire.errors import DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, PenstockError, ReplicaLost
 from penstock.wire.frames import Delta, Finish
 
 MAX_ATTEMPTS = 4
@@ -24,6 +24,12 @@ DEADLINE_GRACE_S = 1.0
 """The replica ends a sequence at its deadline; this much later the router does it without it."""
 
 log = logging.getLogger("penstock.stream")
+
+
+class Carrier(Protocol):
+    """Who computes it: a replica, or a provider."""
+
+    def abort(self, sid: int) -> None: ...
 
 
 class Placer(Protocol):
@@ -48,10 +54,20 @@ class RoutedStream:
         self.refused_by: set[str] = set()
         self.chains: dict[ChainKind, Chain] = {}
         """Of the prompt."""
+        self.reading = generation.reading
+        """For the model it is on; until the first token another one may get it."""
+        self.model = 0
+        """Of its route."""
+        self.unread: list[Other] = []
+        """What must be read before a place can be chosen."""
+        self.refusal: PenstockError | None = None
+        """A provider's, the latest."""
+        self.trace = spans.of_stream(generation, self.receipt)
         self.is_closed = False
         self._placer = placer
         self._max_buffered_deltas = max_buffered_deltas
-        self._remote: Remote | None = None
+        self._remote: Carrier | None = None
+        self._is_text = False
         self._sid = 0
         self._deltas: list[Delta] = []
         self._listener: Callable[[Delta], bool] | None = None
@@ -61,9 +77,9 @@ class RoutedStream:
         self._has_first = False
         self._timer: asyncio.TimerHandle | None = None
 
-    def begin(self, remote: Remote, sid: int, seconds_left: float) -> None:
-        """It has been submitted."""
-        self._remote, self._sid = remote, sid
+    def begin(self, remote: Carrier, sid: int, seconds_left: float, is_text: bool = False) -> None:
+        """It has been submitted. is_text: what comes are TextDeltas."""
+        self._remote, self._sid, self._is_text = remote, sid, is_text
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(seconds_left + DEADLINE_GRACE_S, self._expire)
 
@@ -92,6 +108,19 @@ class RoutedStream:
         self._remote = None
         self._wake()
 
+    def refused(self, error: PenstockError) -> None:
+        """The provider gives no answer; another route may."""
+        self._trace_attempt(error)
+        self.refused_by.add(self.receipt.replica)
+        self.refusal = error
+        self.lose()
+
+    def broken(self, error: PenstockError) -> None:
+        """The provider's answer ends in the middle: its text has no tokens with which a replica could go on."""
+        self._trace_attempt(error)
+        self._remote = None
+        self._fail(error)
+
     async def next(self) -> Delta:
         while True:
             if self.is_closed or self._is_finished:
@@ -108,12 +137,14 @@ class RoutedStream:
                 await self._wait()
 
     def listen(self, listener: Callable[[Delta], bool]) -> None:
-        self._listener = listener
+        if not self._is_text:  # a listener takes token ids
+            self._listener = listener
 
     def close(self) -> None:
         if self.is_closed:
             return
         self.is_closed = True
+        self._trace_attempt()
         self._listener = None
         self._deltas.clear()
         self._release()
@@ -128,11 +159,15 @@ class RoutedStream:
         self.output += delta.token_ids
         if delta.num_cached_tokens is not None:
             delta = self._first(delta, delta.num_cached_tokens)
+        if self.trace is not None:
+            self.trace.told(delta)
         if delta.finish is None:
             return delta
         self._remote = None
         if delta.finish is Finish.STOP or delta.finish is Finish.LENGTH:
             self._is_finished = True
+            if isinstance(delta, TextDelta):
+                self.receipt.num_prompt_tokens = delta.num_prompt_tokens
             self._placer.ended(self, None)
             return delta
         self._end_attempt(delta.finish, delta.error)
@@ -152,17 +187,25 @@ class RoutedStream:
             self._fail(DeadlineExceeded("the request's deadline passed before it was finished"))
         elif finish is Finish.ERROR:
             self._fail(EngineFault(error or "the engine failed on this request"))
+        elif finish is Finish.INVALID:
+            self._fail(InvalidRequest(error or "this pool's engine does not take such a request"))
         elif finish is Finish.REFUSED:
             self.refused_by.add(self.receipt.replica)
 
+    def _trace_attempt(self, error: PenstockError | None = None) -> None:
+        """An attempt is over. error: the provider's."""
+        if self.trace is not None:
+            self.trace.over(self.reading.num_prompt_tokens, len(self.output), self._is_text, error)
+
     async def _go_on(self) -> None:
         """On another replica, from the last token delivered."""
-        if len(self.output) >= self.generation.sampling.max_tokens:
+        if len(self.output) >= self.reading.sampling.max_tokens:
             self._deltas.append(Delta(self._sid, [], finish=Finish.LENGTH))  # only the word that it was the last one got lost
             return
         try:
             if self.receipt.attempts >= MAX_ATTEMPTS:
                 raise ReplicaLost(f"{self.receipt.attempts} replicas were tried, and none finished the answer")
+            self._trace_attempt()
             self.receipt.attempts += 1
             await self._placer.place(self)
         except Overloaded as error:
@@ -205,6 +248,8 @@ def merged(deltas: Sequence[Delta]) -> Delta:
     """Consecutive deltas of one sequence as one."""
     first, last = deltas[0], deltas[-1]
     logprobs = None if all(delta.logprobs is None for delta in deltas) else list(chain.from_iterable(delta.logprobs or () for delta in deltas))
+    if isinstance(last, TextDelta):
+        return _merged_text(last, [delta for delta in deltas if isinstance(delta, TextDelta)])
     return Delta(
         sid=first.sid,
         token_ids=list(chain.from_iterable(delta.token_ids for delta in deltas)),
@@ -212,4 +257,9 @@ def merged(deltas: Sequence[Delta]) -> Delta:
         num_cached_tokens=first.num_cached_tokens,
         logprobs=logprobs,
         error=last.error,
+        timing=next((delta.timing for delta in reversed(deltas) if delta.timing is not None), None),
     )
+
+
+def _merged_text(last: TextDelta, deltas: Sequence[TextDelta]) -> TextDelta:
+    return msgspec.structs.replace(last, text="".join([delta.text for delta in deltas]), num_tokens=sum(delta.num_tokens for delta in deltas))

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from penstock.router import spans
+from penstock.router.adapters import ADAPTERS_PATH, AdapterPages
 from penstock.router.client import ClientGone
 from penstock.router.exchange import Exchange
 from penstock.router.gateway import GatewayDeps as GatewayDeps
@@ -16,7 +18,8 @@ from penstock.router.gateway import PoolReplicas as PoolReplicas
 from penstock.router.gateway import ServedModel as ServedModel
 from penstock.router.generate import Generator
 from penstock.router.meters import CLIENT_GONE, Meters
-from penstock.router.pages import MODELS_PATH, Pages
+from penstock.router.pages import MODELS_PATH, RECEIPTS_PATH, Pages
+from penstock.router.receipts import Receipts
 from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloaded, PenstockError, http_error
 
 BUSY_RETRY_AFTER_S = 1.0
@@ -27,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def make_app(deps: GatewayDeps) -> ASGIApp:
-    """Serves /v1/chat/completions, /v1/completions, /v1/models, /healthz, /readyz, /metrics and /openapi.json."""
+    """Serves /v1/chat/completions, /v1/completions, /v1/models, /v1/receipts, /v1/usage, /healthz, /readyz, /metrics and /openapi.json."""
     return _App(deps)
 
 
@@ -39,17 +42,22 @@ class _App:
         self._num_held = 0
         """Posts to the API that are not over."""
         self._meters = Meters(deps.metrics, deps.models)
-        generator, pages = Generator(deps, self._meters), Pages(deps)
+        receipts = Receipts(deps.config.max_receipts)
+        generator, pages = Generator(deps, self._meters, receipts), Pages(deps, receipts)
+        adapters = AdapterPages(deps)
         self._routes: Mapping[str, Mapping[str, Handler]] = {
             "/v1/chat/completions": {"POST": generator.chat},
             "/v1/completions": {"POST": generator.complete},
             MODELS_PATH: _page(pages.models),
+            ADAPTERS_PATH: {**_page(adapters.list), "POST": adapters.create},
+            "/v1/usage": _page(pages.usage),
             "/healthz": _page(pages.health),
             "/readyz": _page(pages.readiness),
             "/metrics": _page(pages.metrics),
             "/openapi.json": _page(pages.openapi),
         }
-        self._model_page = _page(pages.model)
+        self._adapter_page: Mapping[str, Handler] = {**_page(adapters.retrieve), "DELETE": adapters.delete}
+        self._model_page, self._receipt_page = _page(pages.model), _page(pages.receipt)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -69,6 +77,8 @@ class _App:
             self._num_held -= is_held
             if is_api:
                 self._count(exchange)
+            if exchange.traced.trace is not None:
+                spans.ended(exchange, exchange.traced.trace)
 
     async def _respond(self, exchange: Exchange) -> None:
         try:
@@ -87,6 +97,10 @@ class _App:
         handlers = self._routes.get(exchange.path)
         if handlers is None and exchange.path.startswith(f"{MODELS_PATH}/"):
             handlers = self._model_page
+        if handlers is None and exchange.path.startswith(f"{ADAPTERS_PATH}/"):
+            handlers = self._adapter_page
+        if handlers is None and exchange.path.startswith(RECEIPTS_PATH):
+            handlers = self._receipt_page
         if handlers is None:
             raise NotFound(f"There is nothing at {exchange.path[:200]}.")
         handler = handlers.get(exchange.method)
@@ -96,7 +110,11 @@ class _App:
             return
         if self._num_held > self._max_held and exchange.method == "POST":
             raise Overloaded(f"This gateway has {self._max_held} requests in hand already.", retry_after_s=BUSY_RETRY_AFTER_S)
-        await handler(exchange)
+        try:
+            await handler(exchange)
+        except BaseException as error:
+            exchange.failure = type(error).__name__
+            raise
 
     def _count(self, exchange: Exchange) -> None:
         code = CLIENT_GONE if exchange.status is None else str(exchange.status)

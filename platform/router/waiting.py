@@ -36,10 +36,11 @@ class _Waiter:
     arrival: int
     attempt: Attempt = field(compare=False)
     admitted: asyncio.Future[None] = field(compare=False)
+    since_s: float = field(compare=False)
 
 
 class WaitQueue:
-    """max_waiting: more are refused. timeout_s: longest wait. clock: monotonic seconds, for the drain rate only."""
+    """max_waiting: more are refused. timeout_s: longest wait. clock: monotonic seconds, for the drain rate and `oldest_s` only."""
 
     def __init__(self, max_waiting: int, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_waiting = max_waiting
@@ -56,6 +57,11 @@ class WaitQueue:
         """Waiters that the pool could serve."""
         return sum(len(waiters) for lane, waiters in self._lanes.items() if pool in lane.pools)
 
+    def oldest_s(self, pool: str) -> float:
+        """How long the first of them has waited; 0 where none waits."""
+        since_s = min((waiters[0].since_s for lane, waiters in self._lanes.items() if pool in lane.pools), default=None)
+        return 0.0 if since_s is None else self._clock() - since_s
+
     async def admit(self, lane: Lane, attempt: Attempt, *, arrival: int, deadline_in_s: float) -> None:
         """Return once `attempt` has said yes. `arrival` orders a lane: a request that comes back keeps its old number, and its place.
 
@@ -67,7 +73,7 @@ class WaitQueue:
             return
         if self._num_waiting >= self._max_waiting:
             raise Overloaded(f"{self._num_waiting} requests are waiting for a replica already", retry_after_s=self.retry_after_s(lane.pools))
-        await self._wait(lane, _Waiter(arrival, attempt, asyncio.get_running_loop().create_future()), deadline_in_s)
+        await self._wait(lane, _Waiter(arrival, attempt, asyncio.get_running_loop().create_future(), self._clock()), deadline_in_s)
 
     def wake(self, pool: str) -> None:
         """Something changed in the pool: ask the waiters of its lanes again, oldest first, each lane until its head says no."""

@@ -1,8 +1,8 @@
 """API keys and the tenants they belong to.
 
 A key is `sk-penstock-` and 48 hex digits (192 bits). Redis knows it only by its blake2b keyed with the cluster secret, so a copy of Redis
-opens nothing. Revoking leaves a tombstone, for that is what tells "revoked" from "Redis lost its data": a key a gateway knew goes on for
-`STALE_S` when Redis is away or empty, a tombstoned one ends with the next look-up.
+opens nothing; the beginning of that digest is the key's id, which may be shown. Revoking leaves a tombstone, for that is what tells "revoked"
+from "Redis lost its data": a key a gateway knew goes on for `STALE_S` when Redis is away or empty, a tombstoned one ends with the next look-up.
 """
 
 import asyncio
@@ -11,38 +11,35 @@ import re
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, cast
 
 import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from penstock.tenancy.tenants import Tenant as Tenant
+from penstock.tenancy.tenants import Tenants, decode_record, keys_key, settings_key
+from penstock.tenancy.tenants import tenant_of as tenant_of
 from penstock.wire.errors import InvalidRequest, Overloaded, Unauthenticated
 
 KEY_PATTERN = re.compile(r"sk-penstock-[0-9a-f]{48}")
-TENANT_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+ID_DIGITS = 12
+"""Of the digest; a key's id."""
 LOOKUP_TIMEOUT_S = 0.5
 AWAY_S = 0.5
 """After a failed look-up Redis is left alone for that long."""
 STALE_S = 12 * 3600.0
 """How long a known key goes on without Redis confirming it."""
-TOMBSTONE_S = 7 * 86400
-"""Must exceed STALE_S."""
+TOMBSTONE_S = 400 * 86400
+"""Must exceed STALE_S, and the time for which somebody may still put a revoked key back (`penstock up` does, from its state folder)."""
 UNKNOWN_S = 2.0
 """How long an unknown key is refused without asking again: also the longest a new key may take to work."""
 MAX_KNOWN = 65536
 MAX_UNKNOWN = 16384
 MAX_LOOKUPS = 256
 """Look-ups at once in one gateway; guessed keys beyond that are turned away, known ones go on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    id: str
-    salt: bytes
-    """Cache salt: what makes this tenant's KV blocks its own. Derived, never stored."""
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -52,6 +49,15 @@ class _Record(msgspec.Struct, frozen=True):
     revoked: bool = False
 
 
+class KeyInfo(NamedTuple):
+    """A key as it may be shown."""
+
+    id: str
+    tenant: str
+    created: int
+    """Unix time, seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Known:
     tenant: Tenant
@@ -59,10 +65,13 @@ class _Known:
     stale_until: float
 
 
-class _Outcome(msgspec.Struct, frozen=True):
-    """Of a look-up. Neither record nor failure: Redis has no such key."""
+class _Outcome(NamedTuple):
+    """Of a look-up. All of it empty: Redis has no such key, or not its tenant."""
 
-    record: _Record | None = None
+    asked_at: float
+    tenant: Tenant | None = None
+    is_revoked: bool = False
+    """Or its tenant deleted."""
     has_failed: bool = False
 
 
@@ -72,30 +81,74 @@ class KeyReader(Protocol):
     async def get(self, name: str) -> bytes | str | None: ...
 
 
-def tenant_of(secret: bytes, tenant_id: str) -> Tenant:
-    """The same on every gateway and replica that shares the cluster secret."""
-    return Tenant(tenant_id, hashlib.blake2b(tenant_id.encode(), key=secret, digest_size=32, person=b"penstock-tenant").digest())
-
-
 async def create_key(client: redis.asyncio.Redis, secret: bytes, tenant_id: str) -> str:
-    """A new key of that tenant; shown now and never again. Raises RedisError, or InvalidRequest for an id that is not a plain name."""
-    if TENANT_PATTERN.fullmatch(tenant_id) is None:
-        raise InvalidRequest(f"a tenant id is 1 to 64 letters, digits, dots, dashes or underscores, not {tenant_id!r}")
+    """A new key of that tenant, who is made if need be; shown now and never again.
+
+    Raises RedisError, or InvalidRequest for an id that is not a plain name, or of a tenant that was deleted.
+    """
     key = f"sk-penstock-{secrets.token_hex(24)}"
     await put_key(client, secret, tenant_id, key)
     return key
 
 
-async def put_key(client: redis.asyncio.Redis, secret: bytes, tenant_id: str, key: str) -> None:
-    """Make a key that was created before known again, for instance after Redis lost its data."""
+async def put_key(client: redis.asyncio.Redis, secret: bytes, tenant_id: str, key: str) -> bool:
+    """Make a key that was created before known again, for instance after Redis lost its data; its tenant too. False: it was revoked, and stays so."""
     if KEY_PATTERN.fullmatch(key) is None:
         raise InvalidRequest("that is not a key that create_key made")
-    await client.set(_redis_key(_digest(secret, key)), msgspec.json.encode(_Record(tenant_id)))
+    now = time.time()
+    await Tenants(client).ensure(tenant_id, now)
+    name, value = record_of(secret, tenant_id, key)
+    if not await client.set(name, value, nx=True):
+        data = await client.get(name)
+        if data is not None and msgspec.json.decode(data, type=_Record).revoked:
+            return False
+    await client.hsetnx(keys_key(tenant_id), _digest(secret, key), str(int(now)))
+    return True
+
+
+def record_of(secret: bytes, tenant_id: str, key: str) -> tuple[str, bytes]:
+    """Name and value by which Redis holds a key."""
+    return _redis_key(_digest(secret, key)), msgspec.json.encode(_Record(tenant_id))
+
+
+async def list_keys(client: redis.asyncio.Redis, tenant_id: str) -> list[KeyInfo]:
+    """Those not revoked, oldest first. Raises RedisError."""
+    found = await cast("Awaitable[dict[bytes, bytes]]", client.hgetall(keys_key(tenant_id)))
+    return sorted((KeyInfo(_text(digest)[:ID_DIGITS], tenant_id, int(created)) for digest, created in found.items()), key=lambda info: (info.created, info.id))
 
 
 async def revoke_key(client: redis.asyncio.Redis, secret: bytes, key: str) -> None:
     """No gateway accepts it after its `cache_s`. Unknown keys are fine. Raises RedisError."""
-    await client.set(_redis_key(_digest(secret, key)), msgspec.json.encode(_Record("", revoked=True)), ex=TOMBSTONE_S)
+    await _revoke(client, _digest(secret, key))
+
+
+async def revoke_id(client: redis.asyncio.Redis, key_id: str) -> KeyInfo:
+    """Of the one key whose digest begins so. Raises RedisError, and InvalidRequest where there is none, or more than one."""
+    found = []
+    for tenant_id in await Tenants(client).all() if key_id else ():
+        digests = await cast("Awaitable[dict[bytes, bytes]]", client.hgetall(keys_key(tenant_id)))
+        found += [(_text(digest), tenant_id, int(created)) for digest, created in digests.items() if _text(digest).startswith(key_id)]
+    if len(found) != 1:
+        raise InvalidRequest(f"{len(found) or 'no'} keys have an id that begins with {key_id!r}; `penstock key list` shows the ids")
+    digest, tenant_id, created = found[0]
+    await _revoke(client, digest)
+    return KeyInfo(digest[:ID_DIGITS], tenant_id, created)
+
+
+async def revoke_all(client: redis.asyncio.Redis, tenant_id: str) -> int:
+    """How many there were. Raises RedisError."""
+    digests = await cast("Awaitable[list[bytes]]", client.hkeys(keys_key(tenant_id)))
+    for digest in digests:
+        await _revoke(client, _text(digest))
+    return len(digests)
+
+
+async def _revoke(client: redis.asyncio.Redis, digest: str) -> None:
+    tombstone = msgspec.json.encode(_Record("", revoked=True))
+    data = cast("bytes | None", await client.set(_redis_key(digest), tombstone, ex=TOMBSTONE_S, get=True))
+    tenant_id = "" if data is None else msgspec.json.decode(data, type=_Record).tenant
+    if tenant_id:
+        await client.hdel(keys_key(tenant_id), digest)
 
 
 def _redis_key(digest: str) -> str:
@@ -106,10 +159,15 @@ def _digest(secret: bytes, key: str) -> str:
     return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), key=secret, digest_size=20, person=b"penstock-apikey").hexdigest()
 
 
+def _text(field: bytes | str) -> str:
+    return field.decode() if isinstance(field, bytes) else field
+
+
 class KeyStore:
     """A gateway's view of the keys. Every method runs on one event loop.
 
-    secret: the cluster's, 16 to 64 bytes. cache_s: age at which a key is looked up again. now: a monotonic clock, seconds.
+    secret: the cluster's, 16 to 64 bytes. cache_s: age at which a key and its tenant's settings are looked up again, counted from when they were
+    asked for; so a change, or a revocation, is effective that long after it at the latest, while Redis answers. now: a monotonic clock, seconds.
     """
 
     def __init__(
@@ -144,7 +202,7 @@ class KeyStore:
         digest = _digest(self._secret, key)
         if self._unknown.get(digest, float("-inf")) > self._now():
             raise Unauthenticated("the API key is unknown or revoked")
-        outcome = await self._ask(digest) if self._may_ask(digest) else _Outcome(has_failed=True)
+        outcome = await self._ask(digest) if self._may_ask(digest) else _Outcome(self._now(), has_failed=True)
         return self._conclude(digest, outcome)
 
     def _may_ask(self, digest: str) -> bool:
@@ -160,20 +218,35 @@ class KeyStore:
 
     async def _look_up(self, digest: str) -> _Outcome:
         """Ends within the timeout and never raises."""
+        asked_at = self._now()
         try:
             async with asyncio.timeout(self._lookup_timeout_s):
-                data = await self._client.get(_redis_key(digest))
-            return _Outcome(msgspec.json.decode(data, type=_Record) if data is not None else None)
+                return await self._read(digest, asked_at)
         except (RedisError, OSError, TimeoutError, msgspec.MsgspecError):
             self._away_until = self._now() + AWAY_S
-            return _Outcome(has_failed=True)
+            return _Outcome(asked_at, has_failed=True)
+
+    async def _read(self, digest: str, asked_at: float) -> _Outcome:
+        data = await self._client.get(_redis_key(digest))
+        if data is None:
+            return _Outcome(asked_at)
+        record = msgspec.json.decode(data, type=_Record)
+        if record.revoked:
+            return _Outcome(asked_at, is_revoked=True)
+        data = await self._client.get(settings_key(record.tenant))
+        if data is None:
+            return _Outcome(asked_at)
+        tenant = decode_record(data)
+        if tenant.deleted:
+            return _Outcome(asked_at, is_revoked=True)
+        return _Outcome(asked_at, tenant_of(self._secret, record.tenant, tenant.settings))
 
     def _conclude(self, digest: str, outcome: _Outcome) -> Tenant:
         now = self._now()
         known = self._known.get(digest)
-        if outcome.record is not None and not outcome.record.revoked:
-            return self._learn(digest, outcome.record, now)
-        if outcome.record is None and known is not None and now < known.stale_until:
+        if outcome.tenant is not None:
+            return self._learn(digest, outcome.tenant, outcome.asked_at)
+        if not outcome.is_revoked and known is not None and now < known.stale_until:
             if not outcome.has_failed:  # Redis is there but empty; ask again at the usual pace
                 self._known[digest] = _Known(known.tenant, now + self._cache_s, known.stale_until)
             return known.tenant
@@ -184,10 +257,8 @@ class KeyStore:
         _trim(self._unknown, MAX_UNKNOWN)
         raise Unauthenticated("the API key is unknown or revoked")
 
-    def _learn(self, digest: str, record: _Record, now: float) -> Tenant:
-        known = self._known.get(digest)
-        tenant = known.tenant if known is not None and known.tenant.id == record.tenant else tenant_of(self._secret, record.tenant)
-        self._known[digest] = _Known(tenant, now + self._cache_s, now + STALE_S)
+    def _learn(self, digest: str, tenant: Tenant, asked_at: float) -> Tenant:
+        self._known[digest] = _Known(tenant, asked_at + self._cache_s, asked_at + STALE_S)
         self._known.move_to_end(digest)
         _trim(self._known, MAX_KNOWN)
         return tenant

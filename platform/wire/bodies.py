@@ -8,11 +8,13 @@ from typing import TypeVar
 
 import msgspec
 
+from penstock.wire.adapters import AdapterImport
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.openai import ChatRequest, CompletionRequest
 
 T = TypeVar("T")
 
+_adapter_import = msgspec.json.Decoder(AdapterImport)
 _chat = msgspec.json.Decoder(ChatRequest)
 _completion = msgspec.json.Decoder(CompletionRequest)
 
@@ -26,6 +28,11 @@ MAX_SHOWN_CHARS = 40
 def decode_chat(body: bytes) -> ChatRequest:
     """Raises InvalidRequest."""
     return _decode(_chat, body)
+
+
+def decode_adapter_import(body: bytes) -> AdapterImport:
+    """Raises InvalidRequest."""
+    return _decode(_adapter_import, body)
 
 
 def decode_completion(body: bytes) -> CompletionRequest:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 GATEWAY_APP = "gateway"
+AUTOSCALER_APP = "autoscaler"
 REPLICA_DEPLOYMENT = "replica"
 """The one deployment of a pool's application."""
 

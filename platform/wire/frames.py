@@ -34,6 +34,8 @@ class Finish(StrEnum):
     """The engine failed on it; `Delta.error` says how."""
     REFUSED = "refused"
     """Not admitted: the replica is draining, or the sequence can never fit. Safe to send elsewhere."""
+    INVALID = "invalid"
+    """The pool's engine can't do what is asked; `Delta.error` says what."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
@@ -80,9 +82,12 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     num_output_tokens: int = 0
     """How many of the last `token_ids` are output already: penalties and max_tokens count them."""
     adapter: str | None = None
+    """Digest of the LoRA adapter; None: the base model."""
     tenant: str = ""
     deadline: float | None = None
     """Unix time, seconds."""
+    traceparent: str | None = None
+    """W3C Trace Context, of the request's span; only of a request that is traced, and only then its deltas have a `timing`."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="a"):
@@ -102,8 +107,20 @@ class Announce(msgspec.Struct, frozen=True, array_like=True, tag="n"):
     """Ask the replica for a snapshot of every block it holds: the answer to a gap in the events."""
 
 
+class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="l"):
+    """Load an adapter now, if there is a slot that no sequence needs; the next loads tell what came of it."""
+
+    digest: str
+
+
+class DropAdapter(msgspec.Struct, frozen=True, array_like=True, tag="d"):
+    """Nobody will name this adapter any more: sequences that run with it finish, then its slot is free."""
+
+    digest: str
+
+
 class UpFrame(msgspec.Struct, frozen=True, array_like=True):
-    ops: list[Submit | Abort | Hello | Announce]
+    ops: list[Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter]
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -112,6 +129,19 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """The likeliest (token id, logprob), best first."""
+
+
+class Timing(msgspec.Struct, frozen=True, array_like=True):
+    """When a traced sequence was computed, by the engine's clock: Unix time, seconds."""
+
+    wait_s: float
+    """In the replica, before the first step that computed it."""
+    admitted_s: float
+    """That step's beginning."""
+    first_token_s: float
+    last_token_s: float
+    """So far."""
+    num_preemptions: int = 0
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -124,6 +154,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     """Prompt tokens whose KV was found in the cache; on the first delta only."""
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    timing: Timing | None = None
+    """Of a traced sequence, on its first and its last delta."""
 
 
 class BlockEvents(msgspec.Struct, frozen=True, array_like=True):
@@ -175,6 +207,12 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     resident_adapters: tuple[str, ...] = ()
     last_sid: int = 0
     """Highest sid received on this stream before this report: what the router sent after it is not in these numbers. 0: not told, or none yet."""
+    num_drafted: int = 0
+    """Draft tokens verified since the replica's start."""
+    num_accepted: int = 0
+    """Those of them that were what the model would have said."""
+    failed_adapters: tuple[tuple[str, str], ...] = ()
+    """Adapters that could not be loaded lately, each with a sentence."""
 
 
 class DownFrame(msgspec.Struct, frozen=True, array_like=True):

@@ -238,6 +238,71 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of prompt and answer together."""
     exact: bool
     """The same greedy or seeded request always gets the same tokens, whatever runs beside it; false: but for near-ties."""
+    root: str | UnsetType = UNSET
+    """Of an adapter: the model it was made for; `parent` is the same."""
+    parent: str | UnsetType = UNSET
+
+
+class ConsideredRoute(msgspec.Struct, frozen=True, kw_only=True):
+    """A place where a request might have been answered, as it looked when one was chosen."""
+
+    tier: str
+    places: list[str]
+    """Pools, or a provider."""
+    predicted_ttft_s: float | None
+    obstacle: str | None
+
+
+class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    tier: str
+    tier_reason: str
+    pool: str
+    """Or provider."""
+    replica: str
+    reason: str
+    """Why that replica of the tier."""
+    predicted_ttft_s: float | None
+    predicted_cached_tokens: int
+    cached_tokens: int
+    queued_s: float
+    attempts: int
+    scores: dict[str, float]
+    """Predicted time to first token, by replica and provider."""
+    considered: list[ConsideredRoute]
+    """In the order of the tenant's tier policy, as far as they were looked at; empty where there was one only."""
+
+
+class RequestReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request was answered where it was; of sequences placed again, the last decision."""
+
+    id: str
+    object: Literal["receipt"] = "receipt"
+    created: int
+    model: str
+    choices: list[ChoiceReceipt]
+
+
+class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tenant used of a model on one day."""
+
+    day: str
+    """As 2026-11-21, UTC."""
+    model: str
+    adapter: str | None
+    requests: int
+    """That reached a replica or provider."""
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt tokens."""
+    completion_tokens: int
+
+
+class TenantUsage(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["usage"] = "usage"
+    tenant: str
+    data: list[DayUsage]
+    """Of the last 31 days, oldest first."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

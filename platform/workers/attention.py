@@ -5,6 +5,8 @@ grouped queries: query head h reads key/value head h // (num_heads / num_kv_head
 
 Invariant: nothing is read from a slot that the sequence has not written: what lies in foreign blocks, or behind the context in the
 last block, may be NaN. What a query gets from the kernel depends on its own context only, so it serves exact mode as it is.
+
+On a GPU the kernels are those of `penstock.workers.triton`; the batch then comes with their plan.
 """
 
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from penstock.workers.kernels.build import load_kernels
 from penstock.workers.kernels.library import Library
+from penstock.workers.triton.plan import Plan, make_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +31,24 @@ class AttentionBatch:
     """int32 [B, max_blocks], padded with 0."""
     slot_mapping: Tensor
     """int64 [T]: block * block_size + offset, where the token's key and value go."""
+    plan: Plan | None = None
+    """On a GPU: what its kernels do."""
+
+    def on(self, device: torch.device, block_size: int, exact: bool) -> "AttentionBatch":
+        """This batch, made on the host, for a model on `device`."""
+        if device.type == "cpu":
+            return self
+        plan = make_plan(self.query_start, self.context_len, self.block_tables, block_size, exact, device)
+        return AttentionBatch(self.query_start, self.context_len, self.block_tables, self.slot_mapping.to(device), plan)
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """Store k and v [T, num_kv_heads, head_dim] in their slots."""
+    if k.is_cuda:
+        from penstock.workers.triton.store import store  # Triton is there only where torch is made for a GPU
+
+        store(k, v, k_cache, v_cache, slot_mapping)
+        return
     kernels = _kernels_for(k, k_cache)
     if kernels is None:
         _write_kv_torch(k, v, k_cache, v_cache, slot_mapping)
@@ -44,6 +61,10 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, s
 
     threads: at most so many work on it. exact: a query's result is bit-identical whatever else is in the batch.
     """
+    if batch.plan is not None:
+        from penstock.workers.triton.attention import attend_planned  # Triton is there only where torch is made for a GPU
+
+        return attend_planned(q, k_cache, v_cache, batch.plan, scale)
     kernels = _kernels_for(q, k_cache)
     if kernels is None:
         return _attend_torch(q, k_cache, v_cache, batch, scale, exact)

@@ -1,11 +1,13 @@
 """Settings of the engine and of a pool's replicas. Loaded once at start; unknown keys and impossible values are refused with a sentence."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from penstock.wire.errors import ConfigError
 from penstock.wire.frames import StepCosts
+
+MAX_DRAFT_TOKENS = 16
 
 
 class TimedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -18,6 +20,10 @@ class TimedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     prefill_token_s: float = 0.0
     kv_token_s: float = 0.0
     """Per context token of the decode rows."""
+    draft_token_s: float = 0.0
+    """Per draft token."""
+    draft_acceptance: float = 0.7
+    """With speculation: the share of draft tokens that are right."""
     table: str | None = None
     """Path of a measured step table (JSON), instead of the constants."""
     vocab_size: int = 49152
@@ -27,12 +33,77 @@ class TimedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @property
     def costs(self) -> StepCosts:
-        return StepCosts(base_s=self.base_s, row_s=self.row_s, prefill_token_s=self.prefill_token_s, kv_token_s=self.kv_token_s)
+        return StepCosts(
+            base_s=self.base_s,
+            row_s=self.row_s,
+            prefill_token_s=self.prefill_token_s,
+            kv_token_s=self.kv_token_s,
+            draft_token_s=self.draft_token_s,
+        )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.draft_acceptance <= 1:
+            raise ConfigError(f"engine.timed.draft_acceptance is a share between 0 and 1, not {self.draft_acceptance}")
+
+
+class SpeculationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Tokens guessed ahead and verified in one step. Changes when an answer comes, never what it says."""
+
+    method: Literal["none", "ngram", "draft"] = "none"
+    """ngram: what followed before, where the last tokens stood before. draft: a smaller model."""
+    model: str | None = None
+    """With draft: the model, as a pool's; it must have the same vocabulary. The pool's own is allowed."""
+    draft_layers: int | None = None
+    """With draft: only so many of its first layers; None: all."""
+    max_draft_tokens: int = 4
+    """Of one sequence in a step."""
+    adaptive: bool = True
+    """Fewer, down to none, where they do not pay; False: always as many as there is room for."""
+
+    def __post_init__(self) -> None:
+        if (self.method == "draft") != (self.model is not None):
+            raise ConfigError(f"engine.speculation.model names the draft model of method: draft; with method: {self.method} it is {self.model}")
+        if self.draft_layers is not None and (self.method != "draft" or self.draft_layers < 1):
+            raise ConfigError(f"engine.speculation.draft_layers is a number of layers of a draft model, 1 or more, not {self.draft_layers} with {self.method}")
+        if not 1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
+            raise ConfigError(f"engine.speculation.max_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS}, not {self.max_draft_tokens}")
+
+
+class VllmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """vLLM in an environment of its own, as a child process of each replica."""
+
+    python: str | None = None
+    """Interpreter of that environment; None: what PENSTOCK_VLLM_PYTHON names."""
+    args: dict[str, Any] = {}
+    """More of vLLM's EngineArgs, by their names there (enforce_eager, tensor_parallel_size, quantization, ...); they win over what follows from the
+    other settings."""
+    start_timeout_s: float = 600.0
+    """For loading, compiling and measuring."""
+
+    def __post_init__(self) -> None:
+        if not self.start_timeout_s > 0:
+            raise ConfigError(f"engine.vllm.start_timeout_s must be more than 0, not {self.start_timeout_s}")
+
+
+class AdapterSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """LoRA adapters in a replica's memory. They cost nothing while no request names one."""
+
+    slots: int = 8
+    """Adapters resident at once; a request for another one waits until one of them is idle. 0: this pool serves no adapters."""
+    max_rank: int = 32
+    """Adapters of a higher rank are refused. One takes about rank x the sum of inputs and outputs of the linear layers it adapts."""
+
+    def __post_init__(self) -> None:
+        if self.slots < 0:
+            raise ConfigError(f"engine.adapters.slots must be at least 0, not {self.slots}")
+        if self.max_rank < 1:
+            raise ConfigError(f"engine.adapters.max_rank must be at least 1, not {self.max_rank}")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    runner: Literal["torch", "timed"] = "torch"
+    runner: Literal["torch", "timed", "vllm"] = "torch"
     device: Literal["cpu", "cuda"] = "cpu"
+    """cuda: each replica has a GPU of its own."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 where the device computes in it, else float32."""
     exact: bool = False
@@ -42,7 +113,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     block_size: int = 16
     """Tokens to a KV block."""
     kv_memory_bytes: int = 512 * 2**20
-    """KV cache of one replica."""
+    """KV cache of one replica, in the memory of its device."""
     max_num_seqs: int = 64
     """Sequences running at once."""
     max_batched_tokens: int = 512
@@ -53,7 +124,15 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Sequences granted to routers beyond max_num_seqs, so that a freed place is filled without a round trip."""
     stall_s: float = 60.0
     """A step that takes longer than this fails the health check, and Serve replaces the replica."""
+    speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
+    adapters: AdapterSlots = msgspec.field(default_factory=AdapterSlots)
     timed: TimedConfig = msgspec.field(default_factory=TimedConfig)
+    vllm: VllmConfig = msgspec.field(default_factory=VllmConfig)
+
+    @property
+    def num_gpus(self) -> int:
+        """That one replica takes."""
+        return 1 if self.device == "cuda" else 0
 
     def __post_init__(self) -> None:
         for name in ("block_size", "kv_memory_bytes", "max_num_seqs", "max_batched_tokens"):
@@ -68,5 +147,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             )
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"engine.threads must be at least 1, not {self.threads}")
-        if self.device != "cpu":
-            raise ConfigError(f"engine.device: {self.device} is not available yet; this version computes on the cpu")
+        if self.device != "cpu" and self.runner == "timed":
+            raise ConfigError(f"engine.device: {self.device} is for a runner that computes; runner: timed sleeps")
+        if self.device != "cpu" and self.exact:
+            raise ConfigError(f"engine.exact: true is for device: cpu; on a GPU it has not been shown, so it can't be combined with device: {self.device}")
+        if self.runner == "vllm" and self.exact:
+            raise ConfigError("engine.exact: true is what our own engine can do; runner: vllm can't")
+        if self.runner == "vllm" and self.speculation.method != "none":
+            raise ConfigError(f"engine.speculation.method: {self.speculation.method} is for our own engine; engine.vllm.args can set vLLM's")

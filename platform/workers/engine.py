@@ -10,6 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
@@ -21,7 +22,8 @@ from penstock.workers.blocks import BlockPool
 from penstock.workers.config import EngineConfig
 from penstock.workers.probe import measure
 from penstock.workers.scheduler import Scheduler
-from penstock.workers.sequence import Sampled, SeqOutput, Sequence, Step
+from penstock.workers.sequence import Resident, Sampled, SeqOutput, Sequence, Step
+from penstock.workers.watch import Watch
 
 ADAPT_EVERY = 8
 """One step in so many corrects the costs."""
@@ -47,11 +49,14 @@ class Runner(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
 
-    def run(self, step: Step) -> list[Sampled | None]:
-        """Compute the chunks' KV into their block tables. Returns a choice for each chunk that samples, None for the others.
+    def run(self, step: Step) -> list[list[Sampled]]:
+        """Compute the chunks' KV into their block tables, perhaps behind drafts of its own. Returns for each what `Scheduler.commit` wants.
 
         The sequences in `step.preempted` have lost their blocks and will start over.
         """
+
+    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> Resident:
+        """Read an adapter, in any thread. Raises PenstockError where it does not fit, OSError."""
 
     def forget(self, seq: Sequence) -> None:
         """Drop what is kept of a sequence; called once when it ends, also if it never ran."""
@@ -68,6 +73,10 @@ class EngineLoad(NamedTuple):
     total_blocks: int
     event_seq: int
     costs: StepCosts
+    num_drafted: int = 0
+    num_accepted: int = 0
+    is_closed: bool = False
+    """The engine refuses whatever comes."""
 
 
 class StepReport(NamedTuple):
@@ -101,6 +110,7 @@ class Engine:
         self._pool = BlockPool(runner.num_blocks, config.block_size)
         self._scheduler = Scheduler(self._pool, hasher, config, runner.max_model_len, runner.eos_token_ids)
         self._operations: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._watch = Watch(clock, unix_clock)
         self._ended: list[SeqOutput] = []
         """Sequences that ended outside a commit and are not reported yet."""
         self._next_deadline = math.inf
@@ -157,9 +167,12 @@ class Engine:
 
     def step(self) -> None:
         self._busy_since = self._clock()
-        step = self._scheduler.schedule()
+        step = self._scheduler.schedule(self._costs)
+        self._watch.scheduled()
         sampled = self._run(step)
-        self._report(self._fail(step) if sampled is None else self._settle(self._scheduler.commit(step, sampled)))
+        outputs = self._fail(step) if sampled is None else self._settle(self._scheduler.commit(step, sampled))
+        self._watch.committed(outputs)
+        self._report(outputs)
         self._busy_since = None
 
     def _main(self) -> None:
@@ -201,8 +214,11 @@ class Engine:
             self._end(seq, Finish.REFUSED, "The replica is draining.")
         elif not self._scheduler.add(seq):
             self._note_end(seq)
-        elif seq.deadline is not None:
+            return
+        if seq.deadline is not None:
             self._next_deadline = min(self._next_deadline, seq.deadline)
+        if seq.times is not None:
+            self._watch.add(seq)
 
     def _end(self, seq: Sequence, finish: Finish, error: str | None = None) -> None:
         if seq.finish is None:
@@ -230,7 +246,7 @@ class Engine:
                 self._end(seq, Finish.DEADLINE, "The deadline of the request passed.")
         self._next_deadline = min((seq.deadline for seq in self._scheduler.sequences() if seq.deadline is not None), default=math.inf)
 
-    def _run(self, step: Step) -> list[Sampled | None] | None:
+    def _run(self, step: Step) -> list[list[Sampled]] | None:
         """None: the runner failed."""
         started_s = self._clock()
         try:
@@ -247,7 +263,7 @@ class Engine:
 
     def _adapt(self, step: Step, seconds: float) -> None:
         shape = step.shape
-        sample = StepSample(shape.rows, shape.prefill_tokens, shape.query_context, shape.kv_tokens, 0, seconds)
+        sample = StepSample(shape.rows, shape.prefill_tokens, shape.query_context, shape.kv_tokens, shape.draft_tokens, seconds)
         rate = max(ADAPT_RATE, 1 / (ADAPT_FIRST + self._num_steps // ADAPT_EVERY))
         self._costs = adapt(self._costs, sample, rate)
 
@@ -283,4 +299,16 @@ class Engine:
             kv_tokens += num_tokens
             if num_tokens - seq.num_computed_tokens > 1:
                 prefill_tokens += num_tokens - seq.num_computed_tokens
-        return EngineLoad(len(running), len(waiting), prefill_tokens, kv_tokens, self._pool.num_free, self._pool.num_blocks, self._event_seq, self._costs)
+        drafts = self._scheduler.drafts
+        return EngineLoad(
+            len(running),
+            len(waiting),
+            prefill_tokens,
+            kv_tokens,
+            self._pool.num_free,
+            self._pool.num_blocks,
+            self._event_seq,
+            self._costs,
+            0 if drafts is None else drafts.num_drafted,
+            0 if drafts is None else drafts.num_accepted,
+        )

@@ -2,10 +2,10 @@
 
 from typing import TypeAlias
 
-from penstock.wire.frames import KEY_BYTES, PROTOCOL_VERSION, Abort, Announce, Hello, Submit, split_keys, unpack_ids
-from penstock.workers.sequence import Sequence
+from penstock.wire.frames import KEY_BYTES, PROTOCOL_VERSION, Abort, Announce, DropAdapter, Hello, LoadAdapter, Submit, split_keys, unpack_ids
+from penstock.workers.sequence import Sequence, Times
 
-Op: TypeAlias = Submit | Abort | Hello | Announce
+Op: TypeAlias = Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter
 
 
 class Broken(Exception):
@@ -47,4 +47,5 @@ def sequence_of(op: Submit, now_s: float) -> Sequence:
         deadline=op.deadline,
         adapter=op.adapter,
         tenant=op.tenant,
+        times=None if op.traceparent is None else Times(),
     )

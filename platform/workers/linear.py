@@ -8,19 +8,28 @@ last is padded with zeros. It relies on the library giving every row of that sha
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.workers.quant.int4 import Int4Matrix, Matrix
+
 TILE_ROWS = 16
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, exact: bool) -> Tensor:
+def linear(x: Tensor, weight: Matrix, bias: Tensor | None, exact: bool) -> Tensor:
     """x [T, K] times weight [N, K] transposed, plus bias [N]: [T, N] in x's dtype."""
     if not exact:
-        return functional.linear(x, weight, bias)
+        return _product(x, weight, bias)
     num_rows = x.shape[0]
     out = x.new_empty(num_rows, weight.shape[0])
     for start in range(0, num_rows, TILE_ROWS):
         tile = _padded_tile(x[start : start + TILE_ROWS])
-        out[start : start + TILE_ROWS] = functional.linear(tile, weight, bias)[: num_rows - start]
+        out[start : start + TILE_ROWS] = _product(tile, weight, bias)[: num_rows - start]
     return out
+
+
+def _product(x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, Int4Matrix):
+        out = weight.multiply(x)
+        return out if bias is None else out.add_(bias)
+    return functional.linear(x, weight, bias)
 
 
 def _padded_tile(rows: Tensor) -> Tensor:

@@ -82,6 +82,7 @@ def merge(first: Delta, second: Delta) -> Delta:
         num_cached_tokens=first.num_cached_tokens if second.num_cached_tokens is None else second.num_cached_tokens,
         logprobs=logprobs,
         error=second.error,
+        timing=first.timing if second.timing is None else second.timing,
     )
 
 

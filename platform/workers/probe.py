@@ -22,6 +22,9 @@ REPEATS = 2
 CONTEXT = 1024
 """Context tokens of the long decode rows and chunks, as far as the cache holds them."""
 
+DRAFT_CONTEXT = 8
+"""Context tokens of rows that speculate."""
+
 
 class Probed(Protocol):
     """What the probe needs of `penstock.workers.engine.Runner`."""
@@ -41,6 +44,8 @@ class Point(NamedTuple):
     context: int
     prefill: int = 0
     prefill_context: int = 0
+    drafts: int = 0
+    """Places for draft tokens behind each decoding row."""
 
 
 def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> StepCosts:
@@ -70,6 +75,7 @@ def grid(config: EngineConfig, num_blocks: int, max_model_len: int) -> Iterator[
     yield Point(1, 1)
     yield Point(few, 1)
     yield Point(0, 0, piece)
+    yield from _draft_points(config, few, context)
     yield Point(few, context)
     yield Point(0, 0, piece, context)
     yield Point(1, context)
@@ -79,25 +85,37 @@ def grid(config: EngineConfig, num_blocks: int, max_model_len: int) -> Iterator[
     yield Point(few, context, chunk // 2 + 1, context)
 
 
+def _draft_points(config: EngineConfig, few: int, context: int) -> Iterator[Point]:
+    """Contexts short, but long enough that a look-up finds something in tokens that are all the same."""
+    speculation = config.speculation
+    if speculation.method == "none" or context <= DRAFT_CONTEXT + speculation.max_draft_tokens:
+        return
+    few = min(few, config.max_batched_tokens // (1 + speculation.max_draft_tokens))
+    for rows in sorted({1, few} - {0}):
+        yield Point(rows, DRAFT_CONTEXT, drafts=speculation.max_draft_tokens)
+
+
 def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], float]) -> StepSample:
     """Measure one point once."""
     blocks = count()
-    chunks = [_chunk(point.context, 1, blocks, runner.num_blocks, block_size) for _ in range(point.rows)]
+    chunks = [_chunk(point.context, 1, blocks, runner.num_blocks, block_size, point.drafts) for _ in range(point.rows)]
     if point.prefill:
         chunks.append(_chunk(point.prefill_context, point.prefill, blocks, runner.num_blocks, block_size))
     step = Step(chunks, [])
+    if point.drafts:
+        runner.run(step)  # a drafter that sees a sequence for the first time has all of it to catch up with
     begin_s = clock()
     runner.run(step)
     seconds = clock() - begin_s
     for chunk in chunks:
         runner.forget(chunk.seq)
     shape = step.shape
-    return StepSample(shape.rows, shape.prefill_tokens, shape.query_context, shape.kv_tokens, 0, max(seconds, 1e-6))
+    return StepSample(shape.rows, shape.prefill_tokens, shape.query_context, shape.kv_tokens, shape.draft_tokens, max(seconds, 1e-6))
 
 
-def _chunk(context: int, num_tokens: int, blocks: Iterator[int], num_blocks: int, block_size: int) -> Chunk:
+def _chunk(context: int, num_tokens: int, blocks: Iterator[int], num_blocks: int, block_size: int, max_drafts: int = 0) -> Chunk:
     """The last `num_tokens` of a made-up sequence, its blocks taken in turn; those of a small cache are used twice."""
     length = context + num_tokens
-    table = [next(blocks) % num_blocks for _ in range(-(-length // block_size))]
+    table = [next(blocks) % num_blocks for _ in range(-(-(length + max_drafts) // block_size))]
     seq = Sequence("probe", [0] * length, SamplingParams(max_tokens=1, temperature=0.0), length, [], b"", 0.0, block_table=table, num_computed_tokens=context)
-    return Chunk(seq, context, num_tokens)
+    return Chunk(seq, context, num_tokens, max_drafts)

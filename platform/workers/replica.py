@@ -6,17 +6,20 @@ Its life: built and probed off the event loop, healthy while the engine is, drai
 
 import asyncio
 import logging
+import os
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray import serve
 
 from penstock.base import log as logs
-from penstock.base.environment import cluster_secret, redis_url
+from penstock.base.environment import cluster_secret, redis_url, vllm_python
 from penstock.base.redis import connect
 from penstock.prefix.hashing import ChainHasher
 from penstock.prefix.store import IndexWriter
@@ -24,11 +27,14 @@ from penstock.text.source import ModelSource, resolve
 from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, to_metadata
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import BlockEvents, StepCosts
+from penstock.workers.adapters import Adapters
 from penstock.workers.config import EngineConfig
-from penstock.workers.engine import Engine, EngineLoad, Runner
+from penstock.workers.engine import Engine, EngineLoad, Runner, StepReport
 from penstock.workers.probe import measure
 from penstock.workers.stream import StreamInfo, StreamServer
 from penstock.workers.timed import TimedRunner
+from penstock.workers.vllm_engine import Launch, VllmEngine
+from penstock.workers.vllm_launch import find_python, launch_of
 
 DRAIN_S = 30.0
 """What running sequences get when the replica is to go."""
@@ -47,21 +53,20 @@ log = logging.getLogger("penstock.replica")
 class Replica:
     """The Serve deployment; `__init__` returns when routers can come."""
 
-    async def __init__(self, pool: str, model: str, config: EngineConfig, host: str | None) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, pool: str, model: str, config: EngineConfig, host: str | None, adapters_folder: str | None
+    ) -> None:
         logs.configure()
         epoch = uuid.uuid4().hex
         hasher = ChainHasher(cluster_secret(), config.block_size)
-        source, runner = await asyncio.to_thread(_load, model, config)
-        probe = _Probe()
         self._streams = StreamServer(StreamInfo.of(epoch, config), self._on_events)
-        self._engine = Engine(runner, config, hasher, self._streams.on_step, measure_costs=probe)
-        await asyncio.to_thread(self._engine.start)
+        started = await asyncio.to_thread(_start, model, config, hasher, self._streams.on_step)
+        self._engine = started.engine
         _name_engine_thread()
         self._start_writer(epoch)
         host = host or str(ray.util.get_node_ip_address())
-        idle = EngineLoad(0, 0, 0, 0, runner.num_blocks, runner.num_blocks, 0, probe.costs)
-        port = await self._streams.start(self._engine, idle, host)
-        self._metadata = ReplicaMetadata(f"{host}:{port}", epoch, pool, source.digest, runner.max_model_len, config.block_size)
+        port = await self._streams.start(self._engine, started.idle, host, adapters=_adapters(started.runner, config, adapters_folder))
+        self._metadata = ReplicaMetadata(f"{host}:{port}", epoch, pool, started.model_digest, started.max_model_len, config.block_size)
         log.info("replica ready", extra=to_metadata(self._metadata))
 
     def record_replica_metadata(self) -> dict[str, Any]:
@@ -130,28 +135,61 @@ class _Probe:
         return self.costs
 
 
-def pool_app(pool: str, model: str, config: EngineConfig, num_replicas: int, host: str | None = "127.0.0.1") -> serve.Application:
+def pool_app(
+    pool: str, model: str, config: EngineConfig, num_replicas: int, host: str | None = "127.0.0.1", adapters_folder: str | None = None
+) -> serve.Application:
     """The Serve application of a pool, to be run as `pool_app_name(pool)` with `route_prefix=None` and `external_scaler_enabled=True`.
 
-    host: where the token streams listen; None: on the address of the replica's node, for gateways elsewhere.
+    host: where the token streams listen; None: on the address of the replica's node, for gateways elsewhere. adapters_folder: of the store that
+    the gateways share; None: no adapters are served.
     """
     deployment = serve.deployment(
         name=REPLICA_DEPLOYMENT,
         num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": NUM_CPUS},
+        ray_actor_options={"num_cpus": NUM_CPUS} | ({"num_gpus": config.num_gpus} if config.num_gpus else {}),
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=DRAIN_S + STOP_S,
         graceful_shutdown_wait_loop_s=0.1,
         logging_config={"enable_access_log": False},
     )
-    application: serve.Application = deployment(Replica).bind(pool, model, config, host)
+    application: serve.Application = deployment(Replica).bind(pool, model, config, host, adapters_folder)
     return application
 
 
-def _load(model: str, config: EngineConfig) -> tuple[ModelSource, Runner]:
-    """The checkpoint's identity, and what computes it. Blocks for seconds. Raises ConfigError."""
+class _Started(NamedTuple):
+    engine: Engine | VllmEngine
+    idle: EngineLoad
+    """Before the first sequence."""
+    model_digest: str
+    max_model_len: int
+    runner: Runner | None = None
+    """What loads adapters, where the engine serves any."""
+
+
+def _start(model: str, config: EngineConfig, hasher: ChainHasher, on_step: Callable[[StepReport], None]) -> _Started:
+    """The engine, serving. Blocks for seconds, with vLLM for a minute. Raises ConfigError or EngineFault."""
     source = resolve(model)
+    if config.runner == "vllm":
+        vllm = VllmEngine(_launch(source, config), config, on_step)
+        vllm.start()
+        return _Started(vllm, vllm.load, source.digest, vllm.max_model_len)
+    runner = _load(source, config)
+    probe = _Probe()
+    engine = Engine(runner, config, hasher, on_step, measure_costs=probe)
+    engine.start()
+    return _Started(engine, EngineLoad(0, 0, 0, 0, runner.num_blocks, runner.num_blocks, 0, probe.costs), source.digest, runner.max_model_len, runner)
+
+
+def _launch(source: ModelSource, config: EngineConfig) -> Launch:
+    python = find_python(config, vllm_python())
+    from penstock.workers.vllm_model import hf_folder  # torch takes seconds to import
+
+    return launch_of(source, str(hf_folder(source)), config, python, os.environ)
+
+
+def _load(source: ModelSource, config: EngineConfig) -> Runner:
+    """What computes the checkpoint. Blocks for seconds. Raises ConfigError."""
     if config.runner == "timed":
         runner: Runner = TimedRunner(config)
     else:
@@ -159,7 +197,14 @@ def _load(model: str, config: EngineConfig) -> tuple[ModelSource, Runner]:
 
         runner = load_runner(source, config)
     log.info("model loaded", extra={"model_digest": source.digest})
-    return source, runner
+    return runner
+
+
+def _adapters(runner: Runner | None, config: EngineConfig, folder: str | None) -> Adapters | None:
+    """None: this replica serves none."""
+    if runner is None or folder is None or not config.adapters.slots:
+        return None
+    return Adapters(Path(folder), partial(runner.load_adapter, max_rank=config.adapters.max_rank), config.adapters.slots)
 
 
 def _settle(found: asyncio.Future[BlockEvents], snapshot: BlockEvents) -> None:

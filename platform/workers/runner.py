@@ -12,10 +12,16 @@ from penstock.text.source import ModelSource
 from penstock.wire.errors import ConfigError
 from penstock.workers.batch import Batch, build_batch
 from penstock.workers.config import EngineConfig
+from penstock.workers.device import CPU, check_cache_fits, find_device, placed
+from penstock.workers.lora import LoraAdapter, load_lora, shares_of
 from penstock.workers.models.config import ModelConfig, read_config
 from penstock.workers.models.llama import KvCache, Llama
 from penstock.workers.sampling import Sampler
 from penstock.workers.sequence import Sampled, Sequence, Step
+from penstock.workers.speculation.draft_model import DraftModel
+from penstock.workers.speculation.drafter import Drafter
+from penstock.workers.speculation.ngram import NgramDrafter
+from penstock.workers.speculation.plan import plan_draft
 from penstock.workers.weights import load_weights
 
 USEFUL_CONTEXT_TOKENS = 128
@@ -30,7 +36,7 @@ _log = logging.getLogger("penstock.runner")
 class TorchRunner:
     """Satisfies `penstock.workers.engine.Runner`. One thread at a time."""
 
-    def __init__(self, model: Llama, cache: KvCache, sampler: Sampler, max_model_len: int) -> None:
+    def __init__(self, model: Llama, cache: KvCache, sampler: Sampler, max_model_len: int, drafter: Drafter | None = None) -> None:
         """max_model_len: tokens, not more than the model's RoPE tables and the cache hold."""
         self.num_blocks = cache.num_blocks
         self.max_model_len = max_model_len
@@ -38,30 +44,50 @@ class TorchRunner:
         self._model = model
         self._cache = cache
         self._sampler = sampler
+        self._drafter = drafter
 
-    def run(self, step: Step) -> list[Sampled | None]:
-        """Compute the chunks' KV and choose a token for each that samples; None for the others."""
+    def run(self, step: Step) -> list[list[Sampled]]:
+        """Compute the chunks' KV and choose tokens for those that sample: one, and one more for each accepted token of a draft."""
+        self.draft(step)
         batch, logits = self.forward(step)
         return self.choose(step, batch, logits)
+
+    def draft(self, step: Step) -> None:
+        """Set the drafts of the chunks that have places for them."""
+        if self._drafter is None:
+            return
+        chunks = [chunk for chunk in step.chunks if chunk.max_drafts]
+        for chunk, draft in zip(chunks, self._drafter.propose(chunks) if chunks else (), strict=True):
+            chunk.draft = draft
 
     def forward(self, step: Step) -> tuple[Batch, Tensor]:
         """The batch, and float32 [R, vocab_size] logits of its sampled rows."""
         with torch.inference_mode():
             batch = build_batch(step, self._cache.block_size)
-            return batch, self._model.logits(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows)
+            shares = shares_of(step.chunks)
+            return batch, self._model.logits(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows, shares)
 
-    def choose(self, step: Step, batch: Batch, logits: Tensor) -> list[Sampled | None]:
-        choices: list[Sampled | None] = [None] * len(step.chunks)
-        if batch.sampled:
-            chunks = [step.chunks[index] for index in batch.sampled]
-            with torch.inference_mode():
-                sampled = self._sampler.sample(logits, [chunk.seq for chunk in chunks], [chunk.end for chunk in chunks])
-            for index, choice in zip(batch.sampled, sampled, strict=True):
-                choices[index] = choice
+    def choose(self, step: Step, batch: Batch, logits: Tensor) -> list[list[Sampled]]:
+        choices: list[list[Sampled]] = [[] for _ in step.chunks]
+        chunks = [step.chunks[index] for index in batch.sampled]
+        seqs = [chunk.seq for chunk in chunks]
+        with torch.inference_mode():
+            if len(batch.rows) > len(chunks):
+                sampled = self._sampler.verify(logits, seqs, [chunk.draft or [] for chunk in chunks])
+            else:
+                sampled = [[choice] for choice in self._sampler.sample(logits, seqs, [chunk.end for chunk in chunks])] if chunks else []
+        for index, found in zip(batch.sampled, sampled, strict=True):
+            choices[index] = found
         return choices
+
+    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:
+        """From another thread than the one that runs steps. Raises InvalidRequest for one that does not fit the model, OSError."""
+        return load_lora(digest, folder, self._model.config, max_rank, self._model.embed.dtype, self._model.device)
 
     def forget(self, seq: Sequence) -> None:
         self._sampler.forget(seq)
+        if self._drafter is not None:
+            self._drafter.forget(seq)
 
     def poison(self, blocks: Iterable[int]) -> None:
         """Fill blocks with NaN, so that a read of what their owner did not write shows. For tests."""
@@ -75,25 +101,34 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     poison: the KV cache starts as NaN.
     """
     model_config = read_config(source)
-    dtype = compute_dtype(config.dtype)
-    num_blocks, max_model_len = plan_kv(model_config, config, dtype)
+    device = find_device(config.device, torch.cuda.is_available())
+    dtype = compute_dtype(config.dtype, device)
+    draft = plan_draft(source, model_config, config)
+    num_blocks, max_model_len = plan_kv(model_config, config, dtype, 0 if draft is None else KvCache.block_bytes(draft.config, config.block_size, dtype))
     threads = config.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
-    model = Llama(model_config, load_weights(source, model_config, dtype), max_model_len, threads, config.exact)
-    runner = TorchRunner(
-        model,
-        KvCache(model_config, num_blocks, config.block_size, dtype),
-        Sampler(model_config.vocab_size, model_config.eos_token_ids),
-        max_model_len,
-    )
+    weights = placed(load_weights(source, model_config, dtype), device)
+    check_cache_fits(config.kv_memory_bytes, device)
+    cache = KvCache(model_config, num_blocks, config.block_size, dtype, device)
+    sampler = Sampler(model_config.vocab_size, model_config.eos_token_ids)
+    drafter: Drafter | None = NgramDrafter() if config.speculation.method == "ngram" else None
+    if draft is not None:
+        draft_weights = weights if draft.is_target else placed(load_weights(draft.source, draft.whole, dtype), device)
+        draft_model = Llama(draft.config, draft_weights, max_model_len, threads, config.exact)
+        draft_cache = KvCache(draft.config, num_blocks, config.block_size, dtype, device)
+        drafter = DraftModel(draft_model, draft_cache, sampler, draft.config.max_full_context)
+    runner = TorchRunner(Llama(model_config, weights, max_model_len, threads, config.exact), cache, sampler, max_model_len, drafter)
     if poison:
         runner.poison(range(num_blocks))
     return runner
 
 
-def plan_kv(model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> tuple[int, int]:
-    """Blocks of the KV cache, and the longest sequence in tokens. Raises ConfigError when the memory holds no useful context."""
-    block_bytes = KvCache.block_bytes(model, config.block_size, dtype)
+def plan_kv(model: ModelConfig, config: EngineConfig, dtype: torch.dtype, draft_block_bytes: int = 0) -> tuple[int, int]:
+    """Blocks of the KV cache, and the longest sequence in tokens. Raises ConfigError when the memory holds no useful context.
+
+    draft_block_bytes: what a draft model keeps for each block beside.
+    """
+    block_bytes = KvCache.block_bytes(model, config.block_size, dtype) + draft_block_bytes
     num_blocks = config.kv_memory_bytes // block_bytes
     held = num_blocks * config.block_size
     wanted = min(config.max_model_len or model.max_full_context, model.max_full_context)
@@ -117,10 +152,15 @@ def _limit(model: ModelConfig, held: int, max_model_len: int) -> str:
     return "the checkpoint was made for no more"
 
 
-def compute_dtype(name: str) -> torch.dtype:
-    """auto: bfloat16 where the CPU has instructions for it, else float32."""
+def compute_dtype(name: str, device: torch.device = CPU) -> torch.dtype:
+    """auto: bfloat16 where the device has instructions for it, else float32."""
     if name == "auto":
-        name = "bfloat16" if has_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8")) else "float32"
+        is_native = (
+            torch.cuda.is_bf16_supported(including_emulation=False)
+            if device.type == "cuda"
+            else has_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        )
+        name = "bfloat16" if is_native else "float32"
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 

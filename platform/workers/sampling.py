@@ -2,7 +2,8 @@
 
 Greedy is the same without noise; of equal scores the lowest id wins. A row's token depends on its logits, its sequence's tokens and
 sampling parameters, and the position, on nothing else: so the seeded output is the same in any batch, after preemption, after resume
-on another replica, with any drafter.
+on another replica, with any drafter. A drafter chooses with the same noise, penalties and warps (drafter-invariant speculation, Daliri,
+Musco and Suresh 2024, arXiv 2408.07978), so that it guesses what the target picks wherever their distributions are close.
 
 Order, as in transformers and vLLM: logit bias, repetition, frequency and presence penalties, min_tokens, temperature, top_k, top_p, min_p.
 Log probabilities are of the model's own distribution, before all of that.
@@ -10,6 +11,7 @@ Log probabilities are of the model's own distribution, before all of that.
 
 import logging
 from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +51,13 @@ class _Counts:
                 self.produced[token_id] = self.produced.get(token_id, 0) + 1
         self.num_tokens = seq.num_tokens
 
+    def with_ahead(self, ahead: Seq[int]) -> "_Counts":
+        """As if those had been produced too."""
+        produced = dict(self.produced)
+        for token_id in ahead:
+            produced[token_id] = produced.get(token_id, 0) + 1
+        return _Counts(self.seen.union(ahead), produced, self.num_tokens)
+
 
 class Sampler:
     """Chooses tokens. Keeps token counts of the sequences with penalties, until `forget`.
@@ -69,33 +78,65 @@ class Sampler:
         rows = logits.detach().float().numpy()  # numpy's argmax takes a tenth of the time of torch's
         if all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs):
             return [_checked(row, token_id) for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)]
-        return [self._guarded(row, seq, position) for row, seq, position in zip(rows, seqs, positions, strict=True)]
+        return [self._guarded(row, seq, position, ()) for row, seq, position in zip(rows, seqs, positions, strict=True)]
+
+    def verify(self, logits: Tensor, seqs: list[Sequence], drafts: list[list[int]]) -> list[list[Sampled]]:
+        """Choices behind each sequence's last token, for as long as they are what the draft says, and the first that is not, or is behind it.
+
+        logits [R, vocab_size]: for each sequence those of its last token, then of its draft's tokens.
+        """
+        rows = logits.detach().float().numpy()
+        is_plain = all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs)
+        best = rows.argmax(axis=-1).tolist() if is_plain else None
+        found: list[list[Sampled]] = []
+        first = 0
+        for seq, draft in zip(seqs, drafts, strict=True):
+            choices: list[Sampled] = []
+            for place in range(len(draft) + 1):
+                row = rows[first + place]
+                choice = self._guarded(row, seq, seq.num_tokens + place, draft[:place]) if best is None else _checked(row, best[first + place])
+                choices.append(choice)
+                if choice.error is not None or draft[place : place + 1] != [choice.token_id]:
+                    break
+            found.append(choices)
+            first += len(draft) + 1
+        return found
+
+    def guess(self, logits: Tensor, seqs: list[Sequence], ahead: list[list[int]]) -> list[int | None]:
+        """What would be chosen from a drafter's logits [R, vocab_size] if the tokens `ahead` stood behind each sequence; None: nothing can be."""
+        rows = logits.detach().float().numpy()
+        if all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs):
+            choices = [_checked(row, token_id) for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)]
+        else:
+            choices = [self._guarded(row, seq, seq.num_tokens + len(tokens), tokens, is_guess=True) for row, seq, tokens in zip(rows, seqs, ahead, strict=True)]
+        return [None if choice.error is not None else choice.token_id for choice in choices]
 
     def forget(self, seq: Sequence) -> None:
         """The sequence has ended."""
         self._counts.pop(seq, None)
 
-    def _guarded(self, raw: Row, seq: Sequence, position: int) -> Sampled:
-        """One request's parameters must not end the step for the others."""
+    def _guarded(self, raw: Row, seq: Sequence, position: int, ahead: Seq[int], *, is_guess: bool = False) -> Sampled:
+        """One request's parameters must not end the step for the others. ahead: tokens taken to stand behind the sequence's own."""
         try:
-            return self._sample_row(raw, seq, position)
+            return self._sample_row(raw, seq, position, ahead, is_guess)
         except (ArithmeticError, LookupError, RuntimeError, ValueError):
             _log.exception("A row can't be sampled.", extra={"request_id": seq.request_id})
             return Sampled(0, error=_FAILED)
 
-    def _sample_row(self, raw: Row, seq: Sequence, position: int) -> Sampled:
+    def _sample_row(self, raw: Row, seq: Sequence, position: int, ahead: Seq[int], is_guess: bool) -> Sampled:
         params = seq.sampling
-        row = self._adjusted(raw, seq)
+        row = self._adjusted(raw, seq, ahead)
         if not np.isfinite(row.max()):  # also when any score is NaN
             return Sampled(0, error=_NO_CHOICE)
         token_id = int(row.argmax()) if params.temperature == 0 else _draw(row, params, position)
-        logprobs = None if params.logprobs is None else _logprobs(raw, token_id, params.logprobs)
+        logprobs = None if params.logprobs is None or is_guess else _logprobs(raw, token_id, params.logprobs)
         return Sampled(token_id, logprobs)
 
-    def _adjusted(self, raw: Row, seq: Sequence) -> Row:
+    def _adjusted(self, raw: Row, seq: Sequence, ahead: Seq[int] = ()) -> Row:
         """Logits after bias, penalties and masks; `raw` itself when there is none of them."""
         params = seq.sampling
-        if _is_unadjusted(params, seq.num_output_tokens):
+        num_output_tokens = seq.num_output_tokens + len(ahead)
+        if _is_unadjusted(params, num_output_tokens):
             return raw
         row = raw.copy()
         for token_id, bias in params.logit_bias:
@@ -104,8 +145,8 @@ class Sampler:
         if _has_penalties(params):
             counts = self._counts.setdefault(seq, _Counts())
             counts.update(seq)
-            _penalize(row, counts, params)
-        if seq.num_output_tokens < params.min_tokens:
+            _penalize(row, counts.with_ahead(ahead) if ahead else counts, params)
+        if num_output_tokens < params.min_tokens:
             banned = self._eos.union(params.stop_token_ids)
             row[[token_id for token_id in banned if token_id < self.vocab_size]] = -np.inf
         return row

@@ -1,25 +1,29 @@
 """The one-phase scheduler: a token budget per step, so that `num_computed_tokens` catches up with the tokens known.
 
-Prefill chunks, decode rows, resumed sequences and prefix hits are the same arithmetic (vLLM V1's scheduler, without its phases). Pure: no
-torch, no clock. First come, first served:
+Prefill chunks, decode rows, resumed sequences, prefix hits and speculation are the same arithmetic (vLLM V1's scheduler, without its phases).
+Pure: no torch, no clock. First come, first served:
 
 * running sequences first, each with all it lacks, as far as the budget goes after a row for every decoding one;
 * then waiting ones, admitted when the blocks of all their known tokens are free, minus what the cache holds;
 * a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its published blocks stay in
-  the cache as long as nobody needs them). The oldest always proceeds, so every sequence finishes.
+  the cache as long as nobody needs them). The oldest always proceeds, so every sequence finishes;
+* last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
-Invariant: `schedule` and `commit` alternate; between them nothing else is called.
+Invariants: `schedule` and `commit` alternate; between them nothing else is called. Only tokens the target chose enter `token_ids`, and only
+their KV is counted as computed, published or kept: what was drafted in vain leaves nothing but stale slots that are written over.
 """
 
 from collections import deque
 from collections.abc import Iterator
 
 from penstock.prefix.hashing import ChainHasher
-from penstock.wire.frames import Finish
+from penstock.wire.frames import Finish, StepCosts, TokenLogprobs
 from penstock.workers.blocks import BlockPool
 from penstock.workers.config import EngineConfig
 from penstock.workers.sequence import Chunk, Sampled, SeqOutput, Sequence, Status, Step
+from penstock.workers.speculation.lengths import DraftLengths
 
+NO_COSTS = StepCosts()
 MAX_DEFERRED = 16
 """Waiting sequences looked past in a step, because a running one is just computing their prefix."""
 
@@ -36,6 +40,8 @@ class Scheduler:
         self._config = config
         self._block_size = pool.block_size
         self._eos_token_ids = eos_token_ids
+        speculation = config.speculation
+        self.drafts = None if speculation.method == "none" else DraftLengths(speculation.max_draft_tokens, is_adaptive=speculation.adaptive)
 
     @property
     def has_work(self) -> bool:
@@ -88,12 +94,14 @@ class Scheduler:
 
     # schedule
 
-    def schedule(self) -> Step:
-        """The next step; empty only when there is no work."""
+    def schedule(self, costs: StepCosts = NO_COSTS) -> Step:
+        """The next step; empty only when there is no work. costs: what drafts are weighed with."""
         step = Step([], [])
         budget = self._schedule_running(step)
         if self.waiting and not step.preempted:
-            self._admit(step, budget)
+            budget = self._admit(step, budget)
+        if self.drafts is not None and budget and not step.preempted:
+            self._reserve_drafts(step, budget, costs, self.drafts)
         return step
 
     def _schedule_running(self, step: Step) -> int:
@@ -134,7 +142,8 @@ class Scheduler:
         seq.num_preemptions += 1
         self.waiting.appendleft(seq)
 
-    def _admit(self, step: Step, budget: int) -> None:
+    def _admit(self, step: Step, budget: int) -> int:
+        """Let waiting sequences run; returns the budget left."""
         deferred: list[Sequence] = []
         prefilling = [seq for seq in self.running if seq.num_uncomputed_tokens > 1]
         while self.waiting and budget and len(self.running) < self._config.max_num_seqs and len(deferred) < MAX_DEFERRED:
@@ -152,6 +161,7 @@ class Scheduler:
             budget -= chunk.num_tokens
             prefilling.append(seq)
         self.waiting.extendleft(reversed(deferred))
+        return budget
 
     def _place(self, seq: Sequence, hits: list[int]) -> bool:
         """Give a waiting sequence the blocks of all its tokens and make it run; False: there are not enough."""
@@ -168,39 +178,94 @@ class Scheduler:
         self.running.append(seq)
         return True
 
+    def _reserve_drafts(self, step: Step, budget: int, costs: StepCosts, drafts: DraftLengths) -> None:
+        """Places behind the decoding rows, where a draft pays; nobody is preempted for them."""
+        chunks = [chunk for chunk in step.chunks if chunk.num_tokens == 1 and chunk.is_sampled]
+        if not chunks:
+            return
+        counts = drafts.choose(chunks, [self._draft_cap(chunk.seq) for chunk in chunks], step.shape, costs, budget)
+        for chunk, count in zip(chunks, counts, strict=True):
+            if count:
+                chunk.max_drafts = self._hold_places(chunk.seq, count)
+
+    def _draft_cap(self, seq: Sequence) -> int:
+        """Behind an accepted draft another token is chosen: one place is left for it."""
+        assert self.drafts is not None
+        left = min(seq.sampling.max_tokens - seq.num_output_tokens, self.max_len - seq.num_tokens)
+        return min(self.drafts.max_draft_tokens, left - 1)
+
+    def _hold_places(self, seq: Sequence, count: int) -> int:
+        """KV slots behind the sequence's tokens, as far as free blocks give them; returns how many."""
+        missing = -(-(seq.num_tokens + count) // self._block_size) - len(seq.block_table)
+        seq.block_table += self.pool.allocate(max(0, min(missing, self.pool.num_free)))
+        return min(count, len(seq.block_table) * self._block_size - seq.num_tokens)
+
     # commit
 
-    def commit(self, step: Step, sampled: list[Sampled | None]) -> list[SeqOutput]:
-        """Take over what the runner computed: `sampled` is aligned with the chunks, None where a chunk samples nothing."""
+    def commit(self, step: Step, sampled: list[list[Sampled]]) -> list[SeqOutput]:
+        """Take over what the runner computed.
+
+        sampled: for each chunk what was chosen at the places behind its known tokens, in order: nothing where it does not reach the last of
+        them, else as many as there are places up to the first that differs from the draft, and that one.
+        """
         outputs: list[SeqOutput] = []
         has_finished = False
-        for chunk, choice in zip(step.chunks, sampled, strict=True):
+        for chunk, choices in zip(step.chunks, sampled, strict=True):
             seq = chunk.seq
-            if choice is not None and choice.error is not None:  # what was computed is not to be trusted: nothing is published
-                seq.error = choice.error
-                self._end(seq, Finish.ERROR)
-                has_finished = True
-                outputs.append(SeqOutput(seq, [], None, Finish.ERROR))
-                continue
-            seq.num_computed_tokens = end = chunk.start + chunk.num_tokens
-            if end >= (seq.num_published_blocks + 1) * self._block_size:
+            if not choices:
+                seq.num_computed_tokens = chunk.start + chunk.num_tokens
                 self._publish(seq)
-            if choice is None:
                 continue
-            seq.token_ids.append(choice.token_id)
-            finish = self._finish_of(seq, choice.token_id)
-            if finish is not None:
-                self._end(seq, finish)
+            output = self._take(chunk, choices)
+            outputs.append(output)
+            if output.finish is not Finish.ERROR:  # what was computed before an error is not to be trusted
+                seq.num_computed_tokens = len(seq.token_ids) - 1
+                self._publish(seq)
+            if output.finish is not None:
+                self._end(seq, output.finish)
                 has_finished = True
-            outputs.append(SeqOutput(seq, [choice.token_id], None if choice.logprobs is None else [choice.logprobs], finish))
+            elif chunk.max_drafts:
+                self._trim(seq)
         if has_finished:
             self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
         return outputs
+
+    def _take(self, chunk: Chunk, choices: list[Sampled]) -> SeqOutput:
+        """Append what was chosen, for as long as the draft it was computed behind is what was chosen before."""
+        seq, draft = chunk.seq, chunk.draft or ()
+        taken: list[int] = []
+        logprobs: list[TokenLogprobs] | None = None
+        finish = None
+        for choice in choices:
+            if choice.error is not None:
+                seq.error, finish = choice.error, Finish.ERROR
+                break
+            place, token_id = len(taken), choice.token_id
+            seq.token_ids.append(token_id)
+            taken.append(token_id)
+            if choice.logprobs is not None:
+                logprobs = [choice.logprobs] if logprobs is None else [*logprobs, choice.logprobs]
+            finish = self._finish_of(seq, token_id)
+            if finish is not None or place == len(draft) or draft[place] != token_id:
+                break
+        if draft and self.drafts is not None:
+            num_accepted = sum(token_id == guess for token_id, guess in zip(taken, draft, strict=False))
+            is_cut = finish is not None and num_accepted == len(taken)  # nobody knows what would have become of the rest
+            self.drafts.note(seq, num_accepted if is_cut else len(draft), num_accepted)
+        return SeqOutput(seq, taken, logprobs, finish)
+
+    def _trim(self, seq: Sequence) -> None:
+        """Give back the blocks that only a rejected draft needed."""
+        needed = -(-len(seq.token_ids) // self._block_size)
+        self.pool.free(seq.block_table[needed:])
+        del seq.block_table[needed:]
 
     def _publish(self, seq: Sequence) -> None:
         """Offer the blocks that have become full; keys the router did not send are made here."""
         size = self._block_size
         num_full = seq.num_computed_tokens // size
+        if num_full <= seq.num_published_blocks:
+            return
         if len(seq.block_keys) < num_full:
             keys = self._hasher.extend(seq.chain_key, seq.token_ids[len(seq.block_keys) * size : num_full * size])
             seq.block_keys += keys

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from penstock.wire.frames import Finish, SamplingParams, TokenLogprobs
 
@@ -11,6 +11,23 @@ class Status(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+@dataclass(slots=True)
+class Times:
+    """When a traced sequence was computed; see `wire.frames.Timing`. Set by whoever computes it (`watch.Watch`)."""
+
+    wait_s: float = 0.0
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float = 0.0
+
+
+class Resident(Protocol):
+    """An adapter in one of the replica's slots; what is in it is the runner's affair."""
+
+    @property
+    def digest(self) -> str: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +52,12 @@ class Sequence:
     deadline: float | None = None
     """Unix time."""
     adapter: str | None = None
+    """Digest."""
     tenant: str = ""
+    lora: Resident | None = None
+    """The adapter itself, before the engine gets the sequence."""
+    times: Times | None = None
+    """Of a traced one."""
 
     status: Status = Status.WAITING
     block_table: list[int] = field(default_factory=list)
@@ -44,6 +66,8 @@ class Sequence:
     num_cached_tokens: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     num_preemptions: int = 0
+    acceptance: float | None = None
+    """How likely its next draft token is accepted, as estimated by `speculation.lengths`; None before the first draft."""
     finish: Finish | None = None
     error: str | None = None
 
@@ -60,21 +84,27 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Chunk:
-    """Tokens [start, start + num_tokens) of a sequence, to be computed in one step."""
+    """Tokens [start, start + num_tokens) of a sequence, to be computed in one step, and behind the last known one perhaps a draft."""
 
     seq: Sequence
     start: int
     num_tokens: int
+    """Known tokens."""
+    max_drafts: int = 0
+    """Places for draft tokens behind them: budget and KV slots are there."""
+    draft: list[int] | None = None
+    """What is guessed to follow, at most `max_drafts` tokens; the runner sets it before it computes, if at all."""
 
     @property
     def end(self) -> int:
+        """Behind the known tokens."""
         return self.start + self.num_tokens
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the chunk reaches the last known token, so that its last row's logits choose the next one."""
+        """Whether the chunk reaches the last known token, so that its last row's logits choose the next one, and its draft's the ones after."""
         return self.end == len(self.seq.token_ids)
 
 
@@ -90,6 +120,8 @@ class StepShape(NamedTuple):
     """Sum over the prefill tokens of the context each attends to."""
     kv_tokens: int
     """Context tokens that the decode rows read."""
+    draft_tokens: int = 0
+    """Guessed and verified behind the decode rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,26 +133,30 @@ class Step:
 
     @property
     def num_tokens(self) -> int:
-        return sum(chunk.num_tokens for chunk in self.chunks)
+        """What is taken of the budget."""
+        return sum(chunk.num_tokens + chunk.max_drafts for chunk in self.chunks)
 
     @property
     def shape(self) -> StepShape:
-        decode_rows = prefill_tokens = kv_tokens = 0
+        """With the drafts there are: the places for them before the step is run cost nothing."""
+        decode_rows = prefill_tokens = kv_tokens = draft_tokens = 0
         query_context = 0.0
         for chunk in self.chunks:
             count = chunk.num_tokens
             if count == 1:
                 decode_rows += 1
                 kv_tokens += chunk.start + 1
+                if chunk.draft:
+                    draft_tokens += len(chunk.draft)
             else:
                 prefill_tokens += count
                 query_context += count * (chunk.start + (count + 1) / 2)
-        return StepShape(len(self.chunks), decode_rows, prefill_tokens, query_context, kv_tokens)
+        return StepShape(len(self.chunks), decode_rows, prefill_tokens, query_context, kv_tokens, draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token chosen for a chunk; logprobs where the sequence asked for them; or why none could be chosen, and then `token_id` means nothing."""
+    """The token chosen for a place; logprobs where the sequence asked for them; or why none could be chosen, and then `token_id` means nothing."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None

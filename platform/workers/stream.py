@@ -16,12 +16,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.wire.channel import Channel
-from penstock.wire.frames import Abort, Announce, BlockEvents, Delta, DownFrame, Finish, Load, Submit, decode_up, encode
+from penstock.wire.frames import Abort, Announce, BlockEvents, Delta, DownFrame, DropAdapter, Finish, Load, LoadAdapter, Submit, Timing, decode_up, encode
+from penstock.workers.adapters import Adapters, Want
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine import EngineLoad, StepReport
 from penstock.workers.intake import Broken, Op, check, router_id_of, sequence_of
 from penstock.workers.outbox import Outbox, credit
-from penstock.workers.sequence import SeqOutput, Sequence, Status
+from penstock.workers.sequence import Resident, SeqOutput, Sequence, Status
 
 MAX_HELD_TOKENS = 65536
 MAX_HELD_EVENT_BYTES = 32 * 2**20
@@ -147,15 +148,20 @@ class StreamServer:
         self.connections: set[_Connection] = set()
         self._routers: list[_Router] = []
         self._live: dict[Sequence, _Live] = {}
+        self._parked: dict[Sequence, Want] = {}
+        """Sequences that wait for their adapter, not in the engine yet."""
         self._submitted: deque[_Submitted] = deque()
         self._num_reports = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_draining = False
 
-    async def start(self, engine: Engine, load: EngineLoad, host: str, port: int = 0) -> int:
-        """Serve on host:port (0: a free one); returns the port. load: the engine's before its first step."""
+    async def start(self, engine: Engine, load: EngineLoad, host: str, port: int = 0, adapters: Adapters | None = None) -> int:
+        """Serve on host:port (0: a free one); returns the port. load: the engine's before its first step. adapters: None where there are none."""
         self._engine = engine
+        self._adapters = adapters
+        if adapters is not None:
+            adapters.on_change = partial(self._touch_loads, is_urgent=True)
         self._load = load
         self._loop = asyncio.get_running_loop()
         self._server = await self._loop.create_server(self._accept, host, port)
@@ -184,6 +190,8 @@ class StreamServer:
         self._server.close()
         for connection in self.connections:
             connection.channel.close()
+        if self._adapters is not None:
+            self._adapters.stop()
 
     def _beat(self) -> None:
         self._touch_loads()
@@ -216,7 +224,7 @@ class StreamServer:
         """counted: the submissions that this report is the first to know of. They travel with it: what a router is told is of one moment."""
         self._load = report.load
         for sent in counted:
-            sent.router.counted_sid = sent.sid
+            sent.router.counted_sid = max(sent.router.counted_sid, sent.sid)  # one may have waited for its adapter
         if report.events is not None:
             self._on_events(report.events)
         for output in report.outputs:
@@ -235,7 +243,9 @@ class StreamServer:
             self._forget(seq, live)
         if live.is_fresh:
             live.is_fresh = False
-            delta = Delta(live.sid, token_ids, finish, seq.num_cached_tokens, logprobs, seq.error)
+            delta = Delta(live.sid, token_ids, finish, seq.num_cached_tokens, logprobs, seq.error, _timing(seq))
+        elif finish is not None:
+            delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error, _timing(seq))
         else:
             delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error)
         live.router.outbox.add(delta)
@@ -243,6 +253,8 @@ class StreamServer:
     def _forget(self, seq: Sequence, live: _Live) -> None:
         del self._live[seq]
         del live.router.live[live.sid]
+        if seq.lora is not None and self._adapters is not None:
+            self._adapters.release(seq.lora.digest)
         if not self._live:
             self._idle.set()
 
@@ -263,7 +275,8 @@ class StreamServer:
         if router.timer is not None:
             router.timer.cancel()
         for seq in list(router.live.values()):
-            self._engine.abort(seq)
+            if not self._unpark(seq):
+                self._engine.abort(seq)
             self._forget(seq, self._live[seq])
         self._touch_loads()
 
@@ -275,9 +288,12 @@ class StreamServer:
             elif isinstance(op, Abort):
                 seq = router.live.get(op.sid)
                 if seq is not None:
-                    self._engine.abort(seq)
+                    self._abort(seq)
             elif isinstance(op, Announce):
                 self._engine.request_snapshot(partial(self._on_snapshot, router))
+            elif isinstance(op, LoadAdapter | DropAdapter):
+                if self._adapters is not None:
+                    (self._adapters.preload if isinstance(op, LoadAdapter) else self._adapters.drop)(op.digest)
             else:
                 raise Broken("Only the first message of a stream is a Hello.")
 
@@ -294,8 +310,56 @@ class StreamServer:
         router.live[op.sid] = seq
         self._live[seq] = _Live(router, op.sid)
         self._idle.clear()
-        self._submitted.append(_Submitted(seq, router, op.sid, self._num_reports))
+        if seq.adapter is None:
+            self._enter(seq)
+        else:
+            self._await_adapter(seq, seq.adapter)
+
+    def _enter(self, seq: Sequence) -> None:
+        live = self._live[seq]
+        self._submitted.append(_Submitted(seq, live.router, live.sid, self._num_reports))
         self._engine.submit(seq)
+
+    # sequences with an adapter
+
+    def _await_adapter(self, seq: Sequence, digest: str) -> None:
+        """Into the engine when the adapter is there, at once where it is; the others go on meanwhile."""
+        if self._adapters is None:
+            self._refuse(seq, "This replica serves no adapters.")
+            return
+        want = self._adapters.want(digest, partial(self._enter_adapted, seq), partial(self._refuse, seq))
+        if want is not None:
+            self._parked[seq] = want
+
+    def _enter_adapted(self, seq: Sequence, adapter: Resident) -> None:
+        self._parked.pop(seq, None)
+        seq.lora = adapter
+        self._enter(seq)
+
+    def _refuse(self, seq: Sequence, reason: str) -> None:
+        """Another replica may have the adapter."""
+        self._parked.pop(seq, None)
+        seq.error = reason
+        self._end_unsubmitted(seq, Finish.REFUSED)
+
+    def _abort(self, seq: Sequence) -> None:
+        if self._unpark(seq):
+            self._end_unsubmitted(seq, Finish.ABORT)
+        else:
+            self._engine.abort(seq)
+
+    def _unpark(self, seq: Sequence) -> bool:
+        """Whether it waited for its adapter; it does no more."""
+        want = self._parked.pop(seq, None)
+        if want is None or self._adapters is None:
+            return False
+        self._adapters.cancel(want)
+        return True
+
+    def _end_unsubmitted(self, seq: Sequence, finish: Finish) -> None:
+        live = self._live[seq]
+        self._pass_on(SeqOutput(seq, [], finish=finish), live)
+        self.schedule(live.router)
 
     # the frames down
 
@@ -352,18 +416,18 @@ class StreamServer:
     def _credit(self, router: _Router) -> int:
         load, info = self._load, self._info
         lacks_kv = load.num_waiting > 0 and load.prefill_tokens_outstanding > load.free_blocks * info.block_size
-        is_closed = self._is_draining or lacks_kv
+        is_closed = self._is_draining or load.is_closed or lacks_kv
         return credit(len(router.live), len(self._live), len(self._routers), info.num_places, is_closed=is_closed)
 
     def _load_for(self, router: _Router) -> Load:
         router.told_credit = self._credit(router)
-        num_running, num_waiting, prefill_tokens, kv_tokens, free_blocks, total_blocks, event_seq, costs = self._load
+        num_running, num_waiting, prefill_tokens, kv_tokens, free_blocks, total_blocks, event_seq, costs, num_drafted, num_accepted, _ = self._load
         return Load(
             epoch=self._info.epoch,
             event_seq=event_seq,
             max_inflight=router.told_credit,
             num_running=num_running,
-            num_waiting=num_waiting,
+            num_waiting=num_waiting + len(self._parked),
             prefill_tokens_outstanding=prefill_tokens,
             kv_tokens=kv_tokens,
             free_blocks=free_blocks,
@@ -372,4 +436,16 @@ class StreamServer:
             max_batched_tokens=self._info.max_batched_tokens,
             is_draining=self._is_draining,
             last_sid=router.counted_sid,
+            num_drafted=num_drafted,
+            num_accepted=num_accepted,
+            resident_adapters=() if self._adapters is None else self._adapters.resident,
+            failed_adapters=() if self._adapters is None else self._adapters.failures,
         )
+
+
+def _timing(seq: Sequence) -> Timing | None:
+    """Of a traced sequence that has a token."""
+    times = seq.times
+    if times is None or times.admitted_s is None or times.first_token_s is None:
+        return None
+    return Timing(times.wait_s, times.admitted_s, times.first_token_s, times.last_token_s, seq.num_preemptions)

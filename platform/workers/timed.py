@@ -10,7 +10,8 @@ Step times come from constants (`TimedConfig`) or from a table, a JSON file:
 
 Axes increase strictly and have two points or more; `seconds[i][j][k]` is the measured time of a step with decode_rows[i] sequences that
 decode, prefill_tokens[j] prompt tokens, and kv_tokens[k] context tokens read by the decode rows. Between points times are interpolated
-linearly on each axis; beyond the last point the last interval's slope goes on, before the first its value stays.
+linearly on each axis; beyond the last point the last interval's slope goes on, before the first its value stays. A draft token takes
+`draft_token_s`, and `draft_acceptance` of them are right, whatever method of speculation the settings name.
 """
 
 import time
@@ -18,12 +19,14 @@ from bisect import bisect_right
 from collections.abc import Callable
 from itertools import pairwise, product
 from pathlib import Path
+from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
 
+from penstock.adapters.store import digest_of
 from penstock.perf.fit import StepSample, fit
-from penstock.wire.errors import ConfigError
+from penstock.wire.errors import ConfigError, InvalidRequest
 from penstock.wire.frames import StepCosts, pack_ids
 from penstock.workers.config import EngineConfig, TimedConfig
 from penstock.workers.sequence import Chunk, Sampled, Sequence, Step, StepShape
@@ -80,6 +83,12 @@ def load_table(path: str) -> StepTable:
         raise ConfigError(f"engine.timed.table: {path} is no step table: {error}") from error
 
 
+class TimedAdapter(NamedTuple):
+    """An adapter of which only the identity counts: histories begin with it."""
+
+    digest: str
+
+
 class TimedRunner:
     """A runner (see `penstock.workers.engine.Runner`) without a model.
 
@@ -98,9 +107,11 @@ class TimedRunner:
         self.max_model_len = min(timed.max_model_len, config.max_model_len or timed.max_model_len, timed.num_blocks * config.block_size)
         self.eos_token_ids = eos_token_ids
         table = load_table(timed.table) if timed.table is not None else None
-        self.costs = timed.costs if table is None else table.costs
+        self.costs = timed.costs if table is None else msgspec.structs.replace(table.costs, draft_token_s=timed.draft_token_s)
         self._step_time_s = table.at if table is not None else _constant_times(timed)
+        self._draft_token_s = timed.draft_token_s
         self._vocab_size = timed.vocab_size
+        self._draft_acceptance = timed.draft_acceptance
         self._block_size = config.block_size
         self._clock = clock
         self._sleep = sleep
@@ -110,33 +121,66 @@ class TimedRunner:
         self._states: dict[Sequence, tuple[int, int]] = {}
         """For each running sequence: tokens hashed, hash."""
 
-    def run(self, step: Step) -> list[Sampled | None]:
+    def run(self, step: Step) -> list[list[Sampled]]:
         now = self._clock()
         begin_s = self._ended_s if now - self._ended_s <= CATCH_UP_S else now
-        self._ended_s = begin_s + self._step_time_s(step.shape)
         sampled = [self._compute(chunk) for chunk in step.chunks]
+        shape = step.shape
+        self._ended_s = begin_s + self._step_time_s(shape) + self._draft_token_s * shape.draft_tokens
         left_s = self._ended_s - self._clock()
         if left_s > 0:
             self._sleep(left_s)
         return sampled
 
+    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> TimedAdapter:  # noqa: ARG002 a rank costs nothing here
+        """Raises InvalidRequest for files that are not those of the digest, OSError."""
+        if digest_of(folder) != digest:
+            raise InvalidRequest("its files are not those of its digest.")
+        return TimedAdapter(digest)
+
     def forget(self, seq: Sequence) -> None:
         self._states.pop(seq, None)
 
-    def _compute(self, chunk: Chunk) -> Sampled | None:
+    def _compute(self, chunk: Chunk) -> list[Sampled]:
         seq, start, end = chunk.seq, chunk.start, chunk.start + chunk.num_tokens
         size = self._block_size
-        num_hashed, state = self._states.get(seq, (0, 0))
-        if num_hashed != start:  # admitted again after a preemption, or behind a prefix that was found
-            state = self._kv[seq.block_table[start // size - 1]] if start else 0
-        if chunk.num_tokens == 1:
-            state = crc32(seq.token_ids[start].to_bytes(4, "little"), state)
-            if not end % size:
-                self._kv[seq.block_table[start // size]] = state
-        else:
-            state = self._prefill(seq, start, end, state)
+        num_hashed, state = self._states.get(seq, (-1, 0))
+        if num_hashed != start:  # new, admitted again after a preemption, or behind a prefix that was found
+            state = self._kv[seq.block_table[start // size - 1]] if start else _origin(seq)
+        state = self._written(seq, start, seq.token_ids[start], state) if chunk.num_tokens == 1 else self._prefill(seq, start, end, state)
         self._states[seq] = end, state
-        return Sampled(self._token_after(state, seq.sampling.seed)) if end == len(seq.token_ids) else None
+        return self._choose(chunk, state) if end == len(seq.token_ids) else []
+
+    def _choose(self, chunk: Chunk, state: int) -> list[Sampled]:
+        """The next token and, where places for a draft are given, one that is right for as long as the dice say so."""
+        seq = chunk.seq
+        token_id = self._token_after(state, seq.sampling.seed)
+        sampled = [Sampled(token_id)]
+        if not chunk.max_drafts:
+            return sampled
+        draft: list[int] = []
+        for position in range(chunk.end, chunk.end + chunk.max_drafts):
+            if not self._is_accepted(state):
+                draft.append((token_id + 1) % self._vocab_size)
+                break
+            draft.append(token_id)
+            state = self._written(seq, position, token_id, state)
+            self._states[seq] = position + 1, state
+            token_id = self._token_after(state, seq.sampling.seed)
+            sampled.append(Sampled(token_id))
+        chunk.draft = draft + [token_id] * (chunk.max_drafts - len(draft))
+        return sampled
+
+    def _is_accepted(self, state: int) -> bool:
+        """A coin that belongs to the history, so that a run can be repeated."""
+        return (state ^ state >> 15) * _ODD % 2**32 < self._draft_acceptance * 2**32
+
+    def _written(self, seq: Sequence, position: int, token_id: int, state: int) -> int:
+        """The history with one token more, kept where its block ends."""
+        state = crc32(token_id.to_bytes(4, "little"), state)
+        if not (position + 1) % self._block_size:
+            self._kv[seq.block_table[position // self._block_size]] = state
+        return state
 
     def _prefill(self, seq: Sequence, start: int, end: int, state: int) -> int:
         size = self._block_size
@@ -156,6 +200,10 @@ class TimedRunner:
         while token_id in self.eos_token_ids:
             token_id = (token_id + 1) % self._vocab_size
         return token_id
+
+
+def _origin(seq: Sequence) -> int:
+    return 0 if seq.lora is None else crc32(seq.lora.digest.encode())
 
 
 def _constant_times(timed: TimedConfig) -> Callable[[StepShape], float]:

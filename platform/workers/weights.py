@@ -24,6 +24,8 @@ from penstock.text.gguf_header import GgufHeader, TensorInfo
 from penstock.text.source import ModelSource
 from penstock.wire.errors import ConfigError
 from penstock.workers.models.config import ModelConfig
+from penstock.workers.quant import awq
+from penstock.workers.quant.int4 import Groups, Int4Matrix, Matrix
 
 GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
 SAFETENSORS_TYPES = ("F32", "F16", "BF16")
@@ -48,18 +50,36 @@ class Entry:
 
     shape: tuple[int, ...]
     copy_into: Callable[[Tensor], None]
+    copy_groups: Callable[[Groups], None] | None = None
+    """Of a quantized matrix: how to copy it into the normal form, undequantized."""
+    group_size: int = 0
 
 
-def load_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+def load_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype) -> dict[str, Matrix]:
     """Raises ConfigError for a checkpoint that does not fit `config` or has a type that is not supported."""
     plan = layout(config)
     with ExitStack() as files:
-        entries = _gguf_entries(source.path, source.gguf, config) if source.format == "gguf" else _safetensors_entries(source, files)
+        entries = _gguf_entries(source.path, source.gguf, config) if source.format == "gguf" else _safetensors_entries(source, files, config)
         _check(plan, entries, config)
-        weights = {name: _allocate(name, shape, dtype) for name, shape in parameter_shapes(plan).items()}
+        pieces: dict[str, list[tuple[Piece, Entry]]] = {}
         for name, piece in plan.items():
-            entries[name].copy_into(weights[piece.target][piece.start : piece.start + piece.shape[0]])
-    return weights
+            pieces.setdefault(piece.target, []).append((piece, entries[name]))
+        return {target: _parameter(target, shape, pieces[target], dtype) for target, shape in parameter_shapes(plan).items()}
+
+
+def _parameter(target: str, shape: tuple[int, ...], pieces: list[tuple[Piece, Entry]], dtype: torch.dtype) -> Matrix:
+    """Stays quantized where all its pieces are, alike."""
+    if all(entry.copy_groups is not None for _, entry in pieces) and len({entry.group_size for _, entry in pieces}) == 1:
+        rows, columns = shape
+        groups = Groups.empty(rows, columns, pieces[0][1].group_size)
+        for piece, entry in pieces:
+            assert entry.copy_groups is not None
+            entry.copy_groups(groups.rows(piece.start, piece.start + piece.shape[0]))
+        return Int4Matrix(groups, dtype)
+    parameter = _allocate(target, shape, dtype)
+    for piece, entry in pieces:
+        entry.copy_into(parameter[piece.start : piece.start + piece.shape[0]])
+    return parameter
 
 
 def layout(config: ModelConfig) -> dict[str, Piece]:
@@ -140,6 +160,7 @@ def _is_redundant(name: str, config: ModelConfig) -> bool:
 class _TensorFile(Protocol):
     """What is used of safetensors.safe_open, whose methods have no types."""
 
+    def keys(self) -> list[str]: ...
     def get_slice(self, name: str) -> "_TensorView": ...
     def get_tensor(self, name: str) -> Tensor: ...
 
@@ -149,15 +170,46 @@ class _TensorView(Protocol):
     def get_shape(self) -> list[int]: ...
 
 
-def _safetensors_entries(source: ModelSource, files: ExitStack) -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
+def _safetensors_entries(source: ModelSource, files: ExitStack, config: ModelConfig) -> dict[str, Entry]:
+    holders: dict[str, _TensorFile] = {}
     for path in _safetensors_files(source):
         try:
             file = files.enter_context(safe_open(path, framework="pt"))
-            entries |= {name: _safetensors_entry(file, name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            holders |= dict.fromkeys(file.keys(), file)
         except (OSError, SafetensorError) as error:
             raise ConfigError(f"can't read {path}: {error}") from error
-    return entries
+    if config.quantization is None:
+        return {name: _safetensors_entry(file, name) for name, file in holders.items()}
+    layers = [name.removesuffix(".qweight") for name in holders if name.endswith(".qweight")]
+    packed = {f"{layer}.{part}" for layer in layers for part in ("qweight", "qzeros", "scales")}
+    entries = {name: _safetensors_entry(file, name) for name, file in holders.items() if name not in packed}
+    return entries | {f"{layer}.weight": _awq_entry(holders, layer, config.quantization.group_size) for layer in layers}
+
+
+def _awq_entry(holders: Mapping[str, _TensorFile], layer: str, group_size: int) -> Entry:
+    names = {part: f"{layer}.{part}" for part in ("qweight", "qzeros", "scales")}
+    for name in names.values():
+        if name not in holders:
+            raise ConfigError(f"the checkpoint has no tensor {name}, which belongs to its quantized layer")
+    shapes = {part: tuple(holders[name].get_slice(name).get_shape()) for part, name in names.items()}
+    columns, words = shapes["qweight"] if len(shapes["qweight"]) == 2 else (0, 0)
+    groups, rows = -(-columns // group_size), words * awq.PER_INT
+    for part, wanted in (("qweight", (columns, words)), ("qzeros", (groups, words)), ("scales", (groups, rows))):
+        if shapes[part] != wanted:
+            raise ConfigError(f"tensor {names[part]} of the checkpoint has the shape {list(shapes[part])}; groups of {group_size} ask for {list(wanted)}")
+
+    def read(part: str) -> Tensor:
+        return holders[names[part]].get_tensor(names[part])
+
+    def copy_groups(out: Groups) -> None:
+        awq.copy_groups(read("qweight"), read("qzeros"), read("scales"), out)
+
+    def copy_into(out: Tensor) -> None:
+        whole = Groups.empty(rows, columns, group_size)
+        copy_groups(whole)
+        out.copy_(whole.dequantized())
+
+    return Entry((rows, columns), copy_into, copy_groups, group_size)
 
 
 def _safetensors_files(source: ModelSource) -> list[Path]:

@@ -1,8 +1,9 @@
-"""Invariants 2 and 3 in exact mode, bit for bit: whatever runs beside a sequence, it gets the logits and tokens it gets alone."""
+"""Invariants 2 and 3 in exact mode, bit for bit: whatever runs beside a sequence, and whatever drafts for it, it gets the logits and tokens it gets alone."""
 
 import math
+import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import pytest
@@ -14,13 +15,16 @@ from torch import Tensor
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, SamplingParams
 from penstock.workers.blocks import BlockPool
-from penstock.workers.config import EngineConfig
+from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.models.config import ModelConfig
 from penstock.workers.models.llama import KvCache, Llama
 from penstock.workers.runner import TorchRunner
 from penstock.workers.sampling import Sampler
 from penstock.workers.scheduler import Scheduler
-from penstock.workers.sequence import Sequence
+from penstock.workers.sequence import Chunk, Sequence
+from penstock.workers.speculation.draft_model import DraftModel
+from penstock.workers.speculation.drafter import Drafter
+from penstock.workers.speculation.ngram import NgramDrafter
 from penstock.workers.weights import layout, parameter_shapes
 
 VOCAB, MAX_LEN, BLOCK, THREADS = 211, 160, 8, 2
@@ -81,8 +85,25 @@ def _one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+class Adversary:
+    """Guesses anything, now and then what was said before."""
+
+    def propose(self, chunks: list[Chunk]) -> list[list[int]]:
+        found = []
+        for chunk in chunks:
+            rng = random.Random(chunk.seq.num_tokens)
+            found.append([rng.choice((rng.randrange(VOCAB), *chunk.seq.token_ids[-3:])) for _ in range(rng.randint(0, chunk.max_drafts))])
+        return found
+
+    def forget(self, seq: Sequence) -> None:
+        """It remembers nothing."""
+
+
+DRAFTERS = ("none", "ngram", "adversary", "first layer", "oracle")
+
+
 @cache
-def make_model(family: str) -> Llama:
+def make_model(family: str, num_layers: int = 2) -> Llama:
     config = ModelConfig(
         family=family, vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16,
         rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=MAX_LEN, sliding_window=None,
@@ -93,24 +114,40 @@ def make_model(family: str) -> Llama:
     shapes = parameter_shapes(layout(config))
     # wide enough that attention, not the last token alone, decides the next one
     weights = {name: torch.randn(shape, generator=generator) * (0.3 if len(shape) > 1 else 1.0) for name, shape in shapes.items()}
+    config = replace(config, num_layers=num_layers)
     return Llama(config, {name: weight.to(MODELS[family]) for name, weight in weights.items()}, MAX_LEN, THREADS, exact=True)
 
 
 class Rig:
     """Scheduler and runner, with NaN in every block that nobody holds and no key names."""
 
-    def __init__(self, family: str, num_blocks: int, max_batched_tokens: int, max_num_seqs: int) -> None:
+    def __init__(self, family: str, num_blocks: int, max_batched_tokens: int, max_num_seqs: int, drafter: str = "none", max_draft_tokens: int = 4) -> None:
         model = make_model(family)
-        config = EngineConfig(block_size=BLOCK, max_batched_tokens=max_batched_tokens, max_num_seqs=max_num_seqs, exact=True)
+        speculation = SpeculationConfig(method="none" if drafter == "none" else "ngram", max_draft_tokens=max_draft_tokens)
+        config = EngineConfig(block_size=BLOCK, max_batched_tokens=max_batched_tokens, max_num_seqs=max_num_seqs, exact=True, speculation=speculation)
         eos = model.config.eos_token_ids
         self.pool = BlockPool(num_blocks, BLOCK)
         self.scheduler = Scheduler(self.pool, HASHER, config, MAX_LEN, eos)
-        self.runner = TorchRunner(model, KvCache(model.config, num_blocks, BLOCK, MODELS[family]), Sampler(VOCAB, eos), MAX_LEN)
+        sampler = Sampler(VOCAB, eos)
+        self.draft_model: DraftModel | None = None
+        if drafter in ("first layer", "oracle"):
+            layers = make_model(family, 1 if drafter == "first layer" else 2)
+            self.draft_model = DraftModel(layers, KvCache(layers.config, num_blocks, BLOCK, MODELS[family]), sampler, MAX_LEN, catch_up_tokens=21)
+        others: dict[str, Drafter] = {"ngram": NgramDrafter(shortest=1), "adversary": Adversary()}
+        self.runner = TorchRunner(model, KvCache(model.config, num_blocks, BLOCK, MODELS[family]), sampler, MAX_LEN, self.draft_model or others.get(drafter))
         self.traces: dict[Sequence, Trace] = {}
         self.poison()
 
     def poison(self) -> None:
-        self.runner.poison(self.pool.garbage())
+        garbage = list(self.pool.garbage())
+        self.runner.poison(garbage)
+        if self.draft_model is not None:
+            self.draft_model.poison(torch.tensor(garbage, dtype=torch.int64))
+
+    @property
+    def num_drafted_and_accepted(self) -> tuple[int, int]:
+        drafts = self.scheduler.drafts
+        return (0, 0) if drafts is None else (drafts.num_drafted, drafts.num_accepted)
 
     def add(self, seq: Sequence) -> Trace:
         self.traces[seq] = Trace(seq)
@@ -124,10 +161,13 @@ class Rig:
 
     def step(self) -> None:
         step = self.scheduler.schedule()
+        self.runner.draft(step)
         batch, logits = self.runner.forward(step)
-        for row, index in zip(logits, batch.sampled, strict=True):
-            self.traces[step.chunks[index].seq].logits.append(row)
-        for output in self.scheduler.commit(step, self.runner.choose(step, batch, logits)):
+        sampled = self.runner.choose(step, batch, logits)
+        rows = iter(logits)
+        of_chunks = [[next(rows) for _ in range(1 + len(step.chunks[index].draft or ()))] for index in batch.sampled]
+        for output, mine in zip(self.scheduler.commit(step, sampled), of_chunks, strict=True):
+            self.traces[output.seq].logits += mine[: max(1, len(output.token_ids))]
             if output.finish is not None:
                 self.runner.forget(output.seq)
         self.poison()
@@ -182,9 +222,13 @@ requests = st.builds(
     num_blocks=st.sampled_from((12, 14, 18)),
     max_num_seqs=st.sampled_from((2, 4, 7)),
     extra_budget=st.sampled_from((0, 1, 5, 16, 100)),
+    drafter=st.sampled_from(DRAFTERS),
+    max_draft_tokens=st.sampled_from((4, 1, 7)),
 )
-def test_a_sequence_gets_the_same_bits_beside_any_others(family: str, batch: list[Request], num_blocks: int, max_num_seqs: int, extra_budget: int) -> None:
-    rig = Rig(family, num_blocks, max_num_seqs + extra_budget, max_num_seqs)
+def test_a_sequence_gets_the_same_bits_beside_any_others_with_any_drafter(
+    family: str, batch: list[Request], num_blocks: int, max_num_seqs: int, extra_budget: int, drafter: str, max_draft_tokens: int
+) -> None:
+    rig = Rig(family, num_blocks, max_num_seqs + extra_budget, max_num_seqs, drafter, max_draft_tokens)
     traces = run_together(rig, batch)
 
     for trace, request in zip(traces, sorted(batch, key=lambda request: request.arrival), strict=True):
@@ -198,13 +242,17 @@ def test_a_sequence_gets_the_same_bits_beside_any_others(family: str, batch: lis
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(trace.logits, alone.logits[:count], strict=True))
         assert not any(row.isnan().any() for row in trace.logits)
     assert rig.pool.num_free == num_blocks
+    drafted, accepted = rig.num_drafted_and_accepted
+    event(f"{drafter}: {'accepted' if accepted else 'nothing accepted'}")
+    assert drafter != "oracle" or drafted == accepted
 
 
 @pytest.mark.parametrize("family", MODELS)
-def test_preemption_prefix_hits_and_chunks_happen_and_change_nothing(family: str) -> None:
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_preemption_prefix_hits_chunks_and_drafts_happen_and_change_nothing(family: str, drafter: str) -> None:
     """What the random schedules may miss, forced: more than the pool holds, and a late comer that finds a prefix."""
     batch = [Request(0, 40, (5, 6, index), 30, index % len(SAMPLINGS), index, 2 * (index == 4) + 60 * (index == 5), None) for index in range(6)]
-    rig = Rig(family, num_blocks=14, max_batched_tokens=9, max_num_seqs=6)
+    rig = Rig(family, num_blocks=14, max_batched_tokens=12, max_num_seqs=6, drafter=drafter)
     traces = run_together(rig, batch)
 
     assert any(trace.seq.num_preemptions for trace in traces)
@@ -213,6 +261,10 @@ def test_preemption_prefix_hits_and_chunks_happen_and_change_nothing(family: str
         alone = run_alone(family, request)
         assert trace.output == alone.output
         assert torch.equal(torch.stack(trace.logits), torch.stack(alone.logits))
+    drafted, accepted = rig.num_drafted_and_accepted
+    assert (drafted > 0) is (drafter != "none")
+    assert accepted > 0 or drafter in ("none", "ngram", "adversary")
+    assert accepted == drafted or drafter != "oracle"
 
 
 @pytest.mark.parametrize("family", MODELS)

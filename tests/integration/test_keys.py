@@ -8,7 +8,8 @@ import pytest
 
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
-from penstock.tenancy.keys import KEY_PATTERN, KeyStore, create_key, revoke_key
+from penstock.tenancy.keys import KEY_PATTERN, KeyStore, create_key, list_keys, put_key, revoke_id, revoke_key
+from penstock.tenancy.tenants import Limits, Settings, Tenants
 from penstock.wire.errors import InvalidRequest, Overloaded, Unauthenticated
 
 SECRET = b"s" * 32
@@ -79,5 +80,65 @@ def test_a_known_key_goes_on_when_redis_has_died(server: EmbeddedRedis) -> None:
             assert (await store.tenant(key)).id == "acme"
             with pytest.raises(Overloaded):
                 await store.tenant("sk-penstock-" + "0" * 48)
+
+    asyncio.run(main())
+
+
+def test_a_revoked_key_can_not_be_put_back(server: EmbeddedRedis) -> None:
+    async def main() -> None:
+        async with connect(server.url) as client:
+            key = await create_key(client, SECRET, "acme")
+            assert await put_key(client, SECRET, "acme", key)
+            await revoke_key(client, SECRET, key)
+
+            assert not await put_key(client, SECRET, "acme", key)
+            with pytest.raises(Unauthenticated):
+                await KeyStore(client, SECRET, cache_s=0.0, lookup_timeout_s=5.0).tenant(key)
+
+    asyncio.run(main())
+
+
+def test_keys_are_listed_and_revoked_by_ids_that_say_nothing(server: EmbeddedRedis) -> None:
+    async def main() -> None:
+        async with connect(server.url) as client:
+            keys = [await create_key(client, SECRET, "acme") for _ in range(40)]
+            ids = [info.id for info in await list_keys(client, "acme")]
+            assert len(set(ids)) == 40
+            with pytest.raises(InvalidRequest, match="keys have an id that begins"):
+                await revoke_id(client, "")
+            with pytest.raises(InvalidRequest, match="keys have an id that begins"):
+                await revoke_id(client, next(digit for digit in "0123456789abcdef" if sum(name.startswith(digit) for name in ids) > 1))
+            await revoke_id(client, ids[0])
+
+            assert {info.id for info in await list_keys(client, "acme")} == set(ids[1:])
+            store = KeyStore(client, SECRET, cache_s=0.0, lookup_timeout_s=5.0)
+            outcomes = await asyncio.gather(*(store.tenant(key) for key in keys), return_exceptions=True)
+            assert sum(isinstance(outcome, Unauthenticated) for outcome in outcomes) == 1
+
+    asyncio.run(main())
+
+
+def test_an_id_is_used_once_and_changes_at_the_same_time_are_all_kept(server: EmbeddedRedis) -> None:
+    async def main() -> None:
+        async with connect(server.url) as client:
+            tenants = Tenants(client)
+            await tenants.create("acme", Settings(limits=Limits(tokens_per_minute=1)), now=1.0)
+            with pytest.raises(InvalidRequest, match="already"):
+                await tenants.create("acme", Settings(), now=2.0)
+
+            def one_more(settings: Settings) -> Settings:
+                assert settings.limits.tokens_per_minute is not None
+                return Settings(limits=Limits(tokens_per_minute=settings.limits.tokens_per_minute + 1))
+
+            await asyncio.gather(*(tenants.change("acme", one_more, now=3.0) for _ in range(4)))
+            record = await tenants.get("acme")
+            assert (record.settings.limits.tokens_per_minute, record.created, record.updated) == (5, 1, 3)
+            assert list(await tenants.all()) == ["acme"]
+
+            await tenants.delete("acme", now=4.0)
+            assert await tenants.all() == {}
+            for reuse in (tenants.create("acme", Settings(), now=5.0), create_key(client, SECRET, "acme")):
+                with pytest.raises(InvalidRequest, match="not used again"):
+                    await reuse
 
     asyncio.run(main())

@@ -4,7 +4,7 @@ A build lies in the user's cache folder under the hash of everything it depends 
 checksum of its content (behind the ELF image, where the loader doesn't look) and arrives by rename, so replicas that start at once, or a
 crash in the middle, can't leave half a library. Whatever goes wrong, the engine still works, on torch operators; one sentence says why.
 
-`python -m penstock.workers.kernels.build` builds and says where.
+`python -m penstock.workers.kernels.build` builds and says where; with `--levels` it builds ahead (see `prebuilt`), with PyPI's ziglang.
 """
 
 import fcntl
@@ -23,12 +23,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.workers.kernels import prebuilt
 from penstock.workers.kernels.library import Library
 
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("paged_attention.cpp")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-Wl,--as-needed")
+FLAGS = ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-Wl,--as-needed")
+NATIVE = "native"
 BUILD_TIMEOUT_S = 300.0
 _SEAL_BYTES = 16
 
@@ -46,13 +48,17 @@ class Compiler:
         return " ".join(Path(part).name if index == 0 else part for index, part in enumerate(self.command))
 
 
+ZIGLANG = Compiler((sys.executable, "-m", "ziglang", "cc", "-x", "c++"))
+"""PyPI's; as C compiler told the language, since it needs no libc++ then."""
+
+
 def find_compilers() -> list[Compiler]:
-    """C++ compilers of this machine, best first: the system's, then PyPI's ziglang (as C compiler told the language: needs no libc++)."""
+    """C++ compilers of this machine, best first: the system's, then PyPI's ziglang."""
     paths = [path for name in ("c++", "g++", "clang++") if (path := shutil.which(name)) is not None]
     different = {os.path.realpath(path): path for path in reversed(paths)}
     found = [Compiler((path,)) for path in paths if path in different.values()]
     if importlib.util.find_spec("ziglang") is not None:
-        found.append(Compiler((sys.executable, "-m", "ziglang", "cc", "-x", "c++")))
+        found.append(ZIGLANG)
     return found
 
 
@@ -64,6 +70,9 @@ def cache_folder() -> Path:
 @functools.cache
 def load_kernels() -> Library | None:
     """The kernels, built if need be (seconds, the first time); None, and one warning, where that is impossible."""
+    ahead = prebuilt.find(prebuilt.cpu_flags())
+    if ahead is not None:
+        return Library(ahead)
     try:
         return obtain(find_compilers(), cache_folder())
     except BuildFailed as error:
@@ -95,7 +104,7 @@ def _obtain_from(compiler: Compiler, cache: Path) -> Library:
     # nowhere to keep it: a loaded library lives on without its file
     with tempfile.TemporaryDirectory(prefix="penstock-kernels-") as folder:
         path = Path(folder) / "kernels.so"
-        _build(compiler, path)
+        compile_to(path, compiler)
         return Library(path)
 
 
@@ -106,17 +115,17 @@ def _cached(compiler: Compiler, path: Path) -> Library:
                 return Library(path)
             except OSError:
                 logger.info("The cached kernel library %s does not load; it is built again.", path)
-        _build(compiler, path)
+        compile_to(path, compiler)
         return Library(path)
 
 
-def _build(compiler: Compiler, path: Path) -> None:
-    """Compile, seal and move to `path`. Raises BuildFailed with the compiler's first complaint."""
+def compile_to(path: Path, compiler: Compiler, cpu: str = NATIVE) -> None:
+    """Compile, seal and move to `path`. cpu: as the compiler's -march wants it. Raises BuildFailed with the compiler's first complaint."""
     with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as folder:
         made = Path(folder) / path.name
         # zig keeps its own caches: in here they vanish with the folder
         environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
-        command = [*compiler.command, *FLAGS, "-o", str(made), str(SOURCE)]
+        command = [*compiler.command, *FLAGS, f"-march={cpu}", "-o", str(made), str(SOURCE)]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=BUILD_TIMEOUT_S, check=False)
         if result.returncode != 0 or not made.exists():
             raise BuildFailed(_first_complaint(result.stderr) or f"it ended with status {result.returncode} and no library.")
@@ -156,7 +165,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _key(compiler: Compiler) -> str:
     version = subprocess.run([*compiler.command, "--version"], capture_output=True, text=True, errors="replace", timeout=BUILD_TIMEOUT_S, check=False)
-    parts = [SOURCE.read_text(), " ".join(FLAGS), " ".join(compiler.command), version.stdout, _cpu()]
+    parts = [SOURCE.read_text(), " ".join((*FLAGS, NATIVE)), " ".join(compiler.command), version.stdout, _cpu()]
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
         state.update(len(part).to_bytes(8, "little") + part.encode())
@@ -173,9 +182,23 @@ def _cpu() -> str:
     return "\n".join([platform.machine(), *(line for line in first.splitlines() if line.split("\t")[0].split(":")[0].strip() in wanted)])
 
 
-def main() -> int:
+def build_levels(folder: Path) -> list[Path]:
+    """The libraries for all levels; none where the machine is not x86-64. Raises BuildFailed."""
+    if platform.machine() != "x86_64":
+        return []
+    folder.mkdir(exist_ok=True)
+    paths = [folder / f"{level}.so" for level in prebuilt.LEVELS]
+    for path in paths:
+        compile_to(path, ZIGLANG, path.stem)
+    return paths
+
+
+def main(arguments: Sequence[str]) -> int:
     """Build, and say where; status 1 and the reason where that is impossible."""
     try:
+        if arguments == ["--levels"]:
+            sys.stdout.writelines(f"{path}\n" for path in build_levels(prebuilt.FOLDER))
+            return 0
         sys.stdout.write(f"{obtain(find_compilers(), cache_folder()).path}\n")
     except BuildFailed as error:
         sys.stderr.write(f"The kernels could not be built: {error}\n")
@@ -184,4 +207,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -5,7 +5,7 @@ architecture, RoPE type, activation, quantization) has been refused with a Confi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from penstock.text.gguf_header import GgufHeader
@@ -39,6 +39,13 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True, slots=True)
+class Awq:
+    """Linear layers are 4-bit integers in AutoAWQ's GEMM layout (`penstock.workers.quant.awq`)."""
+
+    group_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     family: Family
     vocab_size: int
@@ -63,6 +70,7 @@ class ModelConfig:
     has_mlp_bias: bool
     has_qk_norm: bool
     eos_token_ids: frozenset[int]
+    quantization: Awq | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_position_embeddings"):
@@ -81,6 +89,13 @@ class ModelConfig:
         return min(self.max_position_embeddings, self.sliding_window or self.max_position_embeddings)
 
     @property
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """[out, in] of every linear layer that a decoder layer has, by its name in a checkpoint."""
+        hidden, inner, query, shared = self.hidden_size, self.intermediate_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        inputs = {"q_proj": (query, hidden), "k_proj": (shared, hidden), "v_proj": (shared, hidden), "gate_proj": (inner, hidden), "up_proj": (inner, hidden)}
+        return inputs | {"o_proj": (hidden, query), "down_proj": (hidden, inner)}
+
+    @property
     def qkv_size(self) -> int:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
@@ -89,6 +104,14 @@ def read_config(source: ModelSource) -> ModelConfig:
     if source.format == "gguf":
         return from_gguf(source.gguf)
     return from_hf(source.config, source.read_json("generation_config.json") or {})
+
+
+def read_eos_token_ids(source: ModelSource) -> frozenset[int]:
+    """Of a checkpoint of any architecture, also one that a `ModelConfig` can't describe."""
+    if source.format == "gguf":
+        return _gguf_eos(source.gguf)
+    generation = source.read_json("generation_config.json") or {}
+    return _hf_eos(_Fields(generation, "generation_config.json")) or _hf_eos(_Fields(source.config, "config.json"))
 
 
 def from_hf(config: Mapping[str, object], generation: Mapping[str, object]) -> ModelConfig:
@@ -122,6 +145,7 @@ def from_hf(config: Mapping[str, object], generation: Mapping[str, object]) -> M
         has_mlp_bias=fields.flag("mlp_bias", False) and family == "llama",
         has_qk_norm=family == "qwen3",
         eos_token_ids=_hf_eos(_Fields(generation, "generation_config.json")) or _hf_eos(fields),
+        quantization=_hf_quantization(fields.nested("quantization_config")),
     )
 
 
@@ -156,6 +180,35 @@ def from_gguf(header: GgufHeader) -> ModelConfig:
         has_qk_norm="blk.0.attn_q_norm.weight" in tensors,
         eos_token_ids=_gguf_eos(header),
     )
+
+
+def to_hf(config: ModelConfig) -> dict[str, object]:
+    """The config.json that `from_hf` reads back as the same. Not for one with RoPE factors of its own, which config.json has no place for."""
+    assert not config.has_rope_factors
+    architecture = next(name for name, family in HF_ARCHITECTURES.items() if family == config.family)
+    scaling = config.rope_scaling
+    return {
+        "architectures": [architecture],
+        "model_type": config.family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if scaling is None else {"rope_type": "llama3", **asdict(scaling)},
+        "max_position_embeddings": config.max_position_embeddings,
+        "sliding_window": config.sliding_window,
+        "use_sliding_window": config.sliding_window is not None,
+        "tie_word_embeddings": config.is_tied,
+        "attention_bias": config.has_o_bias,
+        "mlp_bias": config.has_mlp_bias,
+        "eos_token_id": sorted(config.eos_token_ids),
+    }
 
 
 class _Fields:
@@ -209,13 +262,6 @@ def _hf_family(fields: _Fields) -> Family:
 
 
 def _refuse_hf_variants(fields: _Fields) -> None:
-    quantization = fields.nested("quantization_config")
-    if quantization.values:
-        method = quantization.values.get("quant_method")
-        raise ConfigError(
-            f"the checkpoint is quantized ({method!r}), which is not supported; these are: safetensors in float32, float16 or bfloat16, "
-            "and GGUF in F32, F16, BF16, Q8_0, Q4_0 or Q4_1"
-        )
     activation = fields.values.get("hidden_act", "silu")
     if activation != "silu":
         raise ConfigError(f"hidden_act {activation!r} is not supported; only silu is")
@@ -223,6 +269,27 @@ def _refuse_hf_variants(fields: _Fields) -> None:
     unknown = set(layer_types) - {"full_attention", "sliding_attention"} if isinstance(layer_types, list) else set()
     if unknown:
         raise ConfigError(f"layer type {min(map(str, unknown))!r} is not supported; full_attention and sliding_attention are")
+
+
+def _hf_quantization(fields: _Fields) -> Awq | None:
+    """What quantization_config says, as AutoAWQ and transformers write it."""
+    if not fields.values:
+        return None
+    method = fields.values.get("quant_method")
+    if method != "awq":
+        raise ConfigError(
+            f"the checkpoint is quantized ({method!r}), which is not supported; these are: safetensors in float32, float16, bfloat16 or AWQ (4 bits, GEMM "
+            "layout), and GGUF in F32, F16, BF16, Q8_0, Q4_0 or Q4_1"
+        )
+    bits, version = fields.integer("bits", fields.integer("w_bit", 4)), str(fields.values.get("version", "gemm")).lower()
+    if bits != 4 or version != "gemm" or not fields.flag("zero_point", True):
+        raise ConfigError(
+            f"AWQ with {bits} bits, version {version!r} and zero_point {fields.flag('zero_point', True)} is not supported; 4 bits, 'gemm' and true are"
+        )
+    group_size = fields.integer("group_size", fields.integer("q_group_size", 128))
+    if group_size < 1:
+        raise ConfigError(f"AWQ with group_size {group_size} is not supported; groups of 1 and more columns are")
+    return Awq(group_size)
 
 
 def _hf_rope(fields: _Fields, max_positions: int) -> tuple[float, Llama3Scaling | None]:

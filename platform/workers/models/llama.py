@@ -7,17 +7,24 @@ go row by row.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from penstock.workers.attention import AttentionBatch, attend, write_kv
+from penstock.workers.device import CPU, fetched
 from penstock.workers.linear import linear
+from penstock.workers.lora import Share, add_shares
 from penstock.workers.models.config import Llama3Scaling, ModelConfig
+from penstock.workers.quant.int4 import Matrix
 from penstock.workers.weights import ROPE_FACTORS
+
+Adapt = Callable[[str, Tensor, Tensor], None]
+"""Adds to a matrix's output what the step's adapters add, given its name in `lora.FUSED`, the output and the input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,27 +32,28 @@ class Layer:
     """Parameters of one decoder layer; matrices are [out, in]."""
 
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    o: Tensor
+    o: Matrix
     o_bias: Tensor | None
     post_norm: Tensor
-    gate_up: Tensor
+    gate_up: Matrix
     gate_up_bias: Tensor | None
-    down: Tensor
+    down: Matrix
     down_bias: Tensor | None
 
 
 class KvCache:
     """Keys and values of all layers, in blocks: per layer two tensors [num_blocks, num_kv_heads, block_size, head_dim]."""
 
-    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device = CPU) -> None:
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.layers = [(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)) for _ in range(config.num_layers)]
+        made = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * config.num_layers)]
+        self.layers = list(zip(made[::2], made[1::2], strict=True))
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -60,33 +68,43 @@ class KvCache:
 class Llama:
     """The model with its weights. Stateless between calls: the KV cache is the caller's."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], max_model_len: int, threads: int, exact: bool) -> None:
-        """weights: as `penstock.workers.weights.load_weights` returns them. threads: of attention."""
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, exact: bool) -> None:
+        """weights: as `penstock.workers.weights.load_weights` returns them, all on one device. threads: of attention, on the CPU."""
         self.config = config
-        self.embed = weights["embed"]
+        self.embed = _dense(weights["embed"])
+        self.device = self.embed.device
         self.layers = [_layer(weights, index) for index in range(config.num_layers)]
-        self.norm = weights["norm"]
+        self.norm = _dense(weights["norm"])
         self.lm_head = weights.get("lm_head", self.embed)
-        self._cos, self._sin = rope_tables(inverse_frequencies(config, weights.get(ROPE_FACTORS)), max_model_len)
+        factors = weights.get(ROPE_FACTORS)
+        inverse = inverse_frequencies(config, None if factors is None else _dense(factors).cpu())
+        self._cos, self._sin = (table.to(self.device) for table in rope_tables(inverse, max_model_len))
         self._threads = threads
         self._exact = exact
 
-    def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor) -> Tensor:
+    def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Sequence[Share] = ()) -> Tensor:
         """float32 [R, vocab_size] at the flat indices `rows`; the KV of all tokens is written to the cache.
 
-        token_ids, positions: int64 [T]. rows: int64 [R]; with none of them the head is skipped.
+        token_ids, positions: int64 [T]. rows: int64 [R]; with none of them the head is skipped. shares: adapters, and the tokens they belong to.
+        All of these and the result are on the host, wherever the model is; only adapters and cache are beside it.
         """
+        if self.device.type != "cpu":
+            token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))
+            batch = batch.on(self.device, cache.block_size, self._exact)
+            shares = [share.on(self.device) for share in shares]
         x = self.embed[token_ids]
         cos, sin = self._cos[positions], self._sin[positions]
-        for layer, (keys, values) in zip(self.layers, cache.layers, strict=True):
-            x += self._attention(layer, self._norm(x, layer.input_norm), cos, sin, keys, values, batch)
-            x += self._mlp(layer, self._norm(x, layer.post_norm))
-        return self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
+        for index, (layer, (keys, values)) in enumerate(zip(self.layers, cache.layers, strict=True)):
+            adapt = partial(add_shares, shares, index, self._exact) if shares else None
+            x += self._attention(layer, self._norm(x, layer.input_norm), cos, sin, keys, values, batch, adapt)
+            x += self._mlp(layer, self._norm(x, layer.post_norm), adapt)
+        logits = self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
+        return logits if self.device.type == "cpu" else fetched(logits)
 
-    def _attention(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch) -> Tensor:
+    def _attention(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch, adapt: Adapt | None) -> Tensor:
         config = self.config
         num_queries, head_dim = config.num_heads, config.head_dim
-        qkv = self._linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, head_dim)
+        qkv = self._adapted("qkv", x, layer.qkv, layer.qkv_bias, adapt).view(len(x), -1, head_dim)
         qk, v = qkv[:, : num_queries + config.num_kv_heads], qkv[:, num_queries + config.num_kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = qk[:, :num_queries], qk[:, num_queries:]
@@ -94,16 +112,22 @@ class Llama:
         qk = rotate(qk, cos, sin)
         write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping)
         out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact)
-        return self._linear(out.view(len(x), -1), layer.o, layer.o_bias)
+        return self._adapted("o", out.view(len(x), -1), layer.o, layer.o_bias, adapt)
 
-    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        gate_up = self._linear(x, layer.gate_up, layer.gate_up_bias)
-        return self._linear(self._by_row(gated, gate_up), layer.down, layer.down_bias)
+    def _mlp(self, layer: Layer, x: Tensor, adapt: Adapt | None) -> Tensor:
+        gate_up = self._adapted("gate_up", x, layer.gate_up, layer.gate_up_bias, adapt)
+        return self._adapted("down", self._by_row(gated, gate_up), layer.down, layer.down_bias, adapt)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._by_row(lambda rows: rms_norm(rows, weight, self.config.rms_norm_eps), x)
 
-    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _adapted(self, name: str, x: Tensor, weight: Matrix, bias: Tensor | None, adapt: Adapt | None) -> Tensor:
+        out = self._linear(x, weight, bias)
+        if adapt is not None:
+            adapt(name, out, x)
+        return out
+
+    def _linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
         return linear(x, weight, bias, self._exact)
 
     def _by_row(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -158,24 +182,33 @@ def _llama3_scaled(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
     return torch.where(is_between, blended, stretched)
 
 
-def _layer(weights: Mapping[str, Tensor], index: int) -> Layer:
+def _dense(weight: Matrix) -> Tensor:
+    assert isinstance(weight, Tensor), "only linear layers are quantized"
+    return weight
+
+
+def _layer(weights: Mapping[str, Matrix], index: int) -> Layer:
     def get(name: str) -> Tensor | None:
-        return weights.get(f"layers.{index}.{name}")
+        found = weights.get(f"layers.{index}.{name}")
+        return None if found is None else _dense(found)
 
     def require(name: str) -> Tensor:
+        return _dense(weights[f"layers.{index}.{name}"])
+
+    def matrix(name: str) -> Matrix:
         return weights[f"layers.{index}.{name}"]
 
     return Layer(
         input_norm=require("input_norm"),
-        qkv=require("qkv"),
+        qkv=matrix("qkv"),
         qkv_bias=get("qkv_bias"),
         q_norm=get("q_norm"),
         k_norm=get("k_norm"),
-        o=require("o"),
+        o=matrix("o"),
         o_bias=get("o_bias"),
         post_norm=require("post_norm"),
-        gate_up=require("gate_up"),
+        gate_up=matrix("gate_up"),
         gate_up_bias=get("gate_up_bias"),
-        down=require("down"),
+        down=matrix("down"),
         down_bias=get("down_bias"),
     )

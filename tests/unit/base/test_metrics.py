@@ -1,3 +1,5 @@
+from pathlib import Path
+
 from penstock.base.metrics import TABLE, Metrics
 
 
@@ -21,3 +23,10 @@ def test_two_gateways_in_one_process_do_not_share_counts() -> None:
 
     assert b'penstock_requests_total{code="200",model="m"} 1.0' in first.render()
     assert b'code="200"' not in second.render()
+
+
+def test_the_documentation_has_every_metric_as_the_table_says() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8").splitlines()
+
+    documented = [line for line in page if line.startswith("| `penstock_")]
+    assert documented == [f"| `{row.name}` | {row.kind} | {', '.join(row.labels)} | {row.help} |" for row in TABLE]

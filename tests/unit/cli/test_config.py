@@ -5,9 +5,11 @@ import msgspec
 import pytest
 import yaml
 
+from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.config import parse
 from penstock.base.errors import ConfigError
-from penstock.cli.config import PlatformConfig, PoolConfig, check_memory, divide_threads, load_platform
+from penstock.cli.config import PlatformConfig, PoolConfig, check_gpus, check_memory, divide_threads, load_platform, place_adapters
+from penstock.router.config import ProviderConfig
 from penstock.workers.config import EngineConfig
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "penstock.yaml"
@@ -19,12 +21,18 @@ def platform(text: str) -> PlatformConfig:
     return parse(text, PlatformConfig, name="a.yaml")
 
 
+def provider(changes: str) -> str:
+    """A platform with a provider that is fine but for `changes`."""
+    fine = "{name: p, base_url: 'http://x/v1', model: m, served_names: [demo]}"
+    return f"{{pools: [{{name: a}}], providers: [{msgspec.json.encode(yaml.safe_load(fine) | yaml.safe_load(changes)).decode()}]}}"
+
+
 def fields(data: Any, path: str = "") -> dict[str, Any]:
     """Leaves of nested mappings by dotted path; of a list of mappings, the first."""
     if isinstance(data, list | tuple) and data and isinstance(data[0], dict):
         return fields(data[0], path)
     if not isinstance(data, dict):
-        return {path: data}
+        return {path: list(data) if isinstance(data, tuple) else data}
     return {name: value for key, child in data.items() for name, value in fields(child, f"{path}.{key}".lstrip(".")).items()}
 
 
@@ -43,6 +51,22 @@ def test_every_field_of_the_example_is_explained_unless_its_name_says_all() -> N
     assert {line.split()[0] for line in bare} <= plain
 
 
+def test_the_example_names_every_field_of_a_provider() -> None:
+    shown = EXAMPLE.read_text(encoding="utf-8").split("providers: []")[1]
+    (example,) = yaml.safe_load("\n".join(line.removeprefix("#") for line in shown.splitlines()[1:]))
+
+    assert example.keys() == set(ProviderConfig.__struct_fields__)
+    assert msgspec.convert({name: example[name] for name in ("name", "base_url", "model", "served_names")}, ProviderConfig) == msgspec.convert(
+        example | {"api_key_env": None}, ProviderConfig
+    )
+
+
+def test_pools_of_different_tiers_may_serve_different_models_under_one_name() -> None:
+    config = platform("pools: [{name: a, tier: edge}, {name: b, model: other, served_names: [demo], engine: {block_size: 32}}]")
+
+    assert [pool.names for pool in config.pools] == [("demo",), ("demo",)]
+
+
 def test_the_example_starts_two_replicas() -> None:
     assert load_platform(EXAMPLE).num_replicas == 2
 
@@ -55,12 +79,25 @@ def test_the_example_starts_two_replicas() -> None:
         ("pools: [{name: a, replicas: 0}]", "pools['a'].replicas must be at least 1, not 0"),
         ("pools: [{name: 'a/b'}]", "a pool's name is letters, digits and dashes between them, not 'a/b'"),
         ("pools: [{name: a, served_names: [x, x]}]", "pools['a'].served_names holds 'x' 2 times"),
-        ("pools: [{name: a}, {name: b, model: other, served_names: [demo]}]", "pools that share a name must share the model"),
+        ("pools: [{name: a}, {name: b, model: other, served_names: [demo]}]", "pools of one tier that share a name must share the model"),
         ("pools: [{name: a}, {name: b, engine: {block_size: 32}}]", "share the served name 'demo' but not engine.block_size (16 and 32)"),
-        ("pools: [{name: a, engine: {runner: timed, device: cuda}}]", "engine.device: cuda is not available yet"),
+        ("pools: [{name: a, engine: {runner: timed, device: cuda}}]", "engine.device: cuda is for a runner that computes; runner: timed sleeps"),
+        ("pools: [{name: a, engine: {exact: true, device: cuda}}]", "can't be combined with device: cuda"),
         ("pools: [{name: a, engine: {runner: timed, exact: true}}]", "can't be combined with exact: true"),
         ("{redis: {url: 'http://x'}, pools: [{name: a}]}", "redis.url must begin with redis://, rediss:// or unix://, not 'http://x'"),
         ("{gateway: {port: 70000}, pools: [{name: a}]}", "gateway.port must lie in 1..65535, not 70000"),
+        ("{gateway: {ttft_target_s: 0}, pools: [{name: a}]}", "gateway.ttft_target_s must be more than 0, not 0"),
+        (provider("name: a"), "2 pools or providers are named 'a': names must differ"),
+        (provider("served_names: [b]"), "providers['p'].served_names holds 'b', which no pool serves"),
+        (provider("served_names: []"), "providers['p'].served_names is empty: the provider would never be asked"),
+        (provider("base_url: example.com"), "providers['p'].base_url must begin with http:// or https://, not 'example.com'"),
+        (provider("max_concurrency: 0"), "providers['p'].max_concurrency must be at least 1, not 0"),
+        (provider("timeout_s: 0"), "providers['p'].timeout_s must be more than 0, not 0"),
+        (provider("input_price: 1"), "input_price and output_price belong together; set both or neither"),
+        (
+            provider("extra_fields: [logit_bias]"),
+            "providers['p'].extra_fields may hold ignore_eos, min_p, min_tokens, repetition_penalty, top_k, not 'logit_bias'",
+        ),
         ("{gatway: {}, pools: [{name: a}]}", "gatway is not a known setting (did you mean gateway?)"),
     ],
 )
@@ -95,3 +132,45 @@ def test_caches_larger_than_the_machine_are_refused() -> None:
     check_memory(config, 3 * 2**30)
     with pytest.raises(ConfigError, match=r"take 3\.0 GiB .* more than the 2\.0 GiB"):
         check_memory(config, 2 * 2**30)
+
+
+def test_replicas_that_would_wait_for_a_gpu_for_ever_are_refused() -> None:
+    config = platform("pools: [{name: a, replicas: 2, engine: {device: cuda}}, {name: b, model: m, replicas: 9}]")
+
+    check_gpus(config, 2.0)
+    with pytest.raises(ConfigError, match=r"a GPU of its own, 2 altogether, and this machine has 1 "):
+        check_gpus(config, 1.0)
+
+
+def test_a_platform_without_gpus_needs_none() -> None:
+    check_gpus(platform("pools: [{name: a, replicas: 2}]"), 0.0)
+
+
+def test_a_scaled_pool_is_reckoned_with_at_its_most_replicas() -> None:
+    engine = EngineConfig(kv_memory_bytes=2**30)
+    config = PlatformConfig(pools=(PoolConfig(name="a", autoscale=AutoscaleConfig(max_replicas=3), engine=engine),))
+
+    assert config.num_replicas == 1
+    assert divide_threads(config, cores=6).pools[0].engine.threads == 2
+    with pytest.raises(ConfigError, match=r"3\.0 GiB"):
+        check_memory(config, 2 * 2**30)
+
+
+def test_adapters_lie_in_the_state_folder_unless_another_one_is_named(tmp_path: Path) -> None:
+    default = place_adapters(platform("pools: [{name: a}]"), tmp_path).adapters
+    named = place_adapters(platform("{pools: [{name: a}], adapters: {folder: shared, import_folder: bring}}"), tmp_path).adapters
+
+    assert (default.folder, default.import_folder) == (str(tmp_path / "adapters"), None)
+    assert (named.folder, named.import_folder) == (str(Path.cwd() / "shared"), str(Path.cwd() / "bring")), "processes of Ray work elsewhere"
+
+
+@pytest.mark.parametrize("text", ["max_bytes: 0", "max_per_tenant: 0", "load_timeout_s: -1"])
+def test_impossible_settings_of_adapters_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=text.split(":")[0]):
+        platform(f"{{pools: [{{name: a}}], adapters: {{{text}}}}}")
+
+
+@pytest.mark.parametrize("text", ["slots: -1", "max_rank: 0"])
+def test_impossible_slots_for_adapters_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"engine\.adapters\.{text.split(':')[0]}"):
+        platform(f"{{pools: [{{name: a, engine: {{adapters: {{{text}}}}}}}]}}")

@@ -1,11 +1,12 @@
 import pytest
 
+from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.errors import ConfigError
 from penstock.cli.config import PoolConfig
 from penstock.cli.driver import failure, pool_spec
 from penstock.cli.events import FAILED, Event
 from penstock.text.source import resolve
-from penstock.workers.config import EngineConfig, TimedConfig
+from penstock.workers.config import AdapterSlots, EngineConfig, TimedConfig
 from penstock.workers.timed import TimedRunner
 
 
@@ -58,3 +59,23 @@ def test_gateways_are_told_which_pools_answer_exactly() -> None:
     assert is_exact(EngineConfig(exact=True))
     assert is_exact(EngineConfig(runner="timed")), "its tokens are made of the request alone"
     assert not is_exact(EngineConfig())
+
+
+def test_gateways_are_told_which_pools_are_scaled() -> None:
+    timed = EngineConfig(runner="timed")
+
+    assert not pool_spec(PoolConfig(name="a", engine=timed)).is_scaled
+    assert pool_spec(PoolConfig(name="a", autoscale=AutoscaleConfig(), engine=timed)).is_scaled
+
+
+def test_gateways_are_told_what_an_adapter_of_a_pool_must_be_like() -> None:
+    base = pool_spec(PoolConfig(name="a", engine=EngineConfig(adapters=AdapterSlots(max_rank=12)))).adapters
+
+    assert base is not None
+    assert (base.max_rank, base.shapes.num_layers) == (12, 30)
+    assert base.shapes.modules == {
+        "q_proj": (576, 576), "k_proj": (192, 576), "v_proj": (192, 576), "o_proj": (576, 576),
+        "gate_proj": (1536, 576), "up_proj": (1536, 576), "down_proj": (576, 1536),
+    }  # fmt: skip
+    assert pool_spec(PoolConfig(name="a", engine=EngineConfig(adapters=AdapterSlots(slots=0)))).adapters is None
+    assert pool_spec(PoolConfig(name="a", engine=EngineConfig(runner="vllm"))).adapters is None

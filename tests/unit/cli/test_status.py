@@ -8,7 +8,7 @@ from rich.console import Console
 
 from penstock.base.metrics import Metrics
 from penstock.cli.state import PoolState, RunState
-from penstock.cli.status import Health, observe, replicas_by_pool, show
+from penstock.cli.status import Health, by_pool, observe, show
 
 POOL = PoolState(name="demo", model="demo", served_names=("a", "b"), tier="cloud", runner="torch", replicas=2)
 
@@ -75,7 +75,15 @@ def test_replicas_are_summed_over_tiers() -> None:
     metrics.replicas.labels("a", "cloud").set(2)
     metrics.replicas.labels("b", "cloud").set(0)
 
-    assert replicas_by_pool(metrics.render().decode()) == {"a": 3, "b": 0}
+    assert by_pool(metrics.render().decode(), "penstock_replicas") == {"a": 3, "b": 0}
+
+
+def test_a_scaled_pool_wants_what_the_autoscaler_says(state: RunState) -> None:
+    metrics = Metrics()
+    metrics.autoscale_target.labels("demo").set(5)
+    client = httpx.Client(transport=httpx.MockTransport(lambda request: httpx.Response(200, content=metrics.render())))
+
+    assert observe(state, client).pools[0].replicas_wanted == 5
 
 
 def test_people_see_a_table_and_scripts_get_all_of_it(state: RunState) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -13,10 +13,11 @@ import msgspec
 from penstock.base.metrics import Metrics
 from penstock.prefix.index import PrefixIndex
 from penstock.router.chains import Chains
-from penstock.router.config import GatewayConfig, PoolSpec
+from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch import RoutingDispatcher
 from penstock.router.fleet import Fleet
 from penstock.router.generation import Generation
+from penstock.router.provider import Providers
 from penstock.router.remote import Hooks, Link, Member
 from penstock.router.stream import RoutedStream
 from penstock.router.waiting import WaitQueue
@@ -77,6 +78,8 @@ class FakeReplica:
     submits: list[Submit] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
     cached_tokens: int = 0
+    told: list[tuple[str, str]] = field(default_factory=list)
+    """Adapters to load and to drop."""
     last_sid: int = 0
     on_frame: Callable[[DownFrame], None] | None = None
     on_lost: Callable[[], None] | None = None
@@ -92,6 +95,12 @@ class FakeReplica:
 
     def announce(self) -> None:
         self.num_announces += 1
+
+    def load_adapter(self, digest: str) -> None:
+        self.told.append(("load", digest))
+
+    def drop_adapter(self, digest: str) -> None:
+        self.told.append(("drop", digest))
 
     def load(self, **changes: object) -> Load:
         load = Load(self.member.epoch, 0, self.max_inflight, len(self.running), 0, 0, 0, 1000, 1000, COSTS, 512, last_sid=self.last_sid)
@@ -132,25 +141,34 @@ class FakeReplica:
 class Cluster:
     """Fake replicas, and a router over them."""
 
-    def __init__(self, *members: FakeMember, config: GatewayConfig | None = None, max_inflight: int = 8) -> None:
+    def __init__(self, *members: FakeMember, config: GatewayConfig | None = None, max_inflight: int = 8, providers: Sequence[ProviderConfig] = ()) -> None:
+        """Pools whose name begins with `cloud` are of that tier, others of the edge."""
         self.config = config or GatewayConfig()
         self.members = list(members)
         self.replicas = {member.replica_id: FakeReplica(member, max_inflight) for member in members}
         pools = {
-            name: PoolSpec(name=name, served_names=("m",), tier="edge", model="demo", app_name=name, max_model_len=1000)
+            name: PoolSpec(
+                name=name, served_names=("m",), tier="cloud" if name.startswith("cloud") else "edge", model="demo", app_name=name, max_model_len=1000
+            )
             for name in sorted({member.pool for member in members} | {"pool"})
         }
         self.gaps: list[str] = []
         self.seeds: dict[str, BlockEvents] = {}
         self.index = PrefixIndex()
         self.queue = WaitQueue(self.config.max_queue, self.config.queue_timeout_s)
-        self.fleet = Fleet(pools, self.connect, self.index, Hooks(self.queue.wake, self.gaps.append), Random(0), self.seed)
+        self.drafts: list[tuple[str, int, int]] = []
+        hooks = Hooks(self.queue.wake, self.gaps.append, lambda *counts: self.drafts.append(counts))
+        self.fleet = Fleet(pools, self.connect, self.index, hooks, Random(0), self.seed)
         self.metrics = Metrics()
         self.chains = Chains(SECRET)
-        self.dispatcher = RoutingDispatcher(pools, self.fleet, self.index, self.queue, self.chains, self.config, self.metrics, Random(0))
+        self.providers = Providers(providers, {}, self.queue.wake, self.metrics)
+        self.dispatcher = RoutingDispatcher(
+            pools, self.fleet, self.index, self.queue, self.chains, self.config, self.metrics, Random(0), self.providers.by_name
+        )
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> "Cluster":
+        await self._stack.enter_async_context(self.providers)
         await self._stack.enter_async_context(self.fleet)
         self.fleet.update(self.members)
         await settle()
@@ -209,6 +227,13 @@ class Cluster:
 
 
 def generation(
-    prompt: list[int], max_tokens: int = 8, request_id: str = "r", salt: bytes = b"salt", pools: tuple[str, ...] = ("pool",), deadline_in_s: float = 60.0
+    prompt: list[int],
+    max_tokens: int = 8,
+    request_id: str = "r",
+    salt: bytes = b"salt",
+    pools: tuple[str, ...] = ("pool",),
+    deadline_in_s: float = 60.0,
+    adapter: str | None = None,
 ) -> Generation:
-    return Generation(request_id, pools, pack_ids(prompt), len(prompt), SamplingParams(max_tokens, seed=5), "tenant", salt, time.time() + deadline_in_s)
+    sampling, deadline = SamplingParams(max_tokens, seed=5), time.time() + deadline_in_s
+    return Generation(request_id, pools, pack_ids(prompt), len(prompt), sampling, "tenant", salt, deadline, adapter)

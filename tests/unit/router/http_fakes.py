@@ -1,24 +1,31 @@
 """A gateway without replicas: a tokenizer whose ids are bytes, a dispatcher that plays a script, keys in a dictionary."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import httpx
-import redis.asyncio
+import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
 from penstock.base.metrics import Metrics
-from penstock.router.config import GatewayConfig
+from penstock.base.redis import connect
+from penstock.base.tracing import Tracing
+from penstock.router.adapted import AdapterDeps
+from penstock.router.admission import Admission
+from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.gateway import GatewayDeps, PoolReplicas, ServedModel
 from penstock.router.generation import Dispatcher, Generation, Receipt
 from penstock.router.surface import make_app
-from penstock.tenancy.keys import KeyStore, put_key
+from penstock.tenancy.keys import KeyStore, record_of
+from penstock.tenancy.limits import Limiter
+from penstock.tenancy.tenants import Record, Settings, settings_key
+from penstock.tenancy.usage import UsageLog
 from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.vocabulary import Vocabulary
@@ -35,12 +42,12 @@ VOCAB_SIZE = 258
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant"
 
 
-def byte_tokenizer() -> Tokenizer:
-    """The id of a token is its byte."""
+def byte_tokenizer(flip: int = 0) -> Tokenizer:
+    """The id of a token is its byte, with the bits of `flip` flipped."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     vocabulary = {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
-    raw = RawTokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    raw = RawTokenizer(models.BPE(vocab={token: byte ^ flip for token, byte in vocabulary.items()}, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
@@ -49,6 +56,8 @@ def byte_tokenizer() -> Tokenizer:
 
 
 TOKENIZER = byte_tokenizer()
+OTHER_TOKENIZER = byte_tokenizer(flip=1)
+"""Of another model: the same text is other ids."""
 
 
 @dataclass
@@ -172,9 +181,6 @@ class FakeRedis:
     async def get(self, name: str) -> bytes | None:
         return self.data.get(name)
 
-    async def set(self, name: str, value: bytes) -> None:
-        self.data[name] = value
-
 
 @dataclass
 class World:
@@ -197,19 +203,37 @@ class World:
 
 
 @asynccontextmanager
-async def gateway(script: Script | None = None, config: GatewayConfig | None = None, dispatcher: Dispatcher | None = None) -> AsyncIterator[World]:
+async def gateway(
+    script: Script | None = None,
+    config: GatewayConfig | None = None,
+    dispatcher: Dispatcher | None = None,
+    settings: Settings | None = None,
+    model: ServedModel | None = None,
+    providers: Sequence[ProviderConfig] = (),
+    tracing: Tracing | None = None,
+    models: Mapping[str, ServedModel] | None = None,
+    adapters: AdapterDeps | None = None,
+) -> AsyncIterator[World]:
+    """settings: of the tenant. model: what is served as MODEL. models: what is served, by name, instead."""
     fake = FakeDispatcher(script or Script())
     store = FakeRedis()
-    await put_key(cast(redis.asyncio.Redis, store), SECRET, "tenant-1", KEY)
+    name, value = record_of(SECRET, "tenant-1", KEY)
+    store.data = {name: value, settings_key("tenant-1"): msgspec.json.encode(Record(settings=settings or Settings(), created=0, updated=0))}
     metrics = Metrics()
+    nowhere = connect("unix:///nonexistent/redis.sock")
     pools = [PoolReplicas("pool-a", "edge", 2)]
     deps = GatewayDeps(
         config=config or GatewayConfig(),
-        models={MODEL: ServedModel(MODEL, ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef")},
+        models=models or {MODEL: model or ServedModel(MODEL, ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef")},
         dispatcher=dispatcher or fake,
         keys=KeyStore(store, SECRET, cache_s=60),
+        admission=Admission(Limiter(nowhere, "gateway-1"), UsageLog(nowhere, "gateway-1"), metrics),
         metrics=metrics,
         replicas=lambda: pools,
+        providers={provider.name: provider for provider in providers},
+        has_provider=lambda: bool(providers),
+        tracing=tracing,
+        adapters=adapters,
     )
     app = make_app(deps)
     transport = httpx.ASGITransport(app)

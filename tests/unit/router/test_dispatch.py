@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.router.config import GatewayConfig
 from penstock.router.stream import MAX_ATTEMPTS
-from penstock.wire.errors import ContextTooLong, DeadlineExceeded, EngineFault, Overloaded, ReplicaLost
+from penstock.wire.errors import ContextTooLong, DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import BlockEvents, Delta, Finish, split_keys, unpack_ids
 from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, answer_to, settle
 
@@ -26,7 +26,7 @@ def test_an_answer_comes_back_whole_with_its_receipt():
 
             assert tokens == answer_to(PROMPT, 8)
             receipt = stream.receipt
-            assert (receipt.pool, receipt.replica, receipt.reason, receipt.tier, receipt.tier_reason) == ("pool", "a", "only_replica", "edge", "only tier")
+            assert (receipt.pool, receipt.replica, receipt.reason, receipt.tier, receipt.tier_reason) == ("pool", "a", "only_replica", "edge", "only_tier")
             assert receipt.cached_tokens == 8
             assert receipt.predicted_ttft_s == receipt.scores["a"] > 0
             assert receipt.attempts == 1
@@ -491,7 +491,7 @@ def test_a_request_refused_by_a_draining_replica_waits_for_the_next_one():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("finish", "error"), [(Finish.DEADLINE, DeadlineExceeded), (Finish.ERROR, EngineFault)])
+@pytest.mark.parametrize(("finish", "error"), [(Finish.DEADLINE, DeadlineExceeded), (Finish.ERROR, EngineFault), (Finish.INVALID, InvalidRequest)])
 def test_an_end_that_is_final_is_raised_behind_the_tokens_before_it(finish, error):
     async def main():
         async with Cluster(A, B) as cluster:

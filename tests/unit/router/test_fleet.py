@@ -245,6 +245,19 @@ def test_a_process_of_another_epoch_behind_the_address_is_not_used():
     asyncio.run(main())
 
 
+def test_what_replicas_drafted_since_their_last_load_is_counted_once():
+    async def main():
+        async with Cluster(A) as cluster:
+            replica = cluster.replicas["a"]
+            replica.report(num_drafted=10, num_accepted=4)
+            replica.report(num_drafted=10, num_accepted=4)
+            replica.report(num_drafted=13, num_accepted=7)
+
+            assert cluster.drafts == [("pool", 10, 4), ("pool", 3, 3)]
+
+    asyncio.run(main())
+
+
 def test_a_gap_asks_once_for_a_snapshot():
     async def main():
         async with Cluster(A) as cluster:

@@ -43,6 +43,8 @@ def test_every_documented_route_is_served_and_secured_as_described() -> None:
             del world.client.headers["authorization"]
             for path, methods in DOCUMENT["paths"].items():
                 for method, operation in methods.items():
+                    if method == "parameters":  # of the path
+                        continue
                     response = await world.client.request(method.upper(), path.replace("{model}", MODEL))
 
                     is_open = operation.get("security") == []

@@ -9,6 +9,7 @@ from redis.exceptions import ConnectionError as RedisAway
 
 from penstock.tenancy import keys
 from penstock.tenancy.keys import KeyStore, tenant_of
+from penstock.tenancy.tenants import Limits, Record, Settings, settings_key
 from penstock.wire.errors import Overloaded, Unauthenticated
 
 SECRET = b"s" * 32
@@ -33,12 +34,10 @@ class FakeRedis:
             raise RedisAway("away")
         return self.data.get(name)
 
-    async def set(self, name: str, value: bytes, ex: int | None = None) -> None:
-        self.data[name] = value
-
     @property
     def num_asked(self) -> int:
-        return self.asked.total()
+        """Look-ups of keys; each known one is followed by one of its tenant's settings."""
+        return sum(count for name, count in self.asked.items() if name.startswith("penstock:key:"))
 
 
 class Clock:
@@ -61,7 +60,17 @@ class World:
         self.store = KeyStore(self.redis, SECRET, cache_s=1.0, now=self.clock)
 
     async def add(self, key: str, tenant_id: str) -> None:
-        await keys.put_key(self.redis, SECRET, tenant_id, key)
+        name, value = keys.record_of(SECRET, tenant_id, key)
+        self.redis.data[name] = value
+        self.set_tenant(tenant_id)
+
+    def set_tenant(self, tenant_id: str, settings: Settings | None = None, *, deleted: bool = False) -> None:
+        record = Record(settings=settings or Settings(), created=0, updated=0, deleted=deleted)
+        self.redis.data[settings_key(tenant_id)] = msgspec.json.encode(record)
+
+    def revoke(self, key: str, tenant_id: str) -> None:
+        name, _ = keys.record_of(SECRET, tenant_id, key)
+        self.redis.data[name] = b'{"tenant":"","revoked":true}'
 
 
 def test_a_known_key_is_looked_up_once_per_cache_time() -> None:
@@ -145,13 +154,64 @@ def test_a_revoked_key_ends_with_the_next_look_up() -> None:
         world = World()
         await world.add(KEY, "acme")
         await world.store.tenant(KEY)
-        await keys.revoke_key(world.redis, SECRET, KEY)
+        world.revoke(KEY, "acme")
         assert (await world.store.tenant(KEY)).id == "acme"
         world.clock.now += 1.0
 
         for _ in range(2):
             with pytest.raises(Unauthenticated):
                 await world.store.tenant(KEY)
+        assert world.store.cached(KEY) is None
+
+    asyncio.run(main())
+
+
+def test_a_key_of_a_deleted_tenant_is_refused_and_one_of_an_unknown_tenant_too() -> None:
+    async def main() -> None:
+        world = World()
+        await world.add(KEY, "acme")
+        await world.add(OTHER, "other")
+        await world.store.tenant(KEY)
+        world.set_tenant("acme", deleted=True)
+        del world.redis.data[settings_key("other")]
+        world.clock.now += 1.0
+
+        for key in (KEY, OTHER):
+            with pytest.raises(Unauthenticated):
+                await world.store.tenant(key)
+
+    asyncio.run(main())
+
+
+def test_changed_settings_are_there_after_the_cache_time() -> None:
+    async def main() -> None:
+        world = World()
+        await world.add(KEY, "acme")
+        assert (await world.store.tenant(KEY)).limits is None
+        limits = Limits(tokens_per_minute=10)
+        world.set_tenant("acme", Settings(limits=limits, models=("a",), tier_policy="edge_only"))
+        world.clock.now += 1.0
+
+        tenant = await world.store.tenant(KEY)
+        assert (tenant.limits, tenant.models, tenant.tier_policy) == (limits, ("a",), "edge_only")
+        assert tenant.salt == tenant_of(SECRET, "acme").salt
+
+    asyncio.run(main())
+
+
+def test_a_slow_look_up_does_not_lengthen_the_time_to_revocation() -> None:
+    async def main() -> None:
+        world = World()
+        await world.add(KEY, "acme")
+        world.redis.gate = asyncio.Event()
+        asking = asyncio.create_task(world.store.tenant(KEY))
+        await everyone_waits()
+        world.clock.now += 0.4  # what it is told was true when it asked, not now
+        world.redis.gate.set()
+        await asking
+
+        assert world.store.cached(KEY) is not None
+        world.clock.now += 0.6
         assert world.store.cached(KEY) is None
 
     asyncio.run(main())

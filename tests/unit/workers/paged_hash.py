@@ -4,6 +4,7 @@
 without blocks, batches or chunks. Any mix-up of blocks, any KV of another tenant, any slot read before it is written shows as a wrong token.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import count
 
@@ -14,6 +15,7 @@ from penstock.workers.sequence import Chunk, Sampled, Sequence, Step
 
 VOCAB = 40
 EOS = 3
+Guess = Callable[[Sequence, int], list[int]]
 _PRIME = 2**31 - 1
 _numbers = count()
 
@@ -48,15 +50,17 @@ def answer(prompt: Seq[int], sampling: SamplingParams, tenant: str = "", max_len
 class HashRunner:
     eos_token_ids = frozenset({EOS})
 
-    def __init__(self, num_blocks: int, block_size: int, max_model_len: int = 10**6) -> None:
+    def __init__(self, num_blocks: int, block_size: int, max_model_len: int = 10**6, drafter: Guess | None = None) -> None:
+        """drafter: guesses for a sequence, at most so many."""
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
         self._block_size = block_size
         self._slots: list[int | None] = [None] * (num_blocks * block_size)
         self.forgotten: list[Sequence] = []
         self.num_computed = 0
+        self.drafter = drafter or (lambda seq, count: [])
 
-    def run(self, step: Step) -> list[Sampled | None]:
+    def run(self, step: Step) -> list[list[Sampled]]:
         return [self._compute(chunk) for chunk in step.chunks]
 
     def forget(self, seq: Sequence) -> None:
@@ -69,16 +73,24 @@ class HashRunner:
     def _slot(self, seq: Sequence, position: int) -> int:
         return seq.block_table[position // self._block_size] * self._block_size + position % self._block_size
 
-    def _compute(self, chunk: Chunk) -> Sampled | None:
+    def _compute(self, chunk: Chunk) -> list[Sampled]:
         seq = chunk.seq
+        draft = self.drafter(seq, chunk.max_drafts) if chunk.max_drafts else []
+        assert len(draft) <= chunk.max_drafts
+        assert len(seq.block_table) * self._block_size >= chunk.end + chunk.max_drafts
+        chunk.draft = draft
         self.num_computed += chunk.num_tokens
         for position in range(chunk.start, len(seq.block_table) * self._block_size):
             self._slots[self._slot(seq, position)] = None
         state = self._read(seq, chunk.start - 1) if chunk.start else _root_state(seq.tenant)
-        for position in range(chunk.start, chunk.end):
-            state = _next_state(state, seq.token_ids[position])
+        for position, token_id in enumerate([*seq.token_ids[chunk.start : chunk.end], *draft], chunk.start):
+            state = _next_state(state, token_id)
             self._slots[self._slot(seq, position)] = state
-        return Sampled(_choose([self._read(seq, position) for position in range(chunk.end)], seq.sampling.seed)) if chunk.is_sampled else None
+        if not chunk.is_sampled:
+            return []
+        return [
+            Sampled(_choose([self._read(seq, position) for position in range(end)], seq.sampling.seed)) for end in range(chunk.end, chunk.end + len(draft) + 1)
+        ]
 
     def _read(self, seq: Sequence, position: int) -> int:
         slot = self._slots[self._slot(seq, position)]

@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from msgspec import structs
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import BlockEvents, Finish, SamplingParams, StepCosts, split_keys
-from penstock.workers.config import EngineConfig, TimedConfig
+from penstock.workers.config import EngineConfig, SpeculationConfig, TimedConfig
 from penstock.workers.engine import ADAPT_EVERY, MAX_FAILURES, Engine, Runner, StepReport
-from penstock.workers.sequence import Sampled, SeqOutput, Sequence, Step
+from penstock.workers.sequence import Sampled, SeqOutput, Sequence, Step, Times
 from penstock.workers.timed import TimedRunner
 from tests.unit.workers.paged_hash import HashRunner, answer, make_sequence
 
@@ -33,7 +34,7 @@ class Gate(HashRunner):
         self.fails = 0
         self.takes_time: Callable[[], None] = lambda: None
 
-    def run(self, step: Step) -> list[Sampled | None]:
+    def run(self, step: Step) -> list[list[Sampled]]:
         self.entered.put(step)
         assert self.passes.acquire(timeout=TIMEOUT_S)
         if self.fails:
@@ -49,9 +50,9 @@ class Gate(HashRunner):
 class Picky(Gate):
     """Finds no token for prompts that begin with 13."""
 
-    def run(self, step: Step) -> list[Sampled | None]:
+    def run(self, step: Step) -> list[list[Sampled]]:
         chosen = super().run(step)
-        return [Sampled(0, error="no choice") if chunk.seq.token_ids[0] == 13 else choice for chunk, choice in zip(step.chunks, chosen, strict=True)]
+        return [[Sampled(0, error="no choice")] if chunk.seq.token_ids[0] == 13 else choice for chunk, choice in zip(step.chunks, chosen, strict=True)]
 
 
 class House:
@@ -397,3 +398,30 @@ def test_an_engine_with_a_timed_runner_knows_its_costs_without_a_probe() -> None
 
     assert reports.get(timeout=TIMEOUT_S).load.costs == StepCosts(base_s=0.001, row_s=0.0001)
     assert engine.stop(drain=True, timeout_s=TIMEOUT_S)
+
+
+def test_drafts_are_counted_in_the_load_and_come_as_several_tokens_at_once(houses: list[House]) -> None:
+    runner = Gate()
+    runner.drafter = lambda seq, count: answer(seq.token_ids[: seq.num_prompt_tokens], seq.sampling)[seq.num_output_tokens :][:count]
+    config = structs.replace(CONFIG, speculation=SpeculationConfig(method="ngram", max_draft_tokens=3, adaptive=False))
+    houses.append(house := House(runner, config))
+    seq = house.submit([1, 2, 3, 4, 5], max_tokens=9)
+    house.until_finished(seq)
+
+    assert [len(output.token_ids) for output in house.outputs(seq)] == [1, 4, 4]
+    assert [token for output in house.outputs(seq) for token in output.token_ids] == answer([1, 2, 3, 4, 5], seq.sampling)
+    assert (house.seen[-1].load.num_drafted, house.seen[-1].load.num_accepted) == (6, 6)
+
+
+def test_a_traced_sequence_is_timed_step_by_step(gated: House) -> None:
+    seq = make_sequence(HASHER, [1, 2, 3], SamplingParams(max_tokens=2, ignore_eos=True))
+    seq.arrival_s, seq.times = 990.0, Times()
+    gated.engine.submit(seq)
+
+    for _ in range(2):
+        gated.runner.entered.get(timeout=TIMEOUT_S)
+        gated.unix_now += 1.0  # the step takes a second
+        gated.runner.passes.release()
+        gated.next_report()
+
+    assert seq.times == Times(wait_s=10.0, admitted_s=5000.0, first_token_s=5001.0, last_token_s=5002.0)

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.frames import BlockEvents, Delta, Finish, Load, StepCosts, TokenLogprobs
+from penstock.wire.frames import BlockEvents, Delta, Finish, Load, StepCosts, Timing, TokenLogprobs
 from penstock.workers.outbox import ALONE_S, FRAME_S, REPORT_S, Outbox, credit, merge
 
 LOAD = Load("e", 0, 8, 0, 0, 0, 0, 10, 10, StepCosts(), 512)
@@ -96,6 +96,13 @@ def test_a_merged_delta_keeps_the_first_ones_facts_and_the_last_ones_finish() ->
     last = Delta(1, [8], finish=Finish.ERROR, logprobs=[TokenLogprobs(-2.0)], error="why")
 
     assert merge(first, last) == Delta(1, [7, 8], Finish.ERROR, 16, [TokenLogprobs(-1.0), TokenLogprobs(-2.0)], "why")
+
+
+def test_a_merged_delta_has_the_latest_times_that_are_known() -> None:
+    early, late = Timing(0.0, 1.0, 2.0, 2.0), Timing(0.0, 1.0, 2.0, 3.0)
+
+    assert merge(Delta(1, [7], timing=early), Delta(1, [8])).timing == early
+    assert merge(Delta(1, [7], timing=early), Delta(1, [8], finish=Finish.STOP, timing=late)).timing == late
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.lists(st.integers(0, 9), max_size=3), st.booleans())))

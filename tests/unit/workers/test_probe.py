@@ -1,10 +1,11 @@
 from dataclasses import dataclass, field
 
 import pytest
+from msgspec import structs
 
 from penstock.perf.model import step_time_s
 from penstock.wire.frames import StepCosts
-from penstock.workers.config import EngineConfig, TimedConfig
+from penstock.workers.config import EngineConfig, SpeculationConfig, TimedConfig
 from penstock.workers.probe import BUDGET_S, REPEATS, grid, measure
 from penstock.workers.sequence import Sequence, Step
 from penstock.workers.timed import TimedRunner
@@ -86,3 +87,22 @@ def test_a_timed_runner_is_taken_at_its_word() -> None:
     timed = TimedConfig(base_s=1000.0, row_s=0.5)
 
     assert measure(TimedRunner(EngineConfig(runner="timed", timed=timed)), EngineConfig(runner="timed", timed=timed)) == StepCosts(base_s=1000.0, row_s=0.5)
+
+
+def test_the_cost_of_a_draft_token_is_measured_where_drafts_are_made() -> None:
+    class Drafting(ModelledRunner):
+        def run(self, step: Step) -> None:
+            for chunk in step.chunks:
+                chunk.draft = [0] * chunk.max_drafts
+                assert len(chunk.seq.block_table) * CONFIG.block_size >= chunk.end + chunk.max_drafts
+            super().run(step)
+            self.now += 0.0003 * step.shape.draft_tokens
+
+    runner, plain = Drafting(), ModelledRunner()
+    costs = measure(runner, structs.replace(CONFIG, speculation=SpeculationConfig(method="ngram", max_draft_tokens=5)), runner.clock)
+    measure(plain, CONFIG, plain.clock)
+
+    assert costs.draft_token_s == pytest.approx(0.0003, rel=0.05)
+    assert costs.row_s == pytest.approx(TRUTH.row_s, rel=0.05)
+    assert all(step.num_tokens <= CONFIG.max_batched_tokens for step in runner.steps)
+    assert {chunk.max_drafts for step in plain.steps for chunk in step.chunks} == {0}

@@ -4,7 +4,9 @@ import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -13,7 +15,7 @@ from penstock.text.source import ModelSource
 from penstock.wire.errors import ConfigError
 from penstock.wire.frames import SamplingParams
 from penstock.workers.batch import build_batch
-from penstock.workers.config import EngineConfig
+from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.models.config import read_config
 from penstock.workers.runner import TorchRunner, compute_dtype, has_bfloat16, load_runner, plan_kv
 from penstock.workers.sequence import Chunk, Sequence, Step
@@ -58,9 +60,8 @@ def advance(runner: TorchRunner, *chunks: Chunk) -> list[int | None]:
     choices = runner.run(Step(list(chunks), []))
     for chunk, choice in zip(chunks, choices, strict=True):
         chunk.seq.num_computed_tokens = chunk.end
-        if choice:
-            chunk.seq.token_ids.append(choice.token_id)
-    return [None if choice is None else choice.token_id for choice in choices]
+        chunk.seq.token_ids += [sampled.token_id for sampled in choice]
+    return [choice[0].token_id if choice else None for choice in choices]
 
 
 def greedy(model: PreTrainedModel, prompt: list[int], count: int) -> list[int]:
@@ -86,6 +87,19 @@ def test_a_step_lies_side_by_side_in_its_blocks() -> None:
     assert batch.attention.slot_mapping.tolist() == [1 * 4 + 1, 2 * 4 + 3, 5 * 4, 5 * 4 + 1, 5 * 4 + 2]
     assert (batch.rows.tolist(), batch.sampled) == ([0], [0])
     assert [batch.attention.query_start.dtype, batch.attention.slot_mapping.dtype] == [torch.int32, torch.int64]
+
+
+def test_a_draft_lies_behind_its_chunk_and_every_token_of_it_chooses() -> None:
+    decoding, other, prefilling = sequence(6, [3, 1, 6]), sequence(3, [8]), sequence(9, [2, 5, 4])
+    drafted = Chunk(decoding, 5, 1, 3, [90, 91, 92])
+
+    batch = build_batch(Step([drafted, Chunk(prefilling, 3, 4), Chunk(other, 2, 1)], []), BLOCK_SIZE)
+
+    assert batch.token_ids.tolist() == [decoding.token_ids[5], 90, 91, 92, *prefilling.token_ids[3:7], other.token_ids[2]]
+    assert batch.positions.tolist() == [5, 6, 7, 8, 3, 4, 5, 6, 2]
+    assert batch.attention.context_len.tolist() == [9, 7, 3]
+    assert batch.attention.slot_mapping.tolist()[:4] == [1 * 4 + 1, 1 * 4 + 2, 1 * 4 + 3, 6 * 4]
+    assert (batch.rows.tolist(), batch.sampled) == ([0, 1, 2, 3, 8], [0, 2])
 
 
 def test_block_tables_are_padded_with_zero() -> None:
@@ -185,9 +199,53 @@ def test_bfloat16_takes_half_the_kv_memory(source: ModelSource) -> None:
     assert plan_kv(read_config(source), engine_config(64), torch.bfloat16)[0] == 128
 
 
-def test_another_device_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"engine.device: cuda is not available yet; this version computes on the cpu"):
-        EngineConfig(device="cuda")
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"method": "draft"}, "engine.speculation.model names the draft model of method: draft; with method: draft it is None"),
+        ({"method": "ngram", "model": "demo"}, "with method: ngram it is demo"),
+        ({"draft_layers": 3}, "draft_layers is a number of layers of a draft model, 1 or more, not 3 with none"),
+        ({"method": "draft", "model": "demo", "draft_layers": 0}, "1 or more, not 0 with draft"),
+        ({"max_draft_tokens": 17}, "engine.speculation.max_draft_tokens must be between 1 and 16, not 17"),
+    ],
+)
+def test_speculation_that_can_not_work_is_refused(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        SpeculationConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        SpeculationConfig(method="ngram"),
+        SpeculationConfig(method="draft", model="TINY", max_draft_tokens=3),
+        SpeculationConfig(method="draft", model="TINY", draft_layers=1),
+    ],
+)
+def test_a_runner_drafts_as_its_settings_say(model: PreTrainedModel, source: ModelSource, speculation: SpeculationConfig) -> None:
+    if speculation.model:
+        speculation = msgspec.structs.replace(speculation, model=str(source.path))
+    runner = load_runner(source, msgspec.structs.replace(engine_config(), speculation=speculation), poison=True)
+    seq = sequence(12, [9, 3, 7, 1])
+    seq.token_ids[4:] = seq.token_ids[:4] * 2  # something for a look-up
+    prompt = list(seq.token_ids)
+    advance(runner, Chunk(seq, 0, 11))
+    chunk = Chunk(seq, 11, 1, 3)
+    advance(runner, chunk)
+
+    assert chunk.draft is not None
+    assert len(chunk.draft) == 3
+    assert seq.token_ids[12:] == greedy(model, prompt, seq.num_output_tokens)
+    if speculation.model and not speculation.draft_layers:
+        assert seq.num_output_tokens == 4, "the target itself is always right"
+
+
+def test_a_draft_models_kv_is_taken_of_the_same_memory(source: ModelSource) -> None:
+    speculation = SpeculationConfig(method="draft", model=str(source.path))
+    config = engine_config(blocks=64)
+
+    assert load_runner(source, config).num_blocks == 64
+    assert load_runner(source, msgspec.structs.replace(config, speculation=speculation)).num_blocks == 32
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from transformers.generation import logits_process as oracle
 from penstock.wire.frames import Delta, DownFrame, SamplingParams, decode_down, encode
 from penstock.workers.noise import gumbel
 from penstock.workers.sampling import Sampler, _surviving
-from penstock.workers.sequence import Sequence
+from penstock.workers.sequence import Sampled, Sequence
 
 VOCAB = 512
 EOS = 2
@@ -303,3 +303,70 @@ def test_a_repetition_penalty_that_float32_takes_for_zero_ends_its_own_row_alone
 
     assert broken.error is not None
     assert (good.token_id, good.error) == (7, None)
+
+
+# drafts
+
+DRAFTED_PARAMS = [
+    {"temperature": 0.0},
+    {"temperature": 0.9, "seed": 3},
+    {"temperature": 0.9, "seed": 3, "frequency_penalty": 0.8, "presence_penalty": 0.3, "repetition_penalty": 1.4},
+    {"temperature": 0.0, "frequency_penalty": 1.5, "logit_bias": ((7, 3.0),)},
+    {"temperature": 1.1, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "min_tokens": 4, "stop_token_ids": (9,)},
+    {"temperature": 0.7, "logprobs": 2},
+]
+
+
+def said(logits: torch.Tensor, seq: Sequence) -> list[Sampled]:
+    """One token after the other, from the rows in turn."""
+    sampler = Sampler(VOCAB, {EOS})
+    token_ids, choices = list(seq.token_ids), []
+    for row in range(len(logits)):
+        choices += sampler.sample(logits[row : row + 1], [seq], [seq.num_tokens])
+        seq.token_ids.append(choices[-1].token_id)
+    seq.token_ids[:] = token_ids
+    return choices
+
+
+@pytest.mark.parametrize("params", DRAFTED_PARAMS)
+def test_every_place_behind_a_right_draft_is_chosen_as_if_alone(params: dict[str, object]) -> None:
+    logits, seq = make_logits(5, seed=4), make_seq([1, 5, 9, 5, 30], 3, **params)
+    expected = said(logits, seq)
+    draft = [choice.token_id for choice in expected[:4]]
+    sampler = Sampler(VOCAB, {EOS})
+
+    assert sampler.verify(logits, [seq], [draft]) == [expected]
+    assert seq.num_tokens == 5
+    assert [sampler.guess(logits[place : place + 1], [seq], [draft[:place]]) for place in range(5)] == [[choice.token_id] for choice in expected]
+
+
+@pytest.mark.parametrize("params", DRAFTED_PARAMS)
+def test_nothing_is_chosen_behind_a_wrong_guess(params: dict[str, object]) -> None:
+    logits, seq = make_logits(5, seed=4), make_seq([1, 5, 9, 5, 30], 3, **params)
+    expected = said(logits, seq)
+    draft = [choice.token_id for choice in expected[:4]]
+    draft[2] = (draft[2] + 1) % VOCAB
+
+    assert Sampler(VOCAB, {EOS}).verify(logits, [seq], [draft]) == [expected[:3]]
+
+
+def test_rows_of_several_sequences_are_told_apart() -> None:
+    logits = make_logits(6, seed=4)
+    seqs = [make_seq([1, 2, 3], temperature=0.8, seed=1), make_seq([4, 5], temperature=0.0), make_seq([6], temperature=0.8, seed=2)]
+    first, second, third = said(logits[:3], seqs[0]), said(logits[3:4], seqs[1]), said(logits[4:], seqs[2])
+    drafts = [[first[0].token_id, first[1].token_id], [], [third[0].token_id]]
+
+    assert Sampler(VOCAB, {EOS}).verify(logits, seqs, drafts) == [first, second, third]
+
+
+def test_a_row_without_a_choice_ends_a_draft() -> None:
+    logits, seq = make_logits(3, seed=4), make_seq(temperature=0.0)
+    logits[1] = math.nan
+    draft = [int(logits[0].argmax()), 5]
+    sampler = Sampler(VOCAB)
+    ((first, broken),) = sampler.verify(logits, [seq], [draft])
+
+    assert (first.token_id, first.error) == (draft[0], None)
+    assert broken.error
+    assert sampler.guess(logits[1:2], [seq], [[]]) == [None]
+    assert sampler.guess(logits[1:2], [make_seq(temperature=1.0)], [[]]) == [None]

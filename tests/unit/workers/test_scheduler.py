@@ -1,3 +1,4 @@
+import random
 import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -7,12 +8,13 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from penstock.prefix.hashing import ChainHasher
-from penstock.wire.frames import Finish, SamplingParams
+from penstock.wire.frames import Finish, SamplingParams, StepCosts, TokenLogprobs
 from penstock.workers.blocks import BlockPool
-from penstock.workers.config import EngineConfig
+from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.scheduler import Scheduler
-from penstock.workers.sequence import Sampled, Sequence, Status, Step
-from tests.unit.workers.paged_hash import EOS, HashRunner, answer, make_sequence
+from penstock.workers.sequence import Chunk, Sampled, Sequence, Status, Step
+from penstock.workers.speculation.ngram import NgramDrafter
+from tests.unit.workers.paged_hash import EOS, VOCAB, Guess, HashRunner, answer, make_sequence
 
 MAX_STEPS = 3000
 
@@ -26,13 +28,16 @@ class Bench:
     max_num_seqs: int = 8
     max_batched_tokens: int = 32
     max_model_len: int = 10**6
+    drafter: Guess | None = None
+    max_draft_tokens: int = 4
     live: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        config = EngineConfig(block_size=self.block_size, max_num_seqs=self.max_num_seqs, max_batched_tokens=self.max_batched_tokens)
+        speculation = SpeculationConfig(method="ngram" if self.drafter else "none", max_draft_tokens=self.max_draft_tokens)
+        config = EngineConfig(block_size=self.block_size, max_num_seqs=self.max_num_seqs, max_batched_tokens=self.max_batched_tokens, speculation=speculation)
         self.hasher = ChainHasher(bytes(16), self.block_size)
         self.pool = BlockPool(self.num_blocks, self.block_size)
-        self.runner = HashRunner(self.num_blocks, self.block_size, self.max_model_len)
+        self.runner = HashRunner(self.num_blocks, self.block_size, self.max_model_len, self.drafter)
         self.scheduler = Scheduler(self.pool, self.hasher, config, self.max_model_len, self.runner.eos_token_ids)
 
     def sequence(self, prompt: list[int], max_tokens: int = 4, **options: object) -> Sequence:
@@ -52,6 +57,9 @@ class Bench:
         self.runner.poison(self.pool)
         self.scheduler.commit(step, self.runner.run(step))
         self.pool.check(self.scheduler.sequences())
+        for seq in self.scheduler.running:
+            assert seq.num_computed_tokens < seq.num_tokens
+            assert len(seq.block_table) * self.block_size < seq.num_tokens + self.block_size, "blocks of a rejected draft are still held"
         return step
 
     def drain(self) -> int:
@@ -362,10 +370,176 @@ def test_a_chunk_that_samples_nothing_has_no_output() -> None:
     bench.add(seq)
     first = bench.scheduler.schedule()
 
-    assert bench.scheduler.commit(first, [None]) == []
+    assert bench.scheduler.commit(first, [[]]) == []
     second = bench.scheduler.schedule()
-    (output,) = bench.scheduler.commit(second, [Sampled(9)])
+    (output,) = bench.scheduler.commit(second, [[Sampled(9)]])
     assert (output.seq, output.token_ids, output.logprobs, output.finish) == (seq, [9], None, None)
+
+
+# drafts
+
+
+def oracle(seq: Sequence, count: int) -> list[int]:
+    """What the sequence is going to say."""
+    said = seq.num_output_tokens
+    return expected(seq)[said : said + count]
+
+
+def adversary(seq: Sequence, count: int) -> list[int]:
+    """Anything, the end of the sequence among it."""
+    rng = random.Random(seq.num_tokens)
+    return rng.choices(range(VOCAB), k=rng.randint(0, count))
+
+
+def half_right(seq: Sequence, count: int) -> list[int]:
+    rng = random.Random(seq.num_tokens)
+    return [token_id if rng.random() < 0.6 else rng.randrange(VOCAB) for token_id in oracle(seq, rng.randint(0, count))]
+
+
+def ngram() -> Guess:
+    drafter = NgramDrafter()
+    return lambda seq, count: drafter.propose([Chunk(seq, seq.num_tokens - 1, 1, count)])[0]
+
+
+DRAFTERS = {"none": lambda: None, "ngram": ngram, "adversary": lambda: adversary, "half right": lambda: half_right, "oracle": lambda: oracle}
+
+
+def test_a_draft_that_is_right_is_taken_over_with_one_token_more() -> None:
+    bench = Bench(drafter=oracle)
+    seq = bench.sequence(prompt_of(5), max_tokens=20)
+    bench.add(seq)
+    bench.step()
+    (chunk,) = bench.step().chunks
+
+    assert (chunk.num_tokens, chunk.max_drafts) == (1, 4)
+    assert seq.num_output_tokens == 1 + 5
+    assert seq.num_computed_tokens == seq.num_tokens - 1
+    assert bench.drain() == 3
+    assert output_of(seq) == expected(seq)
+    assert bench.scheduler.drafts is not None
+    assert bench.scheduler.drafts.num_drafted == bench.scheduler.drafts.num_accepted == 4 + 4 + 4 + 3
+
+
+def test_a_draft_counts_up_to_its_first_wrong_token() -> None:
+    def wrong_from_the_third(seq: Sequence, count: int) -> list[int]:
+        first, second, third, *_ = oracle(seq, count)
+        return [first, second, (third + 1) % VOCAB, third]
+
+    bench = Bench(drafter=wrong_from_the_third)
+    seq = bench.sequence(prompt_of(5), max_tokens=20)
+    bench.add(seq)
+    bench.step()
+    bench.step()
+
+    assert output_of(seq) == expected(seq)[: 1 + 3]
+    assert bench.scheduler.drafts is not None
+    assert (bench.scheduler.drafts.num_drafted, bench.scheduler.drafts.num_accepted) == (4, 2)
+
+
+def test_a_block_that_a_rejected_draft_filled_is_not_published_and_not_kept() -> None:
+    bench = Bench(drafter=lambda seq, count: [(token_id + 1) % VOCAB for token_id in oracle(seq, count)])
+    seq = bench.sequence(prompt_of(7), max_tokens=9)
+    bench.add(seq)
+    bench.step()  # 8 tokens known, 7 computed
+    step = bench.scheduler.schedule()
+
+    assert len(seq.block_table) == 3
+    bench.scheduler.commit(step, bench.runner.run(step))
+    assert len(bench.pool.cached_keys()) == 2
+    assert len(seq.block_table) == 3  # the 9th token will be computed there
+    step = bench.scheduler.schedule()
+    assert len(seq.block_table) == 4
+    bench.scheduler.commit(step, bench.runner.run(step))
+    assert len(seq.block_table) == 3
+    assert len(bench.pool.cached_keys()) == 2
+    bench.drain()
+    follower = bench.sequence([*seq.token_ids, 1])
+    bench.add(follower)
+    bench.drain()
+    assert follower.num_cached_tokens == 12
+    assert output_of(follower) == expected(follower)
+
+
+@pytest.mark.parametrize("method", ["oracle", "half right", "adversary"])
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(max_tokens=500), SamplingParams(max_tokens=500, ignore_eos=True, stop_token_ids=(EOS,)), SamplingParams(max_tokens=7)]
+)
+def test_a_stop_token_or_the_last_token_within_a_draft_ends_the_sequence_there(method: str, sampling: SamplingParams) -> None:
+    for first in range(10):
+        bench = Bench(num_blocks=200, drafter=DRAFTERS[method]())
+        seq = make_sequence(bench.hasher, prompt_of(5, first), sampling)
+        bench.add(seq)
+        bench.drain()
+
+        assert output_of(seq) == expected(seq)
+
+
+def test_an_error_behind_an_accepted_draft_ends_the_sequence_after_what_was_chosen() -> None:
+    bench = Bench(drafter=oracle)
+    seq = bench.sequence(prompt_of(6), max_tokens=20)
+    bench.add(seq)
+    bench.step()
+    step = bench.scheduler.schedule()
+    ((first, second, *_),) = bench.runner.run(step)
+    (output,) = bench.scheduler.commit(step, [[first, second, Sampled(0, error="no choice")]])
+
+    assert (output.token_ids, output.finish, seq.error) == (expected(seq)[1:3], Finish.ERROR, "no choice")
+    assert len(bench.pool.cached_keys()) == 1
+    bench.drain()
+
+
+def test_logprobs_stay_beside_their_tokens() -> None:
+    bench = Bench(drafter=oracle)
+    seq = bench.sequence(prompt_of(6), max_tokens=20)
+    bench.add(seq)
+    bench.step()
+    step = bench.scheduler.schedule()
+    (choices,) = bench.runner.run(step)
+    (output,) = bench.scheduler.commit(step, [[Sampled(choice.token_id, TokenLogprobs(-float(place))) for place, choice in enumerate(choices[:4])]])
+
+    assert output.token_ids == expected(seq)[1:5]
+    assert output.logprobs == [TokenLogprobs(-float(place)) for place in range(4)]
+    bench.drain()
+
+
+def test_drafts_take_what_prefill_and_waiting_sequences_leave() -> None:
+    bench = Bench(max_batched_tokens=16, drafter=oracle)
+    short, long = bench.sequence(prompt_of(3), max_tokens=30), bench.sequence(prompt_of(29, first=1))
+    bench.add(short)
+    bench.step()
+    bench.add(long)
+
+    assert [(chunk.num_tokens, chunk.max_drafts) for chunk in bench.step().chunks] == [(1, 0), (15, 0)]
+    assert [(chunk.num_tokens, chunk.max_drafts) for chunk in bench.step().chunks] == [(1, 1), (14, 0)]
+    bench.drain()
+
+
+def test_nobody_is_preempted_for_a_draft() -> None:
+    bench = Bench(num_blocks=6, drafter=oracle)
+    old, new = bench.sequence(prompt_of(9), max_tokens=4), bench.sequence(prompt_of(9, first=1), max_tokens=4)
+    bench.add(old, new)
+    bench.step()
+    step = bench.step()
+
+    assert [chunk.max_drafts for chunk in step.chunks] == [2, 2]
+    bench.drain()
+    assert old.num_preemptions == new.num_preemptions == 0
+    assert output_of(new) == expected(new)
+
+
+def test_drafts_that_do_not_pay_are_not_made() -> None:
+    bench = Bench(drafter=lambda seq, count: [(token_id + 1) % VOCAB for token_id in oracle(seq, count)], max_draft_tokens=2)
+    costs = StepCosts(base_s=0.010, draft_token_s=0.002)
+    seq = bench.sequence(prompt_of(6), max_tokens=200)
+    bench.add(seq)
+    steps = []
+    while bench.scheduler.has_work:
+        steps.append(bench.scheduler.schedule(costs))
+        bench.scheduler.commit(steps[-1], bench.runner.run(steps[-1]))
+
+    assert steps[1].chunks[0].max_drafts == 2
+    assert sum(step.chunks[0].max_drafts for step in steps[-100:]) <= 10  # it tries again now and then
+    assert output_of(seq) == expected(seq)
 
 
 # invariants 2 and 3 over random schedules
@@ -422,9 +596,13 @@ def submit(bench: Bench, job: Job) -> Sequence:
     block_size=st.sampled_from([1, 2, 4, 4, 8]),
     max_num_seqs=st.sampled_from([8, 4, 2, 1]),
     extra_budget=st.sampled_from([0, 1, 3, 10, 50]),
+    drafter=st.sampled_from(sorted(DRAFTERS)),
+    max_draft_tokens=st.sampled_from([4, 1, 9]),
 )
-def test_any_schedule_says_what_the_sequences_say_alone(jobs: list[Job], capacity: int, block_size: int, max_num_seqs: int, extra_budget: int) -> None:
-    bench = Bench(capacity // block_size, block_size, max_num_seqs, max_num_seqs + extra_budget)
+def test_any_schedule_says_what_the_sequences_say_alone(
+    jobs: list[Job], capacity: int, block_size: int, max_num_seqs: int, extra_budget: int, drafter: str, max_draft_tokens: int
+) -> None:
+    bench = Bench(capacity // block_size, block_size, max_num_seqs, max_num_seqs + extra_budget, drafter=DRAFTERS[drafter](), max_draft_tokens=max_draft_tokens)
     sequences: list[Sequence] = []
     for job in jobs:
         sequences.append(submit(bench, job))
@@ -444,6 +622,7 @@ def test_any_schedule_says_what_the_sequences_say_alone(jobs: list[Job], capacit
         else:
             assert output_of(seq) == whole
             assert seq.finish is (Finish.STOP if whole[-1] == EOS else Finish.LENGTH)
+    event(f"{drafter} accepted: {bench.scheduler.drafts is not None and min(3, bench.scheduler.drafts.num_accepted)}")
     event(f"preemptions: {min(3, sum(seq.num_preemptions for seq in sequences))}")
     event(f"prefix hits: {min(3, sum(bool(seq.num_cached_tokens) for seq in sequences))}")
 
@@ -453,7 +632,7 @@ def test_a_step_of_64_decoding_rows_costs_well_below_a_millisecond() -> None:
     bench.add(*(bench.sequence(prompt_of(5, first=first), max_tokens=100) for first in range(64)))
     while bench.scheduler.waiting or any(seq.num_uncomputed_tokens > 1 for seq in bench.scheduler.running):
         bench.step()
-    sampled: list[Sampled | None] = [Sampled(1)] * 64
+    sampled: list[list[Sampled]] = [[Sampled(1)]] * 64
     costs = []
     for _ in range(60):
         begin = time.thread_time()
@@ -471,7 +650,7 @@ def test_a_row_without_a_choice_ends_its_own_sequence_publishes_nothing_and_free
     step = bench.scheduler.schedule()
     chosen = bench.runner.run(step)
     outputs = bench.scheduler.commit(
-        step, [Sampled(0, error="no choice") if chunk.seq is broken else choice for chunk, choice in zip(step.chunks, chosen, strict=True)]
+        step, [[Sampled(0, error="no choice")] if chunk.seq is broken else choice for chunk, choice in zip(step.chunks, chosen, strict=True)]
     )
 
     assert [(output.seq is broken, output.finish) for output in outputs] == [(True, Finish.ERROR), (False, None)]

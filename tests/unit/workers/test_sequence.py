@@ -18,3 +18,12 @@ def test_the_shape_of_a_step_counts_context_for_every_prompt_token_and_every_dec
 
     assert step.shape == StepShape(rows=3, decode_rows=2, prefill_tokens=3, query_context=3 + 4 + 5, kv_tokens=10 + 5)
     assert step.num_tokens == 5
+
+
+def test_places_for_drafts_are_taken_of_the_budget_and_drafts_count_in_the_shape() -> None:
+    chunk = Chunk(sequence(10), 9, 1, max_drafts=4)
+    step = Step([chunk, Chunk(sequence(9), 2, 3)], [])
+
+    assert (step.num_tokens, step.shape.draft_tokens) == (8, 0)
+    chunk.draft = [1, 2]
+    assert step.shape == StepShape(rows=2, decode_rows=1, prefill_tokens=3, query_context=3 + 4 + 5, kv_tokens=10, draft_tokens=2)

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 import uvloop
 
-from penstock.wire.frames import PROTOCOL_VERSION, Abort, Announce, BlockEvents, Delta, Finish, Hello, SamplingParams, UpFrame, encode, pack_ids
+from penstock.wire.frames import PROTOCOL_VERSION, Abort, Announce, BlockEvents, Delta, Finish, Hello, SamplingParams, Timing, UpFrame, encode, pack_ids
 from penstock.workers import outbox, stream
 from penstock.workers.outbox import FRAME_S
 from penstock.workers.sequence import Sequence
@@ -64,6 +64,43 @@ def test_a_sequence_streams_to_its_finish_and_says_the_first_time_what_was_cache
             assert rest[-1].finish is Finish.LENGTH
             assert all(delta.num_cached_tokens is None for delta in rest)
             assert bench.server.num_inflight == 0
+
+    uvloop.run(main())
+
+
+def test_the_first_and_the_last_delta_of_a_traced_sequence_tell_its_times() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            router.send(submit(traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"))
+            seq = await soon(bench.engine.submitted)
+            assert seq.times is not None
+            seq.times.wait_s, seq.times.admitted_s, seq.times.first_token_s, seq.times.last_token_s = 0.5, 100.0, 101.0, 101.0
+            bench.engine.step(gain(seq, 5))
+            first = await router.frame_with(lambda frame: frame.deltas)
+            bench.engine.step(gain(seq, 6))
+            between = await router.frame_with(lambda frame: frame.deltas)
+            seq.times.last_token_s, seq.num_preemptions = 103.0, 1
+            bench.engine.step(gain(seq, 7, finish=Finish.LENGTH))
+            [last] = await router.deltas(1)
+
+            assert first.deltas[0].timing == Timing(0.5, 100.0, 101.0, 101.0)
+            assert between.deltas[0].timing is None
+            assert last.timing == Timing(0.5, 100.0, 101.0, 103.0, 1)
+
+    uvloop.run(main())
+
+
+def test_a_sequence_that_is_not_traced_or_has_no_token_tells_no_times() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            plain = await begun(bench, router)
+            router.send(submit(2, traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"))
+            traced = await soon(bench.engine.submitted)
+            bench.engine.step(gain(plain, 5, finish=Finish.LENGTH), gain(traced, finish=Finish.DEADLINE))
+            deltas = (await router.frame_with(lambda frame: frame.deltas)).deltas
+
+            assert plain.times is None
+            assert [delta.timing for delta in deltas] == [None, None]
 
     uvloop.run(main())
 
@@ -140,6 +177,19 @@ def test_credit_is_shared_and_told_at_once_to_a_router_that_has_none() -> None:
 
                 assert load is not None
                 assert load.max_inflight == 1
+
+    uvloop.run(main())
+
+
+def test_an_engine_that_refuses_whatever_comes_grants_no_credit() -> None:
+    async def main() -> None:
+        async with serving() as bench, bench.router() as router:
+            await router.frame()
+            bench.engine.step(load=IDLE._replace(is_closed=True))
+            load = (await router.frame_with(lambda frame: frame.load)).load
+
+            assert load is not None
+            assert load.max_inflight == 0
 
     uvloop.run(main())
 

@@ -8,7 +8,7 @@ from penstock.prefix.hashing import ChainHasher
 from penstock.wire.errors import ConfigError
 from penstock.wire.frames import SamplingParams, StepCosts
 from penstock.workers.blocks import BlockPool
-from penstock.workers.config import EngineConfig, TimedConfig
+from penstock.workers.config import EngineConfig, SpeculationConfig, TimedConfig
 from penstock.workers.scheduler import Scheduler
 from penstock.workers.sequence import Chunk, Sequence, Step, StepShape
 from penstock.workers.timed import CATCH_UP_S, StepTable, TimedRunner, load_table
@@ -16,6 +16,7 @@ from tests.unit.workers.paged_hash import make_sequence
 
 BLOCK_SIZE = 4
 HASHER = ChainHasher(bytes(16), BLOCK_SIZE)
+NO_SPECULATION = SpeculationConfig()
 
 
 @dataclass
@@ -34,9 +35,18 @@ class FakeTime:
 class Play:
     """A scheduler over a timed runner."""
 
-    def __init__(self, num_blocks: int = 64, max_batched_tokens: int = 64, eos: frozenset[int] = frozenset(), vocab_size: int = 49152) -> None:
-        timed = TimedConfig(base_s=0.01, num_blocks=num_blocks, vocab_size=vocab_size)
-        config = EngineConfig(runner="timed", block_size=BLOCK_SIZE, max_num_seqs=8, max_batched_tokens=max_batched_tokens, timed=timed)
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        max_batched_tokens: int = 64,
+        eos: frozenset[int] = frozenset(),
+        speculation: SpeculationConfig = NO_SPECULATION,
+        **changes: object,
+    ) -> None:
+        timed = TimedConfig(**{"base_s": 0.01, "num_blocks": num_blocks} | changes)  # type: ignore[arg-type]
+        config = EngineConfig(
+            runner="timed", block_size=BLOCK_SIZE, max_num_seqs=8, max_batched_tokens=max_batched_tokens, timed=timed, speculation=speculation
+        )
         self.time = FakeTime()
         self.runner = TimedRunner(config, eos, self.time.clock, self.time.sleep)
         self.pool = BlockPool(num_blocks, BLOCK_SIZE)
@@ -235,3 +245,31 @@ def test_the_context_is_what_the_cache_holds_at_most(num_blocks: int, longest: i
     timed = TimedConfig(num_blocks=num_blocks, max_model_len=longest)
 
     assert TimedRunner(EngineConfig(runner="timed", block_size=16, max_model_len=configured, timed=timed)).max_model_len == expected
+
+
+def speculating(acceptance: float, **timed: object) -> Play:
+    return Play(speculation=SpeculationConfig(method="ngram"), draft_acceptance=acceptance, **timed)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 1.0])
+def test_a_played_draft_changes_no_token_and_is_right_as_often_as_said(acceptance: float) -> None:
+    sequences = [sequence(11, 120), sequence(9, 120, seed=4), sequence(30, 120)]
+    plain = [Play().finish(sequence(seq.num_prompt_tokens, 120, seed=seq.sampling.seed))[0] for seq in sequences]
+    play = speculating(acceptance, num_blocks=100)
+
+    assert play.finish(*sequences) == plain
+    drafts = play.scheduler.drafts
+    assert drafts is not None
+    assert drafts.num_drafted > 70
+    lowest, highest = {0.0: (0.0, 0.0), 0.5: (0.15, 0.4), 1.0: (1.0, 1.0)}[acceptance]
+    assert lowest <= drafts.num_accepted / drafts.num_drafted <= highest  # of 4 tokens at 0.5 each: 0.23 before the first wrong one
+
+
+def test_a_played_draft_costs_its_time() -> None:
+    plain, drafted = Play(), speculating(1.0, draft_token_s=0.002)
+    plain.finish(sequence(9, 21))
+    drafted.finish(sequence(9, 21))
+
+    assert sum(plain.time.slept) == pytest.approx(21 * 0.01)
+    assert sum(drafted.time.slept) == pytest.approx(5 * 0.01 + 16 * 0.002)
+    assert drafted.runner.costs.draft_token_s == 0.002

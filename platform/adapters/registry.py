@@ -1,0 +1,172 @@
+"""Whose adapter is which: per tenant a name to digest and version, in Redis.
+
+Not the files (store). Names belong to a tenant: another tenant's can't be asked for, because the tenant is part of every key. A look-up goes to
+Redis each time, so that what was put or removed through any gateway counts from the next request on; while Redis is away, what was known goes on.
+All keys of a tenant share one hash tag.
+"""
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from penstock.wire.errors import InvalidRequest, Overloaded
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+LOOKUP_TIMEOUT_S = 0.5
+AWAY_S = 0.5
+"""After a failed look-up Redis is left alone for that long."""
+MAX_KNOWN = 4096
+"""Records remembered for when Redis is away."""
+TENANTS_AT_ONCE = 256
+"""In one round trip."""
+_TENANTS = "penstock:adapter-tenants"
+
+_PUT = """
+local old = redis.call('HGET', KEYS[1], ARGV[1])
+if old and string.sub(old, string.find(old, ' ') + 1, string.find(old, ' ') + #ARGV[3]) == ARGV[3] then return old end
+if not old and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[4]) then return false end
+local record = redis.call('HINCRBY', KEYS[2], ARGV[1], 1) .. ' ' .. ARGV[3] .. ' ' .. ARGV[2]
+redis.call('HSET', KEYS[1], ARGV[1], record)
+return record
+"""
+"""KEYS: records, versions. ARGV: name, adapter, digest and base, most adapters. A record is `version digest/base JSON`; the same files for the same
+base again change nothing."""
+
+
+class Adapter(msgspec.Struct, frozen=True):
+    """What is registered under a name."""
+
+    digest: str
+    base_model: str
+    """Served name."""
+    model_digest: str
+    rank: int
+    targets: tuple[str, ...]
+    size_bytes: int
+    created: int
+    """Unix time, seconds."""
+
+
+class Registered(msgspec.Struct, frozen=True):
+    adapter: Adapter
+    version: int
+    """Of the name: 1, and one more with every change of what it stands for; goes on behind a removal."""
+
+
+class Registry:
+    def __init__(self, client: redis.asyncio.Redis, max_per_tenant: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._max_per_tenant = max_per_tenant
+        self._clock = clock
+        self._put = client.register_script(_PUT)
+        self._known: OrderedDict[tuple[str, str], Registered] = OrderedDict()
+        self._away_until = float("-inf")
+
+    async def put(self, tenant: str, name: str, adapter: Adapter) -> Registered:
+        """Register or replace. Raises InvalidRequest for a name that is none or one adapter too many, Overloaded when Redis does not answer."""
+        if NAME_PATTERN.fullmatch(name) is None:
+            raise InvalidRequest(f"An adapter's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name[:100]!r}.", param="name")
+        identity = f"{adapter.digest}/{adapter.model_digest}"
+        keys = [_records(tenant), _versions(tenant)]
+        try:
+            await self._client.sadd(_TENANTS, tenant)
+            value = await self._put(keys=keys, args=[name, msgspec.json.encode(adapter), identity, self._max_per_tenant])
+        except (RedisError, OSError) as error:
+            raise _away() from error
+        if value is None:
+            raise InvalidRequest(f"You have {self._max_per_tenant} adapters already, which is the most; delete one.")
+        return self._remember(tenant, name, _registered(value))
+
+    async def get(self, tenant: str, name: str) -> Registered | None:
+        """On the way of every request that names an adapter: one look-up. Raises Overloaded when that is not possible and nothing is known."""
+        if NAME_PATTERN.fullmatch(name) is None:
+            return None
+        if self._clock() >= self._away_until:
+            try:
+                async with asyncio.timeout(LOOKUP_TIMEOUT_S):
+                    value = await self._client.hget(_records(tenant), name)
+            except (RedisError, OSError, TimeoutError):
+                self._away_until = self._clock() + AWAY_S
+            else:
+                if value is None:
+                    self._known.pop((tenant, name), None)
+                    return None
+                return self._remember(tenant, name, _registered(value))
+        known = self._known.get((tenant, name))
+        if known is None:
+            raise _away()
+        return known
+
+    async def all(self, tenant: str) -> dict[str, Registered]:
+        """By name, sorted. Raises Overloaded."""
+        try:
+            values = await self._client.hgetall(_records(tenant))
+        except (RedisError, OSError) as error:
+            raise _away() from error
+        return {_text(name): _registered(value) for name, value in sorted(values.items())}
+
+    async def remove(self, tenant: str, name: str) -> Registered | None:
+        """What was registered; no request finds it any more. Raises Overloaded."""
+        registered = await self.get(tenant, name)
+        self._known.pop((tenant, name), None)
+        if registered is None:
+            return None
+        try:
+            await self._client.hdel(_records(tenant), name)
+        except (RedisError, OSError) as error:
+            raise _away() from error
+        return registered
+
+    async def owned_digests(self) -> set[str]:
+        """Of all tenants. Raises Overloaded."""
+        try:
+            tenants = sorted(_text(tenant) for tenant in await self._client.smembers(_TENANTS))
+            found: set[str] = set()
+            for start in range(0, len(tenants), TENANTS_AT_ONCE):
+                async with self._client.pipeline(transaction=False) as pipeline:
+                    for tenant in tenants[start : start + TENANTS_AT_ONCE]:
+                        pipeline.hvals(_records(tenant))
+                    found |= {_registered(value).adapter.digest for values in await pipeline.execute() for value in values}
+        except (RedisError, OSError) as error:
+            raise _away() from error
+        return found
+
+    def _remember(self, tenant: str, name: str, registered: Registered) -> Registered:
+        self._known[tenant, name] = registered
+        self._known.move_to_end((tenant, name))
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return registered
+
+
+async def forget_tenant(client: redis.asyncio.Redis, tenant: str) -> None:
+    """A tenant is gone: it owns nothing any more. Its files go with a later sweep. Raises RedisError."""
+    await client.delete(_records(tenant), _versions(tenant))
+    await client.srem(_TENANTS, tenant)
+
+
+def _records(tenant: str) -> str:
+    return f"penstock:adapters:{{{tenant}}}"
+
+
+def _versions(tenant: str) -> str:
+    return f"penstock:adapter-versions:{{{tenant}}}"
+
+
+def _registered(value: bytes | str) -> Registered:
+    version, _, data = _text(value).split(" ", 2)
+    return Registered(msgspec.json.decode(data, type=Adapter), int(version))
+
+
+def _text(value: bytes | str) -> str:
+    return value if isinstance(value, str) else value.decode()
+
+
+def _away() -> Overloaded:
+    return Overloaded("Adapters can't be looked up at the moment.", retry_after_s=1.0)

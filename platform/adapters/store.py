@@ -1,0 +1,90 @@
+"""The files of adapters by what they hold: a folder for each digest, the same for every gateway and replica.
+
+Not who owns them (registry). Every method blocks. Files appear whole (a draft is renamed into place) and never change; what nobody owns any
+more is kept for a while, because answers under way may need it on another replica. Invariant: a folder named by a digest holds exactly the
+files of that digest.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.adapters.peft import FILES
+
+_FORMAT = b"penstock-adapter"
+_DRAFT = "draft-"
+_LOCK = "lock"
+_CHUNK_BYTES = 2**20
+
+
+def digest_of(folder: Path) -> str:
+    """32 hex digits over both files. Raises OSError."""
+    state = hashlib.blake2b(digest_size=16, person=_FORMAT)
+    for name in FILES:
+        with (folder / name).open("rb") as file:
+            state.update(struct.pack("<Q", os.fstat(file.fileno()).st_size))
+            while chunk := file.read(_CHUNK_BYTES):
+                state.update(chunk)
+    return state.hexdigest()
+
+
+class AdapterStore:
+    def __init__(self, folder: Path) -> None:
+        """Made when the first adapter comes."""
+        self._folder = folder
+
+    def path(self, digest: str) -> Path:
+        """Where an adapter's files are, if it is there."""
+        return self._folder / digest
+
+    def draft(self) -> Path:
+        """An empty folder for the two files, to be put or discarded."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=_DRAFT, dir=self._folder))
+
+    def discard(self, draft: Path) -> None:
+        shutil.rmtree(draft, ignore_errors=True)
+
+    def put(self, draft: Path, now: float) -> str:
+        """Keep a draft's files under their digest, which is returned; the draft is gone. now: Unix time."""
+        digest = digest_of(draft)
+        place = self.path(digest)
+        with self._locked():
+            if place.is_dir():
+                self.discard(draft)
+            else:
+                draft.rename(place)
+            os.utime(place, (now, now))
+        return digest
+
+    def touch(self, digest: str, now: float) -> None:
+        """Its time to be kept begins again."""
+        with self._locked():
+            if self.path(digest).is_dir():
+                os.utime(self.path(digest), (now, now))
+
+    def sweep(self, owned: Collection[str], before: float) -> list[str]:
+        """Remove what is not among `owned` and was not put or touched since `before` (Unix time), drafts included; returns the names."""
+        if not self._folder.is_dir():
+            return []
+        with self._locked():
+            old = [place for place in self._folder.iterdir() if place.is_dir() and place.name not in owned and place.stat().st_mtime < before]
+            for place in old:
+                shutil.rmtree(place, ignore_errors=True)
+        return [place.name for place in old]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Against another gateway, which may sweep what is just being put again."""
+        descriptor = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)

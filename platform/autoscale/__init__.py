@@ -1,0 +1,1 @@
+"""The autoscaler: how many replicas each pool should have, and the way there."""

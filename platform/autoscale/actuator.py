@@ -1,0 +1,54 @@
+"""The way to a pool's target: Ray Serve's external scaler, and a victim of our choice on the way down.
+
+Works from any process of the cluster, without Serve's REST port and so without the dashboard. Serve's controller remembers the target and
+sees to it from then on; nothing of ours has to go on running for it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
+
+import ray
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+
+from penstock.autoscale import serve_controller
+from penstock.autoscale.observation import Placed
+from penstock.wire.discovery import REPLICA_DEPLOYMENT
+
+CALL_S = 5.0
+
+T = TypeVar("T")
+
+
+class ServeActuator:
+    """Every call raises what Ray raises, ValueError while there is no controller, and TimeoutError."""
+
+    def __init__(self, apps: Mapping[str, str]) -> None:
+        """apps: Serve application of each pool; each is deployed with `external_scaler_enabled`."""
+        self._deployments = {pool: DeploymentID(name=REPLICA_DEPLOYMENT, app_name=app) for pool, app in apps.items()}
+
+    async def read(self) -> dict[str, Placed]:
+        """The pools that Serve knows."""
+        controller = await asyncio.to_thread(_controller)
+        found = await _answer(controller.__ray_call__.remote(serve_controller.read, list(self._deployments.values())))
+        return {pool: placed for pool, placed in zip(self._deployments, found, strict=True) if placed is not None}
+
+    async def set_target(self, pool: str, target: int) -> None:
+        """As Serve sees fit: it starts what is missing, and stops what does not run yet, then the newest."""
+        controller = await asyncio.to_thread(_controller)
+        await _answer(controller.update_deployment_replicas.remote(self._deployments[pool], target))
+
+    async def step_down(self, pool: str, victims: tuple[str, ...], target: int) -> bool:
+        """Those victims drain and end, and `target` is what is left. False: it is not so any more, nothing was done."""
+        controller = await asyncio.to_thread(_controller)
+        return bool(await _answer(controller.__ray_call__.remote(serve_controller.step_down, self._deployments[pool], victims, target)))
+
+
+def _controller() -> Any:
+    return ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+
+
+async def _answer(call: Awaitable[T]) -> T:
+    async with asyncio.timeout(CALL_S):
+        return await call

@@ -1,0 +1,41 @@
+"""Settings of one pool's scaling. Loaded once at start; impossible values are refused with a sentence."""
+
+import msgspec
+
+from penstock.base.errors import ConfigError
+
+
+class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    min_replicas: int = 1
+    max_replicas: int = 4
+    target_utilisation: float = 0.7
+    """Share of what a replica can take that is planned for; the rest is for bursts shorter than a start."""
+    ttft_target_s: float = 1.0
+    """A queue whose predicted wait for the first token is longer asks for more replicas at once."""
+    tpot_target_s: float = 0.1
+    """Time per output token at which a replica counts as full, however many rows it could hold."""
+    window_s: float = 30.0
+    """Arrivals are averaged over so long."""
+    start_s: float = 10.0
+    """A replica is expected to be there so long after it was asked for; what waits is planned to be gone by then."""
+    scale_down_delay_s: float = 120.0
+    """So long fewer replicas must have been enough before one goes, and before each further one."""
+    scale_down_margin: float = 0.1
+    """Fewer are enough when they would be at most so much below the target utilisation: what keeps a steady load from going up and down."""
+    dry_run: bool = False
+    """Decide and log, change nothing."""
+
+    def __post_init__(self) -> None:
+        if self.min_replicas < 1:
+            raise ConfigError(f"autoscale.min_replicas must be at least 1, not {self.min_replicas}")
+        if self.max_replicas < self.min_replicas:
+            raise ConfigError(f"autoscale.max_replicas ({self.max_replicas}) is below autoscale.min_replicas ({self.min_replicas})")
+        if not 0 < self.target_utilisation <= 1:
+            raise ConfigError(f"autoscale.target_utilisation is a share above 0 and up to 1, not {self.target_utilisation}")
+        if not 0 <= self.scale_down_margin < 1:
+            raise ConfigError(f"autoscale.scale_down_margin is a share from 0 and below 1, not {self.scale_down_margin}")
+        for name in ("ttft_target_s", "tpot_target_s", "window_s", "start_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"autoscale.{name} must be more than 0, not {getattr(self, name)}")
+        if self.scale_down_delay_s < 0:
+            raise ConfigError(f"autoscale.scale_down_delay_s can't be negative, like {self.scale_down_delay_s}")

@@ -1,0 +1,58 @@
+"""The autoscaler's event log: a line of JSON whenever a pool's target or what Serve runs of it changes, with what the decision rested on."""
+
+import json
+import logging
+import math
+from pathlib import Path
+
+from penstock.autoscale.observation import Observation
+from penstock.autoscale.policy import Decision, Reason
+
+_WORTH_A_LINE = (Reason.STALE, Reason.UNKNOWN)
+"""Reasons that are news by themselves; others come and go with the load."""
+
+log = logging.getLogger("penstock.autoscale")
+
+
+class Journal:
+    """path: of the file, which is added to; None: the process's log alone."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._last: dict[str, tuple[object, ...]] = {}
+
+    def note(self, pool: str, seen: Observation, decision: Decision, outcome: str, victims: tuple[str, ...], unix_s: float) -> None:
+        """outcome: kept, applied, refused (Serve's state had changed), failed or dry run."""
+        placed = seen.placed
+        is_news = decision.reason in _WORTH_A_LINE
+        state = (placed, decision.target, outcome, decision.reason if is_news else None)
+        if self._last.get(pool) == state:
+            return
+        self._last[pool] = state
+        line = {
+            "unix_s": round(unix_s, 3),
+            "pool": pool,
+            "target": decision.target,
+            "was": placed.target,
+            "reason": decision.reason.value,
+            "outcome": outcome,
+            "victims": list(victims),
+            "running": list(placed.running),
+            "starting": placed.num_starting,
+            "stopping": placed.num_stopping,
+            "demand": _rounded(decision.demand),
+            "capacity_rps": _rounded(decision.capacity_rps),
+            "predicted_wait_s": _rounded(decision.predicted_wait_s),
+            "queued": seen.num_queued,
+            "present": seen.num_present,
+            "age_s": _rounded(seen.age_s),
+        }
+        log.info("autoscale", extra=line)
+        if self._path is not None:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def _rounded(value: float) -> float | None:
+    """None for what is infinite: JSON has no word for it."""
+    return round(value, 4) if math.isfinite(value) else None

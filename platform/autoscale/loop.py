@@ -1,0 +1,92 @@
+"""The autoscaler as Ray Serve runs it: composition root of its sources, its actuator and its loop, in a process of its own.
+
+Serve replaces it when it dies, and then it knows nothing: it learns the load again within a window, and until then moves nothing down. While
+it, Redis or Serve's controller is away the pools stay as they are.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from ray import serve
+from redis.exceptions import RedisError
+
+from penstock.autoscale.actuator import ServeActuator
+from penstock.autoscale.journal import Journal
+from penstock.autoscale.observe import Reports
+from penstock.autoscale.scaler import ScaledPool as ScaledPool
+from penstock.autoscale.scaler import Scaler
+from penstock.base import log as logs
+from penstock.base.environment import REDIS_URL, redis_url
+from penstock.base.redis import connect
+from penstock.wire.discovery import AUTOSCALER_APP
+from penstock.wire.errors import ConfigError, PenstockError
+
+PERIOD_S = 1.0
+"""Between two looks."""
+STOP_S = 5.0
+HEALTH_PERIOD_S = 1.0
+HEALTH_TIMEOUT_S = 10.0
+NUM_CPUS = 0.001
+"""Ray's count, for placement only."""
+
+log = logging.getLogger("penstock.autoscale")
+
+
+class Autoscaler:
+    """The Serve deployment."""
+
+    async def __init__(self, pools: tuple[ScaledPool, ...], journal: str | None) -> None:  # type: ignore[misc]  # Serve awaits it
+        logs.configure()
+        url = redis_url()
+        if url is None:
+            raise ConfigError(f"{REDIS_URL} is not set: the autoscaler hears of the load through Redis")
+        self._client = connect(url)
+        actuator = ServeActuator({pool.name: pool.app_name for pool in pools})
+        name = f"autoscaler-{uuid.uuid4().hex[:8]}"
+        scaler = Scaler(name, pools, Reports(self._client), actuator, Journal(None if journal is None else Path(journal)))
+        self._main = asyncio.create_task(run(scaler), name="autoscaler")
+        log.info("autoscaler ready", extra={"pools": [pool.name for pool in pools]})
+
+    async def check_health(self) -> None:
+        """Serve replaces an autoscaler for which this raises time and again."""
+        if self._main.done():
+            raise PenstockError("The autoscaler's loop has ended; its log has the cause.")
+
+    async def __del__(self) -> None:
+        self._main.cancel()
+        await asyncio.wait([self._main], timeout=STOP_S)
+        try:
+            await self._client.aclose()
+        except (RedisError, OSError) as error:
+            log.info("Redis was gone before", extra={"error": type(error).__name__})
+
+
+async def run(scaler: Scaler, period_s: float = PERIOD_S) -> None:
+    """Until cancelled, whatever a look raises."""
+    loop = asyncio.get_running_loop()
+    while True:
+        began = loop.time()
+        try:
+            await scaler.look()
+        except Exception:  # the top: one look that fails must not be the last
+            log.exception("look failed")
+        await asyncio.sleep(max(0.0, began + period_s - loop.time()))
+
+
+def autoscaler_app(pools: Sequence[ScaledPool], journal: str | None) -> serve.Application:
+    """The Serve application of the autoscaler, to be run as AUTOSCALER_APP with `route_prefix=None`. journal: path of the event log."""
+    deployment = serve.deployment(
+        name=AUTOSCALER_APP,
+        num_replicas=1,
+        ray_actor_options={"num_cpus": NUM_CPUS},
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=2 * STOP_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config={"enable_access_log": False},
+    )
+    application: serve.Application = deployment(Autoscaler).bind(tuple(pools), journal)
+    return application

@@ -1,0 +1,165 @@
+"""How many replicas a pool should have. Pure: `decide(settings, state, observation, now) -> (state, Decision)`.
+
+Not the way there (the actuator), not which one goes (victim). Demand is token work: arrivals a second of the average request over what one
+replica takes for good by the performance model, and the sequences that are there over the rows a full replica has, whichever is more; divided by
+the target utilisation. Beside it, a queue whose first tokens are predicted to come too late asks at once for what would have it served by
+the time a new replica is there, and for one more each start-up time while that does not help, since a model can be wrong.
+
+Up in one go, down one at a time: only after fewer were enough, with a margin, for the whole delay. Invariants: the target is within the
+bounds; without news from gateways nothing changes; the same load never moves it both ways; more demand never means fewer replicas.
+"""
+
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.demand import FIRST_SHAPE, Demand, Sample, Total, extended, learned, measured, remembered, sample
+from penstock.autoscale.observation import Observation, mean_costs
+from penstock.perf.capacity import Bounds, Shape, capacity_rps, rows_at
+from penstock.perf.model import Work, predict_ttft_s
+from penstock.wire.frames import StepCosts
+
+STALE_S = 5.0
+"""Older than this, what gateways say is not acted on."""
+ROUNDING = 1e-6
+"""Demand that exceeds a whole number of replicas by so little does not ask for another."""
+
+
+class Reason(StrEnum):
+    STEADY = "steady"
+    """What there is, is right."""
+    DEMAND = "demand"
+    """More token work than the replicas should carry."""
+    DEADLINE = "deadline"
+    """What waits would get its first token too late."""
+    IDLE = "idle"
+    """Fewer have been enough for the whole delay."""
+    COOLING = "cooling"
+    """Fewer would be enough, but not for long enough yet."""
+    DRAINING = "draining"
+    """Fewer would be enough; the one before is still on its way out."""
+    BOUNDS = "bounds"
+    """The target lay outside of the bounds."""
+    STALE = "stale"
+    """No gateway has said anything lately: nothing changes."""
+    UNKNOWN = "unknown"
+    """No replica has said yet how quick it is: nothing changes."""
+
+
+class Decision(NamedTuple):
+    target: int
+    reason: Reason
+    demand: float = 0.0
+    """In replicas at full use."""
+    capacity_rps: float = 0.0
+    """Requests a second that one replica takes."""
+    predicted_wait_s: float = 0.0
+    """For the first token of a request that comes now."""
+
+
+class State(NamedTuple):
+    """What the policy remembers of a pool."""
+
+    samples: tuple[Sample, ...] = ()
+    totals: Mapping[str, Total] = MappingProxyType({})
+    """By gateway."""
+    shape: Shape = FIRST_SHAPE
+    costs: StepCosts | None = None
+    low_since_s: float | None = None
+    """Since when fewer replicas would have been enough."""
+    pressed_s: float = -math.inf
+    """When a queue last asked for one more than the model did."""
+
+
+class _Need(NamedTuple):
+    demand: float
+    latest_demand: float
+    """By what came in the last moments, which is less sure."""
+    capacity_rps: float
+    wait_s: float
+
+
+def decide(settings: AutoscaleConfig, state: State, seen: Observation, max_rows: int, now: float) -> tuple[State, Decision]:
+    """The state to decide with next time, and what to do now. max_rows: sequences that a replica runs at once. now: monotonic seconds."""
+    bounded = min(max(seen.placed.target, settings.min_replicas), settings.max_replicas)
+    if bounded != seen.placed.target:
+        return state, Decision(bounded, Reason.BOUNDS)
+    if seen.age_s > STALE_S:
+        return state._replace(samples=(), low_since_s=None), Decision(bounded, Reason.STALE)
+    state = _noted(settings, state, seen, now)
+    if state.costs is None:
+        return state, Decision(bounded, Reason.UNKNOWN)
+    need = _need(settings, state.costs, measured(state.samples, state.shape), seen, max_rows)
+    return _pressed(settings, state, seen, need, now) or _planned(settings, state, seen, need, now)
+
+
+def _noted(settings: AutoscaleConfig, state: State, seen: Observation, now: float) -> State:
+    newest = sample(state.totals, seen, now)
+    return state._replace(
+        samples=extended(state.samples, newest, settings.window_s),
+        totals=remembered(state.totals, seen.flows, now),
+        shape=learned(state.shape, newest.flow),
+        costs=mean_costs(seen.replicas) or state.costs,
+    )
+
+
+def _need(settings: AutoscaleConfig, costs: StepCosts, demand: Demand, seen: Observation, max_rows: int) -> _Need:
+    kv_tokens = min((replica.load.total_blocks * replica.block_size for replica in seen.replicas), default=math.inf)
+    capacity = capacity_rps(costs, demand.shape, Bounds(max_rows, kv_tokens, settings.tpot_target_s))
+    if math.isinf(capacity):
+        return _Need(0.0, 0.0, capacity, 0.0)
+    rows = max(1.0, rows_at(costs, demand.shape, capacity))
+    known = max(demand.rate / capacity, demand.num_present / rows)
+    return _Need(known, max(known, demand.latest_rate / capacity), capacity, _wait_s(costs, demand.shape, seen, capacity))
+
+
+def _wait_s(costs: StepCosts, shape: Shape, seen: Observation, capacity: float) -> float:
+    """For the first token of a request that comes now: behind the queue at the pace of full replicas, then on the least busy one."""
+    if not seen.num_serving:
+        return math.inf if seen.num_queued else 0.0
+    loads = [replica.load for replica in seen.replicas if not replica.load.is_draining]
+    works = [(Work(load.num_running, 0, load.prefill_tokens_outstanding, load.kv_tokens), load.max_batched_tokens) for load in loads]
+    ttft_s = min(predict_ttft_s(costs, work, round(shape.prefill_tokens), round(shape.cached_tokens), budget) for work, budget in works)
+    return max(seen.oldest_wait_s, seen.num_waiting / (seen.num_serving * capacity)) + (ttft_s if seen.num_waiting else 0.0)
+
+
+def _pressed(settings: AutoscaleConfig, state: State, seen: Observation, need: _Need, now: float) -> tuple[State, Decision] | None:
+    """The fast path; None: no deadline is in danger, or nothing more can be done about it now."""
+    current = seen.placed.target
+    if need.wait_s <= settings.ttft_target_s or not seen.num_waiting:
+        return None
+    backlog = seen.num_waiting / (need.capacity_rps * (settings.start_s + settings.ttft_target_s))
+    wanted = max(_replicas(need.latest_demand, settings.target_utilisation), _replicas(need.latest_demand + backlog, 1.0))
+    is_settled = seen.num_serving >= current and now - state.pressed_s >= settings.start_s
+    if is_settled and wanted <= current:
+        wanted = current + 1
+    target = min(max(wanted, current), settings.max_replicas)
+    state = state._replace(low_since_s=None, pressed_s=now if target > current else state.pressed_s)
+    return state, _decision(target, Reason.DEADLINE if target > current else Reason.STEADY, need)
+
+
+def _planned(settings: AutoscaleConfig, state: State, seen: Observation, need: _Need, now: float) -> tuple[State, Decision]:
+    current = seen.placed.target
+    wanted = min(_replicas(need.demand, settings.target_utilisation), settings.max_replicas)
+    if wanted > current:
+        return state._replace(low_since_s=None), _decision(wanted, Reason.DEMAND, need)
+    enough = max(_replicas(need.demand, settings.target_utilisation * (1 - settings.scale_down_margin)), settings.min_replicas)
+    if enough >= current:
+        return state._replace(low_since_s=None), _decision(current, Reason.STEADY, need)
+    since_s = now if state.low_since_s is None else state.low_since_s
+    if now - since_s < settings.scale_down_delay_s:
+        return state._replace(low_since_s=since_s), _decision(current, Reason.COOLING, need)
+    if seen.placed.num_stopping:
+        return state._replace(low_since_s=since_s), _decision(current, Reason.DRAINING, need)
+    return state._replace(low_since_s=now), _decision(current - 1, Reason.IDLE, need)
+
+
+def _replicas(demand: float, utilisation: float) -> int:
+    return math.ceil(demand / utilisation - ROUNDING)
+
+
+def _decision(target: int, reason: Reason, need: _Need) -> Decision:
+    return Decision(target, reason, need.demand, need.capacity_rps, need.wait_s)

@@ -1,0 +1,135 @@
+"""One look at every pool, and what follows from it: observe, decide, act, tell. Not a loop; it receives its collaborators.
+
+Invariant: what one pool raises does not keep the others from their turn, and a pool that could not be changed is decided on anew next time from
+what Serve says then.
+"""
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from ray.exceptions import RayError
+from redis.exceptions import RedisError
+
+from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.journal import Journal
+from penstock.autoscale.observation import Observation, Placed
+from penstock.autoscale.observe import Heard, observe
+from penstock.autoscale.policy import Decision, State, decide
+from penstock.autoscale.victim import choose_victims
+from penstock.wire.scaling import PoolTarget, Targets
+
+HITS_S = 60.0
+"""What a cache has saved in so long says what it is worth."""
+
+log = logging.getLogger("penstock.autoscale")
+
+
+class ScaledPool(NamedTuple):
+    name: str
+    app_name: str
+    max_rows: int
+    """Sequences that a replica runs at once."""
+    settings: AutoscaleConfig
+
+
+class Source(Protocol):
+    async def read(self) -> Sequence[Heard]: ...
+    async def tell(self, targets: Targets) -> None: ...
+
+
+class Actuator(Protocol):
+    async def read(self) -> Mapping[str, Placed]: ...
+    async def set_target(self, pool: str, target: int) -> None: ...
+    async def step_down(self, pool: str, victims: tuple[str, ...], target: int) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Kept:
+    state: State = field(default_factory=State)
+    target: int | None = None
+    reasons: Counter[str] = field(default_factory=Counter)
+    hits: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
+    """By time, oldest first: prompt tokens that each replica's cache was expected to save."""
+
+
+class Scaler:
+    def __init__(
+        self,
+        name: str,
+        pools: Sequence[ScaledPool],
+        source: Source,
+        actuator: Actuator,
+        journal: Journal,
+        clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """name: of this process."""
+        self._name = name
+        self._pools = list(pools)
+        self._source = source
+        self._actuator = actuator
+        self._journal = journal
+        self._clock = clock
+        self._unix_clock = unix_clock
+        self._kept = {pool.name: _Kept() for pool in pools}
+
+    async def look(self) -> None:
+        """Raises what Serve's controller raises while it is away; Redis may be."""
+        heard = await self._hear()
+        placed = await self._actuator.read()
+        for pool in self._pools:
+            if pool.name in placed:
+                await self._attend(pool, observe(pool.name, placed[pool.name], heard))
+        try:
+            await self._source.tell(self._targets())
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("targets not told", extra={"error": type(error).__name__})
+
+    async def _hear(self) -> Sequence[Heard]:
+        """Nothing, while Redis is away: then there is no news, and nothing changes."""
+        try:
+            return await self._source.read()
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("reports not read", extra={"error": type(error).__name__})
+            return []
+
+    async def _attend(self, pool: ScaledPool, seen: Observation) -> None:
+        kept, now = self._kept[pool.name], self._clock()
+        hits = {replica.replica_id: replica.hit_tokens for replica in seen.replicas}
+        kept.hits.append((now, hits))
+        while now - kept.hits[0][0] > HITS_S:
+            kept.hits.popleft()
+        kept.state, decision = decide(pool.settings, kept.state, seen, pool.max_rows, now)
+        kept.reasons[decision.reason.value] += 1
+        kept.target = decision.target
+        victims = self._victims(seen, decision, kept.hits[0][1])
+        outcome = "kept" if decision.target == seen.placed.target else await self._act(pool, seen.placed, decision, victims)
+        self._journal.note(pool.name, seen, decision, outcome, victims, self._unix_clock())
+
+    def _victims(self, seen: Observation, decision: Decision, hits_before: Mapping[str, int]) -> tuple[str, ...]:
+        """None while replicas that are still starting can go instead: Serve stops those first."""
+        count = seen.placed.target - decision.target
+        if count <= 0 or seen.placed.num_starting:
+            return ()
+        return choose_victims(seen.placed.running, seen.replicas, hits_before, count)
+
+    async def _act(self, pool: ScaledPool, placed: Placed, decision: Decision, victims: tuple[str, ...]) -> str:
+        if pool.settings.dry_run:
+            return "dry run"
+        try:
+            if victims:
+                is_done = await self._actuator.step_down(pool.name, victims, placed.target - len(victims))
+                return "applied" if is_done else "refused"
+            await self._actuator.set_target(pool.name, max(decision.target, placed.target - placed.num_starting))
+        except (RayError, ValueError, TimeoutError) as error:
+            log.warning("target not set", extra={"pool": pool.name, "error": type(error).__name__})
+            return "failed"
+        return "applied"
+
+    def _targets(self) -> Targets:
+        rows = [PoolTarget(name, kept.target, dict(kept.reasons)) for name, kept in self._kept.items() if kept.target is not None]
+        return Targets(self._name, rows)

@@ -1,0 +1,52 @@
+"""What runs inside Ray Serve's controller on our behalf: reading a pool's state, and a step down with a victim of our choice.
+
+Serve has no call for either. Lowering the target alone lets Serve choose: fewest replicas on a node, then the newest. A victim that ends by
+itself before the target is lowered is replaced at once, and one that ends after it costs a second replica. So both happen in one turn of the
+controller's event loop, by the two steps that Serve's own scaling takes: the victim is stopped gracefully, as any replica that Serve stops,
+and the target is lowered by as many. Everything here rests on private names of Ray, hence the narrow version range; it is sent there by
+`__ray_call__`, and imports of this module must stay light.
+"""
+
+from typing import Any
+
+from penstock.autoscale.observation import Placed
+
+
+def read(controller: Any, deployment_ids: list[Any]) -> list[Placed | None]:
+    """As Serve has it now; None: it does not know that deployment (yet, or any more)."""
+    states = controller.deployment_state_manager._deployment_states
+    return [_placed(states[deployment_id]) if deployment_id in states else None for deployment_id in deployment_ids]
+
+
+def step_down(controller: Any, deployment_id: Any, victims: tuple[str, ...], target: int) -> bool:
+    """Stop the victims gracefully and lower the target by as many, to `target`. False, and nothing is done, where that is not what it would be:
+    the target has changed meanwhile, or a victim runs no more."""
+    manager = controller.deployment_state_manager
+    state = manager._deployment_states.get(deployment_id)
+    if state is None or state.target_num_replicas != target + len(victims):
+        return False
+    found = [replica.replica_id for replica in state._replicas.get() if _is_running(replica) and replica.replica_id.unique_id in victims]
+    if len(found) != len(victims):
+        return False
+    state.stop_replicas(found)
+    manager.set_target_num_replicas(deployment_id, target)
+    return True
+
+
+def _placed(state: Any) -> Placed:
+    replicas = state._replicas.get()
+    words = [replica.actor_details.state.value for replica in replicas]
+    return Placed(
+        target=state.target_num_replicas,
+        running=tuple(replica.replica_id.unique_id for replica in sorted(replicas, key=_age) if _is_running(replica)),
+        num_starting=sum(word in ("STARTING", "UPDATING", "RECOVERING") for word in words),
+        num_stopping=words.count("STOPPING"),
+    )
+
+
+def _is_running(replica: Any) -> bool:
+    return bool(replica.actor_details.state.value == "RUNNING")
+
+
+def _age(replica: Any) -> float:
+    return float(replica.actor_details.start_time_s)

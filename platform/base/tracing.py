@@ -1,0 +1,231 @@
+"""Traces of requests, recorded with OpenTelemetry's SDK and sent away over OTLP/HTTP by a thread of its own.
+
+Not the names (see `telemetry`), and not what they mean (`router.spans`). Whether a request is traced is decided before anything is made of
+it: who brings a `traceparent` (W3C Trace Context, level 1) has decided, for others a coin does. Invariants: nobody who records ever waits; what
+the collector does not take in time is dropped and counted; `tracestate`, which is other vendors' free text, goes no further.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import NamedTuple
+
+from opentelemetry import trace as otel
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from penstock.base.telemetry import ERROR, PROVIDER, REQUEST, SPANS, TelemetryConfig
+
+MAX_HELD_SPANS = 2048
+"""Ended and not sent; more are dropped."""
+BATCH_SPANS = 64
+"""Encoded at once. Little, since meanwhile the event loop may have to wait for the interpreter."""
+EXPORT_EVERY_S = 1.0
+EXPORT_TIMEOUT_S = 5.0
+"""For one batch, tries included."""
+CLOSE_S = 2.0
+"""What the last batches get."""
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+EXPORTED, DROPPED = "exported", "dropped"
+
+Value = str | int | float | bool
+Attributes = Mapping[str, Value | None]
+"""None: nothing is known, so nothing is said."""
+
+_ALLOWED = {row.name: frozenset(row.attributes) for row in SPANS}
+_propagator = TraceContextTextMapPropagator()
+
+
+class Started(NamedTuple):
+    """traceparent: for the answer, and for who else works on the request. trace: where spans go; None: nobody records this request."""
+
+    traceparent: str | None
+    trace: "Trace | None"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """For a request to another server on its behalf."""
+        return {} if self.traceparent is None else {"traceparent": self.traceparent}
+
+
+NOT_TRACED = Started(None, None)
+
+
+class Tracing:
+    """count: told how many spans were EXPORTED or DROPPED, from any thread. now: Unix time; clock: the monotonic one of who records; seconds."""
+
+    def __init__(
+        self,
+        exporter: SpanExporter,
+        sample_ratio: float,
+        instance: str,
+        count: Callable[[str, int], None],
+        random: Random,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        resource = Resource({"service.name": "penstock", "service.instance.id": instance}).merge(OTELResourceDetector().detect())
+        self._exporter = _Counted(exporter, count)
+        self._provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(_Bounded(self._exporter, count))
+        self._tracer = self._provider.get_tracer("penstock")
+        self._sample_ratio = sample_ratio
+        self._random = random
+        self._now = now
+        self._clock = clock
+
+    def begin(self, traceparent: str | None, began_s: float) -> Started:
+        """A request came with that header. began_s: when, by the clock."""
+        parent = None if traceparent is None else _context_of(traceparent)
+        if parent is None:
+            return self._record(None, began_s) if self._random.random() < self._sample_ratio else NOT_TRACED
+        if not parent.trace_flags.sampled:
+            return Started(format_context(parent), None)
+        return self._record(parent, began_s)
+
+    def _record(self, parent: SpanContext | None, began_s: float) -> Started:
+        trace = Trace(self._tracer, parent, began_s, self._now() - self._clock(), self._now)
+        return Started(trace.traceparent, trace)
+
+    def close(self) -> None:
+        """Send what is left, for up to CLOSE_S and one more try. Blocks."""
+        limit = threading.Timer(CLOSE_S, self._exporter.shutdown)
+        limit.start()
+        self._provider.shutdown()
+        limit.cancel()
+
+
+class Trace:
+    """A request's: its own span, and those below it. Their times are Unix time, in seconds."""
+
+    __slots__ = ("_ahead_s", "_context", "_now", "_span", "_tracer", "traceparent")
+
+    def __init__(self, tracer: otel.Tracer, parent: SpanContext | None, began_s: float, ahead_s: float, now: Callable[[], float]) -> None:
+        """began_s: of the monotonic clock, which Unix time is `ahead_s` ahead of."""
+        remote = otel.set_span_in_context(otel.NonRecordingSpan(parent or otel.INVALID_SPAN_CONTEXT))
+        self._tracer = tracer
+        self._ahead_s = ahead_s
+        self._now = now
+        self._span = tracer.start_span(REQUEST, remote, SpanKind.SERVER, start_time=_ns(self.unix_s(began_s)))
+        self._context = otel.set_span_in_context(self._span)
+        self.traceparent = format_context(self._span.get_span_context())
+
+    def now_s(self) -> float:
+        return self._now()
+
+    def unix_s(self, monotonic_s: float) -> float:
+        """What is measured on the monotonic clock, as the spans want it."""
+        return monotonic_s + self._ahead_s
+
+    def note(self, attributes: Attributes) -> None:
+        """Of the request itself."""
+        _note(self._span, REQUEST, attributes)
+
+    def add(self, name: str, began_s: float, ended_s: float, attributes: Attributes, error: str | None = None) -> None:
+        """A span below the request's, which is over. error: its class."""
+        kind = SpanKind.CLIENT if name == PROVIDER else SpanKind.INTERNAL
+        span = self._tracer.start_span(name, self._context, kind, start_time=_ns(began_s))
+        _note(span, name, attributes)
+        _end(span, ended_s, error)
+
+    def end(self, error: str | None = None) -> None:
+        """The request is over. error: its class."""
+        _end(self._span, self._now(), error)
+
+
+def open_tracing(config: TelemetryConfig, instance: str, count: Callable[[str, int], None], random: Random) -> Tracing | None:
+    """To the collector that the settings name, or else OpenTelemetry's environment variables, which also hold headers and certificates.
+
+    None: neither names one, or OTEL_SDK_DISABLED is true.
+    """
+    is_named = config.otlp_endpoint is not None or any(os.environ.get(name) for name in ENDPOINTS)
+    if not is_named or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return None
+    endpoint = None if config.otlp_endpoint is None else f"{config.otlp_endpoint.rstrip('/')}/v1/traces"
+    timeout_s = None if "OTEL_EXPORTER_OTLP_TIMEOUT" in os.environ else EXPORT_TIMEOUT_S
+    return Tracing(OTLPSpanExporter(endpoint, timeout=timeout_s), config.sample_ratio, instance, count, random)
+
+
+def format_context(context: SpanContext) -> str:
+    """As the value of a `traceparent` header."""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & TraceFlags.SAMPLED:02x}"
+
+
+def _context_of(traceparent: str) -> SpanContext | None:
+    """None: it is malformed, and counts as not sent."""
+    context = otel.get_current_span(_propagator.extract({"traceparent": traceparent})).get_span_context()
+    return context if context.is_valid else None
+
+
+def _note(span: Span, name: str, attributes: Attributes) -> None:
+    allowed = _ALLOWED[name]
+    for key, value in attributes.items():
+        assert key in allowed, f"the table gives {name} no {key}"
+        if value is not None:
+            span.set_attribute(key, value)
+
+
+def _end(span: Span, ended_s: float, error: str | None) -> None:
+    if error is not None:
+        span.set_attribute(ERROR, error)
+        span.set_status(Status(StatusCode.ERROR))
+    span.end(_ns(ended_s))
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+class _Counted(SpanExporter):
+    """Counts what became of the spans it passes on."""
+
+    def __init__(self, exporter: SpanExporter, count: Callable[[str, int], None]) -> None:
+        self._exporter = exporter
+        self._count = count
+        self._is_shut = threading.Lock()
+        self.num_taken = 0
+        """Spans that have left the queue; written by the exporting thread only."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.num_taken += len(spans)
+        result = self._exporter.export(spans)
+        self._count(EXPORTED if result is SpanExportResult.SUCCESS else DROPPED, len(spans))
+        return result
+
+    def shutdown(self) -> None:
+        if self._is_shut.acquire(blocking=False):
+            self._exporter.shutdown()
+
+
+class _Bounded(SpanProcessor):
+    """The SDK's queue and thread, which would drop silently, behind a count of what it holds. Spans end on one thread, the event loop's."""
+
+    def __init__(self, exporter: _Counted, count: Callable[[str, int], None]) -> None:
+        self._exporter = exporter
+        self._count = count
+        self._num_given = 0
+        self._batches = BatchSpanProcessor(
+            exporter, max_queue_size=MAX_HELD_SPANS, schedule_delay_millis=1000 * EXPORT_EVERY_S, max_export_batch_size=BATCH_SPANS
+        )
+
+    def on_end(self, span: ReadableSpan) -> None:
+        if self._num_given - self._exporter.num_taken >= MAX_HELD_SPANS:
+            self._count(DROPPED, 1)
+        else:
+            self._num_given += 1
+            self._batches.on_end(span)
+
+    def shutdown(self) -> None:
+        self._batches.shutdown()  # type: ignore[no-untyped-call]  # the SDK leaves it untyped
+
+    def force_flush(self, timeout_millis: int | None = None) -> bool:
+        return self._batches.force_flush(timeout_millis)

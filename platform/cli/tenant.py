@@ -1,0 +1,223 @@
+"""`penstock tenant`, `penstock key` and `penstock usage`: what an operator does to tenants, in the Redis of a platform.
+
+That Redis is the running platform's, found by its state folder; where none runs, the one that the configuration names. A gateway asks Redis again
+after gateway.key_cache_s, so nothing has to be told to it.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import RedisError
+from rich.console import Console
+from rich.table import Table
+
+from penstock.adapters.registry import forget_tenant
+from penstock.base.environment import CLUSTER_SECRET, cluster_secret
+from penstock.base.errors import ConfigError
+from penstock.base.redis import connect
+from penstock.cli.config import load_platform
+from penstock.cli.state import RunState, StateDir
+from penstock.tenancy.keys import KEY_PATTERN, KeyInfo, list_keys, revoke_all, revoke_id, revoke_key
+from penstock.tenancy.tenants import Record, Settings, Tenants
+from penstock.tenancy.usage import UsageRow, last_days, read_usage
+
+T = TypeVar("T")
+
+EMBEDDED = "embedded"
+NO_LIMIT = 0
+"""As an operator writes it."""
+
+
+def redis_of(state: StateDir, config: Path | None) -> str:
+    """Its URL. config: where given, it decides. Raises ConfigError with what to do."""
+    run = state.read() if config is None else None
+    if run is not None and run.is_alive:
+        return _redis_of_run(run)
+    if config is None:
+        raise ConfigError(f"nothing runs with the state folder {state.path}; start it with `penstock up`, or name a configuration with a redis.url by --config")
+    url = load_platform(config).redis.url
+    if url is None:
+        raise ConfigError(f"{config} has no redis.url, and the embedded Redis is there only while `penstock up` runs")
+    return url
+
+
+def _redis_of_run(run: RunState) -> str:
+    if run.redis == EMBEDDED:
+        return f"unix://{Path(run.temp_dir) / 'redis' / 'redis.sock'}"
+    url = load_platform(Path(run.config)).redis.url  # the state folder has it without its password
+    if url is None:
+        raise ConfigError(f"{run.config} has no redis.url any more; name the configuration that was started by --config")
+    return url
+
+
+def secret_of(state: StateDir) -> bytes:
+    """The cluster's: of the environment, else of the state folder. Raises ConfigError; one made up now would belong to nobody."""
+    if CLUSTER_SECRET in os.environ:
+        return cluster_secret()
+    if not (state.path / "secret").exists():
+        raise ConfigError(
+            f"the state folder {state.path} holds no cluster secret, from which keys derive; name the platform's by --state, or set {CLUSTER_SECRET}"
+        )
+    return state.secret()
+
+
+def with_redis(url: str, work: Callable[[redis.asyncio.Redis], Awaitable[T]]) -> T:
+    """Raises ConfigError when Redis does not answer."""
+
+    async def main() -> T:
+        client = connect(url)
+        try:
+            return await work(client)
+        except (RedisError, OSError, TimeoutError) as error:
+            raise ConfigError(f"Redis does not answer: {error}") from error
+        finally:
+            with suppress(RedisError, OSError):
+                await client.aclose()
+
+    return asyncio.run(main())
+
+
+class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A tenant as it is shown."""
+
+    id: str
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    max_parallel: int | None
+    models: tuple[str, ...] | None
+    """None: all."""
+    tier_policy: str
+    created: str
+    updated: str
+    keys: tuple[str, ...]
+    """Their ids."""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What an operator names; None: as it was. A limit of 0: none."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_parallel: int | None = None
+    models: tuple[str, ...] | None = None
+    """`*`: all."""
+    tier_policy: str | None = None
+
+    def applied(self, settings: Settings) -> Settings:
+        limits = msgspec.structs.replace(
+            settings.limits,
+            **{
+                name: None if value == NO_LIMIT else value
+                for name in ("requests_per_minute", "tokens_per_minute", "max_parallel")
+                if (value := getattr(self, name)) is not None
+            },
+        )
+        models = settings.models if self.models is None else None if "*" in self.models else tuple(dict.fromkeys(self.models))
+        return Settings(limits=limits, models=models, tier_policy=self.tier_policy or settings.tier_policy)
+
+
+async def describe(client: redis.asyncio.Redis, tenant_id: str, record: Record) -> TenantInfo:
+    limits = record.settings.limits
+    return TenantInfo(
+        id=tenant_id,
+        requests_per_minute=limits.requests_per_minute,
+        tokens_per_minute=limits.tokens_per_minute,
+        max_parallel=limits.max_parallel,
+        models=record.settings.models,
+        tier_policy=record.settings.tier_policy,
+        created=_moment(record.created),
+        updated=_moment(record.updated),
+        keys=tuple(key.id for key in await list_keys(client, tenant_id)),
+    )
+
+
+async def create(client: redis.asyncio.Redis, tenant_id: str, change: Change) -> TenantInfo:
+    return await describe(client, tenant_id, await Tenants(client).create(tenant_id, change.applied(Settings()), time.time()))
+
+
+async def change_settings(client: redis.asyncio.Redis, tenant_id: str, change: Change) -> TenantInfo:
+    return await describe(client, tenant_id, await Tenants(client).change(tenant_id, change.applied, time.time()))
+
+
+async def find(client: redis.asyncio.Redis, tenant_id: str) -> TenantInfo:
+    return await describe(client, tenant_id, await Tenants(client).get(tenant_id))
+
+
+async def find_all(client: redis.asyncio.Redis) -> list[TenantInfo]:
+    return [await describe(client, tenant_id, record) for tenant_id, record in (await Tenants(client).all()).items()]
+
+
+async def delete(client: redis.asyncio.Redis, tenant_id: str) -> int:
+    """How many keys it had. From the tombstone on none of them is accepted, whatever becomes of the rest."""
+    await Tenants(client).delete(tenant_id, time.time())
+    await forget_tenant(client, tenant_id)
+    return await revoke_all(client, tenant_id)
+
+
+async def revoke(client: redis.asyncio.Redis, secret: bytes, key_or_id: str) -> str:
+    """What to say. A key that nobody knows is refused already."""
+    if KEY_PATTERN.fullmatch(key_or_id):
+        await revoke_key(client, secret, key_or_id)
+        return "revoked"
+    info = await revoke_id(client, key_or_id)
+    return f"revoked {info.id} of {info.tenant}"
+
+
+async def keys_of(client: redis.asyncio.Redis, tenant_id: str | None) -> list[KeyInfo]:
+    ids = [tenant_id] if tenant_id is not None else list(await Tenants(client).all())
+    return [key for each in ids for key in await list_keys(client, each)]
+
+
+async def usage_of(client: redis.asyncio.Redis, tenant_id: str | None, num_days: int) -> dict[str, list[UsageRow]]:
+    days = last_days(num_days, time.time())
+    ids = [tenant_id] if tenant_id is not None else list(await Tenants(client).all())
+    return {each: await read_usage(client, each, days) for each in ids}
+
+
+def show_tenants(tenants: list[TenantInfo], console: Console) -> None:
+    table = Table("tenant", "requests/min", "tokens/min", "at once", "models", "tier policy", "keys", "created")
+    for tenant in tenants:
+        limits = [_limit(value) for value in (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.max_parallel)]
+        models = "all" if tenant.models is None else ", ".join(tenant.models)
+        table.add_row(tenant.id, *limits, models, tenant.tier_policy, ", ".join(tenant.keys) or "none", tenant.created)
+    console.print(table)
+
+
+def show_keys(keys: list[KeyInfo], console: Console) -> None:
+    table = Table("key", "tenant", "created")
+    for key in keys:
+        table.add_row(key.id, key.tenant, _moment(key.created))
+    console.print(table)
+
+
+def show_usage(usage: dict[str, list[UsageRow]], console: Console) -> None:
+    table = Table("tenant", "day", "model", "adapter", "requests", "prompt", "cached", "completion")
+    for tenant_id, rows in usage.items():
+        for row in rows:
+            table.add_row(tenant_id, row.day, row.model, row.adapter, *(f"{count:,}" for count in row.used))
+    console.print(table)
+
+
+def usage_tree(usage: dict[str, list[UsageRow]]) -> list[dict[str, object]]:
+    """For JSON."""
+    return [
+        {"tenant": tenant_id, "day": row.day, "model": row.model, "adapter": row.adapter or None, **row.used._asdict()}
+        for tenant_id, rows in usage.items()
+        for row in rows
+    ]
+
+
+def _limit(value: int | None) -> str:
+    return "none" if value is None else f"{value:,}"
+
+
+def _moment(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")

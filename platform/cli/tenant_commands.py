@@ -1,0 +1,170 @@
+"""The commands about tenants, their keys and their usage; what they do is in `tenant`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from penstock.base.errors import ConfigError
+from penstock.cli.refusals import refusing
+from penstock.cli.state import StateDir
+from penstock.cli.tenant import (
+    Change,
+    change_settings,
+    create,
+    delete,
+    find,
+    find_all,
+    keys_of,
+    redis_of,
+    revoke,
+    secret_of,
+    show_keys,
+    show_tenants,
+    show_usage,
+    usage_of,
+    usage_tree,
+    with_redis,
+)
+from penstock.cli.up import DEMO_TENANT
+from penstock.tenancy.keys import create_key
+from penstock.tenancy.tenants import TIER_POLICIES, Tenants
+from penstock.tenancy.usage import KEPT_S
+
+MAX_DAYS = KEPT_S // 86400
+
+tenants = typer.Typer(no_args_is_help=True, help="Tenants: who may ask, how much, and where.")
+keys = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
+
+Name = Annotated[str, typer.Argument(help="The tenant's id: letters, digits, dots, dashes, underscores.")]
+State = Annotated[Path, typer.Option("--state", help="State folder of the running platform.")]
+Config = Annotated[Path | None, typer.Option("--config", help="A configuration whose redis.url to use instead of the running platform's.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
+Requests = Annotated[int | None, typer.Option("--requests-per-minute", min=0, help="0: no limit.")]
+Tokens = Annotated[int | None, typer.Option("--tokens-per-minute", min=0, help="Of prompts and answers together; 0: no limit.")]
+Parallel = Annotated[int | None, typer.Option("--max-parallel", min=0, help="Requests at once; 0: no limit.")]
+Models = Annotated[str | None, typer.Option("--models", help="Served names it may use, with commas between them; *: all.")]
+Policy = Annotated[str | None, typer.Option("--tier-policy", help=f"{', '.join(TIER_POLICIES)}.")]
+DEFAULT_STATE = Path(".penstock")
+
+
+@tenants.command("create")
+def create_tenant(
+    name: Name,
+    requests_per_minute: Requests = None,
+    tokens_per_minute: Tokens = None,
+    max_parallel: Parallel = None,
+    models: Models = None,
+    tier_policy: Policy = None,
+    state: State = DEFAULT_STATE,
+    config: Config = None,
+) -> None:
+    """A new tenant; it needs a key: penstock key create NAME."""
+    change = _change(requests_per_minute, tokens_per_minute, max_parallel, models, tier_policy)
+    with refusing():
+        show_tenants([with_redis(redis_of(StateDir(state), config), lambda client: create(client, name, change))], Console())
+
+
+@tenants.command("set")
+def set_tenant(
+    name: Name,
+    requests_per_minute: Requests = None,
+    tokens_per_minute: Tokens = None,
+    max_parallel: Parallel = None,
+    models: Models = None,
+    tier_policy: Policy = None,
+    state: State = DEFAULT_STATE,
+    config: Config = None,
+) -> None:
+    """Change what is named; the rest stays."""
+    change = _change(requests_per_minute, tokens_per_minute, max_parallel, models, tier_policy)
+    with refusing():
+        show_tenants([with_redis(redis_of(StateDir(state), config), lambda client: change_settings(client, name, change))], Console())
+
+
+@tenants.command("show")
+def show_tenant(name: Name, as_json: AsJson = False, state: State = DEFAULT_STATE, config: Config = None) -> None:
+    """One tenant."""
+    with refusing():
+        found = with_redis(redis_of(StateDir(state), config), lambda client: find(client, name))
+        _print(found) if as_json else show_tenants([found], Console())
+
+
+@tenants.command("list")
+def list_tenants(as_json: AsJson = False, state: State = DEFAULT_STATE, config: Config = None) -> None:
+    """All tenants."""
+    with refusing():
+        found = with_redis(redis_of(StateDir(state), config), find_all)
+        _print(found) if as_json else show_tenants(found, Console())
+
+
+@tenants.command("delete")
+def delete_tenant(name: Name, state: State = DEFAULT_STATE, config: Config = None) -> None:
+    """For good: its keys are refused, and its id is not used again. Its usage can still be read."""
+    with refusing():
+        if name == DEMO_TENANT:
+            raise ConfigError(f"{DEMO_TENANT!r} is the tenant of the key that `penstock up` prints; revoke its keys instead")
+        count = with_redis(redis_of(StateDir(state), config), lambda client: delete(client, name))
+    print(f"deleted {name}; keys revoked: {count}")
+
+
+@keys.command("create")
+def make_key(tenant: Name, state: State = DEFAULT_STATE, config: Config = None) -> None:
+    """A new key, shown now and never again."""
+    with refusing():
+        folder = StateDir(state)
+        url, secret = redis_of(folder, config), secret_of(folder)
+        with_redis(url, lambda client: Tenants(client).get(tenant))
+        print(with_redis(url, lambda client: create_key(client, secret, tenant)))
+
+
+@keys.command("list")
+def list_keys_of(
+    tenant: Annotated[str | None, typer.Argument(help="Default: all tenants.")] = None,
+    as_json: AsJson = False,
+    state: State = DEFAULT_STATE,
+    config: Config = None,
+) -> None:
+    """Keys by their ids: the keys themselves are nowhere."""
+    with refusing():
+        found = with_redis(redis_of(StateDir(state), config), lambda client: keys_of(client, tenant))
+        _print([key._asdict() for key in found]) if as_json else show_keys(found, Console())
+
+
+@keys.command("revoke")
+def revoke_one(
+    key: Annotated[str, typer.Argument(help="The key, or its id as `penstock key list` shows it. - reads it from standard input.")],
+    state: State = DEFAULT_STATE,
+    config: Config = None,
+) -> None:
+    """Every gateway refuses it within gateway.key_cache_s; requests under way may finish."""
+    with refusing():
+        folder = StateDir(state)
+        url, secret = redis_of(folder, config), secret_of(folder)
+        named = sys.stdin.readline().strip() if key == "-" else key
+        print(with_redis(url, lambda client: revoke(client, secret, named)))
+
+
+def usage(
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Default: all.")] = None,
+    days: Annotated[int, typer.Option("--days", min=1, max=MAX_DAYS, help="Up to today.")] = 31,
+    as_json: AsJson = False,
+    state: State = DEFAULT_STATE,
+    config: Config = None,
+) -> None:
+    """Requests and tokens by tenant, day (UTC), model and adapter; a second behind."""
+    with refusing():
+        found = with_redis(redis_of(StateDir(state), config), lambda client: usage_of(client, tenant, days))
+        _print(usage_tree(found)) if as_json else show_usage(found, Console())
+
+
+def _change(requests: int | None, tokens: int | None, parallel: int | None, models: str | None, policy: str | None) -> Change:
+    names = None if models is None else tuple(name.strip() for name in models.split(",") if name.strip())
+    return Change(requests_per_minute=requests, tokens_per_minute=tokens, max_parallel=parallel, models=names, tier_policy=policy)
+
+
+def _print(found: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(found)).decode())

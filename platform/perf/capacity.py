@@ -1,0 +1,70 @@
+"""What one replica can take for good: requests a second of a given shape, and the rows it then has. Pure; all times are seconds.
+
+In a steady state a request is a row for as many steps as it has output tokens, and a step carries its share of the prefill that arrives
+while it runs. With `rate` requests a second, `work_s` of token work each and a fixed part `a` of every step that is
+
+    t_step = a + rate * work_s * t_step = a / (1 - rate * work_s)        never below the knee
+    rows   = rate * output_tokens * t_step                               (Little's law)
+
+so token work is what a replica's time is filled with, and `rate * work_s` is how full it is. Three things bound the rate: rows (or the KV that
+they need) at once, the time per output token, and time itself. Invariant: capacity never rises when a request is made longer.
+"""
+
+import math
+from typing import NamedTuple
+
+from penstock.wire.frames import StepCosts
+
+
+class Shape(NamedTuple):
+    """A request of average size."""
+
+    prefill_tokens: float
+    """Prompt tokens that are computed."""
+    cached_tokens: float
+    """Prompt tokens whose KV is found."""
+    output_tokens: float
+
+    @property
+    def context_tokens(self) -> float:
+        """That a row attends to, half way through its output."""
+        return self.prefill_tokens + self.cached_tokens + self.output_tokens / 2
+
+
+class Bounds(NamedTuple):
+    max_rows: float
+    """Sequences at once."""
+    kv_tokens: float
+    """That the KV cache holds."""
+    tpot_s: float
+    """Target for the time per output token. Where even a row alone takes longer, one row at a time is what is left."""
+
+
+def work_s(costs: StepCosts, shape: Shape) -> float:
+    """Seconds of steps that one request adds: its prefill, and its rows with what they read."""
+    prefill, cached = shape.prefill_tokens, shape.cached_tokens
+    reading_s = costs.attention_s * prefill * (cached + prefill / 2)
+    return costs.prefill_token_s * prefill + reading_s + _steps(shape) * (costs.row_s + costs.kv_token_s * shape.context_tokens)
+
+
+def capacity_rps(costs: StepCosts, shape: Shape, bounds: Bounds) -> float:
+    """Requests a second that one replica takes; infinite for costs that say nothing (all zero)."""
+    fixed_s, added_s, steps = costs.base_s, work_s(costs, shape), _steps(shape)
+    rows = max(1.0, min(bounds.max_rows, bounds.kv_tokens / max(1.0, shape.context_tokens)))
+    by_rows = rows / max(1e-12, steps * fixed_s + rows * added_s)
+    by_knee = rows / max(1e-12, steps * costs.knee_s)
+    alone = 1 / max(1e-12, steps * max(fixed_s, costs.knee_s) + added_s)
+    by_tpot = (1 - max(fixed_s, costs.knee_s) / bounds.tpot_s) / added_s if added_s else math.inf
+    rate = min(by_rows, by_knee, max(by_tpot, alone))
+    return rate if rate < 1e11 else math.inf
+
+
+def rows_at(costs: StepCosts, shape: Shape, rate: float) -> float:
+    """Sequences under way on a replica that gets `rate` requests a second, less than its capacity."""
+    left = max(1e-12, 1 - rate * work_s(costs, shape))
+    return rate * _steps(shape) * max(costs.knee_s, costs.base_s / left)
+
+
+def _steps(shape: Shape) -> float:
+    """In which a request has a row."""
+    return max(1.0, shape.output_tokens)

@@ -1,0 +1,145 @@
+"""An upload as it arrives: multipart/form-data (RFC 7578) whose files go to a folder piece by piece, bounded, never whole in memory."""
+
+import asyncio
+from collections.abc import AsyncIterable, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from penstock.adapters.peft import FILES, refused_name
+from penstock.wire.errors import InvalidRequest
+
+WRITE_BYTES = 2**20
+"""What is collected before a thread is asked to write it."""
+MAX_FIELD_BYTES = 4096
+FIELDS = ("name", "base_model")
+
+
+def boundary_of(content_type: bytes) -> bytes | None:
+    """None: it is no multipart/form-data. Raises InvalidRequest where the boundary is missing."""
+    kind, options = parse_options_header(content_type)
+    if kind.lower() != b"multipart/form-data":
+        return None
+    boundary = options.get(b"boundary")
+    if not boundary:
+        raise InvalidRequest("The Content-Type multipart/form-data has no boundary.")
+    return boundary
+
+
+async def receive(boundary: bytes, parts: AsyncIterable[bytes], folder: Path) -> Mapping[str, str]:
+    """Write the two files to `folder`; returns the form's other fields. Raises InvalidRequest, and what `parts` raises."""
+    form = Form(boundary, folder)
+    held: list[bytes] = []
+    num_held = 0
+    try:
+        async for part in parts:
+            held.append(part)
+            num_held += len(part)
+            if num_held >= WRITE_BYTES:
+                await asyncio.to_thread(form.feed, held)
+                held, num_held = [], 0
+        await asyncio.to_thread(form.feed, held)
+    finally:
+        form.close()
+    form.check()
+    return form.fields
+
+
+class Form:
+    """The form so far. Blocks: it writes."""
+
+    def __init__(self, boundary: bytes, folder: Path) -> None:
+        self.fields: dict[str, str] = {}
+        self._folder = folder
+        self._files: set[str] = set()
+        self._file: BinaryIO | None = None
+        self._field: str | None = None
+        self._value = b""
+        self._header = b""
+        self._header_value = b""
+        self._disposition = b""
+        self._is_complete = False
+        self._parser = MultipartParser(
+            boundary,
+            {
+                "on_part_begin": self._begin,
+                "on_header_field": self._on_header,
+                "on_header_value": self._on_header_value,
+                "on_header_end": self._end_header,
+                "on_headers_finished": self._open,
+                "on_part_data": self._on_data,
+                "on_part_end": self._end,
+                "on_end": self._complete,
+            },
+        )
+
+    def feed(self, parts: Sequence[bytes]) -> None:
+        """Raises InvalidRequest."""
+        try:
+            for part in parts:
+                self._parser.write(part)
+        except FormParserError as error:
+            raise InvalidRequest(f"The body is no multipart/form-data: {error}") from None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def check(self) -> None:
+        """Raises InvalidRequest when something is missing."""
+        missing = [name for name in FILES if name not in self._files]
+        if not self._is_complete:
+            raise InvalidRequest("The form ends in the middle.")
+        if missing:
+            raise InvalidRequest(f"The form lacks the file {' and '.join(missing)}; send both as parts with their file names.")
+
+    def _begin(self) -> None:
+        self._header = self._header_value = self._disposition = self._value = b""
+        self._field = None
+
+    def _on_header(self, data: bytes, start: int, end: int) -> None:
+        self._header += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _end_header(self) -> None:
+        if self._header.lower() == b"content-disposition":
+            self._disposition = self._header_value
+        self._header = self._header_value = b""
+
+    def _open(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        file_name = options.get(b"filename")
+        if file_name is None:
+            self._field = options.get(b"name", b"").decode("utf-8", "replace")
+            if self._field not in FIELDS:
+                raise InvalidRequest(f"The form has a field {self._field[:100]!r}; it takes {' and '.join(FIELDS)}, and the two files.")
+            return
+        name = file_name.decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
+        if name not in FILES:
+            raise refused_name(name)
+        if name in self._files:
+            raise InvalidRequest(f"The form holds {name} twice.")
+        self._files.add(name)
+        self._file = (self._folder / name).open("xb")
+
+    def _on_data(self, data: bytes, start: int, end: int) -> None:
+        if self._file is not None:
+            self._file.write(memoryview(data)[start:end])
+            return
+        self._value += data[start:end]
+        if len(self._value) > MAX_FIELD_BYTES:
+            raise InvalidRequest(f"The form's field {self._field!r} is longer than {MAX_FIELD_BYTES} bytes.")
+
+    def _end(self) -> None:
+        if self._file is not None:
+            self.close()
+        elif self._field is not None:
+            self.fields[self._field] = self._value.decode("utf-8", "replace")
+
+    def _complete(self) -> None:
+        self._is_complete = True

@@ -1,0 +1,218 @@
+"""Tenants: who they are, what they may have, and how Redis holds them.
+
+Not their keys (`keys`), not the counting (`limits`, `usage`). Layout, all of a tenant under one hash tag:
+    penstock:tenants                    ids of all tenants, deleted ones left out
+    penstock:tenant:{id}:settings       a Record, as JSON
+    penstock:tenant:{id}:keys           key digest -> when it was made
+Invariant: an id is used once. What is left of a deleted tenant (usage, cached blocks under its salt) must not become somebody else's, so
+its record stays as a tombstone and the id is refused.
+"""
+
+import hashlib
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import cast
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import WatchError
+
+from penstock.wire.errors import ConfigError, InvalidRequest
+
+ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+TIER_POLICIES = ("edge_first", "cloud_first", "edge_only", "never_leave")
+"""never_leave is another word for edge_only; what they mean is the router's affair."""
+DEFAULT_TIER_POLICY = "edge_first"
+MAX_CHANGE_ATTEMPTS = 16
+_TENANTS = "penstock:tenants"
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """None: no such limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Of prompts and answers together."""
+    max_parallel: int | None = None
+    """Requests at once."""
+
+    @property
+    def are_none(self) -> bool:
+        return self.requests_per_minute is None and self.tokens_per_minute is None and self.max_parallel is None
+
+
+NO_LIMITS = Limits()
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an operator says about a tenant. `check` it before it is written."""
+
+    limits: Limits = NO_LIMITS
+    models: tuple[str, ...] | None = None
+    """Served names that it may use; None: all."""
+    tier_policy: str = DEFAULT_TIER_POLICY
+
+    def check(self) -> None:
+        """Raises InvalidRequest."""
+        for name in Limits.__struct_fields__:
+            value = getattr(self.limits, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(f"{name} must be at least 1, not {value}; leave it out for no limit")
+        if self.tier_policy not in TIER_POLICIES:
+            raise InvalidRequest(f"the tier policy must be one of {', '.join(TIER_POLICIES)}, not {self.tier_policy!r}")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What Redis holds of a tenant."""
+
+    settings: Settings = Settings()
+    created: int
+    """Unix time, seconds."""
+    updated: int
+    deleted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A tenant as the gateway works with it."""
+
+    id: str
+    salt: bytes
+    """Cache salt: what makes this tenant's KV blocks its own. Derived, never stored."""
+    limits: Limits | None = None
+    """None: there are none, and nothing has to be asked before a request."""
+    models: tuple[str, ...] | None = None
+    tier_policy: str = DEFAULT_TIER_POLICY
+
+    def may_use(self, model: str) -> bool:
+        return self.models is None or model in self.models
+
+
+def tenant_of(secret: bytes, tenant_id: str, settings: Settings | None = None) -> Tenant:
+    """The same on every gateway and replica that shares the cluster secret."""
+    salt = hashlib.blake2b(tenant_id.encode(), key=secret, digest_size=32, person=b"penstock-tenant").digest()
+    if settings is None:
+        return Tenant(tenant_id, salt)
+    return Tenant(tenant_id, salt, None if settings.limits.are_none else settings.limits, settings.models, settings.tier_policy)
+
+
+def tenant_key(tenant_id: str, part: str) -> str:
+    """Name of a key in Redis; all parts of a tenant are in one slot of a cluster."""
+    return f"penstock:tenant:{{{tenant_id}}}:{part}"
+
+
+def settings_key(tenant_id: str) -> str:
+    return tenant_key(tenant_id, "settings")
+
+
+def keys_key(tenant_id: str) -> str:
+    return tenant_key(tenant_id, "keys")
+
+
+def decode_record(data: bytes | str) -> Record:
+    """Raises msgspec.MsgspecError."""
+    return msgspec.json.decode(data, type=Record)
+
+
+def check_id(tenant_id: str) -> None:
+    """Raises InvalidRequest for an id that is not a plain name."""
+    if ID_PATTERN.fullmatch(tenant_id) is None:
+        raise InvalidRequest(f"a tenant id is 1 to 64 letters, digits, dots, dashes or underscores, not {tenant_id!r}")
+
+
+class Tenants:
+    """The tenants in Redis, for those who manage them. Methods raise RedisError, and ConfigError for a record that can't be read."""
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client = client
+
+    async def create(self, tenant_id: str, settings: Settings, now: float) -> Record:
+        """Raises InvalidRequest when the id is taken, was used before, or is not a plain name. now: Unix time."""
+        check_id(tenant_id)
+        settings.check()
+        record = Record(settings=settings, created=int(now), updated=int(now))
+        if not await self._client.set(settings_key(tenant_id), msgspec.json.encode(record), nx=True):
+            found = await self.find(tenant_id)
+            if found is None:
+                raise InvalidRequest(f"a tenant {tenant_id!r} was deleted; its id is not used again, because its usage and cache stay its own")
+            raise InvalidRequest(f"there is a tenant {tenant_id!r} already")
+        await self._list(tenant_id)
+        return record
+
+    async def ensure(self, tenant_id: str, now: float) -> None:
+        """The tenant is there afterwards, without limits if it is new. Raises InvalidRequest for one that was deleted."""
+        check_id(tenant_id)
+        if await self.find(tenant_id) is None:
+            await self.create(tenant_id, Settings(), now)
+        else:
+            await self._list(tenant_id)
+
+    async def find(self, tenant_id: str) -> Record | None:
+        """None: not there, or deleted."""
+        data = await self._client.get(settings_key(tenant_id))
+        record = None if data is None else _decoded(tenant_id, data)
+        return None if record is None or record.deleted else record
+
+    async def get(self, tenant_id: str) -> Record:
+        """Raises InvalidRequest where there is none."""
+        check_id(tenant_id)
+        record = await self.find(tenant_id)
+        if record is None:
+            raise InvalidRequest(f"there is no tenant {tenant_id!r}")
+        return record
+
+    async def all(self) -> dict[str, Record]:
+        """By id, in alphabetical order."""
+        ids = sorted(_text(member) for member in await cast("Awaitable[set[bytes]]", self._client.smembers(_TENANTS)))
+        found = [(tenant_id, await self.find(tenant_id)) for tenant_id in ids]
+        return {tenant_id: record for tenant_id, record in found if record is not None}
+
+    async def change(self, tenant_id: str, change: Callable[[Settings], Settings], now: float) -> Record:
+        """What `change` makes of the settings, which may be called again if others change them too. Raises InvalidRequest where there is no such tenant."""
+
+        def edit(record: Record) -> Record:
+            settings = change(record.settings)
+            settings.check()
+            return msgspec.structs.replace(record, settings=settings, updated=int(now))
+
+        return await self._edit(tenant_id, edit)
+
+    async def delete(self, tenant_id: str, now: float) -> None:
+        """From the next look-up on its keys are refused. Raises InvalidRequest where there is no such tenant."""
+        await self._edit(tenant_id, lambda record: msgspec.structs.replace(record, updated=int(now), deleted=True))
+        await self._client.srem(_TENANTS, tenant_id)
+
+    async def _edit(self, tenant_id: str, edit: Callable[[Record], Record]) -> Record:
+        check_id(tenant_id)
+        name = settings_key(tenant_id)
+        for _ in range(MAX_CHANGE_ATTEMPTS):
+            async with self._client.pipeline(transaction=True) as pipe:
+                await pipe.watch(name)
+                data = await cast("Awaitable[bytes | None]", pipe.get(name))
+                old = None if data is None else _decoded(tenant_id, data)
+                if old is None or old.deleted:
+                    raise InvalidRequest(f"there is no tenant {tenant_id!r}")
+                new = edit(old)
+                pipe.multi()  # type: ignore[no-untyped-call]
+                pipe.set(name, msgspec.json.encode(new))
+                try:
+                    await pipe.execute()
+                except WatchError:
+                    continue
+                return new
+        raise ConfigError(f"the tenant {tenant_id!r} is being changed by others all the time; try again")
+
+    async def _list(self, tenant_id: str) -> None:
+        await self._client.sadd(_TENANTS, tenant_id)
+
+
+def _decoded(tenant_id: str, data: bytes | str) -> Record:
+    try:
+        return decode_record(data)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"what Redis holds of the tenant {tenant_id!r} can't be read: {error}") from error
+
+
+def _text(member: bytes | str) -> str:
+    return member.decode() if isinstance(member, bytes) else member

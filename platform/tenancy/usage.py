@@ -1,0 +1,224 @@
+"""What tenants have used: requests and tokens by day, model and adapter, in Redis.
+
+Not the limits, and nothing that is asked before an answer. A gateway adds up what has ended and writes it about once a second, in batches that carry
+a number: a batch that is repeated because its answer got lost is not counted twice. While Redis is away, sums are kept and written when it is back.
+A gateway that is killed takes the last second with it. Layout, under the tenant's hash tag:
+    penstock:tenant:{id}:usage:2026-11-21             [model, adapter, kind] as JSON -> count; days are UTC
+    penstock:tenant:{id}:usage:2026-11-21:{gateway}   number of that gateway's last batch
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import NamedTuple, cast
+
+import msgspec
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from penstock.tenancy.tenants import tenant_key
+from penstock.wire.errors import Overloaded
+
+FLUSH_S = 1.0
+TIMEOUT_S = 2.0
+KEPT_S = 400 * 86400
+"""How long a day can be read."""
+BATCH_KEPT_S = 7 * 86400
+"""How long a batch may be repeated."""
+MAX_ROWS = 65536
+"""Kept while Redis is away; a row more is lost, and the log says so. Rows are tenants times models times days: few."""
+DAY_S = 86400
+_EPOCH = date(1970, 1, 1)
+_AWAY = (RedisError, OSError, TimeoutError)
+
+log = logging.getLogger(__name__)
+
+_ADD = """
+local last = redis.call('GET', KEYS[2])
+if last and tonumber(last) >= tonumber(ARGV[1]) then return 0 end
+for at = 4, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[at], ARGV[at + 1]) end
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[3])
+return 1
+"""
+"""ARGV: number of the batch, seconds that counts and number are kept, then fields and counts."""
+
+
+class Used(NamedTuple):
+    """By one request, or by many."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt tokens, those whose KV was found."""
+    completion_tokens: int = 0
+
+    def plus(self, other: "Used") -> "Used":
+        return Used(
+            self.requests + other.requests,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
+
+
+class UsageRow(NamedTuple):
+    day: str
+    """As 2026-11-21, UTC."""
+    model: str
+    adapter: str
+    """Empty: none."""
+    used: Used
+
+
+class _Of(NamedTuple):
+    tenant: str
+    day: int
+    """Since 1970."""
+
+
+class _What(NamedTuple):
+    model: str
+    adapter: str
+
+
+_Rows = dict[_What, Used]
+
+
+@dataclass(slots=True)
+class _Batch:
+    number: int
+    rows: _Rows
+
+
+def day_name(day: int) -> str:
+    return (_EPOCH + timedelta(days=day)).isoformat()
+
+
+def last_days(count: int, now: float) -> list[str]:
+    """Oldest first; the last one is that of `now`, Unix time."""
+    today = datetime.fromtimestamp(now, UTC).date()
+    return [(today - timedelta(days=back)).isoformat() for back in reversed(range(count))]
+
+
+async def read_usage(client: redis.asyncio.Redis, tenant_id: str, days: Sequence[str]) -> list[UsageRow]:
+    """Sorted by day, model and adapter. Raises RedisError, OSError or TimeoutError."""
+    async with asyncio.timeout(TIMEOUT_S), client.pipeline(transaction=False) as pipe:
+        for day in days:
+            pipe.hgetall(tenant_key(tenant_id, f"usage:{day}"))
+        replies = await pipe.execute()
+    rows = [UsageRow(day, *what, used) for day, counts in zip(days, replies, strict=True) for what, used in _rows(counts).items()]
+    return sorted(rows)
+
+
+def _rows(counts: dict[bytes, bytes]) -> _Rows:
+    rows: _Rows = {}
+    for field, count in counts.items():
+        model, adapter, kind = msgspec.json.decode(field, type=tuple[str, str, str])
+        what = _What(model, adapter)
+        rows[what] = rows.get(what, Used())._replace(**{kind: int(count)})
+    return rows
+
+
+class UsageLog:
+    """What one gateway has still to write. Methods run on one event loop; `run` is a task of the gateway's. now: Unix time, seconds."""
+
+    def __init__(self, client: redis.asyncio.Redis, gateway_id: str, now: Callable[[], float] = time.time) -> None:
+        self._client = client
+        self._script = client.register_script(_ADD)
+        self._gateway_id = gateway_id
+        self._now = now
+        self._open: dict[_Of, _Rows] = {}
+        self._sealed: dict[_Of, _Batch] = {}
+        """Written perhaps, so they must stay as they are."""
+        self.num_rows = 0
+        self._number = 0
+        self._num_lost = 0
+        self._flushing = asyncio.Lock()
+        self._is_away = False
+
+    def add(self, tenant_id: str, model: str, adapter: str, used: Used) -> None:
+        """Once for every request that is over; O(1)."""
+        rows = self._open.setdefault(_Of(tenant_id, int(self._now()) // DAY_S), {})
+        what = _What(model, adapter)
+        before = rows.get(what)
+        if before is not None:
+            rows[what] = before.plus(used)
+        elif self.num_rows < MAX_ROWS:
+            rows[what] = used
+            self.num_rows += 1
+        else:
+            self._lose()
+
+    async def run(self) -> None:
+        """Writes until cancelled, and then what is left."""
+        try:
+            while True:
+                await asyncio.sleep(FLUSH_S)
+                await self.flush()
+        finally:
+            await self.flush()
+
+    async def flush(self) -> bool:
+        """All that was added before is in Redis; False: Redis is away, and it is kept."""
+        async with self._flushing:
+            if not await self._write():
+                return False
+            self._seal()
+            return await self._write()
+
+    async def read(self, tenant_id: str, days: Sequence[str]) -> list[UsageRow]:
+        """See `read_usage`; what was added here before is in it. Raises Overloaded when Redis is away."""
+        try:
+            if await self.flush():
+                return await read_usage(self._client, tenant_id, days)
+        except _AWAY as error:
+            self._note(error)
+        raise Overloaded("usage can't be read at the moment", retry_after_s=1.0)
+
+    def _seal(self) -> None:
+        assert not self._sealed
+        for of, rows in self._open.items():
+            self._number += 1
+            self._sealed[of] = _Batch(self._number, rows)
+        self._open = {}
+
+    async def _write(self) -> bool:
+        for of, batch in list(self._sealed.items()):
+            name = tenant_key(of.tenant, f"usage:{day_name(of.day)}")
+            counts = [
+                part
+                for what, used in batch.rows.items()
+                for kind, count in zip(Used._fields, used, strict=True)
+                if count
+                for part in (_field(what, kind), count)
+            ]
+            arguments: list[bytes | int] = [batch.number, KEPT_S, BATCH_KEPT_S, *counts]
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    await cast("Awaitable[int]", self._script(keys=[name, f"{name}:{self._gateway_id}"], args=arguments))
+            except _AWAY as error:
+                self._note(error)
+                return False
+            self.num_rows -= len(self._sealed.pop(of).rows)
+            self._note(None)
+        return True
+
+    def _lose(self) -> None:
+        self._num_lost += 1
+        if self._num_lost == 1:
+            log.error("usage_lost", extra={"rows": MAX_ROWS})
+
+    def _note(self, error: BaseException | None) -> None:
+        """A line in the log when Redis goes and when it is back."""
+        if self._is_away != (error is not None):
+            self._is_away = error is not None
+            log.warning("usage_kept" if self._is_away else "usage_written", extra={"cause": type(error).__name__, "lost_requests": self._num_lost})
+            self._num_lost = 0
+
+
+def _field(what: _What, kind: str) -> bytes:
+    return msgspec.json.encode((*what, kind))

@@ -1,0 +1,52 @@
+"""/v1/adapters as structs: a tenant's LoRA adapters."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+
+class AdapterImport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Body of POST /v1/adapters where it is JSON; as multipart/form-data it has the same fields, and the two files instead of `path`."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    path: Annotated[str, Meta(min_length=1, description="Folder of the two files, under the tenant's import folder")]
+    base_model: Annotated[str, Meta(description="Model that it was trained for; not needed where only one is served")] | None = None
+
+
+class AdapterReplicas(msgspec.Struct, frozen=True, kw_only=True):
+    live: int
+    """That could serve it."""
+    loaded: int
+    """That have it in memory now; the others load it when a request comes to them."""
+
+
+class AdapterOut(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    """The name; requests name it as their model."""
+    object: Literal["adapter"] = "adapter"
+    created: int
+    base_model: str
+    digest: str
+    """Of its two files."""
+    version: int
+    """1, and one more with every change under this name."""
+    rank: int
+    target_modules: tuple[str, ...]
+    size_bytes: int
+    state: Literal["loaded", "partly_loaded", "stored"]
+    """In all live replicas, in some of them, in none: requests work in any case."""
+    replicas: AdapterReplicas
+    error: str | None = None
+    """Why a replica could not load it."""
+
+
+class AdapterList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[AdapterOut]
+
+
+class AdapterDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["adapter"] = "adapter"
+    deleted: Literal[True] = True

@@ -1,0 +1,139 @@
+"""LoRA (Hu et al. 2021) beside the base model's matrices: y = x W^T + scaling * x A^T B^T, each row of a step with its own A and B, or none.
+
+Adapters of different tenants and the base share a step: its rows are grouped by adapter, and each group is added to the rows of the base
+product. Modules that the model has fused share one product with their As side by side. A step without adapters pays one comparison a matrix.
+In exact mode both small products go by the same fixed tiles as the large ones (`linear`), so a row's bits do not depend on its company.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from penstock.adapters.peft import WEIGHTS_FILE, BaseShapes, Checked, check_folder
+from penstock.adapters.store import digest_of
+from penstock.wire.errors import InvalidRequest
+from penstock.workers.device import CPU
+from penstock.workers.linear import linear
+from penstock.workers.models.config import ModelConfig
+from penstock.workers.sequence import Chunk
+
+FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "o": ("o_proj",), "gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
+"""The model's matrices, and the modules stacked in each, in order."""
+
+
+class Part(NamedTuple):
+    """One module in a fused matrix: output columns [start, end), and B [end - start, rank] with the scaling in it."""
+
+    start: int
+    end: int
+    b: Tensor
+
+
+class LowRank:
+    """What an adapter adds to one fused matrix."""
+
+    def __init__(self, a: Tensor, parts: Sequence[Part]) -> None:
+        """a: [rank of all parts, K], in their order."""
+        self._a = a
+        self._parts = parts
+
+    def add_to(self, out: Tensor, x: Tensor, rows: Tensor | None, exact: bool) -> None:
+        """out [T, N] += of x [T, K], at `rows` (int64; None: all of them)."""
+        inner = linear(x if rows is None else x[rows], self._a, None, exact)
+        begin = 0
+        for start, end, b in self._parts:
+            rank = b.shape[1]
+            added = linear(inner[:, begin : begin + rank], b, None, exact)
+            if rows is None:
+                out[:, start:end] += added
+            else:
+                out[:, start:end].index_add_(0, rows, added)
+            begin += rank
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoraAdapter:
+    """An adapter in its slot."""
+
+    digest: str
+    layers: Sequence[Mapping[str, LowRank]]
+    """By the names of FUSED, where the adapter has something to add."""
+    num_bytes: int
+
+
+class Share(NamedTuple):
+    """The rows of a step that belong to one adapter; None: all of them."""
+
+    adapter: LoraAdapter
+    rows: Tensor | None
+
+    def on(self, device: torch.device) -> "Share":
+        return Share(self.adapter, None if self.rows is None else self.rows.to(device))
+
+
+def shares_of(chunks: Sequence[Chunk]) -> list[Share]:
+    """The adapters of a step, whose chunks lie one behind the other with their drafts."""
+    if all(chunk.seq.lora is None for chunk in chunks):
+        return []
+    spans: dict[int, tuple[LoraAdapter, list[Tensor]]] = {}
+    start = num_adapted = 0
+    for chunk in chunks:
+        end = start + chunk.num_tokens + len(chunk.draft or ())
+        adapter = chunk.seq.lora
+        if adapter is not None:
+            assert isinstance(adapter, LoraAdapter)
+            spans.setdefault(id(adapter), (adapter, []))[1].append(torch.arange(start, end))
+            num_adapted += end - start
+        start = end
+    is_alone = len(spans) == 1 and num_adapted == start
+    return [Share(adapter, None if is_alone else torch.cat(rows)) for adapter, rows in spans.values()]
+
+
+def add_shares(shares: Sequence[Share], layer: int, exact: bool, name: str, out: Tensor, x: Tensor) -> None:
+    """out += what the adapters of a step add to the matrix `name` of FUSED, given its input."""
+    for adapter, rows in shares:
+        low_rank = adapter.layers[layer].get(name)
+        if low_rank is not None:
+            low_rank.add_to(out, x, rows, exact)
+
+
+def load_lora(digest: str, folder: Path, config: ModelConfig, max_rank: int, dtype: torch.dtype, device: torch.device = CPU) -> LoraAdapter:
+    """Read an adapter in PEFT's format for a model of `config` on `device`. Raises InvalidRequest for one that does not fit, or is not of that digest."""
+    shapes = BaseShapes(config.num_layers, config.linear_shapes)
+    checked = check_folder(folder, shapes, max_rank)
+    if digest_of(folder) != digest:
+        raise InvalidRequest("its files are not those of its digest.")
+    try:
+        with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
+            tensors = {name: file.get_tensor(name).float().to(device) for pair in checked.pairs.values() for name in pair}
+    except SafetensorError as error:
+        raise InvalidRequest(f"its tensors can't be read ({error}).") from error
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise InvalidRequest(f"its tensor {name} holds numbers that are not finite.")
+    layers = [_layer(index, checked, tensors, shapes, dtype) for index in range(config.num_layers)]
+    return LoraAdapter(digest, layers, sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize)
+
+
+def _layer(index: int, checked: Checked, tensors: Mapping[str, Tensor], shapes: BaseShapes, dtype: torch.dtype) -> dict[str, LowRank]:
+    found = {name: _fused(index, modules, checked, tensors, shapes, dtype) for name, modules in FUSED.items()}
+    return {name: low_rank for name, low_rank in found.items() if low_rank is not None}
+
+
+def _fused(index: int, modules: Sequence[str], checked: Checked, tensors: Mapping[str, Tensor], shapes: BaseShapes, dtype: torch.dtype) -> LowRank | None:
+    inner: list[Tensor] = []
+    parts: list[Part] = []
+    start = 0
+    for module in modules:
+        end = start + shapes.modules[module][0]
+        pair = checked.pairs.get((index, module))
+        if pair is not None:
+            inner.append(tensors[pair.a])
+            parts.append(Part(start, end, (tensors[pair.b] * checked.scaling).to(dtype)))
+        start = end
+    return LowRank(torch.cat(inner).to(dtype), parts) if parts else None

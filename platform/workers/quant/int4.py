@@ -1,0 +1,108 @@
+"""Matrices of 4-bit integers, in groups along the input: w[n, k] = (q[n, k] - zero[n, g]) * scale[n, g], g = k // group_size.
+
+The normal form is what every format is read into; `Int4Matrix` is what is computed with. In bfloat16 that is torch's int4 operator, which reads
+packed weights; in other dtypes the operator is slower than dense products by tens of times, so the weights are dequantized once.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_OUT_MULTIPLE = 16
+"""The operator packs output rows by so many."""
+_OPERATOR_GROUPS = (128, 64, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The normal form."""
+
+    q: Tensor
+    """uint8 [N, K], 0 to 15."""
+    scale: Tensor
+    """float32 [N, G]."""
+    zero: Tensor
+    """uint8 [N, G]."""
+    group_size: int
+    """Columns of a group; the last one may be short: G = ceil(K / group_size)."""
+
+    @staticmethod
+    def empty(rows: int, columns: int, group_size: int) -> "Groups":
+        count = -(-columns // group_size)
+        return Groups(torch.zeros(rows, columns, dtype=torch.uint8), torch.zeros(rows, count), torch.zeros(rows, count, dtype=torch.uint8), group_size)
+
+    def rows(self, start: int, end: int) -> "Groups":
+        """A view of some rows."""
+        return Groups(self.q[start:end], self.scale[start:end], self.zero[start:end], self.group_size)
+
+    def dequantized(self) -> Tensor:
+        """float32 [N, K]."""
+        return (self.q.float() - self._spread(self.zero.float())) * self._spread(self.scale)
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """[N, G] to [N, K]."""
+        return values.repeat_interleave(self.group_size, dim=1)[:, : self.q.shape[1]]
+
+
+def quantize(weight: Tensor, group_size: int) -> Groups:
+    """Round to nearest: per row and group the range of the weights, zero included, in 15 equal steps. weight: [N, K], any float."""
+    rows, columns = weight.shape
+    padded = functional.pad(weight.float(), (0, -columns % group_size)).view(rows, -1, group_size)
+    low, high = padded.amin(-1).clamp(max=0), padded.amax(-1).clamp(min=0)
+    # a float16 scale is what the checkpoint keeps: round to it first, so that what is rounded is what will be read
+    scale = ((high - low) / 15).clamp(min=2**-14).half().float()
+    zero = (-low / scale).round().clamp(0, 15)
+    q = (padded / scale[..., None]).round().add(zero[..., None]).clamp(0, 15)
+    return Groups(q.view(rows, -1)[:, :columns].to(torch.uint8).contiguous(), scale, zero.to(torch.uint8), group_size)
+
+
+class Int4Matrix:
+    """A quantized [N, K] matrix on the CPU, for products with activations of one dtype."""
+
+    def __init__(self, groups: Groups, dtype: torch.dtype) -> None:
+        self.shape = groups.q.shape
+        self.dtype = dtype
+        self._dense: Tensor | None = None
+        self._packed: Tensor | None = None
+        group_size = _operator_group(groups)
+        if dtype != torch.bfloat16 or group_size is None:
+            self._dense = groups.dequantized().to(dtype)
+            return
+        self._group_size = group_size
+        scale, zero = (_regrouped(values, groups, group_size) for values in (groups.scale, groups.zero.float()))
+        # the operator's form: (q - 8) * scale + offset, [G, N, 2]
+        self._scales = torch.stack((scale, (8 - zero) * scale), dim=-1).transpose(0, 1).contiguous().to(dtype)
+        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(groups.q.int(), 8)
+
+    @property
+    def nbytes(self) -> int:
+        if self._packed is None:
+            return 0 if self._dense is None else self._dense.nbytes
+        return self._packed.nbytes + self._scales.nbytes
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x [T, K] times the transpose: [T, N] in x's dtype."""
+        if self._packed is None:
+            assert self._dense is not None
+            return functional.linear(x, self._dense)
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), self._packed, self._group_size, self._scales)
+        return product
+
+
+Matrix = Tensor | Int4Matrix
+"""[N, K], dense or quantized."""
+
+
+def _operator_group(groups: Groups) -> int | None:
+    """Group size for torch's operator: the matrix's own, or a smaller one that divides it and the columns; None: it can't take the matrix."""
+    rows, columns = groups.q.shape
+    if rows % _OUT_MULTIPLE:
+        return None
+    return next((size for size in _OPERATOR_GROUPS if groups.group_size % size == 0 and columns % size == 0), None)
+
+
+def _regrouped(values: Tensor, groups: Groups, group_size: int) -> Tensor:
+    """values [N, G] for groups of `group_size`, which divides the matrix's own."""
+    return values.repeat_interleave(groups.group_size // group_size, dim=1)[:, : groups.q.shape[1] // group_size]

@@ -1,0 +1,95 @@
+"""Which adapters lie in a replica's slots: pinned while sequences run with them, the least lately used one makes room. Pure.
+
+Not the loading. Invariants: at most `num_slots` adapters are held or reserved for; a pinned one stays; one that was dropped, or closed to
+newcomers, is gone with its last pin.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Held(Generic[T]):
+    adapter: T
+    num_pins: int = 0
+    is_dropped: bool = False
+    is_closed: bool = False
+    """To newcomers, because somebody else waits for a slot."""
+
+
+class Slots(Generic[T]):
+    """Adapters by digest, the most lately used last."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._held: OrderedDict[str, _Held[T]] = OrderedDict()
+        self._num_reserved = 0
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """What a request finds in place."""
+        return tuple(digest for digest, held in self._held.items() if not held.is_dropped and not held.is_closed)
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._held
+
+    def pin(self, digest: str) -> T | None:
+        """The adapter, held until as many `unpin`; None: it is not there, or closed."""
+        held = self._held.get(digest)
+        if held is None or held.is_closed:
+            return None
+        held.num_pins += 1
+        held.is_dropped = False
+        self._held.move_to_end(digest)
+        return held.adapter
+
+    def unpin(self, digest: str) -> None:
+        held = self._held[digest]
+        assert held.num_pins, f"adapter {digest} is not pinned"
+        held.num_pins -= 1
+        if (held.is_dropped or held.is_closed) and not held.num_pins:
+            del self._held[digest]
+
+    def close_one(self) -> None:
+        """When every slot is needed: the least lately used adapter takes no newcomers, so that its slot falls free however busy it is."""
+        if self._held and not any(held.is_closed for held in self._held.values()):
+            next(iter(self._held.values())).is_closed = True
+
+    def reopen(self, digest: str) -> None:
+        self._held[digest].is_closed = False
+
+    def reserve(self) -> bool:
+        """A slot for an adapter on its way, if need be that of the least lately used one that nobody needs; False: all are needed."""
+        if len(self._held) + self._num_reserved >= self._num_slots:
+            idle = next((digest for digest, held in self._held.items() if not held.num_pins), None)
+            if idle is None:
+                return False
+            del self._held[idle]
+        self._num_reserved += 1
+        return True
+
+    def put(self, digest: str, adapter: T) -> None:
+        """Into a reserved slot."""
+        self.unreserve()
+        assert digest not in self._held, f"adapter {digest} is there already"
+        self._held[digest] = _Held(adapter)
+
+    def unreserve(self) -> None:
+        assert self._num_reserved, "no slot is reserved"
+        self._num_reserved -= 1
+
+    def drop(self, digest: str) -> None:
+        """Nobody will ask for it any more: its slot is free as soon as it is not pinned."""
+        held = self._held.get(digest)
+        if held is not None:
+            held.is_dropped = True
+            if not held.num_pins:
+                del self._held[digest]
+
+    def check(self) -> None:
+        """The invariants. For tests."""
+        assert len(self._held) + self._num_reserved <= self._num_slots
+        assert all(held.num_pins > 0 for held in self._held.values() if held.is_dropped or held.is_closed)

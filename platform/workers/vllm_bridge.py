@@ -1,0 +1,305 @@
+"""Runs vLLM for a replica: the program of its child process, and the messages the two exchange.
+
+    python -I vllm_bridge.py DESCRIPTOR
+
+It is started by path, with the Python of an environment that has vLLM, and imports nothing of penstock: vLLM's pins do not fit ours. DESCRIPTOR
+is a connected socket. On it go frames: four bytes of length, little-endian, then msgpack; up (to here) a list of one `Start`, then lists of `Add`
+and `Abort`; down one `Ready`, then a `Stepped` a step, or a `Failed` and the end. What came in before a step begins is in that step.
+Invariants: every sequence added gets one `Output` with a `finish`, and nothing after it, unless it was aborted or this process ends; when the
+replica's end of the socket closes, this process and all that it started end at once.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+MAX_FRAME_BYTES = 64 * 2**20
+HEADER_BYTES = 4
+
+EndReason = Literal["stop", "length", "error", "refused"]
+"""refused: vLLM does not take such a request; `error` says why."""
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
+    args: dict[str, Any]
+    """Of vLLM's EngineArgs."""
+
+
+class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
+    rid: int
+    token_ids: bytes
+    """Little-endian uint32."""
+    sampling: dict[str, Any]
+    """Of vLLM's SamplingParams."""
+    cache_salt: str
+    """Sequences share cached KV only under an equal one."""
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    rids: list[int]
+    """Unknown ones are ignored."""
+
+
+Op = Start | Add | Abort
+
+
+class Logprob(msgspec.Struct, frozen=True, array_like=True):
+    """Of one token; natural logarithms."""
+
+    logprob: float
+    top: list[tuple[int, float]]
+    """The likeliest (token id, logprob), best first."""
+
+
+class Output(msgspec.Struct, frozen=True, array_like=True):
+    """What one sequence gained in a step."""
+
+    rid: int
+    token_ids: list[int]
+    finish: EndReason | None = None
+    num_cached_tokens: int = 0
+    """Of the prompt, found in the cache."""
+    logprobs: list[Logprob] | None = None
+    error: str | None = None
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    version: str
+    """vLLM's."""
+    num_blocks: int
+    block_size: int
+    """Tokens."""
+    max_model_len: int
+
+
+class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
+    """The last message: vLLM could not start, or can't go on."""
+
+    reason: str
+
+
+class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="stepped"):
+    seconds: float
+    """The step took so long; 0: there was none, only sequences that were refused."""
+    outputs: list[Output]
+    kv_usage: float = 0.0
+    """Share of the KV blocks that running sequences hold."""
+
+
+Message = Ready | Failed | Stepped
+
+
+class Closed(Exception):
+    """The other end is gone, or what it sent is no frame."""
+
+
+class Wire:
+    """One end of the socket; `Incoming` is the type of what comes. One thread may receive while another sends."""
+
+    def __init__(self, sock: socket.socket, incoming: Any) -> None:
+        self._socket = sock
+        self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: list[Op] | Message) -> None:
+        """Waits while the other end does not read. Raises Closed."""
+        data = self._encoder.encode(message)
+        try:
+            self._socket.sendall(len(data).to_bytes(HEADER_BYTES, "little") + data)
+        except OSError as error:
+            raise Closed(f"the socket is closed ({error})") from error
+
+    def receive(self) -> Any:
+        """The next message. Raises Closed."""
+        length = int.from_bytes(self._read(HEADER_BYTES), "little")
+        if length > MAX_FRAME_BYTES:
+            raise Closed(f"a frame of {length} bytes was announced")
+        try:
+            return self._decoder.decode(self._read(length))
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Closed(f"a frame could not be read ({error})") from error
+
+    def _read(self, size: int) -> bytes:
+        buffer = bytearray(size)
+        view = memoryview(buffer)
+        while view:
+            try:
+                count = self._socket.recv_into(view)
+            except OSError as error:
+                raise Closed(f"the socket is closed ({error})") from error
+            if not count:
+                raise Closed("the other end has closed the socket")
+            view = view[count:]
+        return bytes(buffer)
+
+
+class Vllm(Protocol):
+    """What is used of vLLM, so that a test can play it."""
+
+    def describe(self) -> Ready: ...
+    def add(self, op: Add) -> None:
+        """Raises ValueError or TypeError, with a sentence, for what vLLM does not take."""
+
+    def abort(self, rids: list[int]) -> None: ...
+    def has_work(self) -> bool: ...
+    def step(self) -> list[Output]: ...
+    def kv_usage(self) -> float: ...
+
+
+class Bridge:
+    """Between the socket and vLLM: a loop that never steps while a message waits."""
+
+    def __init__(self, vllm: Vllm, inbox: "SimpleQueue[list[Op]]", wire: Wire) -> None:
+        self._vllm = vllm
+        self._inbox = inbox
+        self._wire = wire
+        self._live: set[int] = set()
+
+    def serve(self) -> None:
+        """Until something raises. Sequences of a step that raises are ended with an error first: another replica would fail on them too."""
+        while True:
+            self._take()
+            if self._vllm.has_work():
+                try:
+                    self._step()
+                except Exception as error:
+                    outputs = [Output(rid, [], "error", error="vLLM failed while it computed this sequence.") for rid in self._live]
+                    self._wire.send(Stepped(0.0, outputs))
+                    raise error
+
+    def _take(self) -> None:
+        """All that has come, waiting for it while there is nothing to compute."""
+        refused: list[Output] = []
+        while not self._inbox.empty() or not self._vllm.has_work():
+            for op in self._inbox.get():
+                if isinstance(op, Add):
+                    refused += self._add(op)
+                elif isinstance(op, Abort):
+                    self._live.difference_update(op.rids)
+                    self._vllm.abort(op.rids)
+            if refused:
+                self._wire.send(Stepped(0.0, refused, self._vllm.kv_usage()))
+                refused = []
+
+    def _add(self, op: Add) -> list[Output]:
+        """What there is to say of it at once."""
+        try:
+            self._vllm.add(op)
+        except (ValueError, TypeError) as error:
+            return [Output(op.rid, [], "refused", error=f"vLLM does not take this request: {error}")]
+        self._live.add(op.rid)
+        return []
+
+    def _step(self) -> None:
+        begin_s = time.perf_counter()
+        outputs = self._vllm.step()
+        seconds = time.perf_counter() - begin_s
+        self._live.difference_update(output.rid for output in outputs if output.finish is not None)
+        self._wire.send(Stepped(seconds, outputs, self._vllm.kv_usage()))
+
+
+def main() -> None:
+    run(socket.socket(fileno=int(sys.argv[1])), _load)
+
+
+def run(sock: socket.socket, load: Callable[[dict[str, Any]], Vllm]) -> None:
+    """load: of EngineArgs. Returns never; raises what vLLM raises, after telling it."""
+    wire = Wire(sock, list[Op])
+    (start,) = wire.receive()
+    inbox: SimpleQueue[list[Op]] = SimpleQueue()
+    threading.Thread(target=_read, args=(wire, inbox), name="bridge-reader", daemon=True).start()
+    try:
+        vllm = load(start.args)
+        wire.send(vllm.describe())
+        Bridge(vllm, inbox, wire).serve()
+    except Exception as error:
+        wire.send(Failed(f"{type(error).__name__}: {error}"))
+        raise
+
+
+def _read(wire: Wire, inbox: "SimpleQueue[list[Op]]") -> None:
+    """A thread of its own, so that the replica's end is noticed in the middle of a step, or of loading."""
+    try:
+        while True:
+            inbox.put(wire.receive())
+    except Closed:
+        end_group()
+
+
+def end_group() -> None:
+    """This process and all that it started, at once, whatever they are doing."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _load(args: dict[str, Any]) -> Vllm:
+    """Takes a minute."""
+    import vllm
+    from vllm import exceptions
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    engine = LLMEngine.from_engine_args(EngineArgs(**args))
+    config = engine.vllm_config
+    refusals = (ValueError, getattr(exceptions, "VLLMClientError", ValueError))
+    cache = engine.engine_core.engine_core.scheduler.kv_cache_manager
+
+    class Loaded:
+        def describe(self) -> Ready:
+            return Ready(vllm.__version__, int(config.cache_config.num_gpu_blocks), int(config.cache_config.block_size), int(config.model_config.max_model_len))
+
+        def add(self, op: Add) -> None:
+            sampling = SamplingParams(**op.sampling, output_kind=RequestOutputKind.DELTA, detokenize=False)
+            prompt = {"prompt_token_ids": memoryview(op.token_ids).cast("I").tolist(), "cache_salt": op.cache_salt}
+            try:
+                engine.add_request(str(op.rid), prompt, sampling)
+            except refusals as error:
+                raise ValueError(str(error)) from error
+
+        def abort(self, rids: list[int]) -> None:
+            engine.abort_request([str(rid) for rid in rids])
+
+        def has_work(self) -> bool:
+            return bool(engine.has_unfinished_requests())
+
+        def step(self) -> list[Output]:
+            return [output_of(item) for item in engine.step()]
+
+        def kv_usage(self) -> float:
+            return float(cache.usage)
+
+    return Loaded()
+
+
+def output_of(item: Any) -> Output:
+    """Of vLLM's RequestOutput."""
+    (completion,) = item.outputs
+    reason = completion.finish_reason
+    return Output(
+        rid=int(item.request_id),
+        token_ids=list(completion.token_ids),
+        finish=None if reason is None else reason if reason in ("stop", "length") else "error",
+        num_cached_tokens=item.num_cached_tokens or 0,
+        logprobs=None if completion.logprobs is None else [logprob_of(*pair) for pair in zip(completion.token_ids, completion.logprobs, strict=True)],
+        error=None if reason in (None, "stop", "length") else f"vLLM ended the sequence: {reason}.",
+    )
+
+
+def logprob_of(token_id: int, found: Any) -> Logprob:
+    """found: vLLM's dict of the likeliest tokens by id, and of the chosen one if it is none of them; ranks begin at 1."""
+    ranked = sorted(((entry.rank, other, entry.logprob) for other, entry in found.items() if entry.rank is not None), key=lambda item: item[0])
+    return Logprob(found[token_id].logprob, [(other, logprob) for _, other, logprob in ranked])
+
+
+if __name__ == "__main__":
+    main()

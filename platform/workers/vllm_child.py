@@ -1,0 +1,90 @@
+"""vLLM's process as the replica has it: started under another environment's Python, spoken to over a socket, ended with all that it started.
+
+Not the engine. Invariants: the process leads a group of its own, which is gone when `end` returns; it ends by itself when this process
+does, because its end of the socket closes; it knows none of the platform's secrets.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from penstock.workers.vllm_bridge import Closed, Message, Op, Start, Wire
+
+BRIDGE = Path(__file__).with_name("vllm_bridge.py")
+_OURS = ("PENSTOCK_", "RAY_", "PYTHON")
+"""Variables with these beginnings are not handed on: secrets, and what is meant for our own Python."""
+
+
+def bridge_command(python: str, bridge: Path = BRIDGE) -> list[str]:
+    """Without the descriptor, which is the last argument. -I: beside the bridge lie modules that vLLM must not take for its own."""
+    return [python, "-I", str(bridge)]
+
+
+def environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
+    """For the child. What is set for vLLM already stays, but for its engine's place: in the same process, so that the bridge sees all of it."""
+    kept = {name: value for name, value in inherited.items() if not name.startswith(_OURS)}
+    defaults = {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # replicas share the cores
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",  # the checkpoint is on this machine already
+    }
+    return {**defaults, **kept, "OMP_NUM_THREADS": str(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+class Child:
+    """A running bridge. `on_message` and, once, `on_end` (with a reason) are called on a thread of the child's own."""
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], start: Start, on_message: Callable[[Message], None], on_end: Callable[[str], None]
+    ) -> None:
+        """Raises OSError when the command can't be run."""
+        self._on_message = on_message
+        self._on_end = on_end
+        ours, theirs = socket.socketpair()
+        self._socket = ours
+        try:
+            self._process = subprocess.Popen(
+                [*command, str(theirs.fileno())], stdin=subprocess.DEVNULL, env=dict(env), pass_fds=[theirs.fileno()], start_new_session=True
+            )
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        self._wire = Wire(ours, Message)
+        self._reader = threading.Thread(target=self._read, args=(start,), name="penstock-vllm-reader", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, ops: list[Op]) -> None:
+        """Waits only for a child that has stopped reading altogether. Raises Closed."""
+        self._wire.send(ops)
+
+    def end(self, timeout_s: float) -> bool:
+        """The whole group, at once. False: it is not gone after `timeout_s`. Safe to call again, but not from `on_message` or `on_end`."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # the reader ends, and a write that waits
+        self._reader.join(timeout_s)
+        return not self._reader.is_alive()
+
+    def _read(self, start: Start) -> None:
+        try:
+            self._wire.send([start])
+            while True:
+                self._on_message(self._wire.receive())
+        except Closed as closed:
+            # Only here is the process waited for, so its number still belongs to its group; what sends garbage is of no more use either.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            status = self._process.wait()
+            self._socket.close()
+            self._on_end(f"{closed}; status {status}")

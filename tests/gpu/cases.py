@@ -1,0 +1,93 @@
+"""Random paged caches with NaN in every slot that is nobody's, and attention as in textbooks, in float32, to compare with."""
+
+import os
+import random
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from penstock.workers.attention import AttentionBatch
+from penstock.workers.triton.plan import make_plan
+
+DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
+NAN = float("nan")
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+"""Absolute and relative, for values around 1: half of it is the result's own rounding."""
+LONGEST = 300
+
+
+@dataclass(frozen=True)
+class Shape:
+    dtype: torch.dtype
+    head_dim: int
+    num_kv_heads: int
+    group: int
+    block_size: int
+    spans: tuple[tuple[int, int], ...]
+    """(context, new tokens) of each sequence."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """All on the host."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    """Those of the new tokens, in the cache already."""
+    k_cache: Tensor
+    v_cache: Tensor
+    batch: AttentionBatch
+    expected: Tensor
+    """float32."""
+    scale: float
+
+
+def random_shape(seed: int, max_new: int) -> Shape:
+    """The dtype goes round with the seed; everything else is drawn."""
+    draw = random.Random(seed)
+    dtype = tuple(TOLERANCE)[seed % len(TOLERANCE)]
+    contexts = [draw.choice((draw.randint(1, 40), draw.randint(1, LONGEST))) for _ in range(draw.randint(1, 4))]
+    spans = tuple((context, draw.randint(1, min(context, max_new))) for context in contexts)
+    return Shape(dtype, draw.choice((64, 128)), draw.randint(1, 3), draw.choice((1, 2, 3, 4, 7, 8)), draw.choice((16, 32)), spans)
+
+
+def make_case(shape: Shape, seed: int) -> Case:
+    """What a sequence holds depends on the seed and its place alone."""
+    size, heads, dim = shape.block_size, shape.num_kv_heads, shape.head_dim
+    counts = [-(-context // size) for context, _ in shape.spans]
+    blocks = random.Random(seed).sample(range(1, sum(counts) + 4), sum(counts))
+    caches = [torch.full((sum(counts) + 4, heads, size, dim), NAN, dtype=shape.dtype) for _ in range(2)]
+    tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+    queries, keys, values, slots, expected = [], [], [], [], []
+    scale = dim**-0.5
+    for index, (context, new) in enumerate(shape.spans):
+        generator = torch.Generator().manual_seed(1000 * seed + index)
+        q, k, v = (torch.randn(context, count, dim, generator=generator).to(shape.dtype) for count in (heads * shape.group, heads, heads))
+        table = torch.tensor([blocks.pop() for _ in range(counts[index])])
+        tables[index, : counts[index]] = table
+        positions = torch.arange(context)
+        own = table[positions // size] * size + positions % size
+        for cache, x in zip(caches, (k, v), strict=True):
+            cache[own // size, :, own % size] = x
+        expected += [textbook(q[place], k[: place + 1], v[: place + 1], scale) for place in range(context - new, context)]
+        for parts, x in ((queries, q), (keys, k), (values, v), (slots, own)):
+            parts.append(x[context - new :])
+    starts = torch.tensor([0, *(new for _, new in shape.spans)]).cumsum(0).int()
+    contexts = torch.tensor([context for context, _ in shape.spans], dtype=torch.int32)
+    batch = AttentionBatch(starts, contexts, tables, torch.cat(slots))
+    return Case(torch.cat(queries), torch.cat(keys), torch.cat(values), *caches, batch, torch.stack(expected), scale)
+
+
+def textbook(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """float32 [H, D]: q [H, D] over keys and values [context, KH, D]."""
+    group = q.shape[0] // keys.shape[1]
+    keys, values = (x.float().repeat_interleave(group, dim=1) for x in (keys, values))
+    return torch.einsum("hc,chd->hd", torch.softmax(scale * torch.einsum("hd,chd->hc", q.float(), keys), dim=1), values)
+
+
+def planned(batch: AttentionBatch, block_size: int, exact: bool = False) -> AttentionBatch:
+    """For DEVICE as for a GPU, even where it is the CPU."""
+    plan = make_plan(batch.query_start, batch.context_len, batch.block_tables, block_size, exact, DEVICE)
+    return replace(batch, slot_mapping=batch.slot_mapping.to(DEVICE), plan=plan)

@@ -1,0 +1,102 @@
+"""The Triton kernels against plain torch in float32, over random shapes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.workers.triton.attention import attend_planned
+from penstock.workers.triton.decode import SPLIT_TOKENS
+from penstock.workers.triton.plan import FEW_TOKENS
+from penstock.workers.triton.store import store
+from tests.gpu.cases import DEVICE, LONGEST, NAN, TOLERANCE, Case, Shape, make_case, planned, random_shape
+
+SEEDS = range(50)
+
+
+def attended(case: Case, exact: bool = False) -> Tensor:
+    """On the host."""
+    plan = planned(case.batch, case.k_cache.shape[2], exact).plan
+    assert plan is not None
+    return attend_planned(case.q.to(DEVICE), case.k_cache.to(DEVICE), case.v_cache.to(DEVICE), plan, case.scale).cpu()
+
+
+def assert_as_expected(result: Tensor, case: Case) -> None:
+    tolerance = TOLERANCE[case.q.dtype]
+    assert result.dtype == case.q.dtype
+    torch.testing.assert_close(result.float(), case.expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_stored_keys_and_values_are_in_their_slots_and_nothing_else_changes(seed: int) -> None:
+    case = make_case(random_shape(seed, LONGEST), seed)
+    caches = [torch.full_like(case.k_cache, 7.0).to(DEVICE) for _ in range(2)]
+    fused = torch.cat((case.k, torch.full_like(case.k, NAN), case.v), dim=1).to(DEVICE)
+    heads, size = case.k.shape[1], case.k_cache.shape[2]
+
+    store(fused[:, :heads], fused[:, 2 * heads :], caches[0], caches[1], case.batch.slot_mapping.to(DEVICE))
+
+    slots = case.batch.slot_mapping
+    for cache, x in zip(caches, (case.k, case.v), strict=True):
+        expected = torch.full_like(case.k_cache, 7.0)
+        expected[slots // size, :, slots % size] = x
+        assert torch.equal(cache.cpu(), expected)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_single_queries_get_what_textbook_attention_gives(seed: int) -> None:
+    case = make_case(random_shape(seed, 1), seed)
+
+    assert_as_expected(attended(case), case)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pieces_of_prompts_and_single_queries_get_what_textbook_attention_gives(seed: int) -> None:
+    shape = random_shape(seed, 40)
+    shape = Shape(shape.dtype, shape.head_dim, shape.num_kv_heads, shape.group, shape.block_size, (*shape.spans[:2], (60, 2), (90, 33)))
+    case = make_case(shape, seed)
+    plan = planned(case.batch, shape.block_size).plan
+
+    assert plan is not None
+    assert plan.rows is not None
+    assert plan.pieces
+    assert_as_expected(attended(case), case)
+
+
+@pytest.mark.parametrize("head_dim", [80, 96])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_head_dimensions_that_are_no_power_of_two(head_dim: int, dtype: torch.dtype) -> None:
+    case = make_case(Shape(dtype, head_dim, 2, 5, 16, ((300, 1), (17, 1), (50, 20))), 1)
+
+    assert_as_expected(attended(case), case)
+
+
+def test_contexts_of_many_splits() -> None:
+    contexts = (SPLIT_TOKENS - 1, SPLIT_TOKENS, SPLIT_TOKENS + 1, 5 * SPLIT_TOKENS + 3)
+    case = make_case(Shape(torch.float32, 64, 1, 3, 16, tuple((context, 1) for context in contexts)), 2)
+
+    assert_as_expected(attended(case), case)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    case = make_case(Shape(torch.float32, 64, 1, 2, 16, ((290, 1), (40, 3))), 3)
+    larger = Case(300 * case.q, case.k, case.v, case.k_cache, case.v_cache, case.batch, case.expected, case.scale)
+
+    assert attended(larger).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_row_by_row_a_query_gets_the_same_bits_alone_in_any_batch_and_however_its_chunk_is_cut(dtype: torch.dtype) -> None:
+    spans = ((280, 12), (33, 1), (20, 20))
+    together = attended(make_case(Shape(dtype, 64, 2, 3, 16, spans), 4), exact=True)
+
+    first = make_case(Shape(dtype, 64, 2, 3, 16, ((280, 5),)), 4)
+    assert torch.equal(attended(first, exact=True), together[12 - 5 : 12])
+    assert torch.equal(attended(first), together[12 - 5 : 12]), f"up to {FEW_TOKENS} tokens go row by row anyway"
+
+
+def test_a_read_of_a_foreign_slot_would_show() -> None:
+    case = make_case(Shape(torch.float32, 64, 1, 2, 16, ((40, 1), (60, 20))), 5)
+    case.k_cache[case.batch.block_tables[0, 0]] = NAN
+    case.v_cache[case.batch.block_tables[1, 0]] = NAN
+
+    assert attended(case).flatten(1).isnan().any(dim=1).all()

@@ -1,0 +1,294 @@
+"""What an operator sees of the platform: one trace per request at a real OTLP collector, and every metric of the table at work."""
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from bench.platform_process import PlatformProcess, running_platform
+from penstock.base import telemetry as names
+from penstock.base.metrics import TABLE
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+
+CONFIG = """
+gateway: {{{{port: {{port}}}}}}
+telemetry: {{{{otlp_endpoint: "{endpoint}", sample_ratio: 1.0}}}}
+pools:
+  - {{{{name: demo, model: demo, served_names: [demo], tier: edge}}}}
+  - name: played
+    model: demo
+    served_names: [played]
+    engine:
+      runner: timed
+      max_num_seqs: 1
+      admission_lookahead: 1
+      speculation: {{{{method: ngram}}}}
+      timed: {{{{base_s: 0.02}}}}
+"""
+PROMPT = "Where does the quokka-zanzibar-heliotrope live?"
+SKEW_S = 0.005
+"""Between two readings of the same machine's clocks."""
+WITHIN_S = 20.0
+REPORT_S = 3.0
+"""Ample for a replica's load and a batch of spans."""
+AT_REST = {
+    "penstock_index_gaps_total": "no block event is lost here",
+    "penstock_rate_limited_total": "the tenant has no limits",
+    "penstock_slow_clients_total": "every client here reads, or hangs up",
+}
+"""Metrics that stay at zero in this test, and why. What a configuration without the feature has no sample of is told by its prefix below."""
+OFF = {
+    "penstock_provider_": "no external provider is configured",
+    "penstock_autoscale_": "no pool is scaled",
+}
+
+
+class Collector(ThreadingHTTPServer):
+    """The receiving end of OTLP over HTTP (opentelemetry.io/docs/specs/otlp). `raw` is all that came, as it came."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.raw: list[bytes] = []
+        self.spans: list[Span] = []
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def of(self, trace_id: str) -> dict[str, Span]:
+        """A trace's spans, by name."""
+        return {span.name: span for span in list(self.spans) if span.trace_id.hex() == trace_id}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Collector
+
+    def do_POST(self) -> None:
+        data = self.rfile.read(int(self.headers["content-length"]))
+        assert self.path == "/v1/traces"
+        for resource in ExportTraceServiceRequest.FromString(data).resource_spans:
+            self.server.spans += [span for scope in resource.scope_spans for span in scope.spans]
+        self.server.raw.append(data)
+        body = ExportTraceServiceResponse().SerializeToString()
+        self.send_response(200)
+        self.send_header("content-type", "application/x-protobuf")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with Collector() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[PlatformProcess]:
+    with running_platform(tmp_path_factory.mktemp("platform"), CONFIG.format(endpoint=collector.endpoint)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(platform: PlatformProcess) -> Iterator[httpx.Client]:
+    headers = {"authorization": f"Bearer {platform.key}"}
+    with httpx.Client(base_url=platform.url, headers=headers, timeout=60, trust_env=False) as client:
+        yield client
+
+
+def chat(client: httpx.Client, model: str = "demo", traceparent: str | None = None, **fields: Any) -> httpx.Response:
+    body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24, "temperature": 0, **fields}
+    return client.post("/v1/chat/completions", json=body, headers={} if traceparent is None else {"traceparent": traceparent})
+
+
+def eventually(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WITHIN_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {WITHIN_S} s"
+        time.sleep(0.01)
+    return found
+
+
+def attributes(span: Span) -> dict[str, Any]:
+    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
+
+
+def values(client: httpx.Client) -> dict[str, float]:
+    """Of each metric's family, summed; a histogram's is its count."""
+    found: dict[str, float] = {}
+    for line in client.get("/metrics").text.splitlines():
+        if line.startswith("# TYPE "):
+            found.setdefault(line.split()[2], 0.0)
+        elif not line.startswith("#"):
+            name, value = line.split("{")[0].split()[0], float(line.split()[-1])
+            name = name.removesuffix("_count")
+            if name in found:
+                found[name] += value
+    return found
+
+
+def test_one_trace_tells_of_gateway_queue_route_prefill_and_decode_under_the_clients_own_id(client: httpx.Client, collector: Collector) -> None:
+    trace_id, span_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+    answer = chat(client, traceparent=f"00-{trace_id}-{span_id}-01")
+    spans = eventually(lambda: (found := collector.of(trace_id)).keys() >= {"request", "queue", "route", "prefill", "decode"} and found)
+
+    request = spans["request"]
+    usage = answer.json()["usage"]
+    assert answer.headers["traceparent"] == f"00-{trace_id}-{request.span_id.hex()}-01"
+    assert set(spans) == {"request", "queue", "route", "prefill", "decode"}
+    assert request.parent_span_id.hex() == span_id
+    assert request.kind == Span.SPAN_KIND_SERVER
+    assert {span.parent_span_id for name, span in spans.items() if name != "request"} == {request.span_id}
+    assert attributes(request) | {names.TTFT: 0} == {
+        names.REQUEST_ID: answer.headers["x-penstock-request-id"],
+        names.TENANT: "demo",
+        names.MODEL: "demo",
+        names.PATH: "/v1/chat/completions",
+        names.STATUS: 200,
+        names.IS_STREAM: False,
+        names.INPUT_TOKENS: usage["prompt_tokens"],
+        names.OUTPUT_TOKENS: usage["completion_tokens"],
+        names.TTFT: 0,
+    }
+    route, prefill, decode = (attributes(spans[name]) for name in ("route", "prefill", "decode"))
+    assert (route[names.POOL], route[names.TIER], route[names.REPLICA]) == ("demo", "edge", answer.headers["x-penstock-replica"])
+    assert 1000 * route[names.PREDICTED_TTFT] == pytest.approx(float(answer.headers["x-penstock-predicted-ttft-ms"]), abs=0.06)
+    assert route[names.REASON] == "only_replica"
+    assert prefill[names.INPUT_TOKENS] == usage["prompt_tokens"]
+    assert prefill[names.CACHED_TOKENS] == usage["prompt_tokens_details"]["cached_tokens"]
+    assert (decode[names.OUTPUT_TOKENS], decode[names.FINISH]) == (usage["completion_tokens"], answer.json()["choices"][0]["finish_reason"])
+    assert prefill[names.REPLICA] == decode[names.REPLICA] == route[names.REPLICA]
+
+
+def test_the_spans_follow_one_another_within_the_request(client: httpx.Client, collector: Collector) -> None:
+    trace_id = "5" * 32
+    began = time.time_ns()
+
+    chat(client, traceparent=f"00-{trace_id}-00f067aa0ba902b7-01")
+    ended = time.time_ns()
+    spans = eventually(lambda: (found := collector.of(trace_id)).keys() >= {"request", "decode"} and found)
+
+    skew = int(SKEW_S * 1e9)
+    edges = [(spans[name].start_time_unix_nano, spans[name].end_time_unix_nano) for name in ("queue", "route", "prefill", "decode")]
+    assert all(start <= end for start, end in edges)
+    assert edges[0][1] == edges[1][0]  # the wait ends where routing begins
+    assert edges[1][1] <= edges[2][0] + skew  # on to another process
+    assert edges[2][1] == edges[3][0]  # the first token ends the one and begins the other
+    request = spans["request"]
+    assert began - skew <= request.start_time_unix_nano <= edges[0][0] + skew
+    assert edges[3][1] - skew <= request.end_time_unix_nano <= ended + skew
+    seconds = (edges[3][1] - edges[3][0]) / 1e9
+    assert 0.3 < seconds / ((ended - began) / 1e9) < 1  # 24 tokens one by one are most of it
+    assert attributes(request)[names.TTFT] == pytest.approx((edges[2][1] - request.start_time_unix_nano) / 1e9, abs=0.05)
+
+
+def test_a_caller_that_does_not_sample_is_not_recorded(client: httpx.Client, collector: Collector) -> None:
+    sampled, unsampled = "6" * 32, "7" * 32
+
+    quiet = chat(client, traceparent=f"00-{unsampled}-00f067aa0ba902b7-00")
+    chat(client, traceparent=f"00-{sampled}-00f067aa0ba902b7-01")
+    eventually(lambda: "request" in collector.of(sampled))  # spans leave in the order of their ends
+
+    assert quiet.headers["traceparent"] == f"00-{unsampled}-00f067aa0ba902b7-00"
+    assert collector.of(unsampled) == {}
+
+
+def test_a_request_that_fails_and_one_that_is_hung_up_on_say_so(client: httpx.Client, collector: Collector, platform: PlatformProcess) -> None:
+    wrong, gone = "8" * 32, "9" * 32
+
+    chat(client, "no-such-model", f"00-{wrong}-00f067aa0ba902b7-01")
+    hang_up(platform, f"00-{gone}-00f067aa0ba902b7-01")
+    failed = eventually(lambda: collector.of(wrong).get("request"))
+    cut = eventually(lambda: (found := collector.of(gone)).keys() >= {"request", "decode"} and found)
+
+    assert (attributes(failed)[names.ERROR], attributes(failed)[names.STATUS], failed.status.code) == ("ModelNotFound", 404, Status.STATUS_CODE_ERROR)
+    assert attributes(cut["request"])[names.ERROR] == "ClientGone"
+    assert attributes(cut["decode"])[names.FINISH] == "abort"
+    assert attributes(cut["decode"])[names.OUTPUT_TOKENS] < 400
+
+
+def hang_up(platform: PlatformProcess, traceparent: str | None = None) -> None:
+    """Go after two events of a long answer."""
+    url = httpx.URL(platform.url)
+    connection = http.client.HTTPConnection(url.host, url.port, timeout=60)
+    body = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 400, "stream": True, "ignore_eos": True}
+    headers = {"authorization": f"Bearer {platform.key}", "content-type": "application/json"}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers if traceparent is None else headers | {"traceparent": traceparent})
+    response = connection.getresponse()
+    for _ in range(6):
+        response.readline()
+    response.close()
+    connection.close()
+
+
+def test_no_prompt_no_completion_and_no_key_reaches_the_collector(client: httpx.Client, collector: Collector, platform: PlatformProcess) -> None:
+    trace_id = "a" * 32
+
+    said = chat(client, traceparent=f"00-{trace_id}-00f067aa0ba902b7-01", logprobs=True).json()["choices"][0]["message"]["content"]
+    client.post("/v1/completions", json={"model": "demo", "prompt": PROMPT, "temperature": 99}, headers={"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"})
+    eventually(lambda: len([span for span in list(collector.spans) if span.trace_id.hex() == trace_id and span.name == "request"]) == 2)
+
+    raw = b"".join(collector.raw)
+    assert len(said) > 30
+    pieces = [said[start : start + 8] for start in range(0, len(said) - 8, 4)]
+    assert [piece for piece in [*pieces, *PROMPT.split("-"), platform.key, platform.key[-12:]] if piece.encode() in raw] == []
+
+
+def test_every_metric_of_the_table_is_scraped_and_not_zero_after_a_load(client: httpx.Client, platform: PlatformProcess) -> None:
+    highest: dict[str, float] = {}
+
+    def scrape() -> None:
+        for name, value in values(client).items():
+            highest[name] = max(highest.get(name, 0.0), value)
+
+    def one(number: int) -> int:
+        return chat(client, "played" if number % 2 else "demo", max_tokens=16, stream=number % 3 == 0, ignore_eos=True).status_code
+
+    hang_up(platform)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(one, number) for number in range(24)]
+        while not all(answer.done() for answer in answers):  # gauges are of a moment
+            scrape()
+            time.sleep(0.02)
+    deadline = time.monotonic() + REPORT_S
+    while time.monotonic() < deadline and any(not highest.get(name) for name in _at_work()):
+        scrape()  # the last loads and spans are on their way
+
+    assert {answer.result() for answer in answers} == {200}
+    assert {row.name for row in TABLE} <= set(highest)
+    assert [name for name in _at_work() if not highest[name]] == []
+    assert [name for name in AT_REST if highest[name]] == []
+
+
+def _at_work() -> list[str]:
+    """The names that must have counted something."""
+    return [row.name for row in TABLE if row.name not in AT_REST and not row.name.startswith(tuple(OFF))]
+
+
+def test_the_platform_goes_on_without_a_collector_and_counts_what_it_drops(client: httpx.Client, collector: Collector) -> None:
+    """The last one: it ends the collector."""
+    collector.shutdown()
+    collector.server_close()
+
+    answers = [chat(client) for _ in range(3)]
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert eventually(lambda: 'outcome="dropped"' in (text := client.get("/metrics").text) and text)

@@ -1,0 +1,320 @@
+"""Tenants of a running platform, as an operator and as their clients meet them: real Redis, Ray, gateway, HTTP and command.
+
+The limits' script and what happens without Redis in detail: test_limits.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from typer.testing import CliRunner
+
+from bench.platform_process import PlatformProcess, penstock, running_platform
+from penstock.cli.main import app
+from penstock_loadtest.measure import measure
+from penstock_loadtest.reach import reach
+from penstock_loadtest.scenario import Arrivals, Cancel, Kind, Lengths, Prompts, Scenario, Share
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+
+CONFIG = """
+gateway: {{port: {port}}}
+pools:
+- {{name: timed, served_names: [timed, other], replicas: 2, engine: {{runner: timed, timed: {{base_s: 0.002}}}}}}
+"""
+BLOCK_SIZE = 16
+SETTINGS_S = 1.0
+"""By then every gateway knows of a change: gateway.key_cache_s is half of it."""
+
+Record = Callable[[str, object], None]
+"""pytest's `record_property`: a figure for the report (`--junitxml`)."""
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProcess]:
+    with running_platform(tmp_path_factory.mktemp("platform"), CONFIG) as running:
+        yield running
+
+
+def run(platform: PlatformProcess, *arguments: str) -> str:
+    """What the command prints."""
+    result = CliRunner().invoke(app, [*arguments, "--state", str(platform.state)], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def new_tenant(platform: PlatformProcess, name: str, *settings: str) -> str:
+    """Its key."""
+    run(platform, "tenant", "create", name, *settings)
+    return run(platform, "key", "create", name).strip()
+
+
+def client(platform: PlatformProcess, key: str) -> httpx.Client:
+    return httpx.Client(base_url=platform.url, headers={"authorization": f"Bearer {key}"}, timeout=30, trust_env=False)
+
+
+def body(max_tokens: int = 4, prompt: Any = "What is the capital of France?", **changes: Any) -> dict[str, Any]:
+    return {"model": "timed", "prompt": prompt, "max_tokens": max_tokens, "seed": 7, "ignore_eos": True} | changes
+
+
+def ask(platform: PlatformProcess, key: str, max_tokens: int = 4, prompt: Any = "What is the capital of France?", **changes: Any) -> httpx.Response:
+    with client(platform, key) as http:
+        return http.post("/v1/completions", json=body(max_tokens, prompt, **changes))
+
+
+def wait_for(is_so: Callable[[], Any], within_s: float = 5.0) -> float:
+    """How long it took."""
+    begun = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - begun < within_s, f"not within {within_s} s"
+        time.sleep(0.01)
+    return time.monotonic() - begun
+
+
+def message(answer: httpx.Response) -> str:
+    return str(answer.json()["error"]["message"])
+
+
+def test_a_revoked_key_is_refused_within_a_second_and_what_is_under_way_ends_well(platform: PlatformProcess, record_property: Record) -> None:
+    key = new_tenant(platform, "revoked")
+    statuses: list[tuple[float, int]] = []
+    is_over = threading.Event()
+
+    def keep_asking() -> None:
+        with client(platform, key) as http:
+            while not is_over.is_set():
+                status = http.post("/v1/completions", json=body(1)).status_code
+                statuses.append((time.monotonic(), status))
+
+    with client(platform, key) as http, http.stream("POST", "/v1/completions", json=body(1500, stream=True)) as response:
+        lines = response.iter_lines()
+        next(lines)
+        asking = threading.Thread(target=keep_asking)
+        asking.start()
+        wait_for(lambda: len(statuses) > 10)
+        ids = [entry["id"] for entry in json.loads(run(platform, "key", "list", "revoked", "--json"))]
+        assert len(ids) == 1
+        assert ids[0] not in key, "an id says nothing about its key"
+        begun = time.monotonic()
+        run(platform, "key", "revoke", ids[0])
+        revoked = time.monotonic()
+        wait_for(lambda: statuses[-1][1] == 401)
+        is_over.set()
+        asking.join()
+        rest = list(lines)
+
+    refused_at = next(at for at, status in statuses if status == 401)
+    record_property("revoked_key_refused_s", round(refused_at - revoked, 3))
+    assert refused_at - begun < 1.0
+    assert {status for at, status in statuses if at < begun} == {200}
+    assert {status for at, status in statuses if at >= refused_at} == {401}
+    assert rest[-2:] == ["data: [DONE]", ""]
+    assert json.loads(run(platform, "key", "list", "revoked", "--json")) == []
+    assert "demo" in run(platform, "key", "list")
+
+
+def test_fifty_clients_never_exceed_a_limit_of_a_thousand_tokens_a_minute(platform: PlatformProcess, record_property: Record) -> None:
+    key = new_tenant(platform, "limited", "--tokens-per-minute", "1000")
+    answers: list[httpx.Response] = []
+
+    async def main() -> None:
+        limits = httpx.Limits(max_connections=50)
+        headers = {"authorization": f"Bearer {key}"}
+        async with httpx.AsyncClient(base_url=platform.url, headers=headers, limits=limits, timeout=30, trust_env=False) as http:
+
+            async def keep_asking(number: int) -> None:
+                for round_ in range(4):
+                    prompt = [1000 + number, 2000 + round_, *range(300, 318)]  # 20 tokens, and 30 may come
+                    answers.append(await http.post("/v1/completions", json=body(30, prompt, ignore_eos=False, stop_token_ids=[*range(0, 49152, 13)][:256])))
+
+            await asyncio.gather(*(keep_asking(number) for number in range(50)))
+
+    begun = time.monotonic()
+    asyncio.run(main())
+    took_s = time.monotonic() - begun
+
+    assert took_s < 60, "one minute's limit is what was given out"
+    assert {answer.status_code for answer in answers} == {200, 429}
+    used = sum(answer.json()["usage"]["total_tokens"] for answer in answers if answer.status_code == 200)
+    record_property("tokens_of_a_limit_of_1000", used)
+    assert 900 < used <= 1000
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert {answer.json()["error"]["code"] for answer in refused} == {"rate_limit_exceeded"}
+    assert "1000 tokens per minute" in message(refused[0])
+    assert all(0 < int(answer.headers["retry-after"]) <= 61 for answer in refused)
+    assert {answer.headers["x-ratelimit-limit-tokens"] for answer in answers} == {"1000"}
+    assert int(refused[-1].headers["x-ratelimit-remaining-tokens"]) == 1000 - used
+    assert refused[-1].headers["x-ratelimit-reset-tokens"].endswith("s")
+    with httpx.Client(base_url=platform.url, trust_env=False) as http:
+        assert 'penstock_rate_limited_total{limit="tokens"}' in http.get("/metrics").text
+
+
+def test_what_an_answer_did_not_use_is_given_back_also_when_the_client_hangs_up(platform: PlatformProcess) -> None:
+    key = new_tenant(platform, "gives-back", "--tokens-per-minute", "1000", "--max-parallel", "1")
+    prompt = [*range(300, 320)]
+    with client(platform, key) as http, http.stream("POST", "/v1/completions", json=body(900, prompt, stream=True)) as response:
+        assert response.status_code == 200
+        lines = response.iter_lines()
+        next(lines)
+        second = ask(platform, key, 30, prompt)
+        assert second.status_code == 429
+        assert "1 requests at once" in message(second)
+        assert second.headers["retry-after"] == "1"
+
+    wait_for(lambda: ask(platform, key, 500, prompt).status_code == 200)
+
+
+def test_a_request_that_can_never_fit_is_told_so_and_one_without_max_tokens_is_made_to_fit(platform: PlatformProcess) -> None:
+    key = new_tenant(platform, "small", "--tokens-per-minute", "100")
+
+    never = ask(platform, key, 90, [*range(300, 320)])
+    assert never.status_code == 400
+    assert "110 tokens" in message(never)
+    assert "can never fit" in message(never)
+    fits = body(1, [*range(300, 320)])
+    del fits["max_tokens"]
+    with client(platform, key) as http:
+        answer = http.post("/v1/completions", json=fits)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 80
+    assert answer.headers["x-ratelimit-remaining-tokens"] == "0"
+
+
+def test_two_tenants_with_the_same_prompt_share_no_block(platform: PlatformProcess) -> None:
+    first, second = (new_tenant(platform, name) for name in ("left", "right"))
+    prompt = [*range(4000, 4000 + 20 * BLOCK_SIZE)]
+
+    def blocks() -> set[bytes]:
+        with redis.Redis(unix_socket_path=str(platform.redis_socket)) as store:
+            return {key for name in store.scan_iter("penstock:prefix:*:blocks") for key in store.smembers(name)}
+
+    found: list[set[bytes]] = [blocks()]
+    for key in (first, second):
+        answer = ask(platform, key, 1, prompt)
+        assert answer.status_code == 200
+        assert answer.headers["x-penstock-cached-tokens"] == "0"
+        known = found[-1]
+        wait_for(lambda known=known: len(blocks() - known) >= 20)  # type: ignore[misc]
+        found.append(blocks())
+    empty, after_first, after_second = found
+
+    # what earlier tests asked may still arrive
+    assert min(len(after_first - empty), len(after_second - after_first)) >= 20, "each has all 20 blocks of its own"
+    assert int(ask(platform, first, 1, prompt).headers["x-penstock-cached-tokens"]) == 19 * BLOCK_SIZE, "its own are found"
+
+
+def test_usage_is_what_the_load_testers_ledger_counted(platform: PlatformProcess, tmp_path: Path) -> None:
+    keys = {"KEY_A": new_tenant(platform, "tenant-a"), "KEY_B": new_tenant(platform, "tenant-b", "--tokens-per-minute", "1000000")}
+    prompts = Prompts(source="tokens", tokens=Lengths(constant=24))
+    kind = Kind(endpoint="completions", prompts=prompts, output_tokens=Lengths(uniform=(1, 40)), ignore_eos=True, temperature=0.8)
+    scenario = Scenario(
+        duration_s=4.0,
+        arrivals=Arrivals(process="constant", rate=25),
+        kinds=[kind],
+        tenants=[Share(name="a", weight=2.0, key_env="KEY_A"), Share(name="b", key_env="KEY_B")],
+        cancel=Cancel(share=0.2, after_s=Lengths(uniform=(0.0, 0.05))),
+        repeat=4,
+        meter=True,
+    )
+    measured = measure(scenario, reach(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False)
+
+    assert measured.ledger.is_balanced, measured.ledger.sentences
+    assert measured.ledger.ends.get("cancelled", 0) > 0
+    totals = {tenant.tenant: tenant for tenant in measured.ledger.tenants}
+    for name, key in (("a", keys["KEY_A"]), ("b", keys["KEY_B"])):
+        total = totals[name]
+        assert total.metered is not None
+        assert total.least_metered <= total.metered <= (total.most_metered or 0)
+        with client(platform, key) as http:
+            page = http.get("/v1/usage").json()
+        assert page["tenant"] == f"tenant-{name}", "a tenant sees its own and no other"
+        assert sum(row["completion_tokens"] for row in page["data"]) == total.metered
+        listed = json.loads(run(platform, "usage", "--tenant", f"tenant-{name}", "--json"))
+        assert [{key: row[key] for key in row if key != "tenant"} for row in listed] == page["data"]
+        assert {row["model"] for row in listed} == {"timed"}
+    table = run(platform, "usage")
+    assert "tenant-a" in table
+    assert "tenant-b" in table
+
+
+def test_a_tenants_settings_take_effect_and_end_with_it(platform: PlatformProcess) -> None:
+    key = new_tenant(platform, "changing", "--models", "other")
+    refused = ask(platform, key)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
+    with client(platform, key) as http:
+        assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["other"]
+        assert http.get("/v1/models/timed").status_code == 403
+
+    run(platform, "tenant", "set", "changing", "--models", "*", "--requests-per-minute", "2", "--tier-policy", "cloud_first")
+    wait_for(lambda: ask(platform, key).status_code == 200, within_s=SETTINGS_S)
+    shown = json.loads(run(platform, "tenant", "show", "changing", "--json"))
+    assert (shown["models"], shown["requests_per_minute"], shown["tier_policy"]) == (None, 2, "cloud_first")
+    assert ask(platform, key).status_code == 200
+    limited = ask(platform, key)
+    assert limited.status_code == 429
+    assert "2 requests per minute" in message(limited)
+    assert limited.headers["x-ratelimit-remaining-requests"] == "0"
+
+    run(platform, "tenant", "delete", "changing")
+    wait_for(lambda: ask(platform, key).status_code == 401, within_s=SETTINGS_S)
+    assert "changing" not in run(platform, "tenant", "list")
+
+
+def test_the_command_refuses_with_a_sentence(platform: PlatformProcess) -> None:
+    run(platform, "tenant", "create", "twice")
+    run(platform, "tenant", "create", "gone")
+    run(platform, "tenant", "delete", "gone")
+    state = str(platform.state)
+
+    for arguments, sentence in (
+        (["tenant", "create", "twice"], "already"),
+        (["tenant", "create", "gone"], "not used again"),
+        (["tenant", "create", "a b"], "a tenant id is"),
+        (["tenant", "create", "x", "--tier-policy", "nowhere"], "tier policy must be one of"),
+        (["tenant", "show", "nobody"], "there is no tenant 'nobody'"),
+        (["tenant", "delete", "demo"], "`penstock up`"),
+        (["key", "create", "nobody"], "there is no tenant 'nobody'"),
+        (["key", "revoke", "ffffffffffffffffffff"], "no keys have an id"),
+    ):
+        result = CliRunner().invoke(app, [*arguments, "--state", state])
+        assert result.exit_code == 2, arguments
+        assert sentence in result.stderr, arguments
+
+
+def test_while_redis_is_away_a_tenant_with_limits_goes_on_within_them_and_its_usage_is_kept(platform: PlatformProcess) -> None:
+    key = new_tenant(platform, "outage", "--tokens-per-minute", "1000")
+    prompt = [*range(300, 320)]
+    assert ask(platform, key, 30, prompt).status_code == 200
+    (pid,) = platform.redis
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        answers = [ask(platform, key, 180, prompt) for _ in range(6)]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+    statuses = [answer.status_code for answer in answers]
+    assert statuses == [200] * 4 + [429] * 2, "50 and 4 times 200 are within 1000, a fifth is not"
+
+    def used() -> int:
+        with client(platform, key) as http:
+            page = http.get("/v1/usage")
+            return sum(row["prompt_tokens"] + row["completion_tokens"] for row in page.json()["data"]) if page.status_code == 200 else 0
+
+    wait_for(lambda: used() == 850, within_s=15)
+    assert ask(platform, key, 180, prompt).status_code == 429, "what was given out meanwhile is charged now"
+
+
+def test_the_installed_command_speaks_to_the_platform_from_outside(platform: PlatformProcess) -> None:
+    done = subprocess.run([*penstock("tenant", "list", "--json", "--state", str(platform.state))], capture_output=True, text=True, timeout=60, check=True)
+
+    assert "demo" in {tenant["id"] for tenant in json.loads(done.stdout)}

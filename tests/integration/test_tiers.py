@@ -1,0 +1,220 @@
+"""Tiers: a timed edge pool at its knee and dead, an external provider behind it (a second real server on loopback, which counts), and a tenant
+whose requests never leave."""
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from bench.platform_process import PlatformProcess, running_platform
+from penstock.base.redis import connect
+from penstock.cli.state import StateDir
+from penstock.tenancy.keys import create_key
+from penstock.tenancy.tenants import Settings, Tenants
+from penstock_loadtest.fake.behaviour import Behaviour
+from penstock_loadtest.fake_server import FakeServer
+from penstock_loadtest.scenario import Lengths
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+
+TARGET_S = 0.4
+PREFILL_TOKEN_S = 0.002
+WORDS = 60
+"""Of a prompt; a token each at least, so that its prefill takes a good part of the target."""
+AT_ONCE = 16
+KEY = "a-secret-of-the-provider"
+CONFIG = f"""
+gateway: {{{{port: {{port}}, ttft_target_s: {TARGET_S}}}}}
+pools:
+- name: edge
+  model: demo
+  served_names: [chat]
+  tier: edge
+  engine: {{{{runner: timed, timed: {{{{base_s: 0.01, prefill_token_s: {PREFILL_TOKEN_S}, max_model_len: 2048}}}}}}}}
+providers:
+- {{{{name: upstream, base_url: "URL", model: large, served_names: [chat], api_key_env: TEST_TIERS_KEY, ttft_s: 0.05, extra_fields: [ignore_eos]}}}}
+"""
+
+
+@dataclass
+class World:
+    platform: PlatformProcess
+    provider: FakeServer
+    leaving: str
+    """Key of a tenant whose policy is edge_first."""
+    staying: str
+    """And of one whose policy is never_leave."""
+
+    @property
+    def num_left(self) -> int:
+        """Requests that the provider has got."""
+        return len(self.provider.truths)
+
+    def post(self, key: str, name: str = "", **fields: Any) -> httpx.Response:
+        content = " ".join([name, *["word"] * WORDS])
+        body = {"model": "chat", "messages": [{"role": "user", "content": content}], "max_tokens": 8, "ignore_eos": True, **fields}
+        return httpx.post(f"{self.platform.url}/v1/chat/completions", json=body, headers=bearer(key), timeout=60, trust_env=False)
+
+    def receipt(self, key: str, request_id: str) -> httpx.Response:
+        return httpx.get(f"{self.platform.url}/v1/receipts/{request_id}", headers=bearer(key), timeout=10, trust_env=False)
+
+    def at_once(self, key: str, count: int = AT_ONCE) -> list[httpx.Response]:
+        with ThreadPoolExecutor(count) as threads:
+            return list(threads.map(lambda number: self.post(key, f"{key[-4:]} {number}"), range(count)))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@contextmanager
+def listening(behaviour: Behaviour) -> Iterator[FakeServer]:
+    """On an event loop in a thread of its own."""
+    ready, found = threading.Event(), []
+
+    async def main() -> None:
+        async with FakeServer(behaviour) as server:
+            stop = asyncio.Event()
+            found.append((server, asyncio.get_running_loop(), stop))
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    thread.start()
+    assert ready.wait(10)
+    server, loop, stop = found[0]
+    try:
+        yield server
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    behaviour = Behaviour(models=["large"], keys={KEY: "penstock"}, ttft_s=Lengths(constant=0.05), gap_s=Lengths(constant=0.01))
+    with listening(behaviour) as provider, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TEST_TIERS_KEY", KEY)
+        with running_platform(tmp_path_factory.mktemp("platform"), CONFIG.replace("URL", provider.url)) as platform:
+            wait_for(lambda: metric(platform, 'penstock_replicas{pool="edge",tier="edge"}') == 1, within_s=10)
+            yield World(platform, provider, asyncio.run(new_key(platform, "leaving", "edge_first")), asyncio.run(new_key(platform, "staying", "never_leave")))
+
+
+async def new_key(platform: PlatformProcess, tenant: str, policy: str) -> str:
+    async with connect(f"unix://{platform.redis_socket}") as client:
+        await Tenants(client).create(tenant, Settings(tier_policy=policy), time.time())
+        return await create_key(client, StateDir(platform.state).secret(), tenant)
+
+
+def metric(platform: PlatformProcess, row: str) -> float:
+    lines = httpx.get(f"{platform.url}/metrics", timeout=10, trust_env=False).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(row))
+
+
+def wait_for(condition: Callable[[], bool], within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        time.sleep(0.005)
+
+
+def tier(answer: httpx.Response) -> tuple[str, str]:
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-penstock-tier"], answer.headers["x-penstock-tier-reason"]
+
+
+def test_below_its_knee_the_edge_answers(world: World) -> None:
+    before = world.num_left
+    answer = world.post(world.leaving)
+
+    assert tier(answer) == ("edge", "preferred")
+    assert world.num_left == before
+
+
+def test_at_its_knee_the_edge_spills_and_the_receipt_says_why(world: World) -> None:
+    before = world.num_left
+    answers = world.at_once(world.leaving)
+
+    tiers = Counter(tier(answer) for answer in answers)
+    assert tiers["edge", "preferred"] >= 2
+    assert tiers["cloud", "predicted_ttft"] >= 2
+    assert tiers["edge", "preferred"] + tiers["cloud", "predicted_ttft"] == AT_ONCE, tiers
+    assert world.num_left - before == tiers["cloud", "predicted_ttft"]
+    for answer in answers:
+        (choice,) = world.receipt(world.leaving, answer.headers["x-penstock-request-id"]).json()["choices"]
+        assert (choice["tier"], choice["tier_reason"]) == tier(answer)
+        assert choice["attempts"] == 1
+        if choice["tier"] == "cloud":
+            edge, upstream = choice["considered"]
+            assert (edge["places"], upstream["places"]) == (["edge"], ["upstream"])
+            assert edge["predicted_ttft_s"] > TARGET_S > upstream["predicted_ttft_s"]
+            assert choice["scores"]["upstream"] == upstream["predicted_ttft_s"]
+        else:
+            assert choice["predicted_ttft_s"] <= TARGET_S
+    assert metric(world.platform, 'penstock_tier_decisions_total{pool="upstream",reason="predicted_ttft",tier="cloud"}') >= tiers["cloud", "predicted_ttft"]
+
+
+def test_a_receipt_is_its_tenants_own(world: World) -> None:
+    answer = world.post(world.leaving)
+    request_id = answer.headers["x-penstock-request-id"]
+
+    assert world.receipt(world.leaving, request_id).json()["id"] == request_id
+    assert world.receipt(world.leaving, answer.json()["id"]).json()["id"] == request_id
+    assert world.receipt(world.staying, request_id).status_code == 404
+    assert world.receipt(world.leaving, "0" * 24).status_code == 404
+
+
+def test_a_tenant_that_never_leaves_waits_at_the_knee(world: World) -> None:
+    before = world.num_left
+    answers = world.at_once(world.staying)
+
+    assert {tier(answer) for answer in answers} == {("edge", "only_tier")}
+    assert world.num_left == before
+
+
+def test_with_the_edge_dead_the_provider_answers_and_who_never_leaves_waits_for_the_edge(world: World) -> None:
+    before = world.num_left
+    (replica,) = world.platform.replicas
+    os.kill(replica, signal.SIGKILL)
+    wait_for(lambda: metric(world.platform, 'penstock_replicas{pool="edge",tier="edge"}') == 0, within_s=10)
+    answer = world.post(world.leaving, stream=True, stream_options={"include_usage": True})
+    left_by_then = world.num_left
+    stayed = world.post(world.staying)
+
+    assert tier(answer) == ("cloud", "tier_down")
+    assert answer.headers["x-penstock-replica"] == "upstream"
+    assert left_by_then == before + 1
+    assert_is_a_stream_of_ours(answer, prompt_tokens=world.provider.truths[-1].prompt_tokens)
+    assert tier(stayed) == ("edge", "only_tier")
+    assert world.num_left == left_by_then
+    assert world.provider.truths[-1].tenant == "penstock", "it got its own key"
+
+
+def assert_is_a_stream_of_ours(answer: httpx.Response, prompt_tokens: int) -> None:
+    lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
+    chunks = [json.loads(line) for line in lines[:-1]]
+    assert lines[-1] == "[DONE]"
+    assert {(chunk["id"], chunk["model"]) for chunk in chunks} == {(f"chatcmpl-{answer.headers['x-penstock-request-id']}", "chat")}
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == "length"
+    assert "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    assert (chunks[-1]["usage"]["prompt_tokens"], chunks[-1]["usage"]["completion_tokens"]) == (prompt_tokens, 8)
+
+
+def test_the_providers_key_is_in_no_log_and_no_metric(world: World) -> None:
+    text = httpx.get(f"{world.platform.url}/metrics", timeout=10, trust_env=False).text
+    logs = b"".join(path.read_bytes() for path in world.platform.state.rglob("*") if path.is_file())
+
+    assert 'penstock_provider_requests_total{outcome="finished",provider="upstream"}' in text
+    assert KEY not in text
+    assert KEY.encode() not in logs

@@ -1,0 +1,138 @@
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.adapters.peft import WEIGHTS_FILE, Pair, check_config, check_folder, check_tensors, read_header, refused_name
+from penstock.wire.errors import InvalidRequest
+from tests.unit.adapters.files import BASE, config, name_of, safetensors, tensors_of, write
+from tests.unit.workers.lora_files import adapted
+from tests.unit.workers.tiny_models import SIZES, tiny_model
+
+
+def checked(**changes: Any) -> tuple[int, float]:
+    return check_config(msgspec.json.encode(config(**changes)), max_rank=16)
+
+
+def test_an_adapter_is_read_with_its_rank_scaling_and_places(tmp_path: Path) -> None:
+    found = check_folder(write(tmp_path), BASE, max_rank=2)
+
+    assert (found.rank, found.scaling, found.targets) == (2, 2.0, ("down_proj", "q_proj"))
+    assert set(found.pairs) == {(layer, module) for layer in (0, 1) for module in ("q_proj", "down_proj")}
+    assert found.pairs[1, "q_proj"] == Pair(name_of(1, "q_proj", "A"), name_of(1, "q_proj", "B"))
+
+
+def test_what_peft_itself_writes_is_accepted(tmp_path: Path) -> None:
+    adapted(tiny_model("llama"), tmp_path, seed=1, rank=3)
+    hidden, inner = SIZES["hidden_size"], SIZES["intermediate_size"]
+    shapes = dict.fromkeys(("q_proj", "o_proj"), (hidden, hidden)) | dict.fromkeys(("k_proj", "v_proj"), (hidden // 2, hidden))
+    shapes |= {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+
+    found = check_folder(tmp_path, msgspec.structs.replace(BASE, modules=shapes), max_rank=8)
+
+    assert (found.rank, found.scaling, len(found.pairs)) == (3, 2.0, 14)
+
+
+def test_rank_stabilized_scaling_is_alpha_by_the_root_of_the_rank() -> None:
+    assert checked(r=4, lora_alpha=6, use_rslora=True) == (4, 6 / math.sqrt(4))
+    assert checked(r=4, lora_alpha=6) == (4, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"peft_type": "IA3"}, "only LORA is supported"),
+        ({"use_dora": True}, "DoRA"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"bias": "all"}, "bias: 'all'"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
+        ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 4}}, "alpha_pattern"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication"),
+        ({"init_lora_weights": "pissa_niter_16"}, "changes the base model"),
+        ({"loftq_config": {"bits": 4}}, "option 'loftq_config' is not known"),
+        ({"some_later_idea": True}, "option 'some_later_idea' is not known"),
+        ({"r": 0}, "rank r of 1 or more"),
+        ({"r": True}, "rank r of 1 or more"),
+        ({"r": "8"}, "rank r of 1 or more"),
+        ({"r": 17}, "rank is 17; this model serves ranks up to 16"),
+        ({"lora_alpha": None}, "number lora_alpha"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InvalidRequest, match=sentence):
+        checked(**changes)
+
+
+def test_options_that_are_switched_off_do_not_matter() -> None:
+    assert checked(some_later_idea=False, loftq_config={}, trainable_token_indices=None, init_lora_weights="gaussian")
+
+
+@pytest.mark.parametrize("data", [b"", b"[1]", b"{", b"\xff\xfe"])
+def test_a_configuration_that_is_no_object_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="is not a JSON object"):
+        check_config(data, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"base_model.model.lm_head.lora_A.weight": (2, 8)}, "only down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj can be adapted"),
+        ({"base_model.model.model.embed_tokens.lora_embedding_A": (2, 8)}, "can be adapted"),
+        ({"base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector": (8,)}, "can be adapted"),
+        ({name_of(2, "q_proj", "A"): (2, 8)}, "only 2 layers"),
+        ({name_of(0, "k_proj", "A"): (2, 8)}, "only one of the two tensors of k_proj in layer 0"),
+        ({name_of(0, "q_proj", "A"): (2, 9)}, r"has the shape \[2, 9\]; rank 2 and the base model ask for \[2, 8\]"),
+        ({name_of(0, "q_proj", "B"): (8, 3)}, r"has the shape \[8, 3\]; rank 2 and the base model ask for \[8, 2\]"),
+    ],
+)
+def test_tensors_that_do_not_fit_the_base_model_are_refused(change: dict[str, tuple[int, ...]], sentence: str, tmp_path: Path) -> None:
+    header = read_header(write(tmp_path, tensors=tensors_of() | change) / WEIGHTS_FILE)
+
+    with pytest.raises(InvalidRequest, match=sentence):
+        check_tensors(header, 2, BASE)
+
+
+def test_an_adapter_without_tensors_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="holds no tensor"):
+        check_tensors({}, 2, BASE)
+
+
+def test_types_that_are_not_floats_of_two_or_four_bytes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(safetensors(tensors_of(), "F64"))
+
+    with pytest.raises(InvalidRequest, match="has the type 'F64'; supported are F32, F16, BF16"):
+        read_header(tmp_path / "a")
+
+
+WHOLE = safetensors(tensors_of())
+
+
+@given(data=st.one_of(st.binary(max_size=64), st.integers(0, len(WHOLE) - 1).map(lambda end: WHOLE[:end]), st.just(WHOLE + b"\0"), st.just(b"\xff" * 16)))
+def test_a_damaged_file_is_refused_whatever_its_bytes(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("damaged") / "a"
+    path.write_bytes(data)
+
+    with pytest.raises(InvalidRequest, match="is not a safetensors file"):
+        read_header(path)
+
+
+def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
+    first, second = name_of(0, "q_proj", "A"), name_of(0, "k_proj", "A")
+    data = msgspec.json.encode(
+        {first: {"dtype": "F32", "shape": [2, 8], "data_offsets": [0, 64]}, second: {"dtype": "F32", "shape": [2, 8], "data_offsets": [0, 64]}}
+    )
+    (tmp_path / "a").write_bytes(len(data).to_bytes(8, "little") + data + bytes(64))
+
+    with pytest.raises(InvalidRequest, match="does not lie where its shape says"):
+        read_header(tmp_path / "a")
+
+
+@pytest.mark.parametrize(("name", "sentence"), [("adapter_model.bin", "is a pickle, which can run code"), ("README.md", "An adapter is the two files")])
+def test_other_files_are_refused_by_their_name(name: str, sentence: str) -> None:
+    assert sentence in refused_name(name).message

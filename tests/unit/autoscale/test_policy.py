@@ -1,0 +1,217 @@
+"""The policy over time: a pool is played by a few lines that turn a target into replicas and a rate into reports."""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.observation import Observation, Placed, ReplicaSeen
+from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
+from penstock.wire.frames import Load, StepCosts
+from penstock.wire.scaling import PoolFlow
+
+COSTS = StepCosts(base_s=0.02, row_s=0.0003, prefill_token_s=0.00015, kv_token_s=4e-7)
+MAX_ROWS = 16
+PROMPT, OUTPUT = 100, 64
+CAPACITY = 8.3
+"""Requests a second that one replica of these takes; the tests check it."""
+SETTINGS = AutoscaleConfig(max_replicas=8, window_s=5.0, start_s=4.0, scale_down_delay_s=10.0)
+
+
+def replica(name: str, num_running: int = 0, num_waiting: int = 0, costs: StepCosts = COSTS) -> ReplicaSeen:
+    load = Load("epoch", 0, 16, num_running, num_waiting, num_waiting * PROMPT, num_running * PROMPT, 2048, 2048, costs, 512)
+    return ReplicaSeen(name, load, 16, 0, 0)
+
+
+def observation(
+    target: int, *, serving: int | None = None, flow: PoolFlow | None = None, running: int = 0, queued: int = 0, oldest_s: float = 0.0
+) -> Observation:
+    serving = target if serving is None else serving
+    names = tuple(f"r{number}" for number in range(serving))
+    share = running // max(1, serving)
+    replicas = tuple(replica(name, share) for name in names)
+    return Observation(Placed(target, names, max(0, target - serving)), {"gateway": flow or PoolFlow()}, queued, oldest_s, replicas, 0.1)
+
+
+@dataclass
+class Pool:
+    """Replicas come at once, or `start_s` after they were asked for; a queue forms where arrivals exceed what they take."""
+
+    settings: AutoscaleConfig = SETTINGS
+    target: int = 1
+    start_s: float = 0.0
+    now: float = 100.0
+    state: State = field(default_factory=State)
+    queued: float = 0.0
+    started: float = 0.0
+    ended: float = 0.0
+    ready: list[float] = field(default_factory=lambda: [0.0])
+    decisions: list[Decision] = field(default_factory=list)
+
+    def second(self, rate: float) -> Decision:
+        serving = sum(ready <= self.now for ready in self.ready)
+        taken = min(self.queued + rate, serving * CAPACITY)
+        self.queued += rate - taken
+        self.started += taken
+        self.ended += taken
+        self.now += 1.0
+        flow = PoolFlow(round(self.started), round(self.ended), round(self.started) * PROMPT, 0, round(self.ended) * OUTPUT)
+        running = round(MAX_ROWS * taken / CAPACITY)
+        seen = observation(self.target, serving=serving, flow=flow, running=running, queued=round(self.queued), oldest_s=self.queued / (serving * CAPACITY))
+        self.state, decision = decide(self.settings, self.state, seen, MAX_ROWS, self.now)
+        self.decisions.append(decision)
+        self.target = decision.target
+        self.ready += [self.now + self.start_s] * (self.target - len(self.ready))
+        del self.ready[self.target :]
+        return decision
+
+    def run(self, rate: float, seconds: int) -> list[int]:
+        return [self.second(rate).target for _ in range(seconds)]
+
+
+def test_the_capacity_that_these_tests_count_on() -> None:
+    pool = Pool()
+    pool.run(5.0, 60)
+
+    assert pool.decisions[-1].capacity_rps == pytest.approx(CAPACITY, rel=0.03)
+
+
+def test_a_pool_is_sized_for_its_load_at_the_target_utilisation() -> None:
+    pool = Pool()
+    targets = pool.run(20.0, 40)
+
+    assert targets[-1] == math.ceil(20.0 / CAPACITY / SETTINGS.target_utilisation)
+    assert max(targets) <= SETTINGS.max_replicas
+
+
+def test_a_step_is_answered_within_one_period_once_the_queue_endangers_the_deadline() -> None:
+    pool = Pool(start_s=3.0)
+    pool.run(3.0, 20)
+    assert pool.target == 1
+
+    pool.run(20.0, 2)
+
+    assert pool.decisions[-1].reason is Reason.DEADLINE
+    assert pool.target >= 3
+    assert max(pool.run(20.0, 40)) <= 6, "the queue of the start-up is not taken for load that stays"
+    assert pool.queued == 0
+
+
+def test_after_the_load_it_goes_down_one_at_a_time_and_only_after_the_delay() -> None:
+    pool = Pool()
+    pool.run(20.0, 30)
+    high = pool.target
+
+    targets = pool.run(1.0, 120)
+
+    assert targets[-1] == 1
+    changes = [place for place, (before, after) in enumerate(zip([high, *targets], targets, strict=False)) if before != after]
+    assert len(changes) == high - 1, "each change is one replica"
+    assert changes[0] >= SETTINGS.scale_down_delay_s
+    assert all(later - earlier >= SETTINGS.scale_down_delay_s for earlier, later in itertools.pairwise(changes))
+
+
+def test_a_load_that_comes_back_within_the_delay_changes_nothing() -> None:
+    pool = Pool()
+    pool.run(20.0, 30)
+    high = pool.target
+
+    found = {target for _ in range(6) for target in pool.run(1.0, 8) + pool.run(20.0, 8)}
+
+    assert min(found) == high
+
+
+def test_one_more_each_start_up_time_where_the_model_says_enough_but_the_queue_does_not_go() -> None:
+    state, now, target = State(), 100.0, 2
+    targets = []
+    for _ in range(20):
+        now += 1.0
+        state, decision = decide(SETTINGS, state, observation(target, queued=1, oldest_s=3.0), MAX_ROWS, now)
+        target = decision.target
+        targets.append(target)
+
+    assert targets[0] == 3
+    raises = [place for place, (before, after) in enumerate(zip([2, *targets], targets, strict=False)) if after > before]
+    assert all(later - earlier >= SETTINGS.start_s for earlier, later in itertools.pairwise(raises))
+    assert targets[-1] > 4
+
+
+def test_no_replica_goes_while_the_one_before_is_on_its_way_out() -> None:
+    pool = Pool(target=3, ready=[0.0] * 3)
+    pool.run(1.0, int(SETTINGS.scale_down_delay_s))
+    seen = observation(3, flow=PoolFlow())
+    draining = seen._replace(placed=seen.placed._replace(num_stopping=1))
+
+    state, waits = decide(SETTINGS, pool.state, draining, MAX_ROWS, pool.now + 10)
+    _, goes = decide(SETTINGS, state, seen, MAX_ROWS, pool.now + 11)
+
+    assert (waits.target, waits.reason) == (3, Reason.DRAINING)
+    assert (goes.target, goes.reason) == (2, Reason.IDLE)
+
+
+def test_without_news_from_gateways_nothing_changes() -> None:
+    pool = Pool(target=3, ready=[0.0] * 3)
+    pool.run(1.0, 9)
+    silent = observation(3)._replace(flows={}, replicas=(), age_s=math.inf)
+
+    for second in range(60):
+        pool.state, decision = decide(SETTINGS, pool.state, silent, MAX_ROWS, pool.now + second)
+        assert (decision.target, decision.reason) == (3, Reason.STALE)
+    _, first = decide(SETTINGS, pool.state, observation(3), MAX_ROWS, pool.now + 61)
+    assert first.reason is Reason.COOLING, "the delay begins again"
+    assert decide(SETTINGS, State(), observation(3)._replace(age_s=STALE_S + 0.1), MAX_ROWS, 0.0)[1].reason is Reason.STALE
+
+
+def test_while_no_replica_knows_its_speed_nothing_changes() -> None:
+    unmeasured = observation(2)._replace(replicas=(replica("r0", costs=StepCosts()),))
+
+    assert decide(SETTINGS, State(), unmeasured, MAX_ROWS, 0.0)[1] == Decision(2, Reason.UNKNOWN)
+
+
+@pytest.mark.parametrize(("target", "expected"), [(1, 2), (9, 5)])
+def test_a_target_outside_of_the_bounds_is_brought_back(target: int, expected: int) -> None:
+    bounds = AutoscaleConfig(min_replicas=2, max_replicas=5)
+
+    assert decide(bounds, State(), observation(target), MAX_ROWS, 0.0)[1] == Decision(expected, Reason.BOUNDS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(0.0, 100.0), st.integers(1, 8))
+def test_a_constant_load_settles_and_never_moves_both_ways(rate: float, target: int) -> None:
+    pool = Pool(target=target, ready=[0.0] * target)
+    pool.run(rate, 150)  # from wherever it was
+    settled = pool.run(rate, 60)
+
+    assert len(set(settled)) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0.0, 200.0), min_size=1, max_size=60), st.integers(1, 3), st.integers(0, 5))
+def test_the_target_never_leaves_the_bounds(rates: list[float], least: int, more: int) -> None:
+    bounds = AutoscaleConfig(min_replicas=least, max_replicas=least + more, window_s=3.0, start_s=2.0, scale_down_delay_s=2.0)
+    pool = Pool(settings=bounds, target=least, ready=[0.0] * least, start_s=2.0)
+
+    assert all(least <= pool.second(rate).target <= least + more for rate in rates)
+
+
+flows = st.integers(0, 400)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 8), flows, st.integers(0, 200), st.integers(0, 64), st.floats(0.0, 20.0), st.integers(0, 50), st.integers(0, 50), st.integers(0, 16))
+def test_more_demand_never_means_fewer_replicas(
+    target: int, arrived: int, queued: int, running: int, oldest_s: float, more_arrived: int, more_queued: int, more_running: int
+) -> None:
+    state, _ = decide(SETTINGS, State(), observation(target, flow=PoolFlow()), MAX_ROWS, 0.0)
+    state = state._replace(low_since_s=-100.0)  # as far down as it may go
+
+    def target_for(arrived: int, queued: int, running: int) -> int:
+        flow = PoolFlow(arrived, arrived, arrived * PROMPT, 0, arrived * OUTPUT)
+        seen = observation(target, flow=flow, running=running, queued=queued, oldest_s=oldest_s if queued else 0.0)
+        return decide(SETTINGS, state._replace(shape=state.shape._replace(prefill_tokens=PROMPT, output_tokens=OUTPUT)), seen, MAX_ROWS, 5.0)[1].target
+
+    assert target_for(arrived + more_arrived, queued + more_queued, running + more_running) >= target_for(arrived, queued, running)

@@ -1,0 +1,196 @@
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ray.exceptions import RayError
+from redis.exceptions import ConnectionError as RedisAway
+
+from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.journal import Journal
+from penstock.autoscale.observation import Placed
+from penstock.autoscale.observe import Heard
+from penstock.autoscale.scaler import ScaledPool, Scaler
+from penstock.wire.frames import Load, StepCosts
+from penstock.wire.scaling import GatewayReport, PoolFlow, PoolReport, ReplicaReport, Targets
+
+COSTS = StepCosts(base_s=0.02, row_s=0.001)
+SETTINGS = AutoscaleConfig(max_replicas=3, scale_down_delay_s=5.0, window_s=3.0)
+
+
+def busy(queued: int, names: Sequence[str] = ("r1",), blocks: Sequence[int] = (0, 0, 0), pool: str = "a") -> Heard:
+    replicas = [
+        ReplicaReport(name, pool, Load("e", 0, 4, 8 if queued else 0, 0, 0, 800, 100, 2048, COSTS, 512), 16, held, 0)
+        for name, held in zip(names, blocks, strict=False)
+    ]
+    return Heard(GatewayReport("g", 1, [PoolReport(pool, PoolFlow(), queued, queued / 4)], replicas), 0.1)
+
+
+@dataclass
+class Source:
+    heard: list[Heard] = field(default_factory=list)
+    told: list[Targets] = field(default_factory=list)
+    is_away: bool = False
+
+    async def read(self) -> Sequence[Heard]:
+        if self.is_away:
+            raise RedisAway("away")
+        return self.heard
+
+    async def tell(self, targets: Targets) -> None:
+        if self.is_away:
+            raise RedisAway("away")
+        self.told.append(targets)
+
+
+@dataclass
+class Serve:
+    """What Serve runs: targets are met at once, victims take until `gone`."""
+
+    placed: dict[str, Placed]
+    calls: list[tuple[object, ...]] = field(default_factory=list)
+    fails: bool = False
+    refuses: bool = False
+
+    async def read(self) -> dict[str, Placed]:
+        return self.placed
+
+    async def set_target(self, pool: str, target: int) -> None:
+        if self.fails:
+            raise RayError("the controller is away")
+        self.calls.append(("set", pool, target))
+        before = self.placed[pool]
+        names = tuple(f"r{number + 1}" for number in range(target))
+        self.placed[pool] = Placed(target, names if target > before.target else before.running[:target])
+
+    async def step_down(self, pool: str, victims: tuple[str, ...], target: int) -> bool:
+        if self.refuses:
+            return False
+        self.calls.append(("down", pool, victims, target))
+        before = self.placed[pool]
+        self.placed[pool] = Placed(target, tuple(name for name in before.running if name not in victims), num_stopping=len(victims))
+        return True
+
+    def gone(self, pool: str) -> None:
+        self.placed[pool] = self.placed[pool]._replace(num_stopping=0)
+
+
+@dataclass
+class Rig:
+    source: Source
+    serve: Serve
+    journal: Path | None = None
+    settings: AutoscaleConfig = SETTINGS
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        pools = [ScaledPool(name, f"pool-{name}", 8, self.settings) for name in self.serve.placed]
+        self.scaler = Scaler("autoscaler-1", pools, self.source, self.serve, Journal(self.journal), lambda: self.now, lambda: 1000.0 + self.now)
+
+    def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.now += 1.0
+            asyncio.run(self.scaler.look())
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_queue_is_answered_with_replicas_and_told_to_gateways(tmp_path: Path) -> None:
+    rig = Rig(Source([busy(queued=40)]), Serve({"a": Placed(1, ("r1",))}), tmp_path / "log.jsonl")
+
+    rig.look()
+
+    assert rig.serve.calls == [("set", "a", 3)]
+    (row,) = rig.source.told[-1].pools
+    assert (row.pool, row.target, row.reasons) == ("a", 3, {"deadline": 1})
+    (line,) = lines(tmp_path / "log.jsonl")
+    assert (line["was"], line["target"], line["reason"], line["outcome"]) == (1, 3, "deadline", "applied")
+
+
+def test_the_replica_that_holds_least_is_the_one_that_goes() -> None:
+    names = ("r1", "r2", "r3")
+    rig = Rig(Source([busy(0, names, (9, 2, 5))]), Serve({"a": Placed(3, names)}))
+
+    rig.look(6)
+
+    assert rig.serve.calls == [("down", "a", ("r2",), 2)]
+    rig.look(20)
+    assert len(rig.serve.calls) == 1, "the next one waits until this one is gone"
+    rig.serve.gone("a")
+    rig.look(6)
+    assert rig.serve.calls[1:] == [("down", "a", ("r3",), 1)]
+    rig.serve.gone("a")
+    rig.look(20)
+    assert len(rig.serve.calls) == 2
+
+
+def test_replicas_that_are_still_starting_go_before_any_that_runs() -> None:
+    rig = Rig(Source([busy(0)]), Serve({"a": Placed(3, ("r1",), num_starting=2)}))
+
+    rig.look(6)
+
+    assert rig.serve.calls == [("set", "a", 2)]
+
+
+def test_a_dry_run_only_says_what_it_would_do(tmp_path: Path) -> None:
+    settings = AutoscaleConfig(max_replicas=3, dry_run=True)
+    rig = Rig(Source([busy(queued=40)]), Serve({"a": Placed(1, ("r1",))}), tmp_path / "log.jsonl", settings)
+
+    rig.look(3)
+
+    assert rig.serve.calls == []
+    assert {line["outcome"] for line in lines(tmp_path / "log.jsonl")} == {"dry run"}
+    assert rig.source.told[-1].pools[0].target == 3
+
+
+def test_while_redis_is_away_nothing_changes(tmp_path: Path) -> None:
+    rig = Rig(Source([busy(queued=40)], is_away=True), Serve({"a": Placed(2, ("r1", "r2"))}), tmp_path / "log.jsonl")
+
+    rig.look(30)
+
+    assert rig.serve.calls == []
+    (line,) = lines(tmp_path / "log.jsonl")
+    assert (line["reason"], line["age_s"]) == ("stale", None)
+    rig.source.is_away = False
+    rig.look()
+    assert rig.serve.calls == [("set", "a", 3)]
+
+
+def test_a_pool_that_could_not_be_changed_is_decided_on_anew(tmp_path: Path) -> None:
+    rig = Rig(Source([busy(queued=40)]), Serve({"a": Placed(1, ("r1",))}, fails=True), tmp_path / "log.jsonl")
+
+    rig.look()
+    rig.serve.fails = False
+    rig.look(6)
+
+    assert ("set", "a", 3) in rig.serve.calls
+    assert lines(tmp_path / "log.jsonl")[0]["outcome"] == "failed"
+
+
+def test_a_step_down_that_serve_refuses_is_noted(tmp_path: Path) -> None:
+    rig = Rig(Source([busy(0, ("r1", "r2"))]), Serve({"a": Placed(2, ("r1", "r2"))}, refuses=True), tmp_path / "log.jsonl")
+
+    rig.look(6)
+
+    assert lines(tmp_path / "log.jsonl")[-1]["outcome"] == "refused"
+    assert rig.serve.placed["a"].target == 2
+
+
+def test_a_pool_that_serve_does_not_know_is_left_alone() -> None:
+    rig = Rig(Source([busy(queued=40)]), Serve({"a": Placed(1, ("r1",))}))
+    rig.serve.placed = {}
+
+    rig.look()
+
+    assert rig.serve.calls == []
+
+
+def test_the_log_has_a_line_for_what_changes_only(tmp_path: Path) -> None:
+    rig = Rig(Source([busy(0)]), Serve({"a": Placed(1, ("r1",))}), tmp_path / "log.jsonl")
+
+    rig.look(20)
+
+    assert len(lines(tmp_path / "log.jsonl")) == 1

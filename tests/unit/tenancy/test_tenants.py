@@ -1,0 +1,46 @@
+import msgspec
+import pytest
+
+from penstock.tenancy.tenants import TIER_POLICIES, Limits, Record, Settings, check_id, decode_record, settings_key, tenant_of
+from penstock.wire.errors import InvalidRequest
+
+
+def test_a_tenant_without_limits_has_none_to_ask_for() -> None:
+    assert tenant_of(b"s" * 32, "acme", Settings()).limits is None
+    assert tenant_of(b"s" * 32, "acme", Settings(limits=Limits(max_parallel=1))).limits == Limits(max_parallel=1)
+
+
+def test_a_tenant_may_use_all_models_or_those_that_are_named() -> None:
+    assert tenant_of(b"s" * 32, "acme").may_use("any")
+    named = tenant_of(b"s" * 32, "acme", Settings(models=("a", "b")))
+
+    assert (named.may_use("a"), named.may_use("c")) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "settings", [Settings(limits=Limits(requests_per_minute=0)), Settings(limits=Limits(tokens_per_minute=-1)), Settings(tier_policy="somewhere")]
+)
+def test_settings_that_can_not_work_are_refused(settings: Settings) -> None:
+    with pytest.raises(InvalidRequest):
+        settings.check()
+
+
+def test_every_tier_policy_can_be_set() -> None:
+    for policy in TIER_POLICIES:
+        Settings(tier_policy=policy).check()
+
+
+@pytest.mark.parametrize("tenant_id", ["", "a b", "a{b}", "x" * 65, ".a", "a/b"])
+def test_an_id_is_a_plain_name(tenant_id: str) -> None:
+    with pytest.raises(InvalidRequest, match="tenant id"):
+        check_id(tenant_id)
+
+
+def test_a_record_comes_back_as_it_was_written() -> None:
+    record = Record(settings=Settings(limits=Limits(tokens_per_minute=7), models=("a",)), created=1, updated=2, deleted=True)
+
+    assert decode_record(msgspec.json.encode(record)) == record
+
+
+def test_all_keys_of_a_tenant_are_in_one_slot() -> None:
+    assert settings_key("acme") == "penstock:tenant:{acme}:settings"

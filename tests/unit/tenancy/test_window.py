@@ -1,0 +1,152 @@
+"""The limits' arithmetic against a model that remembers every request, and by examples."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.tenancy.tenants import Limits
+from penstock.tenancy.window import PARALLEL_WAIT_MS, Ask, Book, Debt, Settled, Window, share
+
+WINDOW = Window(bucket_ms=10, num_buckets=6, lease_ms=1_000_000)
+WINDOW_MS = 60
+START_MS = 1_000_003
+LIMITS = Limits(requests_per_minute=4, tokens_per_minute=100)
+
+Steps = st.lists(st.tuples(st.integers(0, 45), st.integers(1, 60), st.integers(0, 60), st.integers(0, 6)), max_size=60)
+"""Pause, tokens wanted, tokens used at most, and how many requests later it is settled."""
+
+
+class Admitted:
+    """A request as the model remembers it."""
+
+    def __init__(self, at_ms: int, tokens: int) -> None:
+        self.at_ms = at_ms
+        self.tokens = tokens
+
+
+def ask(name: str, tokens: int = 1, limits: Limits = LIMITS) -> Ask:
+    return Ask(id=name, tokens=tokens, limits=limits)
+
+
+@given(Steps)
+@settings(max_examples=300, deadline=None)
+def test_no_window_holds_more_than_the_limit_and_nothing_is_refused_that_fits_a_window_and_a_bucket(steps: list[tuple[int, int, int, int]]) -> None:
+    book, now_ms = Book(WINDOW), START_MS
+    admitted: list[Admitted] = []
+    running: list[tuple[int, str, Admitted, int]] = []
+
+    def within(span_ms: int) -> tuple[int, int]:
+        found = [request for request in admitted if now_ms - request.at_ms < span_ms]
+        return len(found), sum(request.tokens for request in found)
+
+    for number, (pause_ms, wanted, used, delay) in enumerate(steps):
+        now_ms += pause_ms
+        for due in [entry for entry in running if entry[0] <= number]:
+            running.remove(due)
+            _, name, request, tokens = due
+            request.tokens = tokens
+            book.apply(Ask(settled=[Settled(name, tokens)]), now_ms)
+        verdict = book.apply(ask(f"r{number}", wanted), now_ms)
+        long_requests, long_tokens = within(WINDOW_MS + WINDOW.bucket_ms)
+        if verdict.is_admitted:
+            request = Admitted(now_ms, wanted)
+            admitted.append(request)
+            running.append((number + delay, f"r{number}", request, min(used, wanted)))
+        else:
+            assert long_requests + 1 > 4 or long_tokens + wanted > 100
+        requests, tokens = within(WINDOW_MS)
+        assert requests <= 4
+        assert tokens <= 100
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 60)), min_size=1, max_size=30))
+@settings(max_examples=300, deadline=None)
+def test_a_refused_request_fits_when_its_wait_is_over_and_not_a_millisecond_before(steps: list[tuple[int, int]]) -> None:
+    book, now_ms = Book(WINDOW), START_MS
+    for number, (pause_ms, wanted) in enumerate(steps):
+        now_ms += pause_ms
+        verdict = book.apply(ask(f"r{number}", wanted), now_ms)
+        if not verdict.is_admitted:
+            assert verdict.wait_ms is not None
+            assert 0 < verdict.wait_ms <= WINDOW_MS + WINDOW.bucket_ms
+            assert not book.apply(ask("early", wanted), now_ms + verdict.wait_ms - 1).is_admitted
+            now_ms += verdict.wait_ms
+            assert book.apply(ask(f"again{number}", wanted), now_ms).is_admitted
+
+
+def test_what_was_not_used_may_be_used_by_others_at_once() -> None:
+    book = Book(WINDOW)
+    assert book.apply(ask("a", 90), START_MS).is_admitted
+    assert book.apply(ask("b", 20), START_MS).limit == "tokens"
+
+    verdict = book.apply(Ask(settled=[Settled("a", 80)], id="b", tokens=20, limits=LIMITS), START_MS)
+    assert verdict.is_admitted
+    assert verdict.tokens == 100
+
+
+def test_settling_twice_or_what_is_unknown_changes_nothing() -> None:
+    book = Book(WINDOW)
+    book.apply(ask("a", 90), START_MS)
+    for name in ("a", "a", "never"):
+        verdict = book.apply(Ask(settled=[Settled(name, 50)]), START_MS)
+
+    assert (verdict.requests, verdict.tokens, verdict.parallel) == (1, 50, 0)
+
+
+def test_asking_again_for_an_admitted_request_charges_it_once() -> None:
+    book = Book(WINDOW)
+    verdicts = [book.apply(ask("a", 90), START_MS) for _ in range(3)]
+
+    assert [verdict.is_admitted for verdict in verdicts] == [True] * 3
+    assert (verdicts[-1].requests, verdicts[-1].tokens) == (1, 90)
+
+
+def test_a_refused_request_leaves_nothing_behind() -> None:
+    book = Book(WINDOW)
+    before = book.apply(ask("a", 90), START_MS)
+    assert not book.apply(ask("b", 90), START_MS).is_admitted
+
+    assert book.apply(Ask(), START_MS)[3:] == before[3:]
+
+
+def test_requests_at_once_are_counted_until_they_are_settled_or_their_lease_is_over() -> None:
+    window = Window(bucket_ms=10, num_buckets=6, lease_ms=100)
+    book, limits = Book(window), Limits(max_parallel=2)
+    book.apply(ask("a", limits=limits), START_MS)
+    book.apply(ask("b", limits=limits), START_MS)
+    refused = book.apply(ask("c", limits=limits), START_MS)
+    assert (refused.is_admitted, refused.limit, refused.wait_ms) == (False, "parallel", PARALLEL_WAIT_MS)
+
+    book.apply(Ask(renewed=["a"]), START_MS + 60)
+    assert not book.apply(ask("c", limits=limits), START_MS + 99).is_admitted
+    assert book.apply(ask("c", limits=limits), START_MS + 100).is_admitted, "the lease of b is over"
+    assert not book.apply(ask("d", limits=limits), START_MS + 100).is_admitted
+
+
+def test_what_was_admitted_elsewhere_is_charged_at_its_age() -> None:
+    book = Book(WINDOW)
+    verdict = book.apply(Ask(debts=[Debt("", 40, 2, 50, False), Debt("a", 10, 1, 30, True), Debt("", 100, 1, 99, False)]), START_MS)
+    assert (verdict.requests, verdict.tokens, verdict.parallel) == (3, 80, 1)
+
+    later = book.apply(Ask(settled=[Settled("a", 10)]), START_MS + 35)
+    assert (later.requests, later.tokens) == (1, 10)
+
+
+def test_more_than_the_whole_limit_never_fits() -> None:
+    verdict = Book(WINDOW).apply(ask("a", 101), START_MS)
+
+    assert not verdict.is_admitted
+    assert verdict.wait_ms is None
+
+
+def test_an_empty_book_says_so() -> None:
+    book = Book(WINDOW)
+    assert book.is_empty
+    book.apply(ask("a"), START_MS)
+    assert not book.is_empty
+    book.apply(Ask(settled=[Settled("a", 1)]), START_MS + 70)
+
+    assert book.is_empty
+
+
+def test_a_share_is_rounded_down_and_no_limit_stays_none() -> None:
+    assert share(Limits(requests_per_minute=7, tokens_per_minute=1), 2) == Limits(requests_per_minute=3, tokens_per_minute=0)

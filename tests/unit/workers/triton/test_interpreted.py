@@ -1,0 +1,49 @@
+"""The kernels on a machine without a GPU: tests/gpu in Triton's interpreter, and a compiler's word that they are valid for real ones.
+
+In processes of their own: which of the two Triton does is decided when it is first imported, and other tests' libraries import it.
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[4]
+NUM_SHAPES = 50
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _triton() -> None:
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("there is no Triton for this machine")
+
+
+def run(*arguments: str, **environment: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=inherited | {"OMP_NUM_THREADS": "1"} | environment, capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_in_the_interpreter_kernels_and_model_equal_plain_torch_over_random_shapes() -> None:
+    output = run("pytest", "tests/gpu/test_kernels.py", "tests/gpu/test_model.py", "-q", "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+
+    passed = re.search(r"(\d+) passed", output)
+    assert passed is not None
+    assert int(passed[1]) > 3 * NUM_SHAPES
+    assert not re.search(r"\d+ (skipped|failed|error)", output)
+
+
+@pytest.mark.timeout(300)
+def test_the_kernels_compile_for_nvidia_gpus(tmp_path: Path) -> None:
+    lines = run("tests.gpu.compile_ahead", TRITON_CACHE_DIR=str(tmp_path)).splitlines()
+
+    assert len(lines) == 36
+    assert all(int(line.split(": ")[1].split()[0]) > 0 for line in lines)
+    assert max(int(line.split(", ")[1].split()[0]) for line in lines) <= 99 * 2**10, "a block of compute capability 8.6 and 8.9 has no more shared memory"
