@@ -13,7 +13,7 @@ IMAGE ?= penstock:$(TARGET)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up loadtest demo-autoscale test gpu-tests check format image clean
+.PHONY: help up loadtest demo-autoscale test gpu-tests e2e-smoke e2e check format image clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/; s/%/NAME/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -25,7 +25,7 @@ loadtest: $(VENV)/.installed-loadtest ## load what `make up` started for 60 s, l
 	@test -f .penstock/env || { echo "Nothing to load: .penstock/env is not there. Start the platform with make up."; exit 2; }
 	@set -a; . .penstock/env; set +a; exec $(BIN)/penstock-loadtest run $(SCENARIO) $(ARGS)
 
-demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a step of load: 1 -> 3 -> 1 replicas, three minutes, docs/autoscale.png
+demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a step of load: 1 -> 3 -> 1 replicas, four minutes (ARGS=--record: docs/autoscale.png)
 	@$(BIN)/python -m bench.autoscale $(ARGS)
 
 test: $(VENV)/.installed-dev ## run every test (ARGS="-k name")
@@ -33,6 +33,12 @@ test: $(VENV)/.installed-dev ## run every test (ARGS="-k name")
 
 gpu-tests: $(VENV)/.installed-dev ## the tests that need an NVIDIA GPU; refused where torch finds none
 	@PYTHON=$(BIN)/python exec tests/gpu/run.sh $(ARGS)
+
+e2e-smoke: $(VENV)/.installed-dev ## the chart on a real Kubernetes: installed, used, uninstalled; ten minutes (KUBECONFIG, or PENSTOCK_TEST_CLUSTER)
+	@$(BIN)/python -m pytest tests/e2e/test_install.py tests/e2e/test_traffic.py tests/e2e/test_uninstall.py $(ARGS)
+
+e2e: $(VENV)/.installed-dev ## every end-to-end test; forty-five minutes on 2 cores
+	@$(BIN)/python -m pytest tests/e2e $(ARGS)
 
 check: $(VENV)/.installed-dev ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff check

@@ -1,21 +1,23 @@
 """A scaled pool under a step of load, seen from outside: `make demo-autoscale`.
 
-    python -m bench.autoscale [--out demo-autoscale] [--picture docs/autoscale.png] [--set arrivals.to_rate=10]
+    python -m bench.autoscale [--record] [--out demo-autoscale] [--set arrivals.to_rate=10]
 
-Starts examples/autoscale/penstock.yaml, loads it with examples/autoscale/load.yaml through `penstock-loadtest` (its report stays in OUT/load), asks
-/metrics for replicas, target and queue twice a second, and draws them over the offered load and TTFT. Prints what the autoscaler did. The exit
-status is 1 unless the pool went from 1 replica to 3 and back, every request finished, and the ledger balances.
+Starts examples/autoscale/penstock.yaml, loads it with examples/autoscale/load.yaml through `penstock-loadtest`, asks /metrics for replicas, target
+and queue twice a second, and draws them over the offered load and TTFT. Prints what the autoscaler did. Everything stays in OUT/load-TIME; `--record`
+also writes docs/autoscale.png and bench/autoscale.json. The exit status is 1 unless the pool went from 1 replica up to 3 and down to 1, without
+a detour, every request finished, and the ledger balances; what is wrong is said.
 """
 
 import argparse
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +27,11 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from bench.platform_process import PlatformProcess, running_platform
+from bench.report import FOLDER, Row, write_report
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "autoscale"
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLE = ROOT / "examples" / "autoscale"
+PICTURE = ROOT / "docs" / "autoscale.png"
 POOL = "played"
 PERIOD_S = 0.5
 SHOWN = {
@@ -38,7 +43,9 @@ SHOWN = {
 }
 MOST = 3
 SETTLE_S = 60.0
-"""For the second replica to go after the load."""
+"""For the last replica to go, after the load."""
+TTFT_TARGET_S = 1.0
+"""That of the example's two files."""
 
 
 class Seen(NamedTuple):
@@ -67,8 +74,12 @@ class Watch:
             self._thread.join()
 
     def wait_for_replicas(self, count: int, within_s: float) -> bool:
+        return self.wait_until(lambda values: values.get("replicas") == count, within_s)
+
+    def wait_until(self, is_so: Callable[[dict[str, float]], bool], within_s: float) -> bool:
+        """Until that is so of the latest sample."""
         deadline = time.monotonic() + within_s
-        while not self.samples or self.samples[-1].values.get("replicas") != count:
+        while not self.samples or not is_so(self.samples[-1].values):
             if time.monotonic() > deadline:
                 return False
             time.sleep(PERIOD_S)
@@ -112,16 +123,68 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def draw(load: Path, watch: Watch, picture: Path) -> None:
+def wrongs(counts: Sequence[int], outcomes: Iterable[str], is_balanced: bool) -> list[str]:
+    """What keeps a run from being what it should be, in sentences. counts: replicas over time, without repeats. outcomes: of every request."""
+    peak = counts.index(MOST) if MOST in counts else None
+    is_hill = peak is not None and counts[0] == counts[-1] == 1 and list(counts) == sorted(set(counts[:peak])) + sorted(set(counts[peak:]), reverse=True)
+    lost = [outcome for outcome in outcomes if outcome != "finished"]
+    found = [] if is_hill else [f"replicas went {' -> '.join(map(str, counts)) or 'nowhere'}, not from 1 up to {MOST} and down to 1"]
+    if lost:
+        found.append(f"{len(lost)} requests did not finish: {', '.join(sorted(set(lost)))}")
+    return found if is_balanced else [*found, "the ledger of penstock-loadtest does not balance"]
+
+
+class Course(NamedTuple):
+    """A run in figures; times are seconds since the load began."""
+
+    at: "np.ndarray[Any, Any]"
+    """When the gauges were read."""
+    shown: dict[str, "np.ndarray[Any, Any]"]
+    """And what they said, by the words of SHOWN."""
+    intended: "np.ndarray[Any, Any]"
+    """When requests were to be sent."""
+    ttft: "np.ndarray[Any, Any]"
+
+
+def course(load: Path, watch: Watch) -> Course:
+    begin_s = (load / "observed.jsonl").stat().st_mtime - read_lines(load / "observed.jsonl")[-1]["t_s"]  # its last line was written at once
+    records = [row for row in read_lines(load / "records.jsonl") if row["model"] == POOL]
+    intended = np.array([row["intended_s"] for row in records])
+    return Course(
+        at=np.array([seen.unix_s - begin_s for seen in watch.samples]),
+        shown={word: np.array([seen.values.get(word, np.nan) for seen in watch.samples]) for word in SHOWN.values()},
+        intended=intended,
+        ttft=np.array([row.get("first_s", np.nan) for row in records]) - intended,
+    )
+
+
+def figures(run: Course, begin_s: float, length_s: float) -> list[Row]:
+    """begin_s, length_s: of the step."""
+    is_step = (run.intended >= begin_s) & (run.intended < begin_s + length_s)
+    up_s = run.at[run.shown["replicas"] >= MOST][:1]
+    down_s = run.at[(run.at > begin_s + length_s) & (run.shown["replicas"] == 1)][:1]
+    return [
+        Row("requests", len(run.ttft), None, ""),
+        Row(f"step to {MOST} replicas that serve", round(float(up_s[0] - begin_s), 1) if len(up_s) else None, None, "s"),
+        Row("end of the step to 1 replica", round(float(down_s[0] - begin_s - length_s), 1) if len(down_s) else None, None, "s"),
+        *[Row(f"TTFT {name}, p{percent}", _percentile(part, percent), None, "s") for name, part in _parts(run, is_step) for percent in (50, 99)],
+        Row(f"first tokens within {TTFT_TARGET_S:g} s", round(float(np.mean(run.ttft <= TTFT_TARGET_S)), 4), None, "share"),
+    ]
+
+
+def _parts(run: Course, is_step: "np.ndarray[Any, Any]") -> "list[tuple[str, np.ndarray[Any, Any]]]":
+    return [("in the step", run.ttft[is_step]), ("outside of it", run.ttft[~is_step])]
+
+
+def _percentile(values: "np.ndarray[Any, Any]", percent: int) -> float | None:
+    return round(float(np.nanpercentile(values, percent)), 3) if len(values) else None
+
+
+def draw(run: Course, picture: Path) -> None:
     """Replicas, queue and TTFT over time."""
     from matplotlib.figure import Figure  # half a second that only this needs
 
-    begin_s = (load / "observed.jsonl").stat().st_mtime - read_lines(load / "observed.jsonl")[-1]["t_s"]
-    at = np.array([seen.unix_s - begin_s for seen in watch.samples])
-    shown = {word: np.array([seen.values.get(word, np.nan) for seen in watch.samples]) for word in SHOWN.values()}
-    records = [row for row in read_lines(load / "records.jsonl") if row["model"] == POOL]
-    intended = np.array([row["intended_s"] for row in records])
-    ttft = np.array([row.get("first_s", np.nan) for row in records]) - intended
+    at, shown, intended, ttft = run
     edges = np.arange(0.0, at.max() + 2.0, 2.0)
 
     figure = Figure(figsize=(9, 7.5), layout="constrained")
@@ -149,7 +212,6 @@ def draw(load: Path, watch: Watch, picture: Path) -> None:
     for part in (rate, replicas, queue, first):
         part.spines[["top", "right"]].set_visible(False)
     figure.suptitle("A timed pool under a step of load: 1, 3 and 1 replicas")
-    picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=110)
 
 
@@ -169,14 +231,15 @@ def tell(journal: list[dict[str, Any]]) -> None:
     for line in journal:
         victims = f", {', '.join(line['victims'])} drains" if line["victims"] else ""
         states = f"{len(line['running'])} running, {line['starting']} starting, {line['stopping']} stopping"
-        why = f"{line['reason']}; demand {line['demand']:.2f}, {line['queued']} queued, predicted wait {line['predicted_wait_s'] or 0:.2f} s"
+        wait = "endless" if line["predicted_wait_s"] is None else f"{line['predicted_wait_s']:.2f} s"
+        why = f"{line['reason']}; demand {line['demand']:.2f} replicas, {line['queued']} queued, predicted wait {wait}"
         print(f"{line['unix_s'] - begin:7.1f} s  {line['pool']}: {line['was']} -> {line['target']} ({line['outcome']}{victims}); {states}; {why}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo-autoscale"))
-    parser.add_argument("--picture", type=Path, default=Path("docs/autoscale.png"))
+    parser.add_argument("--record", action="store_true", help="write docs/autoscale.png and bench/autoscale.json too")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="a setting of the load, as in penstock-loadtest")
     options = parser.parse_args()
     config = (EXAMPLE / "penstock.yaml").read_text(encoding="utf-8").replace("port: 8000", "port: {port}")
@@ -184,18 +247,30 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder, running_platform(Path(folder), config) as platform:
         print(f"the platform answers on {platform.url}; the load takes about three minutes", flush=True)
         with Watch(platform.url, POOL).running() as watch:
+            watch.wait_for_replicas(1, SETTLE_S)
             status = run_load(platform, EXAMPLE / "load.yaml", options.settings, load)
-            is_back = watch.wait_for_replicas(1, SETTLE_S)
+            watch.wait_for_replicas(1, SETTLE_S)
         journal = read_lines(platform.state / "autoscale.jsonl")
+    if not (load / "summary.json").exists():
+        sys.exit("the load did not run to its end")
     (load / "autoscale.jsonl").write_text("".join(json.dumps(line) + "\n" for line in journal), encoding="utf-8")
-    draw(load, watch, options.picture)
     tell(journal)
     counts = steps(seen.values["replicas"] for seen in watch.samples if "replicas" in seen.values)
-    unfinished = [row["outcome"] for row in read_lines(load / "records.jsonl") if row.get("outcome", "unfinished") != "finished"]
-    print(f"replicas {' -> '.join(map(str, counts))}; {len(unfinished)} requests did not finish; the books {'balance' if status == 0 else 'DO NOT balance'}")
-    print(f"{load / 'report.html'}\n{options.picture}")
-    if status or unfinished or not is_back or max(counts) != MOST or counts[0] != 1:
-        sys.exit(1)
+    outcomes = [row.get("outcome", "unfinished") for row in read_lines(load / "records.jsonl")]
+    wrong = wrongs(counts, outcomes, is_balanced=status == 0)
+    conclude(course(load, watch), load, is_record=options.record and not wrong)
+    print(f"replicas {' -> '.join(map(str, counts))}; {outcomes.count('finished')} of {len(outcomes)} requests finished; {load / 'report.html'}")
+    sys.exit("\n".join(wrong) or None)
+
+
+def conclude(run: Course, load: Path, *, is_record: bool) -> None:
+    """The picture and the figures; only what went as it should is for the record."""
+    arrivals = json.loads((load / "scenario.json").read_text(encoding="utf-8"))["arrivals"]
+    draw(run, load / "autoscale.png")
+    write_report("autoscale", figures(run, arrivals["at_s"], arrivals["length_s"]), folder=FOLDER if is_record else load)
+    if is_record:
+        shutil.copy(load / "autoscale.png", PICTURE)
+    print(PICTURE if is_record else load / "autoscale.png")
 
 
 if __name__ == "__main__":

@@ -41,6 +41,10 @@ class PlatformProcess:
         return self._named("ServeReplica:pool-")
 
     @property
+    def autoscalers(self) -> list[int]:
+        return self._named("ServeReplica:autoscaler")
+
+    @property
     def redis(self) -> list[int]:
         return self._named("redis-server", "valkey-server")
 

@@ -1,16 +1,25 @@
 """Speculation through the whole platform: the same seeded requests to a pool without, one with look-up, one with a draft model.
 
-    python -m bench.speculation
+    python -m bench.speculation [--requests 200] [--speed-requests 24]
 
-Three pools of the demo model in one platform, all exact. Requests are half greedy, half at temperature 0.8, some with penalties, half of them
-about a text that the answer may quote. Reported: answers whose token ids are the plain pool's, the share of draft tokens accepted as /metrics
-counts it, and tokens per second, the pools asked one after the other.
+Sameness: three exact pools of the demo model that draft as much as they may; each gets the same requests greedy and again at temperature 0.8, some
+with penalties, half of them about a text that the answer may quote. Reported: answers whose token ids are the plain pool's, the share of draft
+tokens accepted as /metrics counts it, tokens of a sequence's step (1 without drafts).
+
+Speed: the same pools as they would be used, not exact, and drafting as much as pays; one request at a time, and four. Everywhere the pools are asked
+in turn, a round of requests each, while the others are idle. Fails (status 1) when an answer differs or a drafter has nothing accepted.
+
+The draft model is the demo model's own first 25 layers of 30: no smaller one has its vocabulary. It costs nearly what it saves, so it shows that
+answers stay the same and that drafts which do not pay are left out, not what a good draft model gains.
 """
 
+import argparse
 import asyncio
 import random
+import sys
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,23 +29,39 @@ from bench.loopback import WORDS
 from bench.platform_process import PlatformProcess, running_platform
 from bench.report import Row, write_report
 
-POOLS = ("plain", "ngram", "draft")
+PLAIN, DRAFTING = "plain", ("ngram", "draft")
+POOLS = (PLAIN, *DRAFTING)
 CONFIG = """
 gateway: {{port: {port}}}
 pools:
   - name: plain
     served_names: [plain]
-    engine: &engine {{dtype: float32, exact: true, kv_memory_bytes: 300000000, max_num_seqs: 8, max_batched_tokens: 64}}
+    engine: &engine ENGINE
   - name: ngram
     served_names: [ngram]
-    engine: {{<<: *engine, speculation: {{method: ngram, adaptive: false}}}}
+    engine: {{<<: *engine, speculation: {{method: ngram, adaptive: ADAPTIVE}}}}
   - name: draft
     served_names: [draft]
-    engine: {{<<: *engine, speculation: {{method: draft, model: demo, draft_layers: 25, adaptive: false}}}}
+    engine: {{<<: *engine, speculation: {{method: draft, model: demo, draft_layers: 25, adaptive: ADAPTIVE}}}}
 """
-REQUESTS, STREAMS, MAX_TOKENS = 200, 8, 16
+ENGINE = "threads: 2, kv_memory_bytes: 300000000, max_num_seqs: 8"
+EXACT = CONFIG.replace("ENGINE", f"{{{{dtype: float32, exact: true, {ENGINE}, max_batched_tokens: 64}}}}").replace("ADAPTIVE", "false")
+FAST = CONFIG.replace("ENGINE", f"{{{{{ENGINE}}}}}").replace("ADAPTIVE", "true")
+TEMPERATURES = (0.0, 0.8)
+STREAMS, MAX_TOKENS, ROUND = 8, 16, 25
+SPEED_STREAMS, SPEED_TOKENS, SPEED_ROUND = (1, 4), 64, 8
 REPORT_S = 1.5
 """A replica's counts are on /metrics by then: it reports at least once a second."""
+
+
+class Counts(NamedTuple):
+    """Draft tokens of a pool, as on /metrics."""
+
+    drafted: float
+    accepted: float
+
+    def since(self, before: "Counts") -> "Counts":
+        return Counts(self.drafted - before.drafted, self.accepted - before.accepted)
 
 
 class Run(NamedTuple):
@@ -44,79 +69,124 @@ class Run(NamedTuple):
 
     token_ids: list[list[int]]
     seconds: float
-    drafted: float
-    accepted: float
+    counts: Counts
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.token_ids))
 
     @property
     def acceptance(self) -> float:
-        return self.accepted / self.drafted if self.drafted else 0.0
+        return self.counts.accepted / self.counts.drafted if self.counts.drafted else 0.0
 
     @property
-    def tokens_per_s(self) -> float:
-        return sum(map(len, self.token_ids)) / self.seconds
+    def tokens_per_step(self) -> float:
+        """Of a sequence: a step gives the draft tokens it accepts, and one more."""
+        return self.num_tokens / (self.num_tokens - self.counts.accepted)
 
 
-def request(number: int, max_tokens: int) -> dict[str, Any]:
-    """The number-th request, without its model."""
+def request(number: int, temperature: float, max_tokens: int, num_words: int = 24) -> dict[str, Any]:
+    """The number-th request, without its model. num_words: of the text that every other one asks to repeat."""
     rng = random.Random(number)
-    text = " ".join(rng.choices(WORDS, k=24))
+    text = " ".join(rng.choices(WORDS, k=num_words))
     content = f"Repeat this text twice, word by word: {text}" if number % 2 else f"What is a {rng.choice(WORDS)} {rng.choice(WORDS)}? Question {number}."
     body: dict[str, Any] = {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, "seed": number, "return_token_ids": True}
-    body["temperature"] = 0.8 if number % 4 > 1 else 0
+    body["temperature"] = temperature
     if number % 5 == 4:
         body |= {"frequency_penalty": 0.4, "repetition_penalty": 1.1, "min_tokens": 4}
     return body
 
 
-async def ask_all(platform: PlatformProcess, pool: str, requests: int, max_tokens: int) -> list[list[int]]:
-    answers: list[list[int]] = [[] for _ in range(requests)]
-    numbers = iter(range(requests))
+async def ask_all(platform: PlatformProcess, pool: str, bodies: Iterable[dict[str, Any]], streams: int) -> list[list[int]]:
+    """Token ids of the answers, in the order of the requests."""
+    answers: dict[int, list[int]] = {}
+    waiting = enumerate(bodies)
     headers = {"authorization": f"Bearer {platform.key}"}
     async with httpx.AsyncClient(base_url=platform.url, headers=headers, timeout=300, trust_env=False) as http:
 
         async def stream() -> None:
-            for number in numbers:
-                response = await http.post("/v1/chat/completions", json=request(number, max_tokens) | {"model": pool})
+            for place, body in waiting:
+                response = await http.post("/v1/chat/completions", json=body | {"model": pool})
                 response.raise_for_status()
-                answers[number] = response.json()["choices"][0]["token_ids"]
+                answers[place] = response.json()["choices"][0]["token_ids"]
 
         async with asyncio.TaskGroup() as group:
-            for _ in range(STREAMS):
+            for _ in range(streams):
                 group.create_task(stream())
-    return answers
+    return [answers[place] for place in sorted(answers)]
 
 
-def counted(platform: PlatformProcess, pool: str) -> tuple[float, float]:
-    """Draft tokens of a pool, verified and accepted, on /metrics."""
+def counted(platform: PlatformProcess, pool: str) -> Counts:
     text = httpx.get(f"{platform.url}/metrics", timeout=10, trust_env=False).text
     found = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line.startswith("penstock_")}
     drafted, accepted = (found.get(f'penstock_{name}_total{{pool="{pool}"}}', 0.0) for name in ("draft_tokens", "accepted_draft_tokens"))
-    return drafted, accepted
+    return Counts(drafted, accepted)
 
 
-def run(platform: PlatformProcess, pool: str, requests: int, max_tokens: int) -> Run:
-    began_s = time.perf_counter()
-    token_ids = asyncio.run(ask_all(platform, pool, requests, max_tokens))
-    seconds = time.perf_counter() - began_s
+def run_in_turn(platform: PlatformProcess, pools: tuple[str, ...], bodies: list[dict[str, Any]], streams: int, round_size: int) -> dict[str, Run]:
+    """Every pool gets every request, a round of them at a time."""
+    before = {pool: counted(platform, pool) for pool in pools}
+    answers: dict[str, list[list[int]]] = {pool: [] for pool in pools}
+    seconds = dict.fromkeys(pools, 0.0)
+    for start in range(0, len(bodies), round_size):
+        for pool in pools:
+            begun_s = time.perf_counter()
+            answers[pool] += asyncio.run(ask_all(platform, pool, bodies[start : start + round_size], streams))
+            seconds[pool] += time.perf_counter() - begun_s
+        print(f"{len(answers[pools[0]])} of {len(bodies)}", file=sys.stderr, end="\r")
     time.sleep(REPORT_S)
-    return Run(token_ids, seconds, *counted(platform, pool))
+    return {pool: Run(answers[pool], seconds[pool], counted(platform, pool).since(before[pool])) for pool in pools}
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, running_platform(Path(folder), CONFIG) as platform:
-        runs = {pool: run(platform, pool, REQUESTS, MAX_TOKENS) for pool in POOLS}
-    plain = runs.pop("plain")
-    rows = [Row(f"{pool}: answers with the plain pool's token ids, of all", _equal(found, plain), REQUESTS, "") for pool, found in runs.items()]
-    rows += [Row(f"{pool}: draft tokens accepted", 100 * found.acceptance, None, "%") for pool, found in runs.items()]
-    rows += [Row(f"{pool}: draft tokens verified", found.drafted, None, "") for pool, found in runs.items()]
-    rows += [Row(f"{pool}: output (rival: plain)", found.tokens_per_s, plain.tokens_per_s, "tokens/s") for pool, found in runs.items()]
-    notes = [f"{REQUESTS} requests of up to {MAX_TOKENS} tokens, {STREAMS} at a time, SmolLM2-135M-Instruct in float32, exact, one CPU replica a pool"]
-    write_report("speculation", rows, notes=notes)
+def sameness(requests: int) -> Iterator[tuple[float, dict[str, Run]]]:
+    """By temperature."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, running_platform(Path(folder), EXACT) as platform:
+        for temperature in TEMPERATURES:
+            yield temperature, run_in_turn(platform, POOLS, [request(number, temperature, MAX_TOKENS) for number in range(requests)], STREAMS, ROUND)
 
 
-def _equal(found: Run, plain: Run) -> int:
+def speed(requests: int) -> Iterator[tuple[int, dict[str, Run]]]:
+    """By requests at a time."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, running_platform(Path(folder), FAST) as platform:
+        for streams in SPEED_STREAMS:
+            # other numbers each time: no prompt is in the prefix cache already
+            numbers = range(10_000 * streams, 10_000 * streams + requests)
+            bodies = [request(number, TEMPERATURES[number // 2 % 2], SPEED_TOKENS) | {"ignore_eos": True} for number in numbers]
+            yield streams, run_in_turn(platform, POOLS, bodies, streams, SPEED_ROUND)
+
+
+def num_equal(found: Run, plain: Run) -> int:
     return sum(mine == theirs for mine, theirs in zip(found.token_ids, plain.token_ids, strict=True))
 
 
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Speculation: the same answers, sooner.")
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--speed-requests", type=int, default=24)
+    options = parser.parse_args()
+    rows: list[Row] = []
+    is_good = True
+    for temperature, runs in sameness(options.requests):
+        for pool in DRAFTING:
+            found, at = runs[pool], f"{pool}, temperature {temperature:g}"
+            equal = num_equal(found, runs[PLAIN])
+            is_good = is_good and equal == options.requests and found.counts.accepted > 0
+            rows.append(Row(f"{at}: answers with the plain pool's token ids (ours), of all (rival)", equal, options.requests, ""))
+            rows.append(Row(f"{at}: draft tokens accepted", 100 * found.acceptance, None, "%"))
+            rows.append(Row(f"{at}: tokens a step (rival: plain)", found.tokens_per_step, 1.0, ""))
+    for streams, runs in speed(options.speed_requests):
+        for pool in DRAFTING:
+            found, plain, at = runs[pool], runs[PLAIN], f"{pool} as used, {streams} at a time"
+            rows.append(Row(f"{at}: output (rival: plain)", found.num_tokens / found.seconds, plain.num_tokens / plain.seconds, "tokens/s"))
+            rows.append(Row(f"{at}: tokens a step (rival: plain)", found.tokens_per_step, 1.0, ""))
+    notes = [
+        f"SmolLM2-135M-Instruct, one CPU replica a pool, 2 threads, pools asked in turn; sameness: {options.requests} requests a temperature of up to "
+        f"{MAX_TOKENS} tokens, {STREAMS} at a time, float32, exact, not adaptive",
+        f"speed: {options.speed_requests} requests of {SPEED_TOKENS} tokens, half at temperature 0 and half at 0.8, not exact, adaptive",
+    ]
+    write_report("speculation", rows, notes=notes)
+    return 0 if is_good else 1
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

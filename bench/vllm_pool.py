@@ -1,12 +1,15 @@
 """A pool that vLLM serves beside one of our own engine, through the same platform: time to ready, time to first token, tokens a second.
 
-    PENSTOCK_VLLM_PYTHON=.../bin/python python -m bench.vllm_pool
+    PENSTOCK_VLLM_PYTHON=.../bin/python python -m bench.vllm_pool [--eager]
 
-Both pools compute the demo model on the same cores, in turn: while one is measured the other is idle. Prompts of about 250 tokens that nobody
-has sent before, answers of 128 tokens; medians of ROUNDS rounds. Ours is the column `ours`, vLLM's is `rival`.
+Both pools compute the demo model on the same cores for the same client, in turn: while one is measured the other is idle, and who comes first changes
+from round to round. Prompts of about 250 tokens that nobody has sent before, answers of 128 tokens, ROUNDS rounds after one that warms. Ours is the
+column `ours`, vLLM's is `rival`; the notes have the median and range of the rounds' own ratios, in which a slow minute of the machine is on both sides.
+Before that, a whole answer and the chunks of a stream of both pools are compared: the same fields of the same types. About six minutes on two cores.
 """
 
 import asyncio
+import json
 import os
 import random
 import statistics
@@ -14,8 +17,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import httpx
 import psutil
 
 from bench.cpu import descendants
@@ -39,14 +43,24 @@ def config(*pools: str) -> str:
 CONFIG = config(OURS, VLLM % EAGER)
 """For the tests: without compiling, vLLM is sooner ready, and slower."""
 START_S = 900.0
-ROUNDS = 3
+ROUNDS = 6
 PROMPT_WORDS, ANSWER_TOKENS = 210, 128
 STREAMS = (1, 8)
+
+
+MODELS = ("ours", "vllm")
 
 
 class Speed(NamedTuple):
     ttft_s: float
     tokens_per_s: float
+
+
+class Pair(NamedTuple):
+    """One round."""
+
+    ours: Speed
+    vllm: Speed
 
 
 def bridges(root: int) -> list[int]:
@@ -70,44 +84,82 @@ async def measure(client: ChatClient, streams: int, rng: random.Random) -> Speed
     return Speed(statistics.median(answer.ttft_s for answer in answers), sum(answer.usage["completion_tokens"] for answer in answers) / seconds)
 
 
-def run(pools: tuple[str, ...]) -> tuple[float, dict[tuple[str, int], list[Speed]]]:
-    """Seconds to ready, and for each model and number of streams the rounds; models by turns."""
-    found: dict[tuple[str, int], list[Speed]] = {}
+def shape(value: Any) -> Any:
+    """Fields and types of an answer, without what they say."""
+    if isinstance(value, dict):
+        return {name: shape(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return type(value).__name__
+
+
+def shapes(url: str, key: str, model: str) -> list[Any]:
+    """Of a whole answer, and of a stream's first, second and last chunk."""
+    body = {"model": model, "messages": [{"role": "user", "content": "Count."}], "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": True}
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60, trust_env=False) as client:
+        whole = client.post("/v1/chat/completions", json=body)
+        stream = client.post("/v1/chat/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}})
+    events = [json.loads(line.removeprefix("data: ")) for line in stream.text.splitlines() if line.startswith("data: {")]
+    return [shape(answer) for answer in (whole.json(), events[0], events[1], events[-1])]
+
+
+def ready_s() -> float:
+    """Of our pool alone."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, running_platform(Path(folder), config(OURS), start_s=START_S):
+        return time.perf_counter() - begin
+
+
+def run(args: str) -> tuple[float, dict[int, list[Pair]]]:
+    """Seconds to ready with both pools, and the rounds for each number of streams. Raises RuntimeError where answers differ in their shape."""
     rng = random.Random(1)
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, running_platform(Path(folder), config(*pools), start_s=START_S) as platform:
-        ready_s = time.perf_counter() - begin
-        clients = {name: ChatClient(platform.url, name, platform.key, extra={"temperature": 0, "ignore_eos": True}) for name in ("ours", "vllm")}
-        if len(pools) > 1:
-            with asyncio.Runner() as loop:
-                for number in range(-1, ROUNDS):
-                    for streams in STREAMS:
-                        for name, client in clients.items():
-                            speed = loop.run(measure(client, streams, rng))
-                            if number >= 0:  # the first round warms what the others use
-                                found.setdefault((name, streams), []).append(speed)
-                for client in clients.values():
-                    client.close()
-    return ready_s, found
+    text = config(OURS, VLLM % args)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, running_platform(Path(folder), text, start_s=START_S) as platform:
+        both_ready_s = time.perf_counter() - begin
+        ours, theirs = (shapes(platform.url, platform.key, model) for model in MODELS)
+        if ours != theirs:
+            raise RuntimeError(f"answers differ in their shape:\n{ours}\n{theirs}")
+        clients = {name: ChatClient(platform.url, name, platform.key, extra={"temperature": 0, "ignore_eos": True}) for name in MODELS}
+        with asyncio.Runner() as loop:
+            found = {streams: [loop.run(a_round(clients, streams, rng, number)) for number in range(ROUNDS + 1)][1:] for streams in STREAMS}
+            for client in clients.values():
+                client.close()
+    return both_ready_s, found
+
+
+async def a_round(clients: dict[str, ChatClient], streams: int, rng: random.Random, number: int) -> Pair:
+    """One model after the other."""
+    speeds = {name: await measure(clients[name], streams, rng) for name in (MODELS if number % 2 else MODELS[::-1])}
+    return Pair(**speeds)
 
 
 def main() -> None:
     if not os.environ.get("PENSTOCK_VLLM_PYTHON"):
         sys.exit("PENSTOCK_VLLM_PYTHON names no interpreter with vLLM (docs/vllm.md)")
     args = EAGER if "--eager" in sys.argv else "{}"
-    ours_ready_s, _ = run((OURS,))
-    ready_s, found = run((OURS, VLLM % args))
-    rows = [Row("platform ready: our pool alone, and with the vLLM pool", ours_ready_s, ready_s, "s")]
-    for streams in STREAMS:
-        ours, theirs = found[("ours", streams)], found[("vllm", streams)]
-        rows.append(Row(f"TTFT, {streams} streams", 1e3 * _median(ours, "ttft_s"), 1e3 * _median(theirs, "ttft_s"), "ms"))
-        rows.append(Row(f"output tokens/s, {streams} streams", _median(ours, "tokens_per_s"), _median(theirs, "tokens_per_s"), "tokens/s"))
-    notes = [f"SmolLM2-135M-Instruct, bf16 both (ours from Q4_1, vLLM from the same weights), 2 threads, {ROUNDS} rounds; EngineArgs {args}"]
+    alone_s = ready_s()
+    both_ready_s, found = run(args)
+    rows = [Row("platform ready: our pool alone, and with the vLLM pool", alone_s, both_ready_s, "s")]
+    notes = [
+        f"SmolLM2-135M-Instruct, bf16 both (ours from Q4_1, vLLM from the same weights), 2 threads; {ROUNDS} rounds in turn; EngineArgs {args}",
+        "answers of both pools have the same fields of the same types, whole and as a stream",
+    ]
+    for streams, pairs in found.items():
+        for name, field, scale, unit in (("TTFT", "ttft_s", 1e3, "ms"), ("output tokens/s", "tokens_per_s", 1.0, "tokens/s")):
+            row, spread = summary(
+                f"{name}, {streams} streams", [(scale * getattr(pair.ours, field), scale * getattr(pair.vllm, field)) for pair in pairs], unit
+            )
+            rows.append(row)
+            notes.append(spread)
     write_report("vllm_pool", rows, notes=notes)
 
 
-def _median(speeds: list[Speed], name: str) -> float:
-    return statistics.median(getattr(speed, name) for speed in speeds)
+def summary(name: str, pairs: list[tuple[float, float]], unit: str) -> tuple[Row, str]:
+    """Medians, and in words the median and range of the rounds' own ratios."""
+    ratios = [ours / theirs for ours, theirs in pairs]
+    row = Row(name, statistics.median(ours for ours, _ in pairs), statistics.median(theirs for _, theirs in pairs), unit)
+    return row, f"{name}: ours / vLLM round by round {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 if __name__ == "__main__":

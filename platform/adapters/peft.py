@@ -24,10 +24,13 @@ WEIGHTS_FILE = "adapter_model.safetensors"
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
 TYPES = {"F32": 4, "F16": 2, "BF16": 2}
 """Types of tensors, and bytes of an element."""
+MAX_ALPHA = 1e6
 MAX_CONFIG_BYTES = 2**20
-MAX_HEADER_BYTES = 16 * 2**20
+MAX_HEADER_BYTES = 4 * 2**20
+"""Ten times that of an adapter of every linear layer of a model with 126 layers."""
+MAX_DIMENSIONS = 8
 
-_NAME = re.compile(r"base_model\.model\.(?:model\.)?layers\.(0|[1-9]\d{0,4})\.(?:self_attn|mlp)\.(\w{1,40})\.lora_([AB])\.weight")
+_NAME = re.compile(r"base_model\.model\.(?:model\.)?layers\.(0|[1-9]\d{0,4})\.(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)\.lora_([AB])\.weight")
 _HARMLESS = frozenset(
     {
         "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
@@ -96,6 +99,8 @@ def check_config(data: bytes, max_rank: int) -> tuple[int, float]:
         config = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"{CONFIG_FILE} is not a JSON object: {error}.") from None
+    except RecursionError:
+        raise InvalidRequest(f"{CONFIG_FILE} is nested too deeply.") from None
     if config.get("peft_type") != "LORA":
         raise InvalidRequest(f"{CONFIG_FILE} is of the type {_shown(config.get('peft_type'))}; only LORA is supported.")
     _refuse_options(config)
@@ -103,9 +108,9 @@ def check_config(data: bytes, max_rank: int) -> tuple[int, float]:
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise InvalidRequest(f"{CONFIG_FILE} must have a rank r of 1 or more, not {_shown(rank)}.")
     if rank > max_rank:
-        raise InvalidRequest(f"The adapter's rank is {rank}; this model serves ranks up to {max_rank} (engine.adapters.max_rank).")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
-        raise InvalidRequest(f"{CONFIG_FILE} must have a number lora_alpha, not {_shown(alpha)}.")
+        raise InvalidRequest(f"The adapter's rank is {_shown(rank)}; this model serves ranks up to {max_rank} (engine.adapters.max_rank).")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= MAX_ALPHA:
+        raise InvalidRequest(f"{CONFIG_FILE} must have a number lora_alpha of at most {MAX_ALPHA:g}, not {_shown(alpha)}.")
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
@@ -140,7 +145,7 @@ def read_header(path: Path) -> dict[str, Tensor]:
     try:
         entries = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         tensors = {name: msgspec.json.decode(entry, type=Tensor) for name, entry in entries.items() if name != "__metadata__"}
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise _not_safetensors("its header can't be read") from None
     _check_extents(tensors, size - 8 - length)
     return tensors
@@ -151,6 +156,8 @@ def _check_extents(tensors: Mapping[str, Tensor], num_bytes: int) -> None:
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
         if tensor.dtype not in TYPES:
             raise InvalidRequest(f"Tensor {_shown(name)} has the type {_shown(tensor.dtype)}; supported are {', '.join(TYPES)}.")
+        if len(tensor.shape) > MAX_DIMENSIONS:  # their product could take minutes
+            raise _not_safetensors(f"tensor {_shown(name)} has {len(tensor.shape)} dimensions")
         begin, until = tensor.data_offsets
         if begin != end or any(count < 0 for count in tensor.shape) or until - begin != math.prod(tensor.shape) * TYPES[tensor.dtype]:
             raise _not_safetensors(f"tensor {_shown(name)} does not lie where its shape says")
@@ -164,16 +171,18 @@ def check_tensors(tensors: Mapping[str, Tensor], rank: int, base: BaseShapes) ->
     found: dict[tuple[int, str], dict[str, str]] = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
-        if match is None or match[2] not in base.modules:
+        module = "" if match is None else match[2].rpartition(".")[2]
+        if match is None or module not in base.modules:
             raise InvalidRequest(f"The adapter has a tensor {_shown(name)}; of this model only {', '.join(sorted(base.modules))} can be adapted.")
-        layer, module, side = int(match[1]), match[2], match[3]
+        layer, side = int(match[1]), match[3]
         if layer >= base.num_layers:
             raise InvalidRequest(f"The adapter has a tensor {_shown(name)}, but the base model has only {base.num_layers} layers.")
         rows, columns = base.modules[module]
         wanted = (rank, columns) if side == "A" else (rows, rank)
         if tensor.shape != wanted:
             raise InvalidRequest(f"Tensor {_shown(name)} has the shape {list(tensor.shape)}; rank {rank} and the base model ask for {list(wanted)}.")
-        found.setdefault((layer, module), {})[side] = name
+        if found.setdefault((layer, module), {}).setdefault(side, name) != name:
+            raise InvalidRequest(f"The adapter has two tensors for one place: {_shown(found[layer, module][side])} and {_shown(name)}.")
     if not found:
         raise InvalidRequest(f"{WEIGHTS_FILE} holds no tensor.")
     for (layer, module), sides in found.items():

@@ -114,13 +114,13 @@ class Registry:
     async def remove(self, tenant: str, name: str) -> Registered | None:
         """What was registered; no request finds it any more. Raises Overloaded."""
         registered = await self.get(tenant, name)
-        self._known.pop((tenant, name), None)
         if registered is None:
             return None
         try:
             await self._client.hdel(_records(tenant), name)
         except (RedisError, OSError) as error:
             raise _away() from error
+        self._known.pop((tenant, name), None)
         return registered
 
     async def owned_digests(self) -> set[str]:

@@ -34,6 +34,13 @@ def digest_of(folder: Path) -> str:
     return state.hexdigest()
 
 
+def _is_whole(folder: Path, digest: str) -> bool:
+    try:
+        return digest_of(folder) == digest
+    except OSError:
+        return False
+
+
 class AdapterStore:
     def __init__(self, folder: Path) -> None:
         """Made when the first adapter comes."""
@@ -52,13 +59,17 @@ class AdapterStore:
         shutil.rmtree(draft, ignore_errors=True)
 
     def put(self, draft: Path, now: float) -> str:
-        """Keep a draft's files under their digest, which is returned; the draft is gone. now: Unix time."""
+        """Keep a draft's files under their digest, which is returned; the draft is gone. now: Unix time.
+
+        What lies there is looked at, not trusted: a sweep that was killed, or a power failure, may have left less than both files.
+        """
         digest = digest_of(draft)
         place = self.path(digest)
         with self._locked():
-            if place.is_dir():
+            if _is_whole(place, digest):
                 self.discard(draft)
             else:
+                shutil.rmtree(place, ignore_errors=True)
                 draft.rename(place)
             os.utime(place, (now, now))
         return digest

@@ -14,7 +14,8 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 from penstock.autoscale import serve_controller
 from penstock.autoscale.observation import Placed
-from penstock.wire.discovery import REPLICA_DEPLOYMENT
+from penstock.wire.discovery import GATEWAY_APP, REPLICA_DEPLOYMENT
+from penstock.wire.hand import AppPlaces, Place
 
 CALL_S = 5.0
 
@@ -26,13 +27,20 @@ class ServeActuator:
 
     def __init__(self, apps: Mapping[str, str]) -> None:
         """apps: Serve application of each pool; each is deployed with `external_scaler_enabled`."""
-        self._deployments = {pool: DeploymentID(name=REPLICA_DEPLOYMENT, app_name=app) for pool, app in apps.items()}
+        self._deployments = {pool: DeploymentID(name=GATEWAY_APP if app == GATEWAY_APP else REPLICA_DEPLOYMENT, app_name=app) for pool, app in apps.items()}
 
     async def read(self) -> dict[str, Placed]:
-        """The pools that Serve knows."""
+        """The pools that Serve knows, but for those of which it is finding the replicas again."""
         controller = await asyncio.to_thread(_controller)
         found = await _answer(controller.__ray_call__.remote(serve_controller.read, list(self._deployments.values())))
         return {pool: placed for pool, placed in zip(self._deployments, found, strict=True) if placed is not None}
+
+    async def locate(self) -> list[AppPlaces]:
+        """Where every replica is."""
+        controller = await asyncio.to_thread(_controller)
+        found = await _answer(controller.__ray_call__.remote(serve_controller.locate, list(self._deployments.values())))
+        rows = [(deployment.app_name, *row) for deployment, row in zip(self._deployments.values(), found, strict=True) if row is not None]
+        return [AppPlaces(app, target, [Place(*place) for place in places]) for app, target, places in rows]
 
     async def set_target(self, pool: str, target: int) -> None:
         """As Serve sees fit: it starts what is missing, and stops what does not run yet, then the newest."""

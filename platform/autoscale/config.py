@@ -15,7 +15,7 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     tpot_target_s: float = 0.1
     """Time per output token at which a replica counts as full, however many rows it could hold."""
     window_s: float = 30.0
-    """Arrivals are averaged over so long."""
+    """Arrivals are averaged over so long; on less news than that nothing is decided but for a deadline."""
     start_s: float = 10.0
     """A replica is expected to be there so long after it was asked for; what waits is planned to be gone by then."""
     scale_down_delay_s: float = 120.0

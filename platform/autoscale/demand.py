@@ -6,7 +6,7 @@ look too long or too short: an answer's length is output over the mean of starts
 right about what began in between.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from penstock.autoscale.observation import Observation
@@ -15,8 +15,10 @@ from penstock.wire.scaling import PoolFlow
 
 FIRST_SHAPE = Shape(prefill_tokens=256.0, cached_tokens=0.0, output_tokens=128.0)
 """Taken for the average request until some have been seen."""
+FIRST_REQUESTS = 2.0
+"""So many requests weigh as much as that guess."""
 SHAPE_REQUESTS = 20.0
-"""So many requests weigh as much as all that was known before."""
+"""And so many as all that was known before, once that much is known."""
 RECENT_S = 2.0
 REMEMBER_S = 60.0
 """The totals of a gateway that is not heard any more are kept so long."""
@@ -36,6 +38,14 @@ class Sample(NamedTuple):
     num_present: int
 
 
+class Learned(NamedTuple):
+    """What is known of the average request."""
+
+    shape: Shape = FIRST_SHAPE
+    num_seen: float = 0.0
+    """Requests that it rests on."""
+
+
 class Demand(NamedTuple):
     rate: float
     """Requests a second over the window, those that still wait included."""
@@ -49,7 +59,7 @@ class Demand(NamedTuple):
 def sample(totals: Mapping[str, Total], seen: Observation, now: float) -> Sample:
     """totals: as of the samples before. A gateway that is not in them gained nothing yet."""
     gains = [_gain(totals[gateway].flow, flow) for gateway, flow in seen.flows.items() if gateway in totals]
-    return Sample(now, _summed(gains), seen.num_queued, seen.num_present)
+    return Sample(now, summed(gains), seen.num_queued, seen.num_present)
 
 
 def remembered(totals: Mapping[str, Total], flows: Mapping[str, PoolFlow], now: float) -> dict[str, Total]:
@@ -64,14 +74,16 @@ def extended(samples: tuple[Sample, ...], newest: Sample, window_s: float) -> tu
     return samples[first:]
 
 
-def learned(shape: Shape, flow: PoolFlow) -> Shape:
+def learned(known: Learned, flow: PoolFlow) -> Learned:
     """The average request, after what has come since."""
+    shape, weight = known.shape, min(SHAPE_REQUESTS, FIRST_REQUESTS + known.num_seen)
     num_answered = (flow.num_started + flow.num_ended) / 2
-    return Shape(
-        prefill_tokens=_mixed(shape.prefill_tokens, flow.prefill_tokens, flow.num_started),
-        cached_tokens=_mixed(shape.cached_tokens, flow.cached_tokens, flow.num_started),
-        output_tokens=max(1.0, _mixed(shape.output_tokens, flow.output_tokens, num_answered)),
+    mixed = Shape(
+        prefill_tokens=_mixed(shape.prefill_tokens, weight, flow.prefill_tokens, flow.num_started),
+        cached_tokens=_mixed(shape.cached_tokens, weight, flow.cached_tokens, flow.num_started),
+        output_tokens=max(1.0, _mixed(shape.output_tokens, weight, flow.output_tokens, num_answered)),
     )
+    return Learned(mixed, known.num_seen + flow.num_started)
 
 
 def measured(samples: tuple[Sample, ...], shape: Shape) -> Demand:
@@ -97,7 +109,7 @@ def _gain(before: PoolFlow, after: PoolFlow) -> PoolFlow:
     )
 
 
-def _summed(flows: list[PoolFlow]) -> PoolFlow:
+def summed(flows: Collection[PoolFlow]) -> PoolFlow:
     return PoolFlow(
         num_started=sum(flow.num_started for flow in flows),
         num_ended=sum(flow.num_ended for flow in flows),
@@ -107,6 +119,6 @@ def _summed(flows: list[PoolFlow]) -> PoolFlow:
     )
 
 
-def _mixed(mean: float, total: float, count: float) -> float:
-    """The mean, moved towards total / count by the weight of its count."""
-    return (mean * SHAPE_REQUESTS + total) / (SHAPE_REQUESTS + count) if count > 0 else mean
+def _mixed(mean: float, weight: float, total: float, count: float) -> float:
+    """The mean, which weighs as much as `weight` requests, moved towards total / count."""
+    return (mean * weight + total) / (weight + count) if count > 0 else mean

@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.autoscale.observation import Observation
 from penstock.autoscale.policy import Decision, Reason
 
-_WORTH_A_LINE = (Reason.STALE, Reason.UNKNOWN)
+_WORTH_A_LINE = (Reason.STALE, Reason.UNKNOWN, Reason.FULL)
 """Reasons that are news by themselves; others come and go with the load."""
 
 log = logging.getLogger("penstock.autoscale")
@@ -49,8 +49,15 @@ class Journal:
         }
         log.info("autoscale", extra=line)
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
+            self._append(self._path, line)
+
+    def _append(self, path: Path, line: dict[str, object]) -> None:
+        """A full disk costs the line in the file, not the scaling."""
+        try:
+            with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            log.warning("event log not written", extra={"error": type(error).__name__})
 
 
 def _rounded(value: float) -> float | None:

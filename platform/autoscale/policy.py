@@ -6,7 +6,8 @@ the target utilisation. Beside it, a queue whose first tokens are predicted to c
 the time a new replica is there, and for one more each start-up time while that does not help, since a model can be wrong.
 
 Up in one go, down one at a time: only after fewer were enough, with a margin, for the whole delay. Invariants: the target is within the
-bounds; without news from gateways nothing changes; the same load never moves it both ways; more demand never means fewer replicas.
+bounds; without news from gateways nothing changes, and on less than a window of it only for a deadline; the same load never moves it both
+ways; more demand never means fewer replicas.
 """
 
 import math
@@ -16,7 +17,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.autoscale.config import AutoscaleConfig
-from penstock.autoscale.demand import FIRST_SHAPE, Demand, Sample, Total, extended, learned, measured, remembered, sample
+from penstock.autoscale.demand import Demand, Learned, Sample, Total, extended, learned, measured, remembered, sample, summed
 from penstock.autoscale.observation import Observation, mean_costs
 from penstock.perf.capacity import Bounds, Shape, capacity_rps, rows_at
 from penstock.perf.model import Work, predict_ttft_s
@@ -35,6 +36,10 @@ class Reason(StrEnum):
     """More token work than the replicas should carry."""
     DEADLINE = "deadline"
     """What waits would get its first token too late."""
+    STARTING = "starting"
+    """More are needed, and on their way: what was asked for is not there yet, or has had no time to help."""
+    FULL = "full"
+    """More are needed than the bounds allow."""
     IDLE = "idle"
     """Fewer have been enough for the whole delay."""
     COOLING = "cooling"
@@ -46,7 +51,7 @@ class Reason(StrEnum):
     STALE = "stale"
     """No gateway has said anything lately: nothing changes."""
     UNKNOWN = "unknown"
-    """No replica has said yet how quick it is: nothing changes."""
+    """The load is not known for a window yet, or not how quick replicas are: only a deadline in danger changes anything."""
 
 
 class Decision(NamedTuple):
@@ -66,7 +71,7 @@ class State(NamedTuple):
     samples: tuple[Sample, ...] = ()
     totals: Mapping[str, Total] = MappingProxyType({})
     """By gateway."""
-    shape: Shape = FIRST_SHAPE
+    known: Learned = Learned()
     costs: StepCosts | None = None
     low_since_s: float | None = None
     """Since when fewer replicas would have been enough."""
@@ -92,16 +97,22 @@ def decide(settings: AutoscaleConfig, state: State, seen: Observation, max_rows:
     state = _noted(settings, state, seen, now)
     if state.costs is None:
         return state, Decision(bounded, Reason.UNKNOWN)
-    need = _need(settings, state.costs, measured(state.samples, state.shape), seen, max_rows)
-    return _pressed(settings, state, seen, need, now) or _planned(settings, state, seen, need, now)
+    need = _need(settings, state.costs, measured(state.samples, state.known.shape), seen, max_rows)
+    pressed = _pressed(settings, state, seen, need, now)
+    if pressed is not None:
+        return pressed
+    if now - state.samples[0].at_s < settings.window_s:
+        return state, _decision(bounded, Reason.UNKNOWN, need)
+    return _planned(settings, state, seen, need, now)
 
 
 def _noted(settings: AutoscaleConfig, state: State, seen: Observation, now: float) -> State:
     newest = sample(state.totals, seen, now)
+    taught = newest.flow if state.totals else summed(seen.flows.values())  # who has just begun learns from all that has ever come
     return state._replace(
         samples=extended(state.samples, newest, settings.window_s),
         totals=remembered(state.totals, seen.flows, now),
-        shape=learned(state.shape, newest.flow),
+        known=learned(state.known, taught),
         costs=mean_costs(seen.replicas) or state.costs,
     )
 
@@ -127,7 +138,7 @@ def _wait_s(costs: StepCosts, shape: Shape, seen: Observation, capacity: float) 
 
 
 def _pressed(settings: AutoscaleConfig, state: State, seen: Observation, need: _Need, now: float) -> tuple[State, Decision] | None:
-    """The fast path; None: no deadline is in danger, or nothing more can be done about it now."""
+    """The fast path; None: no deadline is in danger."""
     current = seen.placed.target
     if need.wait_s <= settings.ttft_target_s or not seen.num_waiting:
         return None
@@ -138,14 +149,17 @@ def _pressed(settings: AutoscaleConfig, state: State, seen: Observation, need: _
         wanted = current + 1
     target = min(max(wanted, current), settings.max_replicas)
     state = state._replace(low_since_s=None, pressed_s=now if target > current else state.pressed_s)
-    return state, _decision(target, Reason.DEADLINE if target > current else Reason.STEADY, need)
+    if target > current:
+        return state, _decision(target, Reason.DEADLINE, need)
+    return state, _decision(target, Reason.FULL if wanted > current else Reason.STARTING, need)
 
 
 def _planned(settings: AutoscaleConfig, state: State, seen: Observation, need: _Need, now: float) -> tuple[State, Decision]:
     current = seen.placed.target
-    wanted = min(_replicas(need.demand, settings.target_utilisation), settings.max_replicas)
+    wanted = _replicas(need.demand, settings.target_utilisation)
     if wanted > current:
-        return state._replace(low_since_s=None), _decision(wanted, Reason.DEMAND, need)
+        target = min(wanted, settings.max_replicas)
+        return state._replace(low_since_s=None), _decision(target, Reason.DEMAND if target > current else Reason.FULL, need)
     enough = max(_replicas(need.demand, settings.target_utilisation * (1 - settings.scale_down_margin)), settings.min_replicas)
     if enough >= current:
         return state._replace(low_since_s=None), _decision(current, Reason.STEADY, need)

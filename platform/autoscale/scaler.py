@@ -1,13 +1,14 @@
 """One look at every pool, and what follows from it: observe, decide, act, tell. Not a loop; it receives its collaborators.
 
-Invariant: what one pool raises does not keep the others from their turn, and a pool that could not be changed is decided on anew next time from
-what Serve says then.
+Invariant: what is away (Redis, Serve's controller) changes nothing while it is; what one pool's change raises does not keep the others from their
+turn, and a pool that could not be changed is decided on anew next time, from what Serve says then.
 """
 
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -76,26 +77,43 @@ class Scaler:
         self._clock = clock
         self._unix_clock = unix_clock
         self._kept = {pool.name: _Kept() for pool in pools}
+        self._away: set[str] = set()
+        """What did not answer the last time it was asked."""
 
     async def look(self) -> None:
-        """Raises what Serve's controller raises while it is away; Redis may be."""
         heard = await self._hear()
-        placed = await self._actuator.read()
+        placed = await self._see()
         for pool in self._pools:
             if pool.name in placed:
                 await self._attend(pool, observe(pool.name, placed[pool.name], heard))
-        try:
+        with self._reaching("Redis for targets", (RedisError, OSError)):
             await self._source.tell(self._targets())
-        except (RedisError, OSError, TimeoutError) as error:
-            log.warning("targets not told", extra={"error": type(error).__name__})
 
     async def _hear(self) -> Sequence[Heard]:
         """Nothing, while Redis is away: then there is no news, and nothing changes."""
-        try:
+        with self._reaching("Redis for reports", (RedisError, OSError)):
             return await self._source.read()
-        except (RedisError, OSError, TimeoutError) as error:
-            log.warning("reports not read", extra={"error": type(error).__name__})
-            return []
+        return []
+
+    async def _see(self) -> Mapping[str, Placed]:
+        """No pool, while Serve's controller is away or has to find its replicas again: then no pool has its turn."""
+        with self._reaching("Serve's controller", (RayError, ValueError, TimeoutError)):
+            return await self._actuator.read()
+        return {}
+
+    @contextmanager
+    def _reaching(self, whom: str, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+        """Swallows these errors; a line of the log when somebody stops to answer, and one when he does again."""
+        try:
+            yield
+        except errors as error:
+            if whom not in self._away:
+                log.warning("not reached", extra={"whom": whom, "error": type(error).__name__})
+            self._away.add(whom)
+        else:
+            if whom in self._away:
+                log.info("reached again", extra={"whom": whom})
+            self._away.discard(whom)
 
     async def _attend(self, pool: ScaledPool, seen: Observation) -> None:
         kept, now = self._kept[pool.name], self._clock()

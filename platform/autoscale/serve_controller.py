@@ -13,9 +13,16 @@ from penstock.autoscale.observation import Placed
 
 
 def read(controller: Any, deployment_ids: list[Any]) -> list[Placed | None]:
-    """As Serve has it now; None: it does not know that deployment (yet, or any more)."""
+    """As Serve has it now; None: it does not know that deployment (yet, or any more), or not yet again: a controller that was replaced asks the
+    replicas that it finds, and until each has answered it would take them for ones that are only starting."""
     states = controller.deployment_state_manager._deployment_states
     return [_placed(states[deployment_id]) if deployment_id in states else None for deployment_id in deployment_ids]
+
+
+def locate(controller: Any, deployment_ids: list[Any]) -> list[tuple[int, list[tuple[str, str, str | None]]] | None]:
+    """Target and, oldest first, id, state and node address of every replica; None as for `read`."""
+    states = controller.deployment_state_manager._deployment_states
+    return [_located(states[deployment_id]) if deployment_id in states else None for deployment_id in deployment_ids]
 
 
 def step_down(controller: Any, deployment_id: Any, victims: tuple[str, ...], target: int) -> bool:
@@ -33,15 +40,23 @@ def step_down(controller: Any, deployment_id: Any, victims: tuple[str, ...], tar
     return True
 
 
-def _placed(state: Any) -> Placed:
+def _placed(state: Any) -> Placed | None:
     replicas = state._replicas.get()
     words = [replica.actor_details.state.value for replica in replicas]
+    if "RECOVERING" in words:
+        return None
     return Placed(
         target=state.target_num_replicas,
         running=tuple(replica.replica_id.unique_id for replica in sorted(replicas, key=_age) if _is_running(replica)),
-        num_starting=sum(word in ("STARTING", "UPDATING", "RECOVERING") for word in words),
+        num_starting=sum(word in ("STARTING", "UPDATING") for word in words),
         num_stopping=words.count("STOPPING"),
     )
+
+
+def _located(state: Any) -> tuple[int, list[tuple[str, str, str | None]]] | None:
+    replicas = sorted(state._replicas.get(), key=_age)
+    found = [(replica.replica_id.unique_id, replica.actor_details.state.value, replica.actor_details.node_ip) for replica in replicas]
+    return None if any(word == "RECOVERING" for _, word, _ in found) else (state.target_num_replicas, found)
 
 
 def _is_running(replica: Any) -> bool:

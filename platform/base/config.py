@@ -54,7 +54,11 @@ def parse(text: str, kind: type[T], *, name: str) -> T:
         data = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: is not valid YAML{_yaml_detail(error)}.") from error
-    data = {} if data is None else data
+    return convert({} if data is None else data, kind, name=name)
+
+
+def convert(data: Any, kind: type[T], *, name: str) -> T:
+    """What was read from YAML or JSON as a `kind`. Raises ConfigError."""
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:

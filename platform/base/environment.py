@@ -4,6 +4,7 @@ Read by composition roots only.
 """
 
 import os
+from collections.abc import Mapping
 
 from penstock.base.errors import ConfigError
 
@@ -13,6 +14,8 @@ REDIS_URL = "PENSTOCK_REDIS_URL"
 """redis://, rediss:// or unix://; may be missing on a replica."""
 VLLM_PYTHON = "PENSTOCK_VLLM_PYTHON"
 """Where this machine keeps vLLM."""
+RAY_CLUSTER = "RAY_CLUSTER_NAME"
+"""KubeRay sets it in every pod of a Ray cluster."""
 
 
 def cluster_secret() -> bytes:
@@ -33,16 +36,24 @@ def redis_url() -> str | None:
 
 
 def provider_key(provider: str, variable: str) -> str:
-    """Raises ConfigError when it is missing."""
-    key = os.environ.get(variable)
+    """Without the line end that a key read from a file has. Raises ConfigError when it is missing, or could not stand in a header; the sentence does
+    not hold it."""
+    key = os.environ.get(variable, "").strip()
     if not key:
         raise ConfigError(f"{variable} is not set: the provider {provider} takes its API key from there (api_key_env)")
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"{variable}, the API key of the provider {provider}, holds characters that no key has (line ends, or letters beyond ASCII)")
     return key
 
 
 def vllm_python() -> str | None:
     """Interpreter of an environment that has vLLM, for pools that name none."""
     return os.environ.get(VLLM_PYTHON) or None
+
+
+def ray_cluster(environment: Mapping[str, str]) -> str:
+    """The Ray cluster that this process is part of; `local` where nobody has named it."""
+    return environment.get(RAY_CLUSTER) or "local"
 
 
 def serve_environment() -> dict[str, str]:

@@ -44,6 +44,13 @@ TABLE: tuple[Metric, ...] = (
     Metric("penstock_replicas", "gauge", "Replicas this gateway can route to.", ("pool", "tier")),
     Metric("penstock_autoscale_target", "gauge", "Replicas that the autoscaler wants of the pool.", ("pool",)),
     Metric("penstock_autoscale_decisions_total", "counter", "The autoscaler's looks at the pool, by what it decided.", ("pool", "reason")),
+    Metric("penstock_autoscaler_is_leader", "gauge", "1 on the autoscaler that holds the Lease, 0 on the others (Kubernetes).", ("lease",)),
+    Metric(
+        "penstock_kubernetes_calls_total",
+        "counter",
+        "The autoscaler's calls to the Kubernetes API; code is the HTTP status, or away where there was no answer.",
+        ("verb", "resource", "code"),
+    ),
     Metric("penstock_running_sequences", "gauge", "Sequences running on the pool's replicas, other gateways' included.", ("pool",)),
     Metric("penstock_waiting_sequences", "gauge", "Sequences that the pool's replicas have and do not run yet.", ("pool",)),
     Metric("penstock_kv_blocks", "gauge", "KV blocks of the pool's replicas; 1 - free / all is their use.", ("pool",)),
@@ -60,7 +67,12 @@ TABLE: tuple[Metric, ...] = (
         "Requests made of a provider; outcome is finished, refused, failed or cut (not wanted any more).",
         ("provider", "outcome"),
     ),
-    Metric("penstock_provider_cost_total", "counter", "What finished answers of a provider cost, in the currency of its prices.", ("provider",)),
+    Metric(
+        "penstock_provider_cost_total",
+        "counter",
+        "What a provider's answers cost, in the currency of its prices; one that was cut off costs what had come.",
+        ("provider",),
+    ),
     Metric("penstock_slow_clients_total", "counter", "Sequences aborted because their client did not read."),
     Metric("penstock_spans_total", "counter", "Spans of traces; outcome is exported, or dropped where the collector did not take them in time.", ("outcome",)),
     Metric("penstock_rate_limited_total", "counter", "Requests refused by a tenant's limit: requests, tokens or parallel.", ("limit",)),
@@ -101,6 +113,8 @@ class Metrics:
         self.replicas = gauge("penstock_replicas")
         self.autoscale_target = gauge("penstock_autoscale_target")
         self.autoscale_decisions = counter("penstock_autoscale_decisions_total")
+        self.autoscaler_is_leader = gauge("penstock_autoscaler_is_leader")
+        self.kubernetes_calls = counter("penstock_kubernetes_calls_total")
         self.running_sequences = gauge("penstock_running_sequences")
         self.waiting_sequences = gauge("penstock_waiting_sequences")
         self.kv_blocks = gauge("penstock_kv_blocks")

@@ -2,10 +2,11 @@
 
 Not the names (see `telemetry`), and not what they mean (`router.spans`). Whether a request is traced is decided before anything is made of
 it: who brings a `traceparent` (W3C Trace Context, level 1) has decided, for others a coin does. Invariants: nobody who records ever waits; what
-the collector does not take in time is dropped and counted; `tracestate`, which is other vendors' free text, goes no further.
+the collector does not take in time is dropped and counted; what a caller's headers say wrong is ignored, and never logged.
 """
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,10 @@ EXPORT_TIMEOUT_S = 5.0
 """For one batch, tries included."""
 CLOSE_S = 2.0
 """What the last batches get."""
+MAX_PARENT_CHARS = 128
+"""Of a `traceparent`; version 00 has 55, and later ones may have more."""
+MAX_STATE_CHARS = 512
+"""Of a `tracestate`: what the recommendation wants everybody to pass on. More is not passed on."""
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
@@ -43,6 +48,8 @@ Attributes = Mapping[str, Value | None]
 
 _ALLOWED = {row.name: frozenset(row.attributes) for row in SPANS}
 _propagator = TraceContextTextMapPropagator()
+_state_member = re.compile(r"[a-z0-9][a-z0-9_*/@-]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]")
+"""key=value, as the recommendation has it."""
 
 
 class Started(NamedTuple):
@@ -50,11 +57,15 @@ class Started(NamedTuple):
 
     traceparent: str | None
     trace: "Trace | None"
+    tracestate: str = ""
+    """The caller's, for who else works on the request."""
 
     @property
     def headers(self) -> dict[str, str]:
         """For a request to another server on its behalf."""
-        return {} if self.traceparent is None else {"traceparent": self.traceparent}
+        if self.traceparent is None:
+            return {}
+        return {"traceparent": self.traceparent} | ({"tracestate": self.tracestate} if self.tracestate else {})
 
 
 NOT_TRACED = Started(None, None)
@@ -83,18 +94,18 @@ class Tracing:
         self._now = now
         self._clock = clock
 
-    def begin(self, traceparent: str | None, began_s: float) -> Started:
-        """A request came with that header. began_s: when, by the clock."""
-        parent = None if traceparent is None else _context_of(traceparent)
+    def begin(self, traceparent: str | None, began_s: float, tracestate: str = "") -> Started:
+        """A request came with these headers. began_s: when, by the clock. tracestate: several such headers joined by commas."""
+        parent = None if traceparent is None else _context_of(traceparent, tracestate)
         if parent is None:
             return self._record(None, began_s) if self._random.random() < self._sample_ratio else NOT_TRACED
         if not parent.trace_flags.sampled:
-            return Started(format_context(parent), None)
+            return Started(format_context(parent), None, parent.trace_state.to_header())
         return self._record(parent, began_s)
 
     def _record(self, parent: SpanContext | None, began_s: float) -> Started:
         trace = Trace(self._tracer, parent, began_s, self._now() - self._clock(), self._now)
-        return Started(trace.traceparent, trace)
+        return Started(trace.traceparent, trace, "" if parent is None else parent.trace_state.to_header())
 
     def close(self) -> None:
         """Send what is left, for up to CLOSE_S and one more try. Blocks."""
@@ -160,10 +171,20 @@ def format_context(context: SpanContext) -> str:
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & TraceFlags.SAMPLED:02x}"
 
 
-def _context_of(traceparent: str) -> SpanContext | None:
-    """None: it is malformed, and counts as not sent."""
-    context = otel.get_current_span(_propagator.extract({"traceparent": traceparent})).get_span_context()
+def _context_of(traceparent: str, tracestate: str) -> SpanContext | None:
+    """None: the parent is malformed, and counts as not sent. A malformed state alone is left out. (The SDK would log both, in the caller's words.)"""
+    if len(traceparent) > MAX_PARENT_CHARS:
+        return None
+    carrier = {"traceparent": traceparent} | ({"tracestate": tracestate} if _is_state(tracestate) else {})
+    context = otel.get_current_span(_propagator.extract(carrier)).get_span_context()
     return context if context.is_valid else None
+
+
+def _is_state(tracestate: str) -> bool:
+    if not tracestate or len(tracestate) > MAX_STATE_CHARS:
+        return False
+    members = [member.strip(" \t") for member in tracestate.split(",")]
+    return all(_state_member.fullmatch(member) for member in members if member)
 
 
 def _note(span: Span, name: str, attributes: Attributes) -> None:

@@ -21,18 +21,13 @@ import ray
 from ray import serve
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview
 
-from penstock.adapters.peft import BaseShapes
-from penstock.autoscale.loop import ScaledPool, autoscaler_app
+from penstock.autoscale.loop import autoscaler_app
 from penstock.base.errors import ConfigError
-from penstock.cli.config import PlatformConfig, PoolConfig, check_gpus, start_timeout_s
+from penstock.cli.applications import Placement, gateway_application, pool_application
+from penstock.cli.autoscale import scaled_pools
+from penstock.cli.config import PlatformConfig, check_gpus, start_timeout_s
 from penstock.cli.events import DEPLOYED, FAILED, RAY, Event
-from penstock.router.app import gateway_app
-from penstock.router.config import AdapterBase, PoolSpec
-from penstock.text.source import resolve
-from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import AUTOSCALER_APP, GATEWAY_APP, pool_app_name
-from penstock.workers.models.config import read_config
-from penstock.workers.replica import pool_app
 
 OBJECT_STORE_BYTES = 96 * 2**20
 """Ray's shared memory. Tokens don't pass through it."""
@@ -92,17 +87,15 @@ def _run(config: PlatformConfig, temp_dir: Path, journal: str, tell: Callable[[E
 def deploy(config: PlatformConfig, journal: str) -> list[str]:
     """Hand gateway, pools and, where one is scaled, the autoscaler to Serve, all at once and without waiting; returns the names of their
     applications. No proxy: the gateway answers for itself. journal: path of the autoscaler's event log."""
-    specs = [pool_spec(pool) for pool in config.pools]
-    gateway_application = gateway_app(config.gateway, specs, config.telemetry, config.providers, config.adapters)
-    gateway = serve.RunTarget(gateway_application, GATEWAY_APP, route_prefix=None)
+    gateway = serve.RunTarget(gateway_application(config, Placement(replicas=1)), GATEWAY_APP, route_prefix=None)
     pools = [
         serve.RunTarget(
-            pool_app(pool.name, pool.model, pool.engine, pool.replicas, adapters_folder=config.adapters.folder),
-            spec.app_name,
+            pool_application(pool, config.adapters, Placement(pool.replicas)),
+            pool_app_name(pool.name),
             route_prefix=None,
             external_scaler_enabled=True,
         )
-        for pool, spec in zip(config.pools, specs, strict=True)
+        for pool in config.pools
     ]
     targets = [gateway, *pools, *_autoscaler(config, journal)]
     serve.start(proxy_location="Disabled")
@@ -112,47 +105,8 @@ def deploy(config: PlatformConfig, journal: str) -> list[str]:
 
 def _autoscaler(config: PlatformConfig, journal: str) -> list[serve.RunTarget]:
     """None where no pool is scaled."""
-    pools = [ScaledPool(pool.name, pool_app_name(pool.name), pool.engine.max_num_seqs, pool.autoscale) for pool in config.pools if pool.autoscale is not None]
+    pools = scaled_pools(config)
     return [serve.RunTarget(autoscaler_app(pools, journal), AUTOSCALER_APP, route_prefix=None)] if pools else []
-
-
-def pool_spec(pool: PoolConfig) -> PoolSpec:
-    """What a gateway is told of a pool. Raises ConfigError for a checkpoint that can't be read."""
-    engine = pool.engine
-    configured = engine.max_model_len
-    if engine.runner == "timed":
-        configured = min(engine.timed.max_model_len, configured or engine.timed.max_model_len, engine.timed.num_blocks * engine.block_size)
-        _check_vocabulary(pool)
-    return PoolSpec(
-        name=pool.name,
-        served_names=pool.names,
-        tier=pool.tier,
-        model=pool.model,
-        app_name=pool_app_name(pool.name),
-        exact=engine.exact or engine.runner == "timed",
-        is_scaled=pool.autoscale is not None,
-        adapters=_adapter_base(pool),
-        max_model_len=configured or resolve(pool.model).max_model_len,
-    )
-
-
-def _adapter_base(pool: PoolConfig) -> AdapterBase | None:
-    """None where the pool serves no adapters: it has no slots for them, or its checkpoint is none that our engine computes."""
-    engine = pool.engine
-    if engine.runner == "vllm" or not engine.adapters.slots:
-        return None
-    try:
-        model = read_config(resolve(pool.model))
-    except ConfigError:
-        return None  # a timed pool may take its tokenizer from any checkpoint; a computing one says so itself, better
-    return AdapterBase(shapes=BaseShapes(model.num_layers, model.linear_shapes), max_rank=engine.adapters.max_rank)
-
-
-def _check_vocabulary(pool: PoolConfig) -> None:
-    """A timed runner makes up token ids; the tokenizer must have them. Raises ConfigError."""
-    has, made_up = load_tokenizer(resolve(pool.model)).vocab_size, pool.engine.timed.vocab_size
-    if made_up > has:
-        raise ConfigError(f"pool {pool.name}: engine.timed.vocab_size is {made_up}, but {pool.model} has only {has} tokens")
 
 
 def _start_ray(temp_dir: Path) -> None:

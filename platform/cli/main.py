@@ -1,9 +1,10 @@
 """The `penstock` command."""
 
+import os
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import httpx
 import msgspec
@@ -11,15 +12,20 @@ import typer
 from rich.console import Console
 
 from penstock.base.errors import ConfigError, PenstockError
+from penstock.base.pod import DRAIN_S, POD_DIR
+from penstock.base.pod import drain as drain_pod
 from penstock.cli.cluster import StartFailed
 from penstock.cli.config import load_platform
-from penstock.cli.refusals import REFUSED, complain
+from penstock.cli.refusals import REFUSED, complain, refusing
 from penstock.cli.state import StateDir
 from penstock.cli.status import observe, show
 from penstock.cli.tenant_commands import keys, tenants, usage
 from penstock.cli.up import up as run
 
 FAILED = 1
+DEFAULT_DRAIN_S = 60.0
+INTERRUPTED = 130
+"""As shells have it of a command that Ctrl-C ended."""
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Multi-replica LLM serving.")
 StateOption = Annotated[Path, typer.Option("--state", help="State folder: key, Redis data, what runs.")]
 DEFAULT_STATE = Path(".penstock")
@@ -72,22 +78,56 @@ def quantize(
     model: Annotated[str, typer.Argument(help="GGUF file, safetensors directory, hub id, or demo.")],
     out: Annotated[Path, typer.Argument(help="Folder of the 4-bit checkpoint; must not exist.")],
     calibration: Annotated[Path, typer.Option(help="Text that the model will be used for: plain, or JSON lines with prompt, text, question or turns.")],
-    evaluation: Annotated[Path | None, typer.Option(help="Other text, whose perplexity is printed before and after.")] = None,
+    evaluation: Annotated[Path | None, typer.Option(help="Other text, whose perplexity is printed: before, after, and rounded to nearest.")] = None,
     group_size: Annotated[int, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = 128,
     sequences: Annotated[int, typer.Option(help="Sequences of 512 tokens to calibrate with, at most.")] = 32,
-    method: Annotated[str, typer.Option(help="awq, or rtn (round to nearest), for comparison.")] = "awq",
 ) -> None:
-    """Make a 4-bit AWQ checkpoint."""
+    """Make a 4-bit AWQ checkpoint. One that was interrupted goes on where it was when the command is given again."""
+    # read when torch is loaded: its threads else spin while they wait for each other, which on a busy machine takes three times the CPU time
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from penstock.cli import quantize as command  # here: torch takes seconds to import
 
     try:
-        if method not in ("awq", "rtn"):
-            raise ConfigError(f"the method is awq or rtn, not {method!r}")
-        chosen: Literal["awq", "rtn"] = "awq" if method == "awq" else "rtn"
-        command.quantize(model, out, calibration, evaluation, group_size=group_size, sequences=sequences, method=chosen, console=Console())
+        command.quantize(model, out, calibration, evaluation, group_size=group_size, sequences=sequences, console=Console())
+    except KeyboardInterrupt:
+        print("Interrupted; the same command goes on where this one was.", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     except PenstockError as error:
         complain(error)
         raise typer.Exit(REFUSED) from error
+
+
+@app.command()
+def autoscale(
+    namespace: Annotated[str, typer.Option(help="Of the RayService.")],
+    lease: Annotated[str, typer.Option(help="Its name: of all that stand for it, one acts.")],
+    rayservice: Annotated[str | None, typer.Option(help="Whose pools to scale.")] = None,
+    raycluster: Annotated[str | None, typer.Option(help="Instead of a RayService: this RayCluster.")] = None,
+    config: Annotated[Path, typer.Option("--config", help="The platform's configuration, as its gateways have it.")] = Path("penstock.yaml"),
+    port: Annotated[int, typer.Option(help="Of /healthz and /metrics.")] = 8081,
+    account: Annotated[Path, typer.Option(help="Folder of the service account's token and ca.crt.")] = Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+) -> None:
+    """In Kubernetes: scale the pools of a RayService. Stays until it is ended."""
+    from penstock.autoscale.kubernetes.run import Options  # here: Ray takes a second to import
+    from penstock.cli import autoscale as command
+
+    with refusing():
+        if (rayservice is None) == (raycluster is None):
+            raise ConfigError("either --rayservice or --raycluster must be given")
+        command.run(config, Options(namespace, rayservice, raycluster, lease, port, account))
+
+
+@app.command()
+def drain(
+    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Longest wait, seconds; default: PENSTOCK_DRAIN_S, else 60.")] = None,
+) -> None:
+    """In a pod that is to go: have its gateway or replica finish what runs; exit status 0 when it has, or nobody serves there."""
+    folder = os.environ.get(POD_DIR)
+    if not folder:
+        complain(ConfigError(f"{POD_DIR} is not set: this is no pod of the platform"))
+        raise typer.Exit(REFUSED)
+    has_drained = drain_pod(Path(folder), timeout_s if timeout_s is not None else float(os.environ.get(DRAIN_S) or DEFAULT_DRAIN_S))
+    raise typer.Exit(0 if has_drained else FAILED)
 
 
 @app.command()

@@ -1,39 +1,58 @@
 """`penstock quantize`: its options, its progress, and the table of what quantizing cost."""
 
 import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from penstock.base.errors import ConfigError
-from penstock.workers.quant.quantize import Method, Plan, model_perplexity, quantize_checkpoint
+from penstock.workers.quant.quantize import Plan, evaluation_tokens, model_perplexity, quantize_checkpoint
 
 FIELDS = ("prompt", "text", "question", "turns")
 """Of a JSON line: the first that is there."""
+EVALUATED_TOKENS = 16384
 
 
-def quantize(model: str, out: Path, calibration: Path, evaluation: Path | None, *, group_size: int, sequences: int, method: Method, console: Console) -> None:
-    """Raises ConfigError. evaluation: text whose perplexity is printed before and after; None: none is."""
+def quantize(model: str, out: Path, calibration: Path, evaluation: Path | None, *, group_size: int, sequences: int, console: Console) -> None:
+    """Raises ConfigError. evaluation: text whose perplexity is printed, before and after; None: none is."""
     text = read_text(calibration)
-    held_out = None if evaluation is None else read_text(evaluation)
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(f"quantizing {model}", total=None)
-        quantize_checkpoint(Plan(model, out, text, group_size, sequences, method), lambda done, total: progress.update(task, completed=done, total=total))
-    console.print(f"{out} is ready: name it as a pool's model.", highlight=False)
-    if held_out is not None:
-        console.print(_perplexities({model: model, str(out): str(out)}, held_out, console))
-
-
-def _perplexities(models: dict[str, str], text: str, console: Console, max_tokens: int = 16384) -> Table:
-    table = Table(title="perplexity")
-    table.add_column("checkpoint")
-    table.add_column("bfloat16", justify="right")
-    for name, model in models.items():
+    held_out = None if evaluation is None else evaluation_tokens(model, read_text(evaluation), EVALUATED_TOKENS)
+    with _layers_shown(console) as on_layer:
+        quantize_checkpoint(Plan(model, out, text, group_size, sequences), on_layer)
+    console.print(f"{out} is ready: name it as a pool's model.", highlight=False, markup=False, soft_wrap=True)
+    if held_out is None:
+        return
+    found = {}
+    for name, checkpoint, rounding in (("bfloat16", model, None), ("AWQ", str(out), None), ("round to nearest", model, group_size)):
         with console.status(f"reading with {name}"):
-            table.add_row(name, f"{model_perplexity(model, text, max_tokens):.3f}")
+            found[name] = model_perplexity(checkpoint, held_out, group_size=rounding)
+    console.print(_perplexities(found, group_size))
+
+
+@contextmanager
+def _layers_shown(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar on a terminal, a line a layer elsewhere."""
+    if not console.is_terminal:
+        yield lambda done, total: console.print(f"layer {done} of {total}", highlight=False)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("layers quantized", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _perplexities(found: dict[str, float], group_size: int) -> Table:
+    table = Table(title=f"perplexity, groups of {group_size}")
+    table.add_column("weights")
+    table.add_column("perplexity", justify="right")
+    for name, value in found.items():
+        table.add_row(name, f"{value:.3f}")
     return table
 
 
@@ -42,13 +61,13 @@ def read_text(path: Path) -> str:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = data.decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"can't read {path}: {error.strerror or error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"can't read {path}: {getattr(error, 'strerror', None) or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text") from error
     if ".jsonl" not in path.suffixes:
         return text
-    return "\n\n".join(_texts_of(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+    return "\n\n".join(_texts_of(path, number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
 def _texts_of(path: Path, number: int, line: str) -> str:

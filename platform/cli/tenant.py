@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.adapters.registry import forget_tenant
-from penstock.base.environment import CLUSTER_SECRET, cluster_secret
+from penstock.base.environment import CLUSTER_SECRET, cluster_secret, redis_url
 from penstock.base.errors import ConfigError
 from penstock.base.redis import connect
 from penstock.cli.config import load_platform
@@ -37,10 +37,13 @@ NO_LIMIT = 0
 
 
 def redis_of(state: StateDir, config: Path | None) -> str:
-    """Its URL. config: where given, it decides. Raises ConfigError with what to do."""
+    """Its URL. config: where given, it decides; else what runs here, else PENSTOCK_REDIS_URL. Raises ConfigError with what to do."""
     run = state.read() if config is None else None
     if run is not None and run.is_alive:
         return _redis_of_run(run)
+    named = redis_url()
+    if config is None and named is not None:
+        return named
     if config is None:
         raise ConfigError(f"nothing runs with the state folder {state.path}; start it with `penstock up`, or name a configuration with a redis.url by --config")
     url = load_platform(config).redis.url

@@ -8,7 +8,9 @@ import msgspec
 import typer
 from rich.console import Console
 
+from penstock.base.config import load
 from penstock.base.errors import ConfigError
+from penstock.cli.first_tenants import FirstTenants, apply
 from penstock.cli.refusals import refusing
 from penstock.cli.state import StateDir
 from penstock.cli.tenant import (
@@ -109,6 +111,21 @@ def delete_tenant(name: Name, state: State = DEFAULT_STATE, config: Config = Non
             raise ConfigError(f"{DEMO_TENANT!r} is the tenant of the key that `penstock up` prints; revoke its keys instead")
         count = with_redis(redis_of(StateDir(state), config), lambda client: delete(client, name))
     print(f"deleted {name}; keys revoked: {count}")
+
+
+@tenants.command("apply")
+def apply_tenants(
+    file: Annotated[Path, typer.Argument(help="YAML: tenants, a list of name, keys and what `penstock tenant create` takes.")],
+    state: State = DEFAULT_STATE,
+    config: Config = None,
+) -> None:
+    """Make the tenants and keys that a file names; those that are there already become as it says."""
+    with refusing():
+        wanted = load(file, FirstTenants)
+        folder = StateDir(state)
+        url, secret = redis_of(folder, config), secret_of(folder)
+        for line in with_redis(url, lambda client: apply(client, secret, wanted)):
+            print(line)
 
 
 @keys.command("create")

@@ -22,13 +22,13 @@ from redis.exceptions import RedisError
 from rich.console import Console
 
 from penstock.base import log as logs
+from penstock.base.cores import available_cores
 from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, provider_key, vllm_python
 from penstock.base.errors import ConfigError
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.cli.cluster import POLL_S, Cluster, StartFailed, driver_command, ray_environment
 from penstock.cli.config import PlatformConfig, check_memory, divide_threads, place_adapters, start_timeout_s
-from penstock.cli.cores import available_cores
 from penstock.cli.events import DEPLOYED, RAY
 from penstock.cli.interrupts import Interrupted, Interrupts
 from penstock.cli.processes import become_subreaper, end_descendants

@@ -32,7 +32,8 @@ from penstock.wire.errors import InvalidRequest, NotFound, Overloaded, PenstockE
 ADAPTERS_PATH = "/v1/adapters"
 UPLOAD_TIMEOUT_S = 600.0
 MAX_UPLOADS = 4
-"""At once in one gateway; another one is refused with Retry-After."""
+MAX_TENANT_UPLOADS = 2
+"""At once in one gateway, of all and of one tenant; another one is refused with Retry-After."""
 KEEP_S = UPLOAD_TIMEOUT_S + 900.0
 """How long files that nobody owns any more stay, beyond the longest request."""
 FORM_BYTES = 2**16
@@ -44,14 +45,16 @@ log = logging.getLogger("penstock.adapters")
 class AdapterPages:
     def __init__(self, deps: GatewayDeps) -> None:
         self._deps = deps
-        self._num_uploads = 0
+        self._uploading: list[str] = []
+        """Tenants, one entry for each upload under way."""
 
     async def create(self, exchange: Exchange) -> None:
         tenant = await authenticate(self._deps, exchange)
         adapters = self._adapters()
-        if self._num_uploads >= MAX_UPLOADS:
-            raise Overloaded(f"{MAX_UPLOADS} adapters are on their way to this gateway already.", retry_after_s=1.0)
-        self._num_uploads += 1
+        num_uploads, num_own = len(self._uploading), self._uploading.count(tenant.id)
+        if num_uploads >= MAX_UPLOADS or num_own >= MAX_TENANT_UPLOADS:
+            raise Overloaded(f"{num_uploads} adapters are on their way to this gateway already, {num_own} of them yours.", retry_after_s=1.0)
+        self._uploading.append(tenant.id)
         try:
             draft = await asyncio.to_thread(adapters.store.draft)
             try:
@@ -59,7 +62,7 @@ class AdapterPages:
             finally:
                 await asyncio.to_thread(adapters.store.discard, draft)
         finally:
-            self._num_uploads -= 1
+            self._uploading.remove(tenant.id)
         log.info("adapter registered", extra={"request_id": exchange.request_id, "tenant": tenant.id, "adapter": name, "digest": out.digest})
         await exchange.answer(msgspec.json.encode(out), 201)
         await self._sweep(adapters)
@@ -168,19 +171,27 @@ def _import(config: AdaptersConfig, tenant: str, path: str, draft: Path) -> None
     """Copy from the tenant's import folder. Raises InvalidRequest."""
     if config.import_folder is None:
         raise InvalidRequest("This gateway has no import folder (adapters.import_folder); upload the two files as multipart/form-data.", param="path")
-    home = (Path(config.import_folder) / tenant).resolve()
+    try:
+        files = _found((Path(config.import_folder) / tenant).resolve(), path, config.max_bytes)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a byte 0, a ring of links, not readable
+        raise InvalidRequest(f"The folder {path[:200]!r} can't be read ({type(error).__name__}).", param="path") from error
+    for file, name in zip(files, FILES, strict=True):
+        shutil.copyfile(file, draft / name)
+
+
+def _found(home: Path, path: str, max_bytes: int) -> list[Path]:
+    """The two files in a folder under `home`, without links in them. Raises InvalidRequest where they are not there, or elsewhere."""
     folder = (home / path).resolve()
     if not folder.is_relative_to(home) or not folder.is_dir():
         raise InvalidRequest(f"There is no folder {path[:200]!r} in your import folder.", param="path")
-    for name in FILES:
-        file = (folder / name).resolve()
+    files = [(folder / name).resolve() for name in FILES]
+    for file, name in zip(files, FILES, strict=True):
         if not file.is_relative_to(home) or not file.is_file():
             pickles = sorted(other.name for other in folder.iterdir() if other.suffix in (".bin", ".pt"))
             raise refused_name(pickles[0]) if pickles else InvalidRequest(f"The folder {path[:200]!r} lacks the file {name}.", param="path")
-    if sum((folder / name).stat().st_size for name in FILES) > config.max_bytes:
-        raise InvalidRequest(f"The adapter is larger than {config.max_bytes} bytes (adapters.max_bytes).", param="path")
-    for name in FILES:
-        shutil.copyfile(folder / name, draft / name)
+    if sum(file.stat().st_size for file in files) > max_bytes:
+        raise InvalidRequest(f"The adapter is larger than {max_bytes} bytes (adapters.max_bytes).", param="path")
+    return files
 
 
 def _name(exchange: Exchange) -> str:

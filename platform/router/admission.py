@@ -2,8 +2,8 @@
 
 Not who the tenant is (`tenancy.keys`), not the arithmetic (`tenancy.window`). A request of a tenant with limits reserves what it may use at most,
 prompt and `max_tokens` of every choice, before anything is asked of the dispatcher. However it ends, it is settled with what it has used: the prompts
-that reached a replica or provider, and the tokens that came back. A request that was turned away before that has used nothing. Invariant: what was
-admitted is ended exactly once. For a tenant without limits nothing is asked, and `admit` need not be called.
+that a replica or provider took, and the tokens that came back. What was turned away before that, or failed on our side before its first token, has
+used nothing. Invariant: what was admitted is ended exactly once. For a tenant without limits nothing is asked, and `admit` need not be called.
 
 A provider, or another model of the same name, may count more tokens than the first model's tokenizer did: settled is what it counted.
 """
@@ -96,12 +96,13 @@ def used_by(completion: Completion) -> Used:
     has_begun = False
     for choices in completion.prompts:
         receipt = choices[0].receipt
-        if receipt is None:
-            continue  # it never reached anybody, and its siblings wait for its first token
+        num_tokens = sum([choice.num_tokens for choice in choices])
+        if receipt is None or not (receipt.is_taken or num_tokens):
+            continue  # nobody has it, and its siblings wait for its first token
         has_begun = True
         num_prompt += choices[0].generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens
         num_cached += receipt.cached_tokens
-        num_output += sum([choice.num_tokens for choice in choices])
+        num_output += num_tokens
     return Used(int(has_begun), num_prompt, num_cached, num_output)
 
 

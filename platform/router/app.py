@@ -24,6 +24,7 @@ from penstock.adapters.store import AdapterStore
 from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, cluster_secret, provider_key, redis_url
 from penstock.base.metrics import Metrics
+from penstock.base.pod import this_pod
 from penstock.base.redis import connect as connect_redis
 from penstock.base.telemetry import TelemetryConfig
 from penstock.base.tracing import open_tracing
@@ -37,11 +38,12 @@ from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch import RoutingDispatcher
 from penstock.router.fleet import Fleet
 from penstock.router.gateway import GatewayDeps, PoolReplicas
+from penstock.router.leaving import SPREAD_S, Leaving
 from penstock.router.link import connect
 from penstock.router.listener import Listener
 from penstock.router.members import Members
 from penstock.router.provider import Providers
-from penstock.router.remote import Hooks, Link, Member
+from penstock.router.remote import Link, Member, counted
 from penstock.router.report import Reporter
 from penstock.router.served import ServedModel
 from penstock.router.spread import Spreader
@@ -55,9 +57,10 @@ from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
 from penstock.wire.errors import ConfigError, PenstockError
 from penstock.wire.frames import DownFrame
+from penstock.wire.proof import hello
 
 DRAIN_S = 10
-"""What answers under way get when the gateway is to go."""
+"""What answers under way get when the gateway is to go, where nothing else is said."""
 STOP_S = 5.0
 """For what comes after the drain."""
 HEALTH_PERIOD_S = 0.5
@@ -86,13 +89,13 @@ class Core:
     ) -> None:
         """checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one. telemetry None: nothing is traced."""
         self._router_id = router_id
+        self._secret = secret
         self._pools = {pool.name: pool for pool in pools}
         self._metrics = Metrics()
         self.tracing = None if telemetry is None else open_tracing(telemetry, router_id, self._count_spans, Random())
         self._index = PrefixIndex()
         self._queue = WaitQueue(config.max_queue, config.queue_timeout_s)
-        hooks = Hooks(on_room=self._queue.wake, on_gap=lambda pool: self._metrics.index_gaps.labels(pool).inc(), on_drafts=self._count_drafts)
-        self.fleet = Fleet(self._pools, self._connect, self._index, hooks, Random(), IndexStore(client).snapshot)
+        self.fleet = Fleet(self._pools, self._connect, self._index, counted(self._metrics, self._queue.wake), Random(), IndexStore(client).snapshot)
         scaled = [pool.name for pool in pools if pool.is_scaled]
         self.reporter = Reporter(client, router_id, scaled, self.fleet, self._queue, self._index.num_held, self._metrics) if scaled else None
         self.members = Members(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
@@ -119,7 +122,7 @@ class Core:
         )
 
     def _connect(self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> AbstractAsyncContextManager[Link]:
-        return connect(member.address, self._router_id, on_frame, on_lost)
+        return connect(member.address, hello(self._secret, self._router_id, member.epoch), on_frame, on_lost)
 
     def _adapters(self, config: AdaptersConfig, client: redis.asyncio.Redis, models: Mapping[str, ServedModel]) -> AdapterDeps:
         assert config.folder is not None, "who starts a gateway says where the adapters lie"
@@ -132,10 +135,6 @@ class Core:
 
     def _count_spans(self, outcome: str, count: int) -> None:
         self._metrics.spans.labels(outcome).inc(count)
-
-    def _count_drafts(self, pool: str, num_drafted: int, num_accepted: int) -> None:
-        self._metrics.draft_tokens.labels(pool).inc(num_drafted)
-        self._metrics.accepted_draft_tokens.labels(pool).inc(num_accepted)
 
     def _refresh(self) -> None:
         metrics = self._metrics
@@ -165,8 +164,11 @@ class Gateway:
         telemetry: TelemetryConfig | None,
         providers: tuple[ProviderConfig, ...],
         adapters: AdaptersConfig | None,
+        drain_s: int,
     ) -> None:
         logs.configure()
+        self._pod = this_pod()
+        self._drain_s = drain_s
         url = redis_url()
         if url is None:
             raise ConfigError(f"{REDIS_URL} is not set: a gateway looks API keys up in Redis")
@@ -174,7 +176,8 @@ class Gateway:
         keys = {provider.name: provider_key(provider.name, provider.api_key_env) for provider in providers if provider.api_key_env is not None}
         router_id = f"gateway-{uuid.uuid4().hex[:8]}"
         core = Core(config, pools, checkpoints, cluster_secret(), connect_redis(url), router_id, telemetry, providers, keys, adapters)
-        self._listener = Listener(core.app, config.host, config.port, DRAIN_S)
+        self._leaving = Leaving(core.app)
+        self._listener = Listener(self._leaving, config.host, [port for port in (config.port, config.admin_port) if port is not None], drain_s)
         self._stopping = asyncio.Event()
         self._main = asyncio.create_task(self._run(core), name="gateway")
         log.info("gateway ready", extra={"host": config.host, "port": config.port, "pools": [pool.name for pool in pools]})
@@ -187,10 +190,10 @@ class Gateway:
     async def __del__(self) -> None:
         """Serve's graceful end: no more connections, then the answers under way, then the links."""
         self._stopping.set()
-        await asyncio.wait([self._main], timeout=DRAIN_S + STOP_S)
+        await asyncio.wait([self._main], timeout=SPREAD_S + self._drain_s + STOP_S)
 
     async def _run(self, core: Core) -> None:
-        """Until told to stop, or something that never ends has ended."""
+        """Until told to stop, by Serve or by the pod, or something that never ends has ended."""
         async with core.providers, core.fleet:
             discovering = asyncio.create_task(core.members.run(), name="discovery")
             admitting = asyncio.create_task(core.admission.run(), name="admission")
@@ -198,17 +201,31 @@ class Gateway:
             if core.reporter is not None:
                 tasks.append(asyncio.create_task(core.reporter.run(), name="reports"))
             stopping = asyncio.create_task(self._stopping.wait())
+            asked = asyncio.create_task(self._pod.until_asked())
             try:
-                done, _ = await asyncio.wait([*tasks, stopping, self._listener.start()], return_when=asyncio.FIRST_COMPLETED)
-                for task in done - {stopping}:
+                serving = self._listener.start()
+                self._pod.serves()
+                done, _ = await asyncio.wait([*tasks, stopping, asked, serving], return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {stopping, asked}:
                     log.error("part ended", extra={"part": task.get_name()}, exc_info=task.exception())
-                await self._listener.stop()
+                await self._leave()
+                if done == {asked}:
+                    await stopping  # the pod goes, and Serve must not put another gateway into it before
             finally:
-                for task in (*tasks, stopping):
+                for task in (*tasks, stopping, asked):
                     task.cancel()
                 await asyncio.wait([admitting])  # it writes what is left of usage
                 if core.tracing is not None:
                     await asyncio.to_thread(core.tracing.close)
+
+    async def _leave(self) -> None:
+        """No more connections, then the answers under way. In a pod there is a load balancer in front, which hears of it first."""
+        if self._pod.folder is not None:
+            self._leaving.begin()
+            self._pod.has_stopped()
+            await asyncio.sleep(SPREAD_S)
+        await self._listener.stop()
+        self._pod.has_drained()
 
 
 def _load(pools: Sequence[PoolSpec]) -> dict[str, Checkpoint]:
@@ -226,18 +243,22 @@ def gateway_app(
     telemetry: TelemetryConfig | None = None,
     providers: Sequence[ProviderConfig] = (),
     adapters: AdaptersConfig | None = None,
+    num_replicas: int = 1,
+    resource: str | None = None,
+    drain_s: int = DRAIN_S,
 ) -> serve.Application:
-    """The Serve application of a node's gateway, to be run as GATEWAY_APP with `route_prefix=None`. telemetry None: nothing is traced, whatever
-    the environment says. adapters None: none are served."""
+    """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry None: nothing is traced, whatever
+    the environment says. adapters None: none are served. num_replicas: all listen on the same port, so on a node of its own each. resource: Ray's,
+    of which each takes one. drain_s: what answers under way get when a gateway is to go."""
     deployment = serve.deployment(
         name=GATEWAY_APP,
-        num_replicas=1,
-        ray_actor_options={"num_cpus": NUM_CPUS},
+        num_replicas=num_replicas,
+        ray_actor_options={"num_cpus": NUM_CPUS} | ({"resources": {resource: 1}} if resource is not None else {}),
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=DRAIN_S + 2 * STOP_S,
+        graceful_shutdown_timeout_s=SPREAD_S + drain_s + 2 * STOP_S,
         graceful_shutdown_wait_loop_s=0.1,
         logging_config={"enable_access_log": False},
     )
-    application: serve.Application = deployment(Gateway).bind(config, tuple(pools), telemetry, tuple(providers), adapters)
+    application: serve.Application = deployment(Gateway).bind(config, tuple(pools), telemetry, tuple(providers), adapters, drain_s)
     return application

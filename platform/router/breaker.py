@@ -1,7 +1,8 @@
 """A circuit breaker: whether somebody who failed lately is asked again. Pure; `now` is monotonic seconds.
 
-Closed: everything goes through. Open: nothing does, until a pause is over. Half-open: one request goes through as a trial, and its end closes
-the breaker, or opens it for twice as long. Invariant: while open nothing passes, and half-open one request at most is under way.
+Closed: everything goes through. Open: nothing does, until a pause is over. Half-open: one request goes through as a trial; its first answer closes
+the breaker, its failure opens it for twice as long. A request belongs to the term in which it began, and each opening and closing begins a new one:
+what a request of an earlier term comes to says nothing of now. Invariant: while open nothing passes, and half-open one request at most is under way.
 Source: M. Nygard, Release It!, "Circuit Breaker".
 """
 
@@ -20,15 +21,17 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """failures: in a row, until it opens. open_s: the first pause; it doubles with each failed trial, up to MAX_OPEN_S."""
+    """failures: in a row, until it opens. open_s: the first pause; each one that follows without a success between is twice as long, up to MAX_OPEN_S."""
 
     def __init__(self, failures: int, open_s: float) -> None:
         self._failures = failures
         self._open_s = open_s
         self._num_failed = 0
         self._pause_s = open_s
+        """The next one."""
         self._open_until: float | None = None
         self._has_trial = False
+        self._term = 0
 
     def state(self, now: float) -> BreakerState:
         if self._open_until is None:
@@ -44,37 +47,44 @@ class Breaker:
         """How long it stays open; 0 where it is not."""
         return max(0.0, self._open_until - now) if self._open_until is not None else 0.0
 
-    def begin(self, now: float) -> bool:
-        """A request is made; whether it is the trial. `succeed`, `fail`, `pause` or `forget` follows."""
-        is_trial = self.state(now) is BreakerState.HALF_OPEN
-        self._has_trial = self._has_trial or is_trial
-        return is_trial
+    def begin(self) -> int:
+        """A request is made, because it is allowed now; its term. `succeed`, `fail`, `pause` or `forget` follows, perhaps `answer` before."""
+        self._has_trial = self._open_until is not None
+        return self._term
 
-    def succeed(self, now: float) -> None:
-        """What succeeds while it is open began before that, and changes nothing."""
-        if self.state(now) is not BreakerState.OPEN:
+    def answer(self, term: int) -> int:
+        """It has begun to answer: a trial lets the others through. Its term from now on. If it fails yet, that is one more failure in the row."""
+        if term != self._term or self._open_until is None:
+            return term
+        self._open_until, self._has_trial = None, False
+        self._term += 1
+        return self._term
+
+    def succeed(self, term: int) -> None:
+        term = self.answer(term)
+        if term == self._term:
             self._num_failed, self._pause_s = 0, self._open_s
-            self._open_until, self._has_trial = None, False
 
-    def fail(self, now: float) -> None:
-        """What fails while it is open began before that, and changes nothing."""
-        state = self.state(now)
+    def fail(self, now: float, term: int) -> None:
+        if term != self._term:
+            return
         self._num_failed += 1
-        if state is BreakerState.HALF_OPEN:
+        if self._num_failed >= self._failures:
+            self._open(now + self._pause_s)
             self._pause_s = min(2 * self._pause_s, MAX_OPEN_S)
-            self._open(now + self._pause_s)
-        elif state is BreakerState.CLOSED and self._num_failed >= self._failures:
-            self._open(now + self._pause_s)
 
     def pause(self, now: float, seconds: float) -> None:
-        """The other side asked to be left alone that long."""
+        """The other side asked to be left alone that long, whatever term it was asked in."""
         until = now + min(max(seconds, 0.0), MAX_RETRY_AFTER_S)
         self._open(until if self._open_until is None else max(until, self._open_until))
 
-    def forget(self, is_trial: bool) -> None:
+    def forget(self, term: int) -> None:
         """Nothing was learned: the request ended for reasons of our own."""
-        if is_trial:
+        if term == self._term:
             self._has_trial = False
 
     def _open(self, until: float) -> None:
+        """One failure more, and it opens again."""
         self._open_until, self._has_trial = until, False
+        self._num_failed = self._failures - 1
+        self._term += 1

@@ -15,6 +15,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     host: str = "127.0.0.1"
     port: int = 8000
     """Of the one gateway of a node."""
+    admin_port: int | None = None
+    """Where /metrics is answered, with /healthz and /readyz, so that tenants don't reach it; None: on `port`, like everything."""
     max_ongoing_requests: int = 2048
     """Generations one gateway has in hand, from the head of the request to the end of its answer, waiting ones included; one more is refused with
     Retry-After."""
@@ -42,6 +44,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
             raise ConfigError(f"gateway.port must lie in 1..65535, not {self.port}")
+        if self.admin_port is not None and (not 0 < self.admin_port < 65536 or self.admin_port == self.port):
+            raise ConfigError(f"gateway.admin_port must lie in 1..65535 and differ from gateway.port, not {self.admin_port}")
         for name in ("max_ongoing_requests", "max_body_bytes", "max_queue", "default_max_tokens", "max_buffered_deltas", "max_receipts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"gateway.{name} must be at least 1, not {getattr(self, name)}")

@@ -30,7 +30,7 @@ from penstock.router.stream import RoutedStream
 from penstock.router.tiers import OBSTACLE, Outlook, TierReason, decide
 from penstock.router.waiting import Lane, WaitQueue
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, Overloaded, PenstockError, RequestError
-from penstock.wire.frames import SamplingParams, Submit, pack_ids
+from penstock.wire.frames import Submit, pack_ids
 
 FIRST_OUTPUT_TOKENS = 128.0
 """Expected length of an answer before any has finished."""
@@ -117,7 +117,7 @@ class RoutingDispatcher:
 
     async def place(self, stream: RoutedStream) -> None:
         began = self._clock()
-        lane = Lane(tuple(sorted(stream.generation.pools)), frozenset(stream.refused_by))
+        lane = Lane(self._places(stream), frozenset(stream.refused_by))
         try:
             await self._admit(stream, lane)
             while stream.unread:
@@ -175,6 +175,11 @@ class RoutingDispatcher:
         if not stream.output:
             return generation.routes
         return [route for route in generation.routes if route.provider is None and route.model == stream.model]
+
+    def _places(self, stream: RoutedStream) -> tuple[str, ...]:
+        """Of its lane. An answer that has begun may not hold up those that still may go elsewhere."""
+        pools = [pool for route in self._routes(stream) for pool in route.pools] if stream.output else stream.generation.pools
+        return tuple(sorted(pools))
 
     def _outlooks(self, stream: RoutedStream, routes: Sequence[Route], looks: list[_Look]) -> Iterator[Outlook]:
         """Of one route after the other, as far as asked; `looks` has what they rest on."""
@@ -235,16 +240,16 @@ class RoutingDispatcher:
         receipt.answerer, receipt.num_prompt_tokens = None, None
         if route.provider is not None:
             receipt.answerer = Answerer(f"fp_{route.provider}", None)
-            self._ask(stream, self._providers[route.provider], look.reading.sampling)
+            self._ask(stream, self._providers[route.provider], look.reading)
             return
         if route.model:
             receipt.answerer, receipt.num_prompt_tokens = stream.generation.others[route.model - 1].answerer, look.reading.num_prompt_tokens
         self._submit(stream, look.chosen)
 
-    def _ask(self, stream: RoutedStream, provider: Provider, sampling: SamplingParams) -> None:
-        ask = stream.generation.ask
+    def _ask(self, stream: RoutedStream, provider: Provider, reading: Reading) -> None:
+        ask, sampling = stream.generation.ask, reading.sampling
         assert ask is not None
-        sid = provider.begin(ask, sampling.max_tokens, sampling.seed, stream, stream.generation.traced.headers)
+        sid = provider.begin(ask, sampling.max_tokens, sampling.seed, reading.num_prompt_tokens, stream, stream.generation.traced.headers)
         stream.begin(provider, sid, stream.generation.deadline - self._now(), is_text=True)
 
     def _submit(self, stream: RoutedStream, chosen: _Candidate) -> None:

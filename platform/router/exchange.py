@@ -74,6 +74,10 @@ class Exchange:
                 return value
         return None
 
+    def all_headers(self, name: bytes) -> list[bytes]:
+        """The values of every header of that name, which is in lower case."""
+        return [value for key, value in self.headers if key == name]
+
     async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
         self.status = status
         self.is_stream = content_type is EVENTS

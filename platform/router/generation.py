@@ -134,6 +134,8 @@ class Receipt:
     cached_tokens: int = 0
     queued_s: float = 0.0
     attempts: int = 1
+    is_taken: bool = False
+    """Somebody has it, or had it to its end; not where that refused it, failed on it or was lost."""
     scores: dict[str, float] = field(default_factory=dict)
     """Predicted TTFT in seconds of each candidate replica, and provider."""
     considered: list[Considered] = field(default_factory=list)

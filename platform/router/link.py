@@ -64,9 +64,9 @@ class Link:
     def drop_adapter(self, digest: str) -> None:
         self._push(DropAdapter(digest))
 
-    async def greet(self, router_id: str) -> None:
+    async def greet(self, hello: Hello) -> None:
         """Say Hello and wait for the first frame. Raises ReplicaLost, with the replica's words where it refuses."""
-        self._push(Hello(router_id))
+        self._push(hello)
         await self._greeted
         if self._loss is not None:
             raise ReplicaLost(f"No stream to the replica at {self._address}: {self._loss}.")
@@ -148,11 +148,11 @@ class Link:
 
 
 @asynccontextmanager
-async def connect(address: str, router_id: str, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> AsyncIterator[Link]:
+async def connect(address: str, hello: Hello, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> AsyncIterator[Link]:
     """Open the stream to the replica at `address` (host:port); leaving closes it.
 
-    on_frame: called with every frame, from the first, which has a load. on_lost: called once, when the stream ends otherwise than by leaving.
-    Raises ReplicaLost when the replica can't be reached, refuses, or does not answer within CONNECT_TIMEOUT_S.
+    hello: the first message. on_frame: called with every frame, from the first, which has a load. on_lost: called once, when the stream ends
+    otherwise than by leaving. Raises ReplicaLost when the replica can't be reached, refuses, or does not answer within CONNECT_TIMEOUT_S.
     """
     link = Link(address, on_frame, on_lost)
     host, _, port = address.rpartition(":")
@@ -160,7 +160,7 @@ async def connect(address: str, router_id: str, on_frame: Callable[[DownFrame], 
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.get_running_loop().create_connection(lambda: link.channel, host.strip("[]"), int(port))
-                await link.greet(router_id)
+                await link.greet(hello)
         except TimeoutError:
             raise ReplicaLost(f"The replica at {address} did not answer within {CONNECT_TIMEOUT_S:.0f} s.") from None
         except OSError as error:

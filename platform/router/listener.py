@@ -1,4 +1,4 @@
-"""The gateway's HTTP socket: uvicorn over an ASGI app, in the gateway's own event loop, stopped without cutting answers short.
+"""The gateway's HTTP sockets: uvicorn over an ASGI app, in the gateway's own event loop, stopped without cutting answers short.
 
 Serve can listen for a deployment itself ("direct ingress"), and we don't let it. It binds without SO_REUSEADDR, so a gateway that was killed
 while clients were connected can't have its port again for the minute those connections stay in TIME_WAIT; Serve's controller then marks
@@ -8,6 +8,7 @@ the port as taken for good. It also puts a task, a queue and metrics around ever
 import asyncio
 import logging
 import socket
+from collections.abc import Sequence
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -24,9 +25,9 @@ log = logging.getLogger("penstock.listener")
 class Listener:
     """`start`, and `stop` once."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, drain_s: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, ports: Sequence[int], drain_s: int) -> None:
         """drain_s: what answers under way get at the end, before they are cut."""
-        self._socket = bind(host, port)
+        self._sockets = [bind(host, port) for port in ports]
         config = uvicorn.Config(
             app,
             loop="none",
@@ -45,7 +46,7 @@ class Listener:
 
     def start(self) -> asyncio.Task[None]:
         """The task that serves; it doesn't end before `stop`."""
-        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
+        self._serving = asyncio.create_task(self._server.serve(sockets=self._sockets), name="http")
         return self._serving
 
     async def stop(self) -> None:

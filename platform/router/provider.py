@@ -8,7 +8,8 @@ the request, after it broken; a provider has `max_concurrency` calls of this gat
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Protocol, Self
@@ -25,6 +26,8 @@ from penstock.wire.errors import Overloaded, PenstockError, ReplicaLost
 from penstock.wire.frames import Delta, Finish
 
 CONNECT_S = 5.0
+LINGER_S = 0.2
+"""For the end of a response behind its last event; then the connection serves the next request, else it is closed."""
 TTFT_RATE = 0.2
 """Weight of the latest time to first token in the mean that predicts the next."""
 MAX_EVENT_BYTES = 2**20
@@ -50,9 +53,14 @@ class TextSink(Protocol):
 class _Call:
     sid: int
     sink: TextSink
-    is_trial: bool
+    term: int
+    """The breaker's."""
     began_s: float
+    num_prompt_tokens: int
+    """Estimated until the provider gives it."""
     task: asyncio.Task[None] | None = None
+    has_begun: bool = False
+    """To answer."""
     is_settled: bool = False
     """The breaker knows how it went."""
     outcome: str = "cut"
@@ -104,12 +112,14 @@ class Provider:
             return Outlook(obstacle=TierReason.TIER_FULL)
         return Outlook(self._ttft_s)
 
-    def begin(self, ask: Ask, max_tokens: int, seed: int, sink: TextSink, headers: Mapping[str, str] = MappingProxyType({})) -> int:
-        """Ask, and return the call's number. headers: of the request's trace. Only after an `outlook` without obstacle, with nothing awaited since."""
-        now = self._clock()
-        self._last_sid = sid = self._last_sid + 1
-        call = self._calls[sid] = _Call(sid, sink, self._breaker.begin(now), now)
+    def begin(self, ask: Ask, max_tokens: int, seed: int, num_prompt_tokens: int, sink: TextSink, headers: Mapping[str, str] = MappingProxyType({})) -> int:
+        """Ask, and return the call's number. headers: of the request's trace. Only after an `outlook` without obstacle, with nothing awaited since.
+
+        num_prompt_tokens: as another model counts, for the cost of an answer that ends before the provider has told.
+        """
         body = body_of(ask, self.config, max_tokens, seed)
+        self._last_sid = sid = self._last_sid + 1
+        call = self._calls[sid] = _Call(sid, sink, self._breaker.begin(), self._clock(), num_prompt_tokens)
         call.task = self._tasks.create_task(self._run(call, self.config.base_url.rstrip("/") + path_of(ask), body, headers), name=f"provider {self.name}")
         call.task.add_done_callback(lambda _: self._over(call))
         return sid
@@ -142,62 +152,72 @@ class Provider:
                 said = await _beginning(response)
                 self._turn_away(call, refusal(self.name, response.status_code, response.headers.get("retry-after"), said, time.time()))
                 return
-            last = Said()
-            async for data in _events(response.aiter_bytes()):
-                if data == b"[DONE]":
-                    break
-                said_now = read_event(data)
-                if said_now.text:
-                    self._tell(call, said_now.text)
-                last = Said(
-                    "", said_now.finish or last.finish, _newer(said_now.prompt_tokens, last.prompt_tokens), _newer(said_now.output_tokens, last.output_tokens)
-                )
+            async with aclosing(_events(response.aiter_bytes())) as events:
+                await self._read(call, events)
+                with suppress(TimeoutError, httpx.HTTPError, StreamBroken):  # the answer is told; what is left is the connection's affair
+                    async with asyncio.timeout(LINGER_S):
+                        async for _ in events:
+                            pass
+
+    async def _read(self, call: _Call, events: AsyncIterator[bytes]) -> None:
+        """All of an answer, to the sink. Raises StreamBroken, and httpx's errors."""
+        last = Said()
+        async for data in events:
+            if data == b"[DONE]":
+                break
+            said = read_event(data)
+            if said.text:
+                self._tell(call, said.text)
+            last = Said("", said.finish or last.finish, _newer(said.prompt_tokens, last.prompt_tokens), _newer(said.output_tokens, last.output_tokens))
         if last.finish is None:
             raise StreamBroken("its stream ended without a finish")
         self._finish(call, last.finish, last.prompt_tokens, last.output_tokens)
 
     def _tell(self, call: _Call, text: str) -> None:
-        if not call.is_settled:
-            now = self._clock()
-            self._ttft_s += TTFT_RATE * (now - call.began_s - self._ttft_s)
-            self._succeed(call, now)
+        if not call.has_begun:
+            call.has_begun = True
+            self._ttft_s += TTFT_RATE * (self._clock() - call.began_s - self._ttft_s)
+            self._answered(call)
         call.num_counted += 1
         call.sink.push(TextDelta(call.sid, [], text=text, num_tokens=1))
 
+    def _answered(self, call: _Call) -> None:
+        term = self._breaker.answer(call.term)
+        if term != call.term:  # it was a trial, and lets the others through
+            call.term = term
+            self._on_room(self.name)
+
     def _finish(self, call: _Call, finish: Finish, prompt_tokens: int | None, output_tokens: int | None) -> None:
-        self._succeed(call, self._clock())
-        call.outcome = "finished"
+        self._breaker.succeed(call.term)
+        call.outcome, call.is_settled = "finished", True
+        call.num_prompt_tokens = call.num_prompt_tokens if prompt_tokens is None else prompt_tokens
         correction = output_tokens - call.num_counted if output_tokens is not None else 0
-        self._count_cost(prompt_tokens or 0, call.num_counted + correction)
+        call.num_counted += correction
         call.sink.push(TextDelta(call.sid, [], finish=finish, num_tokens=correction, num_prompt_tokens=prompt_tokens))
+        self._over(call)
 
     def _turn_away(self, call: _Call, found: Refusal) -> None:
         call.outcome, call.is_settled = "refused", True
         now = self._clock()
         if not found.is_failure:
-            self._breaker.succeed(now)
+            self._breaker.succeed(call.term)
         elif found.pause_s is not None:
             self._breaker.pause(now, found.pause_s)
         else:
-            self._breaker.fail(now)
+            self._breaker.fail(now, call.term)
         log.warning("provider refused", extra={"provider": self.name, "error": type(found.error).__name__, "is_failure": found.is_failure})
         self._await_reopening(now)
         call.sink.refused(found.error)
 
     def _fail(self, call: _Call, sentence: str) -> None:
-        has_begun = call.is_settled
         call.outcome, call.is_settled = "failed", True
         now = self._clock()
-        self._breaker.fail(now)
+        self._breaker.fail(now, call.term)
         self._await_reopening(now)
-        if has_begun:
+        if call.has_begun:
             call.sink.broken(ReplicaLost(f"{sentence} in the middle of its answer"))
         else:
             call.sink.refused(Overloaded(sentence, retry_after_s=1.0))
-
-    def _succeed(self, call: _Call, now: float) -> None:
-        call.is_settled = True
-        self._breaker.succeed(now)
 
     def _await_reopening(self, now: float) -> None:
         """Those who wait are asked again when the breaker lets a trial through."""
@@ -207,10 +227,15 @@ class Provider:
         self._reopening = asyncio.get_running_loop().call_later(open_s, self._on_room, self.name) if open_s else None
 
     def _over(self, call: _Call) -> None:
-        """Also of a call that was cancelled before it began."""
-        del self._calls[call.sid]
-        if not call.is_settled:
-            self._breaker.forget(call.is_trial)
+        """Once, also of a call that was cancelled before it began."""
+        if self._calls.pop(call.sid, None) is None:
+            return
+        if call.has_begun and not call.is_settled:
+            self._breaker.succeed(call.term)  # it was well when it was cut
+        elif not call.is_settled:
+            self._breaker.forget(call.term)
+        if call.has_begun or call.outcome == "finished":
+            self._count_cost(call.num_prompt_tokens, call.num_counted)
         self._metrics.provider_requests.labels(self.name, call.outcome).inc()
         self._on_room(self.name)
 
@@ -254,7 +279,7 @@ class Providers:
             await provider.close()
 
 
-async def _events(data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _events(data: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """The data of server-sent events of one line each, as OpenAI frames them. Raises StreamBroken for one without end.
 
     Split at line feeds only: text may hold other characters that Python takes for line ends.

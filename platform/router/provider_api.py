@@ -6,6 +6,7 @@ Source: OpenAI's API reference, chat and legacy completions, streaming.
 
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from math import isnan
 from typing import NamedTuple
 
 import msgspec
@@ -27,6 +28,9 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "min_tokens": (0,),
 }
 """Values of our extensions that ask for nothing."""
+_MAX_TOKENS = 2**31
+"""No answer has more; a sum beyond it is taken for none."""
+_MAX_RETRY_AFTER_S = 86_400.0
 _CALLER_AT_FAULT = frozenset({400, 413, 422})
 
 
@@ -140,12 +144,13 @@ def read_event(data: bytes) -> Said:
     if chunk.error is not None and bytes(chunk.error) != b"null":
         raise StreamBroken("its stream ended with an error")
     usage = chunk.usage or _Usage()
+    counts = _plausible(usage.prompt_tokens), _plausible(usage.completion_tokens)
     if not chunk.choices:
-        return Said("", None, usage.prompt_tokens, usage.completion_tokens)
+        return Said("", None, *counts)
     choice = chunk.choices[0]
     text = choice.text or (choice.delta.content if choice.delta is not None else None) or ""
     finish = None if choice.finish_reason is None else Finish.LENGTH if choice.finish_reason == "length" else Finish.STOP
-    return Said(text, finish, usage.prompt_tokens, usage.completion_tokens)
+    return Said(text, finish, *counts)
 
 
 def refusal(name: str, status: int, retry_after: str | None, body: bytes, now: float) -> Refusal:
@@ -172,17 +177,22 @@ def _request_error(body: bytes) -> PenstockError:
 
 
 def _retry_after_s(value: str | None, now: float) -> float | None:
-    """RFC 9110, 10.2.3: seconds or a date."""
+    """RFC 9110, 10.2.3: seconds or a date. Bounded, since it may be told to the caller; what is neither is None."""
     if value is None:
         return None
     try:
-        return max(0.0, float(value))
+        seconds = float(value)
     except ValueError:
-        pass
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - now)
-    except ValueError:
-        return None
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - now
+        except (ValueError, OverflowError):
+            return None
+    return None if isnan(seconds) else min(max(seconds, 0.0), _MAX_RETRY_AFTER_S)
+
+
+def _plausible(num_tokens: int | None) -> int | None:
+    """What is no count would spoil the sums of limits, usage and cost."""
+    return num_tokens if num_tokens is not None and 0 <= num_tokens <= _MAX_TOKENS else None
 
 
 def _extensions(request: ChatRequest | CompletionRequest) -> dict[str, object]:

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from penstock.base.metrics import Metrics
 from penstock.prefix.index import Applied, PrefixIndex
 from penstock.router.chains import ChainKind
 from penstock.router.flow import Flow
@@ -69,6 +70,19 @@ class Hooks(NamedTuple):
     """Block events were missed; a snapshot has been asked for."""
     on_drafts: Callable[[str, int, int], None]
     """Draft tokens were verified, and how many of them accepted, since the last load."""
+
+
+def counted(metrics: Metrics, on_room: Callable[[str], None]) -> Hooks:
+    """What is told of gaps and drafts goes into the metrics."""
+
+    def count_gap(pool: str) -> None:
+        metrics.index_gaps.labels(pool).inc()
+
+    def count_drafts(pool: str, num_drafted: int, num_accepted: int) -> None:
+        metrics.draft_tokens.labels(pool).inc(num_drafted)
+        metrics.accepted_draft_tokens.labels(pool).inc(num_accepted)
+
+    return Hooks(on_room, count_gap, count_drafts)
 
 
 class _Sent(NamedTuple):

@@ -16,8 +16,9 @@ def begin(tracing: Tracing | None, exchange: Exchange, tenant: str) -> Started:
     """For a caller who is known: an unknown one must not fill the collector."""
     if tracing is None:
         return NOT_TRACED
-    traceparent = exchange.header(b"traceparent")
-    started = tracing.begin(None if traceparent is None else traceparent.decode("latin-1"), exchange.began_s)
+    parents, states = (exchange.all_headers(name) for name in (b"traceparent", b"tracestate"))
+    parent = parents[0].decode("latin-1") if len(parents) == 1 else None  # of several none is right
+    started = tracing.begin(parent, exchange.began_s, b",".join(states).decode("latin-1"))
     if started.trace is not None:
         started.trace.note({names.REQUEST_ID: exchange.request_id, names.TENANT: tenant, names.PATH: exchange.path})
     return started

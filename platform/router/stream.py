@@ -80,6 +80,7 @@ class RoutedStream:
     def begin(self, remote: Carrier, sid: int, seconds_left: float, is_text: bool = False) -> None:
         """It has been submitted. is_text: what comes are TextDeltas."""
         self._remote, self._sid, self._is_text = remote, sid, is_text
+        self.receipt.is_taken = True
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(seconds_left + DEADLINE_GRACE_S, self._expire)
 
@@ -106,6 +107,7 @@ class RoutedStream:
 
     def lose(self) -> None:
         self._remote = None
+        self.receipt.is_taken = False
         self._wake()
 
     def refused(self, error: PenstockError) -> None:
@@ -183,6 +185,7 @@ class RoutedStream:
 
     def _end_attempt(self, finish: Finish, error: str | None) -> None:
         """A replica gave the sequence up: some ends are final, after the others another replica goes on."""
+        self.receipt.is_taken = finish is Finish.DEADLINE
         if finish is Finish.DEADLINE:
             self._fail(DeadlineExceeded("the request's deadline passed before it was finished"))
         elif finish is Finish.ERROR:

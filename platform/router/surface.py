@@ -23,6 +23,9 @@ from penstock.router.receipts import Receipts
 from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloaded, PenstockError, http_error
 
 BUSY_RETRY_AFTER_S = 1.0
+METRICS_PATH = "/metrics"
+ADMIN_PATHS = frozenset({METRICS_PATH, "/healthz", "/readyz"})
+"""All that there is on `gateway.admin_port`."""
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
@@ -30,7 +33,8 @@ log = logging.getLogger(__name__)
 
 
 def make_app(deps: GatewayDeps) -> ASGIApp:
-    """Serves /v1/chat/completions, /v1/completions, /v1/models, /v1/receipts, /v1/usage, /healthz, /readyz, /metrics and /openapi.json."""
+    """Serves /v1/chat/completions, /v1/completions, /v1/models, /v1/receipts, /v1/usage, /healthz, /readyz, /metrics and /openapi.json;
+    with `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else."""
     return _App(deps)
 
 
@@ -39,6 +43,7 @@ class _App:
         self._clock = deps.clock
         self._random = deps.random
         self._max_held = deps.config.max_ongoing_requests
+        self._admin_port = deps.config.admin_port
         self._num_held = 0
         """Posts to the API that are not over."""
         self._meters = Meters(deps.metrics, deps.models)
@@ -53,7 +58,7 @@ class _App:
             "/v1/usage": _page(pages.usage),
             "/healthz": _page(pages.health),
             "/readyz": _page(pages.readiness),
-            "/metrics": _page(pages.metrics),
+            METRICS_PATH: _page(pages.metrics),
             "/openapi.json": _page(pages.openapi),
         }
         self._adapter_page: Mapping[str, Handler] = {**_page(adapters.retrieve), "DELETE": adapters.delete}
@@ -61,11 +66,18 @@ class _App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._http(Exchange(scope, receive, send, f"{self._random.getrandbits(96):024x}", self._clock()))
+            exchange = Exchange(scope, receive, send, f"{self._random.getrandbits(96):024x}", self._clock())
+            if self._admin_port is None or self._is_offered(exchange.path, scope["server"][1]):
+                await self._http(exchange)
+            else:
+                await _fail(exchange, _nothing_at(exchange.path))
         elif scope["type"] == "lifespan":
             await _lifespan(receive, send)
         else:
             await send({"type": "websocket.close"})
+
+    def _is_offered(self, path: str, port: int | None) -> bool:
+        return path in ADMIN_PATHS if port == self._admin_port else path != METRICS_PATH
 
     async def _http(self, exchange: Exchange) -> None:
         is_api = exchange.path.startswith("/v1/")
@@ -102,7 +114,7 @@ class _App:
         if handlers is None and exchange.path.startswith(RECEIPTS_PATH):
             handlers = self._receipt_page
         if handlers is None:
-            raise NotFound(f"There is nothing at {exchange.path[:200]}.")
+            raise _nothing_at(exchange.path)
         handler = handlers.get(exchange.method)
         if handler is None:
             error = MethodNotAllowed(f"{exchange.path} takes {' or '.join(handlers)}, not {exchange.method[:20]}.")
@@ -119,6 +131,10 @@ class _App:
     def _count(self, exchange: Exchange) -> None:
         code = CLIENT_GONE if exchange.status is None else str(exchange.status)
         self._meters.of(exchange.model).answered(code, self._clock() - exchange.began_s)
+
+
+def _nothing_at(path: str) -> NotFound:
+    return NotFound(f"There is nothing at {path[:200]}.")
 
 
 def _page(handler: Handler) -> Mapping[str, Handler]:

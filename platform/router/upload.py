@@ -14,6 +14,7 @@ from penstock.wire.errors import InvalidRequest
 WRITE_BYTES = 2**20
 """What is collected before a thread is asked to write it."""
 MAX_FIELD_BYTES = 4096
+"""Of a field's value; a part's headers are bounded by the parser."""
 FIELDS = ("name", "base_model")
 
 
@@ -118,6 +119,8 @@ class Form:
             self._field = options.get(b"name", b"").decode("utf-8", "replace")
             if self._field not in FIELDS:
                 raise InvalidRequest(f"The form has a field {self._field[:100]!r}; it takes {' and '.join(FIELDS)}, and the two files.")
+            if self._field in self.fields:
+                raise InvalidRequest(f"The form has the field {self._field!r} twice.")
             return
         name = file_name.decode("utf-8", "replace").replace("\\", "/").rpartition("/")[2]
         if name not in FILES:

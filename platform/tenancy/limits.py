@@ -42,6 +42,8 @@ PRESENCE_LEASE_MS = 10_000
 """A gateway that has not been heard of for so long is not counted."""
 MAX_SETTLED = 65536
 """Of one tenant, while Redis is away."""
+MAX_TOKENS = 2**40
+"""Of one request, reserved or used; the script counts exactly up to 2**53, and a sum beyond it would fail all that is told with it."""
 _GATEWAYS = "penstock:gateways"
 _AWAY = (RedisError, OSError, TimeoutError)
 
@@ -196,9 +198,20 @@ class _Account:
     settled: dict[str, int] = field(default_factory=dict)
     """Requests that Redis may hold, and that are over: what they used."""
     unknown: dict[str, _Unknown] = field(default_factory=dict)
+    renewing: dict[str, int | None] = field(default_factory=dict)
+    """Requests whose renewal is under way; a number: it ended meanwhile, and used that."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Whoever tells Redis of the unknown ones: they must be charged once, and before anything else is admitted."""
     renewed_at_ms: int = 0
+    num_asking: int = 0
+    """Reservations under way, of which nothing else here knows yet."""
+
+    @property
+    def is_idle(self) -> bool:
+        return self.book.is_empty and not (self.running or self.settled or self.unknown or self.num_asking)
+
+    def has_asked(self) -> None:
+        self.num_asking -= 1
 
     def debts(self, now_ms: int, window: Window) -> list[Debt]:
         """The running ones one by one, the others summed up by their age."""
@@ -238,7 +251,16 @@ class _Account:
         under_way = [*self.running, *(request_id for request_id, unknown in self.unknown.items() if unknown.is_running)]
         self.book.apply(Ask(renewed=under_way), now_ms)
         self.renewed_at_ms = now_ms
+        self.renewing = dict.fromkeys(self.running)
         return [*self.running]
+
+    def has_renewed(self) -> None:
+        """Or tried to. What ended meanwhile may have been settled on another connection before it was renewed, and would be held again: so that is said
+        once more. A second settlement of the same changes nothing."""
+        for request_id, used_tokens in self.renewing.items():
+            if used_tokens is not None:
+                self.settled.setdefault(request_id, used_tokens)
+        self.renewing = {}
 
 
 def _monotonic_ms() -> int:
@@ -271,10 +293,12 @@ class Limiter:
         account = self._accounts.get(tenant_id)
         if account is None:
             account = self._accounts[tenant_id] = _Account(Book(self._window), renewed_at_ms=self._now_ms())
-        ask = Ask(id=request_id, tokens=tokens, limits=limits)
+        ask = Ask(id=request_id, tokens=min(tokens, MAX_TOKENS), limits=limits)
         if self._is_left_alone:
             return self._alone(account, ask)
         task = asyncio.create_task(self._together(tenant_id, account, ask))
+        account.num_asking += 1
+        task.add_done_callback(lambda _: account.has_asked())
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -287,6 +311,7 @@ class Limiter:
         account = self._accounts.get(tenant_id)
         if account is None:
             return
+        used_tokens = min(max(used_tokens, 0), MAX_TOKENS)
         account.book.apply(Ask(settled=[Settled(request_id, used_tokens)]), self._now_ms())
         unknown = account.unknown.get(request_id)
         if unknown is not None and unknown.is_running:
@@ -294,6 +319,8 @@ class Limiter:
         elif request_id in account.running:
             account.running.discard(request_id)
             account.settled[request_id] = used_tokens
+            if request_id in account.renewing:
+                account.renewing[request_id] = used_tokens
         self._wake.set()
 
     async def run(self) -> None:
@@ -360,9 +387,11 @@ class Limiter:
             if self._is_left_alone:
                 raise TimeoutError  # it went while this one waited
             settled, account.settled = account.settled, {}
+            renewed = [request_id for request_id in ask.renewed if request_id in account.running]  # who ended meanwhile is not
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    verdict = await self._script.apply(tenant_id, msgspec.structs.replace(ask, settled=list(starmap(Settled, settled.items()))))
+                    told = msgspec.structs.replace(ask, settled=list(starmap(Settled, settled.items())), renewed=renewed)
+                    verdict = await self._script.apply(tenant_id, told)
             except BaseException:
                 account.put_back(settled)
                 raise
@@ -374,13 +403,15 @@ class Limiter:
         for tenant_id, account in list(self._accounts.items()):
             is_due = now_ms - account.renewed_at_ms >= self._window.lease_ms // 3
             renewed = account.renew(now_ms, self._window) if is_due else []
-            if is_due and account.book.is_empty and not (account.running or account.settled or account.unknown):
+            if is_due and account.is_idle:
                 del self._accounts[tenant_id]
             elif (renewed or account.settled or account.unknown) and not self._is_left_alone:
                 try:
                     await self._tell(tenant_id, account, Ask(renewed=renewed))
                 except _AWAY as error:
                     self._note(error)
+                finally:
+                    account.has_renewed()
 
     async def _be_present(self) -> None:
         """Counted among the gateways, and told how many there are."""

@@ -2,7 +2,7 @@
 
 What the bytes mean is the owner's affair. It runs in callbacks of the event loop, without tasks or threads: at a frame every few milliseconds
 a frame costs its wake-ups, and this takes one on each side. (Measured at a frame every 10 ms on 2 cores: both ends together 206 us of CPU;
-a gRPC stream 550 us, and 354 us without gRPC's event engine.) The peer is whoever reaches the port: keep it on a private network.
+a gRPC stream 550 us, and 354 us without gRPC's event engine.) Who the peer is, `wire.proof` shows, not this: keep the port on a private network.
 Invariant: messages arrive whole and in order; `on_end` is called once, and nothing after it.
 """
 

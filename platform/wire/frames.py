@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import msgspec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 KEY_BYTES = 16
 """Length of a block key; `prefix.hashing` makes them."""
 
@@ -101,6 +101,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="h"):
 
     router_id: str
     protocol: int = PROTOCOL_VERSION
+    proof: bytes = b""
+    """See `wire.proof`."""
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, tag="n"):

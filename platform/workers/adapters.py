@@ -74,6 +74,8 @@ class Adapters:
         wants.remove(want)
         if not wants and want.digest not in self._loading:
             del self._wanted[want.digest]
+            self._load_next()  # it may have been the one for which others were closed
+            self._tell()
 
     def release(self, digest: str) -> None:
         """A sequence that was `ready` has ended."""
@@ -117,9 +119,9 @@ class Adapters:
                 self._loading[digest] = asyncio.get_running_loop().create_task(self._bring(digest), name=f"adapter {digest}")
             elif wants:
                 self._slots.close_one()
-                return
-            else:
-                del self._wanted[digest]  # a preload is not worth a wait
+                break
+        for digest in [digest for digest, wants in self._wanted.items() if not wants and digest not in self._loading]:
+            del self._wanted[digest]  # a preload is not worth a wait
 
     def _grant(self, digest: str, wants: list[Want]) -> None:
         for want in wants:

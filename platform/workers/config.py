@@ -109,7 +109,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     exact: bool = False
     """Bit-identical output whatever runs beside a request; slower."""
     threads: int | None = None
-    """CPU threads of one replica; None: the machine's cores divided by the replicas on it."""
+    """CPU threads of one replica; None: under `penstock up` the machine's cores divided by the replicas on it, elsewhere all that the container has."""
     block_size: int = 16
     """Tokens to a KV block."""
     kv_memory_bytes: int = 512 * 2**20

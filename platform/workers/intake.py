@@ -1,5 +1,6 @@
 """What a router says, checked, and as the engine wants it: the first message of a stream, and submissions as sequences. Pure."""
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 from penstock.wire.frames import KEY_BYTES, PROTOCOL_VERSION, Abort, Announce, DropAdapter, Hello, LoadAdapter, Submit, split_keys, unpack_ids
@@ -16,13 +17,15 @@ class Broken(Exception):
         self.message = message
 
 
-def router_id_of(ops: list[Op]) -> str:
-    """Of a stream's first message. Raises Broken when it is no Hello, or of another protocol."""
+def router_id_of(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
+    """Of a stream's first message. Raises Broken when it is no Hello, of another protocol, or not to be trusted."""
     hello = ops[0] if ops else None
     if not isinstance(hello, Hello):
         raise Broken("The first message of a stream is a Hello.")
     if hello.protocol != PROTOCOL_VERSION:
         raise Broken(f"The router speaks protocol {hello.protocol}, this replica {PROTOCOL_VERSION}.")
+    if not is_trusted(hello):
+        raise Broken("The router does not know this platform's secret.")
     return hello.router_id
 
 

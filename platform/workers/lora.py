@@ -113,9 +113,6 @@ def load_lora(digest: str, folder: Path, config: ModelConfig, max_rank: int, dty
             tensors = {name: file.get_tensor(name).float().to(device) for pair in checked.pairs.values() for name in pair}
     except SafetensorError as error:
         raise InvalidRequest(f"its tensors can't be read ({error}).") from error
-    for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
-            raise InvalidRequest(f"its tensor {name} holds numbers that are not finite.")
     layers = [_layer(index, checked, tensors, shapes, dtype) for index in range(config.num_layers)]
     return LoraAdapter(digest, layers, sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize)
 
@@ -133,7 +130,13 @@ def _fused(index: int, modules: Sequence[str], checked: Checked, tensors: Mappin
         end = start + shapes.modules[module][0]
         pair = checked.pairs.get((index, module))
         if pair is not None:
-            inner.append(tensors[pair.a])
-            parts.append(Part(start, end, (tensors[pair.b] * checked.scaling).to(dtype)))
+            inner.append(_finite(pair.a, tensors[pair.a].to(dtype)))
+            parts.append(Part(start, end, _finite(pair.b, (tensors[pair.b] * checked.scaling).to(dtype))))
         start = end
-    return LowRank(torch.cat(inner).to(dtype), parts) if parts else None
+    return LowRank(torch.cat(inner), parts) if parts else None
+
+
+def _finite(name: str, tensor: Tensor) -> Tensor:
+    if not tensor.isfinite().all():
+        raise InvalidRequest(f"its tensor {name}, in {tensor.dtype} and scaled, holds numbers that are not finite.")
+    return tensor

@@ -20,6 +20,7 @@ from ray import serve
 
 from penstock.base import log as logs
 from penstock.base.environment import cluster_secret, redis_url, vllm_python
+from penstock.base.pod import this_pod
 from penstock.base.redis import connect
 from penstock.prefix.hashing import ChainHasher
 from penstock.prefix.store import IndexWriter
@@ -27,6 +28,7 @@ from penstock.text.source import ModelSource, resolve
 from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, to_metadata
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import BlockEvents, StepCosts
+from penstock.wire.proof import is_proved
 from penstock.workers.adapters import Adapters
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine import Engine, EngineLoad, Runner, StepReport
@@ -37,7 +39,7 @@ from penstock.workers.vllm_engine import Launch, VllmEngine
 from penstock.workers.vllm_launch import find_python, launch_of
 
 DRAIN_S = 30.0
-"""What running sequences get when the replica is to go."""
+"""What running sequences get when the replica is to go, where nothing else is said."""
 STOP_S = 10.0
 """For what comes after the drain."""
 WRITE_EVERY_S = 0.25
@@ -54,12 +56,15 @@ class Replica:
     """The Serve deployment; `__init__` returns when routers can come."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, pool: str, model: str, config: EngineConfig, host: str | None, adapters_folder: str | None
+        self, pool: str, model: str, config: EngineConfig, host: str | None, adapters_folder: str | None, drain_s: float
     ) -> None:
         logs.configure()
+        self._pod = this_pod()
+        self._drain_s = drain_s
         epoch = uuid.uuid4().hex
-        hasher = ChainHasher(cluster_secret(), config.block_size)
-        self._streams = StreamServer(StreamInfo.of(epoch, config), self._on_events)
+        secret = cluster_secret()
+        hasher = ChainHasher(secret, config.block_size)
+        self._streams = StreamServer(StreamInfo.of(epoch, config), self._on_events, lambda said: is_proved(said, secret, epoch))
         started = await asyncio.to_thread(_start, model, config, hasher, self._streams.on_step)
         self._engine = started.engine
         _name_engine_thread()
@@ -67,6 +72,8 @@ class Replica:
         host = host or str(ray.util.get_node_ip_address())
         port = await self._streams.start(self._engine, started.idle, host, adapters=_adapters(started.runner, config, adapters_folder))
         self._metadata = ReplicaMetadata(f"{host}:{port}", epoch, pool, started.model_digest, started.max_model_len, config.block_size)
+        self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
+        self._pod.serves()
         log.info("replica ready", extra=to_metadata(self._metadata))
 
     def record_replica_metadata(self) -> dict[str, Any]:
@@ -82,13 +89,21 @@ class Replica:
 
     async def __del__(self) -> None:
         """Serve's graceful end: refuse, drain, withdraw the index's copy, stop."""
-        has_drained = await self._streams.drain(DRAIN_S)
+        self._pod.has_stopped()
+        has_drained = await self._streams.drain(self._drain_s)
         log.info("replica drained", extra={"num_aborted": 0 if has_drained else self._streams.num_inflight})
         self._streams.stop()
+        self._leaving.cancel()
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
         await asyncio.to_thread(self._engine.stop, timeout_s=STOP_S / 2)
+
+    async def _leave_with_pod(self) -> None:
+        """The pod is to go: routers hear it from the next load report. The process stays, for Serve would put another into this pod."""
+        await self._pod.until_asked()
+        await self._streams.drain(self._drain_s)
+        self._pod.has_drained()
 
     def _start_writer(self, epoch: str) -> None:
         """Without a Redis there is none, and routers have only what the streams say."""
@@ -136,24 +151,33 @@ class _Probe:
 
 
 def pool_app(
-    pool: str, model: str, config: EngineConfig, num_replicas: int, host: str | None = "127.0.0.1", adapters_folder: str | None = None
+    pool: str,
+    model: str,
+    config: EngineConfig,
+    num_replicas: int,
+    host: str | None = "127.0.0.1",
+    adapters_folder: str | None = None,
+    resource: str | None = None,
+    drain_s: float = DRAIN_S,
 ) -> serve.Application:
     """The Serve application of a pool, to be run as `pool_app_name(pool)` with `route_prefix=None` and `external_scaler_enabled=True`.
 
     host: where the token streams listen; None: on the address of the replica's node, for gateways elsewhere. adapters_folder: of the store that
-    the gateways share; None: no adapters are served.
+    the gateways share; None: no adapters are served. resource: Ray's, of which each replica takes one.
+    drain_s: what running sequences get when a replica is to go.
     """
+    resources = {"resources": {resource: 1}} if resource is not None else {}
     deployment = serve.deployment(
         name=REPLICA_DEPLOYMENT,
         num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": NUM_CPUS} | ({"num_gpus": config.num_gpus} if config.num_gpus else {}),
+        ray_actor_options={"num_cpus": NUM_CPUS} | ({"num_gpus": config.num_gpus} if config.num_gpus else {}) | resources,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=DRAIN_S + STOP_S,
+        graceful_shutdown_timeout_s=drain_s + STOP_S,
         graceful_shutdown_wait_loop_s=0.1,
         logging_config={"enable_access_log": False},
     )
-    application: serve.Application = deployment(Replica).bind(pool, model, config, host, adapters_folder)
+    application: serve.Application = deployment(Replica).bind(pool, model, config, host, adapters_folder, drain_s)
     return application
 
 

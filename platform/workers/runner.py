@@ -1,13 +1,13 @@
 """The torch runner: computes the engine's steps with a real model. It owns weights, KV cache and sampler; blocks and sequences are the engine's."""
 
 import logging
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from penstock.base.cores import available_cores
 from penstock.text.source import ModelSource
 from penstock.wire.errors import ConfigError
 from penstock.workers.batch import Batch, build_batch
@@ -105,7 +105,7 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     dtype = compute_dtype(config.dtype, device)
     draft = plan_draft(source, model_config, config)
     num_blocks, max_model_len = plan_kv(model_config, config, dtype, 0 if draft is None else KvCache.block_bytes(draft.config, config.block_size, dtype))
-    threads = config.threads or len(os.sched_getaffinity(0))
+    threads = config.threads or available_cores()
     torch.set_num_threads(threads)
     weights = placed(load_weights(source, model_config, dtype), device)
     check_cache_fits(config.kv_memory_bytes, device)

@@ -16,7 +16,22 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.wire.channel import Channel
-from penstock.wire.frames import Abort, Announce, BlockEvents, Delta, DownFrame, DropAdapter, Finish, Load, LoadAdapter, Submit, Timing, decode_up, encode
+from penstock.wire.frames import (
+    Abort,
+    Announce,
+    BlockEvents,
+    Delta,
+    DownFrame,
+    DropAdapter,
+    Finish,
+    Hello,
+    Load,
+    LoadAdapter,
+    Submit,
+    Timing,
+    decode_up,
+    encode,
+)
 from penstock.workers.adapters import Adapters, Want
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine import EngineLoad, StepReport
@@ -89,7 +104,7 @@ class _Connection:
         try:
             ops = decode_up(data).ops
             if self.router is None:
-                self.router = _Router(router_id_of(ops), self.channel)
+                self.router = _Router(router_id_of(ops, self._server.is_trusted), self.channel)
                 self._hello_timer.cancel()
                 self._server.join(self.router)
                 del ops[0]
@@ -140,8 +155,16 @@ class _Submitted(NamedTuple):
 class StreamServer:
     """Build it, give `on_step` to the engine, then `start`. Everything but `on_step` is for the loop that called `start`."""
 
-    def __init__(self, info: StreamInfo, on_events: Callable[[BlockEvents], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """on_events: also gets all block events, in order, on the loop. clock: that of `Sequence.arrival_s`."""
+    def __init__(
+        self,
+        info: StreamInfo,
+        on_events: Callable[[BlockEvents], None],
+        is_trusted: Callable[[Hello], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """on_events: also gets all block events, in order, on the loop. is_trusted: whether a router may have a stream. clock: that of
+        `Sequence.arrival_s`."""
+        self.is_trusted = is_trusted
         self._info = info
         self._on_events = on_events
         self._clock = clock

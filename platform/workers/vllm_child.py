@@ -9,13 +9,20 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from penstock.workers.vllm_bridge import Closed, Message, Op, Start, Wire
 
 BRIDGE = Path(__file__).with_name("vllm_bridge.py")
+NUM_LAST_LINES = 12
+MAX_LINE_CHARS = 400
+OUTPUT_ENDS_S = 1.0
+"""Behind the group's end; what left the group may hold its output open."""
 _OURS = ("PENSTOCK_", "RAY_", "PYTHON")
 """Variables with these beginnings are not handed on: secrets, and what is meant for our own Python."""
 
@@ -38,7 +45,7 @@ def environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
 
 
 class Child:
-    """A running bridge. `on_message` and, once, `on_end` (with a reason) are called on a thread of the child's own."""
+    """A running bridge. `on_message` and, once, `on_end` (with a reason) are called on a thread of the child's own. What it prints goes to our stderr."""
 
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], start: Start, on_message: Callable[[Message], None], on_end: Callable[[str], None]
@@ -50,13 +57,23 @@ class Child:
         self._socket = ours
         try:
             self._process = subprocess.Popen(
-                [*command, str(theirs.fileno())], stdin=subprocess.DEVNULL, env=dict(env), pass_fds=[theirs.fileno()], start_new_session=True
+                [*command, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(env),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
             )
         except OSError:
             ours.close()
             raise
         finally:
             theirs.close()
+        self._last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+        assert self._process.stdout is not None
+        self._printer = threading.Thread(target=self._print, args=(self._process.stdout,), name="penstock-vllm-output", daemon=True)
+        self._printer.start()
         self._wire = Wire(ours, Message)
         self._reader = threading.Thread(target=self._read, args=(start,), name="penstock-vllm-reader", daemon=True)
         self._reader.start()
@@ -64,6 +81,12 @@ class Child:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def last_words(self) -> str:
+        """What it printed last, for an error about its start; empty when it printed nothing."""
+        lines = list(self._last_lines)
+        return "Its last lines:\n" + "\n".join(lines) if lines else ""
 
     def send(self, ops: list[Op]) -> None:
         """Waits only for a child that has stopped reading altogether. Raises Closed."""
@@ -86,5 +109,13 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             status = self._process.wait()
+            self._printer.join(OUTPUT_ENDS_S)
             self._socket.close()
             self._on_end(f"{closed}; status {status}")
+
+    def _print(self, output: IO[bytes]) -> None:
+        with output:
+            for data in output:
+                line = data.decode("utf-8", "replace")
+                self._last_lines.append(line.rstrip().rpartition("\r")[2][:MAX_LINE_CHARS])  # of a progress bar its last state
+                sys.stderr.write(line)

@@ -98,7 +98,8 @@ class VllmEngine:
         self._thread.start()
         self._has_started.wait()
         if not self._is_serving:
-            raise EngineFault(f"vLLM could not start: {self._failure}")
+            last_words = self._child.last_words if self._child is not None else ""
+            raise EngineFault(f"vLLM could not start: {self._failure}\n{last_words}".rstrip())
 
     def stop(self, *, drain: bool = False, timeout_s: float = 30.0) -> bool:
         """End the thread and the child: with `drain` when every sequence has finished, else with all of them aborted. Safe to call again.
@@ -184,6 +185,7 @@ class VllmEngine:
             self._await(deadline, "to be ready")
         if self._failure is None:
             self._costs = measure(self._probe, self._config, self.max_model_len, time.perf_counter)
+            self._waiting_since = None  # the probe's answers have come
         if self._failure is None and self._ready is not None:
             _log.info("vllm ready", extra={"vllm_version": self._ready.version, "num_blocks": self._num_blocks, "child_pid": self._child.pid})
         return self._failure is None

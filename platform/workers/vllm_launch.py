@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Mapping
 
+from penstock.base.cores import available_cores
 from penstock.base.environment import VLLM_PYTHON
 from penstock.text.source import ModelSource
 from penstock.wire.errors import ConfigError
@@ -31,7 +32,7 @@ def find_python(config: EngineConfig, default: str | None) -> str:
 
 def launch_of(source: ModelSource, folder: str, config: EngineConfig, python: str, inherited: Mapping[str, str]) -> Launch:
     """folder: the checkpoint as vLLM reads it. Raises ConfigError."""
-    threads = config.threads or len(os.sched_getaffinity(0))
+    threads = config.threads or available_cores()
     return Launch(bridge_command(python), environment(inherited, threads), engine_args(folder, config), read_eos_token_ids(source))
 
 

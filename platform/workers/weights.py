@@ -55,8 +55,8 @@ class Entry:
     group_size: int = 0
 
 
-def load_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype) -> dict[str, Matrix]:
-    """Raises ConfigError for a checkpoint that does not fit `config` or has a type that is not supported."""
+def load_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "") -> dict[str, Matrix]:
+    """Those whose names begin with `prefix`. Raises ConfigError for a checkpoint that does not fit `config` or has a type that is not supported."""
     plan = layout(config)
     with ExitStack() as files:
         entries = _gguf_entries(source.path, source.gguf, config) if source.format == "gguf" else _safetensors_entries(source, files, config)
@@ -64,7 +64,7 @@ def load_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype) -
         pieces: dict[str, list[tuple[Piece, Entry]]] = {}
         for name, piece in plan.items():
             pieces.setdefault(piece.target, []).append((piece, entries[name]))
-        return {target: _parameter(target, shape, pieces[target], dtype) for target, shape in parameter_shapes(plan).items()}
+        return {target: _parameter(target, shape, pieces[target], dtype) for target, shape in parameter_shapes(plan).items() if target.startswith(prefix)}
 
 
 def _parameter(target: str, shape: tuple[int, ...], pieces: list[tuple[Piece, Entry]], dtype: torch.dtype) -> Matrix:
@@ -191,7 +191,11 @@ def _awq_entry(holders: Mapping[str, _TensorFile], layer: str, group_size: int) 
     for name in names.values():
         if name not in holders:
             raise ConfigError(f"the checkpoint has no tensor {name}, which belongs to its quantized layer")
-    shapes = {part: tuple(holders[name].get_slice(name).get_shape()) for part, name in names.items()}
+    views = {part: holders[name].get_slice(name) for part, name in names.items()}
+    for part, kinds in (("qweight", ("I32",)), ("qzeros", ("I32",)), ("scales", SAFETENSORS_TYPES)):
+        if views[part].get_dtype() not in kinds:
+            raise ConfigError(f"tensor {names[part]} of the checkpoint has the type {views[part].get_dtype()}; AWQ has {' or '.join(kinds)} there")
+    shapes = {part: tuple(view.get_shape()) for part, view in views.items()}
     columns, words = shapes["qweight"] if len(shapes["qweight"]) == 2 else (0, 0)
     groups, rows = -(-columns // group_size), words * awq.PER_INT
     for part, wanted in (("qweight", (columns, words)), ("qzeros", (groups, words)), ("scales", (groups, rows))):

@@ -5,7 +5,6 @@ Not with TRITON_INTERPRET=1. Register spills and shared memory are printed becau
 
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import product
 from typing import Any
 
 import triton
@@ -14,7 +13,8 @@ from triton.compiler import ASTSource
 
 from penstock.workers.triton import decode, store
 
-CAPABILITIES = (80, 90)
+VARIANTS = ((80, "float32", 128), (90, "float16", 64), (90, "bfloat16", 128))
+"""Compute capability, type of queries and cache, size of a head; the first takes the most shared memory."""
 WARP_THREADS = 32
 POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 INT32 = "i32"
@@ -39,7 +39,7 @@ def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any])
 
 
 def main() -> None:
-    for capability, dtype, head_dim in product(CAPABILITIES, POINTERS, (64, 128)):
+    for capability, dtype, head_dim in VARIANTS:
         for name, source in sources(dtype, head_dim, group_lanes=16):
             compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_THREADS))
             size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared

@@ -6,7 +6,7 @@ The adapters are random and made by peft, for the demo model's shapes.
 import asyncio
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import transformers
 from bench.platform_process import PlatformProcess, running_platform
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
 from penstock.adapters.registry import Adapter, Registry
+from penstock.adapters.store import digest_of
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.cli.state import StateDir
@@ -28,6 +29,10 @@ from penstock.tenancy.keys import create_key
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.errors import InvalidRequest, Overloaded
+from penstock.wire.frames import SamplingParams
+from penstock.workers.config import EngineConfig
+from penstock.workers.runner import load_runner
+from penstock.workers.sequence import Chunk, Sequence, Step
 from tests.unit.workers.lora_files import adapted
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
@@ -40,6 +45,7 @@ pools:
     replicas: 2
     engine: {{dtype: float32, threads: 1, kv_memory_bytes: 67108864, max_num_seqs: 32, adapters: {{slots: 3, max_rank: 16}}}}
 """
+STREAM_TOKENS = 64
 PROMPT = "The sun is a star. The moon is"
 SIZE = 0.03
 """Spread of the adapters' weights: enough to change what the demo model says, not so much that it talks in one token."""
@@ -127,8 +133,8 @@ def tenants(platform: PlatformProcess, oracle: tuple[Any, Path]) -> Tenants:
     return Tenants(platform.url, asyncio.run(keys()), oracle[1])
 
 
-def peft_logprobs(model: Any, adapter: str | None, token_ids: list[int]) -> torch.Tensor:
-    """Log probabilities [len(token_ids), vocab] behind each token."""
+def peft_logits(model: Any, adapter: str | None, token_ids: list[int]) -> torch.Tensor:
+    """float32 [len(token_ids), vocab], behind each token."""
     with torch.inference_mode():
         if adapter is None:
             with model.disable_adapter():
@@ -136,7 +142,43 @@ def peft_logprobs(model: Any, adapter: str | None, token_ids: list[int]) -> torc
         else:
             model.set_adapter("default" if adapter == "a" else adapter)
             logits = model(torch.tensor([token_ids])).logits[0]
-    return logits.float().log_softmax(-1)
+    return logits.float()
+
+
+@pytest.fixture
+def _torch_threads() -> Iterator[None]:
+    """A runner sets them for the process."""
+    count = torch.get_num_threads()
+    yield
+    torch.set_num_threads(count)
+
+
+@pytest.mark.usefixtures("_torch_threads")
+def test_two_adapters_and_the_base_in_one_batch_have_the_logits_of_peft(oracle: tuple[Any, Path], record_property: Callable[[str, object], None]) -> None:
+    """The demo model in its runner, step by step: prompts of different lengths, then decoding; every step holds all three."""
+    model, folder = oracle
+    runner = load_runner(resolve("demo"), EngineConfig(dtype="float32", threads=1, kv_memory_bytes=64 * 2**20), poison=True)
+    adapters = ("a", "b", None)
+    seqs, found = [], [list[torch.Tensor]() for _ in adapters]
+    for number, name in enumerate(adapters):
+        prompt = [(37 * place + number) % 40000 for place in range(20 + 9 * number)]
+        lora = None if name is None else runner.load_adapter(digest_of(folder / name), folder / name, 16)
+        sampling = SamplingParams(max_tokens=8, temperature=0.0)
+        seqs.append(Sequence("r", prompt, sampling, len(prompt), [], b"", 0.0, lora=lora, block_table=list(range(9 * number, 9 * number + 9))))
+    while seqs[0].num_output_tokens < 8:
+        step = Step([Chunk(seq, seq.num_computed_tokens, seq.num_uncomputed_tokens) for seq in seqs], [])
+        batch, logits = runner.forward(step)
+        for seq, row, (chosen,), rows in zip(seqs, logits, runner.choose(step, batch, logits), found, strict=True):
+            rows.append(row)
+            seq.num_computed_tokens = seq.num_tokens
+            seq.token_ids.append(chosen.token_id)
+
+    expected = [peft_logits(model, name, seq.token_ids)[seq.num_prompt_tokens - 1 : -1] for name, seq in zip(adapters, seqs, strict=True)]
+    difference = max((torch.stack(rows) - wanted).abs().max().item() for rows, wanted in zip(found, expected, strict=True))
+    base = peft_logits(model, None, seqs[0].token_ids)[seqs[0].num_prompt_tokens - 1 : -1]
+    record_property("max_logit_difference_from_peft", difference)
+    assert difference <= 2e-3
+    assert (expected[0] - base).abs().max() > 0.5, "the adapter moves nothing, so nothing was compared"
 
 
 def test_two_tenants_adapters_and_the_base_answer_side_by_side_as_peft_does(tenants: Tenants, oracle: tuple[Any, Path]) -> None:
@@ -155,7 +197,7 @@ def test_two_tenants_adapters_and_the_base_answer_side_by_side_as_peft_does(tena
     for (_, model, adapter), answer in zip(asks, answers, strict=True):
         choice = answer["choices"][0]
         output = choice["token_ids"]
-        expected = peft_logprobs(oracle[0], adapter, prompt + output)[len(prompt) - 1 : -1]
+        expected = peft_logits(oracle[0], adapter, prompt + output)[len(prompt) - 1 : -1].log_softmax(-1)
         told = torch.tensor(choice["logprobs"]["token_logprobs"])
         torch.testing.assert_close(told, expected[torch.arange(12), torch.tensor(output)], atol=2e-3, rtol=0)
         assert (expected.max(-1).values - told <= 2e-3).all(), "greedy, but for near-ties"
@@ -190,13 +232,19 @@ def test_a_tenants_adapters_are_listed_for_it_and_do_not_exist_for_another(tenan
 
 
 def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: Tenants) -> None:
-    """More adapters than slots: those that run stay, the others make room; a deleted one ends for new requests at once, not for its streams."""
+    """A third one is loaded and used beside the two that run; a deleted one ends for new requests at once, not for its streams."""
     for tenant, name, which in (("acme", "kept", "a"), ("other", "kept", "b")):
         assert tenants.upload(tenant, name, which).status_code == 201
 
     async def stream(client: openai.AsyncOpenAI, model: str, started: asyncio.Queue[str]) -> int:
         chunks = await client.completions.create(
-            model=model, prompt=PROMPT, max_tokens=100, temperature=0, stream=True, stream_options={"include_usage": True}, extra_body={"ignore_eos": True}
+            model=model,
+            prompt=PROMPT,
+            max_tokens=STREAM_TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
         )
         num_tokens = 0
         async for chunk in chunks:
@@ -225,7 +273,7 @@ def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: Tenant
 
     num_tokens, statuses = asyncio.run(main())
 
-    assert num_tokens == [100] * 8
+    assert num_tokens == [STREAM_TOKENS] * 8
     assert statuses == [201, 4, 200, 404, 200]
 
 
@@ -310,7 +358,7 @@ def test_the_registry_keeps_tenants_apart_counts_versions_and_outlives_redis_for
 
     async def main() -> None:
         async with connect(server.url) as client:
-            registry = Registry(client, max_per_tenant=2)
+            registry, elsewhere = Registry(client, max_per_tenant=2), Registry(client, max_per_tenant=2)
             put = [(await registry.put("acme", "a", adapter(digest))).version for digest in ("d1", "d1", "d2", "d1")]
             await registry.put("acme", "b", adapter("d3"))
             await registry.put("other", "a", adapter("d1"))
@@ -323,16 +371,20 @@ def test_the_registry_keeps_tenants_apart_counts_versions_and_outlives_redis_for
             assert {name: (found.adapter.digest, found.version) for name, found in (await registry.all("acme")).items()} == {"a": ("d1", 3), "b": ("d3", 1)}
             assert await registry.owned_digests() == {"d1", "d3"}
             assert await registry.get("other", "b") is None
+            assert await elsewhere.get("acme", "a") == await registry.get("acme", "a"), "another gateway knows at once"
             removed = await registry.remove("acme", "a")
             assert removed is not None
             assert removed.version == 3
             assert await registry.get("acme", "a") is None
+            assert await elsewhere.get("acme", "a") is None
             assert await registry.remove("acme", "a") is None
             assert (await registry.put("acme", "a", adapter("d1"))).version == 4
             known = await registry.get("other", "a")
             server.stop()
 
-            assert await registry.get("other", "a") == known
+            with pytest.raises(Overloaded):
+                await registry.remove("other", "a")
+            assert await registry.get("other", "a") == known, "what could not be deleted is still there"
             with pytest.raises(Overloaded):
                 await registry.get("acme", "never-asked")
             with pytest.raises(Overloaded):

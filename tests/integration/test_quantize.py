@@ -1,15 +1,15 @@
-"""`penstock quantize` on the demo model, and its checkpoint through the whole platform."""
+"""`penstock quantize` on the demo model, killed in the middle and begun again; its perplexities, and its checkpoint through the whole platform."""
 
+import re
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import openai
 import pytest
 
-from bench.platform_process import running_platform
-from penstock.workers.quant.quantize import model_perplexity
+from bench.platform_process import penstock, running_platform
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(400)]
 
@@ -18,36 +18,49 @@ gateway: {{port: {port}}}
 pools:
   - {{name: int4, model: MODEL, served_names: [int4], tier: edge, replicas: 1}}
 """
-SEQUENCES = "4"
+KILLED_BEHIND = "layer 3 of 30\n"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Made(NamedTuple):
+    folder: Path
+    killed: str
+    """What the run that was killed said."""
+    printed: str
+    """What the next one said."""
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """What the project says of itself: text to calibrate with, and other text to compare by."""
-    folder, root = tmp_path_factory.mktemp("texts"), Path(__file__).resolve().parents[2]
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Group 128. Calibrated and compared with what the project says of itself."""
+    folder = tmp_path_factory.mktemp("awq")
     calibration, evaluation = folder / "calibration.txt", folder / "evaluation.txt"
-    calibration.write_text(
-        (root / "README.md").read_text(encoding="utf-8")[:8000] + (root / "CONTRIBUTING.md").read_text(encoding="utf-8")[:8000], encoding="utf-8"
-    )
-    evaluation.write_text((root / "docs" / "openai-api.md").read_text(encoding="utf-8")[:6000], encoding="utf-8")
-    return calibration, evaluation
-
-
-def quantized(out: Path, calibration: Path, *options: str) -> Path:
-    command = [sys.executable, "-m", "penstock.cli.main", "quantize", "demo", str(out), "--calibration", str(calibration), "--sequences", SEQUENCES, *options]
+    calibration.write_text("".join((ROOT / name).read_text(encoding="utf-8")[:8000] for name in ("README.md", "CONTRIBUTING.md")), encoding="utf-8")
+    evaluation.write_text((ROOT / "docs" / "openai-api.md").read_text(encoding="utf-8")[:6000], encoding="utf-8")
+    out, settings = folder / "int4", ("--calibration", str(calibration), "--evaluation", str(evaluation), "--sequences", "2")
+    command = penstock("quantize", "demo", str(out), *settings)
+    killed = _killed(command, KILLED_BEHIND)
+    assert not out.exists()
     done = subprocess.run(command, capture_output=True, text=True, timeout=350, check=False)
     assert done.returncode == 0, done.stderr
-    return out
+    return Made(out, killed, done.stdout)
 
 
-@pytest.fixture(scope="module")
-def awq(tmp_path_factory: pytest.TempPathFactory, texts: tuple[Path, Path]) -> Path:
-    return quantized(tmp_path_factory.mktemp("awq") / "int4", texts[0])
+def _killed(command: list[str], behind: str) -> str:
+    """A run that is killed when it has said that; what it said."""
+    said = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            said += line
+            if line == behind:
+                process.kill()
+    return said
 
 
-def test_a_quantized_demo_model_still_knows_paris(awq: Path, tmp_path: Path) -> None:
+def test_a_quantized_demo_model_still_knows_paris(made: Made, tmp_path: Path) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
-    with running_platform(tmp_path, CONFIG.replace("MODEL", str(awq))) as platform:
+    with running_platform(tmp_path, CONFIG.replace("MODEL", str(made.folder))) as platform:
         client = openai.OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key)
         answer = client.chat.completions.create(model="int4", messages=question, temperature=0, max_tokens=24)  # type: ignore[arg-type]
         client.close()
@@ -55,20 +68,16 @@ def test_a_quantized_demo_model_still_knows_paris(awq: Path, tmp_path: Path) -> 
     assert "Paris" in (answer.choices[0].message.content or "")
 
 
-def test_awq_loses_less_than_rounding_does(awq: Path, tmp_path: Path, texts: tuple[Path, Path], record_property: Callable[[str, object], None]) -> None:
-    rounded = quantized(tmp_path / "rtn", texts[0], "--method", "rtn")
-    text = texts[1].read_text(encoding="utf-8")
-
-    found = {name: model_perplexity(str(model), text, 1024) for name, model in (("bfloat16", "demo"), ("awq", awq), ("rtn", rounded))}
+def test_awq_loses_less_than_rounding_does(made: Made, record_property: Callable[[str, object], None]) -> None:
+    found = {name: float(value) for name, value in re.findall(r"(bfloat16|AWQ|round to nearest)\W+([\d.]+)", made.printed)}
 
     for name, value in found.items():
         record_property(name, value)
-    assert found["bfloat16"] < found["awq"] < found["rtn"]
+    assert found["bfloat16"] < found["AWQ"] < found["round to nearest"]
 
 
-def test_what_can_not_be_quantized_is_refused_with_a_sentence(awq: Path, texts: tuple[Path, Path], tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "penstock.cli.main", "quantize", str(awq), str(tmp_path / "again"), "--calibration", str(texts[0])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-    assert done.returncode == 2
-    assert "is quantized already" in done.stderr
+def test_a_run_that_was_killed_goes_on_behind_the_layers_it_had_written(made: Made) -> None:
+    assert made.killed.startswith("layer 0 of 30\n")
+    assert re.match(r"layer [34] of 30\n", made.printed)
+    assert made.printed.count("of 30\n") <= 28
+    assert not made.folder.with_name("int4.partial").exists()

@@ -1,42 +1,107 @@
-"""Speculation through the whole platform on the demo model: with any drafter a seeded request says what it says without one."""
+"""Speculation on the demo model: with any drafter a seeded request says what it says without one, in the engine and through the platform.
 
+A small share of bench/speculation.py, whose record has the 200 requests.
+"""
+
+import functools
+import json
 from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
-from bench.platform_process import PlatformProcess, running_platform
-from bench.speculation import CONFIG, POOLS, Run, run
+from bench.platform_process import running_platform
+from bench.speculation import Run, request, run_in_turn
+from penstock.prefix.hashing import ChainHasher
+from penstock.text.source import resolve
+from penstock.text.tokenizer import load_tokenizer
+from penstock.wire.frames import SamplingParams
+from penstock.workers.blocks import BlockPool
+from penstock.workers.config import EngineConfig, SpeculationConfig
+from penstock.workers.runner import TorchRunner, load_runner
+from penstock.workers.scheduler import Scheduler
+from penstock.workers.sequence import Sequence
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(200)]
 
-REQUESTS, MAX_TOKENS = 8, 14
+REQUESTS, MAX_TOKENS, STREAMS, WORDS = 8, 10, 8, 10
+BODIES = [request(number, 0.8 if number % 4 > 1 else 0.0, MAX_TOKENS, WORDS) for number in range(REQUESTS)]
+DRAFT = {"method": "draft", "model": "demo", "draft_layers": 25, "max_draft_tokens": 2, "adaptive": False}
+ENGINE: dict[str, Any] = {"dtype": "float32", "exact": True, "threads": 1, "kv_memory_bytes": 150_000_000, "max_num_seqs": STREAMS, "max_batched_tokens": 64}
+POOL = {"name": "draft", "served_names": ["draft"], "engine": ENGINE | {"speculation": DRAFT}}
+CONFIG = "gateway: {{port: {port}}}\npools:\n  - " + json.dumps(POOL).replace("{", "{{").replace("}", "}}")
+
+
+class Answers(NamedTuple):
+    token_ids: list[list[int]]
+    drafted: int
+    accepted: int
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _torch_threads_as_before() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def sequence(body: dict[str, Any], hasher: ChainHasher) -> Sequence:
+    ids = load_tokenizer(resolve("demo")).encode_chat(body["messages"])
+    root = hasher.root("demo")
+    keys = hasher.extend(root, ids)
+    sampling = SamplingParams(**{name: value for name, value in body.items() if name not in ("messages", "return_token_ids")})
+    return Sequence("r", ids, sampling, len(ids), keys, keys[-1] if keys else root, 0.0)
+
+
+def engine_config(method: str) -> EngineConfig:
+    return EngineConfig(**ENGINE, speculation=SpeculationConfig(method=method, adaptive=False))  # type: ignore[arg-type]
+
+
+@functools.cache
+def demo_runner() -> TorchRunner:
+    """It looks up where the scheduler has places for drafts."""
+    return load_runner(resolve("demo"), engine_config("ngram"))
+
+
+@functools.cache
+def engine_answers(method: str) -> Answers:
+    """All requests in one batch, without a platform around the engine."""
+    config, runner = engine_config(method), demo_runner()
+    hasher = ChainHasher(bytes(32), config.block_size)
+    scheduler = Scheduler(BlockPool(runner.num_blocks, config.block_size), hasher, config, runner.max_model_len, runner.eos_token_ids)
+    sequences = [sequence(body, hasher) for body in BODIES]
+    for seq in sequences:
+        scheduler.add(seq)
+    while scheduler.has_work:
+        step = scheduler.schedule()
+        scheduler.commit(step, runner.run(step))
+    drafts = scheduler.drafts
+    answers = [seq.token_ids[seq.num_prompt_tokens :] for seq in sequences]
+    return Answers(answers, drafts.num_drafted if drafts else 0, drafts.num_accepted if drafts else 0)
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProcess]:
-    with running_platform(tmp_path_factory.mktemp("platform"), CONFIG) as running:
-        yield running
+def drafted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """By the draft model, through the platform."""
+    with running_platform(tmp_path_factory.mktemp("platform"), CONFIG) as platform:
+        return run_in_turn(platform, ("draft",), BODIES, STREAMS, REQUESTS)["draft"]
 
 
-@pytest.fixture(scope="module")
-def runs(platform: PlatformProcess) -> dict[str, Run]:
-    return {pool: run(platform, pool, REQUESTS, MAX_TOKENS) for pool in POOLS}
+def test_seeded_and_greedy_answers_are_the_same_with_look_up_as_without(record_property: Callable[[str, object], None]) -> None:
+    plain, ngram = engine_answers("none"), engine_answers("ngram")
+    record_property("drafted_and_accepted", [ngram.drafted, ngram.accepted])
+
+    assert ngram.token_ids == plain.token_ids
+    assert 0 < ngram.accepted <= ngram.drafted
+    assert len({tuple(token_ids) for token_ids in plain.token_ids}) == REQUESTS, "the requests differ, so that equal answers say something"
 
 
-@pytest.mark.parametrize("pool", ["ngram", "draft"])
-def test_seeded_and_greedy_answers_are_the_same_with_a_drafter_as_without(
-    runs: dict[str, Run], pool: str, record_property: Callable[[str, object], None]
-) -> None:
-    record_property(f"{pool}_drafted_and_accepted", [runs[pool].drafted, runs[pool].accepted])
-
-    assert runs[pool].token_ids == runs["plain"].token_ids
-    assert len({tuple(token_ids) for token_ids in runs[pool].token_ids}) == REQUESTS, "the requests differ, so that equal answers say something"
+def test_seeded_and_greedy_answers_of_the_platform_are_the_same_with_a_draft_model(drafted: Run) -> None:
+    assert drafted.token_ids == engine_answers("none").token_ids
 
 
-@pytest.mark.parametrize("pool", ["ngram", "draft"])
-def test_accepted_drafts_are_counted_on_metrics(runs: dict[str, Run], pool: str) -> None:
-    assert 0 < runs[pool].accepted <= runs[pool].drafted
+def test_accepted_drafts_are_counted_on_metrics(drafted: Run, record_property: Callable[[str, object], None]) -> None:
+    record_property("drafted_and_accepted", list(drafted.counts))
 
-
-def test_a_pool_without_a_drafter_counts_none(runs: dict[str, Run]) -> None:
-    assert (runs["plain"].drafted, runs["plain"].accepted) == (0, 0)
+    assert 0 < drafted.counts.accepted <= drafted.counts.drafted

@@ -107,14 +107,13 @@ def test_a_revoked_key_is_refused_within_a_second_and_what_is_under_way_ends_wel
         assert ids[0] not in key, "an id says nothing about its key"
         begun = time.monotonic()
         run(platform, "key", "revoke", ids[0])
-        revoked = time.monotonic()
         wait_for(lambda: statuses[-1][1] == 401)
         is_over.set()
         asking.join()
         rest = list(lines)
 
     refused_at = next(at for at, status in statuses if status == 401)
-    record_property("revoked_key_refused_s", round(refused_at - revoked, 3))
+    record_property("revoked_key_refused_s", round(refused_at - begun, 3))
     assert refused_at - begun < 1.0
     assert {status for at, status in statuses if at < begun} == {200}
     assert {status for at, status in statuses if at >= refused_at} == {401}
@@ -218,7 +217,7 @@ def test_usage_is_what_the_load_testers_ledger_counted(platform: PlatformProcess
     prompts = Prompts(source="tokens", tokens=Lengths(constant=24))
     kind = Kind(endpoint="completions", prompts=prompts, output_tokens=Lengths(uniform=(1, 40)), ignore_eos=True, temperature=0.8)
     scenario = Scenario(
-        duration_s=4.0,
+        duration_s=2.0,
         arrivals=Arrivals(process="constant", rate=25),
         kinds=[kind],
         tenants=[Share(name="a", weight=2.0, key_env="KEY_A"), Share(name="b", key_env="KEY_B")],

@@ -5,8 +5,10 @@ vLLM lives in an environment of its own; PENSTOCK_VLLM_PYTHON names its interpre
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +17,7 @@ import psutil
 import pytest
 
 from bench.platform_process import PlatformProcess, running_platform
-from bench.vllm_pool import CONFIG, START_S, bridges
+from bench.vllm_pool import CONFIG, MODELS, START_S, bridges, config, shape
 
 if not os.environ.get("PENSTOCK_VLLM_PYTHON"):
     pytest.skip("PENSTOCK_VLLM_PYTHON names no interpreter with vLLM", allow_module_level=True)
@@ -26,12 +28,12 @@ PARIS: list[Any] = [{"role": "user", "content": "What is the capital of France?"
 COUNT: list[Any] = [{"role": "user", "content": "Count from one to two hundred in words."}]
 HEAL_S = 300.0
 """vLLM takes a minute to start, more on a busy machine."""
-MODELS = ("ours", "vllm")
 
 
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProcess]:
-    with running_platform(tmp_path_factory.mktemp("platform"), CONFIG, start_s=START_S) as running:
+    text = CONFIG.replace("{port}", "{port}, queue_timeout_s: 5")  # a lost replica's successor takes longer
+    with running_platform(tmp_path_factory.mktemp("platform"), text, start_s=START_S) as running:
         yield running
 
 
@@ -53,13 +55,18 @@ def metric(platform: PlatformProcess, name: str, pool: str = "vllm") -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{") and f'pool="{pool}"' in line)
 
 
-def shape(value: Any) -> Any:
-    """Fields and types of an answer, without what they say."""
-    if isinstance(value, dict):
-        return {name: shape(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [shape(value[0])] if value else []
-    return type(value).__name__
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def test_an_interpreter_without_vllm_is_told_at_the_start(tmp_path: Path) -> None:
+    pool = f"{{name: vllm, model: demo, engine: {{runner: vllm, threads: 1, vllm: {{python: {sys.executable}}}}}}}"
+
+    with pytest.raises(RuntimeError, match="No module named 'vllm'"), running_platform(tmp_path, config(pool)):
+        pass
 
 
 def test_both_engines_know_paris_in_answers_of_one_shape(client: openai.OpenAI) -> None:
@@ -73,7 +80,7 @@ def test_both_engines_know_paris_in_answers_of_one_shape(client: openai.OpenAI) 
         assert "Paris" in choice["message"]["content"]
         assert choice["finish_reason"] == "stop"
         assert all(len(entry["top_logprobs"]) == 3 and entry["logprob"] <= 0 for entry in choice["logprobs"]["content"])
-        assert answer["usage"]["completion_tokens"] == len(choice["logprobs"]["content"]) + 1, "the end of sequence is a token too"
+        assert answer["usage"]["completion_tokens"] == len(choice["logprobs"]["content"]), "the end of sequence is a token too, and has its entry"
     assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
     assert shape(answers[0]) == shape(answers[1])
     ours, theirs = (answer["choices"][0]["logprobs"]["content"][0] for answer in answers)
@@ -144,7 +151,11 @@ def test_a_client_that_hangs_up_frees_its_place(client: openai.OpenAI, platform:
 
 def test_a_killed_child_is_replaced_with_its_replica_and_another_start_leaves_none_behind(client: openai.OpenAI, platform: PlatformProcess) -> None:
     (before,) = bridges(platform.pid)
+    stream = client.chat.completions.create(model="vllm", messages=COUNT, max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
+    next(iter(stream))
     os.kill(before, signal.SIGKILL)
+    with pytest.raises(openai.APIError, match="no other could go on"):  # an event of the stream: the pool has one replica
+        list(stream)
     wait_for(lambda: bool(bridges(platform.pid)) and before not in bridges(platform.pid), within_s=HEAL_S)
     assert "Paris" in (client.chat.completions.create(model="ours", messages=PARIS, temperature=0, max_tokens=16).choices[0].message.content or "")
     wait_for(lambda: metric(platform, "penstock_replicas") == 1, within_s=HEAL_S)
@@ -155,11 +166,15 @@ def test_a_killed_child_is_replaced_with_its_replica_and_another_start_leaves_no
     assert after != before
 
 
-def test_a_killed_replica_takes_its_child_with_it(client: openai.OpenAI, platform: PlatformProcess) -> None:
-    (child,) = bridges(platform.pid)
-    replica = psutil.Process(child).parent()
+def test_a_killed_replica_takes_its_child_with_it_and_all_that_started(client: openai.OpenAI, platform: PlatformProcess) -> None:
+    (number,) = bridges(platform.pid)
+    child = psutil.Process(number)
+    replica = child.parent()
     assert replica is not None
-    replica.kill()
+    started = [child, *child.children(recursive=True)]
+    stream = client.chat.completions.create(model="vllm", messages=COUNT, max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
+    next(iter(stream))
+    replica.kill()  # in the middle of a step
 
-    wait_for(lambda: not psutil.pid_exists(child), within_s=10)
-    wait_for(lambda: metric(platform, "penstock_replicas") == 1 and len(bridges(platform.pid)) == 1, within_s=HEAL_S)
+    wait_for(lambda: not any(is_alive(process) for process in started), within_s=10)
+    stream.close()

@@ -1,5 +1,6 @@
 """The shape of the repository that packaging and imports rest on."""
 
+import ast
 import importlib.util
 import platform
 import re
@@ -67,6 +68,22 @@ def test_the_readme_has_a_line_for_every_module_and_no_other() -> None:
 
     modules = {str(path.relative_to(ROOT)) for package in ("platform", "loadtest") for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"}
     assert {name for name in shown if name.endswith(".py")} == modules
+
+
+def test_triton_is_imported_only_by_the_gpus_kernels_and_those_only_where_a_gpu_computes() -> None:
+    kernels = {"penstock.workers.triton.store", "penstock.workers.triton.decode", "penstock.workers.triton.attention"}
+    importers = set()
+    for path in (ROOT / "platform").rglob("*.py"):
+        statements = ast.parse(path.read_text(encoding="utf-8")).body
+        names = {alias.name for node in statements if isinstance(node, ast.Import) for alias in node.names}
+        names |= {node.module or "" for node in statements if isinstance(node, ast.ImportFrom)}
+        if names & kernels or any(name.split(".")[0] == "triton" for name in names):
+            importers.add("penstock." + str(path.relative_to(ROOT / "platform").with_suffix("")).replace("/", "."))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+    assert importers == kernels
+    assert not any(need.startswith("triton") for need in project["project"]["dependencies"])
+    assert any(need.startswith("triton") for need in project["dependency-groups"]["dev"])
 
 
 def test_no_tracked_file_names_a_place_on_someones_machine() -> None:

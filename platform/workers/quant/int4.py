@@ -50,12 +50,17 @@ def quantize(weight: Tensor, group_size: int) -> Groups:
     """Round to nearest: per row and group the range of the weights, zero included, in 15 equal steps. weight: [N, K], any float."""
     rows, columns = weight.shape
     padded = functional.pad(weight.float(), (0, -columns % group_size)).view(rows, -1, group_size)
-    low, high = padded.amin(-1).clamp(max=0), padded.amax(-1).clamp(min=0)
-    # a float16 scale is what the checkpoint keeps: round to it first, so that what is rounded is what will be read
-    scale = ((high - low) / 15).clamp(min=2**-14).half().float()
-    zero = (-low / scale).round().clamp(0, 15)
+    scale, zero = lattice(padded.amin(-1), padded.amax(-1))
     q = (padded / scale[..., None]).round().add(zero[..., None]).clamp(0, 15)
     return Groups(q.view(rows, -1)[:, :columns].to(torch.uint8).contiguous(), scale, zero.to(torch.uint8), group_size)
+
+
+def lattice(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Float32 scale and zero point, 0 to 15, of groups whose weights are between `low` and `high`."""
+    low, high = low.clamp(max=0), high.clamp(min=0)
+    # a float16 scale is what the checkpoint keeps: round to it first, so that what is rounded is what will be read
+    scale = ((high - low) / 15).clamp(min=2**-14).half().float()
+    return scale, (-low / scale).round().clamp(0, 15)
 
 
 class Int4Matrix:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.workers.quant.int4 import Groups, quantize
+from penstock.workers.quant.int4 import Groups, lattice, quantize
 
 ALPHAS = 20
 """Exponents tried between 0 (no scaling) and 1 (by the activations' full magnitude)."""
-SAMPLED_ROWS = 512
+SAMPLED_ROWS = 128
 """Rows of a matrix by which exponents are compared: what a channel is worth differs little from row to row."""
 SHRINKS = tuple(1 - step / 20 for step in range(10))
 """Shares of a group's range that are tried."""
@@ -23,7 +23,7 @@ def scales_for(weight: Tensor, magnitude: Tensor, gram: Tensor, group_size: int)
 
     magnitude: [K], mean of the inputs' absolute values. gram: [K, K] of the inputs.
     """
-    weight = weight[:: max(1, len(weight) // SAMPLED_ROWS)]
+    weight = weight[:: max(1, -(-len(weight) // SAMPLED_ROWS))]
     best, least = torch.ones_like(magnitude), _error(weight, quantize(weight, group_size).dequantized(), gram)
     for step in range(1, ALPHAS):
         scales = magnitude.clamp(min=1e-4) ** (step / ALPHAS)
@@ -40,17 +40,22 @@ def clipped(weight: Tensor, gram: Tensor, group_size: int) -> Groups:
     padding = -columns % group_size
     grouped = functional.pad(weight, (0, padding)).view(rows, -1, group_size)
     blocks = _diagonal_blocks(functional.pad(gram, (0, padding, 0, padding)), group_size)
-    best = torch.full(grouped.shape[:2], torch.inf)
-    share = torch.ones(grouped.shape[:2])
+    low, high = grouped.amin(-1), grouped.amax(-1)
+    best = torch.full(low.shape, torch.inf)
+    share = torch.ones(low.shape)
     for shrink in SHRINKS:
-        low, high = grouped.amin(-1, keepdim=True) * shrink, grouped.amax(-1, keepdim=True) * shrink
-        rounded = quantize(torch.maximum(torch.minimum(grouped, high), low).view(rows, -1), group_size).dequantized().view(grouped.shape)
-        delta = (rounded - grouped).transpose(0, 1)
-        error = ((delta @ blocks) * delta).sum(-1).t()
+        delta = _rounding(grouped, low * shrink, high * shrink).transpose(0, 1)
+        error = (delta @ blocks).mul_(delta).sum(-1).t()
         is_better = error < best
         best, share = torch.where(is_better, error, best), torch.where(is_better, shrink, share)
-    low, high = grouped.amin(-1, keepdim=True) * share[..., None], grouped.amax(-1, keepdim=True) * share[..., None]
-    return quantize(torch.maximum(torch.minimum(grouped, high), low).view(rows, -1)[:, :columns], group_size)
+    limited = torch.maximum(torch.minimum(grouped, (high * share)[..., None]), (low * share)[..., None])
+    return quantize(limited.view(rows, -1)[:, :columns], group_size)
+
+
+def _rounding(grouped: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """[N, G, group_size]: what is added to the weights when they are clipped to [low, high] and rounded."""
+    scale, zero = (values[..., None] for values in lattice(low, high))
+    return (grouped / scale).round_().add_(zero).clamp_(0, 15).sub_(zero).mul_(scale).sub_(grouped)
 
 
 def _error(weight: Tensor, rounded: Tensor, gram: Tensor) -> float:

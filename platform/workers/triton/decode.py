@@ -47,8 +47,8 @@ def _attend_split(
     queries = tl.load(q + token * q_token_stride + heads[:, None] * q_head_stride + dims[None, :], mask=is_query, other=0.0).to(tl.float32)
 
     best = tl.full((group_lanes,), float("-inf"), tl.float32)
-    total = tl.zeros((group_lanes,), tl.float32)
-    result = tl.zeros((group_lanes, dim_lanes), tl.float32)
+    total = tl.full((group_lanes,), 0.0, tl.float32)
+    result = tl.full((group_lanes, dim_lanes), 0.0, tl.float32)
     for start in range(first, last, tile_tokens):
         places = start + tl.arange(0, tile_tokens)
         is_seen = places < last
@@ -84,7 +84,7 @@ def _reduce(
     best = tl.load(weights + part)
     total = tl.full((), 1.0, tl.float32)
     result = tl.load(parts + part * head_dim + dims, mask=is_real, other=0.0)
-    for split in range(1, tl.cdiv(tl.load(visible + row), split_tokens)):
+    for split in range(1, (tl.load(visible + row) + split_tokens - 1) // split_tokens):
         weight = tl.load(weights + part + split)
         new_best = tl.maximum(best, weight)
         shrink = tl.exp(best - new_best)

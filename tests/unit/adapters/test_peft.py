@@ -61,7 +61,9 @@ def test_rank_stabilized_scaling_is_alpha_by_the_root_of_the_rank() -> None:
         ({"r": True}, "rank r of 1 or more"),
         ({"r": "8"}, "rank r of 1 or more"),
         ({"r": 17}, "rank is 17; this model serves ranks up to 16"),
+        ({"r": 2**200}, "serves ranks up to 16"),
         ({"lora_alpha": None}, "number lora_alpha"),
+        ({"lora_alpha": 1e300}, r"number lora_alpha of at most 1e\+06"),
     ],
 )
 def test_what_would_change_the_answer_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
@@ -79,12 +81,25 @@ def test_a_configuration_that_is_no_object_is_refused(data: bytes) -> None:
         check_config(data, 8)
 
 
+def test_a_configuration_that_would_exhaust_the_reader_is_refused() -> None:
+    whole = msgspec.json.encode(config())
+    for number, sentence in (
+        (b"1" + b"0" * 400, "number lora_alpha"),
+        (b"1" + b"0" * 9000, "not a JSON object|number lora_alpha"),
+        (b"[" * 10**5 + b"]" * 10**5, "nested too deeply"),
+    ):
+        with pytest.raises(InvalidRequest, match=sentence):
+            check_config(whole.replace(b'"lora_alpha":4', b'"lora_alpha":' + number), 8)
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         ({"base_model.model.lm_head.lora_A.weight": (2, 8)}, "only down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj can be adapted"),
         ({"base_model.model.model.embed_tokens.lora_embedding_A": (2, 8)}, "can be adapted"),
         ({"base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector": (8,)}, "can be adapted"),
+        ({"base_model.model.model.layers.0.mlp.q_proj.lora_A.weight": (2, 8)}, "can be adapted"),
+        ({"base_model.model.layers.0.self_attn.q_proj.lora_A.weight": (2, 8)}, "two tensors for one place"),
         ({name_of(2, "q_proj", "A"): (2, 8)}, "only 2 layers"),
         ({name_of(0, "k_proj", "A"): (2, 8)}, "only one of the two tensors of k_proj in layer 0"),
         ({name_of(0, "q_proj", "A"): (2, 9)}, r"has the shape \[2, 9\]; rank 2 and the base model ask for \[2, 8\]"),
@@ -130,6 +145,22 @@ def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(len(data).to_bytes(8, "little") + data + bytes(64))
 
     with pytest.raises(InvalidRequest, match="does not lie where its shape says"):
+        read_header(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("header", "sentence"),
+    [
+        (b'{"a":' + b"[" * 10**5 + b"]" * 10**5 + b"}", "its header can't be read"),
+        (b'{"a":{"dtype":"F32","shape":[' + b"9223372036854775807," * 10**4 + b'1],"data_offsets":[0,0]}}', "has 10001 dimensions"),
+        (b'{"a":{"dtype":"F32","shape":[-1,-1],"data_offsets":[0,4]}}', "does not lie where its shape says"),
+        (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}', "does not lie where its shape says"),
+    ],
+)
+def test_a_header_that_lies_or_would_exhaust_the_reader_is_refused(header: bytes, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
+
+    with pytest.raises(InvalidRequest, match=sentence):
         read_header(tmp_path / "a")
 
 

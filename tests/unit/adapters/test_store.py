@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,28 @@ def test_what_is_put_again_is_kept_from_then_on(tmp_path: Path) -> None:
 
     assert store.sweep(set(), before=20.0) == []
     assert store.path(digest).is_dir()
+
+
+def test_what_a_crash_left_incomplete_is_whole_again_when_it_is_put_again(tmp_path: Path) -> None:
+    store = AdapterStore(tmp_path)
+    digest = put(store, 0, 10.0)
+    (store.path(digest) / CONFIG_FILE).unlink()
+
+    assert put(store, 0, 20.0) == digest
+    assert digest_of(store.path(digest)) == digest
+    (store.path(digest) / WEIGHTS_FILE).write_bytes(b"")
+
+    assert put(store, 0, 30.0) == digest
+    assert digest_of(store.path(digest)) == digest
+    assert [place.name for place in tmp_path.iterdir() if place.is_dir()] == [digest]
+
+
+def test_a_draft_that_a_killed_gateway_left_is_swept(tmp_path: Path) -> None:
+    store = AdapterStore(tmp_path)
+    draft = write(store.draft())
+    os.utime(draft, (10.0, 10.0))
+
+    assert store.sweep(set(), before=20.0) == [draft.name]
 
 
 def test_a_store_that_has_never_held_anything_has_nothing_to_sweep(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.autoscale.demand import FIRST_SHAPE, REMEMBER_S, Sample, Total, extended, learned, measured, remembered, sample
+from penstock.autoscale.demand import FIRST_REQUESTS, FIRST_SHAPE, REMEMBER_S, Learned, Sample, Total, extended, learned, measured, remembered, sample
 from penstock.autoscale.observation import Observation, Placed
 from penstock.perf.capacity import Shape
 from penstock.wire.scaling import PoolFlow
@@ -61,19 +61,27 @@ def test_of_a_single_sample_no_rate_is_known() -> None:
 
 
 def test_the_average_request_is_learned_from_what_came() -> None:
-    shape = FIRST_SHAPE
+    known = Learned()
     for _ in range(30):
-        shape = learned(shape, PoolFlow(num_started=50, num_ended=50, prefill_tokens=5000, cached_tokens=2500, output_tokens=1600))
+        known = learned(known, PoolFlow(num_started=50, num_ended=50, prefill_tokens=5000, cached_tokens=2500, output_tokens=1600))
 
-    assert shape == pytest.approx(Shape(100.0, 50.0, 32.0), rel=0.01)
+    assert known.shape == pytest.approx(Shape(100.0, 50.0, 32.0), rel=0.01)
+    assert known.num_seen == 1500
+
+
+def test_the_guess_at_the_start_gives_way_sooner_than_what_is_known() -> None:
+    few = PoolFlow(num_started=2, num_ended=2, output_tokens=2 * 28)
+
+    assert learned(Learned(), few).shape.output_tokens == pytest.approx((FIRST_REQUESTS * 128 + 56) / (FIRST_REQUESTS + 2))
+    assert learned(Learned(FIRST_SHAPE, 1000.0), few).shape.output_tokens > 115
 
 
 def test_answers_under_way_do_not_look_like_longer_ones() -> None:
     # 200 begin, none has ended, each is half done
-    found = learned(Shape(0.0, 0.0, 64.0), PoolFlow(num_started=200, output_tokens=200 * 32))
+    found = learned(Learned(Shape(0.0, 0.0, 64.0)), PoolFlow(num_started=200, output_tokens=200 * 32))
 
-    assert found.output_tokens == pytest.approx(64.0)
+    assert found.shape.output_tokens == pytest.approx(64.0)
 
 
 def test_without_requests_the_average_one_stays() -> None:
-    assert learned(FIRST_SHAPE, PoolFlow()) == FIRST_SHAPE
+    assert learned(Learned(), PoolFlow()) == Learned()

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.demand import Learned
 from penstock.autoscale.observation import Observation, Placed, ReplicaSeen
 from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
+from penstock.perf.capacity import Shape
 from penstock.wire.frames import Load, StepCosts
 from penstock.wire.scaling import PoolFlow
 
@@ -19,6 +21,7 @@ MAX_ROWS = 16
 PROMPT, OUTPUT = 100, 64
 CAPACITY = 8.3
 """Requests a second that one replica of these takes; the tests check it."""
+KNOWN = Learned(Shape(PROMPT, 0.0, OUTPUT), 1000.0)
 SETTINGS = AutoscaleConfig(max_replicas=8, window_s=5.0, start_s=4.0, scale_down_delay_s=10.0)
 
 
@@ -162,8 +165,66 @@ def test_without_news_from_gateways_nothing_changes() -> None:
         pool.state, decision = decide(SETTINGS, pool.state, silent, MAX_ROWS, pool.now + second)
         assert (decision.target, decision.reason) == (3, Reason.STALE)
     _, first = decide(SETTINGS, pool.state, observation(3), MAX_ROWS, pool.now + 61)
-    assert first.reason is Reason.COOLING, "the delay begins again"
+    assert first.reason is Reason.UNKNOWN, "window and delay begin again"
     assert decide(SETTINGS, State(), observation(3)._replace(age_s=STALE_S + 0.1), MAX_ROWS, 0.0)[1].reason is Reason.STALE
+
+
+@pytest.mark.parametrize("rate", [0.5, 5.5, 11.0, 20.0])
+@pytest.mark.parametrize("seconds", [1, 30])
+def test_an_autoscaler_that_starts_anew_under_a_steady_load_moves_nothing(rate: float, seconds: int) -> None:
+    pool = Pool()
+    pool.run(rate, 60)
+    settled = pool.target
+
+    pool.state = State()
+    pool.run(rate, seconds)
+    pool.state = State()
+
+    assert set(pool.run(rate, 40)) == {settled}
+
+
+def test_a_gateway_that_starts_anew_under_a_steady_load_moves_nothing() -> None:
+    pool = Pool()
+    pool.run(20.0, 60)
+    settled, before = pool.target, pool.state
+
+    for second in (1, 2):  # it has no links yet, and what comes waits
+        lonely = observation(settled, serving=0, queued=20 * second, oldest_s=float(second))
+        lonely = lonely._replace(flows={"its successor": PoolFlow()}, placed=Placed(settled, ("r0",) * settled))
+        pool.state, decision = decide(pool.settings, pool.state, lonely, MAX_ROWS, pool.now + second)
+        assert (decision.target, decision.reason) == (settled, Reason.STARTING)
+    pool.now += 2
+    pool.started = pool.ended = 0.0
+
+    assert before.known.shape == pytest.approx(pool.state.known.shape)
+    assert set(pool.run(20.0, 40)) == {settled}
+
+
+def test_nothing_goes_on_less_news_than_a_window() -> None:
+    impatient = AutoscaleConfig(max_replicas=8, window_s=5.0, scale_down_delay_s=0.0)
+    pool = Pool(settings=impatient, target=3, ready=[0.0] * 3)
+
+    assert pool.run(0.0, 5) == [3] * 5
+    assert pool.second(0.0).reason is Reason.IDLE
+
+
+def test_a_replica_that_never_gets_ready_is_waited_for_and_no_other_asked_for_in_its_place() -> None:
+    state, targets = State(known=KNOWN), []
+    for second in range(60):
+        state, decision = decide(SETTINGS, state, observation(2, serving=1, running=MAX_ROWS, queued=3, oldest_s=2.0), MAX_ROWS, 100.0 + second)
+        targets.append((decision.target, decision.reason))
+
+    assert set(targets) == {(2, Reason.STARTING)}
+
+
+def test_at_its_bound_a_pool_says_that_it_is_full() -> None:
+    bound = AutoscaleConfig(min_replicas=2, max_replicas=2, window_s=5.0, start_s=4.0, scale_down_delay_s=10.0)
+    pool = Pool(settings=bound, target=2, ready=[0.0] * 2)
+
+    assert set(pool.run(40.0, 20)) == {2}
+    assert pool.decisions[-1].reason is Reason.FULL
+    assert set(pool.run(0.0, 60)) == {2}
+    assert pool.decisions[-1].reason is Reason.STEADY
 
 
 def test_while_no_replica_knows_its_speed_nothing_changes() -> None:
@@ -212,6 +273,6 @@ def test_more_demand_never_means_fewer_replicas(
     def target_for(arrived: int, queued: int, running: int) -> int:
         flow = PoolFlow(arrived, arrived, arrived * PROMPT, 0, arrived * OUTPUT)
         seen = observation(target, flow=flow, running=running, queued=queued, oldest_s=oldest_s if queued else 0.0)
-        return decide(SETTINGS, state._replace(shape=state.shape._replace(prefill_tokens=PROMPT, output_tokens=OUTPUT)), seen, MAX_ROWS, 5.0)[1].target
+        return decide(SETTINGS, state._replace(known=KNOWN), seen, MAX_ROWS, 5.0)[1].target
 
     assert target_for(arrived + more_arrived, queued + more_queued, running + more_running) >= target_for(arrived, queued, running)

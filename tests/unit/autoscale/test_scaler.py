@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from ray.exceptions import RayError
 from redis.exceptions import ConnectionError as RedisAway
 
@@ -52,8 +53,11 @@ class Serve:
     calls: list[tuple[object, ...]] = field(default_factory=list)
     fails: bool = False
     refuses: bool = False
+    is_away: bool = False
 
     async def read(self) -> dict[str, Placed]:
+        if self.is_away:
+            raise ValueError("Failed to look up actor")
         return self.placed
 
     async def set_target(self, pool: str, target: int) -> None:
@@ -114,13 +118,13 @@ def test_the_replica_that_holds_least_is_the_one_that_goes() -> None:
     names = ("r1", "r2", "r3")
     rig = Rig(Source([busy(0, names, (9, 2, 5))]), Serve({"a": Placed(3, names)}))
 
-    rig.look(6)
+    rig.look(9)
 
     assert rig.serve.calls == [("down", "a", ("r2",), 2)]
     rig.look(20)
     assert len(rig.serve.calls) == 1, "the next one waits until this one is gone"
     rig.serve.gone("a")
-    rig.look(6)
+    rig.look(9)
     assert rig.serve.calls[1:] == [("down", "a", ("r3",), 1)]
     rig.serve.gone("a")
     rig.look(20)
@@ -130,7 +134,7 @@ def test_the_replica_that_holds_least_is_the_one_that_goes() -> None:
 def test_replicas_that_are_still_starting_go_before_any_that_runs() -> None:
     rig = Rig(Source([busy(0)]), Serve({"a": Placed(3, ("r1",), num_starting=2)}))
 
-    rig.look(6)
+    rig.look(9)
 
     assert rig.serve.calls == [("set", "a", 2)]
 
@@ -159,12 +163,32 @@ def test_while_redis_is_away_nothing_changes(tmp_path: Path) -> None:
     assert rig.serve.calls == [("set", "a", 3)]
 
 
+def test_while_serves_controller_is_away_nothing_changes_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(Source([busy(queued=40)]), Serve({"a": Placed(1, ("r1",))}, is_away=True))
+
+    with caplog.at_level("INFO", "penstock.autoscale"):
+        rig.look(5)
+        rig.serve.is_away = False
+        rig.look(2)
+
+    assert rig.serve.calls == [("set", "a", 3)]
+    assert [record.message for record in caplog.records if "reached" in record.message] == ["not reached", "reached again"]
+
+
+def test_an_event_log_that_can_not_be_written_keeps_no_pool_from_its_turn(tmp_path: Path) -> None:
+    rig = Rig(Source([busy(queued=40), busy(queued=40, pool="b")]), Serve({"a": Placed(1, ("r1",)), "b": Placed(1, ("r1",))}), tmp_path)
+
+    rig.look()
+
+    assert {call[1] for call in rig.serve.calls} == {"a", "b"}
+
+
 def test_a_pool_that_could_not_be_changed_is_decided_on_anew(tmp_path: Path) -> None:
     rig = Rig(Source([busy(queued=40)]), Serve({"a": Placed(1, ("r1",))}, fails=True), tmp_path / "log.jsonl")
 
     rig.look()
     rig.serve.fails = False
-    rig.look(6)
+    rig.look(9)
 
     assert ("set", "a", 3) in rig.serve.calls
     assert lines(tmp_path / "log.jsonl")[0]["outcome"] == "failed"
@@ -173,7 +197,7 @@ def test_a_pool_that_could_not_be_changed_is_decided_on_anew(tmp_path: Path) -> 
 def test_a_step_down_that_serve_refuses_is_noted(tmp_path: Path) -> None:
     rig = Rig(Source([busy(0, ("r1", "r2"))]), Serve({"a": Placed(2, ("r1", "r2"))}, refuses=True), tmp_path / "log.jsonl")
 
-    rig.look(6)
+    rig.look(9)
 
     assert lines(tmp_path / "log.jsonl")[-1]["outcome"] == "refused"
     assert rig.serve.placed["a"].target == 2
@@ -193,4 +217,4 @@ def test_the_log_has_a_line_for_what_changes_only(tmp_path: Path) -> None:
 
     rig.look(20)
 
-    assert len(lines(tmp_path / "log.jsonl")) == 1
+    assert [line["reason"] for line in lines(tmp_path / "log.jsonl")] == ["unknown", "steady"]

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, cluster_secret, redis_url
+from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, cluster_secret, provider_key, redis_url
 from penstock.base.errors import ConfigError
 
 
@@ -28,3 +28,21 @@ def test_redis_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setenv(REDIS_URL, "unix:///run/redis.sock")
     assert redis_url() == "unix:///run/redis.sock"
+
+
+def test_a_providers_key_loses_the_line_end_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", "sk-1\n")
+
+    assert provider_key("up", "TEST_KEY") == "sk-1"
+
+
+@pytest.mark.parametrize("value", [None, " \n", "sk-1\nsk-2", "sk-\u201c1"])
+def test_a_providers_key_that_is_missing_or_could_be_none_is_refused_without_showing_it(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if value is None:
+        monkeypatch.delenv("TEST_KEY", raising=False)
+    else:
+        monkeypatch.setenv("TEST_KEY", value)
+
+    with pytest.raises(ConfigError, match="TEST_KEY") as refused:
+        provider_key("up", "TEST_KEY")
+    assert "sk-" not in str(refused.value)

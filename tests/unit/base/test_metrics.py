@@ -16,6 +16,12 @@ def test_names_follow_prometheus_rules() -> None:
     assert all(row.buckets == tuple(sorted(set(row.buckets))) for row in TABLE)
 
 
+def test_labels_are_of_the_configuration_or_of_small_fixed_sets() -> None:
+    configured, fixed = {"model", "pool", "tier", "provider", "lease"}, {"code", "kind", "reason", "outcome", "limit", "verb", "resource"}
+
+    assert {label for row in TABLE for label in row.labels} <= configured | fixed
+
+
 def test_two_gateways_in_one_process_do_not_share_counts() -> None:
     first, second = Metrics(), Metrics()
 

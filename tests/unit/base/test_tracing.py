@@ -82,17 +82,74 @@ def test_a_caller_that_does_not_sample_is_not_recorded_but_its_context_goes_on()
     assert closed(subject, exporter) == {}
 
 
-@pytest.mark.parametrize("header", ["", "00-1-2-01", SAMPLED.replace("4bf9", "zzzz"), f"00-{0:032x}-{SPAN_ID:016x}-01", "ff" + SAMPLED[2:], "é" * 55])
-def test_a_malformed_header_counts_as_none(header: str) -> None:
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "00-1-2-01",
+        SAMPLED.replace("4bf9", "zzzz"),
+        SAMPLED.upper(),
+        f"00-{0:032x}-{SPAN_ID:016x}-01",
+        f"00-{TRACE_ID:032x}-{0:016x}-01",
+        "ff" + SAMPLED[2:],
+        SAMPLED + "-more",
+        "01" + SAMPLED[2:] + "-" + "x" * 100_000,
+        "é" * 55,
+    ],
+)
+def test_a_malformed_header_counts_as_none(header: str, caplog: pytest.LogCaptureFixture) -> None:
     exporter = Collected()
     subject = tracing(exporter)
 
-    started = subject.begin(header, 99.5)
+    started = subject.begin(header, 99.5, "vendor=1")
 
     assert started.trace is not None
     started.trace.end()
     assert closed(subject, exporter)[REQUEST].parent is None
     assert f"{TRACE_ID:x}" not in started.trace.traceparent
+    assert started.tracestate == ""
+    assert caplog.records == [], "a caller fills no log"
+
+
+def test_a_header_of_a_later_version_is_read_as_far_as_it_is_known() -> None:
+    exporter = Collected()
+    subject = tracing(exporter)
+
+    started = subject.begin("01" + SAMPLED[2:] + "-more", 99.5)
+
+    assert started.traceparent is not None
+    assert started.traceparent.startswith(f"00-{TRACE_ID:032x}")
+    closed(subject, exporter)
+
+
+@pytest.mark.parametrize("parent", [SAMPLED, NOT_SAMPLED])
+def test_the_callers_tracestate_goes_along(parent: str) -> None:
+    exporter = Collected()
+    subject = tracing(exporter)
+
+    started = subject.begin(parent, 99.5, "congo=t61rcWkgMzE, tenant@vendor=00f0")
+    if started.trace is not None:
+        started.trace.add(PREFILL, 1.0, 2.0, {})
+        started.trace.end()
+    spans = closed(subject, exporter)
+
+    assert started.headers == {"traceparent": started.traceparent, "tracestate": "congo=t61rcWkgMzE,tenant@vendor=00f0"}
+    assert {span.context.trace_state.to_header() for span in spans.values()} <= {started.tracestate}
+    assert len(spans) == (2 if parent == SAMPLED else 0)
+
+
+@pytest.mark.parametrize(
+    "state", ["", ",", "no pair", "Capital=1", "a=1,a=2", "a=\x00", "a=é", "a=" + "x" * 257, ",".join(f"k{n}=1234567890123" for n in range(40))]
+)
+def test_a_malformed_tracestate_is_left_out_and_the_parent_stays(state: str, caplog: pytest.LogCaptureFixture) -> None:
+    exporter = Collected()
+    subject = tracing(exporter)
+
+    started = subject.begin(NOT_SAMPLED, 99.5, state)
+
+    assert started.headers == {"traceparent": NOT_SAMPLED}
+    assert caplog.records == [], "a caller's words are in no log"
+    closed(subject, exporter)
 
 
 def test_about_the_share_that_was_asked_for_is_sampled() -> None:

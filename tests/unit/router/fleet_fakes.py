@@ -18,7 +18,7 @@ from penstock.router.dispatch import RoutingDispatcher
 from penstock.router.fleet import Fleet
 from penstock.router.generation import Generation
 from penstock.router.provider import Providers
-from penstock.router.remote import Hooks, Link, Member
+from penstock.router.remote import Link, Member, counted
 from penstock.router.stream import RoutedStream
 from penstock.router.waiting import WaitQueue
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Finish, Load, SamplingParams, StepCosts, Submit, pack_ids, unpack_ids
@@ -152,14 +152,11 @@ class Cluster:
             )
             for name in sorted({member.pool for member in members} | {"pool"})
         }
-        self.gaps: list[str] = []
         self.seeds: dict[str, BlockEvents] = {}
         self.index = PrefixIndex()
         self.queue = WaitQueue(self.config.max_queue, self.config.queue_timeout_s)
-        self.drafts: list[tuple[str, int, int]] = []
-        hooks = Hooks(self.queue.wake, self.gaps.append, lambda *counts: self.drafts.append(counts))
-        self.fleet = Fleet(pools, self.connect, self.index, hooks, Random(0), self.seed)
         self.metrics = Metrics()
+        self.fleet = Fleet(pools, self.connect, self.index, counted(self.metrics, self.queue.wake), Random(0), self.seed)
         self.chains = Chains(SECRET)
         self.providers = Providers(providers, {}, self.queue.wake, self.metrics)
         self.dispatcher = RoutingDispatcher(
@@ -221,6 +218,10 @@ class Cluster:
             tokens += delta.token_ids
             if delta.finish is not None:
                 return tokens
+
+    def counted(self, name: str) -> float:
+        """What a counter of the pool has come to."""
+        return self.metrics.registry.get_sample_value(name, {"pool": "pool"}) or 0.0
 
     def attempts(self, reason: str) -> float:
         return self.metrics.registry.get_sample_value("penstock_route_attempts_total", {"pool": "pool", "reason": reason}) or 0.0

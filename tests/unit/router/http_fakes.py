@@ -82,7 +82,7 @@ class Script:
 
 class FakeStream:
     def __init__(self, script: Script, generation: Generation, on_close: Callable[[], None]) -> None:
-        self.receipt = Receipt(generation.request_id, "edge", "only tier", "pool-a", "replica-1", predicted_ttft_s=0.0125)
+        self.receipt = Receipt(generation.request_id, "edge", "only tier", "pool-a", "replica-1", predicted_ttft_s=0.0125, is_taken=True)
         self.receipt.cached_tokens, self.receipt.predicted_cached_tokens = script.cached_tokens, script.predicted_tokens
         self._script = script
         self._sampling = generation.sampling

@@ -1,5 +1,6 @@
 """/v1/adapters over HTTP, with a registry in a dictionary, a real store, and replicas that do what the test says."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
 from penstock.adapters.registry import Adapter, Registered, Registry
 from penstock.adapters.store import AdapterStore
 from penstock.router.adapted import AdaptedModels, AdapterDeps
+from penstock.router.adapters import MAX_TENANT_UPLOADS, MAX_UPLOADS
 from penstock.router.config import AdapterBase, PoolSpec, ProviderConfig
 from penstock.router.generation import Route
 from penstock.router.served import ServedModel
@@ -23,7 +25,7 @@ from penstock.router.spread import Spreader
 from penstock.tenancy.tenants import Settings
 from penstock.wire.frames import Load, StepCosts
 from tests.unit.adapters.files import BASE, tensors_of, write
-from tests.unit.router.http_fakes import CONTEXT, MODEL, TOKENIZER, World, gateway, run
+from tests.unit.router.http_fakes import CONTEXT, KEY, MODEL, TOKENIZER, World, gateway, run
 
 DIGEST = "0123456789abcdef"
 COSTS = StepCosts(base_s=0.01)
@@ -288,6 +290,58 @@ def test_an_upload_beyond_the_bound_is_cut_off(tmp_path: Path) -> None:
     run(main)
 
 
+def test_a_client_that_hangs_up_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, FakeRemote()) as adapters:
+            begun = b'--b\r\nContent-Disposition: form-data; name="file"; filename="adapter_model.safetensors"\r\n\r\n' + bytes(2**21)
+            messages = iter([{"type": "http.request", "body": begun, "more_body": True}, {"type": "http.disconnect"}])
+            seen: list[list[Path]] = []
+
+            async def receive() -> Any:
+                seen.append(list((tmp_path / "store").glob("draft-*/*")))
+                return next(messages)
+
+            async def send(_message: Any) -> None:
+                raise AssertionError("there is nobody to be answered")
+
+            headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"content-type", b"multipart/form-data; boundary=b")]
+            await adapters.world.app({"type": "http", "method": "POST", "path": "/v1/adapters", "headers": headers}, receive, send)
+
+            assert [len(files) for files in seen] == [0, 1]
+            assert [place for place in (tmp_path / "store").iterdir() if place.is_dir()] == []
+            assert (await adapters.upload()).status_code == 201
+
+    run(main)
+
+
+def test_no_tenant_can_take_all_the_places_for_uploads(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, FakeRemote()) as adapters:
+            begun, go_on = asyncio.Queue[None](), asyncio.Event()
+
+            async def stalled() -> AsyncIterator[bytes]:
+                begun.put_nowait(None)
+                await go_on.wait()
+                yield b"--b"
+
+            headers = {"content-type": "multipart/form-data; boundary=b"}
+            slow = [asyncio.create_task(adapters.world.client.post("/v1/adapters", content=stalled(), headers=headers)) for _ in range(MAX_TENANT_UPLOADS)]
+            for _ in slow:
+                await begun.get()
+
+            refused = await adapters.upload()
+            go_on.set()
+            ends = [(await response).status_code for response in slow]
+
+            assert (refused.status_code, int(refused.headers["retry-after"])) == (503, 1)
+            assert f"{MAX_TENANT_UPLOADS} of them yours" in refused.text
+            assert ends == [400] * MAX_TENANT_UPLOADS
+            assert MAX_TENANT_UPLOADS < MAX_UPLOADS
+            assert (await adapters.upload()).status_code == 201
+
+    run(main)
+
+
 def test_an_import_comes_from_the_tenants_own_folder_only(tmp_path: Path) -> None:
     write(tmp_path / "imports" / "tenant-1" / "good")
     write(tmp_path / "imports" / "tenant-2" / "theirs")
@@ -307,7 +361,9 @@ def test_an_import_comes_from_the_tenants_own_folder_only(tmp_path: Path) -> Non
                 response = await adapters.world.client.post("/v1/adapters", json={"name": "mine", "path": path})
                 return response.status_code, response.text
 
-            for path in ("../tenant-2/theirs", "link", str(tmp_path / "imports" / "tenant-2" / "theirs"), "missing", "linked"):
+            (tmp_path / "imports" / "tenant-1" / "ring").symlink_to("ring")
+            foreign = ("../tenant-2/theirs", "link", str(tmp_path / "imports" / "tenant-2" / "theirs"))
+            for path in (*foreign, "missing", "linked", "ring", "a\0b", "x" * 5000, "a/" * 3000):
                 assert (await imported(path))[0] == 400, path
             assert "is a pickle" in (await imported("pickled"))[1]
             assert (await imported("good"))[0] == 201

@@ -29,7 +29,7 @@ def completion(*prompts: list[Choice]) -> Completion:
 
 
 def receipt(cached_tokens: int = 0, num_prompt_tokens: int | None = None) -> Receipt:
-    return Receipt("r", cached_tokens=cached_tokens, num_prompt_tokens=num_prompt_tokens)
+    return Receipt("r", cached_tokens=cached_tokens, num_prompt_tokens=num_prompt_tokens, is_taken=True)
 
 
 def test_a_prompt_counts_once_whatever_its_choices_and_not_at_all_where_it_never_began() -> None:
@@ -38,6 +38,15 @@ def test_a_prompt_counts_once_whatever_its_choices_and_not_at_all_where_it_never
 
     assert used_by(completion(answered, never)) == Used(1, 10, 8, 12)
     assert used_by(completion(never)) == Used()
+
+
+def test_what_failed_before_its_first_token_has_used_nothing_and_what_was_cut_there_its_prompt() -> None:
+    lost = receipt()
+    lost.is_taken = False
+
+    assert used_by(completion([choice(0, 10, 0, lost)])) == Used()
+    assert used_by(completion([choice(0, 10, 3, lost)])) == Used(1, 10, 0, 3)
+    assert used_by(completion([choice(0, 10, 0, receipt())])) == Used(1, 10, 0, 0)
 
 
 def test_tokens_are_counted_as_whoever_answered_counts() -> None:

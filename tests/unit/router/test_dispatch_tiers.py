@@ -212,10 +212,12 @@ def test_a_refusal_at_the_edge_is_a_reason_and_every_refusal_is_the_end() -> Non
             cluster.replicas["e"].finish(1, Finish.REFUSED)
             await settle()
             assert (stream.receipt.tier, stream.receipt.tier_reason) == ("cloud", "refused")
+            assert stream.receipt.is_taken
             cluster.replicas["c"].finish(1, Finish.REFUSED)
             with pytest.raises(Overloaded):
                 await reading
             stream.close()
+            assert not stream.receipt.is_taken, "nobody has it, and nobody counts it"
 
     asyncio.run(main())
 
@@ -311,6 +313,19 @@ def test_what_it_costs_is_counted() -> None:
     with_provider(QUICK, check, input_price=3.0, output_price=15.0)
 
 
+def test_an_answer_that_was_cut_costs_what_had_come() -> None:
+    async def check(cluster: Cluster, server: FakeServer) -> None:
+        stream = await cluster.dispatcher.start(routed(PROVIDER_ROUTE))
+        await stream.next()
+        stream.close()
+        await settle()
+
+        cost = cluster.metrics.registry.get_sample_value("penstock_provider_cost_total", {"provider": "up"})
+        assert cost == pytest.approx((len(PROMPT) * 3 + 1 * 15) / 1e6), "the prompt as the edge counts it"
+
+    with_provider(msgspec.structs.replace(QUICK, gap_s=Lengths(constant=2.0)), check, input_price=3.0, output_price=15.0)
+
+
 @pytest.mark.parametrize("fault", ["status_500", "close_before_headers"])
 def test_a_provider_that_fails_before_its_first_token_is_replaced_unseen(fault: str) -> None:
     async def check(cluster: Cluster, server: FakeServer) -> None:
@@ -323,6 +338,29 @@ def test_a_provider_that_fails_before_its_first_token_is_replaced_unseen(fault: 
         assert stream.receipt.answerer is None
 
     with_provider(msgspec.structs.replace(QUICK, faults=[msgspec.convert({"kind": fault, "share": 1.0}, Fault)]), check)
+
+
+def test_an_answer_that_waits_for_the_edge_to_go_on_holds_up_nobody_who_may_leave() -> None:
+    async def check(cluster: Cluster, server: FakeServer) -> None:
+        cluster.replicas["e"].report()
+        begun = await cluster.dispatcher.start(routed(EDGE_ROUTE, PROVIDER_ROUTE))
+        cluster.step(3)
+        await begun.next()
+        cluster.replicas["e"].die()
+        waiting = asyncio.ensure_future(begun.next())
+        await settle()
+        assert len(cluster.queue) == 1
+        newcomer = await cluster.dispatcher.start(routed(EDGE_ROUTE, PROVIDER_ROUTE))
+        await whole_text(newcomer)
+        newcomer.close()
+
+        assert (newcomer.receipt.tier, newcomer.receipt.tier_reason) == ("cloud", "tier_down")
+        assert not waiting.done()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        begun.close()
+
+    with_provider(QUICK, check)
 
 
 async def edge_answer(cluster: Cluster, stream: RoutedStream) -> list[int]:

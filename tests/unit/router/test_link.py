@@ -101,7 +101,7 @@ def submit(sid: int) -> Submit:
 def test_a_link_says_hello_first_and_passes_on_the_first_load() -> None:
     async def main() -> None:
         heard = Heard()
-        async with replica(encode(FIRST)) as place, connect(place.address, "me", heard.on_frame, heard.on_lost):
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
             assert await heard.frame() == FIRST
             assert await place.replicas[0].ops() == [Hello("me")]
 
@@ -112,7 +112,7 @@ def test_no_frame_is_passed_on_before_the_owner_has_the_link() -> None:
     async def main() -> None:
         heard = Heard()
         second = DownFrame([Delta(1, [5])])
-        async with replica(encode(FIRST), encode(second)) as place, connect(place.address, "me", heard.on_frame, heard.on_lost):
+        async with replica(encode(FIRST), encode(second)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
             assert heard.frames.empty()
 
             assert [await heard.frame(), await heard.frame()] == [FIRST, second]
@@ -123,7 +123,7 @@ def test_no_frame_is_passed_on_before_the_owner_has_the_link() -> None:
 def test_what_is_sent_in_one_turn_of_the_loop_travels_in_one_frame_in_order() -> None:
     async def main() -> None:
         heard = Heard()
-        async with replica(encode(FIRST)) as place, connect(place.address, "me", heard.on_frame, heard.on_lost) as link:
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost) as link:
             link.announce()
             link.submit(submit(1))
             link.abort(1)
@@ -139,7 +139,7 @@ def test_what_is_sent_in_one_turn_of_the_loop_travels_in_one_frame_in_order() ->
 def test_a_broken_stream_is_reported_once_and_nothing_after_it(last: bytes) -> None:
     async def main() -> None:
         heard = Heard()
-        async with replica(encode(FIRST)) as place, connect(place.address, "me", heard.on_frame, heard.on_lost) as link:
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost) as link:
             await heard.frame()
             for message in (FRAME, last, FRAME):
                 place.replicas[0].channel.send(message)
@@ -156,7 +156,7 @@ def test_a_broken_stream_is_reported_once_and_nothing_after_it(last: bytes) -> N
 def test_a_replica_that_dies_is_lost_at_once(end: Callable[[Channel], None]) -> None:
     async def main() -> None:
         heard = Heard()
-        async with replica(encode(FIRST)) as place, connect(place.address, "me", heard.on_frame, heard.on_lost):
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
             await heard.frame()
             end(place.replicas[0].channel)
 
@@ -170,7 +170,7 @@ def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) ->
 
     async def main() -> None:
         heard = Heard()
-        async with replica(encode(FIRST)) as place, connect(place.address, "me", heard.on_frame, heard.on_lost):
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
             await heard.loss()
 
     uvloop.run(main())
@@ -181,7 +181,7 @@ def test_a_replica_that_is_heard_of_now_and_then_is_kept(monkeypatch: pytest.Mon
 
     async def main() -> None:
         heard = Heard()
-        async with replica(encode(FIRST)) as place, connect(place.address, "me", heard.on_frame, heard.on_lost):
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
             for _ in range(12):
                 await heard.frame()
                 asyncio.get_running_loop().call_later(0.1, place.replicas[0].channel.send, encode(FIRST))
@@ -195,7 +195,7 @@ def test_a_closed_link_ends_the_stream_and_reports_no_loss() -> None:
     async def main() -> None:
         heard = Heard()
         async with replica(encode(FIRST)) as place:
-            async with connect(place.address, "me", heard.on_frame, heard.on_lost):
+            async with connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
                 await heard.frame()
             async with asyncio.timeout(TIMEOUT_S):
                 await place.replicas[0].ended.wait()
@@ -212,7 +212,7 @@ def test_an_error_of_the_owner_ends_the_link_as_a_loss(caplog: pytest.LogCapture
         def fail(_frame: DownFrame) -> None:
             raise LookupError("ours")
 
-        async with replica(encode(FIRST)) as place, connect(place.address, "me", fail, heard.on_lost):
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), fail, heard.on_lost):
             await heard.loss()
 
     uvloop.run(main())
@@ -227,7 +227,7 @@ def test_where_nobody_listens_there_is_no_link() -> None:
 
         async def main() -> None:
             with pytest.raises(ReplicaLost, match=address):
-                async with connect(address, "me", lambda _: None, lambda: None):
+                async with connect(address, Hello("me"), lambda _: None, lambda: None):
                     pass
 
         uvloop.run(main())
@@ -250,7 +250,7 @@ def test_a_replica_that_does_not_answer_the_hello_is_no_link(answers: tuple[byte
     async def main() -> None:
         async with replica(*answers, closes=closes) as place:
             with pytest.raises(ReplicaLost, match=sentence):
-                async with connect(place.address, "me", lambda _: None, lambda: None):
+                async with connect(place.address, Hello("me"), lambda _: None, lambda: None):
                     pass
 
     uvloop.run(main())
@@ -260,7 +260,7 @@ def test_an_error_in_the_owners_block_is_its_own() -> None:
     async def main() -> None:
         async with replica(encode(FIRST)) as place:
             with pytest.raises(ConnectionError, match="of the owner"):
-                async with connect(place.address, "me", lambda _: None, lambda: None):
+                async with connect(place.address, Hello("me"), lambda _: None, lambda: None):
                     raise ConnectionError("of the owner")
 
     uvloop.run(main())

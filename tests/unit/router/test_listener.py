@@ -46,10 +46,27 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
 
 
+def test_it_listens_on_several_ports() -> None:
+    async def main() -> None:
+        app, ports = App(), [free_port(), free_port()]
+        listener = Listener(app, "127.0.0.1", ports, 10)
+        listener.start()
+        connections = [await asking(port) for port in ports]
+        app.may_finish.set()
+        stopping = asyncio.create_task(listener.stop())
+
+        for reader, writer in connections:
+            assert b"done" in await rest_of(reader)
+            writer.close()
+        await stopping
+
+    uvloop.run(main())
+
+
 def test_an_answer_under_way_is_finished_before_the_listener_stops() -> None:
     async def main() -> None:
         app, port = App(), free_port()
-        listener = Listener(app, "127.0.0.1", port, 10)
+        listener = Listener(app, "127.0.0.1", [port], 10)
         serving = listener.start()
         reader, writer = await asking(port)
         stopping = asyncio.create_task(listener.stop())
@@ -66,7 +83,7 @@ def test_an_answer_under_way_is_finished_before_the_listener_stops() -> None:
 def test_an_answer_that_takes_too_long_is_cut() -> None:
     async def main() -> None:
         port = free_port()
-        listener = Listener(App(), "127.0.0.1", port, 1)
+        listener = Listener(App(), "127.0.0.1", [port], 1)
         listener.start()
         reader, writer = await asking(port)
         async with asyncio.timeout(TIMEOUT_S):

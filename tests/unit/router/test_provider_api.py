@@ -92,6 +92,7 @@ def test_an_extension_is_understood_where_the_provider_is_said_to_know_it() -> N
         (b'{"choices":[{"delta":{},"finish_reason":"length"}]}', Said("", Finish.LENGTH)),
         (b'{"choices":[{"delta":{},"finish_reason":"content_filter"}]}', Said("", Finish.STOP)),
         (b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}', Said("", None, 3, 9)),
+        (b'{"choices":[],"usage":{"prompt_tokens":-3,"completion_tokens":900000000000000000}}', Said()),
     ],
 )
 def test_events_are_read(event: bytes, said: Said) -> None:
@@ -121,6 +122,10 @@ def test_the_callers_mistakes_are_told_and_say_nothing_of_the_providers_health()
         (429, None, None),
         (429, "Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
         (429, "soon", None),
+        (429, "nan", None),
+        (429, "-1", 0.0),
+        (429, "inf", 86_400.0),
+        (429, "Fri, 31 Dec 9999 23:59:59 GMT", 86_400.0),
         (503, "5", 5.0),
         (500, "5", None),
         (401, None, None),

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.base import telemetry as names
-from penstock.base.tracing import NOT_TRACED, Tracing
+from penstock.base.tracing import NOT_TRACED, Started, Tracing
 from penstock.router.config import GatewayConfig
 from penstock.router.generation import Generation, Receipt, TextDelta
 from penstock.router.spans import StreamTrace, of_stream
@@ -210,6 +210,21 @@ def test_a_request_keeps_the_clients_trace_and_answers_with_its_own_span(traces:
     assert answered == f"00-4bf92f3577b34da6a3ce929d0e0e4736-{request.context.span_id:016x}-01"
     assert (said[names.MODEL], said[names.TENANT], said[names.STATUS], said[names.OUTPUT_TOKENS]) == (MODEL, "tenant-1", 200, 6)
     assert 0 < said[names.TTFT] < 30
+
+
+def test_of_two_parents_none_is_right_and_states_are_joined(traces: Traces) -> None:
+    async def main() -> list[Started]:
+        async with gateway(tracing=traces.tracing) as world:
+            for parents in ([CLIENTS], [CLIENTS, CLIENTS.replace("4bf9", "1111")]):
+                headers = [*(("traceparent", parent) for parent in parents), ("tracestate", "a=1"), ("tracestate", "b=2")]
+                await world.client.post("/v1/completions", json={"model": MODEL, "prompt": "x"}, headers=headers)
+            return [one.traced for one in world.dispatcher.generations]
+
+    one, two = run(main)
+    spans = traces.spans()
+
+    assert (one.tracestate, two.tracestate) == ("a=1,b=2", "")
+    assert [span.parent is None for span in spans] == [False, True]
 
 
 def test_an_unknown_caller_and_a_gateway_without_tracing_record_nothing(traces: Traces) -> None:

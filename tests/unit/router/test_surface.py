@@ -357,6 +357,19 @@ def test_an_unknown_path_is_refused(path: str) -> None:
     run(main)
 
 
+def test_an_admin_port_has_the_metrics_and_nothing_of_the_api() -> None:
+    async def main() -> None:
+        async with gateway(config=GatewayConfig(admin_port=8001)) as world:
+
+            async def statuses(base: str) -> list[int]:
+                return [(await world.client.get(base + path)).status_code for path in ("/metrics", "/healthz", "/v1/models", "/openapi.json")]
+
+            assert await statuses("http://gateway:8001") == [200, 200, 404, 404]
+            assert await statuses("http://gateway:8000") == [404, 200, 200, 200]
+
+    run(main)
+
+
 # --- failures behind the surface
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
-from penstock.router.upload import boundary_of, receive
+from penstock.router.upload import MAX_FIELD_BYTES, boundary_of, receive
 from penstock.wire.errors import InvalidRequest
 
 CONTENTS = {CONFIG_FILE: b'{"r": 8}', WEIGHTS_FILE: bytes(range(256)) * 40 + b"\r\n--b\r\r\n"}
@@ -60,6 +60,30 @@ def test_a_file_name_with_a_path_in_it_stays_in_the_folder(tmp_path: Path) -> No
 
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [CONFIG_FILE, WEIGHTS_FILE]
     assert sorted(path.name for path in folder.iterdir()) == [CONFIG_FILE, WEIGHTS_FILE]
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b'--bound\r\nContent-Disposition: form-data; name="name"\r\n' + b"X-Long: " + b"x" * 2**16, "is no multipart/form-data"),
+        (b"--bound\r\n" + b"x" * 2**16, "is no multipart/form-data"),
+        (b"--bound\r\n" + b"A: b\r\n" * 2**10, "is no multipart/form-data"),
+        (b'--bound\r\nContent-Disposition: form-data; name="name"\r\n\r\n' + b"x" * (MAX_FIELD_BYTES + 1), "field 'name' is longer than"),
+        (b'--bound\r\nContent-Disposition: form-data; name="name"\r\n\r\nx\r\n' * 2, "has the field 'name' twice"),
+        (b'--bound\r\nContent-Disposition: form-data; name="file"; filename="../../x.zip"\r\n\r\n', "not 'x.zip'"),
+        (b"--bound\r\n\r\n", "has a field ''"),
+    ],
+)
+def test_a_form_that_holds_what_it_may_not_is_refused_as_soon_as_that_is_seen(data: bytes, sentence: str, tmp_path: Path) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield data
+        while True:
+            yield b"x" * 2**16
+
+    with pytest.raises(InvalidRequest, match=sentence):
+        asyncio.run(receive(b"bound", endless(), tmp_path))
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_boundary_is_read_off_the_content_type() -> None:

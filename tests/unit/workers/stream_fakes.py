@@ -94,7 +94,7 @@ class Bench:
     def __init__(self) -> None:
         self.engine = FakeEngine()
         self.events: list[BlockEvents] = []
-        self.server = StreamServer(StreamInfo("epoch", NUM_PLACES, 16, 512), self.events.append)
+        self.server = StreamServer(StreamInfo("epoch", NUM_PLACES, 16, 512), self.events.append, lambda said: said.router_id != "stranger")
         self.engine.on_step = self.server.on_step
         self.address = ""
 

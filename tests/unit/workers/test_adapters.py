@@ -237,6 +237,42 @@ def test_a_preload_takes_an_idle_slot_and_none_that_is_needed() -> None:
     run(main)
 
 
+def test_a_preload_behind_one_that_waits_is_forgotten_too() -> None:
+    async def main() -> None:
+        disk = Disk()
+        async with loader(disk, num_slots=1) as log:
+            log.want("first", "a")
+            await log.until(lambda: log.said == ["first ready"])
+            log.want("waits", "b")
+
+            log.adapters.preload("c")
+            log.adapters.release("a")
+            await log.until(lambda: log.said[-1] == "waits ready")
+            log.adapters.release("b")
+
+            assert log.adapters.resident == ("b",)
+            assert disk.asked == ["a", "b"]
+
+    run(main)
+
+
+def test_when_the_one_that_waits_gives_up_the_closed_adapter_takes_newcomers_again() -> None:
+    async def main() -> None:
+        async with loader(Disk(), num_slots=1) as log:
+            log.want("old", "a")
+            await log.until(lambda: log.said == ["old ready"])
+            given_up = log.want("waits", "b")
+            log.want("new", "a")
+            assert log.said == ["old ready"]
+
+            log.adapters.cancel(given_up)  # type: ignore[arg-type]
+
+            assert log.said == ["old ready", "new ready"]
+            assert log.adapters.resident == ("a",)
+
+    run(main)
+
+
 def test_a_dropped_adapter_leaves_with_its_last_sequence() -> None:
     async def main() -> None:
         async with loader(Disk()) as log:

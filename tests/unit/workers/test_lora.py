@@ -3,22 +3,30 @@
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 
 from penstock.adapters.store import digest_of
+from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import SamplingParams
 from penstock.workers.batch import build_batch
+from penstock.workers.blocks import BlockPool
+from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.lora import FUSED, LoraAdapter, load_lora, shares_of
 from penstock.workers.models.config import read_config
 from penstock.workers.models.llama import KvCache, Llama
 from penstock.workers.quant.int4 import Int4Matrix, quantize
+from penstock.workers.runner import TorchRunner
+from penstock.workers.sampling import Sampler
+from penstock.workers.scheduler import Scheduler
 from penstock.workers.sequence import Chunk, Sequence, Step
+from penstock.workers.speculation.draft_model import DraftModel
+from penstock.workers.speculation.ngram import NgramDrafter
 from penstock.workers.weights import load_weights
 from tests.unit.workers.lora_files import adapted
 from tests.unit.workers.tiny_models import saved, tiny_model
@@ -157,6 +165,58 @@ def test_exact_logits_are_the_same_bits_whatever_adapters_run_beside(rank: int, 
     steps = [crowded.run((d, 30), (b, 30), (a, 18)), crowded.run((b, 1), (a, 1), (c, 3)), crowded.run((a, 17), (b, 6)), crowded.run((a, 1), (d, 7))]
 
     assert torch.equal(whole, torch.cat([steps[0][2], steps[1][1], steps[2][0], steps[3][0]]))
+
+
+def test_numbers_that_overflow_in_an_adapter_spoil_no_row_but_its_own(tmp_path: Path) -> None:
+    harness = Harness(saved(tiny_model("llama"), tmp_path / "base"))
+    adapted(tiny_model("llama"), tmp_path / "huge", seed=1, size=1e20)
+    huge, plain = harness.sequence(tokens(12), harness.load(tmp_path / "huge")), harness.sequence(tokens(30))
+
+    steps = [harness.run((huge, 11), (plain, 29)), harness.run((plain, 1), (huge, 1))]
+
+    assert not steps[1][1].isfinite().any(), "the adapter does not overflow, so nothing was tried"
+    torch.testing.assert_close(torch.cat([steps[0][1], steps[1][0]]), expected(tiny_model("llama"), tokens(30)), atol=2e-5, rtol=1e-4)
+
+
+def said(source: ModelSource, folders: list[Path | None], method: Literal["none", "ngram", "draft"]) -> tuple[list[list[int]], int]:
+    """What seeded sequences say beside each other, one for each adapter (None: the base), and how many drafted tokens were right."""
+    harness, sampler = Harness(source, exact=True), Sampler(96)
+    draft_cache = KvCache(harness.config, NUM_BLOCKS, BLOCK_SIZE, torch.float32)
+    drafter = {"none": None, "ngram": NgramDrafter(), "draft": DraftModel(harness.model, draft_cache, sampler, 200)}[method]
+    runner, pool = TorchRunner(harness.model, harness.cache, sampler, 200, drafter), BlockPool(NUM_BLOCKS, BLOCK_SIZE)
+    speculation = SpeculationConfig(method="none" if drafter is None else "ngram", max_draft_tokens=3, adaptive=False)
+    hasher = ChainHasher(b"a secret for adapters", BLOCK_SIZE)
+    scheduler = Scheduler(pool, hasher, EngineConfig(block_size=BLOCK_SIZE, speculation=speculation), 200, frozenset())
+    seqs = []
+    for number, folder in enumerate(folders):
+        adapter = None if folder is None else harness.load(folder)
+        root = hasher.root("tiny", None if adapter is None else adapter.digest)
+        sampling = SamplingParams(max_tokens=24, temperature=0.7 * (number % 2), seed=5)
+        seqs.append(Sequence("r", tokens(13), sampling, 13, hasher.extend(root, tokens(13)), root, 0.0, lora=adapter))
+        seqs[-1].chain_key = seqs[-1].block_keys[-1]
+        scheduler.add(seqs[-1])
+    while scheduler.has_work:
+        step = scheduler.schedule()
+        scheduler.commit(step, runner.run(step))
+        pool.check(scheduler.running)
+    return [seq.token_ids[13:] for seq in seqs], 0 if scheduler.drafts is None else scheduler.drafts.num_accepted
+
+
+def test_what_an_adapter_says_is_the_same_with_any_drafter_as_with_none(tmp_path: Path) -> None:
+    """The draft model is the base: it guesses without the adapter, and is right now and then."""
+    source = saved(tiny_model("llama"), tmp_path / "base")
+    for name, seed in (("first", 1), ("second", 2)):
+        adapted(tiny_model("llama"), tmp_path / name, seed=seed)
+    folders = [tmp_path / "first", tmp_path / "first", None, tmp_path / "second"]
+
+    plain, none_accepted = said(source, folders, "none")
+    drafted = {method: said(source, folders, method) for method in ("ngram", "draft")}
+
+    assert len({tuple(token_ids) for token_ids in plain}) == len(folders)
+    assert none_accepted == 0
+    for token_ids, num_accepted in drafted.values():
+        assert token_ids == plain
+        assert num_accepted > 0
 
 
 def test_what_does_not_fit_or_is_damaged_is_refused(tmp_path: Path) -> None:

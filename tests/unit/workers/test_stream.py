@@ -321,8 +321,22 @@ def test_a_router_that_does_not_read_is_cut_off_and_its_sequences_aborted(monkey
         ([encode(UpFrame([Hello("r"), submit(token_ids=b"abc")]))], "malformed"),
         ([encode(UpFrame([Hello("r"), submit(block_keys=b"short")]))], "malformed"),
         ([encode(UpFrame([Hello("r")])), b"\xc1"], "decoded"),
+        ([encode(UpFrame([Hello("stranger")]))], "secret"),
     ],
-    ids=["garbage", "HTTP", "empty", "no hello", "other protocol", "two hellos", "same sid twice", "more output", "odd tokens", "odd keys", "garbage later"],
+    ids=[
+        "garbage",
+        "HTTP",
+        "empty",
+        "no hello",
+        "other protocol",
+        "two hellos",
+        "same sid twice",
+        "more output",
+        "odd tokens",
+        "odd keys",
+        "garbage later",
+        "stranger",
+    ],
 )
 def test_what_no_router_of_ours_would_send_breaks_the_stream(frames: list[bytes], reason: str) -> None:
     async def main() -> None:

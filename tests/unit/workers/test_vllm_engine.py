@@ -243,8 +243,9 @@ def test_a_step_that_does_not_end_makes_the_engine_unhealthy_in_time() -> None:
         assert not bench.engine.is_healthy(now + 31.0)
 
 
-def test_an_idle_engine_does_not_stall() -> None:
+def test_an_idle_engine_does_not_stall_however_long_its_start_took() -> None:
     with serving(stall_s=1.0) as bench:
+        assert bench.engine.is_healthy(time.monotonic() + 3600)
         bench.engine.submit(seq := sequence())
         bench.finish(seq)
 
@@ -322,9 +323,11 @@ def test_a_child_ends_with_the_process_that_started_it() -> None:
         ({"fails": "no such model"}, [sys.executable, str(FAKE)], "RuntimeError: no such model"),
         ({}, ["/no/such/python", str(FAKE)], "/no/such/python can't be run"),
         ({}, [sys.executable, "-c", "raise SystemExit(7)"], "status 7"),
+        ({}, [sys.executable, "-c", "import no_such_module"], "status 1\nIts last lines:\n(.*\n)*ModuleNotFoundError: No module named 'no_such_module'"),
+        ({}, [sys.executable, "-uc", "print('10 %\\r20 %'); raise SystemExit('no room')"], "Its last lines:\n20 %\nno room$"),
         ({"sleeps": 60.0}, [sys.executable, str(FAKE)], "longer than engine.vllm.start_timeout_s"),
     ],
-    ids=["load fails", "no interpreter", "ends", "slow"],
+    ids=["load fails", "no interpreter", "ends", "lacks a module", "says why", "slow"],
 )
 def test_a_start_that_fails_says_why(args: dict[str, object], command: list[str], says: str) -> None:
     bench = Bench(config(vllm=VllmConfig(start_timeout_s=1.5 if "sleeps" in args else TIMEOUT_S)), args, command)

@@ -1,62 +1,111 @@
-"""From a checkpoint to a 4-bit checkpoint and back: what is written is what is computed with, and transformers reads the rest alike."""
+"""From a checkpoint to a 4-bit checkpoint and back: what is written is what is computed with, and a run that was ended goes on."""
 
+import fcntl
+import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from penstock.text.source import ModelSource, resolve
 from penstock.wire.errors import ConfigError
 from penstock.workers.models.config import read_config, to_hf
-from penstock.workers.models.llama import Llama
-from penstock.workers.quant.calibrate import quantize_awq, quantize_rtn
+from penstock.workers.models.llama import Llama, inverse_frequencies, rope_tables
+from penstock.workers.quant.calibrate import LINEAR, DenseLayer, Seen, quantize_awq
 from penstock.workers.quant.checkpoint import write_checkpoint
+from penstock.workers.quant.growing import RECIPE_FILE, Recipe
 from penstock.workers.quant.int4 import Int4Matrix
 from penstock.workers.quant.perplexity import perplexity
-from penstock.workers.quant.quantize import dense_weights
+from penstock.workers.quant.quantize import Plan, dense_weights, evaluation_tokens, model_perplexity, quantize_checkpoint
 from penstock.workers.weights import load_weights
 from tests.unit.workers.tiny_models import saved, tiny_model
 
 GROUP = 32
 TEXTS = [torch.randint(0, 96, (64,), generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+RECIPE = Recipe(model="m", calibration="c", group_size=GROUP)
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+TOKENIZER = {
+    "version": "1.0",
+    "added_tokens": [],
+    "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+    "model": {"type": "BPE", "vocab": {letter: index for index, letter in enumerate(LETTERS)}, "merges": []},
+}
+TEXT = "".join(LETTERS[(7 * place + place // 5) % 26] for place in range(1200))
+
+
+def source_of(folder: Path, kind: str, **sizes: int) -> ModelSource:
+    folder.mkdir()
+    found = saved(tiny_model(kind, **sizes), folder)
+    (folder / "tokenizer.json").write_text(json.dumps(TOKENIZER), encoding="utf-8")
+    return found
 
 
 @pytest.fixture
 def source(tmp_path: Path, request: pytest.FixtureRequest) -> ModelSource:
-    folder = tmp_path / "dense"
-    folder.mkdir()
-    found = saved(tiny_model(getattr(request, "param", "qwen2-tied")), folder)
-    (folder / "tokenizer.json").write_text('{"version":"1.0","added_tokens":[],"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}')
-    return found
+    return source_of(tmp_path / "dense", getattr(request, "param", "qwen2-tied"))
 
 
-def logits(source: ModelSource, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    config = read_config(source)
-    model = Llama(config, load_weights(source, config, dtype), 128, 1, exact=False)
-    return torch.tensor([perplexity(model, dtype, text, 64) for text in TEXTS])
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def plan(source: ModelSource, out: Path, **changes: int) -> Plan:
+    return Plan(str(source.path), out, TEXT, **{"group_size": GROUP, "sequences": 2} | changes)
+
+
+def quantized(source: ModelSource, out: Path, **changes: int) -> list[tuple[int, int]]:
+    """What was told of its progress."""
+    told: list[tuple[int, int]] = []
+    quantize_checkpoint(plan(source, out, **changes), lambda done, total: told.append((done, total)))
+    return told
+
+
+def ended_after(source: ModelSource, out: Path, num_layers: int) -> None:
+    """As Ctrl-C ends it."""
+
+    def on_layer(done: int, _total: int) -> None:
+        if done == num_layers:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize_checkpoint(plan(source, out), on_layer)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("source", ["llama", "mistral", "qwen2", "qwen3", "llama-biased"], indirect=True)
-def test_folding_scales_changes_no_more_than_rounding_does(source: ModelSource, tmp_path: Path) -> None:
+def test_folding_scales_changes_nothing_that_a_layer_computes(source: ModelSource) -> None:
     config = read_config(source)
-    weights = dense_weights(source, config)
-    model_before = Llama(config, dense_weights(source, config), 128, 1, exact=False)
-
     with torch.inference_mode():
-        for _ in quantize_awq(weights, config, TEXTS, GROUP):
-            pass  # what is left in `weights` is the scaled, unrounded model
-    model_after = Llama(config, weights, 128, 1, exact=False)
+        layer = DenseLayer(dense_weights(source, config, "layers.0."), config, 0, rope_tables(inverse_frequencies(config, None), 64))
+        seen = {name: Seen(layer.get(name).shape[1]) for name in LINEAR}
+        x = torch.randn(64, config.hidden_size, generator=torch.Generator().manual_seed(1)) * torch.linspace(0.1, 8, config.hidden_size)
+        before, matrices = layer.forward(x, seen), {name: layer.get(name) for name in LINEAR}
+        layer.fold(seen, GROUP)
+        after = layer.forward(x, {})
 
-    assert perplexity(model_after, torch.float32, TEXTS[0], 64) == pytest.approx(perplexity(model_before, torch.float32, TEXTS[0], 64), rel=1e-3)
+    assert not torch.equal(layer.get("down"), matrices["down"])
+    assert torch.allclose(after, before, rtol=1e-4, atol=1e-3)
 
 
 def test_a_written_checkpoint_is_read_back_as_it_was_computed(source: ModelSource, tmp_path: Path) -> None:
     config = read_config(source)
-    weights = dense_weights(source, config)
+    load = partial(dense_weights, source, config)
     with torch.inference_mode():
-        layers = list(quantize_rtn(weights, config, GROUP))
-        write_checkpoint(tmp_path / "int4", source, config, weights, iter(layers), GROUP)
+        layers = list(quantize_awq(load, config, TEXTS, GROUP))
+        write_checkpoint(tmp_path / "int4", source, config, RECIPE, lambda first: layers[first:], load)
 
     again = resolve(str(tmp_path / "int4"))
     loaded = load_weights(again, read_config(again), torch.float32)
@@ -66,17 +115,160 @@ def test_a_written_checkpoint_is_read_back_as_it_was_computed(source: ModelSourc
             matrix = loaded[f"layers.{layer.index}.{name}"]
             assert isinstance(matrix, Int4Matrix)
             assert torch.equal(matrix.multiply(torch.eye(matrix.shape[1])).t(), groups.dequantized())
-    assert torch.isfinite(logits(again)).all()
+    model = Llama(read_config(again), loaded, 128, 1, exact=False)
+    assert all(perplexity(model, torch.float32, text, 64) < 1e4 for text in TEXTS)
     assert not (tmp_path / "int4.partial").exists()
 
 
-def test_a_folder_that_exists_is_left_alone(source: ModelSource, tmp_path: Path) -> None:
-    config = read_config(source)
-    (tmp_path / "int4").mkdir()
+def test_progress_is_told_layer_by_layer_and_perplexities_can_be_compared(source: ModelSource, tmp_path: Path) -> None:
+    assert quantized(source, tmp_path / "int4") == [(0, 2), (1, 2), (2, 2)]
+    assert json.loads((tmp_path / "int4" / RECIPE_FILE).read_text())["model"] == source.digest
+    ids = evaluation_tokens(str(source.path), TEXT[::-1], 200)
+    dense, rounded = (model_perplexity(str(source.path), ids, torch.float32, group_size=size) for size in (None, GROUP))
 
+    assert len(ids) == 200
+    assert rounded != dense
+    assert rounded == pytest.approx(dense, rel=0.5)
+    assert model_perplexity(str(tmp_path / "int4"), ids, torch.float32) == pytest.approx(dense, rel=0.5)
+
+
+# a run that ends in the middle
+
+
+def test_a_run_that_was_ended_goes_on_and_makes_the_same_checkpoint(source: ModelSource, tmp_path: Path) -> None:
+    quantized(source, tmp_path / "whole")
+    ended_after(source, tmp_path / "int4", 1)
+
+    assert not (tmp_path / "int4").exists()
+    assert quantized(source, tmp_path / "int4") == [(1, 2), (2, 2)]
+    assert contents(tmp_path / "int4") == contents(tmp_path / "whole")
+    assert not (tmp_path / "int4.partial").exists()
+
+
+def test_a_shard_that_was_cut_short_is_made_again(source: ModelSource, tmp_path: Path) -> None:
+    ended_after(source, tmp_path / "int4", 2)
+    shards = sorted((tmp_path / "int4.partial").glob("*.safetensors"))
+    shards[0].write_bytes(shards[0].read_bytes()[:-1])
+
+    assert len(shards) == 2
+    assert quantized(source, tmp_path / "int4") == [(0, 2), (1, 2), (2, 2)]
+    resolve(str(tmp_path / "int4"))
+
+
+def test_the_beginning_of_another_checkpoint_is_not_gone_on_with(source: ModelSource, tmp_path: Path) -> None:
+    ended_after(source, tmp_path / "int4", 1)
+    before = contents(tmp_path / "int4.partial")
+
+    with pytest.raises(ConfigError, match="is the beginning of another checkpoint"):
+        quantized(source, tmp_path / "int4", group_size=64)
+    assert contents(tmp_path / "int4.partial") == before
+
+
+def test_two_runs_do_not_write_the_same_folder(source: ModelSource, tmp_path: Path) -> None:
+    ended_after(source, tmp_path / "int4", 1)
+
+    with (tmp_path / "int4.partial" / RECIPE_FILE).open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another penstock quantize is writing"):
+            quantized(source, tmp_path / "int4")
+
+
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """As on a full disk, a write beyond fails."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_takes_no_more_loses_nothing_that_was_done(source: ModelSource, tmp_path: Path) -> None:
+    ended_after(source, tmp_path / "int4", 1)
+    before = contents(tmp_path / "int4.partial")
+
+    with files_of_at_most(4096), pytest.raises(ConfigError, match=r"can't write .*model-00002-of-00003.safetensors: .*the same command goes on behind it"):
+        quantized(source, tmp_path / "int4")
+    assert contents(tmp_path / "int4.partial") == before
+    assert quantized(source, tmp_path / "int4") == [(1, 2), (2, 2)]
+
+
+# what is refused
+
+
+@pytest.mark.parametrize("name", ["int4", "int4.partial"])
+def test_a_folder_that_is_somebody_elses_is_left_alone(source: ModelSource, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "precious").write_text("mine")
+
+    with pytest.raises(ConfigError, match=r"exists already|is in the way"):
+        quantized(source, tmp_path / "int4")
+    assert contents(tmp_path / name) == {"precious": b"mine"}
+
+
+def test_a_place_that_can_not_be_written_is_refused_with_a_sentence(source: ModelSource, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ConfigError, match=r"can't write .*: Not a directory"):
+        quantized(source, tmp_path / "file" / "int4")
     with pytest.raises(ConfigError, match="exists already"):
-        write_checkpoint(tmp_path / "int4", source, config, dense_weights(source, config), iter([]), GROUP)
-    assert list((tmp_path / "int4").iterdir()) == []
+        quantized(source, Path())
+
+
+def test_weights_that_are_no_numbers_are_refused_by_name(source: ModelSource, tmp_path: Path) -> None:
+    tensors = load_file(source.path / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
+    save_file(tensors, source.path / "model.safetensors", metadata={"format": "pt"})
+
+    with pytest.raises(ConfigError, match=r"tensor model\.layers\.1\.mlp\.\w+_proj\.scales can't be kept in float16"):
+        quantized(source, tmp_path / "int4")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"group_size": 16}, "group size 16 is not supported; 32, 64 and 128 are"),
+        ({"sequences": 0}, "at least 1 calibration sequence is needed, not 0"),
+    ],
+)
+def test_settings_that_can_not_be_are_refused_before_anything_is_written(source: ModelSource, tmp_path: Path, changes: dict[str, int], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        quantized(source, tmp_path / "int4", **changes)
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+
+
+def test_text_that_is_too_short_is_refused(source: ModelSource, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the calibration text has 4 tokens; at least 256 are needed"):
+        quantize_checkpoint(Plan(str(source.path), tmp_path / "int4", "abcd"), lambda done, total: None)
+    with pytest.raises(ConfigError, match="the evaluation text has 1 tokens; at least 2 are needed"):
+        evaluation_tokens(str(source.path), "a", 100)
+
+
+def test_a_matrix_whose_outputs_can_not_be_packed_is_refused(tmp_path: Path) -> None:
+    odd = source_of(tmp_path / "odd", "llama", intermediate_size=156)
+
+    with pytest.raises(ConfigError, match="packs outputs by 8: its gate_proj has 156"):
+        quantized(odd, tmp_path / "int4")
+
+
+def test_a_quantized_checkpoint_is_not_quantized_again(source: ModelSource, tmp_path: Path) -> None:
+    quantized(source, tmp_path / "int4")
+
+    with pytest.raises(ConfigError, match="int4 is quantized already"):
+        quantized(resolve(str(tmp_path / "int4")), tmp_path / "again")
+
+
+def test_a_layer_whose_integers_are_of_another_type_is_refused_by_name(source: ModelSource, tmp_path: Path) -> None:
+    quantized(source, tmp_path / "int4")
+    shard = tmp_path / "int4" / "model-00001-of-00003.safetensors"
+    tensors = load_file(shard)
+    tensors["model.layers.0.mlp.up_proj.qzeros"] = tensors["model.layers.0.mlp.up_proj.qzeros"].float()
+    save_file(tensors, shard, metadata={"format": "pt"})
+
+    again = resolve(str(tmp_path / "int4"))
+    with pytest.raises(ConfigError, match=r"up_proj\.qzeros of the checkpoint has the type F32; AWQ has I32 there"):
+        load_weights(again, read_config(again), torch.float32)
 
 
 @pytest.mark.parametrize("source", ["llama", "llama-tied", "llama3-rope", "llama-biased", "mistral", "qwen2", "qwen2-tied", "qwen3"], indirect=True)
@@ -93,11 +285,8 @@ def folder_with(folder: Path, config: dict[str, object]) -> ModelSource:
     return ModelSource("safetensors", folder, "again")
 
 
-def test_a_layer_without_its_zeros_is_refused_by_name(source: ModelSource, tmp_path: Path) -> None:
-    config = read_config(source)
-    weights = dense_weights(source, config)
-    with torch.inference_mode():
-        write_checkpoint(tmp_path / "int4", source, config, weights, quantize_rtn(weights, config, GROUP), GROUP)
+def test_a_layer_without_its_shard_is_refused_by_name(source: ModelSource, tmp_path: Path) -> None:
+    quantized(source, tmp_path / "int4")
     index = tmp_path / "int4" / "model.safetensors.index.json"
     shards = sorted((tmp_path / "int4").glob("*.safetensors"))
     index.write_text(msgspec.json.encode({"weight_map": {path.name: path.name for path in shards[1:]}}).decode())

@@ -49,6 +49,16 @@ def test_drafts_that_cost_as_much_as_steps_are_not_made() -> None:
     assert choose(DraftLengths(4), chunks(0.7), costs=StepCosts(base_s=0.01, draft_token_s=0.01)) == [0]
 
 
+def test_a_draft_that_pays_for_few_sequences_is_not_made_for_many() -> None:
+    """Where the step's fixed part is shared by many, another token costs as much as a sequence's own."""
+    costs = StepCosts(base_s=0.010, row_s=0.0005, draft_token_s=0.001)
+    found = [sum(choose(DraftLengths(4), chunks(*[0.6] * rows), costs=costs, budget=1000)) / rows for rows in (1, 4, 16, 64)]
+
+    assert found[0] >= 2
+    assert found == sorted(found, reverse=True)
+    assert found[-1] == 0
+
+
 def test_acceptance_is_learned_from_verified_tokens_only() -> None:
     lengths, (chunk, other) = DraftLengths(4), chunks(None, None)
     for _ in range(100):

@@ -3,7 +3,6 @@
 In processes of their own: which of the two Triton does is decided when it is first imported, and other tests' libraries import it.
 """
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -14,12 +13,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[4]
 NUM_SHAPES = 50
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _triton() -> None:
-    if importlib.util.find_spec("triton") is None:
-        pytest.skip("there is no Triton for this machine")
 
 
 def run(*arguments: str, **environment: str) -> str:
@@ -36,7 +29,7 @@ def test_in_the_interpreter_kernels_and_model_equal_plain_torch_over_random_shap
 
     passed = re.search(r"(\d+) passed", output)
     assert passed is not None
-    assert int(passed[1]) > 3 * NUM_SHAPES
+    assert int(passed[1]) > 2 * NUM_SHAPES
     assert not re.search(r"\d+ (skipped|failed|error)", output)
 
 
@@ -44,6 +37,6 @@ def test_in_the_interpreter_kernels_and_model_equal_plain_torch_over_random_shap
 def test_the_kernels_compile_for_nvidia_gpus(tmp_path: Path) -> None:
     lines = run("tests.gpu.compile_ahead", TRITON_CACHE_DIR=str(tmp_path)).splitlines()
 
-    assert len(lines) == 36
+    assert len(lines) == 9
     assert all(int(line.split(": ")[1].split()[0]) > 0 for line in lines)
     assert max(int(line.split(", ")[1].split()[0]) for line in lines) <= 99 * 2**10, "a block of compute capability 8.6 and 8.9 has no more shared memory"

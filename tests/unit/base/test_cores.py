@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.cores import available_cores
+from penstock.base.cores import available_cores
 
 
 @pytest.mark.parametrize(("content", "expected"), [("50000 100000\n", 1), ("100000 100000\n", 1), ("max 100000\n", None), ("garbage", None), (None, None)])

@@ -1,0 +1,76 @@
+{{/* What values.schema.json can't see, as sentences that say what to do. Run before anything is rendered. */}}
+
+{{- define "penstock.checks" -}}
+{{- if not .Values.image.repository }}
+{{- fail "image.repository is not set: build an image with `make image`, push it to a registry that the cluster can reach, and name it by --set image.repository=REGISTRY/penstock" }}
+{{- end }}
+{{- if not (.Capabilities.APIVersions.Has "ray.io/v1/RayService") }}
+{{- fail "this cluster has no ray.io/v1 RayService: install KubeRay 1.6 or newer first (helm repo add kuberay https://ray-project.github.io/kuberay-helm; helm install kuberay-operator kuberay/kuberay-operator). With `helm template` add --api-versions ray.io/v1/RayService" }}
+{{- end }}
+{{- include "penstock.checkName" . }}
+{{- include "penstock.checkPools" . }}
+{{- include "penstock.checkOutside" . }}
+{{- if and .Values.httpRoute.enabled (not (.Capabilities.APIVersions.Has "gateway.networking.k8s.io/v1/HTTPRoute")) }}
+{{- fail "httpRoute.enabled is true, but this cluster has no Gateway API: install its custom resources, or use ingress.enabled. With `helm template` add --api-versions gateway.networking.k8s.io/v1/HTTPRoute" }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.checkName" -}}
+{{- $name := include "penstock.fullname" . }}
+{{- if or (gt (len $name) 40) (not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name)) }}
+{{- fail (printf "the name %q does not do: KubeRay needs at most 40 characters, lower case letters, digits and dashes, a letter first; set fullnameOverride" $name) }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.checkPools" -}}
+{{- $names := list }}
+{{- range $index, $pool := .Values.pools }}
+{{- $where := printf "pools[%d]" $index }}
+{{- if has $pool.name $names }}
+{{- fail (printf "%s.name: two pools are named %q" $where $pool.name) }}
+{{- end }}
+{{- $names = append $names $pool.name }}
+{{- $pod := include "penstock.pod" (list $ $pool) | fromYaml }}
+{{- $device := default "cpu" (default dict $pool.engine).device }}
+{{- if and (eq $device "cuda") (lt (int $pod.gpus) 1) }}
+{{- fail (printf "%s.pod.gpus is 0, but engine.device is cuda: a replica needs a GPU of its own" $where) }}
+{{- end }}
+{{- if and (eq $device "cpu") (gt (int $pod.gpus) 0) }}
+{{- fail (printf "%s.pod.gpus is %d, but engine.device is cpu: set engine.device to cuda, or gpus to 0" $where (int $pod.gpus)) }}
+{{- end }}
+{{- $model := default "demo" $pool.model }}
+{{- if and (contains "/" $model) (not (hasPrefix "/" $model)) (not $.Values.models.download) }}
+{{- fail (printf "%s.model is %q, from the hub: set models.download=true, or put it on a volume (models.existingClaim) and name its path below %s" $where $model $.Values.models.mountPath) }}
+{{- end }}
+{{- if and (hasPrefix "/" $model) (not $.Values.models.existingClaim) }}
+{{- fail (printf "%s.model is the path %s, but models.existingClaim names no volume with checkpoints" $where $model) }}
+{{- end }}
+{{- with $pool.autoscale }}
+{{- $least := default 1 .min_replicas | int }}
+{{- $most := default 4 .max_replicas | int }}
+{{- $first := default 1 $pool.replicas | int }}
+{{- if or (lt $first $least) (gt $first $most) }}
+{{- fail (printf "%s.replicas is %d: it must lie between autoscale.min_replicas (%d) and autoscale.max_replicas (%d)" $where $first $least $most) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.checkOutside" -}}
+{{- if not .Values.redis.enabled }}
+{{- if not .Values.redis.address }}
+{{- fail "redis.enabled is false, and redis.address names no other one: set it to redis://HOST:PORT or rediss://HOST:PORT" }}
+{{- end }}
+{{- if not .Values.secrets.redis }}
+{{- fail "redis.enabled is false: secrets.redis must name a Secret with the keys url (the whole URL, with its password) and password" }}
+{{- end }}
+{{- end }}
+{{- range $index, $provider := .Values.providers }}
+{{- if and $provider.api_key_env (not $.Values.secrets.providers) }}
+{{- fail (printf "providers[%d].api_key_env is %s: secrets.providers must name a Secret that has it as a key" $index $provider.api_key_env) }}
+{{- end }}
+{{- end }}
+{{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) }}
+{{- fail "httpRoute.enabled is true, and httpRoute.parentRefs is empty: name the Gateway that it belongs to" }}
+{{- end }}
+{{- end }}

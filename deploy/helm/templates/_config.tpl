@@ -1,0 +1,61 @@
+{{/* penstock.yaml and Serve's configuration, out of values. Times and sizes pass as they are: toYaml keeps whole numbers whole. */}}
+
+{{- define "penstock.adaptersFolder" -}}/var/lib/penstock/adapters{{- end }}
+
+{{/* A pool as penstock.yaml has it. */}}
+{{- define "penstock.pool" -}}
+{{- toYaml (omit . "pod") -}}
+{{- end }}
+
+{{- define "penstock.gatewayConfig" -}}
+{{- toYaml (merge (dict "host" "0.0.0.0" "port" .Values.gateway.port "admin_port" .Values.gateway.adminPort) .Values.gateway.config) -}}
+{{- end }}
+
+{{- define "penstock.adapters" -}}
+{{- toYaml (merge (dict "folder" (include "penstock.adaptersFolder" .)) .Values.adapters.config) -}}
+{{- end }}
+
+{{/* Without redis: its URL is a secret and comes by the environment. */}}
+{{- define "penstock.yaml" -}}
+gateway: {{- include "penstock.gatewayConfig" . | nindent 2 }}
+telemetry: {{- toYaml .Values.telemetry | nindent 2 }}
+{{- if .Values.adapters.enabled }}
+adapters: {{- include "penstock.adapters" . | nindent 2 }}
+{{- end }}
+pools:
+{{- range .Values.pools }}
+  - {{ include "penstock.pool" . | indent 4 | trim }}
+{{- end }}
+providers: {{- toYaml .Values.providers | nindent 2 }}
+{{- end }}
+
+{{/* Serve's declarative configuration: an application for the gateways, one for the autoscaler's hand, one for each pool. No proxy: gateways listen for themselves. */}}
+{{- define "penstock.serveConfig" -}}
+proxy_location: Disabled
+applications:
+  - name: gateway
+    import_path: penstock.cli.serve_apps:gateway
+    route_prefix: null
+    args:
+      replicas: {{ .Values.gateway.replicas }}
+      drain_s: {{ include "penstock.gatewayDrainSeconds" . }}
+      config: {{- include "penstock.yaml" . | nindent 8 }}
+  # What the autoscaler asks of Serve goes through Redis to this one: so nobody but KubeRay needs Ray's dashboard.
+  - name: hand
+    import_path: penstock.cli.serve_apps:hand
+    route_prefix: null
+    args:
+      config: {{- include "penstock.yaml" . | nindent 8 }}
+{{- range .Values.pools }}
+  - name: pool-{{ .name }}
+    import_path: penstock.cli.serve_apps:pool
+    route_prefix: null
+    external_scaler_enabled: true
+    args:
+      drain_s: {{ (include "penstock.pod" (list $ .) | fromYaml).drainSeconds | int }}
+      pool: {{- include "penstock.pool" . | nindent 8 }}
+      {{- if $.Values.adapters.enabled }}
+      adapters: {{- include "penstock.adapters" $ | nindent 8 }}
+      {{- end }}
+{{- end }}
+{{- end }}

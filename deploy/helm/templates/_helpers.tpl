@@ -1,0 +1,159 @@
+{{/* Names, labels and what every pod has in common. */}}
+
+{{- define "penstock.fullname" -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- $full := contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name) -}}
+{{- default $full .Values.fullnameOverride -}}
+{{- end }}
+
+{{/* Selects all that belong to this release; with a component (a list of root and component) the pods of that one. */}}
+{{- define "penstock.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/part-of: penstock
+{{- with index . 1 }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* Of objects, not of pods: a changed pod label would build a second Ray cluster. */}}
+{{- define "penstock.labels" -}}
+{{ include "penstock.selector" . }}
+app.kubernetes.io/name: {{ (index . 0).Chart.Name }}
+app.kubernetes.io/version: {{ (index . 0).Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ (index . 0).Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Version }}
+{{- end }}
+
+{{- define "penstock.image" -}}
+{{- $image := .Values.image -}}
+{{- if $image.digest -}}
+{{ $image.repository }}@{{ $image.digest }}
+{{- else -}}
+{{ $image.repository }}:{{ default .Chart.AppVersion $image.tag }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - {name: {{ . }}}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ . }}
+runAsGroup: {{ . }}
+fsGroup: {{ . }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{- define "penstock.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities: {drop: [ALL]}
+seccompProfile: {type: RuntimeDefault}
+{{- end }}
+
+{{/* Where a pod may run, from a part's values. */}}
+{{- define "penstock.placement" -}}
+{{- with .nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* Over nodes, each Ray cluster's pods for themselves: list of spread and labels. */}}
+{{- define "penstock.spread" -}}
+{{- if ne (index . 0) "None" }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: {{ index . 0 }}
+    labelSelector:
+      matchLabels: {{- index . 1 | nindent 8 }}
+    matchLabelKeys: [ray.io/cluster]
+{{- end }}
+{{- end }}
+
+{{- define "penstock.secretName" -}}
+{{- $root := index . 0 -}}{{- $kind := index . 1 -}}
+{{- default (printf "%s-%s" (include "penstock.fullname" $root) $kind) (index $root.Values.secrets $kind) -}}
+{{- end }}
+
+{{/* A value of a Secret that is there already, else the given one: list of root, Secret, key, new value. Base64. */}}
+{{- define "penstock.kept" -}}
+{{- $found := lookup "v1" "Secret" (index . 0).Release.Namespace (index . 1) -}}
+{{- $data := default dict $found.data -}}
+{{- if hasKey $data (index . 2) -}}
+{{ index $data (index . 2) }}
+{{- else -}}
+{{ index . 3 | b64enc }}
+{{- end -}}
+{{- end }}
+
+{{- define "penstock.redisHost" -}}
+{{ include "penstock.fullname" . }}-redis.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{- define "penstock.redisAddress" -}}
+{{- if .Values.redis.enabled -}}
+redis://{{ include "penstock.redisHost" . }}:6379
+{{- else -}}
+{{ .Values.redis.address }}
+{{- end -}}
+{{- end }}
+
+{{- define "penstock.secretEnv" -}}
+- name: {{ index . 0 }}
+  valueFrom:
+    secretKeyRef: {name: {{ index . 1 }}, key: {{ index . 2 }}}
+{{- end }}
+
+{{- define "penstock.redisEnv" -}}
+{{ include "penstock.secretEnv" (list "PENSTOCK_REDIS_URL" (include "penstock.secretName" (list . "redis")) "url") }}
+{{- end }}
+
+{{/* What gateways, replicas and tenants' commands need. */}}
+{{- define "penstock.secretsEnv" -}}
+{{ include "penstock.redisEnv" . }}
+{{ include "penstock.secretEnv" (list "PENSTOCK_CLUSTER_SECRET" (include "penstock.secretName" (list . "cluster")) "cluster-secret") }}
+{{- end }}
+
+{{/* Deadline of the longest request, whole seconds; the default is penstock.yaml's. */}}
+{{- define "penstock.requestSeconds" -}}
+{{- default 600 .Values.gateway.config.request_timeout_s | ceil | int -}}
+{{- end }}
+
+{{- define "penstock.gatewayDrainSeconds" -}}
+{{- default (include "penstock.requestSeconds" .) .Values.gateway.drainSeconds | int -}}
+{{- end }}
+
+{{/* pools[].pod over podDefaults, as YAML: list of root and pool. Each field replaces the default's as a whole. */}}
+{{- define "penstock.pod" -}}
+{{- $root := index . 0 -}}{{- $pool := index . 1 -}}
+{{- $pod := deepCopy $root.Values.podDefaults -}}
+{{- range $field, $value := $pool.pod -}}{{- $_ := set $pod $field $value -}}{{- end -}}
+{{- $engine := default dict $pool.engine -}}
+{{- if kindIs "invalid" $pod.gpus -}}
+{{- $_ := set $pod "gpus" (eq (default "cpu" $engine.device) "cuda" | ternary 1 0) -}}
+{{- end -}}
+{{- $_ := set $pod "drainSeconds" (default (include "penstock.gatewayDrainSeconds" $root) $pod.drainSeconds | int) -}}
+{{- toYaml $pod -}}
+{{- end }}

@@ -1,0 +1,87 @@
+{{/* Ray's pods: the head, gateways and pools. Nothing here may hold what changes without need: any change but a count builds a second Ray cluster. */}}
+
+{{- define "penstock.podDir" -}}/tmp/penstock-pod{{- end }}
+
+{{/* A worker group's start parameters, from its custom resources. Cores are divided by us, so Ray's count must never be what refuses a replica. */}}
+{{- define "penstock.rayStartParams" -}}
+num-cpus: "64"
+object-store-memory: "100663296"
+resources: {{ printf "'%s'" (toJson .) | quote }}
+{{- end }}
+
+{{/* The raylet answers there, whatever runs in the pod. */}}
+{{- define "penstock.rayletProbe" -}}
+httpGet: {path: /api/healthz, port: 52365}
+{{- end }}
+
+{{/* What Serve's processes must find before they are imported (base/environment.py: serve_environment), and where files go. */}}
+{{- define "penstock.rayEnv" -}}
+- {name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD, value: "0"}
+- {name: RAY_SERVE_FREEZE_GC_ON_STARTUP, value: "1"}
+- {name: RAY_SERVE_LOG_TO_STDERR, value: "0"}
+- {name: HF_HOME, value: {{ empty .Values.models.existingClaim | ternary (printf "%s/.huggingface" .Values.models.mountPath) "/tmp/.cache/huggingface" }}}
+{{- if not .Values.models.download }}
+- {name: HF_HUB_OFFLINE, value: "1"}
+{{- end }}
+{{- with .Values.models.tokenSecret }}
+{{ include "penstock.secretEnv" (list "HF_TOKEN" . "token") }}
+{{- end }}
+{{- end }}
+
+{{/* Of gateways and pools: list of root and drain deadline. */}}
+{{- define "penstock.workerEnv" -}}
+{{ include "penstock.rayEnv" (index . 0) }}
+{{ include "penstock.secretsEnv" (index . 0) }}
+- {name: PENSTOCK_POD_DIR, value: {{ include "penstock.podDir" . }}}
+# The preStop hook's patience: draining, and what comes before and after it.
+- {name: PENSTOCK_DRAIN_S, value: {{ add (index . 1) 15 | quote }}}
+{{- end }}
+
+{{- define "penstock.providerEnv" -}}
+{{- $secret := .Values.secrets.providers -}}
+{{- range .Values.providers }}
+{{- with .api_key_env }}
+{{ include "penstock.secretEnv" (list . $secret .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Volumes: dict of root, tmpSize, shmSize, adapters (bool). */}}
+{{- define "penstock.volumes" -}}
+- name: tmp
+  emptyDir: {sizeLimit: {{ .tmpSize }}}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .shmSize }}}
+- name: models
+  {{- if .root.Values.models.existingClaim }}
+  persistentVolumeClaim: {claimName: {{ .root.Values.models.existingClaim }}, readOnly: true}
+  {{- else }}
+  emptyDir: {sizeLimit: {{ .root.Values.models.cacheSize }}}
+  {{- end }}
+{{- if and .adapters .root.Values.adapters.enabled }}
+- name: adapters
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim }}}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.volumeMounts" -}}
+- {name: tmp, mountPath: /tmp}
+- {name: shm, mountPath: /dev/shm}
+- name: models
+  mountPath: {{ .root.Values.models.mountPath }}
+  {{- if .root.Values.models.existingClaim }}
+  readOnly: true
+  {{- end }}
+{{- if and .adapters .root.Values.adapters.enabled }}
+- {name: adapters, mountPath: {{ include "penstock.adaptersFolder" .root }}}
+{{- end }}
+{{- end }}
+
+{{/* What all of Ray's pods say of themselves before their containers. */}}
+{{- define "penstock.rayPodSpec" -}}
+serviceAccountName: {{ include "penstock.fullname" . }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- include "penstock.pullSecrets" . }}
+securityContext: {{- include "penstock.podSecurity" 1000 | nindent 2 }}
+{{- end }}

@@ -1,0 +1,141 @@
+"""The autoscaler's hand inside a Ray cluster: executes its calls, one after another, through Serve's controller. See `wire.hand`.
+
+It decides nothing. Serve places it and replaces it when it dies; then the calls that wait are executed by the next one, if they have not lapsed.
+Invariant: a call is executed at most once, and only while things are as its caller saw them.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import redis.asyncio
+from ray import serve
+from ray.exceptions import RayError
+from redis.exceptions import RedisError
+
+from penstock.autoscale.actuator import ServeActuator
+from penstock.base import log as logs
+from penstock.base.environment import REDIS_URL, ray_cluster, redis_url
+from penstock.base.redis import connect
+from penstock.wire.errors import ConfigError, PenstockError
+from penstock.wire.hand import HAND_APP, LAPSE_MS, Answer, AppPlaces, Call, answer_key, call_key, calls_key, decode_call, encode
+
+WAIT_S = 1
+"""For the next call, below the time that the Redis client gives a command."""
+PAUSE_S = 0.5
+"""Until Redis is tried again."""
+STOP_S = 5.0
+HEALTH_PERIOD_S = 1.0
+HEALTH_TIMEOUT_S = 10.0
+NUM_CPUS = 0.001
+"""Ray's count, for placement only."""
+
+log = logging.getLogger("penstock.hand")
+
+
+class Reach(Protocol):
+    """What `autoscale.actuator.ServeActuator` can do."""
+
+    async def locate(self) -> list[AppPlaces]: ...
+    async def set_target(self, name: str, target: int) -> None: ...
+    async def step_down(self, name: str, victims: tuple[str, ...], target: int) -> bool: ...
+
+
+class Executor:
+    """What becomes of a call."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._term = 0
+        """The latest leader's, as far as it was heard."""
+
+    async def execute(self, call: Call) -> Answer:
+        if call.term < self._term:
+            return Answer(is_done=False, error="another leader was heard since")
+        self._term = call.term
+        try:
+            return await self._done(call)
+        except (RayError, ValueError, TimeoutError) as error:
+            return Answer(is_done=False, error=type(error).__name__)
+
+    async def _done(self, call: Call) -> Answer:
+        if call.op == "down":
+            return Answer(is_done=await self._reach.step_down(call.app, call.victims, call.target))
+        apps = await self._reach.locate()
+        if call.op == "read":
+            return Answer(apps=apps)
+        if not any(app.app == call.app and app.target == call.was for app in apps):
+            return Answer(is_done=False)
+        await self._reach.set_target(call.app, call.target)
+        return Answer()
+
+
+async def serve_calls(client: redis.asyncio.Redis, cluster: str, executor: Executor) -> None:
+    """Until cancelled. Redis may go and come back."""
+    while True:
+        try:
+            call = await next_call(client, cluster)
+            if call is not None:
+                await _reply(client, call, await executor.execute(call))
+        except (RedisError, OSError, TimeoutError) as error:
+            log.warning("Redis is away", extra={"error": type(error).__name__})
+            await asyncio.sleep(PAUSE_S)
+
+
+async def next_call(client: redis.asyncio.Redis, cluster: str) -> Call | None:
+    """None: there was none within WAIT_S, or it has lapsed. Raises redis-py's errors."""
+    found = cast(tuple[bytes, bytes] | None, await client.blpop([calls_key(cluster)], timeout=WAIT_S))
+    data = None if found is None else cast(bytes | None, await client.getdel(call_key(found[1].decode())))
+    return None if data is None else decode_call(data)
+
+
+async def _reply(client: redis.asyncio.Redis, call: Call, answer: Answer) -> None:
+    key = answer_key(call.id)
+    async with client.pipeline(transaction=True) as batch:
+        batch.rpush(key, encode(answer))
+        batch.pexpire(key, LAPSE_MS)
+        await batch.execute()
+    if call.op != "read":
+        log.info("executed", extra={"op": call.op, "app": call.app, "target": call.target, "victims": list(call.victims), "is_done": answer.is_done})
+
+
+class Hand:
+    """The Serve deployment."""
+
+    async def __init__(self, apps: Sequence[str]) -> None:  # type: ignore[misc]  # Serve awaits it
+        logs.configure()
+        url = redis_url()
+        if url is None:
+            raise ConfigError(f"{REDIS_URL} is not set: the autoscaler's calls come through Redis")
+        self._client = connect(url)
+        cluster = ray_cluster(os.environ)
+        self._main = asyncio.create_task(serve_calls(self._client, cluster, Executor(ServeActuator({app: app for app in apps}))), name="hand")
+        log.info("hand ready", extra={"ray_cluster": cluster, "apps": list(apps)})
+
+    async def check_health(self) -> None:
+        """Serve replaces a hand for which this raises time and again."""
+        if self._main.done():
+            raise PenstockError("The hand's loop has ended; its log has the cause.")
+
+    async def __del__(self) -> None:
+        self._main.cancel()
+        await asyncio.wait([self._main], timeout=STOP_S)
+
+
+def hand_app(apps: Sequence[str], resource: str | None = None) -> serve.Application:
+    """The Serve application of the hand, to be run as HAND_APP with `route_prefix=None`. apps: the Serve applications that it reaches.
+    resource: Ray's, of which it takes one unit."""
+    deployment = serve.deployment(
+        name=HAND_APP,
+        num_replicas=1,
+        ray_actor_options={"num_cpus": NUM_CPUS} | ({"resources": {resource: 1}} if resource is not None else {}),
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=2 * STOP_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        logging_config={"enable_access_log": False},
+    )
+    application: serve.Application = deployment(Hand).bind(tuple(apps))
+    return application

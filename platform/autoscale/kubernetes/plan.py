@@ -1,0 +1,58 @@
+"""How many worker pods a group should have, and which of them go. Pure, and without memory: it follows from what Serve says now.
+
+Serve's target is the truth. Pods are added for it at once. They are taken away only by name, and only such as have no replica in any state: a
+victim has drained and ended before its pod is named. A pod whose replica is on its way out is kept, and never a reason for a new one.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from penstock.autoscale.kubernetes.api import Document
+from penstock.autoscale.kubernetes.resources import Group, Pod, RayCluster
+from penstock.wire.hand import AppPlaces
+
+STOPPING = "STOPPING"
+
+
+class Change(NamedTuple):
+    """Of one group."""
+
+    group: Group
+    """As it was."""
+    replicas: int
+    to_delete: tuple[str, ...]
+
+
+def plan(group: Group, pods: Iterable[Pod], app: AppPlaces) -> Change | None:
+    """pods: of that group. None: it is right as it is, or can't be made so yet."""
+    pods = list(pods)
+    num_stopping = sum(replica.state == STOPPING for replica in app.replicas)
+    keep = max(app.target, min(group.replicas, app.target + num_stopping))
+    keep = min(max(keep, group.min_replicas), group.max_replicas)
+    named = [name for name in group.to_delete if any(pod.name == name for pod in pods)]
+    if keep > group.replicas:
+        return Change(group, keep, tuple(named))
+    going = free_pods(pods, named, {replica.address for replica in app.replicas})[: group.replicas - keep]
+    if not going:
+        return None
+    return Change(group, group.replicas - len(going), (*named, *going))
+
+
+def free_pods(pods: Sequence[Pod], named: Collection[str], occupied: Collection[str | None]) -> list[str]:
+    """Names of pods without a replica, in the order in which they go: those that are not there yet, then the newest."""
+    free = [pod for pod in pods if not pod.is_ending and pod.name not in named and (pod.address is None or pod.address not in occupied)]
+    by_age = sorted(free, key=lambda pod: (pod.created, pod.name), reverse=True)
+    return [pod.name for pod in sorted(by_age, key=lambda pod: pod.is_ready)]
+
+
+def patch_of(cluster: RayCluster, changes: Iterable[Change]) -> list[Document]:
+    """A JSON patch. It applies to exactly the cluster that was seen, else the server answers 409."""
+    operations: list[Document] = [{"op": "replace", "path": "/metadata/resourceVersion", "value": cluster.version}]
+    for change in changes:
+        path = f"/spec/workerGroupSpecs/{change.group.place}"
+        operations += [
+            {"op": "test", "path": f"{path}/groupName", "value": change.group.name},
+            {"op": "add", "path": f"{path}/replicas", "value": change.replicas},
+            {"op": "add", "path": f"{path}/scaleStrategy", "value": {"workersToDelete": list(change.to_delete)}},
+        ]
+    return operations

@@ -1,0 +1,94 @@
+"""What is kept of KubeRay's objects and of pods: the few fields that scaling reads. Data only; field names are KubeRay's (ray.io/v1).
+
+A worker group has the name of the Serve application whose replicas live there.
+"""
+
+from typing import Any, NamedTuple
+
+from penstock.autoscale.kubernetes.api import Document
+
+CLUSTER_LABEL, GROUP_LABEL, TYPE_LABEL = "ray.io/cluster", "ray.io/group", "ray.io/node-type"
+WORKERS = f"{TYPE_LABEL}=worker"
+"""Label selector."""
+UNBOUNDED = 2**31 - 1
+
+
+class Service(NamedTuple):
+    """A RayService: the Ray clusters behind it."""
+
+    active: str | None
+    """What serves."""
+    pending: str | None = None
+    """What is being built to take its place."""
+
+
+class Group(NamedTuple):
+    place: int
+    """In spec.workerGroupSpecs."""
+    name: str
+    replicas: int
+    min_replicas: int = 0
+    max_replicas: int = UNBOUNDED
+    to_delete: tuple[str, ...] = ()
+    """Pods named in scaleStrategy.workersToDelete."""
+
+
+class RayCluster(NamedTuple):
+    name: str
+    version: str
+    """resourceVersion."""
+    groups: tuple[Group, ...]
+
+
+class Pod(NamedTuple):
+    name: str
+    cluster: str
+    group: str
+    created: str
+    """RFC 3339: sorts by time."""
+    address: str | None = None
+    is_ready: bool = False
+    is_ending: bool = False
+
+
+def service_of(document: Document) -> Service:
+    status = document.get("status") or {}
+    return Service(_cluster_name(status, "activeServiceStatus"), _cluster_name(status, "pendingServiceStatus"))
+
+
+def cluster_of(document: Document) -> RayCluster:
+    groups = (document.get("spec") or {}).get("workerGroupSpecs") or []
+    metadata = document["metadata"]
+    return RayCluster(metadata["name"], metadata["resourceVersion"], tuple(_group(place, group) for place, group in enumerate(groups)))
+
+
+def pod_of(document: Document) -> Pod:
+    metadata, status = document["metadata"], document.get("status") or {}
+    labels = metadata.get("labels") or {}
+    conditions = status.get("conditions") or []
+    return Pod(
+        name=metadata["name"],
+        cluster=labels.get(CLUSTER_LABEL, ""),
+        group=labels.get(GROUP_LABEL, ""),
+        created=metadata.get("creationTimestamp") or "",
+        address=status.get("podIP") or None,
+        is_ready=any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions),
+        is_ending=metadata.get("deletionTimestamp") is not None or status.get("phase") in ("Succeeded", "Failed"),
+    )
+
+
+def _group(place: int, spec: dict[str, Any]) -> Group:
+    strategy = spec.get("scaleStrategy") or {}
+    most: int | None = spec.get("maxReplicas")
+    return Group(
+        place=place,
+        name=spec["groupName"],
+        replicas=spec.get("replicas") or 0,
+        min_replicas=spec.get("minReplicas") or 0,
+        max_replicas=UNBOUNDED if most is None else most,
+        to_delete=tuple(strategy.get("workersToDelete") or ()),
+    )
+
+
+def _cluster_name(status: dict[str, Any], which: str) -> str | None:
+    return (status.get(which) or {}).get("rayClusterName") or None

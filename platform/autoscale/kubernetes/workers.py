@@ -1,0 +1,70 @@
+"""Keeps the worker groups of a RayCluster at what Serve wants; the only one that writes to it.
+
+It is told what Serve says and compares: what KubeRay's operator, an upgrade of it or a person has written over our numbers is put back the same
+way as a new target is carried out. One patch for all groups of a cluster, at most a few tries; what did not succeed is due next time.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from penstock.autoscale.kubernetes.api import Api, ApiAway, ApiRefused, Conflict
+from penstock.autoscale.kubernetes.plan import Change, patch_of, plan
+from penstock.autoscale.kubernetes.resources import Pod, RayCluster
+from penstock.autoscale.kubernetes.watched import Watched
+from penstock.wire.hand import AppPlaces
+
+TRIES = 3
+NEWS_S = 0.5
+"""After a conflict: for the watch to bring what changed."""
+GROUP = "/apis/ray.io/v1"
+
+log = logging.getLogger("penstock.workers")
+
+
+class Workers:
+    def __init__(self, api: Api, namespace: str, clusters: Watched[RayCluster], pods: Watched[Pod]) -> None:
+        self._api = api
+        self._path = f"{GROUP}/namespaces/{namespace}/rayclusters"
+        self._clusters = clusters
+        self._pods = pods
+        self._last: dict[tuple[str, str], int] = {}
+        """By cluster and group: what we made it."""
+
+    async def follow(self, name: str, apps: Iterable[AppPlaces]) -> bool:
+        """Make that Ray cluster's groups what Serve wants of these applications; others stay. Whether nothing is left to do. Raises ApiAway, ApiRefused."""
+        wanted = {app.app: app for app in apps}
+        for _ in range(TRIES):
+            cluster = self._clusters.objects.get(name)
+            changes = [] if cluster is None else self._changes(cluster, wanted)
+            if cluster is None or not changes:
+                return cluster is not None
+            try:
+                self._clusters.take(await self._api.patch(f"{self._path}/{name}", patch_of(cluster, changes)))
+            except Conflict:
+                await self._clusters.news(NEWS_S)
+                continue
+            self._note(name, changes)
+            return True
+        return False
+
+    def _changes(self, cluster: RayCluster, wanted: Mapping[str, AppPlaces]) -> list[Change]:
+        pods = [pod for pod in self._pods.objects.values() if pod.cluster == cluster.name]
+        found = [plan(group, [pod for pod in pods if pod.group == group.name], wanted[group.name]) for group in cluster.groups if group.name in wanted]
+        return [change for change in found if change is not None]
+
+    def _note(self, name: str, changes: Iterable[Change]) -> None:
+        for group, replicas, to_delete in changes:
+            ours = self._last.get((name, group.name))
+            going = [pod for pod in to_delete if pod not in group.to_delete]
+            line = {"ray_cluster": name, "group": group.name, "was": group.replicas, "replicas": replicas, "going": going}
+            log.info("workers", extra=line | {"put_back": ours is not None and ours != group.replicas})
+            self._last[name, group.name] = replicas
+
+
+async def follow_all(workers: Workers, places: Mapping[str, Iterable[AppPlaces]]) -> None:
+    """Of every cluster on its own: what the API server refuses or fails to answer for one leaves the others their turn, and is due next time."""
+    for name, apps in places.items():
+        try:
+            await workers.follow(name, apps)
+        except (ApiAway, ApiRefused) as error:
+            log.warning("workers not set", extra={"ray_cluster": name, "error": error.message})

@@ -1,0 +1,113 @@
+"""Serve seen from outside of its Ray cluster: the scaler's actuator by way of the hand, see `wire.hand`.
+
+It speaks to one Ray cluster, which may be another one next time (the active one of a RayService).
+"""
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import cast
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from penstock.autoscale.observation import Placed
+from penstock.wire.hand import ANSWER_S, LAPSE_MS, WANTED_KEY, WANTED_MS, Answer, AppPlaces, Call, answer_key, call_key, calls_key, decode_answer, encode
+
+SLICE_S = 1
+"""Below the time that the Redis client gives a command."""
+STARTING = ("STARTING", "UPDATING")
+RUNNING, STOPPING = "RUNNING", "STOPPING"
+
+
+class RemoteServe:
+    """Every call raises TimeoutError where no answer comes, Redis being away included, and ValueError where there is no Ray cluster to ask or Serve
+    could not do it."""
+
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        apps: Mapping[str, str],
+        cluster: Callable[[], str | None],
+        mandate: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """apps: Serve application of each pool. cluster: name of the Ray cluster, None while there is none. mandate: this leader's term; raises
+        TimeoutError when it may not act any more."""
+        self._client = client
+        self._apps = dict(apps)
+        self._cluster = cluster
+        self._mandate = mandate
+        self._clock = clock
+        self._targets: dict[str, int] = {}
+        """As last read."""
+
+    async def read(self) -> dict[str, Placed]:
+        """The pools that Serve knows and is not finding again."""
+        found = await self.locate(self._named())
+        by_name = {places.app: places for places in found}
+        self._targets = {places.app: places.target for places in found}
+        return {pool: placed(by_name[app]) for pool, app in self._apps.items() if app in by_name}
+
+    async def locate(self, cluster: str) -> list[AppPlaces]:
+        """Where every replica is, in that Ray cluster."""
+        return (await self._ask(cluster, Call(_new_id(), self._mandate(), "read"))).apps
+
+    async def set_target(self, pool: str, target: int) -> None:
+        app = self._apps[pool]
+        answer = await self._ask(self._named(), Call(_new_id(), self._mandate(), "set", app, self._targets[app], target))
+        if not answer.is_done:
+            raise ValueError("the target has changed meanwhile")
+
+    async def step_down(self, pool: str, victims: tuple[str, ...], target: int) -> bool:
+        app = self._apps[pool]
+        return (await self._ask(self._named(), Call(_new_id(), self._mandate(), "down", app, self._targets[app], target, victims))).is_done
+
+    async def remember(self, apps: Iterable[AppPlaces]) -> None:
+        """Their targets, for whoever builds those anew. Raises redis-py's errors."""
+        await self._client.set(WANTED_KEY, encode({places.app: places.target for places in apps}), px=WANTED_MS)
+
+    def _named(self) -> str:
+        cluster = self._cluster()
+        if cluster is None:
+            raise ValueError("the RayService has no active Ray cluster")
+        return cluster
+
+    async def _ask(self, cluster: str, call: Call) -> Answer:
+        try:
+            answer = await self._exchange(cluster, call)
+        except (RedisError, OSError) as error:
+            raise TimeoutError(f"Redis is away: {type(error).__name__}") from error
+        if answer.error is not None:
+            raise ValueError(f"the hand says: {answer.error}")
+        return answer
+
+    async def _exchange(self, cluster: str, call: Call) -> Answer:
+        async with self._client.pipeline(transaction=True) as batch:
+            batch.set(call_key(call.id), encode(call), px=LAPSE_MS)
+            batch.rpush(calls_key(cluster), call.id)
+            batch.ltrim(calls_key(cluster), -64, -1)  # what nobody takes lapses; so do their names
+            batch.pexpire(calls_key(cluster), 10 * LAPSE_MS)
+            await batch.execute()
+        deadline = self._clock() + ANSWER_S
+        while self._clock() < deadline:
+            found = cast(tuple[bytes, bytes] | None, await self._client.blpop([answer_key(call.id)], timeout=SLICE_S))
+            answer = None if found is None else decode_answer(found[1])
+            if answer is not None:
+                return answer
+        raise TimeoutError("the hand does not answer")
+
+
+def placed(app: AppPlaces) -> Placed:
+    """In the scaler's words."""
+    words = [replica.state for replica in app.replicas]
+    return Placed(
+        target=app.target,
+        running=tuple(replica.replica_id for replica in app.replicas if replica.state == RUNNING),
+        num_starting=sum(word in STARTING for word in words),
+        num_stopping=words.count(STOPPING),
+    )
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex

@@ -1,0 +1,101 @@
+"""A platform's Serve applications, made of its configuration: one of the gateways, one of each pool. `penstock up` runs them with
+`serve.run_many` (driver), a RayService by the names in its serveConfigV2 (serve_apps); both are the same.
+"""
+
+from typing import NamedTuple
+
+from ray import serve
+
+from penstock.adapters.config import AdaptersConfig
+from penstock.adapters.peft import BaseShapes
+from penstock.base.errors import ConfigError
+from penstock.cli.config import PlatformConfig, PoolConfig
+from penstock.router.app import DRAIN_S as GATEWAY_DRAIN_S
+from penstock.router.app import gateway_app
+from penstock.router.config import AdapterBase, PoolSpec
+from penstock.text.source import resolve
+from penstock.text.tokenizer import load_tokenizer
+from penstock.wire.discovery import pool_app_name
+from penstock.workers.models.config import read_config
+from penstock.workers.replica import DRAIN_S as REPLICA_DRAIN_S
+from penstock.workers.replica import pool_app
+
+
+class Placement(NamedTuple):
+    """Where processes go, and how they are reached."""
+
+    replicas: int
+    resource: str | None = None
+    """Ray's custom resource of which each takes a whole unit: where a node has one of it, one to a node. None: anywhere."""
+    host: str | None = "127.0.0.1"
+    """Of a replica's token stream; None: the address of its node."""
+    drain_s: int | None = None
+    """What runs gets so long to finish when its process is to go; None: each kind's own."""
+
+
+def gateway_application(config: PlatformConfig, placement: Placement) -> serve.Application:
+    """Raises ConfigError for a pool whose checkpoint can't be read."""
+    specs = [pool_spec(pool) for pool in config.pools]
+    return gateway_app(
+        config.gateway,
+        specs,
+        config.telemetry,
+        config.providers,
+        config.adapters if config.adapters.folder is not None else None,
+        num_replicas=placement.replicas,
+        resource=placement.resource,
+        drain_s=GATEWAY_DRAIN_S if placement.drain_s is None else placement.drain_s,
+    )
+
+
+def pool_application(pool: PoolConfig, adapters: AdaptersConfig, placement: Placement) -> serve.Application:
+    """To be run with `external_scaler_enabled`."""
+    return pool_app(
+        pool.name,
+        pool.model,
+        pool.engine,
+        placement.replicas,
+        host=placement.host,
+        adapters_folder=adapters.folder,
+        resource=placement.resource,
+        drain_s=REPLICA_DRAIN_S if placement.drain_s is None else placement.drain_s,
+    )
+
+
+def pool_spec(pool: PoolConfig) -> PoolSpec:
+    """What a gateway is told of a pool. Raises ConfigError for a checkpoint that can't be read."""
+    engine = pool.engine
+    configured = engine.max_model_len
+    if engine.runner == "timed":
+        configured = min(engine.timed.max_model_len, configured or engine.timed.max_model_len, engine.timed.num_blocks * engine.block_size)
+        _check_vocabulary(pool)
+    return PoolSpec(
+        name=pool.name,
+        served_names=pool.names,
+        tier=pool.tier,
+        model=pool.model,
+        app_name=pool_app_name(pool.name),
+        exact=engine.exact or engine.runner == "timed",
+        is_scaled=pool.autoscale is not None,
+        adapters=_adapter_base(pool),
+        max_model_len=configured or resolve(pool.model).max_model_len,
+    )
+
+
+def _adapter_base(pool: PoolConfig) -> AdapterBase | None:
+    """None where the pool serves no adapters: it has no slots for them, or its checkpoint is none that our engine computes."""
+    engine = pool.engine
+    if engine.runner == "vllm" or not engine.adapters.slots:
+        return None
+    try:
+        model = read_config(resolve(pool.model))
+    except ConfigError:
+        return None  # a timed pool may take its tokenizer from any checkpoint; a computing one says so itself, better
+    return AdapterBase(shapes=BaseShapes(model.num_layers, model.linear_shapes), max_rank=engine.adapters.max_rank)
+
+
+def _check_vocabulary(pool: PoolConfig) -> None:
+    """A timed runner makes up token ids; the tokenizer must have them. Raises ConfigError."""
+    has, made_up = load_tokenizer(resolve(pool.model)).vocab_size, pool.engine.timed.vocab_size
+    if made_up > has:
+        raise ConfigError(f"pool {pool.name}: engine.timed.vocab_size is {made_up}, but {pool.model} has only {has} tokens")

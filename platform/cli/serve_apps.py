@@ -1,0 +1,97 @@
+"""A platform's Serve applications by name, for a RayService: what `import_path` in its serveConfigV2 names, `penstock.cli.serve_apps:gateway` and
+so on. `args` is what penstock.yaml says; secrets and Redis come by environment.
+
+Ray runs a builder in a process of the Ray cluster whenever an application's `args` have changed; what it raises stands in the RayService's status.
+One replica to a pod: each takes a whole unit of the custom resource that the pods of its worker group have one of.
+"""
+
+import asyncio
+from typing import TypeVar, cast
+
+import msgspec
+from ray import serve
+from redis.exceptions import RedisError
+
+from penstock.adapters.config import AdaptersConfig
+from penstock.autoscale.hand import hand_app
+from penstock.base.config import convert
+from penstock.base.environment import redis_url
+from penstock.base.redis import connect
+from penstock.cli.applications import Placement, gateway_application, pool_application
+from penstock.cli.config import PlatformConfig, PoolConfig
+from penstock.wire.discovery import GATEWAY_APP, pool_app_name
+from penstock.wire.errors import ConfigError
+from penstock.wire.hand import HAND_RESOURCE, WANTED_KEY, decode_wanted
+
+GATEWAY_RESOURCE = GATEWAY_APP
+
+T = TypeVar("T")
+
+
+class GatewayArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    config: PlatformConfig
+    replicas: int = 1
+    """As many as there are gateway pods."""
+    drain_s: int | None = None
+    """What answers under way get when a gateway is to go, seconds; null: 10."""
+
+    def __post_init__(self) -> None:
+        if self.replicas < 1:
+            raise ConfigError(f"replicas must be at least 1, not {self.replicas}")
+
+
+class PoolArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    pool: PoolConfig
+    adapters: AdaptersConfig | None = None
+    """null: no adapters are served."""
+    drain_s: int | None = None
+    """What running sequences get when a replica is to go, seconds; null: 30."""
+
+
+class HandArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    config: PlatformConfig
+
+
+def gateway(args: dict[str, object]) -> serve.Application:
+    """Of all gateways; `external_scaler_enabled` stays off. Raises ConfigError."""
+    found = convert(args, GatewayArguments, name="args of the application gateway")
+    if found.config.redis.url is not None:
+        raise ConfigError("redis.url in the args of the application gateway would stand in the open: PENSTOCK_REDIS_URL names the Redis here")
+    return gateway_application(found.config, Placement(found.replicas, GATEWAY_RESOURCE, drain_s=found.drain_s))
+
+
+def pool(args: dict[str, object]) -> serve.Application:
+    """Of one pool, to be named `pool-NAME`, with `external_scaler_enabled`. Raises ConfigError."""
+    found = convert(args, PoolArguments, name="args of a pool's application")
+    replicas = first_replicas(found.pool, asyncio.run(_wanted()))
+    placement = Placement(replicas, pool_app_name(found.pool.name), host=None, drain_s=found.drain_s)
+    return pool_application(found.pool, found.adapters or AdaptersConfig(), placement)
+
+
+def hand(args: dict[str, object]) -> serve.Application:
+    """Of the autoscaler's hand, to be named `hand`. Raises ConfigError."""
+    found = convert(args, HandArguments, name="args of the application hand")
+    return hand_app([GATEWAY_APP, *(pool_app_name(pool.name) for pool in found.config.pools)], HAND_RESOURCE)
+
+
+def first_replicas(pool: PoolConfig, wanted: dict[str, int]) -> int:
+    """With how many a pool begins. Serve takes what a builder says for the new target whenever it has changed in anything, and a second Ray cluster
+    begins at the beginning: a pool that is scaled goes on with what the autoscaler last had it at."""
+    if pool.autoscale is None:
+        return pool.replicas
+    return min(max(wanted.get(pool_app_name(pool.name), pool.replicas), pool.autoscale.min_replicas), pool.autoscale.max_replicas)
+
+
+async def _wanted() -> dict[str, int]:
+    """Nothing, where no autoscaler has said anything or Redis does not answer."""
+    url = redis_url()
+    if url is None:
+        return {}
+    client = connect(url)
+    try:
+        data = cast(bytes | None, await client.get(WANTED_KEY))
+        return {} if data is None else decode_wanted(data)
+    except (RedisError, OSError, TimeoutError):
+        return {}
+    finally:
+        await client.aclose()

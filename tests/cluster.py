@@ -1,0 +1,59 @@
+"""A Kubernetes of a test's own, started and ended by the program that PENSTOCK_TEST_CLUSTER names (CONTRIBUTING.md says how it is called)."""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+UP_S = 180.0
+LOAD_S = 300.0
+COMMAND_S = 120.0
+
+
+@dataclass(frozen=True)
+class Cluster:
+    program: str
+    folder: Path
+
+    def inside(self, *command: str) -> list[str]:
+        """The command line that runs `command` where the API server, pods and Services can be reached."""
+        return [self.program, "exec", "--dir", str(self.folder), "--", *command]
+
+    def kubectl(self, *arguments: str, given: str = "", timeout_s: float = COMMAND_S) -> str:
+        """What it prints, errors included. Fails the test when kubectl fails."""
+        done = subprocess.run(
+            self.inside("kubectl", *arguments), input=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s, check=False, text=True
+        )
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stdout}"
+        return done.stdout
+
+    def apply(self, *objects: dict[str, object]) -> None:
+        self.kubectl("apply", "-f", "-", given=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+    def load(self, archive: Path) -> None:
+        """An image for its nodes, as `docker save` writes one."""
+        subprocess.run([self.program, "load", "--dir", str(self.folder), str(archive)], timeout=LOAD_S, check=True)
+
+
+@contextmanager
+def running_cluster(*options: str) -> Iterator[Cluster]:
+    """options: of `up`. Skips the test where there is no such program."""
+    program = os.environ.get("PENSTOCK_TEST_CLUSTER")
+    if not program:
+        pytest.skip("PENSTOCK_TEST_CLUSTER names no program that starts a Kubernetes")
+    folder = Path(tempfile.mkdtemp(prefix="kube-"))  # short: it holds sockets
+    try:
+        subprocess.run([program, "up", "--dir", str(folder), *options], timeout=UP_S, check=True)  # what fails in it, it takes down itself
+        try:
+            yield Cluster(program, folder)
+        finally:
+            subprocess.run([program, "down", "--dir", str(folder)], timeout=UP_S, check=True)
+    finally:
+        shutil.rmtree(folder)

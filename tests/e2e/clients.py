@@ -1,0 +1,63 @@
+"""Tenants, as the end-to-end tests need them inside the cluster's network: `python -m tests.e2e.clients NAME` reads parameters as JSON from its
+standard input and prints what it found as JSON.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+from openai.types.chat import ChatCompletionMessageParam
+
+QUESTION: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
+TIMEOUT_S = 60.0
+
+
+def streamed(url: str, key: str, model: str) -> dict[str, Any]:
+    """A chat through the unmodified openai client, as a stream."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=key, timeout=TIMEOUT_S, http_client=openai.DefaultHttpxClient(trust_env=False)) as client:
+        stream = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=16, stream=True)
+        chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    return {"text": text, "chunks": len(chunks), "finish_reason": chunks[-1].choices[0].finish_reason}
+
+
+def status(url: str, key: str, path: str = "/v1/models") -> int:
+    """Of a GET."""
+    return httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S, trust_env=False).status_code
+
+
+def burst(url: str, key: str, model: str, count: int, max_tokens: int) -> list[dict[str, Any]]:
+    """So many chats at once: status, tier and its reason of each."""
+
+    async def one(client: httpx.AsyncClient, number: int) -> dict[str, Any]:
+        messages = [{"role": "user", "content": f"Number {number}: " + "tell me a long story about rivers and the people who live on them. " * 4}]
+        body = {"model": model, "messages": messages, "max_tokens": max_tokens, "ignore_eos": True}
+        answer = await client.post(f"{url}/v1/chat/completions", json=body)
+        return {"status": answer.status_code, "tier": answer.headers.get("x-penstock-tier"), "reason": answer.headers.get("x-penstock-tier-reason")}
+
+    async def main() -> list[dict[str, Any]]:
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S, trust_env=False) as client:
+            return await asyncio.gather(*(one(client, number) for number in range(count)))
+
+    return asyncio.run(main())
+
+
+def upload(url: str, key: str, adapter: str, base: str, folder: str) -> dict[str, Any]:
+    """An adapter, and a completion of it."""
+    headers = {"Authorization": f"Bearer {key}"}
+    files = [("file", (path.name, path.read_bytes())) for path in sorted(Path(folder).iterdir())]
+    with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
+        made = client.post("/v1/adapters", data={"name": adapter, "base_model": base}, files=files)
+        asked = client.post("/v1/completions", json={"model": made.json().get("id", adapter), "prompt": "The river", "max_tokens": 4})
+    return {"made": [made.status_code, made.json()], "asked": [asked.status_code, asked.json()]}
+
+
+CLIENTS: dict[str, Callable[..., Any]] = {client.__name__: client for client in (streamed, status, burst, upload)}
+
+if __name__ == "__main__":
+    json.dump(CLIENTS[sys.argv[1]](**json.load(sys.stdin)), sys.stdout)

@@ -1,0 +1,64 @@
+"""One cluster, its images and one installation of values-demo for all end-to-end tests of a run."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.flows import Recording, recording
+from tests.e2e.images import Images, images
+from tests.e2e.kube import Kube, kubernetes
+from tests.e2e.release import Release, install, storage
+
+
+@pytest.fixture(scope="session")
+def kube() -> Iterator[Kube]:
+    with kubernetes() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def built(kube: Kube) -> Images:
+    with tempfile.TemporaryDirectory() as folder:
+        return images(kube, Path(folder))
+
+
+@pytest.fixture(scope="session")
+def recorded(kube: Kube) -> Iterator[Recording]:
+    """All connections from before the installation on."""
+    if kube.load is None:
+        pytest.skip("conntrack is the node's: seen on the tests' own cluster only")
+    with tempfile.TemporaryDirectory() as folder, recording(kube, Path(folder)) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def release(kube: Kube, built: Images, request: pytest.FixtureRequest) -> Iterator[Release]:
+    """Installed, and ready to serve. What goes wrong is shown with the cluster's own account of it."""
+    if kube.load is not None:
+        request.getfixturevalue("recorded")
+    with tempfile.TemporaryDirectory() as folder:
+        storage(kube, Path(folder))
+        found = Release(kube, "demo", "penstock", built)
+        try:
+            install(found)
+            yield found
+        except BaseException as error:
+            error.add_note(found.account())
+            raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
+    """With a failed test goes what the pods were doing."""
+    report = yield
+    release = getattr(item, "funcargs", {}).get("release")
+    if isinstance(report, pytest.TestReport) and report.failed and isinstance(release, Release):
+        report.sections.append(("cluster", release.account()))
+    return report
+
+
+def pytest_report_header() -> str:
+    return json.dumps({"end to end": "a real API server, KubeRay's operator, real pods"})

@@ -1,0 +1,102 @@
+"""The images of the end-to-end tests, without a registry: Penstock's from the working tree, and one of Redis from Debian's package."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.e2e.kube import ROOT, Kube
+
+BASE = "localhost/python-base:12"
+PENSTOCK = "localhost/penstock:e2e"
+REDIS = "localhost/redis:e2e"
+SUITE = "bookworm"
+PACKAGES = "python3,python3-venv,wget,curl,procps,ca-certificates"
+BUILD_S = 1800.0
+ENVIRONMENT = {"BUILDAH_ISOLATION": "chroot", "STORAGE_DRIVER": "overlay"}
+CERTIFICATES = "/etc/ssl/certs"
+
+
+class Images(NamedTuple):
+    penstock: str
+    redis: str
+
+
+def images(kube: Kube, folder: Path) -> Images:
+    """On the cluster's nodes. Skips where nothing can build them."""
+    named = os.environ.get("PENSTOCK_E2E_IMAGE"), os.environ.get("PENSTOCK_E2E_REDIS_IMAGE")
+    if kube.load is None:
+        if not all(named):
+            pytest.skip("PENSTOCK_E2E_IMAGE and PENSTOCK_E2E_REDIS_IMAGE name no images for the cluster that KUBECONFIG names")
+        return Images(str(named[0]), str(named[1]))
+    for tool in ("buildah", "debootstrap"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool}, which makes images without a registry, is not installed")
+    found = Images(named[0] or _penstock(), named[1] or _redis())
+    for name in found:
+        archive = folder / "image.tar"
+        _buildah("push", "-q", name, f"docker-archive:{archive}:{name}")
+        kube.load(archive)
+        archive.unlink()
+    return found
+
+
+def another(kube: Kube, of: str, name: str, folder: Path) -> str:
+    """The same image under another name, with one more label: what an upgrade to a new image needs."""
+    container = _buildah("from", of).strip()
+    _buildah("config", "--label", f"penstock.e2e={name}", container)
+    _buildah("commit", "-q", "--rm", container, name)
+    assert kube.load is not None
+    archive = folder / "image.tar"
+    _buildah("push", "-q", name, f"docker-archive:{archive}:{name}")
+    kube.load(archive)
+    archive.unlink()
+    return name
+
+
+def _base() -> None:
+    """Debian with Python, once."""
+    if _has(BASE):
+        return
+    container = _buildah("from", "scratch").strip()
+    root = _buildah("mount", container).strip()
+    subprocess.run(["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, root], check=True, timeout=BUILD_S, stdout=subprocess.DEVNULL)
+    _buildah("umount", container)
+    _buildah("commit", "-q", "--rm", container, BASE)
+
+
+def _penstock() -> str:
+    _base()
+    certificates = ["-v", f"{CERTIFICATES}:{CERTIFICATES}:ro"] if Path(CERTIFICATES).is_dir() else []
+    options = ["--layers", "--network", "host", *certificates, *_pip_settings(), "--build-arg", f"BASE={BASE}"]
+    _buildah("build", "-q", *options, "--target", "cpu", "-t", PENSTOCK, "-f", "deploy/docker/Dockerfile", ".")
+    return PENSTOCK
+
+
+def _pip_settings() -> list[str]:
+    """What pip goes by on this machine, inside the build too."""
+    found = [word for name, value in os.environ.items() if name.startswith("PIP_") for word in ("--env", f"{name}={value}")]
+    links = subprocess.run(["pip", "config", "get", "global.find-links"], capture_output=True, text=True, check=False).stdout.split()
+    for folder in filter(os.path.isdir, links):
+        found += ["-v", f"{folder}:{folder}:ro", "--env", f"PIP_FIND_LINKS={folder}"]
+    return found
+
+
+def _redis() -> str:
+    _base()
+    _buildah("build", "-q", "--layers", "--network", "host", "--build-arg", f"BASE={BASE}", "-t", REDIS, "-f", "tests/e2e/redis.Dockerfile", "tests/e2e")
+    return REDIS
+
+
+def _has(name: str) -> bool:
+    return subprocess.run(["buildah", "inspect", "--type", "image", name], capture_output=True, check=False, env={**os.environ, **ENVIRONMENT}).returncode == 0
+
+
+def _buildah(*arguments: str) -> str:
+    command = ["buildah", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False, cwd=ROOT, env={**os.environ, **ENVIRONMENT})
+    assert done.returncode == 0, f"{' '.join(command)}: {done.stderr[-4000:]}"
+    return done.stdout

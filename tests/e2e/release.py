@@ -1,0 +1,107 @@
+"""The chart, installed in a namespace that admits restricted pods only."""
+
+import subprocess
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.e2e.images import Images
+from tests.e2e.kube import Kube
+
+CHART = "deploy/helm"
+PRESET = "deploy/helm/values-demo.yaml"
+INSTALL_S = 300
+READY_S = 300
+STORAGE_CLASS = "e2e"
+VOLUMES = 6
+
+
+class Release(NamedTuple):
+    kube: Kube
+    name: str
+    namespace: str
+    images: Images
+
+    @property
+    def service(self) -> str:
+        """Of the API, and the RayService's name too."""
+        return f"{self.name}-penstock"
+
+    def kubectl(self, *arguments: str, timeout_s: float = 120.0) -> str:
+        return self.kube.kubectl("--namespace", self.namespace, *arguments, timeout_s=timeout_s)
+
+    def helm(self, *arguments: str, timeout_s: float = INSTALL_S + 60.0) -> str:
+        return self.kube.run("helm", *arguments, "--namespace", self.namespace, timeout_s=timeout_s)
+
+    def values(self, *more: str) -> list[str]:
+        """Options of install and upgrade: the preset, and this run's images."""
+        penstock, redis = (name.rpartition(":") for name in (self.images.penstock, self.images.redis))
+        sets = (f"image.repository={penstock[0]}", f"image.tag={penstock[2]}", f"redis.image.repository={redis[0]}", f"redis.image.tag={redis[2]}", *more)
+        return ["--values", PRESET, *(word for each in sets for word in ("--set-string" if "tag=" in each else "--set", each))]
+
+    def url(self, service: str | None = None) -> str:
+        """Of the API, for clients without the cluster's DNS."""
+        spec = self.kube.get("service", service or self.service, "--namespace", self.namespace)["spec"]
+        return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
+
+    def key(self, tenant: str = "demo") -> str:
+        return self.kubectl("get", "secret", f"{self.service}-tenants", "--output", f'go-template={{{{index .data "{tenant}" | base64decode}}}}')
+
+    def penstock(self, *command: str) -> str:
+        """A command of an operator, in a gateway's pod."""
+        return self.kubectl("exec", f"service/{self.service}", "--", "penstock", *command)
+
+    def pods(self, component: str) -> list[str]:
+        selector = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
+        return self.kubectl("get", "pods", "--selector", selector, "--output", "jsonpath={.items[*].metadata.name}").split()
+
+    def active(self) -> str:
+        """The active Ray cluster."""
+        status = self.kube.get("rayservice", self.service, "--namespace", self.namespace)["status"]
+        return str(status["activeServiceStatus"]["rayClusterName"])
+
+    def wait_ready(self, timeout_s: int = READY_S) -> None:
+        self.kubectl("wait", f"rayservice/{self.service}", "--for=condition=Ready", f"--timeout={timeout_s}s", timeout_s=timeout_s + 10)
+
+    def account(self) -> str:
+        """What a person would look at first when something is wrong."""
+        looks = (
+            ["get", "pods", "--output=wide"],
+            ["get", "events", "--sort-by=.lastTimestamp"],
+            ["get", f"rayservice/{self.service}", "--output=jsonpath={.status}"],
+            ["logs", f"--selector=app.kubernetes.io/instance={self.name}", "--all-containers", "--prefix", "--tail=30"],
+        )
+        said = []
+        for look in looks:
+            command = self.kube.enter("kubectl", "--namespace", self.namespace, *look)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            said.append(f"--- kubectl {' '.join(look)}\n{done.stdout[-6000:]}{done.stderr[-1000:]}")
+        return "\n".join(said)
+
+
+def storage(kube: Kube, folder: Path) -> None:
+    """Volumes on the node's disk, each for one claim, and the default class that has them; nothing where the cluster has a default class."""
+    if any(each["metadata"].get("annotations", {}).get("storageclass.kubernetes.io/is-default-class") == "true" for each in kube.get("storageclass")["items"]):
+        return
+    annotations = {"storageclass.kubernetes.io/is-default-class": "true"}
+    kube.apply(
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {"name": STORAGE_CLASS, "annotations": annotations},
+            "provisioner": "kubernetes.io/no-provisioner",
+        }
+    )
+    for name in (f"volume-{number}" for number in range(VOLUMES)):
+        path = folder / name
+        path.mkdir()
+        path.chmod(0o777)
+        spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": STORAGE_CLASS, "hostPath": {"path": str(path)}}
+        kube.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec})
+
+
+def install(release: Release) -> None:
+    """As docs/kubernetes.md says."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    release.kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": release.namespace, "labels": labels}})
+    release.helm("install", release.name, CHART, *release.values(), "--wait", f"--timeout={INSTALL_S}s")
+    release.wait_ready()

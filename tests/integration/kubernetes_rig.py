@@ -1,0 +1,311 @@
+"""A real Kubernetes with KubeRay's operator and pods that run nothing, `penstock autoscale` as a process with a limited token, and a Serve that is
+played: replicas live on the pods that are ready, drain before they end, and note when a pod is taken from under them.
+"""
+
+import asyncio
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import httpx
+import redis.asyncio
+
+from penstock.autoscale.hand import Executor, serve_calls
+from penstock.autoscale.kubernetes.api import Account, Api, ApiAway, Document, Missing
+from penstock.autoscale.kubernetes.resources import CLUSTER_LABEL, WORKERS, Pod, RayCluster, cluster_of, pod_of
+from penstock.autoscale.kubernetes.watched import Watched
+from penstock.base.redis import connect
+from penstock.wire.frames import Load, StepCosts
+from penstock.wire.hand import AppPlaces, Place
+from penstock.wire.scaling import GATEWAYS_KEY, LAPSE_MS, GatewayReport, PoolFlow, PoolReport, ReplicaReport, encode, report_key
+from tests.cluster import Cluster
+
+APP, POOL = "pool-a", "a"
+RAY_CLUSTERS = "/apis/ray.io/v1/namespaces/default/rayclusters"
+RBAC = """
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: autoscaler}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: autoscaler}
+rules:
+- {apiGroups: [ray.io], resources: [rayclusters], verbs: [list, watch, patch]}
+- {apiGroups: [""], resources: [pods], verbs: [list, watch]}
+- {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [scaling], verbs: [get, update]}
+- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: autoscaler}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: autoscaler}
+subjects: [{kind: ServiceAccount, name: autoscaler, namespace: default}]
+"""
+CONFIG = """
+pools:
+- name: a
+  replicas: 4
+  autoscale: {min_replicas: 4, max_replicas: MOST, window_s: 0.5, start_s: 1.0, scale_down_delay_s: 0.0}
+"""
+COSTS = StepCosts(base_s=0.02, row_s=0.001)
+DRAIN_S = 0.3
+
+
+def read_config(cluster: Cluster) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((cluster.folder / "kubeconfig").read_text())
+    return found
+
+
+def server_of(cluster: Cluster) -> str:
+    return str(read_config(cluster)["clusters"][0]["cluster"]["server"])
+
+
+def account_of(cluster: Cluster, folder: Path, token: str | None = None) -> Account:
+    """token None: the administrator's."""
+    config = read_config(cluster)
+    folder.mkdir()
+    (folder / "ca.crt").write_bytes(base64.b64decode(config["clusters"][0]["cluster"]["certificate-authority-data"]))
+    (folder / "token").write_text(token or config["users"][0]["user"]["token"])
+    return Account(server_of(cluster), folder)
+
+
+def pid_of(cluster: Cluster, part: str) -> int:
+    return int(json.loads((cluster.folder / "state.json").read_text())["pids"][part])
+
+
+def a_ray_cluster(name: str, replicas: int) -> str:
+    pod = {"spec": {"containers": [{"name": "ray", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
+    group = {"groupName": APP, "replicas": replicas, "minReplicas": 0, "maxReplicas": 1000, "rayStartParams": {}, "template": pod}
+    head = {"rayStartParams": {}, "template": {"spec": {"containers": [{"name": "ray", "image": "none"}]}}}
+    spec = {"rayVersion": "2.60.0", "headGroupSpec": head, "workerGroupSpecs": [group]}
+    return json.dumps({"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": name}, "spec": spec})
+
+
+@dataclass
+class Replica:
+    name: str
+    state: str = "STARTING"
+    address: str | None = None
+    since_s: float = 0.0
+
+
+@dataclass
+class PlayedServe:
+    """One application. Its own choice, on the way down, are replicas that still start, then the newest."""
+
+    pods: Watched[Pod]
+    target: int
+    replicas: list[Replica] = field(default_factory=list)
+    robbed: list[str] = field(default_factory=list)
+    """Replicas whose pod went while they were neither drained nor about to be."""
+    victims: list[str] = field(default_factory=list)
+    """Names of the pods of those that were told to go, in order."""
+    num_made: int = 0
+
+    async def locate(self) -> list[AppPlaces]:
+        return [AppPlaces(APP, self.target, [Place(replica.name, replica.state, replica.address) for replica in self.replicas])]
+
+    async def set_target(self, name: str, target: int) -> None:
+        assert name == APP
+        self.target = target
+        for replica in sorted(self.alive, key=lambda replica: replica.state != "STARTING")[: max(0, len(self.alive) - target)]:
+            self._stop(replica)
+
+    async def step_down(self, name: str, victims: tuple[str, ...], target: int) -> bool:
+        found = [replica for replica in self.replicas if replica.name in victims and replica.state == "RUNNING"]
+        if name != APP or self.target != target + len(victims) or len(found) != len(victims):
+            return False
+        self.target = target
+        for replica in found:
+            self._stop(replica)
+        return True
+
+    @property
+    def alive(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.state != "STOPPING"]
+
+    @property
+    def num_running(self) -> int:
+        return sum(replica.state == "RUNNING" for replica in self.replicas)
+
+    def turn(self) -> None:
+        by_address = {pod.address: pod for pod in self.pods.objects.values() if pod.is_ready and not pod.is_ending}
+        for replica in list(self.replicas):
+            is_over = replica.state == "STOPPING" and time.monotonic() - replica.since_s > DRAIN_S
+            if not is_over and replica.address is not None and replica.address not in by_address:
+                self.robbed.append(replica.name)
+            if is_over or (replica.address is not None and replica.address not in by_address):
+                self.replicas.remove(replica)
+        while len(self.alive) < self.target:
+            self.num_made += 1
+            self.replicas.append(Replica(f"r{self.num_made}"))
+        free = [address for address in by_address if address not in {replica.address for replica in self.replicas}]
+        for replica in self.replicas:
+            if replica.state == "STARTING" and free:
+                replica.address, replica.state = free.pop(), "RUNNING"
+
+    def _stop(self, replica: Replica) -> None:
+        if replica.address is None:
+            self.replicas.remove(replica)
+            return
+        self.victims += [pod.name for pod in self.pods.objects.values() if pod.address == replica.address]
+        replica.state, replica.since_s = "STOPPING", time.monotonic()
+
+
+@dataclass
+class Gateway:
+    """What one gateway reports."""
+
+    client: redis.asyncio.Redis
+    serve: PlayedServe
+    num_waiting: int = 0
+    number: int = 0
+
+    async def report(self) -> None:
+        self.number += 1
+        names = [replica.name for replica in self.serve.replicas if replica.state == "RUNNING"]
+        rows = [ReplicaReport(name, POOL, Load("e", 0, 4, 0, 0, 0, 0, 800, 800, COSTS, 512), 16, int(name[1:]) * 7 % 11, 0) for name in names]
+        pools = [PoolReport(POOL, PoolFlow(), self.num_waiting, 30.0 if self.num_waiting else 0.0)]
+        await self.client.sadd(GATEWAYS_KEY, "g1")
+        await self.client.set(report_key("g1"), encode(GatewayReport("g1", self.number, pools, rows)), px=LAPSE_MS)
+
+
+@dataclass
+class Rig:
+    cluster: Cluster
+    name: str
+    """Of the RayCluster; no other has had it."""
+    api: Api
+    redis_url: str
+    folder: Path
+    serve: PlayedServe
+    gateway: Gateway
+    clusters: Watched[RayCluster]
+    pods: Watched[Pod]
+    counts: list[int] = field(default_factory=list)
+    """Every `replicas` that the RayCluster's group has had, in order."""
+    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """Autoscalers, by port."""
+
+    def start(self, port: int, most: int) -> None:
+        config = self.folder / "penstock.yaml"
+        config.write_text(CONFIG.replace("MOST", str(most)), encoding="utf-8")
+        host, _, api_port = server_of(self.cluster).removeprefix("https://").partition(":")
+        environment = os.environ | {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": api_port, "PENSTOCK_REDIS_URL": self.redis_url}
+        options = ["--namespace", "default", "--raycluster", self.name, "--lease", "scaling", "--config", str(config), "--port", str(port)]
+        command = [sys.executable, "-m", "penstock.cli.main", "autoscale", *options, "--account", str(self.folder / "account")]
+        with (self.folder / f"autoscaler-{port}.log").open("ab") as log:
+            self.processes[port] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    async def leaders(self) -> list[int]:
+        """Ports of the autoscalers that say they lead."""
+        return [port for port in self.processes if 'penstock_autoscaler_is_leader{lease="scaling"} 1.0' in await self.metrics(port)]
+
+    async def metrics(self, port: int) -> str:
+        """Empty, where nobody answers."""
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
+                return (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+        except httpx.HTTPError:
+            return ""
+
+    async def calls(self, port: int) -> dict[tuple[str, str, str], int]:
+        """To the Kubernetes API, by verb, resource and status."""
+        found = {}
+        for line in (await self.metrics(port)).splitlines():
+            if line.startswith("penstock_kubernetes_calls_total{"):
+                labels, _, value = line.removeprefix("penstock_kubernetes_calls_total{").partition("} ")
+                named = dict(part.split("=") for part in labels.replace('"', "").split(","))
+                found[named["verb"], named["resource"], named["code"]] = int(float(value))
+        return found
+
+    @property
+    def replicas(self) -> int:
+        return self.clusters.objects[self.name].groups[0].replicas
+
+    @property
+    def workers(self) -> set[str]:
+        return {pod.name for pod in self.pods.objects.values() if pod.cluster == self.name and not pod.is_ending}
+
+    async def _play(self) -> None:
+        """Serve and the gateway, for as long as it runs."""
+        reported_s = 0.0
+        while True:
+            self.serve.turn()
+            cluster = self.clusters.objects.get(self.name)
+            if cluster is not None and self.counts[-1:] != [cluster.groups[0].replicas]:
+                self.counts.append(cluster.groups[0].replicas)
+            if time.monotonic() - reported_s > 0.4:
+                reported_s = time.monotonic()
+                await self.gateway.report()
+            await asyncio.sleep(0.05)
+
+
+async def beat(api: Api) -> None:
+    """The heartbeat of nodes that have no kubelet: without it they count as lost after 50 s, and all their pods as not ready."""
+    path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+    names = [node["metadata"]["name"] for node in (await api.find("/api/v1/nodes"))["items"]]
+    while True:
+        for name in names:
+            spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
+            lease: Document = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": spec}
+            with suppress(ApiAway):
+                try:
+                    found = await api.get(f"{path}/{name}")
+                    await api.update(f"{path}/{name}", found | {"spec": spec})
+                except Missing:
+                    await api.create(path, lease)
+        await asyncio.sleep(5)
+
+
+@asynccontextmanager
+async def a_rig(cluster: Cluster, redis_url: str, folder: Path, replicas: int) -> AsyncIterator[Rig]:
+    """With a RayCluster of so many workers, all ready, and a Serve that has them all."""
+    name = f"rc-{uuid.uuid4().hex[:6]}"
+    cluster.kubectl("apply", "-f", "-", given=RBAC)
+    account_of(cluster, folder / "account", cluster.kubectl("create", "token", "autoscaler").strip())
+    cluster.kubectl("create", "-f", "-", given=a_ray_cluster(name, replicas))
+    client = connect(redis_url)
+    await client.flushall()
+    async with Api(account_of(cluster, folder / "admin")) as api:
+        named = f"metadata.name={name}"
+        clusters: Watched[RayCluster] = Watched(api, RAY_CLUSTERS, cluster_of, Random(1), fieldSelector=named)
+        pods: Watched[Pod] = Watched(api, "/api/v1/namespaces/default/pods", pod_of, Random(2), labelSelector=f"{WORKERS},{CLUSTER_LABEL}={name}")
+        serve = PlayedServe(pods, replicas)
+        rig = Rig(cluster, name, api, redis_url, folder, serve, Gateway(client, serve), clusters, pods)
+        parts = [beat(api), clusters.run(), pods.run(), rig._play(), serve_calls(client, name, Executor(serve))]
+        tasks = [asyncio.create_task(part) for part in parts]
+        try:
+            await until(lambda: serve.num_running == replicas, 60)
+            yield rig
+        finally:
+            for process in rig.processes.values():
+                process.kill()
+                process.wait()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await client.aclose()
+            cluster.kubectl("delete", "raycluster", name, "--wait=false")
+            cluster.kubectl("delete", "lease", "scaling", "--ignore-not-found")
+
+
+async def until(is_so: Callable[[], Any], within_s: float) -> None:
+    """Raises TimeoutError."""
+    async with asyncio.timeout(within_s):
+        while True:
+            if is_so():
+                return
+            await asyncio.sleep(0.05)

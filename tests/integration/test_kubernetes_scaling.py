@@ -1,0 +1,246 @@
+"""`penstock autoscale` against a real Kubernetes API and KubeRay's operator: the way to a target, who may act, and what happens when others write too
+or nobody answers. Its token can do what its Role says, and no more. Nodes run nothing, Serve is played; the rest is real.
+"""
+
+import asyncio
+import os
+import signal
+import ssl
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import httpx
+import pytest
+
+from bench.platform_process import free_port
+from penstock.autoscale.kubernetes.api import Account, Api, ApiRefused
+from penstock.autoscale.kubernetes.resources import RayCluster, cluster_of
+from penstock.autoscale.kubernetes.watched import Watched
+from penstock.autoscale.kubernetes.workers import Workers
+from penstock.base.redis_server import EmbeddedRedis, find_executable
+from penstock.wire.hand import AppPlaces
+from tests.cluster import Cluster, running_cluster
+from tests.integration.kubernetes_rig import APP, RAY_CLUSTERS, Rig, a_rig, pid_of, server_of, until
+
+pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+
+POD_START_S = 2.0
+LEAST, MOST = 4, 10
+LEASE_S = 15.0
+RETRY_S = 2.0
+"""Of an elector."""
+MARGIN_S = 8.0
+"""For a busy machine."""
+
+Record = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with running_cluster("--nodes", "fake", "--fake-nodes", "5", "--pod-start-seconds", str(POD_START_S), "--kuberay") as running:
+        yield running
+
+
+@pytest.fixture
+def redis_url(tmp_path: Path, socket_dir: Path) -> Iterator[str]:
+    server = EmbeddedRedis(executable=find_executable(), data_dir=tmp_path / "redis", socket_dir=socket_dir)
+    server.start()
+    yield server.url
+    server.stop()
+
+
+async def leading(rig: Rig, within_s: float = 60.0) -> int:
+    """The port of the one that leads."""
+    async with asyncio.timeout(within_s):
+        while True:
+            leaders = await rig.leaders()
+            assert len(leaders) < 2
+            if leaders:
+                return leaders[0]
+            await asyncio.sleep(0.1)
+
+
+def test_a_pool_goes_up_and_down_and_exactly_the_drained_victims_go(cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record) -> None:
+    async def main() -> None:
+        async with a_rig(cluster, redis_url, tmp_path, LEAST) as rig:
+            port = free_port()
+            rig.start(port, MOST)
+            await leading(rig)
+            before = rig.workers
+
+            began_s = time.monotonic()
+            rig.gateway.num_waiting = 100_000
+            await until(lambda: rig.replicas == MOST, 30)
+            await until(lambda: rig.serve.num_running == MOST, 90)
+            record_property("up_s", round(time.monotonic() - began_s, 1))
+            assert before <= rig.workers, "who was there has stayed"
+            full = rig.workers
+
+            began_s = time.monotonic()
+            rig.gateway.num_waiting = 0
+            await until(lambda: rig.replicas == LEAST and len(rig.workers) == LEAST, 120)
+            record_property("down_s", round(time.monotonic() - began_s, 1))
+
+            assert full - rig.workers == set(rig.serve.victims)
+            assert len(rig.serve.victims) == MOST - LEAST
+            assert rig.serve.robbed == []
+            steps = list(zip(rig.counts, rig.counts[1:], strict=False))
+            assert max(rig.counts) == MOST
+            turn = rig.counts.index(MOST)
+            assert all(after > first for first, after in steps[:turn])
+            assert all(after < first for first, after in steps[turn:]), "no flapping"
+
+            calls = await rig.calls(port)
+            record_property("api_calls", {" ".join(key): value for key, value in calls.items()})
+            assert {(verb, kind) for verb, kind, _ in calls} <= {
+                ("list", "rayclusters"),
+                ("watch", "rayclusters"),
+                ("patch", "rayclusters"),
+                ("list", "pods"),
+                ("watch", "pods"),
+                ("get", "leases"),
+                ("create", "leases"),
+                ("update", "leases"),
+            }
+            assert not [key for key in calls if key[2] == "403"]
+            assert calls["patch", "rayclusters", "200"] <= 2 * (MOST - LEAST)
+            assert sum(count for (verb, _, _), count in calls.items() if verb in ("list", "watch")) <= 10
+
+    asyncio.run(main())
+
+
+def test_what_somebody_else_writes_is_put_back(cluster: Cluster, redis_url: str, tmp_path: Path) -> None:
+    """KubeRay's operator does that when it is upgraded."""
+
+    async def main() -> None:
+        async with a_rig(cluster, redis_url, tmp_path, LEAST) as rig:
+            rig.start(free_port(), MOST)
+            await leading(rig)
+            await write_over(rig, LEAST + 3)
+            await until(lambda: len(rig.counts) > 1, 30)
+            await until(lambda: rig.replicas == LEAST and len(rig.workers) == LEAST, 60)
+            assert rig.serve.robbed == [], "those that had no replica went"
+
+    asyncio.run(main())
+
+
+async def write_over(rig: Rig, replicas: int) -> None:
+    await rig.api.patch(f"{RAY_CLUSTERS}/{rig.name}", [{"op": "replace", "path": "/spec/workerGroupSpecs/0/replicas", "value": replicas}])
+
+
+def test_a_write_over_what_has_changed_is_refused_and_made_again_from_the_news(cluster: Cluster, redis_url: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with a_rig(cluster, redis_url, tmp_path, 1) as rig, Api(Account(server_of(cluster), tmp_path / "account")) as api:
+            named = f"metadata.name={rig.name}"
+            late: Watched[RayCluster] = Watched(api, RAY_CLUSTERS, cluster_of, Random(3), fieldSelector=named)
+            late.take((await api.find(RAY_CLUSTERS, fieldSelector=named))["items"][0])
+            await write_over(rig, 2)
+            following = asyncio.create_task(Workers(api, "default", late, rig.pods).follow(rig.name, [AppPlaces(APP, 3, [])]))
+            await until(lambda: api.calls["patch", "rayclusters", "409"], 30)
+            hearing = asyncio.create_task(late.run())
+
+            assert await following
+            hearing.cancel()
+            assert api.calls["patch", "rayclusters", "200"] == 1
+            await until(lambda: rig.replicas == 3, 10)
+
+    asyncio.run(main())
+
+
+def test_one_of_two_acts_and_the_other_takes_over_within_the_leases_time(cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record) -> None:
+    async def main() -> None:
+        async with a_rig(cluster, redis_url, tmp_path, LEAST) as rig:
+            ports = [free_port(), free_port()]
+            for port in ports:
+                rig.start(port, MOST)
+            first = await leading(rig)
+            (second,) = set(ports) - {first}
+            await answering(rig, second)
+
+            rig.processes[first].kill()
+            killed_s = time.monotonic()
+            rig.gateway.num_waiting = 100_000
+            assert await leading(rig) == second
+            took_s = time.monotonic() - killed_s
+            record_property("takeover_s", round(took_s, 1))
+            assert LEASE_S - RETRY_S - 1 < took_s < LEASE_S + RETRY_S + MARGIN_S
+            await until(lambda: rig.serve.num_running == MOST, 60)
+            assert ("patch", "rayclusters", "200") in await rig.calls(second)
+
+            server = pid_of(cluster, "kube-apiserver")
+            os.kill(server, signal.SIGSTOP)
+            try:
+                rig.gateway.num_waiting = 0
+                await without_leader(rig)
+                target = rig.serve.target
+                await asyncio.sleep(3)
+                assert (rig.replicas, rig.serve.target) == (MOST, target), "the last target holds"
+            finally:
+                os.kill(server, signal.SIGCONT)
+            await leading(rig)
+            await until(lambda: rig.replicas == LEAST, 120)
+            assert rig.counts == sorted(rig.counts[: rig.counts.index(MOST)]) + sorted(rig.counts[rig.counts.index(MOST) :], reverse=True), "no flapping"
+            assert rig.serve.robbed == []
+
+            rig.start(first, MOST)
+            await answering(rig, first)
+            rig.processes[second].terminate()
+            ended_s = time.monotonic()
+            assert rig.processes[second].wait(20) == 0
+            assert await leading(rig) == first
+            record_property("handover_s", round(time.monotonic() - ended_s, 1))
+            assert time.monotonic() - ended_s < LEASE_S - 5, "who ends gives the Lease back"
+
+    asyncio.run(main())
+
+
+async def without_leader(rig: Rig) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if not await rig.leaders():
+                return
+            await asyncio.sleep(0.2)
+
+
+async def answering(rig: Rig, port: int) -> None:
+    async with asyncio.timeout(60):
+        while True:
+            if await rig.metrics(port):
+                return
+            await asyncio.sleep(0.1)
+
+
+def test_the_token_can_do_nothing_else(cluster: Cluster, redis_url: str, tmp_path: Path) -> None:
+    """Every other verb on what it reads and writes, and a few things that an intruder would like."""
+
+    async def main() -> None:
+        async with a_rig(cluster, redis_url, tmp_path, 1) as rig:
+            ray, core = RAY_CLUSTERS, "/api/v1/namespaces/default"
+            leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
+            forbidden = [
+                *[(verb, f"{ray}/{rig.name}") for verb in ("GET", "PUT", "DELETE")],
+                *[("POST", ray), ("DELETE", ray), ("PATCH", f"{ray}/{rig.name}/status")],
+                *[(verb, f"{core}/pods/x") for verb in ("GET", "PUT", "PATCH", "DELETE")],
+                *[("POST", f"{core}/pods"), ("POST", f"{core}/pods/x/exec"), ("POST", f"{core}/pods/x/eviction"), ("GET", f"{core}/pods/x/log")],
+                *[("GET", f"{core}/{kind}") for kind in ("secrets", "configmaps", "services", "events")],
+                *[("GET", leases), ("GET", f"{leases}/other"), ("PUT", f"{leases}/other"), ("DELETE", f"{leases}/scaling"), ("PATCH", f"{leases}/scaling")],
+                *[("GET", "/api/v1/nodes"), ("GET", "/api/v1/pods"), ("GET", "/apis/ray.io/v1/rayclusters"), ("GET", "/api/v1/namespaces/kube-system/pods")],
+            ]
+            answers = await statuses(Account(server_of(cluster), tmp_path / "account"), forbidden)
+            assert set(answers.values()) == {403}, answers
+            async with Api(Account(server_of(cluster), tmp_path / "account")) as api:
+                assert (await api.find(ray))["items"]
+                with pytest.raises(ApiRefused, match="404"):
+                    await api.get(f"{leases}/scaling")
+            assert rig.replicas == 1
+
+    asyncio.run(main())
+
+
+async def statuses(account: Account, calls: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
+    headers = {"authorization": f"Bearer {(account.folder / 'token').read_text()}", "content-type": "application/json"}
+    verify = ssl.create_default_context(cafile=str(account.folder / "ca.crt"))
+    async with httpx.AsyncClient(base_url=account.server, verify=verify, headers=headers, trust_env=False) as http:
+        return {(method, path): (await http.request(method, path, content=None if method == "GET" else b"{}")).status_code for method, path in calls}

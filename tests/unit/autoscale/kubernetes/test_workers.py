@@ -1,0 +1,116 @@
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from penstock.autoscale.kubernetes.api import Api, ApiAway
+from penstock.autoscale.kubernetes.resources import Pod, RayCluster, cluster_of, pod_of
+from penstock.autoscale.kubernetes.watched import Watched
+from penstock.autoscale.kubernetes.workers import Workers, follow_all
+from penstock.wire.hand import AppPlaces, Place
+from tests.unit.autoscale.kubernetes.api_fake import FakeServer, api_of
+
+PATH = "/apis/ray.io/v1/namespaces/n/rayclusters"
+
+
+def a_cluster(server: FakeServer, replicas: int) -> None:
+    server.put("rc1", {"workerGroupSpecs": [{"groupName": "gateway", "replicas": 2}, {"groupName": "pool-a", "replicas": replicas}]})
+
+
+def wanting(target: int) -> list[AppPlaces]:
+    return [AppPlaces("pool-a", target, [Place("r1", "RUNNING", "10.0.0.1")])]
+
+
+class Rig:
+    """The mirror is fed by hand: what it has not been told it does not know."""
+
+    def __init__(self, api: Api, server: FakeServer) -> None:
+        self.server = server
+        self.clusters: Watched[RayCluster] = Watched(api, PATH, cluster_of, Random(1))
+        pods: Watched[Pod] = Watched(api, "/api/v1/namespaces/n/pods", pod_of, Random(1))
+        self.workers = Workers(api, "n", self.clusters, pods)
+        self.hear()
+
+    def hear(self) -> None:
+        self.clusters.take(self.server.objects["rc1"])
+
+
+def test_all_that_is_due_goes_in_one_patch_and_nothing_more_is_sent(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = FakeServer()
+        a_cluster(server, 1)
+        async with api_of(server, tmp_path) as api:
+            rig = Rig(api, server)
+
+            assert await rig.workers.follow("rc1", wanting(3))
+
+            (patch,) = server.objects["rc1"]["spec"]["patched"][1:2]
+            assert (patch["path"], patch["value"]) == ("/spec/workerGroupSpecs/1/replicas", 3)
+            a_cluster(server, 3)
+            rig.hear()
+            assert await rig.workers.follow("rc1", wanting(3))
+            assert server.seen == [f"PATCH {PATH}/rc1"]
+
+    asyncio.run(main())
+
+
+def test_after_a_conflict_it_waits_for_the_news_and_decides_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = FakeServer()
+        a_cluster(server, 1)
+        async with api_of(server, tmp_path) as api:
+            rig = Rig(api, server)
+            a_cluster(server, 7)  # somebody else's, not heard of yet
+            following = asyncio.create_task(rig.workers.follow("rc1", wanting(9)))
+            await asyncio.sleep(0.05)  # long before NEWS_S
+            rig.hear()
+
+            assert await following
+            assert server.seen == [f"PATCH {PATH}/rc1"] * 2
+            assert server.objects["rc1"]["spec"]["patched"][1]["value"] == 9
+
+    asyncio.run(main())
+
+
+def test_a_conflict_without_news_ends_after_a_few_tries(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = FakeServer()
+        a_cluster(server, 1)
+        async with api_of(server, tmp_path) as api:
+            rig = Rig(api, server)
+            a_cluster(server, 1)
+
+            assert not await rig.workers.follow("rc1", wanting(2))
+            assert len(server.seen) == 3
+
+    asyncio.run(main())
+
+
+def test_a_cluster_that_is_not_known_yet_is_left_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = FakeServer()
+        a_cluster(server, 1)
+        async with api_of(server, tmp_path) as api:
+            assert not await Rig(api, server).workers.follow("rc2", wanting(2))
+            assert server.seen == []
+
+    asyncio.run(main())
+
+
+def test_what_the_server_does_not_answer_is_due_next_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = FakeServer()
+        a_cluster(server, 1)
+        async with api_of(server, tmp_path) as api:
+            rig = Rig(api, server)
+            server.script.extend([503, 503])
+            with pytest.raises(ApiAway):
+                await rig.workers.follow("rc1", wanting(2))
+            await follow_all(rig.workers, {"rc1": wanting(2)})
+            assert "patched" not in server.objects["rc1"]["spec"]
+
+            await follow_all(rig.workers, {"rc2": wanting(2), "rc1": wanting(2)})
+            assert server.objects["rc1"]["spec"]["patched"][1]["value"] == 2
+
+    asyncio.run(main())

@@ -1,0 +1,75 @@
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+from ray.exceptions import RayError
+
+from penstock.autoscale.hand import Executor
+from penstock.wire.hand import Answer, AppPlaces, Call, Place, decode_answer, decode_call, decode_wanted, encode
+
+PLACES = AppPlaces("pool-a", 2, [Place("r1", "RUNNING", "10.0.0.1")])
+
+
+@dataclass
+class Reach:
+    fails: Exception | None = None
+    done: list[tuple[object, ...]] = field(default_factory=list)
+
+    async def locate(self) -> list[AppPlaces]:
+        if self.fails is not None:
+            raise self.fails
+        return [PLACES]
+
+    async def set_target(self, name: str, target: int) -> None:
+        self.done.append(("set", name, target))
+
+    async def step_down(self, name: str, victims: tuple[str, ...], target: int) -> bool:
+        self.done.append(("down", name, victims, target))
+        return True
+
+
+def execute(reach: Reach, *calls: Call) -> list[Answer]:
+    async def main() -> list[Answer]:
+        executor = Executor(reach)
+        return [await executor.execute(call) for call in calls]
+
+    return asyncio.run(main())
+
+
+def test_calls_are_executed() -> None:
+    reach = Reach()
+
+    answers = execute(reach, Call("1", 1, "read"), Call("2", 1, "set", "pool-a", 2, 5), Call("3", 1, "down", "pool-a", 2, 1, ("r1",)))
+
+    assert answers == [Answer(apps=[PLACES]), Answer(), Answer()]
+    assert reach.done == [("set", "pool-a", 5), ("down", "pool-a", ("r1",), 1)]
+
+
+def test_a_target_that_has_changed_since_is_not_set() -> None:
+    reach = Reach()
+
+    assert execute(reach, Call("1", 1, "set", "pool-a", 3, 5), Call("2", 1, "set", "pool-b", 2, 5)) == [Answer(is_done=False)] * 2
+    assert reach.done == []
+
+
+def test_a_leader_of_an_earlier_term_is_not_obeyed() -> None:
+    reach = Reach()
+
+    answers = execute(reach, Call("1", 5, "read"), Call("2", 4, "set", "pool-a", 2, 5))
+
+    assert answers[1].error is not None
+    assert reach.done == []
+
+
+@pytest.mark.parametrize("error", [RayError("gone"), ValueError("no controller"), TimeoutError()])
+def test_what_ray_raises_is_an_answer(error: Exception) -> None:
+    assert execute(Reach(fails=error), Call("1", 1, "read")) == [Answer(is_done=False, error=type(error).__name__)]
+
+
+def test_messages_survive_the_way_and_others_are_no_messages() -> None:
+    call, answer = Call("1", 2, "down", "pool-a", 2, 1, ("r1",)), Answer(apps=[PLACES])
+
+    assert decode_call(encode(call)) == call
+    assert decode_answer(encode(answer)) == answer
+    assert decode_wanted(encode({"pool-a": 3})) == {"pool-a": 3}
+    assert (decode_call(b"x"), decode_answer(b"x"), decode_wanted(b"x")) == (None, None, {})

@@ -1,0 +1,58 @@
+"""Values that together take every branch of the chart's templates, beside the presets: name to YAML."""
+
+BRANCHES = {
+    "names": "{nameOverride: gate, image: {tag: '1', digest: 'sha256:" + 64 * "a" + "', pullSecrets: [registry]}}",
+    "full name": "{fullnameOverride: gate}",
+    "outer redis": """
+redis: {enabled: false, address: 'rediss://redis.example.com:6380', username: penstock}
+secrets: {redis: outer-redis, cluster: own, ray: own, tenants: own, providers: own}
+tenants: {first: []}
+telemetry: {otlp_endpoint: 'http://collector.telemetry:4318'}
+networkPolicy:
+  redis: [{ipBlock: {cidr: 192.0.2.0/24}}]
+  telemetry: [{namespaceSelector: {}}]
+""",
+    "outer redis, anybody": """
+redis: {enabled: false, address: 'redis://redis.example.com'}
+secrets: {redis: outer-redis}
+telemetry: {otlp_endpoint: 'https://collector.example.com'}
+""",
+    "no persistence": "{redis: {persistence: {enabled: false}}}",
+    "storage classes": """
+redis: {persistence: {storageClass: fast, whenDeleted: Delete}}
+adapters: {enabled: true, storageClass: shared, config: {max_per_tenant: 8}}
+""",
+    "no autoscaler": "{autoscaler: {enabled: false}, networkPolicy: {enabled: false}, podDisruptionBudgets: false, tenants: {first: []}}",
+    "one of each": "{gateway: {replicas: 1}, autoscaler: {replicas: 1}}",
+    "providers": """
+secrets: {providers: keys}
+providers:
+  - {name: up, base_url: 'https://api.example.com/v1', model: m, served_names: [demo], api_key_env: UP_KEY}
+  - {name: near, base_url: 'http://llm.other.svc:8080/v1', model: m, served_names: [demo]}
+networkPolicy: {providers: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: other}}}]}
+""",
+    "ingress and route": """
+ingress: {enabled: true, className: nginx, host: llm.example.com, tlsSecret: tls}
+httpRoute: {enabled: true, parentRefs: [{name: public, namespace: gateways}], hostnames: [llm.example.com]}
+service: {type: NodePort, nodePort: 30080, annotations: {a: b}}
+""",
+    "plain ingress": "{ingress: {enabled: true}, networkPolicy: {monitoring: []}}",
+    "placed": """
+head: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], affinity: {nodeAffinity: {}}, priorityClassName: high, annotations: {a: b}}
+gateway: {nodeSelector: {a: b}, spread: None, annotations: {a: b}, drainSeconds: 45}
+autoscaler: {nodeSelector: {a: b}, annotations: {a: b}}
+redis: {nodeSelector: {a: b}, annotations: {a: b}}
+podDefaults: {annotations: {a: b}, spread: None, runtimeClassName: nvidia, image: 'registry.example.com/penstock:cuda', drainSeconds: 50}
+pools:
+  - name: big
+    replicas: 2
+    engine: {device: cuda}
+    pod: {gpus: 2, gpuResource: amd.com/gpu, drainSeconds: 70}
+""",
+    "models": """
+models: {existingClaim: checkpoints, mountPath: /srv/models, tokenSecret: hub}
+adapters: {enabled: true, existingClaim: adapters}
+pools: [{name: a, model: /srv/models/a.gguf, served_names: [a]}]
+""",
+    "downloads": "{models: {download: true}, pools: [{name: a, model: org/name}], test: {model: org/name}}",
+}

@@ -1,0 +1,108 @@
+"""Kubernetes' own schemas (of kubernetes-validate) and KubeRay's, for whole objects. Unknown fields are refused, as a strict API server does.
+
+KubeRay's come from the programs of a test cluster: PENSTOCK_TEST_CLUSTER names its command, beside which bin.tar.xz lies.
+"""
+
+import json
+import os
+import tarfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+Object = dict[str, Any]
+
+VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
+OURS = ("RayService", "HTTPRoute")
+"""Kinds that Kubernetes itself does not have."""
+DEFINITIONS = "/api/_definitions.json#"
+"""How the schemas point at each other."""
+CRDS = "data/kuberay-crds.yaml"
+
+
+def mistakes(found: Object, version: str) -> list[str]:
+    """What a server of that version would refuse in the object: path and reason."""
+    group, _, api = found["apiVersion"].rpartition("/")
+    name = "-".join(filter(None, [found["kind"].lower(), group.split(".")[0].lower(), api.lower()]))
+    return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in _validator(version, name).iter_errors(found)]
+
+
+@cache
+def _folder(version: str) -> Path:
+    return Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema" / f"v{version}.0-local-strict"
+
+
+@cache
+def _definitions(version: str) -> Object:
+    found: Object = json.loads((_folder(version) / "_definitions.json").read_text(encoding="utf-8").replace(DEFINITIONS, "#"))
+    definitions: Object = found["$defs"]
+    return definitions
+
+
+@cache
+def _validator(version: str, name: str) -> jsonschema.Draft202012Validator:
+    schema = json.loads((_folder(version) / f"{name}.json").read_text(encoding="utf-8").replace(DEFINITIONS, "#"))
+    schema.pop("$id", None)
+    return jsonschema.Draft202012Validator({**schema, "$defs": _definitions(version)})
+
+
+@cache
+def kuberay_text() -> str:
+    """All of KubeRay's custom resource definitions; skips where there are none."""
+    program = os.environ.get("PENSTOCK_TEST_CLUSTER")
+    if not program:
+        pytest.skip("PENSTOCK_TEST_CLUSTER names no program that starts a test cluster")
+    archive = Path(program).resolve().parent / "bin.tar.xz"
+    unpacked = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "envtest" / str(archive.stat().st_size) / CRDS
+    if unpacked.exists():
+        return unpacked.read_text(encoding="utf-8")
+    with tarfile.open(archive, "r|xz") as tar:
+        for member in tar:
+            if member.name.removeprefix("./") == CRDS:
+                file = tar.extractfile(member)
+                assert file is not None
+                return file.read().decode()
+    raise AssertionError(f"{archive} has no {CRDS}")
+
+
+@cache
+def rayservice() -> jsonschema.Draft202012Validator:
+    """Of ray.io/v1."""
+    document = next(text for text in kuberay_text().split("\n---\n") if "\n  name: rayservices.ray.io" in text)
+    versions = yaml.load(document, Loader=yaml.CSafeLoader)["spec"]["versions"]
+    structural = next(version for version in versions if version["name"] == "v1")["schema"]["openAPIV3Schema"]
+    return jsonschema.Draft202012Validator(_strict(structural))
+
+
+def ray_mistakes(found: Object) -> list[str]:
+    return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in rayservice().iter_errors(found)]
+
+
+def _strict(node: Any) -> Any:
+    """A structural schema of a custom resource as JSON Schema, without room for what it does not name."""
+    if isinstance(node, list):
+        return [_strict(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    found = dict(_parts(node))
+    if found.pop("x-kubernetes-int-or-string", False):
+        return {"type": ["integer", "string"], **({"pattern": found["pattern"]} if "pattern" in found else {})}
+    if node.get("nullable") and isinstance(found.get("type"), str):
+        found["type"] = [found["type"], "null"]
+    if node.get("properties") and "additionalProperties" not in node and not node.get("x-kubernetes-preserve-unknown-fields"):
+        found["additionalProperties"] = False
+    return found
+
+
+def _parts(node: Object) -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if key == "properties":
+            yield key, {name: _strict(each) for name, each in value.items()}
+        elif key in ("items", "additionalProperties", "type", "enum", "required", "pattern", "minimum", "maximum", "x-kubernetes-int-or-string"):
+            yield key, _strict(value)

@@ -1,0 +1,146 @@
+"""A limiter and a played Redis that lets a test choose when it answers, and in what order. The script itself: tests/integration/test_limits."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+import pytest
+from redis.exceptions import ResponseError
+
+from penstock.tenancy.limits import MAX_TOKENS, Limiter
+from penstock.tenancy.tenants import Limits, tenant_key
+from penstock.tenancy.window import LIMIT_NAMES, Ask, Book, Verdict, Window
+
+WINDOW = Window(bucket_ms=1000, num_buckets=60, lease_ms=15_000)
+DUE_MS = WINDOW.lease_ms // 3
+ONE = Limits(max_parallel=1)
+TENANT = "acme"
+
+
+class PlayedRedis:
+    """Applies what it is asked once `before` has let it through."""
+
+    def __init__(self) -> None:
+        self.books: dict[str, Book] = {}
+        self.now_ms = 1_000_000
+        self.asks: list[Ask] = []
+        self.before: Callable[[Ask], Awaitable[None]] | None = None
+
+    @property
+    def status(self) -> Verdict:
+        """Of TENANT."""
+        return self.books[tenant_key(TENANT, "limits:requests")].apply(Ask(), self.now_ms)
+
+    def register_script(self, text: str) -> Callable[..., Awaitable[Any]]:
+        return self._present if "ZCARD" in text else self._apply
+
+    async def _present(self, keys: Sequence[str], args: Sequence[object]) -> int:
+        return 1
+
+    async def _apply(self, keys: Sequence[str], args: Sequence[bytes]) -> list[int]:
+        ask = msgspec.json.decode(args[0], type=Ask)
+        if self.before is not None:
+            await self.before(ask)
+        numbers = [ask.tokens, *(settled.used_tokens for settled in ask.settled), *(debt.tokens for debt in ask.debts)]
+        if any(not 0 <= number <= 2**53 for number in numbers):
+            raise ResponseError("ERR value is not an integer or out of range")
+        self.asks.append(ask)
+        is_admitted, limit, wait_ms, *rest = self.books.setdefault(keys[0], Book(WINDOW)).apply(ask, self.now_ms)
+        return [int(is_admitted), LIMIT_NAMES.index(limit) + 1 if limit else 0, -1 if wait_ms is None else wait_ms, *rest]
+
+
+@asynccontextmanager
+async def running(limiter: Limiter) -> AsyncIterator[None]:
+    task = asyncio.create_task(limiter.run())
+    try:
+        async with asyncio.timeout(10):
+            yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 (the limiter tells Redis when it is its time)
+        await asyncio.sleep(0.001)
+
+
+def made() -> tuple[PlayedRedis, Limiter]:
+    store = PlayedRedis()
+    client: Any = store
+    return store, Limiter(client, "one", WINDOW, now_ms=lambda: store.now_ms)
+
+
+def test_what_ends_while_its_renewal_is_under_way_is_not_held_again() -> None:
+    async def main() -> None:
+        store, limiter = made()
+        is_renewing, may_renew = asyncio.Event(), asyncio.Event()
+
+        async def renewals_come_late(ask: Ask) -> None:
+            if ask.renewed:
+                is_renewing.set()
+                await may_renew.wait()
+
+        store.before = renewals_come_late
+        assert (await limiter.reserve(TENANT, ONE, "first", 10)).is_admitted
+        store.now_ms += DUE_MS
+        async with running(limiter):
+            await is_renewing.wait()
+            limiter.settle(TENANT, "first", 7)
+            assert (await limiter.reserve(TENANT, ONE, "second", 10)).is_admitted
+            limiter.settle(TENANT, "second", 5)
+            may_renew.set()
+            await until(lambda: any(ask.renewed for ask in store.asks))
+            await until(lambda: store.status.parallel == 0)
+
+            assert store.status.tokens == 12
+
+    asyncio.run(main())
+
+
+def test_a_tenant_that_comes_back_just_when_it_is_forgotten_is_settled_as_any() -> None:
+    async def main() -> None:
+        store, limiter = made()
+        await limiter.reserve(TENANT, ONE, "long ago", 10)
+        limiter.settle(TENANT, "long ago", 1)
+        await limiter.reserve("another", ONE, "running", 1)
+        async with running(limiter):
+            await until(lambda: store.status.parallel == 0)
+            is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+            async def hold(ask: Ask) -> None:
+                if ask.id is not None:
+                    is_asked.set()
+                    await may_answer.wait()
+
+            store.before = hold
+            store.now_ms += 2 * 61_000
+            reserving = asyncio.create_task(limiter.reserve(TENANT, ONE, "back", 10))
+            await is_asked.wait()
+            limiter.settle("another", "running", 0)
+            await until(lambda: any(settled.id == "running" for ask in store.asks for settled in ask.settled))  # it has looked at all accounts
+            may_answer.set()
+            assert (await reserving).is_admitted
+            limiter.settle(TENANT, "back", 3)
+            await until(lambda: store.status.parallel == 0)
+
+            assert store.status.tokens == 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("used", "counted"), [(-5, 0), (10**30, MAX_TOKENS)])
+def test_an_impossible_count_is_bounded_and_does_not_stop_what_is_told_with_it(used: int, counted: int) -> None:
+    async def main() -> None:
+        store, limiter = made()
+        async with running(limiter):
+            assert (await limiter.reserve(TENANT, ONE, "r", 10**30)).is_admitted
+            limiter.settle(TENANT, "r", used)
+            await until(lambda: store.status.parallel == 0)
+
+            assert store.status.tokens == counted
+
+    asyncio.run(main())
