@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
-from prometheus_client.parser import text_string_to_metric_families
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.platform_process import PlatformProcess, read_metric, running_platform
 from bench.report import FOLDER, Row, write_report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,12 +94,8 @@ class Watch:
 
 
 def gauges(page: str, pool: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples if family.name in SHOWN else ():
-            if sample.labels.get("pool") == pool:
-                found[SHOWN[family.name]] = found.get(SHOWN[family.name], 0.0) + sample.value
-    return found
+    found = {word: read_metric(page, name, pool=pool) for name, word in SHOWN.items()}
+    return {word: value for word, value in found.items() if value is not None}
 
 
 def run_load(platform: PlatformProcess, scenario: Path, settings: Sequence[str], out: Path) -> int:

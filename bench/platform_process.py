@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import msgspec
 import psutil
 
@@ -18,6 +19,7 @@ from bench.cpu import descendants
 
 START_S = 180.0
 STOP_S = 60.0
+METRICS_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,15 @@ class PlatformProcess:
         """Of the embedded Redis."""
         return Path(msgspec.json.decode((self.state / "state.json").read_bytes())["temp_dir"]) / "redis" / "redis.sock"
 
+    def metrics(self) -> str:
+        """The page. Raises httpx.HTTPError."""
+        # no certificates: loading them takes longer than asking
+        return httpx.get(f"{self.url}/metrics", timeout=METRICS_S, trust_env=False, verify=False).text
+
+    def metric(self, name: str, **labels: str) -> float:
+        """Summed over the samples with these labels; 0 where there is none. Raises httpx.HTTPError."""
+        return read_metric(self.metrics(), name, **labels) or 0.0
+
     @property
     def daemons(self) -> list[int]:
         """Everything else: Ray's own processes and the supervisor."""
@@ -65,6 +76,13 @@ def _title(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
+
+
+def read_metric(page: str, name: str, **labels: str) -> float | None:
+    """Of a page in Prometheus' text format: the sum of the samples with these labels; None where there is none."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    rows = [line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} ")) and all(each in line for each in wanted)]
+    return sum(float(row.rpartition(" ")[2]) for row in rows) if rows else None
 
 
 def free_port() -> int:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 FOLDER = Path(__file__).parent
+RECORDS = (":(top,exclude)bench/*.json", ":(top,exclude)docs/*.png")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def write_report(name: str, rows: Iterable[Row], *, notes: Iterable[str] = (), f
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "hardware": hardware(),
-        "command": f"python -m bench.{name.replace('-', '_')} {' '.join(sys.argv[1:])}".strip(),
+        "command": " ".join(["python -m", f"bench.{name.replace('-', '_')}", *map(_without_folder, sys.argv[1:])]),
         "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
         "notes": notes,
     }
@@ -51,10 +52,10 @@ def write_report(name: str, rows: Iterable[Row], *, notes: Iterable[str] = (), f
 
 
 def commit() -> str:
-    """Hash of the checkout's commit, with `-dirty` when files differ from it; `unknown` outside a checkout."""
+    """Hash of the checkout's commit, with `-dirty` when files other than records and pictures differ from it; `unknown` outside a checkout."""
     try:
         head = _git("rev-parse", "HEAD")
-        return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no", "--", ":/", *RECORDS) else "")
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 
@@ -64,9 +65,14 @@ def hardware() -> dict[str, str | int]:
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 0,
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
         "python": platform.python_version(),
     }
+
+
+def _without_folder(argument: str) -> str:
+    """Where things lie is this machine's affair."""
+    return Path(argument).name if argument.startswith("/") else argument
 
 
 def _git(*arguments: str) -> str:

@@ -117,10 +117,7 @@ async def ask_all(platform: PlatformProcess, pool: str, bodies: Iterable[dict[st
 
 
 def counted(platform: PlatformProcess, pool: str) -> Counts:
-    text = httpx.get(f"{platform.url}/metrics", timeout=10, trust_env=False).text
-    found = {line.split()[0]: float(line.split()[1]) for line in text.splitlines() if line.startswith("penstock_")}
-    drafted, accepted = (found.get(f'penstock_{name}_total{{pool="{pool}"}}', 0.0) for name in ("draft_tokens", "accepted_draft_tokens"))
-    return Counts(drafted, accepted)
+    return Counts(platform.metric("penstock_draft_tokens_total", pool=pool), platform.metric("penstock_accepted_draft_tokens_total", pool=pool))
 
 
 def run_in_turn(platform: PlatformProcess, pools: tuple[str, ...], bodies: list[dict[str, Any]], streams: int, round_size: int) -> dict[str, Run]:

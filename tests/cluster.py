@@ -15,6 +15,8 @@ import pytest
 UP_S = 180.0
 LOAD_S = 300.0
 COMMAND_S = 120.0
+ABSENT = "PENSTOCK_TEST_CLUSTER names no program that starts a test cluster"
+"""Why a test is skipped, as tests/allowed_skips.txt has it."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,25 @@ class Cluster:
         subprocess.run([self.program, "load", "--dir", str(self.folder), str(archive)], timeout=LOAD_S, check=True)
 
 
-@contextmanager
-def running_cluster(*options: str) -> Iterator[Cluster]:
-    """options: of `up`. Skips the test where there is no such program."""
+def cluster_program() -> str:
+    """Its path. Skips the test where none is named."""
     program = os.environ.get("PENSTOCK_TEST_CLUSTER")
     if not program:
-        pytest.skip("PENSTOCK_TEST_CLUSTER names no program that starts a Kubernetes")
+        pytest.skip(ABSENT)
+    return program
+
+
+@contextmanager
+def running_cluster(*options: str) -> Iterator[Cluster]:
+    """options: of `up`. Skips the test where there is no such program, or where it can't start what is asked (a bare container)."""
+    program = cluster_program()
     folder = Path(tempfile.mkdtemp(prefix="kube-"))  # short: it holds sockets
     try:
-        subprocess.run([program, "up", "--dir", str(folder), *options], timeout=UP_S, check=True)  # what fails in it, it takes down itself
+        with tempfile.TemporaryFile("w+") as said:
+            started = subprocess.run([program, "up", "--dir", str(folder), *options], stderr=said, timeout=UP_S, check=False)
+            if started.returncode != 0:  # it has taken down itself what it had started
+                said.seek(0)
+                pytest.skip(f"{ABSENT} here: {(said.read().strip() or 'it said nothing').splitlines()[-1]}")
         try:
             yield Cluster(program, folder)
         finally:

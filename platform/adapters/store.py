@@ -1,8 +1,8 @@
 """The files of adapters by what they hold: a folder for each digest, the same for every gateway and replica.
 
-Not who owns them (registry). Every method blocks. Files appear whole (a draft is renamed into place) and never change; what nobody owns any
-more is kept for a while, because answers under way may need it on another replica. Invariant: a folder named by a digest holds exactly the
-files of that digest.
+Not who owns them (registry), only who has brought them: the empty file `brought/{tenant}/{digest}` says it, until the digest's folder is swept.
+Every method blocks. Files appear whole (a draft is renamed into place) and never change; what nobody owns any more is kept for a while, because
+answers under way may need it on another replica. Invariant: a folder named by a digest holds exactly the files of that digest.
 """
 
 import fcntl
@@ -14,12 +14,14 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.adapters.peft import FILES
 
 _FORMAT = b"penstock-adapter"
 _DRAFT = "draft-"
 _LOCK = "lock"
+_BROUGHT = "brought"
 _CHUNK_BYTES = 2**20
 
 
@@ -41,6 +43,15 @@ def _is_whole(folder: Path, digest: str) -> bool:
         return False
 
 
+class Room(NamedTuple):
+    """Bytes."""
+
+    held: int
+    """By files that the tenant has brought and that have not been swept; what several have brought counts for each."""
+    free: int
+    """On the disk."""
+
+
 class AdapterStore:
     def __init__(self, folder: Path) -> None:
         """Made when the first adapter comes."""
@@ -58,14 +69,23 @@ class AdapterStore:
     def discard(self, draft: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
-    def put(self, draft: Path, now: float) -> str:
-        """Keep a draft's files under their digest, which is returned; the draft is gone. now: Unix time.
+    def room(self, tenant: str) -> Room:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._locked():
+            files = [file for mark in (self._folder / _BROUGHT / tenant).glob("*") for file in self.path(mark.name).glob("*")]
+            return Room(sum(file.stat().st_size for file in files), shutil.disk_usage(self._folder).free)
+
+    def put(self, draft: Path, tenant: str, now: float) -> str:
+        """Keep a draft's files, which the tenant has brought, under their digest, which is returned; the draft is gone. now: Unix time.
 
         What lies there is looked at, not trusted: a sweep that was killed, or a power failure, may have left less than both files.
         """
         digest = digest_of(draft)
         place = self.path(digest)
         with self._locked():
+            marks = self._folder / _BROUGHT / tenant
+            marks.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (marks / digest).touch(mode=0o600)
             if _is_whole(place, digest):
                 self.discard(draft)
             else:
@@ -85,8 +105,11 @@ class AdapterStore:
         if not self._folder.is_dir():
             return []
         with self._locked():
-            old = [place for place in self._folder.iterdir() if place.is_dir() and place.name not in owned and place.stat().st_mtime < before]
+            kept = {*owned, _BROUGHT}
+            old = [place for place in self._folder.iterdir() if place.is_dir() and place.name not in kept and place.stat().st_mtime < before]
             for place in old:
+                for mark in self._folder.glob(f"{_BROUGHT}/*/{place.name}"):
+                    mark.unlink()
                 shutil.rmtree(place, ignore_errors=True)
         return [place.name for place in old]
 

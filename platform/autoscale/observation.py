@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import msgspec
+
 from penstock.wire.frames import Load, StepCosts
 from penstock.wire.scaling import PoolFlow
 
@@ -58,5 +60,5 @@ def mean_costs(replicas: tuple[ReplicaSeen, ...]) -> StepCosts | None:
     costs = [seen.load.costs for seen in replicas if seen.load.costs != StepCosts()]
     if not costs:
         return None
-    columns = zip(*((c.base_s, c.row_s, c.prefill_token_s, c.attention_s, c.kv_token_s, c.draft_token_s, c.knee_s) for c in costs), strict=True)
+    columns = zip(*map(msgspec.structs.astuple, costs), strict=True)
     return StepCosts(*(sum(column) / len(costs) for column in columns))

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.base.errors import ConfigError
-from penstock.workers.quant.quantize import Plan, evaluation_tokens, model_perplexity, quantize_checkpoint
+from penstock.workers.quant.quantize import Plan, evaluation_tokens, model_perplexity, plain_group_size, quantize_checkpoint
 
 FIELDS = ("prompt", "text", "question", "turns")
 """Of a JSON line: the first that is there."""
@@ -25,6 +25,10 @@ def quantize(model: str, out: Path, calibration: Path, evaluation: Path | None, 
     held_out = None if evaluation is None else evaluation_tokens(model, read_text(evaluation), EVALUATED_TOKENS)
     with _layers_shown(console) as on_layer:
         quantize_checkpoint(Plan(model, out, text, group_size, sequences), on_layer)
+    plain = plain_group_size(model, group_size)
+    if plain != group_size:
+        other = "" if plain is None else f" With --group-size {plain}, whatever reads AutoAWQ's format takes it."
+        console.print(f"Some rows end in a group shorter than {group_size}, which only Penstock reads.{other}", highlight=False, soft_wrap=True)
     console.print(f"{out} is ready: name it as a pool's model.", highlight=False, markup=False, soft_wrap=True)
     if held_out is None:
         return

@@ -1,6 +1,6 @@
 """The performance model: how long a step, a first token and a further token take. Pure arithmetic on `StepCosts`.
 
-    t_step = max(knee, a + b*rows + c*prefill_tokens + f*query_context + d*kv_tokens + e*draft_tokens)
+    t_step = max(knee, a + b*rows + c*prefill_tokens + f*query_context + d*kv_tokens + e*draft_tokens + g*draft_rounds)
 
 Not a scheduler: it predicts what the engine's one-phase scheduler does (a row of every running sequence, the rest of the token budget for
 prefill, first come first served). Invariant: every prediction is finite, not negative, and never falls when work is added.
@@ -27,11 +27,14 @@ class Work(NamedTuple):
     """Context tokens of the running sequences."""
 
 
-def step_time_s(costs: StepCosts, *, rows: int, prefill_tokens: int, query_context: float, kv_tokens: int, draft_tokens: int = 0) -> float:
+def step_time_s(
+    costs: StepCosts, *, rows: int, prefill_tokens: int, query_context: float, kv_tokens: int, draft_tokens: int = 0, draft_rounds: int = 0
+) -> float:
     """Seconds of one step.
 
     rows: sequences in it. prefill_tokens: prompt tokens computed in it. query_context: sum over those of the context each attends to.
-    kv_tokens: context tokens that the decode rows read. draft_tokens: drafted tokens verified in it.
+    kv_tokens: context tokens that the decode rows read. draft_tokens: drafted tokens verified in it. draft_rounds: of the
+    longest draft in it.
     """
     linear = (
         costs.base_s
@@ -40,6 +43,7 @@ def step_time_s(costs: StepCosts, *, rows: int, prefill_tokens: int, query_conte
         + costs.attention_s * query_context
         + costs.kv_token_s * kv_tokens
         + costs.draft_token_s * draft_tokens
+        + costs.draft_round_s * draft_rounds
     )
     return max(costs.knee_s, linear)
 

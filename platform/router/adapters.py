@@ -1,5 +1,6 @@
 """/v1/adapters: a tenant brings, lists and deletes its LoRA adapters, while replicas serve.
 
+An upload counts among its tenant's requests per minute, and begins only where the tenant's share of the disk, and the disk, have room for it.
 What is brought is checked against the base model before anything is kept; then the replicas load it, and the answer tells how far they are.
 Deleting ends it for new requests at once; those under way keep what they have. Invariant: whatever fails, no draft is left, and what was
 registered under the name before still is.
@@ -27,7 +28,7 @@ from penstock.router.upload import boundary_of, receive
 from penstock.tenancy.keys import Tenant
 from penstock.wire.adapters import AdapterDeleted, AdapterList, AdapterOut, AdapterReplicas
 from penstock.wire.bodies import decode_adapter_import
-from penstock.wire.errors import InvalidRequest, NotFound, Overloaded, PenstockError
+from penstock.wire.errors import InvalidRequest, NotFound, Overloaded, PenstockError, RateLimited
 
 ADAPTERS_PATH = "/v1/adapters"
 UPLOAD_TIMEOUT_S = 600.0
@@ -38,6 +39,10 @@ KEEP_S = UPLOAD_TIMEOUT_S + 900.0
 """How long files that nobody owns any more stay, beyond the longest request."""
 FORM_BYTES = 2**16
 """What a form may hold beside the adapter."""
+MIN_FREE_BYTES = 2**30
+"""Of the disk, left free by all uploads under way, however large they become."""
+FULL_RETRY_S = 60.0
+"""Of a full disk, which others may empty at any time."""
 
 log = logging.getLogger("penstock.adapters")
 
@@ -56,6 +61,9 @@ class AdapterPages:
             raise Overloaded(f"{num_uploads} adapters are on their way to this gateway already, {num_own} of them yours.", retry_after_s=1.0)
         self._uploading.append(tenant.id)
         try:
+            if tenant.limits is not None:
+                exchange.limit_headers = await self._deps.admission.charge(tenant.id, tenant.limits, exchange.request_id)
+            await self._make_room(adapters, tenant.id)
             draft = await asyncio.to_thread(adapters.store.draft)
             try:
                 name, out = await self._create(exchange, tenant, adapters, draft)
@@ -92,6 +100,27 @@ class AdapterPages:
         await exchange.answer(msgspec.json.encode(AdapterDeleted(id=name)))
         await self._sweep(adapters)
 
+    async def _make_room(self, adapters: AdapterDeps, tenant: str) -> None:
+        """Sweeps where that is needed. Raises RateLimited when the tenant's files are more than its share, Overloaded when the disk is full.
+
+        The share is a full set of the largest adapters, and one more in each upload under way: what replaces one lies beside it until that is swept.
+        """
+        config = adapters.config
+        share = config.max_per_tenant * config.max_bytes
+        floor = MIN_FREE_BYTES + len(self._uploading) * config.max_bytes
+        room = await asyncio.to_thread(adapters.store.room, tenant)
+        if room.held > share or room.free < floor:
+            await self._sweep(adapters)
+            room = await asyncio.to_thread(adapters.store.room, tenant)
+        if room.held > share:
+            raise RateLimited(
+                f"Your adapters take {room.held} bytes of the disk, those that were replaced or deleted lately included; more are taken up to {share} bytes "
+                f"(adapters.max_per_tenant times adapters.max_bytes). Files of replaced and deleted ones are gone after {self._kept_s:.0f} s.",
+                retry_after_s=self._kept_s,
+            )
+        if room.free < floor:
+            raise Overloaded("There is not enough room for another adapter on this gateway's disk.", retry_after_s=FULL_RETRY_S)
+
     async def _create(self, exchange: Exchange, tenant: Tenant, adapters: AdapterDeps, draft: Path) -> tuple[str, AdapterOut]:
         fields = await self._bring(exchange, tenant, adapters, draft)
         name = self._free_name(fields.get("name", ""))
@@ -99,7 +128,7 @@ class AdapterPages:
         requirements = adapters.models.requirements(base)
         checked = await asyncio.to_thread(check_folder, draft, requirements.shapes, requirements.max_rank)
         size_bytes = sum((draft / file).stat().st_size for file in FILES)
-        digest = await asyncio.to_thread(adapters.store.put, draft, self._deps.now())
+        digest = await asyncio.to_thread(adapters.store.put, draft, tenant.id, self._deps.now())
         adapter = Adapter(digest, base.name, base.digest, checked.rank, checked.targets, size_bytes, int(self._deps.now()))
         before = await adapters.registry.get(tenant.id, name)
         registered = await adapters.registry.put(tenant.id, name, adapter)
@@ -150,16 +179,20 @@ class AdapterPages:
             adapters.spreader.drop(adapters.models.pools_for(registered.adapter.model_digest), digest)
 
     async def _sweep(self, adapters: AdapterDeps) -> None:
-        """The answer is out: what goes wrong here is only told to the log, and the next one tries again."""
+        """What goes wrong here is only told to the log, and the next one tries again."""
         try:
             owned = await adapters.registry.owned_digests()
-            before = self._deps.now() - self._deps.config.request_timeout_s - KEEP_S
-            removed = await asyncio.to_thread(adapters.store.sweep, owned, before)
+            removed = await asyncio.to_thread(adapters.store.sweep, owned, self._deps.now() - self._kept_s)
         except (PenstockError, OSError) as error:
             log.warning("adapters not swept", extra={"error": type(error).__name__})
         else:
             if removed:
                 log.info("adapters removed", extra={"digests": removed})
+
+    @property
+    def _kept_s(self) -> float:
+        """How long files that nobody owns any more stay."""
+        return self._deps.config.request_timeout_s + KEEP_S
 
     def _adapters(self) -> AdapterDeps:
         if self._deps.adapters is None:

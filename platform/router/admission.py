@@ -54,6 +54,20 @@ class Admission:
                 f"{limits.tokens_per_minute} tokens per minute; shorten one of them.",
                 param="max_tokens",
             )
+        return await self._reserve(tenant_id, limits, request_id, tokens)
+
+    async def charge(self, tenant_id: str, limits: Limits, request_id: str) -> Headers:
+        """A request that generates nothing, an upload for instance: it counts against the requests per minute and no other limit, and has no end.
+
+        Returns and raises as `admit` does.
+        """
+        if limits.requests_per_minute is None:
+            return ()
+        headers = await self._reserve(tenant_id, Limits(requests_per_minute=limits.requests_per_minute), request_id, 0)
+        self._limiter.settle(tenant_id, request_id, 0)
+        return headers
+
+    async def _reserve(self, tenant_id: str, limits: Limits, request_id: str, tokens: int) -> Headers:
         verdict = await self._limiter.reserve(tenant_id, limits, request_id, tokens)
         headers = limit_headers(limits, verdict)
         if verdict.is_admitted:

@@ -137,7 +137,7 @@ def _adapter_creation() -> dict[str, Any]:
     files = {"type": "array", "minItems": 2, "maxItems": 2, "items": {"type": "string", "contentMediaType": "application/octet-stream"}}
     described = files | {"description": "adapter_config.json and adapter_model.safetensors, known by their file names"}
     form = {"type": "object", "required": ["name", "file"], "properties": fields | {"file": described}}
-    page = _page("createAdapter", "Bring a LoRA adapter in PEFT's format, or replace one", AdapterOut, (400, 401, 403, 404, 408, 413, 503))
+    page = _page("createAdapter", "Bring a LoRA adapter in PEFT's format, or replace one", AdapterOut, (400, 401, 403, 404, 408, 413, 429, 503))
     page["responses"] = {"201" if status == "200" else status: response for status, response in page["responses"].items()}
     return page | {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}} | _json(AdapterImport)}}
 

@@ -184,6 +184,9 @@ class StepCosts(msgspec.Struct, frozen=True, array_like=True):
     kv_token_s: float = 0.0
     """Per context token read by decode rows."""
     draft_token_s: float = 0.0
+    """Per drafted token that is verified."""
+    draft_round_s: float = 0.0
+    """Per pass of the drafter over the step's rows: as many as the longest draft has tokens."""
     knee_s: float = 0.0
     """A step takes at least this long, whatever it holds."""
 

@@ -263,7 +263,7 @@ class Engine:
 
     def _adapt(self, step: Step, seconds: float) -> None:
         shape = step.shape
-        sample = StepSample(shape.rows, shape.prefill_tokens, shape.query_context, shape.kv_tokens, shape.draft_tokens, seconds)
+        sample = StepSample(shape.rows, shape.prefill_tokens, shape.query_context, shape.kv_tokens, shape.draft_tokens, seconds, shape.draft_rounds)
         rate = max(ADAPT_RATE, 1 / (ADAPT_FIRST + self._num_steps // ADAPT_EVERY))
         self._costs = adapt(self._costs, sample, rate)
 

@@ -110,7 +110,7 @@ def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], floa
     for chunk in chunks:
         runner.forget(chunk.seq)
     shape = step.shape
-    return StepSample(shape.rows, shape.prefill_tokens, shape.query_context, shape.kv_tokens, shape.draft_tokens, max(seconds, 1e-6))
+    return StepSample(shape.rows, shape.prefill_tokens, shape.query_context, shape.kv_tokens, shape.draft_tokens, max(seconds, 1e-6), shape.draft_rounds)
 
 
 def _chunk(context: int, num_tokens: int, blocks: Iterator[int], num_blocks: int, block_size: int, max_drafts: int = 0) -> Chunk:

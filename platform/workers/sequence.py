@@ -122,6 +122,8 @@ class StepShape(NamedTuple):
     """Context tokens that the decode rows read."""
     draft_tokens: int = 0
     """Guessed and verified behind the decode rows."""
+    draft_rounds: int = 0
+    """Tokens of the longest draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class Step:
     @property
     def shape(self) -> StepShape:
         """With the drafts there are: the places for them before the step is run cost nothing."""
-        decode_rows = prefill_tokens = kv_tokens = draft_tokens = 0
+        decode_rows = prefill_tokens = kv_tokens = draft_tokens = draft_rounds = 0
         query_context = 0.0
         for chunk in self.chunks:
             count = chunk.num_tokens
@@ -148,10 +150,11 @@ class Step:
                 kv_tokens += chunk.start + 1
                 if chunk.draft:
                     draft_tokens += len(chunk.draft)
+                    draft_rounds = max(draft_rounds, len(chunk.draft))
             else:
                 prefill_tokens += count
                 query_context += count * (chunk.start + (count + 1) / 2)
-        return StepShape(len(self.chunks), decode_rows, prefill_tokens, query_context, kv_tokens, draft_tokens)
+        return StepShape(len(self.chunks), decode_rows, prefill_tokens, query_context, kv_tokens, draft_tokens, draft_rounds)
 
 
 @dataclass(frozen=True, slots=True)

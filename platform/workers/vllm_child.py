@@ -1,7 +1,7 @@
 """vLLM's process as the replica has it: started under another environment's Python, spoken to over a socket, ended with all that it started.
 
 Not the engine. Invariants: the process leads a group of its own, which is gone when `end` returns; it ends by itself when this process
-does, because its end of the socket closes; it knows none of the platform's secrets.
+does, because its end of the socket closes; of our environment it has only what ALLOWED names, and so none of the platform's secrets.
 """
 
 import contextlib
@@ -23,8 +23,17 @@ NUM_LAST_LINES = 12
 MAX_LINE_CHARS = 400
 OUTPUT_ENDS_S = 1.0
 """Behind the group's end; what left the group may hold its output open."""
-_OURS = ("PENSTOCK_", "RAY_", "PYTHON")
-"""Variables with these beginnings are not handed on: secrets, and what is meant for our own Python."""
+ALLOWED = frozenset(
+    ("PATH", "HOME", "USER", "LOGNAME", "TZ", "LANG", "TMPDIR", "CC", "CXX", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")
+)
+ALLOWED_BEGINNINGS = (
+    *("LC_", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "MALLOC_"),
+    *("CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "TRITON_", "VLLM_"),
+)
+"""Variables that are handed on. A secret can have any name (a provider's key, a header of a trace exporter, a proxy's password), so what is not named
+here stays with us; vLLM needs no network, its checkpoint is on this machine."""
+SECRETIVE = frozenset(("KEY", "TOKEN", "SECRET", "PASSWORD"))
+"""Words of a name, between underscores, with which it is not handed on in any case."""
 
 
 def bridge_command(python: str, bridge: Path = BRIDGE) -> list[str]:
@@ -34,7 +43,7 @@ def bridge_command(python: str, bridge: Path = BRIDGE) -> list[str]:
 
 def environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
     """For the child. What is set for vLLM already stays, but for its engine's place: in the same process, so that the bridge sees all of it."""
-    kept = {name: value for name, value in inherited.items() if not name.startswith(_OURS)}
+    kept = {name: value for name, value in inherited.items() if _is_allowed(name)}
     defaults = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # replicas share the cores
         "VLLM_LOGGING_LEVEL": "WARNING",
@@ -42,6 +51,10 @@ def environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",  # the checkpoint is on this machine already
     }
     return {**defaults, **kept, "OMP_NUM_THREADS": str(threads), "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+
+
+def _is_allowed(name: str) -> bool:
+    return (name in ALLOWED or name.startswith(ALLOWED_BEGINNINGS)) and SECRETIVE.isdisjoint(name.upper().split("_"))
 
 
 class Child:

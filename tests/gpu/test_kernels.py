@@ -3,7 +3,9 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from penstock.workers.triton import attention
 from penstock.workers.triton.attention import attend_planned
 from penstock.workers.triton.decode import SPLIT_TOKENS
 from penstock.workers.triton.plan import FEW_TOKENS
@@ -79,6 +81,25 @@ def test_pieces_of_prompts_and_single_queries_get_what_textbook_attention_gives(
     assert plan.rows is not None
     assert plan.pieces
     assert_as_expected(attended(case), case, shape)
+
+
+@pytest.mark.parametrize("bound", [1, 1000])
+def test_a_piece_whose_mask_would_be_too_large_is_taken_in_slices_to_the_same_result(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 17 queries in groups of 3 over 40 tokens: one by one, or 8 at once."""
+    shape = Shape(torch.float32, 64, 2, 3, 16, ((40, 17),))
+    case = make_case(shape, 6)
+    sizes: list[int] = []
+    fused = functional.scaled_dot_product_attention
+
+    def measured(*tensors: Tensor, attn_mask: Tensor, scale: float) -> Tensor:
+        sizes.append(attn_mask.numel())
+        return fused(*tensors, attn_mask=attn_mask, scale=scale)
+
+    monkeypatch.setattr(attention, "MAX_MASK", bound)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", measured)
+
+    assert_as_expected(attended(case), case, shape)
+    assert sizes == ([3 * 40] * 17 if bound == 1 else [8 * 3 * 40] * 2 + [3 * 40])
 
 
 @pytest.mark.parametrize("head_dim", [80, 96])

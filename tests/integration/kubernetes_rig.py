@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import redis.asyncio
@@ -213,6 +213,16 @@ class Rig:
         """Ports of the autoscalers that say they lead."""
         return [port for port in self.processes if 'penstock_autoscaler_is_leader{lease="scaling"} 1.0' in await self.metrics(port)]
 
+    async def leading(self) -> int:
+        """The port of the one that leads."""
+        async with asyncio.timeout(60):
+            while True:
+                leaders = await self.leaders()
+                assert len(leaders) < 2
+                if leaders:
+                    return leaders[0]
+                await asyncio.sleep(0.1)
+
     async def metrics(self, port: int) -> str:
         """Empty, where nobody answers."""
         try:
@@ -309,3 +319,56 @@ async def until(is_so: Callable[[], Any], within_s: float) -> None:
             if is_so():
                 return
             await asyncio.sleep(0.05)
+
+
+ALLOWED = {
+    ("list", "rayclusters"),
+    ("watch", "rayclusters"),
+    ("patch", "rayclusters"),
+    ("list", "pods"),
+    ("watch", "pods"),
+    ("get", "leases"),
+    ("create", "leases"),
+    ("update", "leases"),
+}
+"""What the autoscaler calls, of a RayCluster that was named to it."""
+
+
+class Figures(NamedTuple):
+    up_s: float
+    down_s: float
+    calls: dict[str, int]
+    """By verb, resource and status."""
+
+
+async def up_and_down(rig: Rig, port: int, least: int, most: int) -> Figures:
+    """A load that wants all that is allowed, then none; and everything that must hold of the way."""
+    rig.start(port, most)
+    await rig.leading()
+    before = rig.workers
+    began_s = time.monotonic()
+    rig.gateway.num_waiting = 100_000
+    await until(lambda: rig.replicas == most, 30)
+    await until(lambda: rig.serve.num_running == most, 180)
+    up_s = time.monotonic() - began_s
+    assert before <= rig.workers, "who was there has stayed"
+    full = rig.workers
+
+    began_s = time.monotonic()
+    rig.gateway.num_waiting = 0
+    await until(lambda: rig.replicas == least and len(rig.workers) == least, 300)
+    down_s = time.monotonic() - began_s
+    assert full - rig.workers == set(rig.serve.victims)
+    assert len(rig.serve.victims) == most - least
+    assert rig.serve.robbed == []
+    turn = rig.counts.index(most)
+    assert rig.counts == sorted(rig.counts[: turn + 1]) + sorted(rig.counts[turn + 1 :], reverse=True), "no flapping"
+    assert max(rig.counts) == most
+
+    calls = await rig.calls(port)
+    assert {(verb, kind) for verb, kind, _ in calls} <= ALLOWED
+    assert not [key for key in calls if key[2] == "403"]
+    steps = 1 + most - least
+    assert sum(count for (verb, _, _), count in calls.items() if verb == "patch") <= 2 * steps
+    assert sum(count for (verb, _, _), count in calls.items() if verb in ("list", "watch")) <= 6 + 2 * steps + 3 * (up_s + down_s) / 60
+    return Figures(round(up_s, 1), round(down_s, 1), {" ".join(key): value for key, value in calls.items()})

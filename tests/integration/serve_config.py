@@ -18,6 +18,7 @@ from ray import serve
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.schema import ServeDeploySchema
 
+from bench.platform_process import read_metric
 from penstock.autoscale.remote import RemoteServe
 from penstock.base.redis import connect
 from penstock.tenancy.keys import create_key
@@ -109,7 +110,7 @@ class Play:
     async def _num_reached(self) -> int:
         async with httpx.AsyncClient(trust_env=False) as http:
             page = (await http.get(f"http://127.0.0.1:{self._port}/metrics")).text
-        return round(sum(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith("penstock_replicas{")))
+        return round(read_metric(page, "penstock_replicas") or 0)
 
     def _body(self, **changes: Any) -> dict[str, Any]:
         return {"model": "played", "prompt": "water and power", "max_tokens": 8, "ignore_eos": True, **changes}

@@ -116,7 +116,7 @@ def test_a_pool_goes_from_one_replica_to_three_and_back_and_nothing_fails(tmp_pa
             long = [answer for asked in asking for answer in asked.result()]
         key = {"authorization": f"Bearer {platform.key}"}
         last = httpx.post(f"{platform.url}/v1/completions", json=LONG | {"max_tokens": 1}, headers=key, timeout=60, trust_env=False)
-        page = httpx.get(f"{platform.url}/metrics", trust_env=False).text
+        page = platform.metrics()
         journal = read_lines(platform.state / "autoscale.jsonl")
 
     counts = steps(seen.values["replicas"] for seen in watch.samples if "replicas" in seen.values)

@@ -13,6 +13,7 @@ import pytest
 from bench.loopback import ChatClient
 from bench.platform_process import PlatformProcess, running_platform
 from bench.prefix import CONFIG, SYSTEM_TOKENS, cached, share_a_prompt
+from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
@@ -31,18 +32,6 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
 def client(platform: PlatformProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=120) as client:
         yield client
-
-
-def metric(platform: PlatformProcess, name: str) -> float:
-    lines = httpx.get(f"{platform.url}/metrics", timeout=10, trust_env=False).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
-
-
-def wait_for(condition: Callable[[], bool], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.005)
 
 
 def test_the_openai_client_gets_paris(client: openai.OpenAI) -> None:
@@ -104,7 +93,7 @@ def test_64_concurrent_mixed_requests_all_finish(platform: PlatformProcess) -> N
 
     assert [len(found) for found in finishes] == [2 if number % 8 == 2 else 1 for number in range(64)]
     assert {finish for found in finishes for finish in found} <= {"stop", "length"}
-    wait_for(lambda: metric(platform, "penstock_running_sequences") == 0, within_s=REPORT_S)
+    wait_for(lambda: platform.metric("penstock_running_sequences") == 0, within_s=REPORT_S)
 
 
 def test_chats_that_share_a_system_prompt_find_it_cached_and_start_three_times_sooner(
@@ -123,14 +112,14 @@ def test_chats_that_share_a_system_prompt_find_it_cached_and_start_three_times_s
 
 
 def test_a_client_that_hangs_up_frees_its_kv(platform: PlatformProcess) -> None:
-    free = metric(platform, "penstock_kv_blocks_free")
+    free = platform.metric("penstock_kv_blocks_free")
     body = {"model": "demo", "messages": PARIS, "max_tokens": 1000, "stream": True, "ignore_eos": True}
     headers = {"authorization": f"Bearer {platform.key}"}
     with httpx.stream("POST", f"{platform.url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False) as response:
         next(response.iter_lines())
-        wait_for(lambda: metric(platform, "penstock_running_sequences") == 1, within_s=REPORT_S)
+        wait_for(lambda: platform.metric("penstock_running_sequences") == 1, within_s=REPORT_S)
 
     def is_free() -> bool:
-        return metric(platform, "penstock_running_sequences") == 0 and metric(platform, "penstock_kv_blocks_free") >= free
+        return platform.metric("penstock_running_sequences") == 0 and platform.metric("penstock_kv_blocks_free") >= free
 
     wait_for(is_free, within_s=REPORT_S)

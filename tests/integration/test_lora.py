@@ -46,6 +46,7 @@ pools:
     engine: {{dtype: float32, threads: 1, kv_memory_bytes: 67108864, max_num_seqs: 32, adapters: {{slots: 3, max_rank: 16}}}}
 """
 STREAM_TOKENS = 64
+"""Many times what a stream says while an adapter comes and another one goes."""
 PROMPT = "The sun is a star. The moon is"
 SIZE = 0.03
 """Spread of the adapters' weights: enough to change what the demo model says, not so much that it talks in one token."""
@@ -253,7 +254,7 @@ def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: Tenant
             num_tokens = chunk.usage.completion_tokens if chunk.usage is not None else num_tokens + 1
         return num_tokens
 
-    async def main() -> tuple[list[int], list[int]]:
+    async def main() -> tuple[list[int], list[int], list[int]]:
         started: asyncio.Queue[str] = asyncio.Queue()
         async with tenants.openai("acme") as acme, tenants.openai("other") as other:
             asks = [(acme, "kept"), (other, "kept"), (acme, "demo"), (acme, "tone"), (other, "demo"), (other, "tone"), (acme, "kept"), (other, "kept")]
@@ -261,20 +262,23 @@ def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: Tenant
             async with asyncio.timeout(60):
                 for _ in asks:
                     await started.get()
+            running = []
             uploaded = await asyncio.to_thread(tenants.upload, "acme", "late", "c")
-            used = await asyncio.to_thread(tenants.answer, "acme", "late", 4)
-            statuses = [uploaded.status_code, len(used["choices"][0]["token_ids"])]
+            running.append(sum(not task.done() for task in streams))
             with tenants.client("acme") as client:
-                statuses.append(client.delete("/v1/adapters/kept").status_code)
-                statuses.append(client.post("/v1/completions", json={"model": "kept", "prompt": "x"}).status_code)
-                statuses.append(client.delete("/v1/adapters/late").status_code)
-            assert any(not task.done() for task in streams), "nothing happened under running streams"
-            return await asyncio.gather(*streams), statuses
+                deleted = await asyncio.to_thread(client.delete, "/v1/adapters/kept")
+                running.append(sum(not task.done() for task in streams))
+                gone = await asyncio.to_thread(client.post, "/v1/completions", json={"model": "kept", "prompt": "x"})
+                used = await asyncio.to_thread(tenants.answer, "acme", "late", 4)
+                statuses = [uploaded.status_code, deleted.status_code, gone.status_code, len(used["choices"][0]["token_ids"])]
+                statuses.append((await asyncio.to_thread(client.delete, "/v1/adapters/late")).status_code)
+            return await asyncio.gather(*streams), statuses, running
 
-    num_tokens, statuses = asyncio.run(main())
+    num_tokens, statuses, running = asyncio.run(main())
 
+    assert running == [8, 8], "a load and a deletion under streams that all run"
+    assert statuses == [201, 200, 404, 4, 200]
     assert num_tokens == [STREAM_TOKENS] * 8
-    assert statuses == [201, 4, 200, 404, 200]
 
 
 def test_a_changed_adapter_under_the_same_name_shares_no_kv_with_its_predecessor(tenants: Tenants) -> None:

@@ -81,17 +81,12 @@ def logprobs(choices: list[dict[str, Any]]) -> list[Any]:
     return list(chain.from_iterable((choice["logprobs"] or {}).get("content") or [] for choice in choices))
 
 
-def resumed(platform: PlatformProcess) -> float:
-    lines = httpx.get(f"{platform.url}/metrics", timeout=10, trust_env=False).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("penstock_route_attempts_total{") and 'reason="resume"' in line)
-
-
 def test_a_seeded_penalised_answer_is_the_same_after_its_replica_was_killed(platform: PlatformProcess) -> None:
     expected = answer(platform, is_disturbed=False)
 
     found = answer(platform, is_disturbed=True)
 
-    assert resumed(platform) == 1
+    assert platform.metric("penstock_route_attempts_total", reason="resume") == 1
     assert len(token_ids(expected)) >= REQUEST["min_tokens"] > 2 * KILLED_AFTER
     assert token_ids(found) == token_ids(expected)
     assert text(found) == text(expected)

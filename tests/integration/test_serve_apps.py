@@ -18,6 +18,7 @@ import redis
 
 from bench.cpu import descendants
 from bench.platform_process import PlatformProcess, running_platform
+from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
@@ -43,15 +44,8 @@ Record = Callable[[str, object], None]
 @pytest.fixture(scope="module")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProcess]:
     with running_platform(tmp_path_factory.mktemp("platform"), CONFIG) as running:
-        wait_for(lambda: num_replicas(running) == 2)
+        wait_for(lambda: num_replicas(running) == 2, within_s=RECOVERY_S)
         yield running
-
-
-def wait_for(condition: Callable[[], Any], within_s: float = RECOVERY_S, every_s: float = 0.05) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(every_s)
 
 
 def client(platform: PlatformProcess) -> httpx.Client:
@@ -90,18 +84,12 @@ def token_ids(answer: dict[str, Any]) -> list[int]:
     return found
 
 
-def metric(platform: PlatformProcess, name: str) -> float:
-    """Summed over its labels; 0 also while the gateway does not answer."""
-    try:
-        lines = httpx.get(f"{platform.url}/metrics", timeout=5, trust_env=False).text.splitlines()
-    except httpx.TransportError:
-        return 0.0
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{"))
-
-
 def num_replicas(platform: PlatformProcess) -> int:
     """That the gateway is connected to; 0 also while it does not answer."""
-    return int(metric(platform, "penstock_replicas"))
+    try:
+        return int(platform.metric("penstock_replicas"))
+    except httpx.TransportError:
+        return 0
 
 
 def prime(platform: PlatformProcess, content: str) -> str:
@@ -115,7 +103,7 @@ def prime(platform: PlatformProcess, content: str) -> str:
         return again.headers["x-penstock-replica"] == replica and cached(again) > 300
 
     wait_for(is_found, within_s=2.0)
-    wait_for(lambda: metric(platform, "penstock_running_sequences") == 0, within_s=2.0)
+    wait_for(lambda: platform.metric("penstock_running_sequences") == 0, within_s=2.0)
     return replica
 
 
@@ -181,29 +169,24 @@ def test_a_stream_survives_the_death_of_its_replica_to_the_token(platform: Platf
             found += token_ids(chunk)
 
     assert found == expected
-    wait_for(lambda: num_replicas(platform) == 2)
+    wait_for(lambda: num_replicas(platform) == 2, within_s=RECOVERY_S)
 
 
 def test_a_client_that_hangs_up_frees_its_kv_within_one_step(platform: PlatformProcess, record_property: Record) -> None:
     question = body(100, long_prompt("Hang up", SLOW_CONTEXT), stream=True)
-    with client(platform) as watch:
+    wait_for(lambda: platform.metric("penstock_running_sequences") == 0, within_s=2.0)
+    free = platform.metric("penstock_kv_blocks_free")
+    with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=question) as response:
+        assert response.status_code == 200
+        chunks = stream_of(response)
+        arrivals: list[float] = []
+        while len(arrivals) < 4:
+            arrivals += [time.monotonic()] if token_ids(next(chunks)) else []
+        assert platform.metric("penstock_kv_blocks_free") < free
+        hung_up = time.monotonic()
 
-        def free_blocks() -> float:
-            return sum(float(line.split()[-1]) for line in watch.get("/metrics").text.splitlines() if line.startswith("penstock_kv_blocks_free{"))
-
-        wait_for(lambda: metric(platform, "penstock_running_sequences") == 0, within_s=2.0)
-        free = free_blocks()
-        with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=question) as response:
-            assert response.status_code == 200
-            chunks = stream_of(response)
-            arrivals: list[float] = []
-            while len(arrivals) < 4:
-                arrivals += [time.monotonic()] if token_ids(next(chunks)) else []
-            assert free_blocks() < free
-            hung_up = time.monotonic()
-
-        wait_for(lambda: free_blocks() == free, within_s=2.0, every_s=0.002)
-        freed_s = time.monotonic() - hung_up
+    wait_for(lambda: platform.metric("penstock_kv_blocks_free") == free, within_s=2.0, every_s=0.002)
+    freed_s = time.monotonic() - hung_up
     record_property("kv_freed_s", round(freed_s, 3))
     assert arrivals[-1] - arrivals[-2] > 0.8 * SLOW_STEP_S, "the steps are as slow as this test needs them"
     assert freed_s <= SLOW_STEP_S + LAG_S
@@ -212,21 +195,21 @@ def test_a_client_that_hangs_up_frees_its_kv_within_one_step(platform: PlatformP
 def test_after_an_idle_replica_is_killed_requests_go_on_and_its_index_entries_are_not_used(platform: PlatformProcess, record_property: Record) -> None:
     prompt = long_prompt("Idle")
     victim = prime(platform, prompt)
-    blocks = metric(platform, "penstock_index_blocks")
+    blocks = platform.metric("penstock_index_blocks")
     os.kill(pid_of(platform, victim), signal.SIGKILL)
     killed_at = time.monotonic()
 
     answers = [ask(platform) for _ in range(10)]  # at once: some may meet the dead one first
-    wait_for(lambda: metric(platform, "penstock_index_blocks") <= blocks - 400 // BLOCK_SIZE, within_s=2.0)
-    predicted = metric(platform, "penstock_prefix_predicted_tokens_total")
+    wait_for(lambda: platform.metric("penstock_index_blocks") <= blocks - 400 // BLOCK_SIZE, within_s=2.0)
+    predicted = platform.metric("penstock_prefix_predicted_tokens_total")
     answers.append(first := ask(platform, content=prompt))
-    assert metric(platform, "penstock_prefix_predicted_tokens_total") - predicted < 100, "what the dead one held is not counted on"
+    assert platform.metric("penstock_prefix_predicted_tokens_total") - predicted < 100, "what the dead one held is not counted on"
     assert cached(first) < 100, "the prompt is new to the other replica, but for what every chat begins with"
     answers += [ask(platform, content=prompt) for _ in range(10)]
 
     assert {answer.status_code for answer in answers} == {200}
     assert victim not in {answer.headers["x-penstock-replica"] for answer in answers}
-    wait_for(lambda: num_replicas(platform) == 2)
+    wait_for(lambda: num_replicas(platform) == 2, within_s=RECOVERY_S)
     record_property("replica_replaced_s", round(time.monotonic() - killed_at, 2))
     assert len(platform.replicas) == 2
 
@@ -234,7 +217,7 @@ def test_after_an_idle_replica_is_killed_requests_go_on_and_its_index_entries_ar
 def test_redis_killed_requests_go_on_it_is_back_and_the_index_heals(platform: PlatformProcess, record_property: Record) -> None:
     before, meanwhile = long_prompt("Before"), long_prompt("Meanwhile")
     prime(platform, before)
-    wait_for(lambda: len(copies(platform)) >= 2)
+    wait_for(lambda: len(copies(platform)) >= 2, within_s=RECOVERY_S)
 
     # away for three times as long as a key is known without asking (gateway.key_cache_s)
     killed: list[int] = []
@@ -254,7 +237,7 @@ def test_redis_killed_requests_go_on_it_is_back_and_the_index_heals(platform: Pl
     def is_healed() -> bool:
         found = copies(platform)
         living = {replica: count for replica, count in found.items() if any(has_log_of(pid, replica) for pid in platform.replicas)}
-        return len(living) == 2 and sum(living.values()) == metric(platform, "penstock_index_blocks")
+        return len(living) == 2 and sum(living.values()) == platform.metric("penstock_index_blocks")
 
     wait_for(is_healed, within_s=10.0)
     record_property("index_healed_s", round(time.monotonic() - killed_at, 2))
@@ -262,9 +245,9 @@ def test_redis_killed_requests_go_on_it_is_back_and_the_index_heals(platform: Pl
     # and a gateway that starts afresh finds both prompts
     (gateway,) = platform.gateways
     os.kill(gateway, signal.SIGKILL)
-    wait_for(lambda: num_replicas(platform) == 2)
+    wait_for(lambda: num_replicas(platform) == 2, within_s=RECOVERY_S)
     assert min(cached(ask(platform, content=prompt)) for prompt in (before, meanwhile)) > 300
-    assert metric(platform, "penstock_prefix_predicted_tokens_total") > 600
+    assert platform.metric("penstock_prefix_predicted_tokens_total") > 600
 
 
 def test_a_killed_gateway_answers_again_within_five_seconds_on_the_same_port(platform: PlatformProcess, record_property: Record) -> None:
@@ -277,7 +260,7 @@ def test_a_killed_gateway_answers_again_within_five_seconds_on_the_same_port(pla
         record_property("gateway_back_s", round(time.monotonic() - killed_at, 2))
 
     assert platform.gateways != [gateway]
-    wait_for(lambda: num_replicas(platform) == 2)
+    wait_for(lambda: num_replicas(platform) == 2, within_s=RECOVERY_S)
 
 
 def test_a_dead_gateways_sequences_are_off_the_replicas(platform: PlatformProcess) -> None:
@@ -285,9 +268,9 @@ def test_a_dead_gateways_sequences_are_off_the_replicas(platform: PlatformProces
     with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=body(4000, stream=True)) as response:
         next(stream_of(response))
         os.kill(gateway, signal.SIGKILL)
-    wait_for(lambda: num_replicas(platform) == 2)
+    wait_for(lambda: num_replicas(platform) == 2, within_s=RECOVERY_S)
 
-    wait_for(lambda: metric(platform, "penstock_running_sequences") == 0, within_s=5.0)
+    wait_for(lambda: platform.metric("penstock_running_sequences") == 0, within_s=5.0)
 
 
 def test_discovery_goes_on_after_serves_controller_was_killed(platform: PlatformProcess) -> None:
@@ -297,5 +280,5 @@ def test_discovery_goes_on_after_serves_controller_was_killed(platform: Platform
     os.kill(victim, signal.SIGKILL)
 
     assert is_answering(platform)
-    wait_for(lambda: num_replicas(platform) == 2 and victim not in platform.replicas)
+    wait_for(lambda: num_replicas(platform) == 2 and victim not in platform.replicas, within_s=RECOVERY_S)
     assert is_answering(platform)

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,13 +17,12 @@ import httpx
 import pytest
 
 from bench.platform_process import PlatformProcess, running_platform
-from penstock.base.redis import connect
-from penstock.cli.state import StateDir
-from penstock.tenancy.keys import create_key
-from penstock.tenancy.tenants import Settings, Tenants
+from penstock.tenancy.tenants import Settings
 from penstock_loadtest.fake.behaviour import Behaviour
 from penstock_loadtest.fake_server import FakeServer
 from penstock_loadtest.scenario import Lengths
+from tests.integration.new_tenants import new_key
+from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
@@ -33,7 +31,6 @@ PREFILL_TOKEN_S = 0.002
 WORDS = 60
 """Of a prompt; a token each at least, so that its prefill takes a good part of the target."""
 AT_ONCE = 16
-EDGE_REPLICAS = 'penstock_replicas{pool="edge",tier="edge"}'
 Record = Callable[[str, object], None]
 """pytest's `record_property`: a figure for the report (`--junitxml`)."""
 KEY = "a-secret-of-the-provider"
@@ -65,6 +62,10 @@ class World:
         """Requests that the provider has got."""
         return len(self.provider.truths)
 
+    @property
+    def num_edge_replicas(self) -> float:
+        return self.platform.metric("penstock_replicas", pool="edge")
+
     def post(self, key: str, name: str = "", **fields: Any) -> httpx.Response:
         content = " ".join([name, *["word"] * WORDS])
         body = {"model": "chat", "messages": [{"role": "user", "content": content}], "max_tokens": 8, "ignore_eos": True, **fields}
@@ -72,9 +73,6 @@ class World:
 
     def receipt(self, key: str, request_id: str) -> httpx.Response:
         return self.client.get(f"/v1/receipts/{request_id}", headers=bearer(key))
-
-    def metric(self, row: str) -> float:
-        return sum(float(line.split()[-1]) for line in self.client.get("/metrics").text.splitlines() if line.startswith(row))
 
     def at_once(self, key: str, count: int = AT_ONCE) -> list[httpx.Response]:
         with ThreadPoolExecutor(count) as threads:
@@ -114,24 +112,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with listening(behaviour) as provider, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TEST_TIERS_KEY", KEY)
         with running_platform(tmp_path_factory.mktemp("platform"), CONFIG.replace("URL", provider.url)) as platform:
-            leaving, staying = (asyncio.run(new_key(platform, *tenant)) for tenant in (("leaving", "edge_first"), ("staying", "never_leave")))
+            leaving = new_key(platform, "leaving", Settings(tier_policy="edge_first"))
+            staying = new_key(platform, "staying", Settings(tier_policy="never_leave"))
             with httpx.Client(base_url=platform.url, timeout=60, trust_env=False) as client:
                 found = World(platform, client, provider, leaving, staying)
-                wait_for(lambda: found.metric(EDGE_REPLICAS) == 1, within_s=10)
+                wait_for(lambda: found.num_edge_replicas == 1, within_s=10)
                 yield found
-
-
-async def new_key(platform: PlatformProcess, tenant: str, policy: str) -> str:
-    async with connect(f"unix://{platform.redis_socket}") as client:
-        await Tenants(client).create(tenant, Settings(tier_policy=policy), time.time())
-        return await create_key(client, StateDir(platform.state).secret(), tenant)
-
-
-def wait_for(condition: Callable[[], bool], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.005)
 
 
 def tier(answer: httpx.Response) -> tuple[str, str]:
@@ -168,7 +154,7 @@ def test_at_its_knee_the_edge_spills_and_the_receipt_says_why(world: World, reco
             assert choice["scores"]["upstream"] == upstream["predicted_ttft_s"]
         else:
             assert choice["predicted_ttft_s"] <= TARGET_S
-    assert world.metric('penstock_tier_decisions_total{pool="upstream",reason="predicted_ttft",tier="cloud"}') >= tiers["cloud", "predicted_ttft"]
+    assert world.platform.metric("penstock_tier_decisions_total", pool="upstream", reason="predicted_ttft", tier="cloud") >= tiers["cloud", "predicted_ttft"]
 
 
 def test_a_receipt_is_its_tenants_own(world: World) -> None:
@@ -195,9 +181,9 @@ def test_with_the_edge_killed_the_provider_answers_and_who_never_leaves_waits_fo
     with ThreadPoolExecutor(8) as threads:
         leaving = [threads.submit(world.post, world.leaving, f"leaving {number}", max_tokens=48) for number in range(4)]
         staying = [threads.submit(world.post, world.staying, f"staying {number}", max_tokens=48) for number in range(4)]
-        wait_for(lambda: world.metric('penstock_running_sequences{pool="edge"}') >= 2, within_s=10)
+        wait_for(lambda: world.platform.metric("penstock_running_sequences", pool="edge") >= 2, within_s=10)
         os.kill(replica, signal.SIGKILL)
-        wait_for(lambda: world.metric(EDGE_REPLICAS) == 0, within_s=10)
+        wait_for(lambda: world.num_edge_replicas == 0, within_s=10)
         answer = world.post(world.leaving, "arriving 0", stream=True, stream_options={"include_usage": True})
 
     assert tier(answer) == ("cloud", "tier_down")
@@ -223,7 +209,7 @@ def assert_is_a_stream_of_ours(answer: httpx.Response, prompt_tokens: int) -> No
 
 
 def test_the_providers_key_is_in_no_log_and_no_metric(world: World) -> None:
-    text = world.client.get("/metrics").text
+    text = world.platform.metrics()
     logs = b"".join(path.read_bytes() for path in world.platform.state.rglob("*") if path.is_file())
 
     assert 'penstock_provider_requests_total{outcome="finished",provider="upstream"}' in text

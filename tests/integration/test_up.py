@@ -8,13 +8,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from bench.platform_process import STOP_S, free_port, penstock, read_env, start_up
+from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
@@ -75,13 +75,6 @@ class Platform:
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(penstock(*arguments), capture_output=True, text=True, timeout=60)
-
-
-def wait_for(condition: Callable[[], Any], *, within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.05)
 
 
 @pytest.fixture

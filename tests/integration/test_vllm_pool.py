@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pytest
 
 from bench.platform_process import PlatformProcess, running_platform
 from bench.vllm_pool import CONFIG, MODELS, START_S, bridges, config, shape
+from tests.integration.waiting import wait_for
 
 if not os.environ.get("PENSTOCK_VLLM_PYTHON"):
     pytest.skip("PENSTOCK_VLLM_PYTHON names no interpreter with vLLM", allow_module_level=True)
@@ -41,18 +42,6 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
 def client(platform: PlatformProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=300) as client:
         yield client
-
-
-def wait_for(condition: Callable[[], bool], within_s: float) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.05)
-
-
-def metric(platform: PlatformProcess, name: str, pool: str = "vllm") -> float:
-    lines = httpx.get(f"{platform.url}/metrics", timeout=10, trust_env=False).text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"{name}{{") and f'pool="{pool}"' in line)
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -143,10 +132,10 @@ def test_a_seed_repeats_an_answer_and_the_pool_does_not_claim_more(client: opena
 def test_a_client_that_hangs_up_frees_its_place(client: openai.OpenAI, platform: PlatformProcess) -> None:
     stream = client.chat.completions.create(model="vllm", messages=COUNT, max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
     next(iter(stream))
-    wait_for(lambda: metric(platform, "penstock_running_sequences") == 1, within_s=10)
+    wait_for(lambda: platform.metric("penstock_running_sequences", pool="vllm") == 1, within_s=10)
     stream.close()
 
-    wait_for(lambda: metric(platform, "penstock_running_sequences") == 0, within_s=10)
+    wait_for(lambda: platform.metric("penstock_running_sequences", pool="vllm") == 0, within_s=10)
 
 
 def test_a_killed_child_is_replaced_with_its_replica_and_another_start_leaves_none_behind(client: openai.OpenAI, platform: PlatformProcess) -> None:
@@ -158,7 +147,7 @@ def test_a_killed_child_is_replaced_with_its_replica_and_another_start_leaves_no
         list(stream)
     wait_for(lambda: bool(bridges(platform.pid)) and before not in bridges(platform.pid), within_s=HEAL_S)
     assert "Paris" in (client.chat.completions.create(model="ours", messages=PARIS, temperature=0, max_tokens=16).choices[0].message.content or "")
-    wait_for(lambda: metric(platform, "penstock_replicas") == 1, within_s=HEAL_S)
+    wait_for(lambda: platform.metric("penstock_replicas", pool="vllm") == 1, within_s=HEAL_S)
 
     answer = client.chat.completions.create(model="vllm", messages=PARIS, temperature=0, max_tokens=16)
     assert "Paris" in (answer.choices[0].message.content or "")

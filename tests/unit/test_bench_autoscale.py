@@ -2,7 +2,9 @@
 
 import pytest
 
-from bench.autoscale import gauges, steps, wrongs
+from bench.autoscale import EXAMPLE, MOST, POOL, TTFT_TARGET_S, gauges, steps, wrongs
+from penstock.cli.config import load_platform
+from penstock_loadtest.scenario import load_scenario
 
 FINISHED = ["finished"] * 3
 
@@ -34,3 +36,15 @@ penstock_queue_length{pool="played"} 7.0
 
     assert gauges(page, "played") == {"replicas": 2.0, "queued": 7.0}
     assert steps([1.0, 1.0, 3.0, 1.0]) == [1, 3, 1]
+
+
+def test_the_examples_two_files_load_and_agree() -> None:
+    pools = {pool.name: pool for pool in load_platform(EXAMPLE / "penstock.yaml").pools}
+    scenario = load_scenario(EXAMPLE / "load.yaml", [])
+
+    scaled = pools[POOL].autoscale
+    assert scaled is not None
+    assert (scaled.min_replicas, scaled.max_replicas, scaled.ttft_target_s) == (1, MOST, TTFT_TARGET_S)
+    assert scenario.targets.ttft_s == TTFT_TARGET_S
+    assert {model.name for model in scenario.models} == {name for pool in pools.values() for name in pool.names}
+    assert [pool.engine.runner for pool in pools.values()].count("timed") == 1, "one pool computes for real"

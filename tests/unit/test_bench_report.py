@@ -27,3 +27,11 @@ def test_a_report_says_where_and_how_it_was_measured(tmp_path: Path, capsys: pyt
 
 def test_a_rival_of_zero_has_no_ratio() -> None:
     assert Row("x", 1.0, 0.0, "ms").ratio is None
+
+
+def test_a_command_is_reported_without_this_machines_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["bench", "--rival", str(tmp_path / "bin" / "python"), "--rounds=3"])
+
+    report = json.loads(write_report("some-thing", [], folder=tmp_path).read_text())
+
+    assert report["command"] == "python -m bench.some_thing --rival python --rounds=3"

@@ -34,23 +34,14 @@ class Watched(Generic[T]):
         self._keep = keep
         self._random = random
         self._query = query
-        self._news = asyncio.Event()
         self._version: str | None = None
         """To watch from; None: it takes a list."""
 
-    async def news(self, within_s: float) -> None:
-        """Until something changes, or that time is over."""
-        self._news.clear()
-        try:
-            async with asyncio.timeout(within_s):
-                await self._news.wait()
-        except TimeoutError:
-            return
-
-    def take(self, document: Document) -> None:
-        """An object as the server has just answered with it."""
-        self.objects[document["metadata"]["name"]] = self._keep(document)
-        self._news.set()
+    async def read(self) -> dict[str, T]:
+        """What the server has now, beside the mirror: that takes news from the watch alone, for an answer to anything else may be older than what the
+        watch has brought meanwhile, and nothing would come to correct it. Raises as Api does."""
+        found = await self._api.find(self._path, **self._query)
+        return {item["metadata"]["name"]: self._keep(item) for item in found["items"]}
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -78,7 +69,6 @@ class Watched(Generic[T]):
         found = await self._api.find(self._path, **self._query)
         self.objects = {item["metadata"]["name"]: self._keep(item) for item in found["items"]}
         self._version = str(found["metadata"]["resourceVersion"])
-        self._news.set()
 
     async def _follow(self) -> None:
         """One watch, to its end."""
@@ -97,6 +87,4 @@ class Watched(Generic[T]):
             self.objects.pop(name, None)
         elif kind in ("ADDED", "MODIFIED"):
             self.objects[name] = self._keep(item)
-        if kind != "BOOKMARK":
-            self._news.set()
         return str(item["metadata"]["resourceVersion"])

@@ -14,8 +14,6 @@ from penstock.autoscale.kubernetes.watched import Watched
 from penstock.wire.hand import AppPlaces
 
 TRIES = 3
-NEWS_S = 0.5
-"""After a conflict: for the watch to bring what changed."""
 GROUP = "/apis/ray.io/v1"
 
 log = logging.getLogger("penstock.workers")
@@ -33,24 +31,23 @@ class Workers:
     async def follow(self, name: str, apps: Iterable[AppPlaces]) -> bool:
         """Make that Ray cluster's groups what Serve wants of these applications; others stay. Whether nothing is left to do. Raises ApiAway, ApiRefused."""
         wanted = {app.app: app for app in apps}
+        clusters, pods = self._clusters.objects, self._pods.objects
         for _ in range(TRIES):
-            cluster = self._clusters.objects.get(name)
-            changes = [] if cluster is None else self._changes(cluster, wanted)
-            if cluster is None or not changes:
-                return cluster is not None
+            changes = changes_of(clusters.get(name), pods.values(), wanted)
+            if any(change.replicas < change.group.replicas for change in changes):
+                pods = await self._pods.read()  # a pod that is named and not there any more would cost another one
+                changes = changes_of(clusters.get(name), pods.values(), wanted)
+            if not changes:
+                return name in clusters
             try:
-                self._clusters.take(await self._api.patch(f"{self._path}/{name}", patch_of(cluster, changes)))
+                await self._api.patch(f"{self._path}/{name}", patch_of(clusters[name], changes))
             except Conflict:
-                await self._clusters.news(NEWS_S)
+                clusters = await self._clusters.read()
                 continue
             self._note(name, changes)
             return True
+        log.warning("workers not set", extra={"ray_cluster": name, "error": f"others wrote {TRIES} times meanwhile"})
         return False
-
-    def _changes(self, cluster: RayCluster, wanted: Mapping[str, AppPlaces]) -> list[Change]:
-        pods = [pod for pod in self._pods.objects.values() if pod.cluster == cluster.name]
-        found = [plan(group, [pod for pod in pods if pod.group == group.name], wanted[group.name]) for group in cluster.groups if group.name in wanted]
-        return [change for change in found if change is not None]
 
     def _note(self, name: str, changes: Iterable[Change]) -> None:
         for group, replicas, to_delete in changes:
@@ -59,6 +56,18 @@ class Workers:
             line = {"ray_cluster": name, "group": group.name, "was": group.replicas, "replicas": replicas, "going": going}
             log.info("workers", extra=line | {"put_back": ours is not None and ours != group.replicas})
             self._last[name, group.name] = replicas
+
+
+def changes_of(cluster: RayCluster | None, pods: Iterable[Pod], wanted: Mapping[str, AppPlaces]) -> list[Change]:
+    """Of all its groups. cluster None: it is not known (yet)."""
+    if cluster is None:
+        return []
+    by_group: dict[str, list[Pod]] = {}
+    for pod in pods:
+        if pod.cluster == cluster.name:
+            by_group.setdefault(pod.group, []).append(pod)
+    found = [plan(group, by_group.get(group.name, ()), wanted[group.name]) for group in cluster.groups if group.name in wanted]
+    return [change for change in found if change is not None]
 
 
 async def follow_all(workers: Workers, places: Mapping[str, Iterable[AppPlaces]]) -> None:

@@ -1,4 +1,4 @@
-"""Writes a quantized model as a safetensors directory that others read too: AutoAWQ's layout, float16 elsewhere, a shard a layer.
+"""Writes a quantized model as a safetensors directory: AutoAWQ's layout, float16 elsewhere, a shard a layer. Others read it too, if groups divide its columns.
 
 The directory appears whole or not at all, and a layer that is written is not computed again: see `penstock.workers.quant.growing`.
 """

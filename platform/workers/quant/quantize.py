@@ -61,6 +61,13 @@ def quantize_checkpoint(plan: Plan, on_layer: Callable[[int, int], None]) -> Non
         write_checkpoint(plan.out, source, config, recipe, layers, load)
 
 
+def plain_group_size(model: str, group_size: int) -> int | None:
+    """The largest group size up to `group_size` that divides the columns of every matrix, so that all readers of AutoAWQ's format take the
+    checkpoint; None: none does. Raises ConfigError."""
+    columns = [columns for _, columns in read_config(resolve(model)).linear_shapes.values()]
+    return next((size for size in reversed(GROUP_SIZES) if size <= group_size and not any(count % size for count in columns)), None)
+
+
 def calibration_sequences(tokenizer: Tokenizer, text: str, count: int, length: int = WINDOW) -> list[Tensor]:
     """The first `count` whole sequences of `length` tokens. Raises ConfigError for a text that holds none."""
     if count < 1:

@@ -1,11 +1,13 @@
 """How many tokens to draft for each sequence of a step: as many as pay, none where none does. Pure.
 
 A draft's j-th token is kept with probability a**j, a being the estimated chance that the target agrees with one more guess. Tokens a step
-gains are (decode rows + sum of those), its time is the performance model's; drafts are taken in order of worth for as long as the ratio,
-the goodput, rises (the criterion of SmartSpec, Liu et al. 2024, arXiv 2406.14066, with a length for each sequence).
+gains are (decode rows + sum of those), its time is the performance model's. For every greatest length, drafts are taken in order of worth for
+as long as the ratio, the goodput, rises (the criterion of SmartSpec, Liu et al. 2024, arXiv 2406.14066, with a length for each sequence).
 
 Not a drafter, and of no influence on what an answer says: any length gives the same tokens.
 """
+
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +24,16 @@ FORGET_RATE = 0.01
 """What a step without a draft moves a sequence's estimate towards that of all: answers change their nature."""
 RETRY_EVERY = 64
 """After so many steps in which no draft paid, one token is drafted for one sequence: estimates of what is never tried can't change."""
+
+
+class Guess(NamedTuple):
+    """A draft's `length`-th token; in order, the best comes first, and none before the shorter ones of its sequence."""
+
+    less_worth: float
+    """Minus the chance that it is kept."""
+    place: int
+    """Of the sequence in the batch."""
+    length: int
 
 
 class DraftLengths:
@@ -42,13 +54,14 @@ class DraftLengths:
 
         shape: of the step without drafts. Costs that are all 0 are unknown: everything pays.
         """
-        guesses = sorted((-worth, place) for place, chunk in enumerate(chunks) for worth in self._worths(chunk.seq, caps[place]))[:budget]
-        if self._is_adaptive:
-            guesses = guesses[: max(best_count([-worth for worth, _ in guesses], shape, costs), self._num_retried())]
-        self._num_idle_steps = 0 if guesses else self._num_idle_steps + 1
+        worths = (enumerate(self._worths(chunk.seq, caps[place]), 1) for place, chunk in enumerate(chunks))
+        guesses = sorted(Guess(-worth, place, length) for place, row in enumerate(worths) for length, worth in row)
+        chosen = best_guesses(guesses, budget, shape, costs) if self._is_adaptive else guesses[:budget]
+        chosen = chosen or guesses[: min(budget, self._num_retried())]
+        self._num_idle_steps = 0 if chosen else self._num_idle_steps + 1
         counts = [0] * len(chunks)
-        for _, place in guesses:
-            counts[place] += 1
+        for guess in chosen:
+            counts[guess.place] += 1
         for count, chunk in zip(counts, chunks, strict=True):
             if not count and chunk.seq.acceptance is not None:
                 chunk.seq.acceptance += FORGET_RATE * (self._acceptance - chunk.seq.acceptance)
@@ -73,16 +86,21 @@ class DraftLengths:
         return 1 if self._num_idle_steps >= RETRY_EVERY else 0
 
 
-def best_count(worths: list[float], shape: StepShape, costs: StepCosts) -> int:
-    """How many of the guesses, the best first, give the most tokens in the least time; of equals, more."""
+def best_guesses(guesses: list[Guess], budget: int, shape: StepShape, costs: StepCosts) -> list[Guess]:
+    """Those, at most `budget`, that give the most tokens in the least time; of equals, more. guesses: the best first."""
+    # where rounds cost nothing, the greatest length decides nothing
+    depths = range(1, max((guess.length for guess in guesses), default=0) + 1) if costs.draft_round_s else (max((g.length for g in guesses), default=0),)
     line = msgspec.structs.replace(costs, knee_s=0.0)
-    seconds = step_time_s(line, rows=shape.rows, prefill_tokens=shape.prefill_tokens, query_context=shape.query_context, kv_tokens=shape.kv_tokens)
-    tokens = float(shape.decode_rows)
-    best, best_tokens, best_s = 0, tokens, max(costs.knee_s, seconds)
-    for count, worth in enumerate(worths, 1):
-        tokens += worth
-        seconds += costs.draft_token_s
-        step_s = max(costs.knee_s, seconds)
-        if tokens * best_s >= best_tokens * step_s:
-            best, best_tokens, best_s = count, tokens, step_s
+    plain_s = step_time_s(line, rows=shape.rows, prefill_tokens=shape.prefill_tokens, query_context=shape.query_context, kv_tokens=shape.kv_tokens)
+    best: list[Guess] = []
+    best_tokens, best_s = float(shape.decode_rows), max(costs.knee_s, plain_s)
+    for depth in depths:
+        candidates = [guess for guess in guesses if guess.length <= depth][:budget]
+        tokens, seconds = float(shape.decode_rows), plain_s + depth * costs.draft_round_s
+        for count, guess in enumerate(candidates, 1):
+            tokens -= guess.less_worth
+            seconds += costs.draft_token_s
+            step_s = max(costs.knee_s, seconds)
+            if tokens * best_s >= best_tokens * step_s:
+                best, best_tokens, best_s = candidates[:count], tokens, step_s
     return best

@@ -36,8 +36,6 @@ class Piece(NamedTuple):
     """int64 [context]: where the tokens of the context lie, the block"""
     offsets: Tensor
     """int64 [context]: and the place in it."""
-    is_visible: Tensor
-    """bool [end - start, context]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +77,4 @@ def _int32(lists: tuple[list[int], ...], device: torch.device) -> Iterator[Tenso
 def _piece(start: int, end: int, context: int, block_table: Tensor, block_size: int, device: torch.device) -> Piece:
     positions = torch.arange(context)
     blocks = block_table.long()[positions // block_size]
-    positions = positions.to(device)
-    is_visible = positions <= positions[context - (end - start) :, None]
-    return Piece(start, end, blocks.to(device), positions % block_size, is_visible)
+    return Piece(start, end, blocks.to(device), (positions % block_size).to(device))

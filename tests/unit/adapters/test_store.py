@@ -8,8 +8,12 @@ from penstock.adapters.store import AdapterStore, digest_of
 from tests.unit.adapters.files import write
 
 
-def put(store: AdapterStore, fill: int, now: float) -> str:
-    return store.put(write(store.draft(), fill=fill), now)
+def put(store: AdapterStore, fill: int, now: float, tenant: str = "acme") -> str:
+    return store.put(write(store.draft(), fill=fill), tenant, now)
+
+
+def adapters_in(folder: Path) -> set[str]:
+    return {place.name for place in folder.iterdir() if place.is_dir()} - {"brought"}
 
 
 def test_equal_files_are_one_adapter_and_a_changed_byte_is_another(tmp_path: Path) -> None:
@@ -20,7 +24,7 @@ def test_equal_files_are_one_adapter_and_a_changed_byte_is_another(tmp_path: Pat
     assert first == again != other
     assert sorted(file.name for file in store.path(first).iterdir()) == sorted(FILES)
     assert [digest_of(store.path(digest)) for digest in (first, other)] == [first, other]
-    assert {place.name for place in (tmp_path / "adapters").iterdir() if place.is_dir()} == {first, other}
+    assert adapters_in(tmp_path / "adapters") == {first, other}
 
 
 def test_the_configuration_is_part_of_the_digest(tmp_path: Path) -> None:
@@ -60,6 +64,22 @@ def test_sweeping_removes_what_is_old_and_nobodys(tmp_path: Path) -> None:
     assert not store.path(old).exists()
 
 
+def test_what_a_tenant_has_brought_counts_for_it_once_until_it_is_swept(tmp_path: Path) -> None:
+    store = AdapterStore(tmp_path / "adapters")
+    assert store.room("acme").held == 0
+    first, second = (put(store, fill, 10.0) for fill in (0, 1))
+    put(store, 0, 10.0)
+    put(store, 0, 10.0, tenant="acme.2")
+    size = sum(file.stat().st_size for file in store.path(first).iterdir())
+
+    assert [store.room(tenant).held for tenant in ("acme", "acme.2", "other")] == [2 * size, size, 0]
+    assert store.sweep({second}, before=20.0) == [first]
+    assert [store.room(tenant).held for tenant in ("acme", "acme.2")] == [size, 0]
+    assert store.put(write(store.draft()), "other", 30.0) == first
+    assert [store.room(tenant).held for tenant in ("acme", "acme.2", "other")] == [size, 0, size], "what was swept is brought anew, by others"
+    assert 0 < store.room("acme").free < 2**60
+
+
 def test_what_is_put_again_is_kept_from_then_on(tmp_path: Path) -> None:
     store = AdapterStore(tmp_path)
     digest = put(store, 0, 10.0)
@@ -81,7 +101,7 @@ def test_what_a_crash_left_incomplete_is_whole_again_when_it_is_put_again(tmp_pa
 
     assert put(store, 0, 30.0) == digest
     assert digest_of(store.path(digest)) == digest
-    assert [place.name for place in tmp_path.iterdir() if place.is_dir()] == [digest]
+    assert adapters_in(tmp_path) == {digest}
 
 
 def test_a_draft_that_a_killed_gateway_left_is_swept(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import jsonschema
 import kubernetes_validate
-import pytest
 import yaml
+
+from tests.cluster import cluster_program
 
 Object = dict[str, Any]
 
@@ -55,10 +56,7 @@ def _validator(version: str, name: str) -> jsonschema.Draft202012Validator:
 @cache
 def kuberay_text() -> str:
     """All of KubeRay's custom resource definitions; skips where there are none."""
-    program = os.environ.get("PENSTOCK_TEST_CLUSTER")
-    if not program:
-        pytest.skip("PENSTOCK_TEST_CLUSTER names no program that starts a test cluster")
-    archive = Path(program).resolve().parent / "bin.tar.xz"
+    archive = Path(cluster_program()).resolve().parent / "bin.tar.xz"
     unpacked = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "envtest" / str(archive.stat().st_size) / CRDS
     if unpacked.exists():
         return unpacked.read_text(encoding="utf-8")

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from penstock.perf.fit import StepSample, adapt, fit, predict_sample_s
 from penstock.wire.frames import StepCosts
 
-TRUE = StepCosts(base_s=0.005, row_s=0.0005, prefill_token_s=0.0004, attention_s=2e-8, kv_token_s=2e-6, draft_token_s=0.0003)
+TRUE = StepCosts(base_s=0.005, row_s=0.0005, prefill_token_s=0.0004, attention_s=2e-8, kv_token_s=2e-6, draft_token_s=0.0003, draft_round_s=0.004)
 GRID = [
-    StepSample(rows, prefill, prefill * (context + prefill / 2), rows * context, drafts, 1.0)
-    for rows, prefill, context, drafts in itertools.product((1, 4, 16), (0, 64, 512), (128, 2048), (0, 8))
+    StepSample(rows, prefill, prefill * (context + prefill / 2), rows * context, rows * drafts, 1.0, drafts)
+    for rows, prefill, context, drafts in itertools.product((1, 4, 16), (0, 64, 512), (128, 2048), (0, 4))
 ]
 
 
@@ -43,7 +43,9 @@ def test_a_noisy_fit_predicts_within_the_noise():
 
 
 def test_steps_without_drafts_leave_the_cost_of_drafts_at_zero():
-    assert fit([sample for sample in measured(TRUE) if not sample.draft_tokens]).draft_token_s == 0
+    found = fit([sample for sample in measured(TRUE) if not sample.draft_tokens])
+
+    assert (found.draft_token_s, found.draft_round_s) == (0, 0)
 
 
 def test_one_sample_is_enough_for_a_fit_that_explains_it():

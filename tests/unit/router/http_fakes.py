@@ -213,21 +213,27 @@ async def gateway(
     tracing: Tracing | None = None,
     models: Mapping[str, ServedModel] | None = None,
     adapters: AdapterDeps | None = None,
+    num_gateways: int | None = None,
 ) -> AsyncIterator[World]:
-    """settings: of the tenant. model: what is served as MODEL. models: what is served, by name, instead."""
+    """settings: of the tenant. model: what is served as MODEL. models: what is served, by name, instead.
+
+    num_gateways: as Redis said before it went; None: it has never been there, and limits can't be checked.
+    """
     fake = FakeDispatcher(script or Script())
     store = FakeRedis()
     name, value = record_of(SECRET, "tenant-1", KEY)
     store.data = {name: value, settings_key("tenant-1"): msgspec.json.encode(Record(settings=settings or Settings(), created=0, updated=0))}
     metrics = Metrics()
     nowhere = connect("unix:///nonexistent/redis.sock")
+    limiter = Limiter(nowhere, "gateway-1")
+    limiter.num_gateways = num_gateways
     pools = [PoolReplicas("pool-a", "edge", 2)]
     deps = GatewayDeps(
         config=config or GatewayConfig(),
         models=models or {MODEL: model or ServedModel(MODEL, ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef")},
         dispatcher=dispatcher or fake,
         keys=KeyStore(store, SECRET, cache_s=60),
-        admission=Admission(Limiter(nowhere, "gateway-1"), UsageLog(nowhere, "gateway-1"), metrics),
+        admission=Admission(limiter, UsageLog(nowhere, "gateway-1"), metrics),
         metrics=metrics,
         replicas=lambda: pools,
         providers={provider.name: provider for provider in providers},

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,8 @@ from penstock.router.config import AdapterBase, PoolSpec, ProviderConfig
 from penstock.router.generation import Route
 from penstock.router.served import ServedModel
 from penstock.router.spread import Spreader
-from penstock.tenancy.tenants import Settings
+from penstock.tenancy.tenants import Limits, Settings
+from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Load, StepCosts
 from tests.unit.adapters.files import BASE, tensors_of, write
 from tests.unit.router.http_fakes import CONTEXT, KEY, MODEL, TOKENIZER, World, gateway, run
@@ -127,7 +129,7 @@ async def serving(
         return remotes if wanted else ()
 
     deps = AdapterDeps(AdaptersConfig(load_timeout_s=0.05, **config), cast(Registry, registry), store, adapted, Spreader(ready))
-    async with gateway(models=by_name, adapters=deps, settings=settings, providers=(PROVIDER,)) as world:
+    async with gateway(models=by_name, adapters=deps, settings=settings, providers=(PROVIDER,), num_gateways=1) as world:
         yield Adapters(world, registry, store, list(remotes), tmp_path / "files")
 
 
@@ -338,6 +340,89 @@ def test_no_tenant_can_take_all_the_places_for_uploads(tmp_path: Path) -> None:
             assert ends == [400] * MAX_TENANT_UPLOADS
             assert MAX_TENANT_UPLOADS < MAX_UPLOADS
             assert (await adapters.upload()).status_code == 201
+
+    run(main)
+
+
+def test_an_upload_counts_among_the_requests_per_minute_and_against_no_other_limit(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, FakeRemote(), settings=Settings(limits=Limits(requests_per_minute=3, max_parallel=1))) as adapters:
+            uploads = [await adapters.upload(fill=fill) for fill in range(2)]
+            answer = await adapters.world.chat(max_tokens=1)
+            refused = await adapters.upload(fill=2)
+
+            assert [upload.status_code for upload in uploads] == [201, 201], "what is over takes no place"
+            assert [upload.headers["x-ratelimit-remaining-requests"] for upload in (*uploads, answer)] == ["2", "1", "0"]
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert 1 <= int(refused.headers["retry-after"]) <= 61
+            assert adapters.registry.records["tenant-1", "mine"].version == 2
+
+    run(main)
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def test_fifty_versions_stay_within_the_tenants_share_of_the_disk_and_what_was_replaced_makes_room_in_time(tmp_path: Path) -> None:
+    """The share is two adapters of this size; one more may lie beside them until what it replaced is swept."""
+    size = bytes_in(write(tmp_path / "one"))
+
+    async def main() -> None:
+        async with serving(tmp_path, FakeRemote(), max_bytes=size, max_per_tenant=2) as adapters:
+            responses = []
+            for fill in range(50):
+                responses.append(await adapters.upload(fill=fill))
+                assert bytes_in(tmp_path / "store") <= 3 * size
+
+            assert [response.status_code for response in responses] == [201] * 3 + [429] * 47
+            assert f"take {3 * size} bytes" in responses[-1].text
+            assert int(responses[-1].headers["retry-after"]) > 900
+            assert adapters.registry.records["tenant-1", "mine"].version == 3, "what was refused changed nothing"
+            for response in responses[:2]:
+                os.utime(adapters.store.path(response.json()["digest"]), (1, 1))
+            assert (await adapters.upload(fill=50)).status_code == 201, "nobody had to ask for a sweep"
+            assert bytes_in(tmp_path / "store") == 2 * size
+
+    run(main)
+
+
+def test_two_versions_by_turns_are_two_files_however_often_they_change_places(tmp_path: Path) -> None:
+    size = bytes_in(write(tmp_path / "one"))
+
+    async def main() -> None:
+        async with serving(tmp_path, FakeRemote(), max_bytes=size, max_per_tenant=2) as adapters:
+            assert [(await adapters.upload(fill=turn % 2)).status_code for turn in range(50)] == [201] * 50
+            assert bytes_in(tmp_path / "store") == 2 * size
+
+    run(main)
+
+
+def test_what_was_stored_and_then_not_registered_counts_too(tmp_path: Path) -> None:
+    size = bytes_in(write(tmp_path / "one"))
+
+    async def main() -> None:
+        async with serving(tmp_path, FakeRemote(), max_bytes=size, max_per_tenant=1) as adapters:
+
+            async def refuse(*_: object) -> Registered:
+                raise InvalidRequest("You have 1 adapters already, which is the most; delete one.")
+
+            adapters.registry.put = refuse  # type: ignore[method-assign]
+
+            assert [(await adapters.upload(fill=fill)).status_code for fill in range(4)] == [400, 400, 429, 429]
+
+    run(main)
+
+
+def test_no_upload_begins_that_could_fill_the_disk(tmp_path: Path) -> None:
+    async def main() -> None:
+        free = shutil.disk_usage(tmp_path).free
+        async with serving(tmp_path, FakeRemote(), max_bytes=free) as adapters:
+            refused = await adapters.upload()
+
+            assert (refused.status_code, refused.json()["error"]["code"], refused.headers["retry-after"]) == (503, "overloaded", "60")
+            assert "not enough room" in refused.text
+            assert bytes_in(tmp_path / "store") == 0
 
     run(main)
 

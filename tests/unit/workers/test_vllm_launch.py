@@ -6,7 +6,7 @@ import pytest
 from penstock.text.source import resolve
 from penstock.wire.errors import ConfigError
 from penstock.workers.config import EngineConfig, SpeculationConfig, VllmConfig
-from penstock.workers.vllm_child import BRIDGE
+from penstock.workers.vllm_child import BRIDGE, environment
 from penstock.workers.vllm_launch import engine_args, find_python, launch_of
 
 
@@ -34,15 +34,47 @@ def test_settings_become_arguments_and_given_arguments_win() -> None:
     assert engine_args("/model", config())["max_model_len"] == -1
 
 
-def test_the_child_gets_the_bridge_its_threads_and_none_of_our_secrets() -> None:
-    inherited = {"PENSTOCK_CLUSTER_SECRET": "ab", "RAY_AUTH_TOKEN": "cd", "PATH": "/bin", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
+def test_the_child_gets_the_bridge_and_its_threads() -> None:
+    inherited = {"PATH": "/bin", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
     launch = launch_of(resolve("demo"), "/model", EngineConfig(runner="vllm", threads=3), "/venv/bin/python", inherited)
 
     assert launch.command == ["/venv/bin/python", "-I", str(BRIDGE)]
     assert Path(launch.command[-1]).is_file()
     assert (launch.environment["PATH"], launch.environment["OMP_NUM_THREADS"], launch.environment["VLLM_LOGGING_LEVEL"]) == ("/bin", "3", "DEBUG")
-    assert not any(name.startswith(("PENSTOCK_", "RAY_")) for name in launch.environment)
     assert launch.eos_token_ids == {2}
+
+
+SECRETS = (
+    *("PENSTOCK_CLUSTER_SECRET", "PENSTOCK_REDIS_URL", "RAY_AUTH_TOKEN", "OPENAI_API_KEY", "MISTRAL_KEY", "UPSTREAM", "VLLM_API_KEY", "VLLM_PROVIDER_TOKEN"),
+    *("OTEL_EXPORTER_OTLP_HEADERS", "HTTPS_PROXY", "HF_TOKEN", "HF_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY"),
+)
+"""Of the platform, of providers (whose keys have names of the operator's choice), of a trace exporter, of a proxy and of hubs."""
+NEEDED = (
+    "PATH",
+    "HOME",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "KMP_BLOCKTIME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "HF_HOME",
+    "XDG_CACHE_HOME",
+    "VLLM_TARGET_DEVICE",
+)
+
+
+def test_the_child_inherits_what_it_needs_and_no_secret() -> None:
+    inherited = {name: f"value of {name}" for name in (*SECRETS, *NEEDED, "PYTHONPATH", "LDAP_PASSWORD")}
+
+    found = environment(inherited, threads=2)
+
+    assert {name for name in inherited if found.get(name) == inherited[name]} == set(NEEDED)
+    assert [secret for secret in (*SECRETS, "LDAP_PASSWORD") if secret in found] == []
+    assert "PYTHONPATH" not in found, "it is meant for our own Python"
+
+
+def test_a_gpu_is_asked_of_ray_as_for_our_own_engine() -> None:
+    assert (EngineConfig(runner="vllm").num_gpus, EngineConfig(runner="vllm", device="cuda").num_gpus) == (0, 1)
 
 
 def test_what_vllm_can_not_keep_is_refused() -> None:

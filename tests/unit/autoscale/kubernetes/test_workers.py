@@ -28,12 +28,12 @@ class Rig:
     def __init__(self, api: Api, server: FakeServer) -> None:
         self.server = server
         self.clusters: Watched[RayCluster] = Watched(api, PATH, cluster_of, Random(1))
-        pods: Watched[Pod] = Watched(api, "/api/v1/namespaces/n/pods", pod_of, Random(1))
-        self.workers = Workers(api, "n", self.clusters, pods)
+        self.pods: Watched[Pod] = Watched(api, "/api/v1/namespaces/n/pods", pod_of, Random(1))
+        self.workers = Workers(api, "n", self.clusters, self.pods)
         self.hear()
 
     def hear(self) -> None:
-        self.clusters.take(self.server.objects["rc1"])
+        self.clusters.objects["rc1"] = cluster_of(self.server.objects["rc1"])
 
 
 def test_all_that_is_due_goes_in_one_patch_and_nothing_more_is_sent(tmp_path: Path) -> None:
@@ -55,34 +55,69 @@ def test_all_that_is_due_goes_in_one_patch_and_nothing_more_is_sent(tmp_path: Pa
     asyncio.run(main())
 
 
-def test_after_a_conflict_it_waits_for_the_news_and_decides_anew(tmp_path: Path) -> None:
+def test_after_a_conflict_it_reads_again_and_decides_anew(tmp_path: Path) -> None:
     async def main() -> None:
         server = FakeServer()
         a_cluster(server, 1)
         async with api_of(server, tmp_path) as api:
             rig = Rig(api, server)
             a_cluster(server, 7)  # somebody else's, not heard of yet
-            following = asyncio.create_task(rig.workers.follow("rc1", wanting(9)))
-            await asyncio.sleep(0.05)  # long before NEWS_S
-            rig.hear()
 
-            assert await following
-            assert server.seen == [f"PATCH {PATH}/rc1"] * 2
+            assert await rig.workers.follow("rc1", wanting(9))
+            assert server.seen == [f"PATCH {PATH}/rc1", f"GET {PATH}", f"PATCH {PATH}/rc1"]
             assert server.objects["rc1"]["spec"]["patched"][1]["value"] == 9
 
     asyncio.run(main())
 
 
-def test_a_conflict_without_news_ends_after_a_few_tries(tmp_path: Path) -> None:
+def test_the_mirror_is_the_watchs_alone(tmp_path: Path) -> None:
+    """An answer that comes behind what the watch has brought would put it back to the past, for ever if nothing more happens."""
+
     async def main() -> None:
         server = FakeServer()
         a_cluster(server, 1)
         async with api_of(server, tmp_path) as api:
             rig = Rig(api, server)
-            a_cluster(server, 1)
+            newest = rig.clusters.objects["rc1"]._replace(version="9999")
+            server.script.append(409)
+            following = asyncio.create_task(rig.workers.follow("rc1", wanting(2)))
+            await asyncio.sleep(0)
+            rig.clusters.objects["rc1"] = newest
+
+            assert await following
+            assert rig.clusters.objects["rc1"] is newest
+
+    asyncio.run(main())
+
+
+def test_who_conflicts_all_the_time_gets_a_few_tries_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = FakeServer()
+        a_cluster(server, 1)
+        async with api_of(server, tmp_path) as api:
+            rig = Rig(api, server)
+            server.script.extend([409, 200] * 3)
 
             assert not await rig.workers.follow("rc1", wanting(2))
-            assert len(server.seen) == 3
+            assert [line.split()[0] for line in server.seen] == ["PATCH", "GET"] * 3
+
+    asyncio.run(main())
+
+
+def test_pods_are_read_again_before_one_is_named(tmp_path: Path) -> None:
+    """The mirror has a pod that is gone: KubeRay would take another in its place."""
+
+    async def main() -> None:
+        server = FakeServer()
+        a_cluster(server, 2)
+        async with api_of(server, tmp_path) as api:
+            rig = Rig(api, server)
+            labels = {"ray.io/cluster": "rc1", "ray.io/group": "pool-a"}
+            rig.pods.objects["gone"] = pod_of({"metadata": {"name": "gone", "labels": labels}})
+
+            await rig.workers.follow("rc1", wanting(1))
+
+            assert server.seen == ["GET /api/v1/namespaces/n/pods"], "and then there was none to name"
 
     asyncio.run(main())
 

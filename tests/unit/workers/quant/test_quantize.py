@@ -22,7 +22,7 @@ from penstock.workers.quant.checkpoint import write_checkpoint
 from penstock.workers.quant.growing import RECIPE_FILE, Recipe
 from penstock.workers.quant.int4 import Int4Matrix
 from penstock.workers.quant.perplexity import perplexity
-from penstock.workers.quant.quantize import Plan, dense_weights, evaluation_tokens, model_perplexity, quantize_checkpoint
+from penstock.workers.quant.quantize import Plan, dense_weights, evaluation_tokens, model_perplexity, plain_group_size, quantize_checkpoint
 from penstock.workers.weights import load_weights
 from tests.unit.workers.tiny_models import saved, tiny_model
 
@@ -294,3 +294,8 @@ def test_a_layer_without_its_shard_is_refused_by_name(source: ModelSource, tmp_p
     again = resolve(str(tmp_path / "int4"))
     with pytest.raises(ConfigError, match=r"the checkpoint has no tensor model\.layers\.0"):
         load_weights(again, read_config(again), torch.float32)
+
+
+@pytest.mark.parametrize(("group_size", "plain"), [(128, 64), (64, 64), (32, 32)])
+def test_the_group_size_that_divides_the_demo_models_576_columns_is_found(group_size: int, plain: int) -> None:
+    assert plain_group_size("demo", group_size) == plain

@@ -1,10 +1,13 @@
+import itertools
+from collections.abc import Iterable
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.perf.model import step_time_s
 from penstock.wire.frames import SamplingParams, StepCosts
 from penstock.workers.sequence import Chunk, Sequence, StepShape
-from penstock.workers.speculation.lengths import RETRY_EVERY, DraftLengths, best_count
+from penstock.workers.speculation.lengths import RETRY_EVERY, DraftLengths, Guess, best_guesses
 
 COSTS = StepCosts(base_s=0.010, row_s=0.001, draft_token_s=0.001)
 
@@ -107,22 +110,35 @@ def test_lengths_that_do_not_adapt_are_as_long_as_allowed() -> None:
     acceptances=st.lists(st.floats(0, 1), min_size=1, max_size=4),
     base_s=st.floats(0.001, 0.1),
     draft_token_s=st.floats(0, 0.05),
+    draft_round_s=st.sampled_from([0.0, 0.001, 0.01, 0.05]),
     knee_s=st.floats(0, 0.1),
 )
-def test_no_other_lengths_give_a_better_goodput(acceptances: list[float], base_s: float, draft_token_s: float, knee_s: float) -> None:
-    costs = StepCosts(base_s=base_s, draft_token_s=draft_token_s, knee_s=knee_s)
+def test_no_other_lengths_give_a_better_goodput(acceptances: list[float], base_s: float, draft_token_s: float, draft_round_s: float, knee_s: float) -> None:
+    costs = StepCosts(base_s=base_s, draft_token_s=draft_token_s, draft_round_s=draft_round_s, knee_s=knee_s)
     rows = chunks(*acceptances)
-    lengths = DraftLengths(3)
 
-    def goodput(counts: list[int]) -> float:
+    def goodput(counts: Iterable[int]) -> float:
+        counts = list(counts)
         tokens = sum(sum(min(0.98, a) ** place for place in range(count + 1)) for a, count in zip(acceptances, counts, strict=True))
-        return tokens / step_time_s(costs, rows=len(rows), prefill_tokens=0, query_context=0, kv_tokens=0, draft_tokens=sum(counts))
+        seconds = step_time_s(
+            costs, rows=len(rows), prefill_tokens=0, query_context=0, kv_tokens=0, draft_tokens=sum(counts), draft_rounds=max(counts, default=0)
+        )
+        return tokens / seconds
 
-    chosen = goodput(lengths.choose(rows, [3] * len(rows), shape(len(rows)), costs, 100))
-    for uniform in range(4):
-        assert chosen >= goodput([uniform] * len(rows)) * (1 - 1e-9)
+    chosen = goodput(DraftLengths(3).choose(rows, [3] * len(rows), shape(len(rows)), costs, 100))
+    assert chosen >= max(map(goodput, itertools.product(range(4), repeat=len(rows)))) * (1 - 1e-9)
 
 
-def test_the_best_count_takes_more_of_equals() -> None:
-    assert best_count([0.5, 0.5], shape(1), StepCosts()) == 2
-    assert best_count([], shape(1), COSTS) == 0
+def test_a_drafter_whose_passes_cost_as_much_as_steps_is_for_many_sequences_or_none() -> None:
+    """A draft model reads its weights once a pass, for one sequence as for twenty."""
+    costs = StepCosts(base_s=0.010, row_s=0.001, draft_token_s=0.0005, draft_round_s=0.009)
+
+    assert choose(DraftLengths(4), chunks(0.8), costs=costs) == [0]
+    assert choose(DraftLengths(4), chunks(*[0.8] * 20), costs=costs, budget=1000) == [1] * 20
+
+
+def test_the_best_guesses_are_more_of_equals() -> None:
+    guesses = [Guess(-0.5, 0, 1), Guess(-0.5, 1, 1)]
+
+    assert best_guesses(guesses, 8, shape(1), StepCosts()) == guesses
+    assert best_guesses([], 8, shape(1), COSTS) == []
