@@ -9,7 +9,7 @@ import pytest
 from bench.platform_process import free_port
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from tests.cluster import Cluster, running_cluster
-from tests.integration.kubernetes_rig import a_rig, up_and_down
+from tests.e2e.rig import a_rig, up_and_down
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 

@@ -137,7 +137,7 @@ def test_one_command_answers_survives_its_redis_and_leaves_nothing(start: Callab
     assert redis is not None
     redis.kill()
     assert platform.ask().status_code == 200, "a known key goes on without Redis"
-    wait_for(lambda: platform.redis is not None and platform.redis.pid != redis.pid, within_s=5)
+    wait_for(lambda: (found := platform.redis) is not None and found.pid != redis.pid, within_s=5)
 
     # Ctrl-C
     key, processes = platform.env["OPENAI_API_KEY"], platform.processes

@@ -6,7 +6,7 @@ One call an attempt: a leader renews, another reads and takes what is free. Whil
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from penstock.autoscale.kubernetes.api import Api, ApiAway, ApiRefused, Conflict, Document, Missing
 from penstock.autoscale.kubernetes.lease import Record, State, Times, is_leader, noticed, wanted, written
 
+AGAIN_S = 2.0
 CHECK_S = 0.1
 """Between two looks at the clock by who waits for a change."""
 
@@ -129,6 +130,15 @@ def _now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
+async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Cancel them until they have ended: a client library may take one cancellation for its own timeout."""
+    pending: Collection[asyncio.Task[Any]] = tasks
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=AGAIN_S)
+
+
 @asynccontextmanager
 async def standing(elector: Elector) -> AsyncIterator[None]:
     """Runs it beside what is inside, and gives the Lease back behind it."""
@@ -136,5 +146,4 @@ async def standing(elector: Elector) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await end([running])

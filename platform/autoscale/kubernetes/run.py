@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.kubernetes.api import ACCOUNT, Api, account_of
-from penstock.autoscale.kubernetes.elector import Elector, standing
+from penstock.autoscale.kubernetes.elector import Elector, end, standing
 from penstock.autoscale.kubernetes.lease import Times
 from penstock.autoscale.kubernetes.pages import Pages, serve_pages
 from penstock.autoscale.kubernetes.resources import WORKERS, Pod, RayCluster, Service, cluster_of, pod_of, service_of
@@ -86,8 +86,7 @@ class Autoscaler:
             try:
                 await self.elector.until(is_leader=False)
             finally:
-                turns.cancel()
-                await asyncio.gather(turns, return_exceptions=True)
+                await end([turns])
 
     async def _turns(self, scaler: Scaler) -> None:
         """Until cancelled, whatever a turn raises."""
@@ -154,7 +153,5 @@ async def autoscale(options: Options, pools: Sequence[ScaledPool]) -> None:
                 for task in done:
                     task.result()
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await end(tasks)
     await client.aclose()

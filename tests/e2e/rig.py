@@ -23,6 +23,7 @@ import redis.asyncio
 
 from penstock.autoscale.hand import Executor, serve_calls
 from penstock.autoscale.kubernetes.api import Account, Api, ApiAway, Document, Missing
+from penstock.autoscale.kubernetes.elector import end
 from penstock.autoscale.kubernetes.resources import CLUSTER_LABEL, WORKERS, Pod, RayCluster, cluster_of, pod_of
 from penstock.autoscale.kubernetes.watched import Watched
 from penstock.base.redis import connect
@@ -304,9 +305,7 @@ async def a_rig(cluster: Cluster, redis_url: str, folder: Path, replicas: int) -
             for process in rig.processes.values():
                 process.kill()
                 process.wait()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(tasks)
             await client.aclose()
             cluster.kubectl("delete", "raycluster", name, "--wait=false")
             cluster.kubectl("delete", "lease", "scaling", "--ignore-not-found")
