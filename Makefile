@@ -29,7 +29,7 @@ demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a step of loa
 	@$(BIN)/python -m bench.autoscale $(ARGS)
 
 test: $(VENV)/.installed-dev ## run every test (ARGS="-k name")
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m tests.run $(ARGS)
 
 gpu-tests: $(VENV)/.installed-dev ## the tests that need an NVIDIA GPU; refused where torch finds none
 	@PYTHON=$(BIN)/python exec tests/gpu/run.sh $(ARGS)

@@ -30,7 +30,15 @@ def pieces(client: httpx.Client) -> Iterator[tuple[str, int, str]]:
 def replicas() -> list[psutil.Process]:
     """Of the platform that runs with the state folder .penstock here."""
     up = psutil.Process(json.loads(Path(".penstock/state.json").read_text(encoding="utf-8"))["pid"])
-    return [process for process in up.children(recursive=True) if any("ServeReplica:pool-" in word for word in process.cmdline())]
+    return [process for process in up.children(recursive=True) if any("ServeReplica:pool-" in word for word in words(process))]
+
+
+def words(process: psutil.Process) -> list[str]:
+    """Of its command line; none of a process that ends just now."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def cpu_s(process: psutil.Process) -> float:

@@ -29,6 +29,8 @@ COPIED = (*NAMING_PORTS, "pyproject.toml", "constraints.txt")
 """Those, and what `make` compares with its stamps; the rest of the checkout is links."""
 STAYS = {"make up": "Ctrl-C stops it.", "penstock-loadtest fake-server": "http://"}
 """Commands that run until they are interrupted, each in a terminal of its own, and what they say when they are ready."""
+OF_MAKE = {"MFLAGS", "ARGS"}
+"""What `make test ARGS=...` leaves in the environment, and another make would take up."""
 NOT_RUN = {
     "make demo-autoscale": "takes four minutes; test_autoscale runs its steps with shorter horizons, and the tour's load scales a pool too",
     "make image": "wants docker, podman or buildah; test_image runs an image where one is named",
@@ -57,7 +59,7 @@ class Terminal:
     """A shell in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "OPENAI_", "OTEL_")) and name != "MFLAGS"}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "OPENAI_", "OTEL_")) and name not in OF_MAKE}
         self._shell = subprocess.Popen(
             ["bash", "--noprofile", "--norc"],
             cwd=folder,
