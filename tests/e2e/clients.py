@@ -28,7 +28,13 @@ def streamed(url: str, key: str, model: str) -> dict[str, Any]:
 
 def status(url: str, key: str, path: str = "/v1/models") -> int:
     """Of a GET."""
-    return httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S, trust_env=False).status_code
+    return httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=TIMEOUT_S, trust_env=False).status_code
+
+
+def used(url: str, key: str) -> int:
+    """Completion tokens, as the API tells the tenant."""
+    answer = httpx.get(f"{url}/v1/usage", headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S, trust_env=False)
+    return sum(row["completion_tokens"] for row in answer.raise_for_status().json()["data"])
 
 
 def burst(url: str, key: str, model: str, count: int, max_tokens: int) -> list[dict[str, Any]]:
@@ -57,7 +63,7 @@ def upload(url: str, key: str, adapter: str, base: str, folder: str) -> dict[str
     return {"made": [made.status_code, made.json()], "asked": [asked.status_code, asked.json()]}
 
 
-CLIENTS: dict[str, Callable[..., Any]] = {client.__name__: client for client in (streamed, status, burst, upload)}
+CLIENTS: dict[str, Callable[..., Any]] = {client.__name__: client for client in (streamed, status, used, burst, upload)}
 
 if __name__ == "__main__":
     json.dump(CLIENTS[sys.argv[1]](**json.load(sys.stdin)), sys.stdout)

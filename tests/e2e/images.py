@@ -1,8 +1,11 @@
 """The images of the end-to-end tests, without a registry: Penstock's from the working tree, and one of Redis from Debian's package."""
 
+import ast
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,18 +74,22 @@ def _base() -> None:
 def _penstock() -> str:
     _base()
     certificates = ["-v", f"{CERTIFICATES}:{CERTIFICATES}:ro"] if Path(CERTIFICATES).is_dir() else []
-    options = ["--layers", "--network", "host", *certificates, *_pip_settings(), "--build-arg", f"BASE={BASE}"]
-    _buildah("build", "-q", *options, "--target", "cpu", "-t", PENSTOCK, "-f", "deploy/docker/Dockerfile", ".")
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--layers", "--network", "host", *certificates, *_pip_settings(Path(folder)), "--build-arg", f"BASE={BASE}"]
+        _buildah("build", "-q", *options, "--target", "cpu", "-t", PENSTOCK, "-f", "deploy/docker/Dockerfile", ".")
     return PENSTOCK
 
 
-def _pip_settings() -> list[str]:
-    """What pip goes by on this machine, inside the build too."""
-    found = [word for name, value in os.environ.items() if name.startswith("PIP_") for word in ("--env", f"{name}={value}")]
-    links = subprocess.run(["pip", "config", "get", "global.find-links"], capture_output=True, text=True, check=False).stdout.split()
-    for folder in filter(os.path.isdir, links):
-        found += ["-v", f"{folder}:{folder}:ro", "--env", f"PIP_FIND_LINKS={folder}"]
-    return found
+def _pip_settings(folder: Path) -> list[str]:
+    """What pip goes by on this machine, inside the build too, and not in the image: a configuration file, and the folders that it names."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False).stdout
+    settings = {name.rpartition(".")[2]: ast.literal_eval(value) for name, _, value in (line.partition("=") for line in listed.splitlines())}
+    path = folder / "pip.conf"
+    path.write_text("\n".join(["[global]", *(f"{name} = {value}" for name, value in settings.items()), ""]), encoding="utf-8")
+    words = [word for value in settings.values() for word in value.split()]
+    indexes = {str(Path(word.removeprefix("file://")).parent) for word in words if word.startswith("file:///")}  # they link to what lies beside them
+    folders = sorted({word for word in words if word.startswith("/")} | indexes)
+    return [option for each in (f"{path}:/etc/pip.conf:ro", *(f"{each}:{each}:ro" for each in folders if Path(each).is_dir())) for option in ("-v", each)]
 
 
 def _redis() -> str:
