@@ -77,6 +77,7 @@ POOL_POD = fields(
     runtimeClassName=NAME,
     drainSeconds=integer(1, nullable=True),
     spread=SPREAD,
+    zoneSpread=SPREAD,
 )
 TENANT = fields(
     ("name",),
@@ -110,6 +111,7 @@ def schema() -> Schema:
             config=_ref("GatewayConfig"),
             drainSeconds=integer(1, nullable=True),
             spread=SPREAD,
+            zoneSpread=SPREAD,
         ),
         pools=items(_ref("PoolConfig"), least=1),
         podDefaults=POOL_POD,

@@ -5,6 +5,7 @@ standard input and prints what it found as JSON.
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ def streamed(url: str, key: str, model: str) -> dict[str, Any]:
 def status(url: str, key: str, path: str = "/v1/models") -> int:
     """Of a GET."""
     return httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=TIMEOUT_S, trust_env=False).status_code
+
+
+def status_until(url: str, key: str, wanted: int, within_s: float) -> int:
+    """As `status`, asked again until it is what is wanted or the time is over."""
+    end = time.monotonic() + within_s
+    while (found := status(url, key)) != wanted and time.monotonic() < end:
+        time.sleep(0.1)
+    return found
 
 
 def used(url: str, key: str) -> int:
@@ -63,7 +72,7 @@ def upload(url: str, key: str, adapter: str, base: str, folder: str) -> dict[str
     return {"made": [made.status_code, made.json()], "asked": [asked.status_code, asked.json()]}
 
 
-CLIENTS: dict[str, Callable[..., Any]] = {client.__name__: client for client in (streamed, status, used, burst, upload)}
+CLIENTS: dict[str, Callable[..., Any]] = {client.__name__: client for client in (streamed, status, status_until, used, burst, upload)}
 
 if __name__ == "__main__":
     json.dump(CLIENTS[sys.argv[1]](**json.load(sys.stdin)), sys.stdout)

@@ -24,7 +24,7 @@ import redis.asyncio
 from penstock.autoscale.hand import Executor, serve_calls
 from penstock.autoscale.kubernetes.api import Account, Api, ApiAway, Document, Missing
 from penstock.autoscale.kubernetes.elector import end
-from penstock.autoscale.kubernetes.resources import CLUSTER_LABEL, WORKERS, Pod, RayCluster, cluster_of, pod_of
+from penstock.autoscale.kubernetes.resources import CLUSTER_LABEL, WORKERS, Pod, RayCluster, cluster_of, pod_of, service_of
 from penstock.autoscale.kubernetes.watched import Watched
 from penstock.base.redis import connect
 from penstock.wire.frames import Load, StepCosts
@@ -34,6 +34,10 @@ from tests.cluster import Cluster
 
 APP, POOL = "pool-a", "a"
 RAY_CLUSTERS = "/apis/ray.io/v1/namespaces/default/rayclusters"
+RAY_SERVICES = "/apis/ray.io/v1/namespaces/default/rayservices"
+LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/scaling"
+SERVICE = "platform"
+"""Name of the RayService, where there is one."""
 RBAC = """
 apiVersion: v1
 kind: ServiceAccount
@@ -43,6 +47,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: autoscaler}
 rules:
+- {apiGroups: [ray.io], resources: [rayservices], resourceNames: [platform], verbs: [get, list, watch]}
 - {apiGroups: [ray.io], resources: [rayclusters], verbs: [list, watch, patch]}
 - {apiGroups: [""], resources: [pods], verbs: [list, watch]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [scaling], verbs: [get, update]}
@@ -82,16 +87,43 @@ def account_of(cluster: Cluster, folder: Path, token: str | None = None) -> Acco
     return Account(server_of(cluster), folder)
 
 
-def pid_of(cluster: Cluster, part: str) -> int:
-    return int(json.loads((cluster.folder / "state.json").read_text())["pids"][part])
-
-
-def a_ray_cluster(name: str, replicas: int) -> str:
+def ray_cluster_spec(replicas: int) -> Document:
     pod = {"spec": {"containers": [{"name": "ray", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
     group = {"groupName": APP, "replicas": replicas, "minReplicas": 0, "maxReplicas": 1000, "rayStartParams": {}, "template": pod}
     head = {"rayStartParams": {}, "template": {"spec": {"containers": [{"name": "ray", "image": "none"}]}}}
-    spec = {"rayVersion": "2.60.0", "headGroupSpec": head, "workerGroupSpecs": [group]}
-    return json.dumps({"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": name}, "spec": spec})
+    return {"rayVersion": "2.60.0", "headGroupSpec": head, "workerGroupSpecs": [group]}
+
+
+def a_ray_cluster(cluster: Cluster, replicas: int) -> str:
+    """Its name, which no other has had."""
+    name = f"rc-{uuid.uuid4().hex[:6]}"
+    document = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": name}, "spec": ray_cluster_spec(replicas)}
+    cluster.kubectl("create", "-f", "-", given=json.dumps(document))
+    return name
+
+
+async def a_ray_service(cluster: Cluster, api: Api, replicas: int) -> str:
+    """The name of the Ray cluster that KubeRay made for it, which counts as the active one from now on: here nobody answers as Ray's dashboard, so
+    KubeRay itself would never call it ready."""
+    spec = {"serveConfigV2": "applications: []", "rayClusterConfig": ray_cluster_spec(replicas)}
+    document = {"apiVersion": "ray.io/v1", "kind": "RayService", "metadata": {"name": SERVICE}, "spec": spec}
+    cluster.kubectl("create", "-f", "-", given=json.dumps(document))
+    name = await made(api)
+    status = {"activeServiceStatus": {"rayClusterName": name}, "pendingServiceStatus": {"rayClusterName": ""}}
+    cluster.kubectl("patch", "rayservice", SERVICE, "--subresource=status", "--type=merge", "--patch", json.dumps({"status": status}))
+    return name
+
+
+async def made(api: Api) -> str:
+    """The Ray cluster that the RayService has got."""
+    async with asyncio.timeout(30):
+        while True:
+            name = service_of(await api.get(f"{RAY_SERVICES}/{SERVICE}")).pending
+            if name is not None:
+                with suppress(Missing):
+                    await api.get(f"{RAY_CLUSTERS}/{name}")
+                    return name
+            await asyncio.sleep(0.2)
 
 
 @dataclass
@@ -195,8 +227,11 @@ class Rig:
     gateway: Gateway
     clusters: Watched[RayCluster]
     pods: Watched[Pod]
-    counts: list[int] = field(default_factory=list)
-    """Every `replicas` that the RayCluster's group has had, in order."""
+    counts: list[int]
+    """Every `replicas` that the RayCluster's group has had, in order, as a watch brought it."""
+    seen: list[Document]
+    """Every state of the RayCluster that the watch brought."""
+    is_of_service: bool
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     """Autoscalers, by port."""
 
@@ -205,7 +240,8 @@ class Rig:
         config.write_text(CONFIG.replace("MOST", str(most)), encoding="utf-8")
         host, _, api_port = server_of(self.cluster).removeprefix("https://").partition(":")
         environment = os.environ | {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": api_port, "PENSTOCK_REDIS_URL": self.redis_url}
-        options = ["--namespace", "default", "--raycluster", self.name, "--lease", "scaling", "--config", str(config), "--port", str(port)]
+        what = ["--rayservice", SERVICE] if self.is_of_service else ["--raycluster", self.name]
+        options = ["--namespace", "default", *what, "--lease", "scaling", "--config", str(config), "--port", str(port)]
         command = [sys.executable, "-m", "penstock.cli.main", "autoscale", *options, "--account", str(self.folder / "account")]
         with (self.folder / f"autoscaler-{port}.log").open("ab") as log:
             self.processes[port] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
@@ -255,9 +291,6 @@ class Rig:
         reported_s = 0.0
         while True:
             self.serve.turn()
-            cluster = self.clusters.objects.get(self.name)
-            if cluster is not None and self.counts[-1:] != [cluster.groups[0].replicas]:
-                self.counts.append(cluster.groups[0].replicas)
             if time.monotonic() - reported_s > 0.4:
                 reported_s = time.monotonic()
                 await self.gateway.report()
@@ -282,20 +315,28 @@ async def beat(api: Api) -> None:
 
 
 @asynccontextmanager
-async def a_rig(cluster: Cluster, redis_url: str, folder: Path, replicas: int) -> AsyncIterator[Rig]:
-    """With a RayCluster of so many workers, all ready, and a Serve that has them all."""
-    name = f"rc-{uuid.uuid4().hex[:6]}"
+async def a_rig(cluster: Cluster, redis_url: str, folder: Path, replicas: int, is_of_service: bool = False) -> AsyncIterator[Rig]:
+    """With a RayCluster of so many workers, all ready, and a Serve that has them all. is_of_service: a RayService's active one."""
     cluster.kubectl("apply", "-f", "-", given=RBAC)
     account_of(cluster, folder / "account", cluster.kubectl("create", "token", "autoscaler").strip())
-    cluster.kubectl("create", "-f", "-", given=a_ray_cluster(name, replicas))
     client = connect(redis_url)
     await client.flushall()
     async with Api(account_of(cluster, folder / "admin")) as api:
-        named = f"metadata.name={name}"
-        clusters: Watched[RayCluster] = Watched(api, RAY_CLUSTERS, cluster_of, Random(1), fieldSelector=named)
+        name = await a_ray_service(cluster, api, replicas) if is_of_service else a_ray_cluster(cluster, replicas)
+        counts: list[int] = []
+        seen: list[Document] = []
+
+        def noted(document: Document) -> RayCluster:
+            seen.append(document)
+            found = cluster_of(document)
+            if counts[-1:] != [found.groups[0].replicas]:
+                counts.append(found.groups[0].replicas)
+            return found
+
+        clusters: Watched[RayCluster] = Watched(api, RAY_CLUSTERS, noted, Random(1), fieldSelector=f"metadata.name={name}")
         pods: Watched[Pod] = Watched(api, "/api/v1/namespaces/default/pods", pod_of, Random(2), labelSelector=f"{WORKERS},{CLUSTER_LABEL}={name}")
         serve = PlayedServe(pods, replicas)
-        rig = Rig(cluster, name, api, redis_url, folder, serve, Gateway(client, serve), clusters, pods)
+        rig = Rig(cluster, name, api, redis_url, folder, serve, Gateway(client, serve), clusters, pods, counts, seen, is_of_service)
         parts = [beat(api), clusters.run(), pods.run(), rig._play(), serve_calls(client, name, Executor(serve))]
         tasks = [asyncio.create_task(part) for part in parts]
         try:
@@ -307,7 +348,7 @@ async def a_rig(cluster: Cluster, redis_url: str, folder: Path, replicas: int) -
                 process.wait()
             await end(tasks)
             await client.aclose()
-            cluster.kubectl("delete", "raycluster", name, "--wait=false")
+            cluster.kubectl("delete", *(["rayservice", SERVICE] if is_of_service else ["raycluster", name]), "--wait=false")
             cluster.kubectl("delete", "lease", "scaling", "--ignore-not-found")
 
 

@@ -22,7 +22,8 @@ from penstock.autoscale.kubernetes.workers import Workers
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.wire.hand import AppPlaces
 from tests.cluster import Cluster, running_cluster
-from tests.e2e.rig import APP, RAY_CLUSTERS, Rig, a_rig, pid_of, server_of, until, up_and_down
+from tests.e2e.parts import pid_of
+from tests.e2e.rig import APP, RAY_CLUSTERS, Rig, a_rig, server_of, until, up_and_down
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 

@@ -1,113 +1,248 @@
-"""values-production on twenty nodes of eight GPUs, which start pods and run nothing: where its pods go, and what protects them."""
+"""Where the presets' pods go on twenty nodes of eight GPUs and six without: GPUs, spread, priority, budgets, and what the cluster says when a pod can't go."""
 
-import json
-import time
-from collections import Counter
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.cluster import running_cluster
-from tests.e2e.kube import Kube
+from tests.e2e.fleet import (
+    CPU_NODES,
+    GPU,
+    GPU_NODES,
+    Pods,
+    Release,
+    claim,
+    counts,
+    every_node,
+    fleet,
+    names,
+    neighbours,
+    nodes,
+    priority,
+    storage,
+    until,
+    zones,
+)
+from tests.e2e.kube import ROOT, Kube
 
 pytestmark = pytest.mark.timeout(600)
 
-NAMESPACE = "production"
-NODES = 20
-IMAGE = ("--set", "image.repository=registry.example.com/penstock")
-PODS_S = 180
 PODS = {"head": 1, "gateway": 3, "pool-edge": 2, "pool-cloud": 4, "redis": 1, "autoscaler": 2}
+SERVING, REPLICA = 100_000, 10_000
+"""What values-production.yaml says of the two priority classes."""
+BUDGETED = ("gateway", "pool-edge", "pool-cloud", "autoscaler")
+"""Parts of two pods or more. The head and Redis are one pod each: a budget would keep their node from ever being drained."""
+
+
+SECTION = re.search(r"^## When a pod stays Pending\n(.*?)^## ", (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+assert SECTION is not None
+LOOK = [line for block in re.findall(r"^```sh\n(.*?)^```$", SECTION[1], re.MULTILINE | re.DOTALL)[:1] for line in block.splitlines()]
+"""The document's commands for Pending pods."""
+REASONS = {phrase for row in re.findall(r"^\| (`.*?) \|", SECTION[1], re.MULTILINE) for phrase in re.findall(r"`(.+?)`", row)}
+"""What it says that the cluster says."""
+UNEVEN = "didn't match pod topology spread constraints"
 
 
 @pytest.fixture(scope="module")
 def kube() -> Iterator[Kube]:
-    with running_cluster("--nodes", "fake", "--fake-nodes", str(NODES), "--pod-start-seconds", "1", "--kuberay") as found:
-        yield Kube(found.inside, None)
+    with fleet() as found:
+        storage(found)
+        yield found
 
 
 @pytest.fixture(scope="module")
-def pods(kube: Kube) -> dict[str, list[dict[str, Any]]]:
-    """Of the installed preset, by what they are, once all of them run."""
-    for name, value in (("penstock-serving", 100000), ("penstock-replica", 10000)):
-        kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value})
-    kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}})
-    for name, mode in (("checkpoints", "ReadOnlyMany"), ("adapters", "ReadWriteMany"), ("data-penstock-redis-0", "ReadWriteOnce")):
-        volume(kube, name, mode)
-    kube.run("helm", "install", "penstock", "deploy/helm", "--namespace", NAMESPACE, "--values", "deploy/helm/values-production.yaml", *IMAGE, timeout_s=120)
-    deadline = time.monotonic() + PODS_S
-    while counts(found := running(kube)) != PODS:
-        assert time.monotonic() < deadline, counts(found)
-        time.sleep(1)
-    return found
+def production(kube: Kube) -> Release:
+    """Installed as the preset's own comment says, all pods running. Every test leaves it so."""
+    priority(kube, "penstock-serving", SERVING)
+    priority(kube, "penstock-replica", REPLICA)
+    release = Release(kube, "penstock", "production")
+    kube.kubectl("create", "namespace", release.namespace)
+    claim(kube, release.namespace, "checkpoints", "ReadOnlyMany")
+    claim(kube, release.namespace, "adapters", "ReadWriteMany")
+    release.install("values-production.yaml")
+    release.wait(PODS, pending={})
+    return release
 
 
-def counts(found: dict[str, list[dict[str, Any]]]) -> dict[str, int]:
-    return {name: len(pods) for name, pods in found.items()}
+@pytest.fixture
+def pods(production: Release) -> Pods:
+    return production.wait(PODS, pending={})
 
 
-def running(kube: Kube) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    options = ("--selector=app.kubernetes.io/part-of=penstock", "--field-selector=status.phase=Running", "--namespace", NAMESPACE)
-    for pod in kube.get("pods", *options)["items"]:
-        labels = pod["metadata"]["labels"]
-        component = labels["app.kubernetes.io/component"]
-        found.setdefault(labels["ray.io/group"] if component == "pool" else component, []).append(pod)
-    return found
+def gpus_of(pod: dict[str, Any]) -> int:
+    return sum(int(container["resources"].get("limits", {}).get(GPU, 0)) for container in pod["spec"]["containers"])
 
 
-def volume(kube: Kube, name: str, mode: str) -> None:
-    """A claim, and the volume for it."""
-    spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}, "storageClassName": "", "volumeName": name}
-    bound = {"namespace": NAMESPACE, "name": name}
-    kube.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": name},
-            "spec": {"capacity": {"storage": "1Gi"}, "accessModes": [mode], "storageClassName": "", "hostPath": {"path": "/tmp"}, "claimRef": bound},
-        },
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": NAMESPACE}, "spec": spec},
-    )
+def on_gpu_nodes(pods: list[dict[str, Any]]) -> set[bool]:
+    return {name.startswith("node-") for name in nodes(pods)}
 
 
-def nodes(pods: list[dict[str, Any]]) -> Counter[str]:
-    return Counter(pod["spec"]["nodeName"] for pod in pods)
+def test_replicas_that_need_a_gpu_have_one_each_on_gpu_nodes_and_nobody_else_is_there(pods: Pods) -> None:
+    assert {name: {gpus_of(pod) for pod in found} for name, found in pods.items()} == {name: {int(name == "pool-cloud")} for name in PODS}
+    assert {name: on_gpu_nodes(found) for name, found in pods.items()} == {name: {name == "pool-cloud"} for name in PODS}
 
 
-def test_every_pod_has_a_node(pods: dict[str, list[dict[str, Any]]]) -> None:
-    assert counts(pods) == PODS
-    assert all(pod["spec"].get("nodeName") for found in pods.values() for pod in found)
+def test_gateways_replicas_and_autoscalers_are_spread_over_nodes_and_zones(pods: Pods) -> None:
+    assert {name: max(nodes(pods[name]).values()) for name in BUDGETED} == dict.fromkeys(BUDGETED, 1)
+    assert {name: sorted(zones(pods[name]).values()) for name in BUDGETED[:3]} == {"gateway": [1, 1, 1], "pool-edge": [1, 1], "pool-cloud": [1, 1, 2]}
 
 
-def test_gateways_are_spread_and_so_are_replicas_as_far_as_there_are_nodes(pods: dict[str, list[dict[str, Any]]]) -> None:
-    assert max(nodes(pods["gateway"]).values()) == 1
-    assert max(nodes(pods["pool-cloud"]).values()) == 1
-    assert max(nodes(pods["autoscaler"]).values()) == 1
+def test_what_serves_everybody_goes_before_replicas(pods: Pods) -> None:
+    found = {name: {pod["spec"]["priority"] for pod in found} for name, found in pods.items()}
+
+    assert found == {name: {REPLICA if name.startswith("pool-") else SERVING} for name in PODS}
 
 
-def test_gpus_are_given_to_the_cloud_pool_alone(pods: dict[str, list[dict[str, Any]]]) -> None:
-    gpus = {
-        name: sum(int(container["resources"].get("limits", {}).get("nvidia.com/gpu", 0)) for pod in found for container in pod["spec"]["containers"])
-        for name, found in pods.items()
-    }
+def test_a_pool_grows_to_its_most_with_two_replicas_on_each_gpu_node(production: Release, pods: Pods) -> None:
+    """Two of 24 GiB fill a node of 64 GiB; one more than forty has no room."""
+    production.scale("pool-cloud", 41)
+    full = production.wait(PODS | {"pool-cloud": 40}, pending={"pool-cloud": 1})
+    production.scale("pool-cloud", 4)
 
-    assert {name: count for name, count in gpus.items() if count} == {"pool-cloud": PODS["pool-cloud"]}
-
-
-def test_what_serves_everybody_goes_before_replicas(pods: dict[str, list[dict[str, Any]]]) -> None:
-    priorities = {name: {pod["spec"]["priority"] for pod in found} for name, found in pods.items()}
-
-    assert priorities == {name: {10000 if name.startswith("pool-") else 100000} for name in PODS}
+    assert set(nodes(full["pool-cloud"]).values()) == {2}
+    assert len(nodes(full["pool-cloud"])) == GPU_NODES
 
 
-def test_budgets_allow_one_eviction_at_a_time(kube: Kube, pods: dict[str, list[dict[str, Any]]]) -> None:
-    kube.kubectl("wait", "pdb", "--all", "--namespace", NAMESPACE, "--for=jsonpath={.status.disruptionsAllowed}=1", "--timeout=60s")
-    budgets = {each["metadata"]["name"]: each["status"] for each in kube.get("pdb", "--namespace", NAMESPACE)["items"]}
+@pytest.mark.parametrize("part", BUDGETED)
+def test_the_eviction_api_refuses_one_eviction_too_many(kube: Kube, production: Release, pods: Pods, part: str) -> None:
+    """While nodes are cordoned nobody takes the place of who is evicted, as in a drain of all of them."""
+    first, second, *_ = pods[part]
+    production.wait_for_budget(part)
+    others = PODS | {part: PODS[part] - 1}
+    kube.kubectl("cordon", *every_node())
+    try:
+        assert production.evict(first) is None
+        short = production.wait(others, pending={part: 1})
+        refusal = production.evict(second)
+    finally:
+        kube.kubectl("uncordon", *every_node())
+    back = production.wait(PODS, pending={})
+    production.wait_for_budget(part)
 
-    assert {name.removeprefix("penstock-"): (status["currentHealthy"], status["disruptionsAllowed"]) for name, status in budgets.items()} == {
-        "gateway": (3, 1),
-        "pool-edge": (2, 1),
-        "pool-cloud": (4, 1),
-        "autoscaler": (2, 1),
-    }, json.dumps(budgets)
+    assert refusal is not None
+    assert "TooManyRequests" in refusal
+    assert "disruption budget" in refusal
+    assert names(short[part]) == names(pods[part]) - names([first])
+    assert names([second]) <= names(back[part])
+    assert production.evict(second) is None, "somebody has come in the first one's place"
+
+
+def test_single_pods_have_no_budget_and_let_their_node_be_drained(production: Release, pods: Pods) -> None:
+    assert production.evict(pods["redis"][0]) is None
+    assert production.evict(pods["head"][0]) is None
+
+
+def test_surplus_replicas_stay_pending_when_gpus_are_taken_and_the_document_says_where_to_look(kube: Kube, production: Release, pods: Pods) -> None:
+    """One GPU is free on each node; four replicas are too many."""
+    with neighbours(kube, GPU_NODES, {GPU: "7"}):
+        production.scale("pool-cloud", GPU_NODES + 4)
+        full = production.wait(PODS | {"pool-cloud": GPU_NODES}, pending={"pool-cloud": 4})
+        surplus = names(production.pods("Pending")["pool-cloud"])
+        until(lambda: surplus <= {event["involvedObject"]["name"] for event in production.events("FailedScheduling")})
+        said = [kube.run("bash", "-c", command.replace("--namespace penstock", f"--namespace {production.namespace}")) for command in LOOK]
+    production.wait(PODS | {"pool-cloud": GPU_NODES + 4}, pending={})
+    production.scale("pool-cloud", 4)
+
+    pending, events, described = said
+    assert set(nodes(full["pool-cloud"]).values()) == {1}
+    assert {line.split()[0] for line in pending.splitlines()[1:]} == surplus
+    assert all(any(name in line and f"Insufficient {GPU}" in line for line in events.splitlines()) for name in surplus)
+    assert len(re.findall(rf"^  {GPU} +8 +8$", described, re.MULTILINE)) == GPU_NODES, "allocated"
+
+
+def test_gateways_that_must_be_spread_wait_for_the_full_node(kube: Kube, production: Release, pods: Pods) -> None:
+    full = sorted(set(every_node()[GPU_NODES:]) - set(nodes(pods["gateway"])))[0]
+    with neighbours(kube, 1, {"cpu": "8"}, nodeName=full):
+        production.scale("gateway", CPU_NODES)
+        production.wait(PODS | {"gateway": CPU_NODES - 1}, pending={"gateway": 1})
+        until(lambda: any(UNEVEN in event["message"] for event in production.events("FailedScheduling")))
+    found = production.wait(PODS | {"gateway": CPU_NODES}, pending={})
+    production.scale("gateway", PODS["gateway"])
+
+    assert UNEVEN in REASONS
+    assert set(nodes(found["gateway"]).values()) == {1}
+
+
+def test_gateways_take_the_place_of_replicas_when_nodes_are_full(production: Release, pods: Pods) -> None:
+    """Twelve of 2 cores on six nodes of 8, where edge replicas of 4 cores have all that is free."""
+    production.scale("pool-edge", 2 * CPU_NODES)
+    until(lambda: sum(counts(production.pods(phase)).get("pool-edge", 0) for phase in ("Running", "Pending")) == 2 * CPU_NODES)
+    until(lambda: bool(production.pods("Pending").get("pool-edge")))
+    full = production.pods()
+    production.scale("gateway", 2 * CPU_NODES)
+    until(lambda: counts(production.pods())["gateway"] == 2 * CPU_NODES)
+    after = production.pods()
+    victims = {event["involvedObject"]["name"] for event in production.events("Preempted")}
+    production.scale("gateway", PODS["gateway"])
+    production.scale("pool-edge", PODS["pool-edge"])
+
+    assert set(nodes(after["gateway"]).values()) == {2}, "tainted nodes don't count for the spread"
+    assert victims
+    assert victims == names(full["pool-edge"]) - names(after["pool-edge"])
+    for part in ("head", "redis", "autoscaler", "pool-cloud"):
+        assert names(after[part]) == names(full[part])
+    assert len(after["pool-edge"]) >= PODS["pool-edge"] - 1, "the budget holds for preemption too"
+
+
+def test_the_gpu_preset_has_a_gpu(kube: Kube) -> None:
+    release = Release(kube, "small", "small")
+    release.install("values-gpu-small.yaml")
+    found = release.wait({"head": 1, "gateway": 2, "pool-llama": 1, "redis": 1, "autoscaler": 2}, pending={})
+
+    assert [gpus_of(pod) for pod in found["pool-llama"]] == [1]
+    assert {name for name, pods in found.items() if on_gpu_nodes(pods) == {True}} == {"pool-llama"}
+
+
+def test_the_demo_needs_no_gpu(kube: Kube) -> None:
+    release = Release(kube, "demo", "penstock")
+    release.install("values-demo.yaml")
+    found = release.wait({"head": 1, "gateway": 2, "pool-edge": 1, "pool-cloud": 1, "redis": 1, "autoscaler": 2}, pending={})
+
+    assert not any(gpus_of(pod) for pods in found.values() for pod in pods)
+    assert {on for pods in found.values() for on in on_gpu_nodes(pods)} == {False}
+
+
+def test_parts_go_where_they_are_sent(kube: Kube) -> None:
+    """Two GPUs for a replica, on nodes of a label; everything else on others, of a label and a taint of their own."""
+    kube.kubectl("label", "nodes", "node-0", "node-1", "gpu=big")
+    kube.kubectl("label", "nodes", "cpu-0", "cpu-1", "for=penstock")
+    kube.kubectl("taint", "nodes", "cpu-0", "cpu-1", "for=penstock:NoSchedule")
+    mine = "{nodeSelector: {for: penstock}, tolerations: [{key: for, operator: Exists}]}"
+    values = "\n".join(f"{part}: {mine}" for part in ("head", "gateway", "autoscaler", "redis"))
+    release = Release(kube, "sent", "sent")
+    release.install("values-gpu-small.yaml", "--set", "pools[0].pod.gpus=2", "--set", "pools[0].pod.nodeSelector.gpu=big", values=values)
+    found = release.wait({"head": 1, "gateway": 2, "pool-llama": 1, "redis": 1, "autoscaler": 2}, pending={})
+    kube.kubectl("taint", "nodes", "cpu-0", "cpu-1", "for-")
+    replicas = found.pop("pool-llama")
+    job = [event["message"] for event in release.events("Scheduled") if "sent-penstock-tenants" in event["message"]]
+
+    assert [gpus_of(pod) for pod in replicas] == [2]
+    assert set(nodes(replicas)) <= {"node-0", "node-1"}
+    assert {node for pods in found.values() for node in nodes(pods)} == {"cpu-0", "cpu-1"}
+    assert job[0].rpartition(" ")[2] in {"cpu-0", "cpu-1"}
+
+
+def test_every_reason_in_the_document_is_one_that_the_cluster_gives(kube: Kube) -> None:
+    """One release in which every part is wrong in a way of its own."""
+    values = f"""
+head: {{resources: {{requests: {{memory: 1Ti}}, limits: {{memory: 1Ti}}}}}}
+gateway: {{resources: {{requests: {{cpu: "100"}}}}}}
+autoscaler: {{priorityClassName: missing}}
+redis: {{persistence: {{storageClass: missing}}}}
+podDefaults: {{tolerations: [{{key: {GPU}, operator: Exists}}]}}
+pools:
+- {{name: many, served_names: [a], engine: {{device: cuda}}, pod: {{gpus: 9}}}}
+- {{name: taint, served_names: [a], engine: {{device: cuda}}, pod: {{tolerations: []}}}}
+- {{name: label, served_names: [a], pod: {{nodeSelector: {{disk: missing}}}}}}
+"""
+    release = Release(kube, "wrong", "wrong")
+    release.install("values-demo.yaml", "--no-hooks", values=values)
+    wanted = REASONS - {UNEVEN}
+
+    def missing() -> set[str]:
+        said = kube.run("bash", "-c", LOOK[1].replace("--namespace penstock", f"--namespace {release.namespace}"))
+        return {reason for reason in wanted if reason not in said}
+
+    assert len(wanted) == 7
+    until(lambda: not missing())

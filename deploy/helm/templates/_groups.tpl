@@ -68,7 +68,7 @@ template:
   spec:
     {{- include "penstock.rayPodSpec" . | nindent 4 }}
     {{- with include "penstock.placement" $gateway | trim }}{{ . | nindent 4 }}{{ end }}
-    {{- with include "penstock.spread" (list $gateway.spread (include "penstock.selector" (list . "gateway"))) | trim }}{{ . | nindent 4 }}{{ end }}
+    {{- with include "penstock.spread" (list $gateway (include "penstock.selector" (list . "gateway"))) | trim }}{{ . | nindent 4 }}{{ end }}
     terminationGracePeriodSeconds: {{ add $drain 45 }}
     containers:
       - name: ray-worker
@@ -126,7 +126,7 @@ template:
     {{- include "penstock.rayPodSpec" $root | nindent 4 }}
     {{- with include "penstock.placement" $pod | trim }}{{ . | nindent 4 }}{{ end }}
     {{- $spread := printf "%s\nray.io/group: %s" (include "penstock.selector" (list $root "pool")) $group }}
-    {{- with include "penstock.spread" (list $pod.spread $spread) | trim }}{{ . | nindent 4 }}{{ end }}
+    {{- with include "penstock.spread" (list $pod $spread) | trim }}{{ . | nindent 4 }}{{ end }}
     terminationGracePeriodSeconds: {{ add $drain 45 }}
     containers:
       - name: ray-worker

@@ -79,16 +79,23 @@ runtimeClassName: {{ . }}
 {{- end }}
 {{- end }}
 
-{{/* Over nodes, each Ray cluster's pods for themselves: list of spread and labels. */}}
+{{/* Over nodes and zones, each Ray cluster's pods for themselves: list of a part's values and labels. Nodes whose taints the part can't stand don't count. */}}
 {{- define "penstock.spread" -}}
-{{- if ne (index . 0) "None" }}
+{{- $labels := index . 1 -}}
+{{- $over := list (list "kubernetes.io/hostname" (index . 0).spread) (list "topology.kubernetes.io/zone" (index . 0).zoneSpread) -}}
+{{- if not (and (eq (index . 0).spread "None") (eq (index . 0).zoneSpread "None")) }}
 topologySpreadConstraints:
+  {{- range $over }}
+  {{- if ne (index . 1) "None" }}
   - maxSkew: 1
-    topologyKey: kubernetes.io/hostname
-    whenUnsatisfiable: {{ index . 0 }}
+    topologyKey: {{ index . 0 }}
+    whenUnsatisfiable: {{ index . 1 }}
+    nodeTaintsPolicy: Honor
     labelSelector:
-      matchLabels: {{- index . 1 | nindent 8 }}
+      matchLabels: {{- $labels | nindent 8 }}
     matchLabelKeys: [ray.io/cluster]
+  {{- end }}
+  {{- end }}
 {{- end }}
 {{- end }}
 
