@@ -32,6 +32,12 @@ def status(url: str, key: str, path: str = "/v1/models") -> int:
     return httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=TIMEOUT_S, trust_env=False).status_code
 
 
+def models(url: str, key: str) -> list[str]:
+    """Their names."""
+    answer = httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S, trust_env=False)
+    return [model["id"] for model in answer.raise_for_status().json()["data"]]
+
+
 def status_until(url: str, key: str, wanted: int, within_s: float) -> int:
     """As `status`, asked again until it is what is wanted or the time is over."""
     end = time.monotonic() + within_s
@@ -72,7 +78,7 @@ def upload(url: str, key: str, adapter: str, base: str, folder: str) -> dict[str
     return {"made": [made.status_code, made.json()], "asked": [asked.status_code, asked.json()]}
 
 
-CLIENTS: dict[str, Callable[..., Any]] = {client.__name__: client for client in (streamed, status, status_until, used, burst, upload)}
+CLIENTS: dict[str, Callable[..., Any]] = {client.__name__: client for client in (streamed, status, models, status_until, used, burst, upload)}
 
 if __name__ == "__main__":
     json.dump(CLIENTS[sys.argv[1]](**json.load(sys.stdin)), sys.stdout)

@@ -50,6 +50,14 @@ def release(kube: Kube, built: Images, request: pytest.FixtureRequest) -> Iterat
             raise
 
 
+ON_ONE_CLUSTER = ("test_install", "test_under_load", "test_traffic", "test_uninstall", "test_walkthrough")
+"""Tests of one installation, in the order of its life; behind the tests that have clusters of their own, and the machine to themselves."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: ON_ONE_CLUSTER.index(item.path.stem) if item.path.stem in ON_ONE_CLUSTER else -1)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
     """With a failed test goes what the pods were doing."""

@@ -173,8 +173,9 @@ def storage(kube: Kube) -> None:
         {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "disk", "annotations": annotations}, "provisioner": provisioner}
     )
     modes = ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany"]
-    spec: dict[str, object] = {"capacity": {"storage": "100Gi"}, "accessModes": modes, "storageClassName": "disk", "hostPath": {"path": "/nowhere"}}
-    kube.apply(*({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": f"disk-{number}"}, "spec": spec} for number in range(VOLUMES)))
+    spec = {"capacity": {"storage": "100Gi"}, "accessModes": modes, "storageClassName": "disk", "hostPath": {"path": "/nowhere"}}
+    for number in range(VOLUMES):
+        kube.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": f"disk-{number}"}, "spec": spec})
 
 
 def claim(kube: Kube, namespace: str, name: str, mode: str) -> None:

@@ -1,6 +1,5 @@
 """Every connection that the node's conntrack sees while the tests run, and between which pods it was."""
 
-import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -8,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.e2e.kube import Kube
+from tests.e2e.kube import Kube, documents
 from tests.unit.deploy.network import End
 
 POD_NETWORK = "10.244.0."
@@ -46,12 +45,7 @@ class Recording(NamedTuple):
     def ends(self) -> dict[str, list[End]]:
         """Pods by address; an address may have had several, one after another."""
         found: dict[str, list[End]] = {}
-        decoder, text, place = json.JSONDecoder(), self.pods.read_text(encoding="utf-8"), 0
-        while (place := text.find("{", place)) >= 0:
-            try:
-                pod, place = decoder.raw_decode(text, place)
-            except json.JSONDecodeError:
-                break  # the last one is still being written
+        for pod in documents(self.pods.read_text(encoding="utf-8")):
             address = pod.get("status", {}).get("podIP")
             if address:
                 found.setdefault(address, []).append(end_of(pod))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster import running_cluster
+from tests.cluster import Cluster, running_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_S = 120.0
@@ -26,6 +26,8 @@ class Kube:
     """A command line, as one that runs where the API server, pods and Services can be reached."""
     load: Callable[[Path], None] | None
     """Gives the nodes an image's archive; None: they pull."""
+    own: Cluster | None = None
+    """None: the cluster is somebody's, and its parts are not touched."""
 
     def run(self, *command: str, given: str = "", timeout_s: float = COMMAND_S, env: dict[str, str] | None = None) -> str:
         """What it prints. Fails the test when it fails."""
@@ -51,6 +53,17 @@ class Kube:
         return json.loads(self.run(sys.executable, "-m", "tests.e2e.clients", client, given=json.dumps(parameters), timeout_s=timeout_s))
 
 
+def documents(text: str) -> Iterator[dict[str, Any]]:
+    """JSON objects one behind the other, as `kubectl get --watch` writes them; the last one may be half written."""
+    decoder, place = json.JSONDecoder(), 0
+    while (place := text.find("{", place)) >= 0:
+        try:
+            found, place = decoder.raw_decode(text, place)
+        except json.JSONDecodeError:
+            return
+        yield found
+
+
 @contextmanager
 def kubernetes() -> Iterator[Kube]:
     """Skips where there is none."""
@@ -58,4 +71,4 @@ def kubernetes() -> Iterator[Kube]:
         yield Kube(lambda *command: list(command), None)
         return
     with running_cluster("--nodes", "real", "--kuberay") as found:
-        yield Kube(found.inside, found.load)
+        yield Kube(found.inside, found.load, found)

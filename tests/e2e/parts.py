@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.cluster import Cluster
@@ -33,27 +34,54 @@ def stopped(cluster: Cluster, part: str) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@dataclass(frozen=True)
+class Part:
+    """How it was started."""
+
+    cluster: Cluster
+    name: str
+    command: list[str]
+    variables: dict[str, str]
+    folder: str
+    log_begin: int
+    """How long its log was when it ended."""
+
+    def start(self) -> None:
+        """The cluster's `down` ends it."""
+        begin = ["sh", "-c", '"$@" >>"$0" 2>&1 </dev/null & echo $!', str(log_of(self.cluster, self.name)), *self.command]
+        started = subprocess.run(begin, env=self.variables, cwd=self.folder, stdout=subprocess.PIPE, start_new_session=True, check=True)
+        state = _state(self.cluster)
+        state["pids"][self.name] = int(started.stdout)
+        (self.cluster.folder / "state.json").write_text(json.dumps(state))
+
+    @property
+    def said(self) -> str:
+        """Since it ended."""
+        return log_of(self.cluster, self.name).read_bytes()[self.log_begin :].decode()
+
+    def keep(self) -> None:
+        """Start it again where it has ended: while nobody listened there, a client that tried may have got its port."""
+        if not _is_alive(pid_of(self.cluster, self.name)):
+            self.start()
+
+
 @contextmanager
-def ended(cluster: Cluster, part: str) -> Iterator[None]:
-    """Killed, and started behind what is inside, with the same command line. The cluster's `down` ends the new one."""
-    pid = pid_of(cluster, part)
+def ended(cluster: Cluster, name: str) -> Iterator[Part]:
+    """Killed, and started behind what is inside, with the same command line."""
+    pid = pid_of(cluster, name)
     process = Path(f"/proc/{pid}")
     command = process.joinpath("cmdline").read_text().rstrip("\0").split("\0")
-    variables = [each.split("=", 1) for each in process.joinpath("environ").read_text().rstrip("\0").split("\0")]
-    folder = os.readlink(process / "cwd")
+    variables = dict(each.split("=", 1) for each in process.joinpath("environ").read_text().rstrip("\0").split("\0"))
+    part = Part(cluster, name, command, variables, os.readlink(process / "cwd"), log_of(cluster, name).stat().st_size)
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + END_S
     while _is_alive(pid):
-        assert time.monotonic() < deadline, f"{part} does not end"
+        assert time.monotonic() < deadline, f"{name} does not end"
         time.sleep(0.02)
     try:
-        yield
+        yield part
     finally:
-        with log_of(cluster, part).open("ab") as log:
-            started = subprocess.Popen(command, env=dict(variables), cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True)
-        state = _state(cluster)
-        state["pids"][part] = started.pid
-        (cluster.folder / "state.json").write_text(json.dumps(state))
+        part.start()
 
 
 def _state(cluster: Cluster) -> dict[str, dict[str, int]]:

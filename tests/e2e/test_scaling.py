@@ -1,29 +1,24 @@
-"""`penstock autoscale` against a real Kubernetes API and KubeRay's operator: the way to a target, who may act, and what happens when others write too
-or nobody answers. Its token can do what its Role says, and no more. Nodes run nothing, Serve is played; the rest is real.
+"""`penstock autoscale` against a real Kubernetes API and KubeRay's operator: the way to a target, who may act, and what happens when others write too.
+test_outages has what fails, test_rights what its token can do. Nodes run nothing, Serve is played; the rest is real.
 """
 
 import asyncio
-import os
-import signal
-import ssl
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
-import httpx
 import pytest
 
 from bench.platform_process import free_port
-from penstock.autoscale.kubernetes.api import Account, Api, ApiRefused
+from penstock.autoscale.kubernetes.api import Account, Api
 from penstock.autoscale.kubernetes.resources import RayCluster, cluster_of
 from penstock.autoscale.kubernetes.watched import Watched
 from penstock.autoscale.kubernetes.workers import Workers
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.wire.hand import AppPlaces
 from tests.cluster import Cluster, running_cluster
-from tests.e2e.parts import pid_of
-from tests.e2e.rig import APP, RAY_CLUSTERS, Rig, a_rig, server_of, until, up_and_down
+from tests.e2e.rig import APP, RAY_CLUSTERS, Rig, a_rig, num_turns, server_of, until, up_and_down
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
@@ -91,9 +86,9 @@ def test_a_write_over_what_has_changed_is_refused_and_made_again(cluster: Cluste
             late.objects = await late.read()
             await write_over(rig, 2)
 
-            assert await Workers(api, "default", late, rig.pods).follow(rig.name, [AppPlaces(APP, 3, [])])
+            assert await Workers(api, "default", late, rig.pods, lambda: True).follow(rig.name, [AppPlaces(APP, 3, [])])
 
-            assert api.calls["patch", "rayclusters", "409"] >= 1
+            assert api.calls["patch", "rayclusters", "422"] >= 1
             assert api.calls["patch", "rayclusters", "200"] == 1
             await until(lambda: rig.replicas == 3, 10)
 
@@ -121,19 +116,7 @@ def test_one_of_two_acts_and_the_other_takes_over_within_the_leases_time(cluster
             await until(lambda: rig.serve.num_running == MOST, 60)
             assert ("patch", "rayclusters", "200") in await rig.calls(second)
 
-            server = pid_of(cluster, "kube-apiserver")
-            os.kill(server, signal.SIGSTOP)
-            try:
-                rig.gateway.num_waiting = 0
-                await without_leader(rig)
-                target = rig.serve.target
-                await asyncio.sleep(3)
-                assert (rig.replicas, rig.serve.target) == (MOST, target), "the last target holds"
-            finally:
-                os.kill(server, signal.SIGCONT)
-            await rig.leading()
-            await until(lambda: rig.replicas == LEAST, 120)
-            assert rig.counts == sorted(rig.counts[: rig.counts.index(MOST)]) + sorted(rig.counts[rig.counts.index(MOST) :], reverse=True), "no flapping"
+            assert num_turns(rig.counts) == 0, rig.counts
             assert rig.serve.robbed == []
 
             rig.start(first, MOST)
@@ -148,51 +131,9 @@ def test_one_of_two_acts_and_the_other_takes_over_within_the_leases_time(cluster
     asyncio.run(main())
 
 
-async def without_leader(rig: Rig) -> None:
-    async with asyncio.timeout(30):
-        while True:
-            if not await rig.leaders():
-                return
-            await asyncio.sleep(0.2)
-
-
 async def answering(rig: Rig, port: int) -> None:
     async with asyncio.timeout(60):
         while True:
             if await rig.metrics(port):
                 return
             await asyncio.sleep(0.1)
-
-
-def test_the_token_can_do_nothing_else(cluster: Cluster, redis_url: str, tmp_path: Path) -> None:
-    """Every other verb on what it reads and writes, and a few things that an intruder would like."""
-
-    async def main() -> None:
-        async with a_rig(cluster, redis_url, tmp_path, 1) as rig:
-            ray, core = RAY_CLUSTERS, "/api/v1/namespaces/default"
-            leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
-            forbidden = [
-                *[(verb, f"{ray}/{rig.name}") for verb in ("GET", "PUT", "DELETE")],
-                *[("POST", ray), ("DELETE", ray), ("PATCH", f"{ray}/{rig.name}/status")],
-                *[(verb, f"{core}/pods/x") for verb in ("GET", "PUT", "PATCH", "DELETE")],
-                *[("POST", f"{core}/pods"), ("POST", f"{core}/pods/x/exec"), ("POST", f"{core}/pods/x/eviction"), ("GET", f"{core}/pods/x/log")],
-                *[("GET", f"{core}/{kind}") for kind in ("secrets", "configmaps", "services", "events")],
-                *[("GET", leases), ("GET", f"{leases}/other"), ("PUT", f"{leases}/other"), ("DELETE", f"{leases}/scaling"), ("PATCH", f"{leases}/scaling")],
-                *[("GET", "/api/v1/nodes"), ("GET", "/api/v1/pods"), ("GET", "/apis/ray.io/v1/rayclusters"), ("GET", "/api/v1/namespaces/kube-system/pods")],
-            ]
-            answers = await statuses(Account(server_of(cluster), tmp_path / "account"), forbidden)
-            assert set(answers.values()) == {403}, answers
-            async with Api(Account(server_of(cluster), tmp_path / "account")) as api:
-                assert (await api.find(ray))["items"]
-                with pytest.raises(ApiRefused, match="404"):
-                    await api.get(f"{leases}/scaling")
-            assert rig.replicas == 1
-
-    asyncio.run(main())
-
-
-async def statuses(account: Account, calls: Sequence[tuple[str, str]]) -> dict[tuple[str, str], int]:
-    headers = {"authorization": f"Bearer {(account.folder / 'token').read_text()}", "content-type": "application/json"}
-    verify = ssl.create_default_context(cafile=str(account.folder / "ca.crt"))
-    async with httpx.AsyncClient(base_url=account.server, verify=verify, headers=headers, trust_env=False) as http:
-        return {(method, path): (await http.request(method, path, content=None if method == "GET" else b"{}")).status_code for method, path in calls}

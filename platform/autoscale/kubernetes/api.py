@@ -47,6 +47,10 @@ class Conflict(ApiRefused):
     """The object has changed since it was read, or exists already."""
 
 
+class Unfit(ApiRefused):
+    """A patch: the object is not as one of its tests says, or would not be valid behind it."""
+
+
 class Missing(ApiRefused):
     """No such object."""
 
@@ -106,7 +110,7 @@ class Api:
         return await self._call("update", "PUT", path, document)
 
     async def patch(self, path: str, operations: list[Document]) -> Document:
-        """A JSON patch (RFC 6902)."""
+        """A JSON patch (RFC 6902). Raises Unfit."""
         return await self._call("patch", "PATCH", path, operations, content_type=JSON_PATCH)
 
     @asynccontextmanager
@@ -170,6 +174,8 @@ def refusal(status: int, reason: str, message: str) -> PenstockError:
         return Missing(status, reason, message)
     if status == 410:
         return Expired(status, reason, message)
+    if status == 422:
+        return Unfit(status, reason, message)
     if status == 429 or status >= 500:
         return ApiAway(f"{status} {reason}: {message}")
     return ApiRefused(status, reason, message)

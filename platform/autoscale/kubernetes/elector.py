@@ -32,6 +32,8 @@ class Elector:
         self._times = times or Times()
         self._clock = clock
         self._state = State()
+        self._document: Document = {}
+        """The Lease as it was last read or written, empty where there is none. It is written over exactly that; labels that others put there stay."""
         self._has_read = False
         """What is remembered of the Lease is worth a try to write over."""
 
@@ -78,19 +80,21 @@ class Elector:
 
     async def _read(self) -> None:
         try:
-            found = await self._api.get(f"{self._path}/{self._name}")
+            found = self._document = await self._api.get(f"{self._path}/{self._name}")
             self._state = noticed(self._state, self._me, record_of(found), found["metadata"]["resourceVersion"], self._clock())
         except Missing:
+            self._document = {}
             self._state = self._state._replace(seen=None)
         self._has_read = True
 
     async def _write(self, record: Record) -> None:
         seen, sent_s = self._state.seen, self._clock()
-        document = self._document(record, None if seen is None else seen.version)
+        document = self._document_of(record)
         if seen is None:
             found = await self._api.create(self._path, document)
         else:
             found = await self._api.update(f"{self._path}/{self._name}", document)
+        self._document = found
         self._state = written(record, found["metadata"]["resourceVersion"], self._times, sent_s, self._clock())
 
     async def _give_back(self) -> None:
@@ -104,15 +108,15 @@ class Elector:
         except (ApiAway, ApiRefused, TimeoutError) as error:
             log.info("lease not given back", extra={"error": type(error).__name__})
 
-    def _document(self, record: Record, version: str | None) -> Document:
-        metadata = {"name": self._name, "namespace": self._namespace} | ({} if version is None else {"resourceVersion": version})
+    def _document_of(self, record: Record) -> Document:
+        metadata = {"name": self._name, "namespace": self._namespace} | self._document.get("metadata", {})
         spec = {
             "holderIdentity": record.holder,
             "leaseDurationSeconds": record.duration_s if record.holder else 1,
             "renewTime": record.renewed,
             "leaseTransitions": record.transitions,
         }
-        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": self._document.get("spec", {}) | spec}
 
 
 def record_of(document: Document) -> Record:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.autoscale.kubernetes.api import Document
-from penstock.autoscale.kubernetes.resources import Group, Pod, RayCluster
+from penstock.autoscale.kubernetes.resources import Group, Pod
 from penstock.wire.hand import AppPlaces
 
 STOPPING = "STOPPING"
@@ -45,13 +45,16 @@ def free_pods(pods: Sequence[Pod], named: Collection[str], occupied: Collection[
     return [pod.name for pod in sorted(by_age, key=lambda pod: pod.is_ready)]
 
 
-def patch_of(cluster: RayCluster, changes: Iterable[Change]) -> list[Document]:
-    """A JSON patch. It applies to exactly the cluster that was seen, else the server answers 409."""
-    operations: list[Document] = [{"op": "replace", "path": "/metadata/resourceVersion", "value": cluster.version}]
+def patch_of(changes: Iterable[Change]) -> list[Document]:
+    """A JSON patch. It applies only where these groups are as they were seen, else the server answers 422. What others write meanwhile, KubeRay its status
+    all the time, is no reason to refuse it, and stays: a patch that named the object's resourceVersion would hardly get through."""
+    operations: list[Document] = []
     for change in changes:
-        path = f"/spec/workerGroupSpecs/{change.group.place}"
+        path, seen = f"/spec/workerGroupSpecs/{change.group.place}", change.group
         operations += [
-            {"op": "test", "path": f"{path}/groupName", "value": change.group.name},
+            {"op": "test", "path": f"{path}/groupName", "value": seen.name},
+            {"op": "test", "path": f"{path}/replicas", "value": seen.replicas},
+            *([{"op": "test", "path": f"{path}/scaleStrategy/workersToDelete", "value": list(seen.to_delete)}] if seen.to_delete else []),
             {"op": "add", "path": f"{path}/replicas", "value": change.replicas},
             {"op": "add", "path": f"{path}/scaleStrategy", "value": {"workersToDelete": list(change.to_delete)}},
         ]

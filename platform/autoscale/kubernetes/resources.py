@@ -27,6 +27,7 @@ class Group(NamedTuple):
     """In spec.workerGroupSpecs."""
     name: str
     replicas: int
+    """KubeRay's resource definition makes it 0 where it is not given."""
     min_replicas: int = 0
     max_replicas: int = UNBOUNDED
     to_delete: tuple[str, ...] = ()
@@ -35,8 +36,6 @@ class Group(NamedTuple):
 
 class RayCluster(NamedTuple):
     name: str
-    version: str
-    """resourceVersion."""
     groups: tuple[Group, ...]
 
 
@@ -59,7 +58,7 @@ def service_of(document: Document) -> Service:
 def cluster_of(document: Document) -> RayCluster:
     groups = (document.get("spec") or {}).get("workerGroupSpecs") or []
     metadata = document["metadata"]
-    return RayCluster(metadata["name"], metadata["resourceVersion"], tuple(_group(place, group) for place, group in enumerate(groups)))
+    return RayCluster(metadata["name"], tuple(_group(place, group) for place, group in enumerate(groups)))
 
 
 def pod_of(document: Document) -> Pod:

@@ -19,7 +19,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from penstock.autoscale.journal import Journal
-from penstock.autoscale.kubernetes.api import ACCOUNT, Api, account_of
+from penstock.autoscale.kubernetes.api import ACCOUNT, CALL_S, Api, account_of
 from penstock.autoscale.kubernetes.elector import Elector, end, standing
 from penstock.autoscale.kubernetes.lease import Times
 from penstock.autoscale.kubernetes.pages import Pages, serve_pages
@@ -75,7 +75,7 @@ class Autoscaler:
         self._pools = pools
         self._client = client
         self._serve = RemoteServe(client, {pool.name: pool.app_name for pool in pools}, self._active, self._mandate)
-        self._workers = Workers(api, options.namespace, self.clusters, self.pods)
+        self._workers = Workers(api, options.namespace, self.clusters, self.pods, lambda: self.elector.is_leader(CALL_S))
 
     async def lead(self) -> None:
         """Looks and acts whenever this is the leader, until cancelled."""

@@ -5,9 +5,9 @@ way as a new target is carried out. One patch for all groups of a cluster, at mo
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from penstock.autoscale.kubernetes.api import Api, ApiAway, ApiRefused, Conflict
+from penstock.autoscale.kubernetes.api import Api, ApiAway, ApiRefused, Conflict, Unfit
 from penstock.autoscale.kubernetes.plan import Change, patch_of, plan
 from penstock.autoscale.kubernetes.resources import Pod, RayCluster
 from penstock.autoscale.kubernetes.watched import Watched
@@ -20,11 +20,13 @@ log = logging.getLogger("penstock.workers")
 
 
 class Workers:
-    def __init__(self, api: Api, namespace: str, clusters: Watched[RayCluster], pods: Watched[Pod]) -> None:
+    def __init__(self, api: Api, namespace: str, clusters: Watched[RayCluster], pods: Watched[Pod], may_write: Callable[[], bool]) -> None:
+        """may_write: looked at right before every write, since what was read for it may have taken long (or this process was paused meanwhile)."""
         self._api = api
         self._path = f"{GROUP}/namespaces/{namespace}/rayclusters"
         self._clusters = clusters
         self._pods = pods
+        self._may_write = may_write
         self._last: dict[tuple[str, str], int] = {}
         """By cluster and group: what we made it."""
 
@@ -32,6 +34,7 @@ class Workers:
         """Make that Ray cluster's groups what Serve wants of these applications; others stay. Whether nothing is left to do. Raises ApiAway, ApiRefused."""
         wanted = {app.app: app for app in apps}
         clusters, pods = self._clusters.objects, self._pods.objects
+        refused = ""
         for _ in range(TRIES):
             changes = changes_of(clusters.get(name), pods.values(), wanted)
             if any(change.replicas < change.group.replicas for change in changes):
@@ -39,14 +42,17 @@ class Workers:
                 changes = changes_of(clusters.get(name), pods.values(), wanted)
             if not changes:
                 return name in clusters
+            if not self._may_write():
+                return False
             try:
-                await self._api.patch(f"{self._path}/{name}", patch_of(clusters[name], changes))
-            except Conflict:
+                await self._api.patch(f"{self._path}/{name}", patch_of(changes))
+            except (Conflict, Unfit) as error:
+                refused = error.message
                 clusters = await self._clusters.read()
                 continue
             self._note(name, changes)
             return True
-        log.warning("workers not set", extra={"ray_cluster": name, "error": f"others wrote {TRIES} times meanwhile"})
+        log.warning("workers not set", extra={"ray_cluster": name, "error": f"{TRIES} times: {refused}"})
         return False
 
     def _note(self, name: str, changes: Iterable[Change]) -> None:

@@ -39,7 +39,7 @@ service: {type: NodePort, nodePort: 30080, annotations: {a: b}}
     "plain ingress": "{ingress: {enabled: true}, networkPolicy: {monitoring: []}}",
     "placed": """
 head: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], affinity: {nodeAffinity: {}}, priorityClassName: high, annotations: {a: b}}
-gateway: {nodeSelector: {a: b}, spread: None, annotations: {a: b}, drainSeconds: 45}
+gateway: {nodeSelector: {a: b}, spread: None, zoneSpread: DoNotSchedule, annotations: {a: b}, drainSeconds: 45}
 autoscaler: {nodeSelector: {a: b}, annotations: {a: b}}
 redis: {nodeSelector: {a: b}, annotations: {a: b}}
 podDefaults: {annotations: {a: b}, spread: None, runtimeClassName: nvidia, image: 'registry.example.com/penstock:cuda', drainSeconds: 50}

@@ -203,6 +203,37 @@ def test_gpus_are_requested_from_kubernetes() -> None:
     assert gpus == {"gateway": None, "pool-edge": None, "pool-cloud": "1"}
 
 
+def test_pods_are_spread_as_the_values_say_over_nodes_that_they_may_have() -> None:
+    found = {
+        preset or values: {
+            pod.owner.rsplit(" ", 1)[1]: {
+                each["topologyKey"].rpartition("/")[2]: each["whenUnsatisfiable"] for each in pod.spec.get("topologySpreadConstraints", [])
+            }
+            for pod in pods(objects(preset, BRANCHES.get(values, "")))
+            if pod.labels["app.kubernetes.io/component"] in ("gateway", "pool")
+        }
+        for preset, values in (("values-production.yaml", ""), ("", "placed"))
+    }
+    constraints = [each for pod in pods(objects("values-production.yaml")) for each in pod.spec.get("topologySpreadConstraints", [])]
+
+    soft = {"hostname": "ScheduleAnyway", "zone": "ScheduleAnyway"}
+    assert found["values-production.yaml"] == {"gateway": {**soft, "hostname": "DoNotSchedule"}, "pool-edge": soft, "pool-cloud": soft}
+    assert found["placed"] == {"gateway": {"zone": "DoNotSchedule"}, "pool-big": {}}
+    assert {each["nodeTaintsPolicy"] for each in constraints} == {"Honor"}
+
+
+def test_jobs_go_where_the_autoscaler_goes() -> None:
+    """Where every node has a taint, an install would wait for them forever."""
+    values = "autoscaler: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], affinity: {nodeAffinity: {}}, priorityClassName: high}"
+    placed = {
+        pod.owner: {key: pod.spec.get(key) for key in ("nodeSelector", "tolerations", "affinity", "priorityClassName")} for pod in pods(objects("", values))
+    }
+
+    for owner in ("Job rel-penstock-tenants", "Pod rel-penstock-test"):
+        assert placed[owner] == placed["Deployment rel-penstock-autoscaler"]
+    assert placed["Deployment rel-penstock-autoscaler"]["nodeSelector"] == {"a": "b"}
+
+
 def test_services_point_at_gateways_only() -> None:
     found = objects("values-demo.yaml")
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import AsyncIterator
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,17 +67,31 @@ class FakeServer(httpx.AsyncBaseTransport):
                 return httpx.Response(409, json={"reason": "AlreadyExists"})
             return httpx.Response(201, json=self.put(body["metadata"]["name"], body["spec"]))
         if method == "PATCH":
-            version, spec = body[0]["value"], self.objects[name]["spec"] | {"patched": body[1:]}
-        else:
-            version, spec = body["metadata"]["resourceVersion"], body["spec"]
-        if version != self.objects[name]["metadata"]["resourceVersion"]:
+            changed = patched(self.objects[name], body)
+            return httpx.Response(422, json={"reason": "Invalid"}) if changed is None else httpx.Response(200, json=self.put(name, changed["spec"]))
+        if body["metadata"]["resourceVersion"] != self.objects[name]["metadata"]["resourceVersion"]:
             return httpx.Response(409, json={"reason": "Conflict"})
-        return httpx.Response(200, json=self.put(name, spec))
+        return httpx.Response(200, json=self.put(name, body["spec"]))
 
     def _watch(self, version: int) -> httpx.Response:
         if version < self.oldest:
             return httpx.Response(410, json={"reason": "Expired"})
         return httpx.Response(200, stream=_Stream(self, version))
+
+
+def patched(item: Item, operations: list[Item]) -> Item | None:
+    """A JSON patch of `test` and `add`, the latter to mappings only. None: a test failed."""
+    found: Item = deepcopy(item)
+    for operation in operations:
+        *way, last = operation["path"].removeprefix("/").split("/")
+        place: Any = found
+        for step in way:
+            place = place[int(step)] if isinstance(place, list) else place.get(step, {})
+        if operation["op"] == "add":
+            place[last] = operation["value"]
+        elif place.get(last) != operation["value"]:
+            return None
+    return found
 
 
 class _Stream(httpx.AsyncByteStream):

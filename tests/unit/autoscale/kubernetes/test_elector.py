@@ -48,6 +48,22 @@ def test_the_first_one_holds_it_and_renews_by_one_call_each_time(tmp_path: Path)
     asyncio.run(main())
 
 
+def test_what_others_write_on_the_lease_costs_one_attempt_and_stays(tmp_path: Path) -> None:
+    async def main() -> None:
+        server, clock = FakeServer(), Clock()
+        async with api_of(server, tmp_path) as api:
+            elector = Elector(api, "n", "lease", "a", TIMES, clock)
+            async with standing(elector):
+                await elector.until(is_leader=True)
+                server.put("lease", server.objects["lease"]["spec"] | {"theirs": 7})
+                await turns(server, 6)
+
+                assert elector.is_leader()
+                assert (holder(server), server.objects["lease"]["spec"]["theirs"], elector.term) == ("a", 7, 0)
+
+    asyncio.run(main())
+
+
 def test_another_takes_it_when_it_is_given_back_and_its_term_is_the_next(tmp_path: Path) -> None:
     async def main() -> None:
         server, clock = FakeServer(), Clock()

@@ -1,7 +1,7 @@
 from itertools import product
 
 from penstock.autoscale.kubernetes.plan import Change, patch_of, plan
-from penstock.autoscale.kubernetes.resources import Group, Pod, RayCluster
+from penstock.autoscale.kubernetes.resources import Group, Pod
 from penstock.wire.hand import AppPlaces, Place
 
 
@@ -92,11 +92,16 @@ def test_in_every_small_case_only_empty_pods_go_and_what_is_wanted_stays() -> No
 
 
 def test_a_patch_applies_to_what_was_seen_only() -> None:
-    cluster = RayCluster("rc", "77", (group(3),))
+    going = group(3, to_delete=("p1",))
 
-    assert patch_of(cluster, [Change(group(3), 2, ("p2",))]) == [
-        {"op": "replace", "path": "/metadata/resourceVersion", "value": "77"},
+    assert patch_of([Change(group(3), 2, ("p2",)), Change(going, 1, ("p1", "p2"))]) == [
         {"op": "test", "path": "/spec/workerGroupSpecs/1/groupName", "value": "pool-a"},
+        {"op": "test", "path": "/spec/workerGroupSpecs/1/replicas", "value": 3},
         {"op": "add", "path": "/spec/workerGroupSpecs/1/replicas", "value": 2},
         {"op": "add", "path": "/spec/workerGroupSpecs/1/scaleStrategy", "value": {"workersToDelete": ["p2"]}},
+        {"op": "test", "path": "/spec/workerGroupSpecs/1/groupName", "value": "pool-a"},
+        {"op": "test", "path": "/spec/workerGroupSpecs/1/replicas", "value": 3},
+        {"op": "test", "path": "/spec/workerGroupSpecs/1/scaleStrategy/workersToDelete", "value": ["p1"]},
+        {"op": "add", "path": "/spec/workerGroupSpecs/1/replicas", "value": 1},
+        {"op": "add", "path": "/spec/workerGroupSpecs/1/scaleStrategy", "value": {"workersToDelete": ["p1", "p2"]}},
     ]

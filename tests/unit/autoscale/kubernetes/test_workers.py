@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -18,6 +19,10 @@ def a_cluster(server: FakeServer, replicas: int) -> None:
     server.put("rc1", {"workerGroupSpecs": [{"groupName": "gateway", "replicas": 2}, {"groupName": "pool-a", "replicas": replicas}]})
 
 
+def counts(server: FakeServer) -> list[int]:
+    return [group["replicas"] for group in server.objects["rc1"]["spec"]["workerGroupSpecs"]]
+
+
 def wanting(target: int) -> list[AppPlaces]:
     return [AppPlaces("pool-a", target, [Place("r1", "RUNNING", "10.0.0.1")])]
 
@@ -25,11 +30,11 @@ def wanting(target: int) -> list[AppPlaces]:
 class Rig:
     """The mirror is fed by hand: what it has not been told it does not know."""
 
-    def __init__(self, api: Api, server: FakeServer) -> None:
+    def __init__(self, api: Api, server: FakeServer, may_write: Callable[[], bool] = lambda: True) -> None:
         self.server = server
         self.clusters: Watched[RayCluster] = Watched(api, PATH, cluster_of, Random(1))
         self.pods: Watched[Pod] = Watched(api, "/api/v1/namespaces/n/pods", pod_of, Random(1))
-        self.workers = Workers(api, "n", self.clusters, self.pods)
+        self.workers = Workers(api, "n", self.clusters, self.pods, may_write)
         self.hear()
 
     def hear(self) -> None:
@@ -45,8 +50,7 @@ def test_all_that_is_due_goes_in_one_patch_and_nothing_more_is_sent(tmp_path: Pa
 
             assert await rig.workers.follow("rc1", wanting(3))
 
-            (patch,) = server.objects["rc1"]["spec"]["patched"][1:2]
-            assert (patch["path"], patch["value"]) == ("/spec/workerGroupSpecs/1/replicas", 3)
+            assert counts(server) == [2, 3]
             a_cluster(server, 3)
             rig.hear()
             assert await rig.workers.follow("rc1", wanting(3))
@@ -65,7 +69,24 @@ def test_after_a_conflict_it_reads_again_and_decides_anew(tmp_path: Path) -> Non
 
             assert await rig.workers.follow("rc1", wanting(9))
             assert server.seen == [f"PATCH {PATH}/rc1", f"GET {PATH}", f"PATCH {PATH}/rc1"]
-            assert server.objects["rc1"]["spec"]["patched"][1]["value"] == 9
+            assert counts(server) == [2, 9]
+
+    asyncio.run(main())
+
+
+def test_what_others_write_elsewhere_is_no_conflict(tmp_path: Path) -> None:
+    """KubeRay writes its status all the time."""
+
+    async def main() -> None:
+        server = FakeServer()
+        a_cluster(server, 1)
+        async with api_of(server, tmp_path) as api:
+            rig = Rig(api, server)
+            server.put("rc1", server.objects["rc1"]["spec"] | {"theirs": 7})
+
+            assert await rig.workers.follow("rc1", wanting(9))
+            assert server.seen == [f"PATCH {PATH}/rc1"]
+            assert (counts(server), server.objects["rc1"]["spec"]["theirs"]) == ([2, 9], 7)
 
     asyncio.run(main())
 
@@ -78,7 +99,7 @@ def test_the_mirror_is_the_watchs_alone(tmp_path: Path) -> None:
         a_cluster(server, 1)
         async with api_of(server, tmp_path) as api:
             rig = Rig(api, server)
-            newest = rig.clusters.objects["rc1"]._replace(version="9999")
+            newest = rig.clusters.objects["rc1"]._replace(groups=())
             server.script.append(409)
             following = asyncio.create_task(rig.workers.follow("rc1", wanting(2)))
             await asyncio.sleep(0)
@@ -122,6 +143,20 @@ def test_pods_are_read_again_before_one_is_named(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_who_has_lost_the_lease_while_it_read_does_not_write(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = FakeServer()
+        a_cluster(server, 1)
+        async with api_of(server, tmp_path) as api:
+            rig = Rig(api, server, may_write=iter([True, False]).__next__)
+            server.script.append(409)
+
+            assert not await rig.workers.follow("rc1", wanting(2))
+            assert [line.split()[0] for line in server.seen] == ["PATCH", "GET"]
+
+    asyncio.run(main())
+
+
 def test_a_cluster_that_is_not_known_yet_is_left_alone(tmp_path: Path) -> None:
     async def main() -> None:
         server = FakeServer()
@@ -143,9 +178,9 @@ def test_what_the_server_does_not_answer_is_due_next_time(tmp_path: Path) -> Non
             with pytest.raises(ApiAway):
                 await rig.workers.follow("rc1", wanting(2))
             await follow_all(rig.workers, {"rc1": wanting(2)})
-            assert "patched" not in server.objects["rc1"]["spec"]
+            assert counts(server) == [2, 1]
 
             await follow_all(rig.workers, {"rc2": wanting(2), "rc1": wanting(2)})
-            assert server.objects["rc1"]["spec"]["patched"][1]["value"] == 2
+            assert counts(server) == [2, 2]
 
     asyncio.run(main())

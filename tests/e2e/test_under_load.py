@@ -1,0 +1,220 @@
+"""What may be done to a platform while it serves: scaled, changed, given a new image, rolled back, robbed of its parts. Nobody's request fails."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.images import another
+from tests.e2e.kube import documents
+from tests.e2e.load import Load, assert_none_failed, load
+from tests.e2e.parts import ended
+from tests.e2e.release import Release
+
+pytestmark = pytest.mark.timeout(1500)
+
+PATIENCE_S = 300.0
+SWITCH_S = 600.0
+"""For a second Ray cluster beside the first, on two cores, and the end of the old one."""
+NEXT = "localhost/penstock:e2e-next"
+
+
+def until(is_so: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> float:
+    """Seconds that it took."""
+    start = time.monotonic()
+    while not is_so():
+        assert time.monotonic() < start + within_s, f"not within {within_s:.0f} s: {what}"
+        time.sleep(0.5)
+    return time.monotonic() - start
+
+
+@contextmanager
+def watching(release: Release, folder: Path) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Every state of the active RayCluster, in turn."""
+    path = folder / "watched"
+    command = release.kube.enter("kubectl", "--namespace", release.namespace, "get", "raycluster", release.active(), "--watch", "--output=json")
+    with path.open("wb") as out:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out)
+        try:
+            yield lambda: list(documents(path.read_text(encoding="utf-8")))
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def group(cluster: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(each for each in cluster["spec"]["workerGroupSpecs"] if each["groupName"] == name)
+    return found
+
+
+def ready(release: Release) -> dict[str, int]:
+    """Pods of the platform that serve, by what they are."""
+    found: dict[str, int] = {}
+    selector = f"--selector=app.kubernetes.io/instance={release.name}"
+    for pod in release.kube.get("pods", selector, "--namespace", release.namespace)["items"]:
+        conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
+        labels = pod["metadata"]["labels"]
+        if conditions.get("Ready") == "True" and "deletionTimestamp" not in pod["metadata"]:
+            part = labels.get("ray.io/group", labels["app.kubernetes.io/component"])
+            found[part] = found.get(part, 0) + 1
+    return found
+
+
+WHOLE = {"headgroup": 1, "gateway": 2, "pool-edge": 1, "pool-cloud": 1, "redis": 1, "autoscaler": 2}
+
+
+def settled(release: Release) -> None:
+    """As values-demo has it, and nothing more."""
+    until(lambda: ready(release) == WHOLE, f"{WHOLE}, but {ready(release)}", SWITCH_S)
+
+
+def upgraded(release: Release, *values: str) -> None:
+    release.helm("upgrade", release.name, "deploy/helm", *release.values(*values), "--wait", "--timeout=300s")
+
+
+def test_the_autoscaler_takes_a_pool_up_and_down_by_the_active_ray_cluster(
+    release: Release, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    settled(release)
+    with watching(release, tmp_path) as states:
+        with load(release, tmp_path, "arrivals.rate=6", "kinds=" + json.dumps(LONG), "drain_s=100") as heavy:
+            up_s = until(lambda: ready(release).get("pool-cloud") == 2, "two replicas of the pool")
+        before = set(release.pods("pool"))
+        (tmp_path / "light").mkdir()
+        with load(release, tmp_path / "light") as light:
+            down_s = until(lambda: ready(release) == WHOLE, "one replica of the pool")
+        seen = [group(state, "pool-cloud") for state in states()]
+    counts = [now["replicas"] for before, now in zip([None, *seen], seen) if before is None or before["replicas"] != now["replicas"]]
+    named = set(seen[-1]["scaleStrategy"]["workersToDelete"])
+
+    record_property("figures", f"1 -> 2 in {up_s:.0f} s, 2 -> 1 in {down_s:.0f} s under load")
+    assert counts == [1, 2, 1]
+    assert named == before - set(release.pods("pool")), "the one that was named is the one that is gone"
+    assert_none_failed(heavy, 10)
+    assert_none_failed(light, 10)
+
+
+LONG = [{"name": "long", "prompts": {"tokens": {"constant": 64}}, "output_tokens": {"constant": 96}, "ignore_eos": True}]
+
+
+def test_a_change_of_values_rolls_in_place(release: Release, tmp_path: Path) -> None:
+    settled(release)
+    cluster, pods = release.active(), unscaled(release)
+    with load(release, tmp_path) as found:
+        upgraded(release, "gateway.config.max_queue=77", "pools[0].served_names={demo,changed}", "pools[1].engine.max_num_seqs=7")
+        took_s = until(lambda: all("changed" in names for names in served(release)), "the new name at every gateway")
+        until(lambda: applications(release) == {"RUNNING"}, "all applications run")
+        settled(release)
+
+    assert took_s < PATIENCE_S
+    assert release.active() == cluster
+    assert unscaled(release) == pods
+    assert_none_failed(found, 10)
+
+
+def unscaled(release: Release) -> set[str]:
+    """Pods that the autoscaler has no reason to touch."""
+    return {*release.pods("gateway"), *(pod for pod in release.pods("pool") if "pool-edge" in pod)}
+
+
+def served(release: Release) -> list[list[str]]:
+    """Names of models, gateway by gateway."""
+    pods = [release.kube.get("pod", name, "--namespace", release.namespace) for name in release.pods("gateway")]
+    return [release.kube.client("models", url=f"http://{pod['status']['podIP']}:8000", key=release.key()) for pod in pods]
+
+
+def applications(release: Release) -> set[str]:
+    status = release.kube.get("rayservice", release.service, "--namespace", release.namespace)["status"]
+    return {each["status"] for each in status["activeServiceStatus"]["applicationStatuses"].values()}
+
+
+def test_a_new_image_takes_over_and_is_rolled_back(release: Release, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    settled(release)
+    first = release.active()
+    if release.kube.load is None:
+        pytest.skip("a second image is made on the tests' own cluster only")
+    another(release.kube, release.images.penstock, NEXT, tmp_path)
+    with load(release, tmp_path) as found:
+        upgraded(release, f"image.tag={NEXT.rpartition(':')[2]}")
+        new_s = until(lambda: release.active() != first, "the new Ray cluster is active", SWITCH_S)
+        second = release.active()
+        until(lambda: clusters(release) == {second}, "the old Ray cluster is gone", SWITCH_S)
+        settled(release)
+        images = {image(release, pod) for part in ("gateway", "pool", "head") for pod in release.pods(part)}
+        release.helm("rollback", release.name, "--wait", "--timeout=300s")
+        back_s = until(lambda: release.active() != second, "the image of before is active", SWITCH_S)
+        until(lambda: clusters(release) == {release.active()}, "the new image's Ray cluster is gone", SWITCH_S)
+        settled(release)
+
+    record_property("figures", f"new image active after {new_s:.0f} s, rolled back after {back_s:.0f} s, {found.outcomes['finished']} requests meanwhile")
+    assert images == {NEXT}
+    assert {image(release, pod) for pod in release.pods("gateway")} == {release.images.penstock}
+    assert_none_failed(found, 100)
+
+
+def clusters(release: Release) -> set[str]:
+    return {each["metadata"]["name"] for each in release.kube.get("rayclusters", "--namespace", release.namespace)["items"]}
+
+
+def image(release: Release, pod: str) -> str:
+    return str(release.kube.get("pod", pod, "--namespace", release.namespace)["spec"]["containers"][0]["image"])
+
+
+@pytest.mark.parametrize("part", ["gateway", "pool", "head"])
+def test_a_pod_is_deleted(release: Release, tmp_path: Path, part: str) -> None:
+    """The head at once, as if its node had gone; the others as `kubectl drain` does it."""
+    settled(release)
+    pod = release.pods(part)[0]
+    others = set(release.pods("gateway") + release.pods("pool")) - {pod}
+    how = ["--grace-period=0", "--force"] if part == "head" else []
+    with load(release, tmp_path) as found:
+        until(lambda: found.finished() > 2, "the load is there")
+        release.kubectl("delete", "pod", pod, "--wait=false", *how)
+        until(lambda: pod not in release.pods(part), "the pod is gone")
+        settled(release)
+        least = found.finished() + 5
+        until(lambda: found.finished() > least, "the load goes on")
+
+    assert others <= set(release.pods("gateway") + release.pods("pool")), "no other pod was replaced"
+    assert_none_failed(found, 5)
+
+
+def test_kuberays_operator_is_killed_and_comes_back(release: Release, tmp_path: Path) -> None:
+    settled(release)
+    if release.kube.own is None:
+        pytest.skip("the operator of somebody's cluster is left alone")
+    before = clusters(release), set(release.pods("gateway") + release.pods("pool"))
+    with load(release, tmp_path) as found:
+        with ended(release.kube.own, "kuberay-operator"):
+            least = found.finished() + 5
+            until(lambda: found.finished() > least, "requests are answered without an operator")
+        least = found.finished() + 10
+        until(lambda: found.finished() > least, "and with the new one")
+
+    assert (clusters(release), set(release.pods("gateway") + release.pods("pool"))) == before
+    assert_none_failed(found, 15)
+
+
+def test_a_replica_killed_while_it_streams_ends_its_own_streams_alone_and_says_so(release: Release, tmp_path: Path) -> None:
+    settled(release)
+    with load(release, tmp_path, "arrivals.rate=1.5", "kinds=" + json.dumps(LONG)) as found:
+        until(lambda: found.finished() > 4, "the load is there")
+        pod = release.pods("pool")[0]
+        release.kubectl("exec", pod, "--", "pkill", "-KILL", "-f", "ServeReplica:pool")
+        least = found.finished() + 20
+        until(lambda: found.finished() > least, "the load goes on")
+    lost = found.errors
+
+    assert 0 < len(lost) <= MOST_RUNNING
+    assert len({record["replica"] for record in lost}) == 1, "all of the one that was killed"
+    assert all("replica" in record["error"] for record in lost), [record["error"] for record in lost]
+    assert found.outcomes["finished"] >= 20
+
+
+MOST_RUNNING = 8
+"""`max_num_seqs` of the larger pool."""
