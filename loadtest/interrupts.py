@@ -1,4 +1,4 @@
-"""Ctrl-C while a load runs: the first one asks to stop, a second one to hurry."""
+"""Signals while a load runs: SIGTERM asks to send no more, Ctrl-C to stop, what comes after that to hurry."""
 
 import asyncio
 import signal
@@ -10,8 +10,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stopped_by_signals(stop: asyncio.Event, *, hurry: Callable[[], None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM sets `stop`, a second one calls `hurry`. In another thread than the main one, signals are left alone."""
+def stopped_by_signals(stop: asyncio.Event, *, hurry: Callable[[], None], enough: asyncio.Event | None = None) -> Iterator[None]:
+    """The first SIGTERM sets `enough`, where there is one; else it is as SIGINT, of which the first sets `stop` and a second one calls `hurry`.
+
+    In another thread than the main one, signals are left alone.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -22,8 +25,14 @@ def stopped_by_signals(stop: asyncio.Event, *, hurry: Callable[[], None]) -> Ite
             hurry()
         stop.set()
 
-    for number in SIGNALS:
-        loop.add_signal_handler(number, on_signal)
+    def on_term() -> None:
+        if enough is None or enough.is_set():
+            on_signal()
+        else:
+            enough.set()
+
+    loop.add_signal_handler(signal.SIGINT, on_signal)
+    loop.add_signal_handler(signal.SIGTERM, on_term)
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ The folder of a run:
     records.jsonl   a line a request            repeats.jsonl  the records of requests that were sent again at the end, where there are any
     observed.jsonl  what the server said of itself over time, where it did
     run.json        what the records don't say  summary.json, ledger.json, plots/, report.html
-Ctrl-C (or SIGTERM) ends the load and leaves all of it; a second one exits at once, and `penstock-loadtest report` makes the rest.
+Ctrl-C ends the load and leaves all of it, SIGTERM lets what is under way end first; a second one exits at once, and `penstock-loadtest report` makes the rest.
 """
 
 import asyncio
@@ -112,9 +112,9 @@ def _leave(folder: Path) -> None:
 async def _load(scenario: Scenario, target: Target, folder: Path, console: Console | None) -> tuple[RunFacts, dict[str, int] | None]:
     """Also completion tokens by the tenants' meters, where they are asked."""
     clock, progress = Clock(), Progress(scenario)
-    stop, started = asyncio.Event(), asyncio.Event()
+    stop, enough, started = asyncio.Event(), asyncio.Event(), asyncio.Event()
     async with AsyncExitStack() as stack:
-        stack.enter_context(stopped_by_signals(stop, hurry=lambda: _exit_at_once(records, console)))
+        stack.enter_context(stopped_by_signals(stop, hurry=lambda: _exit_at_once(records, console), enough=enough))
         client = Client(target, clock)
         stack.push_async_callback(client.close)
         records = stack.enter_context(RecordWriter(folder / "records.jsonl"))
@@ -132,7 +132,7 @@ async def _load(scenario: Scenario, target: Target, folder: Path, console: Conso
             records.write(answer.record)
             progress.ended(answer.record, clock.now())
 
-        facts = await run_load(scenario, plan(scenario), client, on_sent=on_sent, on_ended=on_ended, stop=stop, on_start=started.set)
+        facts = await run_load(scenario, plan(scenario), client, on_sent=on_sent, on_ended=on_ended, stop=stop, enough=enough, on_start=started.set)
         return facts, None if before is None else await _since(target, before)
 
 

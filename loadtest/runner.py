@@ -1,7 +1,7 @@
 """Sends a plan. Open loop: each request leaves at its intended time, whatever the server does; closed loop: so many at once.
 
 A run has four parts: sending; drain, until the last answer or `drain_s`; the cut of what is still under way; repeats of a sample of the finished
-requests. Ctrl-C (`stop`) goes to the cut at once. Being late once makes nothing late for good: what is due leaves at once, with its lateness
+requests. Ctrl-C (`stop`) goes to the cut at once, SIGTERM (`enough`) to the drain. Being late once makes nothing late for good: what is due leaves at once, with its lateness
 recorded. Nothing is kept of a request that has ended, but for the sample.
 """
 
@@ -64,10 +64,12 @@ async def run_load(
     on_sent: Callable[[Planned], None],
     on_ended: Callable[[Answer], None],
     stop: asyncio.Event,
+    enough: asyncio.Event | None = None,
     on_start: Callable[[], None] = lambda: None,
 ) -> RunFacts:
     """Run the plan; the client's clock starts once the first requests are prepared. Raises what preparing those raises, before any is sent.
 
+    stop: when it is set, what is under way is cut. enough: nothing more is sent, and what is under way may end.
     What `on_sent` or `on_ended` raises ends the run, and is raised.
     """
     async with Ahead(planned, client.prepare) as ahead:
@@ -76,7 +78,7 @@ async def run_load(
         on_start()
         try:
             async with asyncio.TaskGroup() as group:
-                run = _Run(scenario, ahead, client, group, on_sent=on_sent, on_ended=on_ended, stop=stop)
+                run = _Run(scenario, ahead, client, group, on_sent=on_sent, on_ended=on_ended, stop=stop, enough=enough or asyncio.Event())
                 try:
                     return await run.go()
                 finally:
@@ -102,6 +104,7 @@ class _Run:
         on_sent: Callable[[Planned], None],
         on_ended: Callable[[Answer], None],
         stop: asyncio.Event,
+        enough: asyncio.Event,
     ) -> None:
         self._scenario = scenario
         self._ahead = ahead
@@ -111,6 +114,7 @@ class _Run:
         self._on_sent = on_sent
         self._on_ended = on_ended
         self._stop = stop
+        self._enough = enough
         self._is_open = scenario.loop == "open"
         self._until_s = INFINITE_S if scenario.duration_s is None else scenario.duration_s
         self._schedule = Schedule()
@@ -127,14 +131,15 @@ class _Run:
         self._plan_error: LoadtestError | None = None
 
     async def go(self) -> RunFacts:
-        watch = self._group.create_task(self._watch_stop())
+        watches = [self._group.create_task(self._watch(event)) for event in (self._stop, self._enough)]
         await self._send_all()
         await self._wait(lambda: not self._requests, self._now() + self._scenario.drain_s)
         await self._cut()
         ended_s = self._now()
         is_interrupted = self._stop.is_set()
         repeats = await self._repeat(self._sampler.kept)
-        watch.cancel()
+        for watch in watches:
+            watch.cancel()
         return RunFacts(
             sent=self._sent,
             turns_not_sent=self._sessions.not_sent,
@@ -156,8 +161,8 @@ class _Run:
         pump = self._group.create_task(self._pump(self._open_loop if self._is_open else self._closed_loop))
         pump.add_done_callback(lambda _: self._news.set())
         # open loop: what was intended before the end leaves, however late
-        await self._wait(pump.done, INFINITE_S if self._is_open else self._until_s)
-        await self._wait(lambda: pump.done() and not self._turns_left, self._until_s)
+        await self._wait(lambda: pump.done() or self._enough.is_set(), INFINITE_S if self._is_open else self._until_s)
+        await self._wait(lambda: self._enough.is_set() or (pump.done() and not self._turns_left), self._until_s)
         pump.cancel()
         for task in self._turns:
             task.cancel()
@@ -318,6 +323,6 @@ class _Run:
                 while not (is_over() or self._stop.is_set()):
                     await self._next_news()
 
-    async def _watch_stop(self) -> None:
-        await self._stop.wait()
+    async def _watch(self, event: asyncio.Event) -> None:
+        await event.wait()
         self._news.set()

@@ -38,6 +38,11 @@ def models(url: str, key: str) -> list[str]:
     return [model["id"] for model in answer.raise_for_status().json()["data"]]
 
 
+def page(url: str, path: str) -> str:
+    """The text of a page."""
+    return httpx.get(f"{url}{path}", timeout=TIMEOUT_S, trust_env=False).raise_for_status().text
+
+
 def status_until(url: str, key: str, wanted: int, within_s: float) -> int:
     """As `status`, asked again until it is what is wanted or the time is over."""
     end = time.monotonic() + within_s
@@ -78,7 +83,7 @@ def upload(url: str, key: str, adapter: str, base: str, folder: str) -> dict[str
     return {"made": [made.status_code, made.json()], "asked": [asked.status_code, asked.json()]}
 
 
-CLIENTS: dict[str, Callable[..., Any]] = {client.__name__: client for client in (streamed, status, models, status_until, used, burst, upload)}
+CLIENTS: dict[str, Callable[..., Any]] = {client.__name__: client for client in (streamed, status, page, models, status_until, used, burst, upload)}
 
 if __name__ == "__main__":
     json.dump(CLIENTS[sys.argv[1]](**json.load(sys.stdin)), sys.stdout)

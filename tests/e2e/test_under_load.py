@@ -1,6 +1,7 @@
 """What may be done to a platform while it serves: scaled, changed, given a new image, rolled back, robbed of its parts. Nobody's request fails."""
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.timeout(1500)
 PATIENCE_S = 300.0
 SWITCH_S = 600.0
 """For a second Ray cluster beside the first, on two cores, and the end of the old one."""
+RESUMED = re.compile(r'^penstock_route_attempts_total\{.*reason="resume".*\} (\S+)$', re.MULTILINE)
 NEXT = "localhost/penstock:e2e-next"
 
 
@@ -82,7 +84,7 @@ def test_the_autoscaler_takes_a_pool_up_and_down_by_the_active_ray_cluster(
 ) -> None:
     settled(release)
     with watching(release, tmp_path) as states:
-        with load(release, tmp_path, "arrivals.rate=6", "kinds=" + json.dumps(LONG), "drain_s=100") as heavy:
+        with load(release, tmp_path, "loop=closed", "concurrency=8", "kinds=" + json.dumps(LONG)) as heavy:
             up_s = until(lambda: ready(release).get("pool-cloud") == 2, "two replicas of the pool")
         before = set(release.pods("pool"))
         (tmp_path / "light").mkdir()
@@ -193,28 +195,32 @@ def test_kuberays_operator_is_killed_and_comes_back(release: Release, tmp_path: 
         with ended(release.kube.own, "kuberay-operator"):
             least = found.finished() + 5
             until(lambda: found.finished() > least, "requests are answered without an operator")
+        release.kubectl("delete", "service", f"{release.service}-serve-svc", "--wait")  # KubeRay's own, which nobody uses
         least = found.finished() + 10
         until(lambda: found.finished() > least, "and with the new one")
+        release.kubectl("wait", f"service/{release.service}-serve-svc", "--for=create", "--timeout=120s")
 
     assert (clusters(release), set(release.pods("gateway") + release.pods("pool"))) == before
     assert_none_failed(found, 15)
 
 
-def test_a_replica_killed_while_it_streams_ends_its_own_streams_alone_and_says_so(release: Release, tmp_path: Path) -> None:
+def test_a_replica_killed_while_it_streams_loses_no_stream(release: Release, tmp_path: Path) -> None:
+    """Its sequences go on elsewhere, from the token where they were; a stream that can't would end with an error that says so."""
     settled(release)
-    with load(release, tmp_path, "arrivals.rate=1.5", "kinds=" + json.dumps(LONG)) as found:
-        until(lambda: found.finished() > 4, "the load is there")
-        pod = release.pods("pool")[0]
-        release.kubectl("exec", pod, "--", "pkill", "-KILL", "-f", "ServeReplica:pool")
+    with load(release, tmp_path, "arrivals.rate=0.6", "kinds=" + json.dumps(LONG)) as found:
+        until(lambda: found.finished() > 2, "the load is there")
+        before = resumed(release)
+        edge = next(pod for pod in release.pods("pool") if "pool-edge" in pod)
+        release.kubectl("exec", edge, "--", "pkill", "-KILL", "-f", "ServeReplica:pool")
         least = found.finished() + 20
         until(lambda: found.finished() > least, "the load goes on")
-    lost = found.errors
 
-    assert 0 < len(lost) <= MOST_RUNNING
-    assert len({record["replica"] for record in lost}) == 1, "all of the one that was killed"
-    assert all("replica" in record["error"] for record in lost), [record["error"] for record in lost]
-    assert found.outcomes["finished"] >= 20
+    assert resumed(release) > before, "it was streaming"
+    assert_none_failed(found, 20)
 
 
-MOST_RUNNING = 8
-"""`max_num_seqs` of the larger pool."""
+def resumed(release: Release) -> float:
+    """Streams that went on at another replica, by the gateways' metrics."""
+    addresses = [release.kube.get("pod", name, "--namespace", release.namespace)["status"]["podIP"] for name in release.pods("gateway")]
+    pages = [str(release.kube.client("page", url=f"http://{address}:8001", path="/metrics")) for address in addresses]
+    return sum(float(value) for page in pages for value in RESUMED.findall(page))

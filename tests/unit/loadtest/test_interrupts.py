@@ -1,4 +1,4 @@
-"""Ctrl-C while a load runs."""
+"""Ctrl-C and SIGTERM while a load runs."""
 
 import asyncio
 import os
@@ -21,6 +21,18 @@ def test_the_first_signal_stops_and_the_second_one_hurries(number: signal.Signal
 
             os.kill(os.getpid(), number)
             await asyncio.wait_for(hurried.wait(), 10)
+
+    asyncio.run(main())
+
+
+def test_a_load_that_may_end_by_itself_does_so_at_the_first_sigterm() -> None:
+    async def main() -> None:
+        stop, hurried, enough = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        with stopped_by_signals(stop, hurry=hurried.set, enough=enough):
+            for wanted, others in ((enough, (stop, hurried)), (stop, (hurried,)), (hurried, ())):
+                os.kill(os.getpid(), signal.SIGTERM)
+                await asyncio.wait_for(wanted.wait(), 10)
+                assert not any(other.is_set() for other in others)
 
     asyncio.run(main())
 

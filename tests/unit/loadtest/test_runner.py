@@ -30,17 +30,26 @@ def session(index: int, *, turns: int, at_s: float = 0.0, think_s: float = 0.0) 
 class Ran:
     """A run and what came of it."""
 
-    def __init__(self, plan: Iterator[Planned] | list[Planned], serve: Serve = at_once, *, stop_when: Callable[["Ran"], bool] | None = None, **settings: Any):
+    def __init__(
+        self,
+        plan: Iterator[Planned] | list[Planned],
+        serve: Serve = at_once,
+        *,
+        stop_when: Callable[["Ran"], bool] | None = None,
+        enough_when: Callable[["Ran"], bool] | None = None,
+        **settings: Any,
+    ):
         self.scenario = Scenario(**({"duration_s": FOREVER_S, "drain_s": FOREVER_S} | settings))
         self.client = StandIn(serve)
         self.sent: list[Planned] = []
         self.records: list[Record] = []
         self._stop_when = stop_when or (lambda _: False)
+        self._enough_when = enough_when or (lambda _: False)
         self.facts = asyncio.run(self._run(iter(plan)))
 
     async def _run(self, plan: Iterator[Planned]) -> RunFacts:
-        self.stop = asyncio.Event()
-        return await run_load(self.scenario, plan, self.client, on_sent=self._on_sent, on_ended=self._on_ended, stop=self.stop)  # type: ignore[arg-type]
+        self.stop, self.enough = asyncio.Event(), asyncio.Event()
+        return await run_load(self.scenario, plan, self.client, on_sent=self._on_sent, on_ended=self._on_ended, stop=self.stop, enough=self.enough)  # type: ignore[arg-type]
 
     def _on_sent(self, planned: Planned) -> None:
         self.sent.append(planned)
@@ -53,6 +62,8 @@ class Ran:
     def _check_stop(self) -> None:
         if self._stop_when(self):
             self.stop.set()
+        if self._enough_when(self):
+            self.enough.set()
 
     def record(self, index: int) -> Record:
         return next(record for record in self.records if record.index == index)
@@ -293,6 +304,20 @@ def test_after_the_last_request_the_drain_is_as_long_as_it_may_be() -> None:
     assert all(record.is_cut for record in ran.records)
     assert not ran.facts.is_interrupted
     assert ran.facts.ended_s >= ran.facts.last_sent_s + 0.1
+
+
+@pytest.mark.parametrize("loop", ["open", "closed"])
+def test_after_sigterm_nothing_more_is_sent_and_what_is_under_way_ends(loop: str) -> None:
+    async def serve(_: Planned) -> Outcome:
+        await asyncio.sleep(0.05)
+        return "finished"
+
+    ran = Ran((request(n, n / 200) for n in count()), serve, loop=loop, concurrency=4, enough_when=lambda ran: len(ran.sent) >= 4)
+
+    assert 4 <= ran.facts.sent < 12
+    assert {record.outcome for record in ran.records} == {"finished"}
+    assert len(ran.records) == ran.facts.sent
+    assert not ran.facts.is_interrupted
 
 
 def test_a_plan_that_breaks_at_its_beginning_stops_the_run_before_anything_is_sent() -> None:
