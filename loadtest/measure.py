@@ -13,6 +13,7 @@ import gc
 import os
 import resource
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager, suppress
 from datetime import UTC, datetime
@@ -128,18 +129,23 @@ async def _load(scenario: Scenario, target: Target, folder: Path, console: Conso
         def on_sent(_: Planned) -> None:
             progress.sent(clock.now())
 
+        told: Counter[str] = Counter()
+
         def on_ended(answer: Answer) -> None:
             records.write(answer.record)
+            told[answer.record.tenant] += answer.record.metered_tokens or 0
             progress.ended(answer.record, clock.now())
 
         facts = await run_load(scenario, plan(scenario), client, on_sent=on_sent, on_ended=on_ended, stop=stop, enough=enough, on_start=started.set)
-        return facts, None if before is None else await _since(target, before)
+        return facts, None if before is None else await _since(target, before, told)
 
 
-async def _since(target: Target, before: dict[str, int]) -> dict[str, int] | None:
-    """None: the server has nothing to say any more, and the run is concluded without."""
+async def _since(target: Target, before: dict[str, int], told: Counter[str]) -> dict[str, int] | None:
+    """told: completion tokens of each tenant's answers, by the answers.
+
+    None: the server has nothing to say any more, and the run is concluded without."""
     try:
-        return await settled_meters(target, before)
+        return await settled_meters(target, before, told)
     except TargetUnreachable:
         return None
 

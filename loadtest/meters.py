@@ -5,6 +5,7 @@ Not part of OpenAI's API; Penstock has it. The answer is `{"data": [{"completion
 
 import asyncio
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import msgspec
 
@@ -15,7 +16,7 @@ from penstock_loadtest.target import Target, get, path_of
 TIMEOUT_S = 5.0
 SETTLE_S = 0.5
 """Between two readings; a server may be a little behind, and so may requests that were hung up on."""
-MAX_READINGS = 10
+MAX_READINGS = 20
 
 
 class _Row(msgspec.Struct):
@@ -38,13 +39,14 @@ async def read_meters(target: Target) -> dict[str, int]:
         await connections.closed()
 
 
-async def settled_meters(target: Target, before: Mapping[str, int]) -> dict[str, int]:
-    """What was counted since then, once two readings are the same. Raises TargetUnreachable."""
+async def settled_meters(target: Target, before: Mapping[str, int], least: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
+    """What was counted since then, once two readings are the same and not below `least`, or time is over. Raises TargetUnreachable."""
     last = await read_meters(target)
     for _ in range(MAX_READINGS):
         await asyncio.sleep(SETTLE_S)
         found = await read_meters(target)
-        if found == last:
+        is_behind = any(found[tenant] - before.get(tenant, 0) < tokens for tenant, tokens in least.items() if tenant in found)
+        if found == last and not is_behind:
             break
         last = found
     return {tenant: tokens - before.get(tenant, 0) for tenant, tokens in last.items()}

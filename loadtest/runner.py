@@ -1,8 +1,8 @@
 """Sends a plan. Open loop: each request leaves at its intended time, whatever the server does; closed loop: so many at once.
 
 A run has four parts: sending; drain, until the last answer or `drain_s`; the cut of what is still under way; repeats of a sample of the finished
-requests. Ctrl-C (`stop`) goes to the cut at once, SIGTERM (`enough`) to the drain. Being late once makes nothing late for good: what is due leaves at once, with its lateness
-recorded. Nothing is kept of a request that has ended, but for the sample.
+requests. Ctrl-C (`stop`) goes to the cut at once, SIGTERM (`enough`) to the drain. Being late once makes nothing late for good: what is due leaves at
+once, with its lateness recorded. Nothing is kept of a request that has ended, but for the sample.
 """
 
 import asyncio

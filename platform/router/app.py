@@ -38,7 +38,7 @@ from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch import RoutingDispatcher
 from penstock.router.fleet import Fleet
 from penstock.router.gateway import GatewayDeps, PoolReplicas
-from penstock.router.leaving import SPREAD_S, Leaving
+from penstock.router.leaving import SPREAD_S, Leaving, arrived
 from penstock.router.link import connect
 from penstock.router.listener import Listener
 from penstock.router.members import Members
@@ -130,6 +130,10 @@ class Core:
         spreader = Spreader(self.fleet.remotes)
         return AdapterDeps(config, registry, AdapterStore(Path(config.folder)), AdaptedModels(registry, models, self._pools), spreader)
 
+    def is_ready(self) -> bool:
+        """As /readyz says it."""
+        return any(pool.num_connected for pool in self._replicas()) or self.providers.has_available
+
     def _replicas(self) -> list[PoolReplicas]:
         return [PoolReplicas(name, self._pools[name].tier, status.num_connected) for name, status in self.fleet.status().items()]
 
@@ -155,7 +159,7 @@ def _context(fleet: Fleet, pools: Sequence[PoolSpec]) -> int:
 
 
 class Gateway:
-    """The Serve deployment; `__init__` returns when it listens."""
+    """The Serve deployment; `__init__` returns when it listens, and in a pod when the load balancer knows it."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -181,6 +185,8 @@ class Gateway:
         self._stopping = asyncio.Event()
         self._main = asyncio.create_task(self._run(core), name="gateway")
         log.info("gateway ready", extra={"host": config.host, "port": config.port, "pools": [pool.name for pool in pools]})
+        if self._pod.folder is not None:
+            await asyncio.wait([self._main, asyncio.create_task(arrived(core.is_ready))], return_when=asyncio.FIRST_COMPLETED)
 
     async def check_health(self) -> None:
         """Serve replaces a gateway for which this raises time and again."""

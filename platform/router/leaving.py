@@ -1,19 +1,36 @@
-"""How a gateway leaves a load balancer without a request lost: it says so first, and listens on for a while.
+"""How gateways behind a load balancer take turns without a request lost.
 
-From `begin` on /readyz answers 503, and every answer asks its client to connect anew, which a load balancer then does elsewhere. Only when that has
-spread may the listener close.
+One that leaves says so first, and listens on for a while: from `begin` on /readyz answers 503, and every answer asks its client to connect anew,
+which a load balancer then does elsewhere. Only when that has spread may the listener close. One that arrives counts as there only when the load
+balancer knows it: then the next one may leave.
 """
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SPREAD_S = 5.0
 """For probes to fail, and for endpoints, proxies and idle connections to follow."""
+MEET_S = 30.0
+"""For a first replica. Where there is none yet, gateways don't wait for it for ever."""
+POLL_S = 0.1
 READINESS_PATH = "/readyz"
 _BODY = b'{"status":"leaving"}'
 
 
+async def arrived(is_ready: Callable[[], bool]) -> None:
+    """When probes have had the time to find it ready, and the load balancer to send requests there."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(MEET_S):
+            while not is_ready():  # noqa: ASYNC110  # it is asked as a probe asks
+                await asyncio.sleep(POLL_S)
+    await asyncio.sleep(SPREAD_S)
+
+
 class Leaving:
-    """An ASGI app around another."""
+    """An ASGI app around another, for a gateway's end."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -15,12 +15,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-import httpx
 import redis.asyncio
+from redis.exceptions import RedisError
 
 from penstock.autoscale.hand import Executor, serve_calls
 from penstock.autoscale.kubernetes.api import Account, Api, ApiAway, Document, Missing
@@ -264,11 +265,7 @@ class Rig:
 
     async def metrics(self, port: int) -> str:
         """Empty, where nobody answers."""
-        try:
-            async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
-                return (await http.get(f"http://127.0.0.1:{port}/metrics")).text
-        except httpx.HTTPError:
-            return ""
+        return (await asyncio.to_thread(page, port, "/metrics"))[1]
 
     async def calls(self, port: int) -> dict[tuple[str, str, str], int]:
         """To the Kubernetes API, by verb, resource and status."""
@@ -295,8 +292,22 @@ class Rig:
             self.serve.turn()
             if time.monotonic() - reported_s > 0.4:
                 reported_s = time.monotonic()
-                await self.gateway.report()
+                with suppress(RedisError, OSError):  # a busy machine: the next one is due soon
+                    await self.gateway.report()
             await asyncio.sleep(0.05)
+
+
+def page(port: int, path: str) -> tuple[int, str]:
+    """Status and body of one of an autoscaler's pages; 0 where nobody answers. A connection each, and no client library: this is asked all the time."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    except (OSError, HTTPException):
+        return 0, ""
+    finally:
+        connection.close()
 
 
 async def beat(api: Api) -> None:

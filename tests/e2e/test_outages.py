@@ -21,7 +21,7 @@ from penstock.autoscale.kubernetes.elector import end
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.parts import Part, ended, pid_of, stopped
-from tests.e2e.rig import LEASE, RAY_CLUSTERS, Rig, a_rig, num_turns, until
+from tests.e2e.rig import LEASE, RAY_CLUSTERS, Rig, a_rig, num_turns, page, until
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(240)]
 
@@ -61,11 +61,6 @@ def total(calls: dict[tuple[str, str, str], int], verb: str, kind: str, code: st
     return sum(count for key, count in calls.items() if key[:2] == (verb, kind) and (not code or key[2] == code))
 
 
-async def is_well(port: int) -> bool:
-    async with httpx.AsyncClient(trust_env=False, timeout=5) as http:
-        return (await http.get(f"http://127.0.0.1:{port}/healthz")).status_code == 200
-
-
 def test_a_ray_clusters_way_is_told_by_its_turns() -> None:
     assert [num_turns(counts) for counts in ([4], [4, 8], [8, 7, 4], [8, 5, 8], [4, 5, 4, 5])] == [0, 0, 0, 1, 2]
 
@@ -94,7 +89,7 @@ def test_an_api_server_that_stands_still_for_half_a_minute_changes_nothing(clust
                 while time.monotonic() - began_s < OUTAGE_S:
                     assert await rig.leaders() == [], "nobody leads whom the Lease does not say"
                     assert rig.serve.target == target, "the last target holds"
-                    assert [await is_well(port) for port in ports] == [True, True], "the kubelet has no reason to restart them"
+                    assert [(await asyncio.to_thread(page, port, "/healthz"))[0] for port in ports] == [200, 200], "the kubelet has no reason to restart them"
                     await asyncio.sleep(0.5)
             back_s = time.monotonic()
             leader = await rig.leading()
@@ -159,9 +154,9 @@ async def page_with(what: str, rig: Rig, port: int) -> str:
     """That autoscaler's metrics, as soon as that stands there."""
     async with asyncio.timeout(60):
         while True:
-            page = await rig.metrics(port)
-            if what in page:
-                return page
+            found = await rig.metrics(port)
+            if what in found:
+                return found
             await asyncio.sleep(0.1)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from tests.e2e.images import another
 from tests.e2e.kube import documents
-from tests.e2e.load import Load, assert_none_failed, load
+from tests.e2e.load import assert_none_failed, load
 from tests.e2e.parts import ended
 from tests.e2e.release import Release
 
@@ -91,7 +92,7 @@ def test_the_autoscaler_takes_a_pool_up_and_down_by_the_active_ray_cluster(
         with load(release, tmp_path / "light") as light:
             down_s = until(lambda: ready(release) == WHOLE, "one replica of the pool")
         seen = [group(state, "pool-cloud") for state in states()]
-    counts = [now["replicas"] for before, now in zip([None, *seen], seen) if before is None or before["replicas"] != now["replicas"]]
+    counts = [count for count, _ in groupby(state["replicas"] for state in seen)]
     named = set(seen[-1]["scaleStrategy"]["workersToDelete"])
 
     record_property("figures", f"1 -> 2 in {up_s:.0f} s, 2 -> 1 in {down_s:.0f} s under load")

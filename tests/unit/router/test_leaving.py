@@ -1,9 +1,11 @@
 import asyncio
 
 import httpx
+import pytest
 from starlette.types import Receive, Scope, Send
 
-from penstock.router.leaving import Leaving
+from penstock.router import leaving as leaving_module
+from penstock.router.leaving import Leaving, arrived
 
 
 async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
@@ -32,3 +34,17 @@ def test_who_leaves_is_not_ready_and_sends_its_clients_elsewhere() -> None:
     assert get(leaving, "/readyz").status_code == 503
     answer = get(leaving, "/v1/models")
     assert (answer.status_code, answer.headers["connection"], answer.headers["x-mine"]) == (200, "close", "1"), "and still answers"
+
+
+def test_one_that_arrives_is_there_once_it_is_ready_and_that_has_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving_module, "SPREAD_S", 0.2)
+    monkeypatch.setattr(leaving_module, "MEET_S", 0.6)
+
+    async def took_s(ready_after_s: float) -> float:
+        start = asyncio.get_running_loop().time()
+        await arrived(lambda: asyncio.get_running_loop().time() - start > ready_after_s)
+        return asyncio.get_running_loop().time() - start
+
+    assert 0.2 <= asyncio.run(took_s(-1.0)) < 0.45
+    assert asyncio.run(took_s(0.3)) >= 0.5
+    assert asyncio.run(took_s(1000.0)) >= 0.8, "without a replica it arrives all the same"
