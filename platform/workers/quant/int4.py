@@ -1,7 +1,19 @@
-"""Matrices of 4-bit integers, in groups along the input: w[n, k] = (q[n, k] - zero[n, g]) * scale[n, g], g = k // group_size.
+"""Matrices of small integers, in groups along the input: w[n, k] = q[n, k] * scale[n, g] + offset[n, g], g = k // group_size.
 
-The normal form is what every format is read into; `Int4Matrix` is what is computed with. In bfloat16 that is torch's int4 operator, which reads
-packed weights; in other dtypes the operator is slower than dense products by tens of times, so the weights are dequantized once.
+`Groups` is the normal form that every quantized format is read into, without loss:
+
+| format | q | scale | offset | group_size |
+|---|---|---|---|---|
+| AutoAWQ; compressed-tensors with zero points: (q - zero) * scale | uint8, 0 to 15 | scale | -zero * scale | 32, 64, 128, ... |
+| compressed-tensors, symmetric: (q - 8) * scale | uint8, 0 to 15 | scale | -8 * scale | likewise |
+| GGUF Q4_0: (q - 8) * d | uint8, 0 to 15 | d | -8 * d | 32 |
+| GGUF Q4_1: q * d + m | uint8, 0 to 15 | d | m | 32 |
+| GGUF Q8_0: q * d; compressed-tensors in 8 bits, symmetric | int8, -128 to 127 | d | None | 32; any |
+
+Products of a scale in float16 or bfloat16 and 4 bits are exact in float32, so an integer zero point can be had back from an offset (`zero`).
+
+`Int4Matrix` is what is computed with where there is no kernel of ours. In bfloat16 that is torch's int4 operator, which reads packed weights; in
+other dtypes the operator is slower than dense products by tens of times, so the weights are dequantized once.
 """
 
 from dataclasses import dataclass
@@ -17,29 +29,43 @@ _OPERATOR_GROUPS = (128, 64, 32)
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The normal form."""
+    """The normal form. Contiguous as read; views of its rows are not copies."""
 
     q: Tensor
-    """uint8 [N, K], 0 to 15."""
+    """[N, K]: uint8, 0 to 15, or int8."""
     scale: Tensor
-    """float32 [N, G]."""
-    zero: Tensor
-    """uint8 [N, G]."""
+    """float32 [N, G]. May be 0 (a group of equal weights) or negative (GGUF's Q4_0)."""
+    offset: Tensor | None
+    """float32 [N, G]; None for int8: no offset anywhere."""
     group_size: int
     """Columns of a group; the last one may be short: G = ceil(K / group_size)."""
 
     @staticmethod
-    def empty(rows: int, columns: int, group_size: int) -> "Groups":
+    def empty(rows: int, columns: int, group_size: int, bits: int = 4) -> "Groups":
+        """bits: 4 or 8."""
         count = -(-columns // group_size)
-        return Groups(torch.zeros(rows, columns, dtype=torch.uint8), torch.zeros(rows, count), torch.zeros(rows, count, dtype=torch.uint8), group_size)
+        q = torch.zeros(rows, columns, dtype=torch.uint8 if bits == 4 else torch.int8)
+        return Groups(q, torch.zeros(rows, count), torch.zeros(rows, count) if bits == 4 else None, group_size)
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.q.dtype == torch.uint8 else 8
+
+    @property
+    def zero(self) -> Tensor:
+        """float32 [N, G]: the q of weight 0, an integer if the format has zero points; 0 where the scale is."""
+        if self.offset is None:
+            return torch.zeros_like(self.scale)
+        return torch.where(self.scale == 0, 0.0, -self.offset / self.scale)
 
     def rows(self, start: int, end: int) -> "Groups":
         """A view of some rows."""
-        return Groups(self.q[start:end], self.scale[start:end], self.zero[start:end], self.group_size)
+        return Groups(self.q[start:end], self.scale[start:end], None if self.offset is None else self.offset[start:end], self.group_size)
 
     def dequantized(self) -> Tensor:
         """float32 [N, K]."""
-        return (self.q.float() - self._spread(self.zero.float())) * self._spread(self.scale)
+        scaled = self.q.float() * self._spread(self.scale)
+        return scaled if self.offset is None else scaled + self._spread(self.offset)
 
     def _spread(self, values: Tensor) -> Tensor:
         """[N, G] to [N, K]."""
@@ -52,7 +78,16 @@ def quantize(weight: Tensor, group_size: int) -> Groups:
     padded = functional.pad(weight.float(), (0, -columns % group_size)).view(rows, -1, group_size)
     scale, zero = lattice(padded.amin(-1), padded.amax(-1))
     q = (padded / scale[..., None]).round().add(zero[..., None]).clamp(0, 15)
-    return Groups(q.view(rows, -1)[:, :columns].to(torch.uint8).contiguous(), scale, zero.to(torch.uint8), group_size)
+    return Groups(q.view(rows, -1)[:, :columns].to(torch.uint8).contiguous(), scale, -zero * scale, group_size)
+
+
+def quantize_int8(weight: Tensor, group_size: int) -> Groups:
+    """Round to nearest in -127 to 127, symmetric, per row and group; scales as float16 would keep them. weight: [N, K], any float."""
+    rows, columns = weight.shape
+    padded = functional.pad(weight.float(), (0, -columns % group_size)).view(rows, -1, group_size)
+    scale = (padded.abs().amax(-1) / 127).clamp(min=2**-14).half().float()
+    q = (padded / scale[..., None]).round().clamp(-127, 127)
+    return Groups(q.view(rows, -1)[:, :columns].to(torch.int8).contiguous(), scale, None, group_size)
 
 
 def lattice(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,13 +107,13 @@ class Int4Matrix:
         self._dense: Tensor | None = None
         self._packed: Tensor | None = None
         group_size = _operator_group(groups)
-        if dtype != torch.bfloat16 or group_size is None:
+        if dtype != torch.bfloat16 or group_size is None or groups.offset is None:
             self._dense = groups.dequantized().to(dtype)
             return
         self._group_size = group_size
-        scale, zero = (_regrouped(values, groups, group_size) for values in (groups.scale, groups.zero.float()))
+        scale, offset = (_regrouped(values, groups, group_size) for values in (groups.scale, groups.offset))
         # the operator's form: (q - 8) * scale + offset, [G, N, 2]
-        self._scales = torch.stack((scale, (8 - zero) * scale), dim=-1).transpose(0, 1).contiguous().to(dtype)
+        self._scales = torch.stack((scale, offset + 8 * scale), dim=-1).transpose(0, 1).contiguous().to(dtype)
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(groups.q.int(), 8)
 
     @property
