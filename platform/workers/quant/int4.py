@@ -25,6 +25,8 @@ from torch.nn import functional
 _OUT_MULTIPLE = 16
 """The operator packs output rows by so many."""
 _OPERATOR_GROUPS = (128, 64, 32)
+CHUNK_ELEMENTS = 1 << 20
+"""Elements dequantized at once in float32, at most (of a matrix with longer rows, one row)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,36 @@ class Groups:
         """A view of some rows."""
         return Groups(self.q[start:end], self.scale[start:end], None if self.offset is None else self.offset[start:end], self.group_size)
 
+    def copy_(self, other: "Groups") -> None:
+        """From one of the same shape and form."""
+        self.q.copy_(other.q)
+        self.scale.copy_(other.scale)
+        if self.offset is not None and other.offset is not None:
+            self.offset.copy_(other.offset)
+
     def dequantized(self) -> Tensor:
         """float32 [N, K]."""
         scaled = self.q.float() * self._spread(self.scale)
         return scaled if self.offset is None else scaled + self._spread(self.offset)
+
+    def dequantized_in(self, dtype: torch.dtype) -> Tensor:
+        """[N, K], some rows at a time."""
+        rows, columns = self.q.shape
+        out = torch.empty(rows, columns, dtype=dtype)
+        step = max(1, CHUNK_ELEMENTS // columns)
+        for start in range(0, rows, step):
+            out[start : start + step] = self.rows(start, start + step).dequantized()
+        return out
+
+    def regrouped(self, group_size: int) -> "Groups":
+        """The same matrix in smaller groups, of a size that divides its own (or, where a row is one group, its columns)."""
+        count = -(-self.q.shape[1] // group_size)
+        scale, offset = (
+            None if values is None else values.repeat_interleave(self.group_size // group_size, dim=1)[:, :count].contiguous()
+            for values in (self.scale, self.offset)
+        )
+        assert scale is not None
+        return Groups(self.q, scale, offset, group_size)
 
     def _spread(self, values: Tensor) -> Tensor:
         """[N, G] to [N, K]."""
@@ -111,9 +139,10 @@ class Int4Matrix:
             self._dense = groups.dequantized().to(dtype)
             return
         self._group_size = group_size
-        scale, offset = (_regrouped(values, groups, group_size) for values in (groups.scale, groups.offset))
+        fine = groups.regrouped(group_size)
+        assert fine.offset is not None
         # the operator's form: (q - 8) * scale + offset, [G, N, 2]
-        self._scales = torch.stack((scale, offset + 8 * scale), dim=-1).transpose(0, 1).contiguous().to(dtype)
+        self._scales = torch.stack((fine.scale, fine.offset + 8 * fine.scale), dim=-1).transpose(0, 1).contiguous().to(dtype)
         self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(groups.q.int(), 8)
 
     @property
@@ -141,8 +170,3 @@ def _operator_group(groups: Groups) -> int | None:
     if rows % _OUT_MULTIPLE:
         return None
     return next((size for size in _OPERATOR_GROUPS if groups.group_size % size == 0 and columns % size == 0), None)
-
-
-def _regrouped(values: Tensor, groups: Groups, group_size: int) -> Tensor:
-    """values [N, G] for groups of `group_size`, which divides the matrix's own."""
-    return values.repeat_interleave(groups.group_size // group_size, dim=1)[:, : groups.q.shape[1] // group_size]
