@@ -107,13 +107,13 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     num_blocks, max_model_len = plan_kv(model_config, config, dtype, 0 if draft is None else KvCache.block_bytes(draft.config, config.block_size, dtype))
     threads = config.threads or available_cores()
     torch.set_num_threads(threads)
-    weights = placed(load_weights(source, model_config, dtype), device)
+    weights = placed(load_weights(source, model_config, dtype, head=config.lm_head), device)
     check_cache_fits(config.kv_memory_bytes, device)
     cache = KvCache(model_config, num_blocks, config.block_size, dtype, device)
     sampler = Sampler(model_config.vocab_size, model_config.eos_token_ids)
     drafter: Drafter | None = NgramDrafter() if config.speculation.method == "ngram" else None
     if draft is not None:
-        draft_weights = weights if draft.is_target else placed(load_weights(draft.source, draft.whole, dtype), device)
+        draft_weights = weights if draft.is_target else placed(load_weights(draft.source, draft.whole, dtype, head=config.lm_head), device)
         draft_model = Llama(draft.config, draft_weights, max_model_len, threads, config.exact)
         draft_cache = KvCache(draft.config, num_blocks, config.block_size, dtype, device)
         drafter = DraftModel(draft_model, draft_cache, sampler, draft.config.max_full_context)
