@@ -28,6 +28,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from bench.cpu import Spent
 from bench.engine_goals import LLAMA, VLLM, Finding, Goal, Pair, rows, verdict
 from bench.engine_quality import memory, perplexities
 from bench.llama_cpp import LlamaCpp, Speed
@@ -214,7 +215,12 @@ def main() -> int:
             vllm = stack.enter_context(worker("vllm", command, folder, env=vllm_environment(cores)))
             notes.append(f"vLLM {vllm.ask('version')}")
         ours = stack.enter_context(worker("penstock", our_command(options.engine), folder))
+        begin = Spent.now(os.getpid(), cores)
         findings = all_rounds(Contenders(ours, vllm, llama), prompts, options.rounds)
+        others, stolen = Spent.now(os.getpid(), cores).others_since(begin)
+        notes.append(
+            f"of the cores' time in the rounds, {100 * others:.1f} % went to processes outside of the benchmark and {100 * stolen:.1f} % to other machines"
+        )
         if not options.only or options.quality:
             findings += perplexities(ours, llama, texts.held_out, folder)
             stack.pop_all().close()

@@ -71,7 +71,7 @@ class Worker:
 
 
 @contextmanager
-def worker(name: str, command: Sequence[str], folder: Path, *, env: Mapping[str, str] | None = None, start_s: float = 300.0) -> Iterator[Worker]:
+def worker(name: str, command: Sequence[str], folder: Path, *, env: Mapping[str, str] | None = None, start_s: float = 900.0) -> Iterator[Worker]:
     """Starts it, waits until it is ready, and ends all of its group. folder: for what it prints."""
     log = folder / f"{name}.log"
     with (

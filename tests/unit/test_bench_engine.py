@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cpu import Spent
 from bench.engine import PROMPT_TOKENS, Prompts, in_turn
 from bench.engine_goals import LLAMA, VLLM, Finding, Goal, Pair, rows, verdict
 from bench.engine_quality import FIRST, WINDOW, perplexity
@@ -67,6 +70,24 @@ def test_a_figure_without_a_goal_has_a_row_and_no_verdict() -> None:
     assert [(row.ours, row.rival) for row in rows(finding)] == [(11, 20)]
     assert verdict(finding) is None
     assert finding.is_met
+
+
+def test_what_others_took_is_what_the_cores_did_less_our_own_share() -> None:
+    before = Spent(everybody=100.0, tree=10.0, stolen=1.0, total=400.0)
+
+    assert Spent(everybody=108.0, tree=15.0, stolen=1.5, total=410.0).others_since(before) == pytest.approx((0.3, 0.05))
+    assert Spent(everybody=104.0, tree=15.0, stolen=1.0, total=410.0).others_since(before)[0] == 0.0
+
+
+def test_time_of_a_child_that_has_ended_stays_with_the_tree() -> None:
+    cores = os.sched_getaffinity(0)
+    before = Spent.now(os.getpid(), cores)
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+
+    now = Spent.now(os.getpid(), cores)
+
+    assert now.tree - before.tree >= 0.25
+    assert now.total > before.total
 
 
 def test_contenders_take_turns_in_going_first() -> None:
