@@ -109,6 +109,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     lm_head: Literal["auto", "keep", "int8", "int4"] = "auto"
     """How the output head and the embedding table are held, which are most of a small model. keep: as the checkpoint has them. int8, int4: rounded to
     nearest in groups of 32. auto: int8 where the checkpoint's other matrices are quantized and these are not, else keep."""
+    kv_dtype: Literal["auto", "bf16", "int8"] = "auto"
+    """Of keys and values. auto: that of the computation. int8: with a scale for each token's head, half of bf16's memory; on the CPU."""
     exact: bool = False
     """Bit-identical output whatever runs beside a request; slower."""
     threads: int | None = None
@@ -154,6 +156,10 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(f"engine.device: {self.device} is for a runner that computes; runner: timed sleeps")
         if self.device != "cpu" and self.exact:
             raise ConfigError(f"engine.exact: true is for device: cpu; on a GPU it has not been shown, so it can't be combined with device: {self.device}")
+        if self.device != "cpu" and self.kv_dtype != "auto":
+            raise ConfigError(f"engine.kv_dtype: {self.kv_dtype} is for device: cpu; on a GPU keys and values are kept as they are computed")
+        if self.runner == "vllm" and self.kv_dtype != "auto":
+            raise ConfigError(f"engine.kv_dtype: {self.kv_dtype} is for our own engine; engine.vllm.args can set vLLM's")
         if self.runner == "vllm" and self.exact:
             raise ConfigError("engine.exact: true is what our own engine can do; runner: vllm can't")
         if self.runner == "vllm" and self.lm_head in ("int8", "int4"):

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from penstock.workers.kernels.decoder import Decoder, Parameters
 from penstock.workers.kernels.products import Products
 
 ABI = 2
@@ -36,11 +37,20 @@ class Library:
         self._supports.restype = _I32
         self._supports.argtypes = [_I64, _I64]
         self.products = Products(library)
+        self._library = library
 
     def is_supported(self, num_heads: int, k_cache: Tensor, dtype: torch.dtype) -> bool:
         """Whether `attend` and `write_kv` cover this cache layout, head count and type of q, k and v."""
         _, num_kv_heads, _, head_dim = k_cache.shape
         return bool(dtype in _DTYPES and k_cache.dtype in _CACHE_DTYPES and self._supports(head_dim, num_heads // num_kv_heads))
+
+    def covers(self, head_dim: int, group: int) -> bool:
+        """Whether attention has kernels for heads of this size, `group` query heads to a kv head."""
+        return bool(self._supports(head_dim, group))
+
+    def decoder(self, parameters: Parameters, threads: int, *, is_exact: bool = False) -> Decoder:
+        """See `Decoder`."""
+        return Decoder(self._library, parameters, threads, is_exact=is_exact)
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, scales: Scales | None = None) -> None:
         """k, v [T, num_kv_heads, head_dim] into their slots; see attention.write_kv."""
@@ -54,8 +64,8 @@ class Library:
         assert len(slot_mapping) == num_tokens
         k, v, slot_mapping = _packed(k), _packed(v), slot_mapping.contiguous()
         self._write_kv(
-            k.data_ptr(), v.data_ptr(), _DTYPES[k.dtype], k.stride(0), v.stride(0), _cache(k_cache), _cache(v_cache), *_scales(scales, k_cache), _CACHE_DTYPES[k_cache.dtype],
-            slot_mapping.data_ptr(), num_tokens, num_kv_heads, block_size, head_dim,
+            k.data_ptr(), v.data_ptr(), _DTYPES[k.dtype], k.stride(0), v.stride(0), _cache(k_cache), _cache(v_cache), *_scales(scales, k_cache),
+            _CACHE_DTYPES[k_cache.dtype], slot_mapping.data_ptr(), num_tokens, num_kv_heads, block_size, head_dim,
         )  # fmt: skip
 
     def attend(
@@ -82,8 +92,8 @@ class Library:
         q, query_start, context_len = _packed(q), query_start.contiguous(), context_len.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
         code = self._attend(
-            q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache), *_scales(scales, k_cache), _CACHE_DTYPES[k_cache.dtype],
-            query_start.data_ptr(), context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0),
+            q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache), *_scales(scales, k_cache),
+            _CACHE_DTYPES[k_cache.dtype], query_start.data_ptr(), context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0),
             len(context_len), num_heads, num_kv_heads, block_size, head_dim, scale, threads,
         )  # fmt: skip
         if code == 1:
