@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from penstock.text.source import ModelSource
+from penstock.text.source import ModelSource, resolve
 from penstock.wire.errors import ConfigError
 from penstock.workers.models.config import read_config
 from penstock.workers.quant.int4 import Groups, Int4Matrix
@@ -146,6 +146,19 @@ def test_a_parameter_whose_parts_are_quantized_in_different_ways_is_dequantized(
     assert isinstance(found["layers.1.qkv"], Groups)  # offsets hold both
     assert torch.equal(found["layers.0.qkv"], load(source)["layers.0.qkv"])
     assert torch.equal(found["layers.1.qkv"].dequantized(), load(source)["layers.1.qkv"])
+
+
+def test_the_demo_models_own_file_is_read_as_the_gguf_package_dequantizes_it() -> None:
+    source = resolve("demo")
+    stored = next(tensor for tensor in source.gguf.tensors if tensor.name == "blk.29.ffn_down.weight")
+    columns, rows = stored.shape
+    data = np.memmap(source.path, np.uint8, "r", stored.offset, (rows, columns // 32 * 20))
+
+    found = dict(read_weights(source, read_config(source), torch.float32, "layers.29."))
+
+    quantized = {name: (value.bits, value.group_size) for name, value in found.items() if isinstance(value, Groups)}
+    assert quantized == dict.fromkeys(("layers.29.qkv", "layers.29.o", "layers.29.gate_up", "layers.29.down"), (4, 32))
+    np.testing.assert_array_equal(found["layers.29.down"].dequantized().numpy(), gguf.dequantize(data, GGMLQuantizationType.Q4_1))
 
 
 def packed_by_compressed_tensors(model: PreTrainedModel, folder: Path, **weights: Any) -> tuple[ModelSource, dict[str, Tensor]]:
