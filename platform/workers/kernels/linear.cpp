@@ -56,7 +56,17 @@ constexpr int32_t EMULATED_AMX = 4;  // tiles in C++, for tests on machines with
 int32_t set_level = -1;
 
 const Path& path_of(int32_t level) {
+#if defined(__x86_64__)
+    switch (level) {
+        case AVX2: return avx2_path;
+        case AVX512: return avx512_path;
+        case AMX: return amx_path;
+        case EMULATED_AMX: return emulated_amx_path;
+        default: break;
+    }
+#else
     (void)level;
+#endif
     return portable_path;
 }
 
@@ -132,11 +142,11 @@ void prepare_rounded(const Inputs& inputs, const float* x, int64_t stride, int32
                 const uint32_t bits = bits_of(from[i]) & 0x7FFFFFFF;
                 largest = bits > largest ? bits : largest;
             }
-            const float scale = from_bits(largest) / 127.0f, inverse = largest == 0 || largest >= 0x7F800000 ? 0.0f : 127.0f / from_bits(largest);
+            const float scale = largest >= 0x7F800000 ? __builtin_nanf("") : from_bits(largest) / 127.0f, inverse = largest == 0 || largest >= 0x7F800000 ? 0.0f : 127.0f / from_bits(largest);
             int32_t sum = 0;
             for (int64_t i = begin; i < end; i++) {
-                const float rounded = __builtin_rintf((largest >= 0x7F800000 ? 0.0f : from[i]) * inverse);
-                q[i] = static_cast<int8_t>(rounded > 127.0f ? 127.0f : rounded < -127.0f ? -127.0f : rounded);
+                const float rounded = __builtin_rintf((largest >= 0x7F800000 ? 0.0f : from[i]) * inverse);  // no more than 127
+                q[i] = static_cast<int8_t>(rounded);
                 sum += q[i];
             }
             inputs.scale[row * inputs.num_groups + group] = scale;

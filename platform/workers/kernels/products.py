@@ -7,11 +7,12 @@ import math
 import torch
 from torch import Tensor
 
+from penstock.workers.kernels.arena import Arena
+
 _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 BLOCK_K = 32
 """Groups are multiples of so many columns."""
-_ALIGNMENT = 64
 _LARGEST = 2.0**15
 """Scales and offsets are kept in float16, in a unit of which they are no more than so many."""
 
@@ -75,6 +76,7 @@ class Products:
     """The functions of a loaded library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self._arena = Arena()
         self._level, self._set_level, self._bytes = library.penstock_level, library.penstock_set_level, library.penstock_matrix_bytes
         self._pack, self._read_rows, self._multiply = library.penstock_pack, library.penstock_read_rows, library.penstock_multiply
         self._level.restype, self._level.argtypes = _I32, []
@@ -147,10 +149,7 @@ class Products:
         return out
 
     def _allocate(self, struct: _Struct) -> PackedMatrix:
-        size = self._bytes(ctypes.addressof(struct))
-        data = torch.empty(size + _ALIGNMENT, dtype=torch.uint8)
-        start = -data.data_ptr() % _ALIGNMENT
-        return PackedMatrix(struct, data[start : start + size])
+        return PackedMatrix(struct, self._arena.cut(self._bytes(ctypes.addressof(struct))))
 
 
 def is_group(group_size: int, columns: int) -> bool:
