@@ -15,7 +15,7 @@ from penstock.workers.config import EngineConfig
 from penstock.workers.device import CPU, check_cache_fits, find_device
 from penstock.workers.lora import LoraAdapter, load_lora, shares_of
 from penstock.workers.models.config import ModelConfig, read_config
-from penstock.workers.models.fused import FusedLlama, Model, load_for, make_model
+from penstock.workers.models.fused import FusedLlama, Model, load_for, make_cache, make_model
 from penstock.workers.models.llama import KvCache
 from penstock.workers.sampling import Sampler
 from penstock.workers.sequence import Sampled, Sequence, Step
@@ -130,15 +130,15 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     torch.set_num_threads(threads)
     weights = load_for(source, model_config, config, dtype, device, threads)
     check_cache_fits(config.kv_memory_bytes, device)
-    cache = KvCache(model_config, num_blocks, config.block_size, kv_dtype, device)
     sampler = Sampler(model_config.vocab_size, model_config.eos_token_ids)
     drafter: Drafter | None = NgramDrafter() if config.speculation.method == "ngram" else None
     if draft is not None:
         draft_weights = weights if draft.is_target else load_for(draft.source, draft.whole, config, dtype, device, threads)
         draft_model = make_model(draft.config, draft_weights, max_model_len, threads, config.exact)
-        draft_cache = KvCache(draft.config, num_blocks, config.block_size, kv_dtype, device)
+        draft_cache = make_cache(draft_model, num_blocks, config.block_size, kv_dtype)
         drafter = DraftModel(draft_model, draft_cache, sampler, draft.config.max_full_context)
     model = make_model(model_config, weights, max_model_len, threads, config.exact)
+    cache = make_cache(model, num_blocks, config.block_size, kv_dtype)
     runner = TorchRunner(model, cache, sampler, max_model_len, drafter)
     if poison:
         runner.poison(range(num_blocks))

@@ -1,7 +1,7 @@
 // Attention's units for bfloat16 keys and values by AVX512-BF16: products of pairs, sums in float32.
 //
-// A chunk's keys are laid out once for all rows of the unit, 16 positions to a vector, so that a score needs no horizontal sum; its values in
-// pairs of positions. What a row gets is one fixed sequence of operations, as `attention.hpp` wants it: rows side by side share loads only, and
+// Keys are wanted as tiles of 16 positions to a vector, so that a score needs no horizontal sum, values as pairs of positions. A cache that is not
+// tiled is laid out so chunk by chunk, once for all rows of the unit. What a row gets is one fixed sequence of operations, as `attention.hpp` wants it: rows side by side share loads only, and
 // positions that a row does not see have score -inf and weight 0; what lies behind the unit's context is read as zeros.
 
 #pragma once
@@ -17,7 +17,6 @@ namespace bf16 {
 
 #define PENSTOCK_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 
-constexpr int TILE = 16;               // positions to a vector
 constexpr int TILES = CHUNK / TILE;
 constexpr int ROWS = 4;                // rows computed side by side, at most
 
@@ -28,8 +27,8 @@ struct State {
 
 template <int D>
 struct Scratch {
-    alignas(64) uint32_t keys[TILES][D / 2][TILE];           // pairs of dimensions, by position
-    alignas(64) uint32_t values[CHUNK / 2][D / 16][TILE];    // pairs of positions; of 32 dimensions first those that unpacklo takes, then unpackhi's
+    alignas(64) uint32_t keys[TILES][D / 2 * TILE];          // of each tile pairs of dimensions, by position
+    alignas(64) uint32_t values[TILES][D / 2 * TILE];        // pairs of positions; untiled of 32 dimensions first those that unpacklo takes, then unpackhi's
     alignas(64) uint16_t q[UNIT_ROWS][D];
     alignas(64) uint16_t weights[ROWS][CHUNK];
     alignas(64) float scores[ROWS][CHUNK];
@@ -37,10 +36,15 @@ struct Scratch {
     State states[UNIT_ROWS];
 };
 
+// Where the tiles of a chunk lie.
+struct Tiles {
+    const uint32_t *keys[TILES], *values[TILES];
+};
+
 PENSTOCK_BF16 inline __m512i load_bits(const void* p) { return _mm512_loadu_si512(p); }
 
 // 16 rows of 16 words to 16 columns.
-PENSTOCK_BF16 inline void transpose(const __m512i* rows, uint32_t (*to)[TILE]) {
+PENSTOCK_BF16 inline void transpose(const __m512i* rows, uint32_t* to) {
     __m512i a[16], b[16];
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {
@@ -58,10 +62,10 @@ PENSTOCK_BF16 inline void transpose(const __m512i* rows, uint32_t (*to)[TILE]) {
     for (int i = 0; i < 4; i++) {
         const __m512i x = _mm512_shuffle_i32x4(b[i], b[4 + i], 0x44), y = _mm512_shuffle_i32x4(b[i], b[4 + i], 0xEE);
         const __m512i z = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0x44), w = _mm512_shuffle_i32x4(b[8 + i], b[12 + i], 0xEE);
-        _mm512_store_si512(to[i], _mm512_shuffle_i32x4(x, z, 0x88));
-        _mm512_store_si512(to[4 + i], _mm512_shuffle_i32x4(x, z, 0xDD));
-        _mm512_store_si512(to[8 + i], _mm512_shuffle_i32x4(y, w, 0x88));
-        _mm512_store_si512(to[12 + i], _mm512_shuffle_i32x4(y, w, 0xDD));
+        _mm512_store_si512(to + i * TILE, _mm512_shuffle_i32x4(x, z, 0x88));
+        _mm512_store_si512(to + (4 + i) * TILE, _mm512_shuffle_i32x4(x, z, 0xDD));
+        _mm512_store_si512(to + (8 + i) * TILE, _mm512_shuffle_i32x4(y, w, 0x88));
+        _mm512_store_si512(to + (12 + i) * TILE, _mm512_shuffle_i32x4(y, w, 0xDD));
     }
 }
 
@@ -76,19 +80,36 @@ PENSTOCK_BF16 inline void lay_out(const uint16_t* const* keys, const uint16_t* c
             __m512i rows[TILE];
 #pragma GCC unroll 16
             for (int i = 0; i < TILE; i++) rows[i] = load_bits(keys[tile * TILE + i] + d);
-            transpose(rows, scratch.keys[tile] + d / 2);
+            transpose(rows, scratch.keys[tile] + d / 2 * TILE);
         }
         for (int i = 0; i < TILE; i += 2) {
             const uint16_t *even = values[tile * TILE + i], *odd = values[tile * TILE + i + 1];
-            uint32_t(*to)[TILE] = scratch.values[tile * TILE / 2 + i / 2];
+            uint32_t* to = scratch.values[tile] + i / 2 * D;
 #pragma GCC unroll 8
             for (int d = 0; d < D; d += 32) {
                 const __m512i x = load_bits(even + d), y = load_bits(odd + d);
-                _mm512_store_si512(to[d / 16], _mm512_unpacklo_epi16(x, y));
-                _mm512_store_si512(to[d / 16 + 1], _mm512_unpackhi_epi16(x, y));
+                _mm512_store_si512(to + d, _mm512_unpacklo_epi16(x, y));
+                _mm512_store_si512(to + d + TILE, _mm512_unpackhi_epi16(x, y));
             }
         }
     }
+}
+
+// A tile of values of which only the first `count` positions are to be read, copied to `to`; zeros behind them.
+template <int D>
+PENSTOCK_BF16 inline void cut_values(const uint32_t* from, int count, uint32_t* to) {
+    for (int pair = 0; pair < TILE / 2; pair++) {
+        const int left = count - 2 * pair;
+        const __mmask32 mask = left >= 2 ? 0xFFFFFFFF : left == 1 ? 0x55555555 : 0;
+#pragma GCC unroll 8
+        for (int d = 0; d < D; d += TILE) _mm512_store_si512(to + pair * D + d, _mm512_maskz_mov_epi16(mask, load_bits(from + pair * D + d)));
+    }
+}
+
+// A tile into the second cache, ahead of its use.
+template <int D>
+PENSTOCK_BF16 inline void prefetch(const void* tile) {
+    for (int line = 0; line < D * TILE * 2; line += 64) _mm_prefetch(static_cast<const char*>(tile) + line, _MM_HINT_T0);
 }
 
 PENSTOCK_BF16 inline __m512bh as_pairs(__m512i x) { return reinterpret_cast<__m512bh>(x); }
@@ -101,7 +122,7 @@ PENSTOCK_BF16 inline __m512bh splat_pair(const uint16_t* p) {
 
 // Scores of R rows against T tiles of keys.
 template <int D, int R, int T>
-PENSTOCK_BF16 inline void score(const uint16_t (*q)[D], const uint32_t (*keys)[D / 2][TILE], float (*scores)[CHUNK], int tile) {
+PENSTOCK_BF16 inline void score(const uint16_t (*q)[D], const uint32_t* const* keys, float (*scores)[CHUNK], int tile) {
     __m512 sums[R][T];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
@@ -110,7 +131,7 @@ PENSTOCK_BF16 inline void score(const uint16_t (*q)[D], const uint32_t (*keys)[D
     for (int d = 0; d < D / 2; d++) {
         __m512bh pairs[T];
 #pragma GCC unroll 4
-        for (int t = 0; t < T; t++) pairs[t] = as_pairs(_mm512_load_si512(keys[tile + t][d]));
+        for (int t = 0; t < T; t++) pairs[t] = as_pairs(load_bits(keys[tile + t] + d * TILE));
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             const __m512bh x = splat_pair(q[r] + 2 * d);
@@ -167,17 +188,18 @@ PENSTOCK_BF16 inline float weigh(State& state, const float* scores, int num_tile
 
 // sums = sums * factor + weights * values, R rows of V vectors.
 template <int D, int R, int V>
-PENSTOCK_BF16 inline void accumulate(float (*sums)[D], const float* factors, const uint16_t (*weights)[CHUNK], const uint32_t (*values)[D / 16][TILE],
-                                     int first, int num_pairs) {
+PENSTOCK_BF16 inline void accumulate(float (*sums)[D], const float* factors, const uint16_t (*weights)[CHUNK], const uint32_t* const* values,
+                                     int first, int num_tiles) {
     __m512 x[R][V];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < V; v++) x[r][v] = _mm512_mul_ps(_mm512_load_ps(sums[r] + (first + v) * TILE), _mm512_set1_ps(factors[r]));
-    for (int pair = 0; pair < num_pairs; pair++) {
+    for (int pair = 0; pair < num_tiles * TILE / 2; pair++) {
+        const uint32_t* from = values[pair / (TILE / 2)] + pair % (TILE / 2) * D + first * TILE;
         __m512bh pairs[V];
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) pairs[v] = as_pairs(_mm512_load_si512(values[pair][first + v]));
+        for (int v = 0; v < V; v++) pairs[v] = as_pairs(load_bits(from + v * TILE));
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
             const __m512bh weight = splat_pair(weights[r] + 2 * pair);
@@ -193,11 +215,11 @@ PENSTOCK_BF16 inline void accumulate(float (*sums)[D], const float* factors, con
 
 // R rows take in a chunk; visible[r]: how many of its positions row r sees, perhaps none.
 template <int D, int R>
-PENSTOCK_BF16 __attribute__((noinline)) void absorb(Scratch<D>& scratch, int64_t row, const int* visible, int num_tiles, float scale) {
+PENSTOCK_BF16 __attribute__((noinline)) void absorb(Scratch<D>& scratch, const Tiles& tiles, int64_t row, const int* visible, int num_tiles, float scale) {
     if (num_tiles == TILES) {
-        score<D, R, TILES>(scratch.q + row, scratch.keys, scratch.scores, 0);
+        score<D, R, TILES>(scratch.q + row, tiles.keys, scratch.scores, 0);
     } else {
-        for (int tile = 0; tile < num_tiles; tile++) score<D, R, 1>(scratch.q + row, scratch.keys, scratch.scores, tile);
+        for (int tile = 0; tile < num_tiles; tile++) score<D, R, 1>(scratch.q + row, tiles.keys, scratch.scores, tile);
     }
     float factors[R];
     for (int r = 0; r < R; r++) {
@@ -209,10 +231,9 @@ PENSTOCK_BF16 __attribute__((noinline)) void absorb(Scratch<D>& scratch, int64_t
         }
     }
     constexpr int VECTORS = D / TILE, BLOCK = VECTORS < 4 ? VECTORS : 4;
-    const int num_pairs = num_tiles * TILE / 2;
-    for (int i = 0; i + BLOCK <= VECTORS; i += BLOCK) accumulate<D, R, BLOCK>(scratch.sums + row, factors, scratch.weights, scratch.values, i, num_pairs);
+    for (int i = 0; i + BLOCK <= VECTORS; i += BLOCK) accumulate<D, R, BLOCK>(scratch.sums + row, factors, scratch.weights, tiles.values, i, num_tiles);
     if constexpr (VECTORS % BLOCK != 0)
-        accumulate<D, R, VECTORS % BLOCK>(scratch.sums + row, factors, scratch.weights, scratch.values, VECTORS / BLOCK * BLOCK, num_pairs);
+        accumulate<D, R, VECTORS % BLOCK>(scratch.sums + row, factors, scratch.weights, tiles.values, VECTORS / BLOCK * BLOCK, num_tiles);
 }
 
 // A row's sums in the order of dimensions.

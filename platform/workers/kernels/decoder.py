@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from penstock.workers.kernels.cache_form import Form, cache_code
 from penstock.workers.kernels.products import PackedMatrix
 
 _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 _ALIGNMENT = 64
-_CACHE_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 
 
 class _Layer(ctypes.Structure):
@@ -31,6 +31,10 @@ class _Model(ctypes.Structure):
         ("eps", _F32),
         ("is_exact", _I32),
     )
+
+
+class _Store(ctypes.Structure):
+    _fields_ = (("data", _P), ("scales", _P), ("is_values", ctypes.c_bool))
 
 
 class _Cache(ctypes.Structure):
@@ -77,8 +81,7 @@ class CacheLayer:
     keys: Tensor
     """[num_blocks, num_kv_heads, block_size, dim], as `values`."""
     values: Tensor
-    scales: tuple[Tensor, Tensor] | None
-    """Of int8 keys and values: float32 [num_blocks, num_kv_heads, block_size]."""
+    form: Form
 
 
 class BoundCache:
@@ -87,15 +90,15 @@ class BoundCache:
     def __init__(self, layers: Sequence[CacheLayer]) -> None:
         self._layers = layers
         self.num_blocks, _, self.block_size, _ = layers[0].keys.shape
-        pointers: list[int | None] = []
-        for layer in layers:
-            for index, data in enumerate((layer.keys, layer.values)):
+        code = cache_code(layers[0].keys, layers[0].form)
+        self._stores = (_Store * (2 * len(layers)))()
+        for index, layer in enumerate(layers):
+            for is_values, data in enumerate((layer.keys, layer.values)):
                 assert data.is_contiguous()
-                assert data.dtype == layers[0].keys.dtype
-                assert (layer.scales is not None) == (data.dtype == torch.int8)
-                pointers += [data.data_ptr(), None if layer.scales is None else layer.scales[index].data_ptr()]
-        self._stores = (_P * len(pointers))(*pointers)
-        self._struct = _Cache(ctypes.addressof(self._stores), self.block_size, _CACHE_DTYPES[layers[0].keys.dtype])
+                assert cache_code(data, layer.form) == code
+                scales = None if layer.form.scales is None else layer.form.scales[is_values].data_ptr()
+                self._stores[2 * index + is_values] = _Store(data.data_ptr(), scales, is_values)
+        self._struct = _Cache(ctypes.addressof(self._stores), self.block_size, code)
         self.address = ctypes.addressof(self._struct)
 
 

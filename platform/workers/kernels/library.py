@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from penstock.workers.kernels.cache_form import PLAIN, Form, cache_code
 from penstock.workers.kernels.decoder import Decoder, Parameters
 from penstock.workers.kernels.products import Products
 
@@ -13,10 +14,6 @@ ABI = 2
 """penstock_kernels_abi() of paged_attention.cpp."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
-_CACHE_DTYPES = _DTYPES | {torch.int8: 2}
-
-Scales = tuple[Tensor, Tensor]
-"""Of an int8 cache layer's keys and values: float32 [num_blocks, num_kv_heads, block_size]."""
 
 _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
@@ -42,7 +39,7 @@ class Library:
     def is_supported(self, num_heads: int, k_cache: Tensor, dtype: torch.dtype) -> bool:
         """Whether `attend` and `write_kv` cover this cache layout, head count and type of q, k and v."""
         _, num_kv_heads, _, head_dim = k_cache.shape
-        return bool(dtype in _DTYPES and k_cache.dtype in _CACHE_DTYPES and self._supports(head_dim, num_heads // num_kv_heads))
+        return bool(dtype in _DTYPES and k_cache.dtype in (*_DTYPES, torch.int8) and self._supports(head_dim, num_heads // num_kv_heads))
 
     def covers(self, head_dim: int, group: int) -> bool:
         """Whether attention has kernels for heads of this size, `group` query heads to a kv head."""
@@ -52,7 +49,7 @@ class Library:
         """See `Decoder`."""
         return Decoder(self._library, parameters, threads, is_exact=is_exact)
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, scales: Scales | None = None) -> None:
+    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN) -> None:
         """k, v [T, num_kv_heads, head_dim] into their slots; see attention.write_kv."""
         num_tokens, num_kv_heads, head_dim = k.shape
         _, cache_heads, block_size, cache_dim = k_cache.shape
@@ -64,8 +61,8 @@ class Library:
         assert len(slot_mapping) == num_tokens
         k, v, slot_mapping = _packed(k), _packed(v), slot_mapping.contiguous()
         self._write_kv(
-            k.data_ptr(), v.data_ptr(), _DTYPES[k.dtype], k.stride(0), v.stride(0), _cache(k_cache), _cache(v_cache), *_scales(scales, k_cache),
-            _CACHE_DTYPES[k_cache.dtype], slot_mapping.data_ptr(), num_tokens, num_kv_heads, block_size, head_dim,
+            k.data_ptr(), v.data_ptr(), _DTYPES[k.dtype], k.stride(0), v.stride(0), _cache(k_cache), _cache(v_cache), *_scales(form, k_cache),
+            cache_code(k_cache, form), slot_mapping.data_ptr(), num_tokens, num_kv_heads, block_size, head_dim,
         )  # fmt: skip
 
     def attend(
@@ -78,7 +75,7 @@ class Library:
         block_tables: Tensor,
         scale: float,
         threads: int,
-        scales: Scales | None = None,
+        form: Form = PLAIN,
     ) -> Tensor:
         """q [T, num_heads, head_dim] over the cache; see attention.attend. Raises MemoryError."""
         _, num_heads, head_dim = q.shape
@@ -92,8 +89,8 @@ class Library:
         q, query_start, context_len = _packed(q), query_start.contiguous(), context_len.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
         code = self._attend(
-            q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache), *_scales(scales, k_cache),
-            _CACHE_DTYPES[k_cache.dtype], query_start.data_ptr(), context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0),
+            q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache), *_scales(form, k_cache),
+            cache_code(k_cache, form), query_start.data_ptr(), context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0),
             len(context_len), num_heads, num_kv_heads, block_size, head_dim, scale, threads,
         )  # fmt: skip
         if code == 1:
@@ -113,9 +110,8 @@ def _cache(x: Tensor) -> int:
     return x.data_ptr()
 
 
-def _scales(scales: Scales | None, cache: Tensor) -> tuple[int | None, int | None]:
-    assert (scales is not None) == (cache.dtype == torch.int8)
-    if scales is None:
+def _scales(form: Form, cache: Tensor) -> tuple[int | None, int | None]:
+    if form.scales is None:
         return None, None
-    assert all(part.dtype == torch.float32 and part.shape == cache.shape[:3] for part in scales)
-    return _cache(scales[0]), _cache(scales[1])
+    assert all(part.dtype == torch.float32 and part.shape == cache.shape[:3] for part in form.scales)
+    return _cache(form.scales[0]), _cache(form.scales[1])

@@ -246,6 +246,18 @@ void read_scaled(const Attention& job, const Store& from, int64_t offset, int64_
     }
 }
 
+// Element of a tiled store's block.
+int64_t tiled_place(const Store& store, int64_t position, int64_t d, int64_t dim) {
+    const int64_t tile = position / TILE * TILE * dim, in_tile = position % TILE;
+    return tile + (store.is_values ? in_tile / 2 * 2 * dim + 2 * d + in_tile % 2 : d / 2 * 2 * TILE + 2 * in_tile + d % 2);
+}
+
+void read_tiled(const Attention& job, const Store& from, int64_t block_offset, int64_t first, int64_t count, float* to) {
+    const uint16_t* block = static_cast<const uint16_t*>(from.data) + block_offset;
+    for (int64_t i = 0; i < count; i++)
+        for (int d = 0; d < job.dim; d++) to[i * job.dim + d] = widen(block[tiled_place(from, first + i, d, job.dim)]);
+}
+
 // Where the keys (values) of a chunk are: in the cache itself where its layout allows, else copied to `scratch` as float32.
 template <int D>
 void locate(const Attention& job, const Unit& unit, const Store& from, int64_t start, int64_t end, float* scratch, const float** tiles) {
@@ -260,6 +272,8 @@ void locate(const Attention& job, const Unit& unit, const Store& from, int64_t s
         float* to = scratch + (position - start) * D;
         if (job.kv_dtype == SCALED_INT8)
             read_scaled(job, from, offset, count, to);
+        else if (job.kv_dtype == TILED_BFLOAT16)
+            read_tiled(job, from, offset - position % size * D, position % size, count, to);
         else
             read(to, from.data, job.kv_dtype, offset, count * D);
         position += count;
@@ -314,48 +328,84 @@ struct Bf16Scratch {
     Row rows[UNIT_ROWS];
 };
 
-// A unit's part of one segment into `scratch.walk`.
+// The tiles of `count` positions from `start` on: made of rows.
 template <int D>
+PENSTOCK_BF16 void tile_rows(const Attention& job, const Unit& unit, int64_t start, int count, bf16::Scratch<D>& scratch, bf16::Tiles& tiles) {
+    const uint16_t *keys[CHUNK], *values[CHUNK];
+    const int num_tiles = (count + TILE - 1) / TILE;
+    for (int i = 0; i < num_tiles * TILE; i++) {
+        const int64_t offset = i < count ? offset_of(job, unit, start + i) : 0;
+        keys[i] = i < count ? static_cast<const uint16_t*>(job.keys.data) + offset : bf16::ZEROS;
+        values[i] = i < count ? static_cast<const uint16_t*>(job.values.data) + offset : bf16::ZEROS;
+    }
+    bf16::lay_out<D>(keys, values, num_tiles, scratch);
+    for (int tile = 0; tile < num_tiles; tile++) tiles.keys[tile] = scratch.keys[tile], tiles.values[tile] = scratch.values[tile];
+}
+
+// The same where the cache has tiles; those of the chunk from `next` on, if it is before `end`, are asked for ahead.
+template <int D>
+PENSTOCK_BF16 void find_tiles(const Attention& job, const Unit& unit, int64_t start, int count, int64_t next, int64_t end, bf16::Scratch<D>& scratch,
+                              bf16::Tiles& tiles) {
+    const uint16_t *keys = static_cast<const uint16_t*>(job.keys.data), *values = static_cast<const uint16_t*>(job.values.data);
+    for (int tile = 0; tile * TILE < count; tile++) {
+        const int64_t offset = offset_of(job, unit, start + tile * TILE);
+        tiles.keys[tile] = reinterpret_cast<const uint32_t*>(keys + offset);
+        tiles.values[tile] = reinterpret_cast<const uint32_t*>(values + offset);
+        if (count - tile * TILE < TILE) {
+            bf16::cut_values<D>(tiles.values[tile], count - tile * TILE, scratch.values[tile]);
+            tiles.values[tile] = scratch.values[tile];
+        }
+    }
+    for (int64_t position = next; position < smaller(next + CHUNK, end); position += TILE) {
+        const int64_t offset = offset_of(job, unit, position);
+        bf16::prefetch<D>(keys + offset);
+        bf16::prefetch<D>(values + offset);
+    }
+}
+
+// A unit's part of one segment into `scratch`.
+template <int D, bool IS_TILED>
 PENSTOCK_BF16 void walk_segment(const Attention& job, const Unit& unit, int64_t segment, int64_t segment_end, bf16::Scratch<D>& scratch) {
     const float scale = job.scale * 1.4426950408889634f;  // the softmax's base is 2
     for (int64_t r = 0; r < unit.num_rows; r++) {
         scratch.states[r] = {-__builtin_inff(), 0.0f};
         memset(scratch.sums[r], 0, sizeof scratch.sums[r]);
     }
-    const uint16_t *keys[CHUNK], *values[CHUNK];
     for (int64_t start = segment; start < segment_end; start += CHUNK) {
-        const int count = static_cast<int>(smaller(CHUNK, segment_end - start)), tiles = (count + bf16::TILE - 1) / bf16::TILE;
-        for (int i = 0; i < tiles * bf16::TILE; i++) {
-            const int64_t offset = i < count ? offset_of(job, unit, start + i) : 0;
-            keys[i] = i < count ? static_cast<const uint16_t*>(job.keys.data) + offset : bf16::ZEROS;
-            values[i] = i < count ? static_cast<const uint16_t*>(job.values.data) + offset : bf16::ZEROS;
-        }
-        bf16::lay_out<D>(keys, values, tiles, scratch);
+        const int count = static_cast<int>(smaller(CHUNK, segment_end - start)), num_tiles = (count + TILE - 1) / TILE;
+        bf16::Tiles tiles;
+        if constexpr (IS_TILED)
+            find_tiles<D>(job, unit, start, count, start + CHUNK, unit.end, scratch, tiles);
+        else
+            tile_rows<D>(job, unit, start, count, scratch, tiles);
         for (int64_t r = 0; r < unit.num_rows; r += bf16::ROWS) {
             const int64_t rows = smaller(bf16::ROWS, unit.num_rows - r);
             int visible[bf16::ROWS];
             for (int64_t i = 0; i < rows; i++) visible[i] = static_cast<int>(smaller(unit.first_visible + query_of(job, r + i) - start, count));
             if (visible[rows - 1] <= 0) continue;
             switch (rows) {
-                case 1: bf16::absorb<D, 1>(scratch, r, visible, tiles, scale); break;
-                case 2: bf16::absorb<D, 2>(scratch, r, visible, tiles, scale); break;
-                case 3: bf16::absorb<D, 3>(scratch, r, visible, tiles, scale); break;
-                default: bf16::absorb<D, 4>(scratch, r, visible, tiles, scale);
+                case 1: bf16::absorb<D, 1>(scratch, tiles, r, visible, num_tiles, scale); break;
+                case 2: bf16::absorb<D, 2>(scratch, tiles, r, visible, num_tiles, scale); break;
+                case 3: bf16::absorb<D, 3>(scratch, tiles, r, visible, num_tiles, scale); break;
+                default: bf16::absorb<D, 4>(scratch, tiles, r, visible, num_tiles, scale);
             }
         }
     }
 }
 
-template <int D>
+template <int D, bool IS_TILED>
 PENSTOCK_BF16 void take_segment(const bf16::Scratch<D>& scratch, int64_t r, float* sums, Row& row) {
-    bf16::put_in_order<D>(scratch.sums[r], sums);
+    if constexpr (IS_TILED)
+        memcpy(sums, scratch.sums[r], sizeof scratch.sums[r]);
+    else
+        bf16::put_in_order<D>(scratch.sums[r], sums);
     row.peak = scratch.states[r].peak;
     row.weight = splat(0.0f);
     row.weight[0] = scratch.states[r].weight;
     row.weighted_sum = sums;
 }
 
-template <int D>
+template <int D, bool IS_TILED>
 PENSTOCK_BF16 void run_bf16_unit(const Attention& job, int64_t index, void* memory) {
     Bf16Scratch<D>& scratch = *static_cast<Bf16Scratch<D>*>(memory);
     const Unit unit = find_unit(job, index);
@@ -365,13 +415,13 @@ PENSTOCK_BF16 void run_bf16_unit(const Attention& job, int64_t index, void* memo
         write(scratch.walk.q[r], BFLOAT16, 0, q, D);
     }
     for (int64_t segment = unit.begin; segment < unit.end; segment += SEGMENT) {
-        walk_segment<D>(job, unit, segment, smaller(segment + SEGMENT, unit.end), scratch.walk);
+        walk_segment<D, IS_TILED>(job, unit, segment, smaller(segment + SEGMENT, unit.end), scratch.walk);
         for (int64_t r = 0; r < unit.num_rows; r++) {
             if (segment == unit.begin) {
-                take_segment<D>(scratch.walk, r, scratch.sums[r], scratch.rows[r]);
+                take_segment<D, IS_TILED>(scratch.walk, r, scratch.sums[r], scratch.rows[r]);
             } else if (unit.first_visible + query_of(job, r) > segment) {
                 Row later;
-                take_segment<D>(scratch.walk, r, scratch.segment_sum, later);
+                take_segment<D, IS_TILED>(scratch.walk, r, scratch.segment_sum, later);
                 merge(scratch.rows[r], later, D);
             }
         }
@@ -379,23 +429,29 @@ PENSTOCK_BF16 void run_bf16_unit(const Attention& job, int64_t index, void* memo
     for (int64_t r = 0; r < unit.num_rows; r++) hand_over(job, unit, scratch.rows[r], r);
 }
 
+template <bool IS_TILED>
 RunUnit bf16_unit(int dim) {
     switch (dim) {
-        case 32: return run_bf16_unit<32>;
-        case 64: return run_bf16_unit<64>;
-        case 96: return run_bf16_unit<96>;
-        case 128: return run_bf16_unit<128>;
-        case 192: return run_bf16_unit<192>;
-        case 256: return run_bf16_unit<256>;
+        case 32: return run_bf16_unit<32, IS_TILED>;
+        case 64: return run_bf16_unit<64, IS_TILED>;
+        case 96: return run_bf16_unit<96, IS_TILED>;
+        case 128: return run_bf16_unit<128, IS_TILED>;
+        case 192: return run_bf16_unit<192, IS_TILED>;
+        case 256: return run_bf16_unit<256, IS_TILED>;
         default: return nullptr;
     }
+}
+
+RunUnit fast_unit(int dim, DType kv_dtype) {
+    if (level() < AVX512) return nullptr;
+    return kv_dtype == BFLOAT16 ? bf16_unit<false>(dim) : kv_dtype == TILED_BFLOAT16 ? bf16_unit<true>(dim) : nullptr;
 }
 
 constexpr int64_t MAX_SCRATCH_BYTES = sizeof(Bf16Scratch<MAX_DIM>) > sizeof(Scratch<MAX_DIM>) ? sizeof(Bf16Scratch<MAX_DIM>) : sizeof(Scratch<MAX_DIM>);
 
 #else
 
-RunUnit bf16_unit(int) { return nullptr; }
+RunUnit fast_unit(int, DType) { return nullptr; }
 constexpr int64_t MAX_SCRATCH_BYTES = sizeof(Scratch<MAX_DIM>);
 
 #endif
@@ -424,6 +480,11 @@ void write_scaled(const Store& store, int64_t row, int64_t dim, const float* fro
     for (int64_t d = 0; d < dim; d++) to[d] = static_cast<int8_t>(__builtin_rintf(from[d] * inverse));
 }
 
+void write_tiled(const Store& store, int64_t block_offset, int64_t position, int64_t dim, const float* from) {
+    uint16_t* block = static_cast<uint16_t*>(store.data) + block_offset;
+    for (int64_t d = 0; d < dim; d++) block[tiled_place(store, position, d, dim)] = narrow(from[d]);
+}
+
 }  // namespace
 
 bool is_attention_supported(int64_t head_dim, int64_t group) { return float_unit(static_cast<int>(head_dim)) != nullptr && group <= MAX_GROUP; }
@@ -431,7 +492,7 @@ bool is_attention_supported(int64_t head_dim, int64_t group) { return float_unit
 int64_t attention_scratch_bytes(int) { return MAX_SCRATCH_BYTES; }
 
 RunUnit attention_unit(int dim, DType kv_dtype) {
-    const RunUnit fast = kv_dtype == BFLOAT16 && level() >= AVX512 ? bf16_unit(dim) : nullptr;
+    const RunUnit fast = fast_unit(dim, kv_dtype);
     return fast != nullptr ? fast : float_unit(dim);
 }
 
@@ -476,6 +537,8 @@ void write_slot(const Store& store, DType dtype, int64_t slot, int64_t num_kv_he
         const int64_t row = (slot / block_size * num_kv_heads + first_head + i) * block_size + slot % block_size;
         if (dtype == SCALED_INT8)
             write_scaled(store, row, dim, heads + i * dim);
+        else if (dtype == TILED_BFLOAT16)
+            write_tiled(store, row / block_size * block_size * dim, row % block_size, dim, heads + i * dim);
         else
             write(store.data, dtype, row * dim, heads + i * dim, dim);
     }
@@ -520,7 +583,7 @@ int32_t penstock_supports(int64_t head_dim, int64_t group) { return is_attention
 void penstock_write_kv(const void* k, const void* v, int32_t dtype, int64_t k_stride, int64_t v_stride, void* k_cache, void* v_cache, float* k_scales,
                        float* v_scales, int32_t kv_dtype, const int64_t* slots, int64_t num_tokens, int64_t num_kv_heads, int64_t block_size, int64_t dim) {
     alignas(64) float row[MAX_DIM];
-    const Store keys = {k_cache, k_scales}, values = {v_cache, v_scales};
+    const Store keys = {k_cache, k_scales, false}, values = {v_cache, v_scales, true};
     for (int64_t token = 0; token < num_tokens; token++) {
         for (int64_t head = 0; head < num_kv_heads; head++) {
             read(row, k, static_cast<DType>(dtype), token * k_stride + head * dim, dim);
@@ -539,7 +602,7 @@ int32_t penstock_attend(const void* q, int32_t q_dtype, int64_t q_stride, void* 
     if (!is_attention_supported(head_dim, num_heads / num_kv_heads)) return 2;
     Attention job = {};
     job.q = q, job.out = out, job.q_dtype = static_cast<DType>(q_dtype), job.kv_dtype = static_cast<DType>(kv_dtype), job.q_stride = q_stride;
-    job.keys = {k_cache, k_scales}, job.values = {v_cache, v_scales};
+    job.keys = {k_cache, k_scales, false}, job.values = {v_cache, v_scales, true};
     job.query_start = query_start, job.context_len = context_len, job.block_tables = block_tables, job.table_stride = table_stride;
     job.num_seqs = num_seqs, job.num_heads = num_heads, job.num_kv_heads = num_kv_heads, job.block_size = block_size;
     job.dim = static_cast<int>(head_dim), job.scale = scale;

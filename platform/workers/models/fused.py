@@ -16,6 +16,7 @@ from penstock.workers.attention import AttentionBatch
 from penstock.workers.config import EngineConfig
 from penstock.workers.device import placed
 from penstock.workers.kernels.build import load_kernels
+from penstock.workers.kernels.cache_form import can_tile
 from penstock.workers.kernels.decoder import BoundCache, CacheLayer, Chosen, Parameters, Places, Shape
 from penstock.workers.kernels.library import Library
 from penstock.workers.kernels.products import PackedMatrix
@@ -32,7 +33,9 @@ _LAYER_PARTS = ("input_norm", "post_norm", "q_norm", "k_norm", "qkv", "o", "gate
 class FusedLlama:
     """`Llama` with its weights packed. One thread at a time."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, library: Library, *, is_exact: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, library: Library, *, is_exact: bool = False
+    ) -> None:
         """weights: as `quant.packed.pack_all` returns them. is_exact: activations are not rounded to 8 bits."""
         self.config = config
         self.torch = Llama(config, weights, max_model_len, threads, exact=False)
@@ -58,7 +61,7 @@ class FusedLlama:
 
     def _bind(self, cache: KvCache) -> BoundCache:
         if self._bound is None or self._bound[0] is not cache:
-            layers = [CacheLayer(keys, values, scales) for (keys, values), scales in zip(cache.layers, cache.scales, strict=True)]
+            layers = [CacheLayer(keys, values, form) for (keys, values), form in zip(cache.layers, cache.forms, strict=True)]
             self._bound = cache, BoundCache(layers)
         return self._bound[1]
 
@@ -85,6 +88,12 @@ def make_model(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len
     """The model that fits the form of the weights."""
     kernels = load_kernels() if isinstance(weights["embed"], Packed) else None
     return Llama(config, weights, max_model_len, threads, exact) if kernels is None else FusedLlama(config, weights, max_model_len, threads, kernels)
+
+
+def make_cache(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype) -> KvCache:
+    """A KV cache for the model on its device, in the order that its kernels like best."""
+    is_tiled = isinstance(model, FusedLlama) and can_tile(block_size, model.config.head_dim, dtype)
+    return KvCache(model.config, num_blocks, block_size, dtype, model.device, is_tiled=is_tiled)
 
 
 def _why_not_fused(config: ModelConfig) -> str | None:

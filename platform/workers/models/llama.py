@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from penstock.workers.attention import AttentionBatch, attend, write_kv
 from penstock.workers.device import CPU, fetched
-from penstock.workers.kernels.library import Scales
+from penstock.workers.kernels.cache_form import PLAIN, Form
 from penstock.workers.linear import linear
 from penstock.workers.lora import Share, add_shares
 from penstock.workers.models.config import Llama3Scaling, ModelConfig
@@ -55,15 +55,18 @@ class KvCache:
     In int8 each token's head has a scale of its own: beside them two float32 tensors [num_blocks, num_kv_heads, block_size].
     """
 
-    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device = CPU) -> None:
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device = CPU, *, is_tiled: bool = False
+    ) -> None:
+        """is_tiled: see `cache_form`; asks for kernels."""
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
         made = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * config.num_layers)]
         self.layers = list(zip(made[::2], made[1::2], strict=True))
-        self.scales: list[Scales | None] = [None] * config.num_layers
+        self.forms = [Form(is_tiled=True) if is_tiled else PLAIN] * config.num_layers
         if dtype == torch.int8:
-            self.scales = [(torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device)) for _ in self.layers]
+            self.forms = [Form((torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device))) for _ in self.layers]
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -72,8 +75,8 @@ class KvCache:
 
     def poison(self, blocks: Tensor) -> None:
         """Fill blocks with NaN, so that a read of what nobody wrote shows. For tests."""
-        for pair, scales in zip(self.layers, self.scales, strict=True):
-            for part in scales or pair:
+        for pair, form in zip(self.layers, self.forms, strict=True):
+            for part in form.scales or pair:
                 part[blocks] = math.nan
 
 
@@ -121,7 +124,7 @@ class Llama:
 
     def _attention(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, cache: KvCache, index: int, batch: AttentionBatch, adapt: Adapt | None) -> Tensor:
         config = self.config
-        (keys, values), scales = cache.layers[index], cache.scales[index]
+        (keys, values), form = cache.layers[index], cache.forms[index]
         num_queries, head_dim = config.num_heads, config.head_dim
         qkv = self._adapted("qkv", x, layer.qkv, layer.qkv_bias, adapt).view(len(x), -1, head_dim)
         qk, v = qkv[:, : num_queries + config.num_kv_heads], qkv[:, num_queries + config.num_kv_heads :]
@@ -129,8 +132,8 @@ class Llama:
             q, k = qk[:, :num_queries], qk[:, num_queries:]
             qk = torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), dim=1)
         qk = rotate(qk, cos, sin)
-        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping, scales)
-        out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact, scales)
+        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping, form)
+        out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact, form)
         return self._adapted("o", out.view(len(x), -1), layer.o, layer.o_bias, adapt)
 
     def _mlp(self, layer: Layer, x: Tensor, adapt: Adapt | None) -> Tensor:
