@@ -84,47 +84,55 @@ struct Sizes {
 
 // Where block and head of `column` are.
 struct Place {
-    int64_t group, head, block;  // bytes from the panel's begin
+    int64_t group, head, block;  // head, block: bytes from the panel's begin
     Place(const Matrix& matrix, int64_t column) {
         group = matrix.group == 0 ? 0 : column / matrix.group;
-        head = group * group_bytes(matrix);
+        head = matrix.group == 0 ? 0 : group * group_bytes(matrix);
         const int64_t in_group = column - group * matrix.group;
-        block = matrix.group == 0 ? column / BLOCK_K * block_bytes(matrix.kind) : head + HEAD_BYTES + in_group / BLOCK_K * block_bytes(matrix.kind);
+        block = head + (matrix.group == 0 ? 0 : HEAD_BYTES) + in_group / BLOCK_K * block_bytes(matrix.kind);
     }
 };
 
-void put_q(int32_t kind, uint8_t* block, int64_t lane, int64_t column, uint8_t q) {
-    if (kind == INT8)
-        block[(column / 4 * TILE_N + lane) * 4 + column % 4] = static_cast<uint8_t>(q + INT8_ZERO);
-    else
-        block[(column / 8 * TILE_N + lane) * 4 + column % 4] |= static_cast<uint8_t>(q << (column / 4 % 2 * 4));
+uint32_t word_at(const uint8_t* from) {
+    uint32_t word;
+    memcpy(&word, from, 4);
+    return word;
 }
 
-// q: [n, k]; scale: [n, groups], float32 for INT8, float16 for INT4, which also has `offset` like it.
-void pack_quantized(const Matrix& matrix, uint8_t* data, const uint8_t* q, const void* scale, const uint16_t* offset) {
-    const int64_t groups = num_groups(matrix), width = matrix.kind == INT8 ? 4 : 2;
-    memset(data, 0, num_panels(matrix) * panel_bytes(matrix));
-    for (int64_t row = 0; row < num_panels(matrix) * TILE_N; row++) {
-        uint8_t* panel = data + row / TILE_N * panel_bytes(matrix);
-        const int64_t lane = row % TILE_N;
-        const bool is_there = row < matrix.n;
-        for (int64_t group = 0; is_there && group < groups; group++) {
-            uint8_t* head = panel + group * group_bytes(matrix);
-            memcpy(head + width * lane, static_cast<const uint8_t*>(scale) + (row * groups + group) * width, width);
-            if (matrix.kind == INT4) memcpy(head + 2 * (TILE_N + lane), offset + row * groups + group, 2);
-        }
-        for (int64_t column = 0; column < padded_k(matrix); column++) {
-            const uint8_t value = is_there && column < matrix.k ? q[row * matrix.k + column] : 0;
-            put_q(matrix.kind, panel + Place(matrix, column).block, lane, column % BLOCK_K, value);
+// 32 columns of one output, as they come, into its lane of a block.
+void pack_lane(int32_t kind, const uint8_t* columns, uint8_t* lane) {
+    for (int64_t j = 0; j < block_bytes(kind) / (4 * TILE_N); j++) {
+        uint32_t word = word_at(columns + 4 * j);
+        if (kind == INT8) word ^= 0x80808080;  // + INT8_ZERO
+        if (kind == INT4) word = word_at(columns + 8 * j) | word_at(columns + 8 * j + 4) << 4;
+        memcpy(lane + 4 * TILE_N * j, &word, 4);
+    }
+}
+
+// Rows [panel * 16, ...) of weight [n, k], bytes or bfloat16; outputs and columns that are not there get zeros.
+void pack_columns(const Matrix& matrix, uint8_t* panel_data, int64_t panel, const uint8_t* weight) {
+    const int64_t width = matrix.kind == BF16 ? 2 : 1;
+    for (int64_t lane = 0; lane < TILE_N; lane++) {
+        const uint8_t* row = weight + (panel * TILE_N + lane) * matrix.k * width;
+        for (int64_t column = 0; column < matrix.k; column += BLOCK_K) {
+            uint8_t columns[2 * BLOCK_K] = {};
+            if (lane < lanes_of(matrix, panel)) memcpy(columns, row + column * width, smaller(BLOCK_K, matrix.k - column) * width);
+            pack_lane(matrix.kind, columns, panel_data + Place(matrix, column).block + 4 * lane);
         }
     }
 }
 
-void pack_bf16(const Matrix& matrix, uint8_t* data, const uint16_t* weight) {
-    memset(data, 0, num_panels(matrix) * panel_bytes(matrix));
-    for (int64_t row = 0; row < matrix.n; row++) {
-        uint16_t* panel = reinterpret_cast<uint16_t*>(data + row / TILE_N * panel_bytes(matrix));
-        for (int64_t column = 0; column < matrix.k; column++) panel[(column / 2 * TILE_N + row % TILE_N) * 2 + column % 2] = weight[row * matrix.k + column];
+// scale: [n, groups], float32 for INT8, float16 for INT4, which also has `offset` like it.
+void pack_heads(const Matrix& matrix, uint8_t* panel_data, int64_t panel, const uint8_t* scale, const uint8_t* offset) {
+    const int64_t groups = num_groups(matrix), width = matrix.kind == INT8 ? 4 : 2;
+    for (int64_t group = 0; group < groups; group++) {
+        uint8_t* head = panel_data + group * group_bytes(matrix);
+        memset(head, 0, HEAD_BYTES);
+        for (int64_t lane = 0; lane < lanes_of(matrix, panel); lane++) {
+            const int64_t place = ((panel * TILE_N + lane) * groups + group) * width;
+            memcpy(head + width * lane, scale + place, width);
+            if (matrix.kind == INT4) memcpy(head + width * (TILE_N + lane), offset + place, width);
+        }
     }
 }
 
@@ -324,11 +332,11 @@ int64_t penstock_matrix_bytes(const Matrix* matrix) { return penstock::num_panel
 
 // weight: INT4 and INT8: q [n, k]; BF16: [n, k]. scale, offset: [n, groups], float16 for INT4, for INT8 float32 and none. data: as `matrix` will hold.
 void penstock_pack(const Matrix* matrix, void* data, const void* weight, const void* scale, const void* offset) {
-    uint8_t* to = static_cast<uint8_t*>(data);
-    if (matrix->kind == penstock::BF16)
-        penstock::pack_bf16(*matrix, to, static_cast<const uint16_t*>(weight));
-    else
-        penstock::pack_quantized(*matrix, to, static_cast<const uint8_t*>(weight), scale, static_cast<const uint16_t*>(offset));
+    for (int64_t panel = 0; panel < penstock::num_panels(*matrix); panel++) {
+        uint8_t* panel_data = static_cast<uint8_t*>(data) + panel * penstock::panel_bytes(*matrix);
+        penstock::pack_heads(*matrix, panel_data, panel, static_cast<const uint8_t*>(scale), static_cast<const uint8_t*>(offset));
+        penstock::pack_columns(*matrix, panel_data, panel, static_cast<const uint8_t*>(weight));
+    }
 }
 
 // Rows of a matrix, dequantized, to out[num_rows, k].

@@ -12,8 +12,8 @@
 
 Products of a scale in float16 or bfloat16 and 4 bits are exact in float32, so an integer zero point can be had back from an offset (`zero`).
 
-`Int4Matrix` is what is computed with where there is no kernel of ours. In bfloat16 that is torch's int4 operator, which reads packed weights; in
-other dtypes the operator is slower than dense products by tens of times, so the weights are dequantized once.
+`Int4Matrix` is what torch's layers compute with: in bfloat16 our kernels or, where there are none, torch's int4 operator, both of which read packed
+weights; in other dtypes the operator is slower than dense products by tens of times, so the weights are dequantized once.
 """
 
 from dataclasses import dataclass
@@ -21,6 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from penstock.workers.kernels.build import load_kernels
+from penstock.workers.kernels.products import Level, PackedMatrix, Products, is_group
 
 _OUT_MULTIPLE = 16
 """The operator packs output rows by so many."""
@@ -127,37 +130,60 @@ def lattice(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int4Matrix:
-    """A quantized [N, K] matrix on the CPU, for products with activations of one dtype."""
+    """A quantized [N, K] matrix on the CPU, for products with activations of one dtype, which are not rounded."""
 
     def __init__(self, groups: Groups, dtype: torch.dtype) -> None:
         self.shape = groups.q.shape
         self.dtype = dtype
         self._dense: Tensor | None = None
-        self._packed: Tensor | None = None
+        self._for_operator: _OperatorForm | None = None
+        kernels = load_kernels() if dtype == torch.bfloat16 and is_group(groups.group_size, groups.q.shape[1]) else None
+        self._products = kernels.products if kernels is not None and kernels.products.level() > Level.PORTABLE else None
+        if self._products is not None:
+            self._packed = _packed(groups, self._products)
+            return
         group_size = _operator_group(groups)
         if dtype != torch.bfloat16 or group_size is None or groups.offset is None:
             self._dense = groups.dequantized().to(dtype)
-            return
-        self._group_size = group_size
-        fine = groups.regrouped(group_size)
-        assert fine.offset is not None
-        # the operator's form: (q - 8) * scale + offset, [G, N, 2]
-        self._scales = torch.stack((fine.scale, fine.offset + 8 * fine.scale), dim=-1).transpose(0, 1).contiguous().to(dtype)
-        self._packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(groups.q.int(), 8)
+        else:
+            self._for_operator = _OperatorForm(groups, group_size)
 
     @property
     def nbytes(self) -> int:
-        if self._packed is None:
-            return 0 if self._dense is None else self._dense.nbytes
-        return self._packed.nbytes + self._scales.nbytes
+        if self._products is not None:
+            return self._packed.nbytes
+        form = self._for_operator
+        if form is not None:
+            return form.packed.nbytes + form.scales.nbytes
+        return 0 if self._dense is None else self._dense.nbytes
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [T, K] times the transpose: [T, N] in x's dtype."""
-        if self._packed is None:
+        if self._products is not None:
+            return self._products.multiply(x, self._packed, True, torch.get_num_threads()).to(x.dtype)
+        form = self._for_operator
+        if form is None:
             assert self._dense is not None
             return functional.linear(x, self._dense)
-        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), self._packed, self._group_size, self._scales)
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), form.packed, form.group_size, form.scales)
         return product
+
+
+class _OperatorForm:
+    """For torch's int4 operator: (q - 8) * scale + offset, scales and offsets [G, N, 2] in bfloat16."""
+
+    def __init__(self, groups: Groups, group_size: int) -> None:
+        self.group_size = group_size
+        fine = groups.regrouped(group_size)
+        assert fine.offset is not None
+        self.scales = torch.stack((fine.scale, fine.offset + 8 * fine.scale), dim=-1).transpose(0, 1).contiguous().bfloat16()
+        self.packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(groups.q.int(), 8)
+
+
+def _packed(groups: Groups, products: Products) -> PackedMatrix:
+    if groups.offset is None:
+        return products.pack_int8(groups.q, groups.scale, groups.group_size)
+    return products.pack_int4(groups.q, groups.scale, groups.offset, groups.group_size)
 
 
 Matrix = Tensor | Int4Matrix

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from penstock.workers.kernels.build import load_kernels
+from penstock.workers.kernels.products import Level
 from penstock.workers.linear import linear
 from penstock.workers.quant.int4 import Groups, Int4Matrix, quantize, quantize_int8
 
@@ -72,6 +74,21 @@ def test_products_are_those_of_the_dequantized_matrix(rows: int, columns: int, g
     assert rough.dtype == torch.bfloat16
     assert torch.allclose(rough.float(), exact, atol=0.02 * exact.abs().max().item())
     assert torch.allclose(linear(x, Int4Matrix(groups, torch.float32), None, exact=False), exact, atol=1e-5)
+
+
+def test_without_kernels_of_ours_products_are_those_of_torchs_operator() -> None:
+    kernels = load_kernels()
+    assert kernels is not None
+    groups, x = quantize(random_weight(64, 256), 64), torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    ours = Int4Matrix(groups, torch.bfloat16)
+    kernels.products.set_level(Level.PORTABLE)
+    try:
+        theirs = Int4Matrix(groups, torch.bfloat16)
+    finally:
+        kernels.products.set_level(None)
+
+    assert torch.allclose(theirs.multiply(x).float(), ours.multiply(x).float(), atol=0.05)
+    assert theirs.nbytes == ours.nbytes == 64 * 256 // 2 + 64 * 4 * 4
 
 
 def test_a_bias_is_added() -> None:
