@@ -1,6 +1,6 @@
 """What the engine's roundings cost the demo model: perplexity by the CPU kernels that serve it, one rounding changed at a time, on text no calibration saw.
 
-    PENSTOCK_TEST_DATA=FOLDER python -m bench.quality [--tokens 8192]
+    PENSTOCK_TEST_DATA=FOLDER python -m bench.quality [--tokens 8192] [--threads 2]
 
 Texts: those of bench.quantize, which has the figures of AWQ's checkpoints. The demo model's matrices are Q4_1 and its table is Q8_0; both are computed with
 as they are, so against the checkpoint's own lattice nothing is rounded but what a row names:
@@ -60,12 +60,12 @@ COMPARISONS = (
 )
 
 
-def variant_perplexities(variant: Variant, held_out: dict[str, Tensor]) -> dict[str, float]:
+def variant_perplexities(variant: Variant, held_out: dict[str, Tensor], threads: int) -> dict[str, float]:
     """By text. Raises RuntimeError where the kernels can't be had."""
     library = load_kernels()
     if library is None:
         raise RuntimeError("the CPU kernels can't be built here, and this measures what they round")
-    source, threads = resolve(MODEL), available_cores()
+    source = resolve(MODEL)
     config = read_config(source)
     weights = pack_all(read_weights(source, config, torch.bfloat16, head=variant.head), library.products, torch.bfloat16, threads)
     model = FusedLlama(config, weights, EVALUATION_WINDOW, threads, library, is_exact=variant.is_exact)
@@ -88,11 +88,12 @@ def cost_rows(comparison: Comparison, found: dict[Variant, dict[str, float]]) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description="What the engine's roundings cost in perplexity.")
     parser.add_argument("--tokens", type=int, default=MAX_TOKENS)
+    parser.add_argument("--threads", type=int, default=available_cores())
     options = parser.parse_args()
     texts = find_texts(os.environ.get("PENSTOCK_TEST_DATA"))
     held_out = {name: evaluation_tokens(MODEL, text, options.tokens) for name, text in texts.held_out.items()}
     variants = dict.fromkeys(variant for comparison in COMPARISONS for variant in (comparison.plain, comparison.rounded))
-    found = {variant: variant_perplexities(variant, held_out) for variant in variants}
+    found = {variant: variant_perplexities(variant, held_out, options.threads) for variant in variants}
     rows = [pair for comparison in COMPARISONS for pair in cost_rows(comparison, found)]
     notes = [f"SmolLM2-135M-Instruct, Q4_1 and Q8_0; {options.tokens} tokens of each text at most, windows of {EVALUATION_WINDOW}", f"texts: {texts.origin}"]
     write_report("quality", [row for row, _ in rows], notes=notes)
