@@ -16,12 +16,14 @@ constexpr int UNIT_ROWS = MAX_GROUP > MAX_ROWS ? MAX_GROUP : MAX_ROWS;
 
 constexpr int TILE = 16;        // positions that TILED_BFLOAT16 keeps together; block_size is a multiple of it then, and head_dim of 32
 
-// One layer's keys or values: [num_blocks, num_kv_heads, block_size, head_dim]; scales of SCALED_INT8: [num_blocks, num_kv_heads, block_size].
+// One layer's keys or values: [num_blocks, num_kv_heads, block_size, head_dim], block_stride elements from block to block, the rest contiguous;
+// scales of SCALED_INT8: [num_blocks, num_kv_heads, block_size], contiguous.
 // TILED_BFLOAT16 has the numbers of TILE positions of a head in the order in which products of pairs take them, each tile in the place that it has
 // untiled: keys as [head_dim / 2][TILE][2], values as [TILE / 2][head_dim][2].
 struct Store {
     void* data;
     float* scales;
+    int64_t block_stride;
     bool is_values;
 };
 

@@ -34,7 +34,7 @@ class _Model(ctypes.Structure):
 
 
 class _Store(ctypes.Structure):
-    _fields_ = (("data", _P), ("scales", _P), ("is_values", ctypes.c_bool))
+    _fields_ = (("data", _P), ("scales", _P), ("block_stride", _I64), ("is_values", ctypes.c_bool))
 
 
 class _Cache(ctypes.Structure):
@@ -79,7 +79,7 @@ class Parameters:
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
     keys: Tensor
-    """[num_blocks, num_kv_heads, block_size, dim], as `values`."""
+    """[num_blocks, num_kv_heads, block_size, dim], as `values`; blocks may lie apart."""
     values: Tensor
     form: Form
 
@@ -94,10 +94,10 @@ class BoundCache:
         self._stores = (_Store * (2 * len(layers)))()
         for index, layer in enumerate(layers):
             for is_values, data in enumerate((layer.keys, layer.values)):
-                assert data.is_contiguous()
+                assert data[0].is_contiguous()
                 assert cache_code(data, layer.form) == code
                 scales = None if layer.form.scales is None else layer.form.scales[is_values].data_ptr()
-                self._stores[2 * index + is_values] = _Store(data.data_ptr(), scales, is_values)
+                self._stores[2 * index + is_values] = _Store(data.data_ptr(), scales, data.stride(0), is_values)
         self._struct = _Cache(ctypes.addressof(self._stores), self.block_size, code)
         self.address = ctypes.addressof(self._struct)
 

@@ -10,7 +10,7 @@ from penstock.workers.kernels.cache_form import PLAIN, Form, cache_code
 from penstock.workers.kernels.decoder import Decoder, Parameters
 from penstock.workers.kernels.products import Products
 
-ABI = 2
+ABI = 3
 """penstock_kernels_abi() of paged_attention.cpp."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -28,9 +28,9 @@ class Library:
         self.path = path
         self._attend, self._write_kv, self._supports = library.penstock_attend, library.penstock_write_kv, library.penstock_supports
         self._attend.restype = _I32
-        self._attend.argtypes = [_P, _I32, _I64, *[_P] * 5, _I32, _P, _P, _P, *[_I64] * 6, _F32, _I32]
+        self._attend.argtypes = [_P, _I32, _I64, *[_P] * 5, _I64, _I32, _P, _P, _P, *[_I64] * 6, _F32, _I32]
         self._write_kv.restype = None
-        self._write_kv.argtypes = [_P, _P, _I32, _I64, _I64, *[_P] * 4, _I32, _P, *[_I64] * 4]
+        self._write_kv.argtypes = [_P, _P, _I32, _I64, _I64, *[_P] * 4, _I64, _I32, _P, *[_I64] * 4]
         self._supports.restype = _I32
         self._supports.argtypes = [_I64, _I64]
         self.products = Products(library)
@@ -57,12 +57,13 @@ class Library:
         assert k.shape == v.shape
         assert k.dtype == v.dtype
         assert k_cache.shape == v_cache.shape
+        assert k_cache.stride(0) == v_cache.stride(0)
         assert slot_mapping.dtype == torch.int64
         assert len(slot_mapping) == num_tokens
         k, v, slot_mapping = _packed(k), _packed(v), slot_mapping.contiguous()
         self._write_kv(
             k.data_ptr(), v.data_ptr(), _DTYPES[k.dtype], k.stride(0), v.stride(0), _cache(k_cache), _cache(v_cache), *_scales(form, k_cache),
-            cache_code(k_cache, form), slot_mapping.data_ptr(), num_tokens, num_kv_heads, block_size, head_dim,
+            k_cache.stride(0), cache_code(k_cache, form), slot_mapping.data_ptr(), num_tokens, num_kv_heads, block_size, head_dim,
         )  # fmt: skip
 
     def attend(
@@ -83,6 +84,7 @@ class Library:
         assert head_dim == cache_dim
         assert num_heads % num_kv_heads == 0
         assert k_cache.shape == v_cache.shape
+        assert k_cache.stride(0) == v_cache.stride(0)
         assert query_start.dtype == context_len.dtype == block_tables.dtype == torch.int32
         assert block_tables.stride(1) == 1 or block_tables.shape[1] == 1
         assert len(query_start) == len(context_len) + 1 == len(block_tables) + 1
@@ -90,7 +92,7 @@ class Library:
         out = torch.empty(q.shape, dtype=q.dtype)
         code = self._attend(
             q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache), *_scales(form, k_cache),
-            cache_code(k_cache, form), query_start.data_ptr(), context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0),
+            k_cache.stride(0), cache_code(k_cache, form), query_start.data_ptr(), context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0),
             len(context_len), num_heads, num_kv_heads, block_size, head_dim, scale, threads,
         )  # fmt: skip
         if code == 1:
@@ -106,7 +108,8 @@ def _packed(x: Tensor) -> Tensor:
 
 
 def _cache(x: Tensor) -> int:
-    assert x.is_contiguous()
+    """Blocks may lie apart."""
+    assert not len(x) or x[0].is_contiguous()
     return x.data_ptr()
 
 

@@ -188,10 +188,13 @@ Unit find_unit(const Attention& job, int64_t index) {
     return unit;
 }
 
+int64_t block_of(const Attention& job, const Unit& unit, int64_t position) {
+    return job.block_tables[unit.seq * job.table_stride + position / job.block_size];
+}
+
 // Elements of a store before the position's key or value.
-int64_t offset_of(const Attention& job, const Unit& unit, int64_t position) {
-    const int64_t block = job.block_tables[unit.seq * job.table_stride + position / job.block_size];
-    return ((block * job.num_kv_heads + unit.kv_head) * job.block_size + position % job.block_size) * job.dim;
+int64_t offset_of(const Attention& job, const Store& store, const Unit& unit, int64_t position) {
+    return block_of(job, unit, position) * store.block_stride + (unit.kv_head * job.block_size + position % job.block_size) * job.dim;
 }
 
 // Row r of a unit: its own query and head.
@@ -238,10 +241,11 @@ struct Scratch {
     Row segment_rows[UNIT_ROWS];
 };
 
-void read_scaled(const Attention& job, const Store& from, int64_t offset, int64_t count, float* to) {
-    const int8_t* data = static_cast<const int8_t*>(from.data) + offset;
+void read_scaled(const Attention& job, const Unit& unit, const Store& from, int64_t position, int64_t count, float* to) {
+    const int8_t* data = static_cast<const int8_t*>(from.data) + offset_of(job, from, unit, position);
+    const float* scales = from.scales + (block_of(job, unit, position) * job.num_kv_heads + unit.kv_head) * job.block_size + position % job.block_size;
     for (int64_t i = 0; i < count; i++) {
-        const float scale = from.scales[offset / job.dim + i];
+        const float scale = scales[i];
         for (int d = 0; d < job.dim; d++) to[i * job.dim + d] = static_cast<float>(data[i * job.dim + d]) * scale;
     }
 }
@@ -264,14 +268,14 @@ void locate(const Attention& job, const Unit& unit, const Store& from, int64_t s
     const int64_t size = job.block_size;
     if (job.kv_dtype == FLOAT32 && size % W == 0) {
         for (int64_t position = start; position < end; position += W)
-            tiles[(position - start) / W] = static_cast<const float*>(from.data) + offset_of(job, unit, position);
+            tiles[(position - start) / W] = static_cast<const float*>(from.data) + offset_of(job, from, unit, position);
         return;
     }
     for (int64_t position = start; position < end;) {
-        const int64_t count = smaller(size - position % size, end - position), offset = offset_of(job, unit, position);
+        const int64_t count = smaller(size - position % size, end - position), offset = offset_of(job, from, unit, position);
         float* to = scratch + (position - start) * D;
         if (job.kv_dtype == SCALED_INT8)
-            read_scaled(job, from, offset, count, to);
+            read_scaled(job, unit, from, position, count, to);
         else if (job.kv_dtype == TILED_BFLOAT16)
             read_tiled(job, from, offset - position % size * D, position % size, count, to);
         else
@@ -334,9 +338,8 @@ PENSTOCK_BF16 void tile_rows(const Attention& job, const Unit& unit, int64_t sta
     const uint16_t *keys[CHUNK], *values[CHUNK];
     const int num_tiles = (count + TILE - 1) / TILE;
     for (int i = 0; i < num_tiles * TILE; i++) {
-        const int64_t offset = i < count ? offset_of(job, unit, start + i) : 0;
-        keys[i] = i < count ? static_cast<const uint16_t*>(job.keys.data) + offset : bf16::ZEROS;
-        values[i] = i < count ? static_cast<const uint16_t*>(job.values.data) + offset : bf16::ZEROS;
+        keys[i] = i < count ? static_cast<const uint16_t*>(job.keys.data) + offset_of(job, job.keys, unit, start + i) : bf16::ZEROS;
+        values[i] = i < count ? static_cast<const uint16_t*>(job.values.data) + offset_of(job, job.values, unit, start + i) : bf16::ZEROS;
     }
     bf16::lay_out<D>(keys, values, num_tiles, scratch);
     for (int tile = 0; tile < num_tiles; tile++) tiles.keys[tile] = scratch.keys[tile], tiles.values[tile] = scratch.values[tile];
@@ -348,18 +351,16 @@ PENSTOCK_BF16 void find_tiles(const Attention& job, const Unit& unit, int64_t st
                               bf16::Tiles& tiles) {
     const uint16_t *keys = static_cast<const uint16_t*>(job.keys.data), *values = static_cast<const uint16_t*>(job.values.data);
     for (int tile = 0; tile * TILE < count; tile++) {
-        const int64_t offset = offset_of(job, unit, start + tile * TILE);
-        tiles.keys[tile] = reinterpret_cast<const uint32_t*>(keys + offset);
-        tiles.values[tile] = reinterpret_cast<const uint32_t*>(values + offset);
+        tiles.keys[tile] = reinterpret_cast<const uint32_t*>(keys + offset_of(job, job.keys, unit, start + tile * TILE));
+        tiles.values[tile] = reinterpret_cast<const uint32_t*>(values + offset_of(job, job.values, unit, start + tile * TILE));
         if (count - tile * TILE < TILE) {
             bf16::cut_values<D>(tiles.values[tile], count - tile * TILE, scratch.values[tile]);
             tiles.values[tile] = scratch.values[tile];
         }
     }
     for (int64_t position = next; position < smaller(next + CHUNK, end); position += TILE) {
-        const int64_t offset = offset_of(job, unit, position);
-        bf16::prefetch<D>(keys + offset);
-        bf16::prefetch<D>(values + offset);
+        bf16::prefetch<D>(keys + offset_of(job, job.keys, unit, position));
+        bf16::prefetch<D>(values + offset_of(job, job.values, unit, position));
     }
 }
 
@@ -471,12 +472,12 @@ RunUnit float_unit(int dim) {
     }
 }
 
-void write_scaled(const Store& store, int64_t row, int64_t dim, const float* from) {
+// One head of a token: to `to`, and its scale.
+void write_scaled(int8_t* to, float* scale, int64_t dim, const float* from) {
     float most = 0;
     for (int64_t d = 0; d < dim; d++) most = __builtin_fabsf(from[d]) > most || from[d] != from[d] ? __builtin_fabsf(from[d]) : most;
     const float inverse = most > 0 ? 127.0f / most : 0.0f;
-    store.scales[row] = most / 127.0f;
-    int8_t* to = static_cast<int8_t*>(store.data) + row * dim;
+    *scale = most / 127.0f;
     for (int64_t d = 0; d < dim; d++) to[d] = static_cast<int8_t>(__builtin_rintf(from[d] * inverse));
 }
 
@@ -533,14 +534,16 @@ void merge_query(const Attention& job, int64_t token) {
 
 void write_slot(const Store& store, DType dtype, int64_t slot, int64_t num_kv_heads, int64_t block_size, int64_t dim, int64_t first_head, int64_t num_heads,
                 const float* heads) {
+    const int64_t block = slot / block_size, position = slot % block_size;
     for (int64_t i = 0; i < num_heads; i++) {
-        const int64_t row = (slot / block_size * num_kv_heads + first_head + i) * block_size + slot % block_size;
+        const int64_t head = first_head + i, begin = block * store.block_stride + head * block_size * dim, place = begin + position * dim;
+        const float* from = heads + i * dim;
         if (dtype == SCALED_INT8)
-            write_scaled(store, row, dim, heads + i * dim);
+            write_scaled(static_cast<int8_t*>(store.data) + place, store.scales + (block * num_kv_heads + head) * block_size + position, dim, from);
         else if (dtype == TILED_BFLOAT16)
-            write_tiled(store, row / block_size * block_size * dim, row % block_size, dim, heads + i * dim);
+            write_tiled(store, begin, position, dim, from);
         else
-            write(store.data, dtype, row * dim, heads + i * dim, dim);
+            write(store.data, dtype, place, from, dim);
     }
 }
 
@@ -574,16 +577,16 @@ using namespace penstock;
 extern "C" {
 
 // Changes with every signature below.
-int32_t penstock_kernels_abi() { return 2; }
+int32_t penstock_kernels_abi() { return 3; }
 
 int32_t penstock_supports(int64_t head_dim, int64_t group) { return is_attention_supported(head_dim, group); }
 
 // k, v: [num_tokens, num_kv_heads, head_dim], `stride` elements from token to token. slots: [num_tokens] block * block_size + offset. Scales only of
 // SCALED_INT8.
 void penstock_write_kv(const void* k, const void* v, int32_t dtype, int64_t k_stride, int64_t v_stride, void* k_cache, void* v_cache, float* k_scales,
-                       float* v_scales, int32_t kv_dtype, const int64_t* slots, int64_t num_tokens, int64_t num_kv_heads, int64_t block_size, int64_t dim) {
+                       float* v_scales, int64_t block_stride, int32_t kv_dtype, const int64_t* slots, int64_t num_tokens, int64_t num_kv_heads, int64_t block_size, int64_t dim) {
     alignas(64) float row[MAX_DIM];
-    const Store keys = {k_cache, k_scales, false}, values = {v_cache, v_scales, true};
+    const Store keys = {k_cache, k_scales, block_stride, false}, values = {v_cache, v_scales, block_stride, true};
     for (int64_t token = 0; token < num_tokens; token++) {
         for (int64_t head = 0; head < num_kv_heads; head++) {
             read(row, k, static_cast<DType>(dtype), token * k_stride + head * dim, dim);
@@ -597,12 +600,12 @@ void penstock_write_kv(const void* k, const void* v, int32_t dtype, int64_t k_st
 // q, out: [num_tokens, num_heads, head_dim]; q with `q_stride` elements from token to token, out contiguous. Returns 0, or 1 without memory,
 // 2 for a head_dim or group that penstock_supports denies.
 int32_t penstock_attend(const void* q, int32_t q_dtype, int64_t q_stride, void* out, void* k_cache, void* v_cache, float* k_scales, float* v_scales,
-                        int32_t kv_dtype, const int32_t* query_start, const int32_t* context_len, const int32_t* block_tables, int64_t table_stride,
+                        int64_t block_stride, int32_t kv_dtype, const int32_t* query_start, const int32_t* context_len, const int32_t* block_tables, int64_t table_stride,
                         int64_t num_seqs, int64_t num_heads, int64_t num_kv_heads, int64_t block_size, int64_t head_dim, float scale, int32_t threads) {
     if (!is_attention_supported(head_dim, num_heads / num_kv_heads)) return 2;
     Attention job = {};
     job.q = q, job.out = out, job.q_dtype = static_cast<DType>(q_dtype), job.kv_dtype = static_cast<DType>(kv_dtype), job.q_stride = q_stride;
-    job.keys = {k_cache, k_scales, false}, job.values = {v_cache, v_scales, true};
+    job.keys = {k_cache, k_scales, block_stride, false}, job.values = {v_cache, v_scales, block_stride, true};
     job.query_start = query_start, job.context_len = context_len, job.block_tables = block_tables, job.table_stride = table_stride;
     job.num_seqs = num_seqs, job.num_heads = num_heads, job.num_kv_heads = num_kv_heads, job.block_size = block_size;
     job.dim = static_cast<int>(head_dim), job.scale = scale;

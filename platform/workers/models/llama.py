@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from penstock.workers.attention import AttentionBatch, attend, write_kv
 from penstock.workers.device import CPU, fetched
+from penstock.workers.kernels.arena import Arena
 from penstock.workers.kernels.cache_form import PLAIN, Form
 from penstock.workers.linear import linear
 from penstock.workers.lora import Share, add_shares
@@ -62,7 +63,11 @@ class KvCache:
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        made = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * config.num_layers)]
+        made = (
+            _parts(shape, 2 * config.num_layers, dtype)
+            if device.type == "cpu"
+            else [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * config.num_layers)]
+        )
         self.layers = list(zip(made[::2], made[1::2], strict=True))
         self.forms = [Form(is_tiled=True) if is_tiled else PLAIN] * config.num_layers
         if dtype == torch.int8:
@@ -78,6 +83,13 @@ class KvCache:
         for pair, form in zip(self.layers, self.forms, strict=True):
             for part in form.scales or pair:
                 part[blocks] = math.nan
+
+
+def _parts(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) -> list[Tensor]:
+    """Tensors of zeros in which the same block of all lies side by side, on huge pages: memory is taken as blocks are, and few pages are in use."""
+    num_blocks, *inner = shape
+    whole = Arena().cut(count * math.prod(shape) * dtype.itemsize).view(dtype).view(num_blocks, count, *inner)
+    return list(whole.unbind(1))
 
 
 class Llama:
