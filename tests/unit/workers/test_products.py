@@ -12,7 +12,7 @@ from penstock.workers.kernels.build import load_kernels
 from penstock.workers.kernels.products import Kind, Level, PackedMatrix, Products, is_group
 from penstock.workers.quant.int4 import Groups, quantize, quantize_int8
 
-SHAPES = [(16, 32, 32), (64, 256, 64), (33, 100, 32), (7, 96, 128), (100, 576, 128), (48, 40, 40), (1, 2080, 1024)]
+SHAPES = [(16, 32, 32), (64, 256, 64), (33, 100, 32), (36, 300, 32), (7, 96, 128), (50, 576, 128), (48, 40, 40), (1, 2080, 1024)]
 """Rows, columns, columns of a group: short last groups, one group only, rows that are no multiple of 16, more columns than are dequantized at once."""
 COUNTS = [1, 2, 7, 23, 24, 70]
 AMX_ROWS = 24
