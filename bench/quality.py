@@ -1,6 +1,6 @@
 """What the engine's roundings cost the demo model: perplexity by the CPU kernels that serve it, one rounding changed at a time, on text no calibration saw.
 
-    PENSTOCK_TEST_DATA=FOLDER python -m bench.quality [--tokens 8192] [--threads 2]
+    PENSTOCK_TEST_DATA=FOLDER python -m bench.quality [--tokens 8192] [--threads 2] [--model demo]
 
 Texts: those of bench.quantize, which has the figures of AWQ's checkpoints. The demo model's matrices are Q4_1 and its table is Q8_0; both are computed with
 as they are, so against the checkpoint's own lattice nothing is rounded but what a row names:
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from bench.quantize import MAX_TOKENS, find_texts
-from bench.report import Row, write_report
+from bench.report import Row, print_table, write_report
 from penstock.base.cores import available_cores
 from penstock.text.source import resolve
 from penstock.workers.kernels.build import load_kernels
@@ -32,8 +32,6 @@ from penstock.workers.quant.packed import pack_all
 from penstock.workers.quant.perplexity import perplexity
 from penstock.workers.quant.quantize import EVALUATION_WINDOW, evaluation_tokens
 from penstock.workers.weights import Head, read_weights
-
-MODEL = "demo"
 
 
 class Variant(NamedTuple):
@@ -60,16 +58,16 @@ COMPARISONS = (
 )
 
 
-def variant_perplexities(variant: Variant, held_out: dict[str, Tensor], threads: int) -> dict[str, float]:
+def variant_perplexities(variant: Variant, model: str, held_out: dict[str, Tensor], threads: int) -> dict[str, float]:
     """By text. Raises RuntimeError where the kernels can't be had."""
     library = load_kernels()
     if library is None:
         raise RuntimeError("the CPU kernels can't be built here, and this measures what they round")
-    source = resolve(MODEL)
+    source = resolve(model)
     config = read_config(source)
     weights = pack_all(read_weights(source, config, torch.bfloat16, head=variant.head), library.products, torch.bfloat16, threads)
-    model = FusedLlama(config, weights, EVALUATION_WINDOW, threads, library, is_exact=variant.is_exact)
-    found = {name: perplexity(model, variant.kv_dtype, ids, EVALUATION_WINDOW) for name, ids in held_out.items()}
+    decoder = FusedLlama(config, weights, EVALUATION_WINDOW, threads, library, is_exact=variant.is_exact)
+    found = {name: perplexity(decoder, variant.kv_dtype, ids, EVALUATION_WINDOW) for name, ids in held_out.items()}
     print(variant.name, found, file=sys.stderr)
     return found
 
@@ -89,14 +87,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What the engine's roundings cost in perplexity.")
     parser.add_argument("--tokens", type=int, default=MAX_TOKENS)
     parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--model", default="demo", help="a checkpoint, also one by penstock quantize; a record is kept of the demo model only")
     options = parser.parse_args()
     texts = find_texts(os.environ.get("PENSTOCK_TEST_DATA"))
-    held_out = {name: evaluation_tokens(MODEL, text, options.tokens) for name, text in texts.held_out.items()}
+    held_out = {name: evaluation_tokens(options.model, text, options.tokens) for name, text in texts.held_out.items()}
     variants = dict.fromkeys(variant for comparison in COMPARISONS for variant in (comparison.plain, comparison.rounded))
-    found = {variant: variant_perplexities(variant, held_out, options.threads) for variant in variants}
+    found = {variant: variant_perplexities(variant, options.model, held_out, options.threads) for variant in variants}
     rows = [pair for comparison in COMPARISONS for pair in cost_rows(comparison, found)]
-    notes = [f"SmolLM2-135M-Instruct, Q4_1 and Q8_0; {options.tokens} tokens of each text at most, windows of {EVALUATION_WINDOW}", f"texts: {texts.origin}"]
-    write_report("quality", [row for row, _ in rows], notes=notes)
+    notes = [f"{options.model}; {options.tokens} tokens of each text at most, windows of {EVALUATION_WINDOW}", f"texts: {texts.origin}"]
+    if options.model == "demo":
+        write_report("quality", [row for row, _ in rows], notes=notes)
+    else:
+        print_table("quality", [row for row, _ in rows], notes)
     return 0 if all(is_good for _, is_good in rows) else 1
 
 
