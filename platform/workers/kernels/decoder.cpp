@@ -5,6 +5,8 @@
 // what follows elementwise: bias, norms of heads, RoPE and the KV write behind qkv; SwiGLU behind gate and up; the residual sum behind o and down.
 // For few tokens every thread brings the inputs of a product into its form by itself, which is cheaper than waiting for another to do it.
 //
+// Behind the last layer's KV only the tokens whose logits are wanted go on.
+//
 // Invariant: a token's result is one fixed sequence of operations, whatever other tokens are in the step, as far as the products keep that too
 // (linear.hpp) and attention does (attention.hpp).
 
@@ -69,6 +71,13 @@ struct Worker {
     Best* best;       // [num_rows]
 };
 
+// Tokens on their way through the layers.
+struct Stream {
+    float* x;      // [num_tokens, hidden], the residual stream
+    float* heads;  // [num_tokens, num_heads, dim], attention's results
+    int64_t num_tokens;
+};
+
 struct Run {
     const Model* model;
     const Step* step;
@@ -78,10 +87,10 @@ struct Run {
     Worker* workers;
     Attention attention;  // of the first layer; each thread has its own copy
     RunUnit run_unit;
-    float* x;       // [num_tokens, hidden], the residual stream
+    Stream all;     // of all tokens
+    Stream last;    // of the rows, in the last layer
     float* rows;    // [max(num_tokens, num_rows), hidden]
     float* qkv;     // [num_tokens, heads, dim]
-    float* heads;   // [num_tokens, num_heads, dim]
     float* inner;   // [num_tokens, inner]
     char* prepared;
 };
@@ -129,15 +138,13 @@ Split split_qkv(const Run& run) {
 // Rows of float32, perhaps to be normed on the way, that a product takes.
 struct Operand {
     const float* x;
-    const int64_t* index;  // which rows of x; null: all of them, in order
-    const float* norm;
+    const float* norm;  // null: as they are
     int64_t num_rows, width;
 };
 
 void norm_rows(const Run& run, const Operand& operand, int64_t begin, int64_t end, float* to) {
     for (int64_t r = begin; r < end; r++) {
-        const int64_t row = operand.index == nullptr ? r : operand.index[r];
-        rms_norm(operand.x + row * operand.width, operand.norm, operand.width, run.model->eps, to + r * operand.width);
+        rms_norm(operand.x + r * operand.width, operand.norm, operand.width, run.model->eps, to + r * operand.width);
     }
 }
 
@@ -182,7 +189,7 @@ void embed(Run& run, Phase*& phase) {
     const int64_t hidden = run.model->hidden;
     share(*phase++, (step.num_tokens + ROWS_A_PIECE - 1) / ROWS_A_PIECE, [&](int64_t i) {
         for (int64_t token = i * ROWS_A_PIECE; token < smaller((i + 1) * ROWS_A_PIECE, step.num_tokens); token++)
-            read_row(*run.model->embed, static_cast<int32_t>(step.token_ids[token]), run.x + token * hidden);
+            read_row(*run.model->embed, static_cast<int32_t>(step.token_ids[token]), run.all.x + token * hidden);
     });
 }
 
@@ -206,7 +213,7 @@ void compute_qkv(Run& run, Worker& me, Phase*& phase, const Layer& layer, const 
     const Model& model = *run.model;
     const int64_t tokens = run.step->num_tokens, width = num_qkv_heads(model) * model.dim;
     const Split pieces = split_qkv(run);
-    share_product(run, me, phase, {run.x, nullptr, layer.input_norm, tokens, model.hidden}, *layer.qkv, pieces.count, [&](int64_t i) {
+    share_product(run, me, phase, {run.all.x, layer.input_norm, tokens, model.hidden}, *layer.qkv, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, end = smaller(begin + pieces.width, width);
         multiply(*layer.qkv, me.inputs, run.qkv + begin, width, static_cast<int32_t>(begin), static_cast<int32_t>(end));
         add_bias(run.qkv + begin, layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + begin, tokens, end - begin, width);
@@ -222,23 +229,23 @@ void attend(Run& run, Worker& me, Phase*& phase, const Store* stores) {
     if (job.is_split) share(*phase++, job.num_tokens(), [&](int64_t token) { merge_query(job, token); });
 }
 
-// x += operand * matrix + bias
-void add_product(Run& run, Worker& me, Phase*& phase, const Operand& operand, const Matrix& matrix, const float* bias) {
+// stream.x += operand * matrix + bias
+void add_product(Run& run, Worker& me, Phase*& phase, const Stream& stream, const Operand& operand, const Matrix& matrix, const float* bias) {
     const int64_t hidden = run.model->hidden;
     const Split pieces = split(hidden, TILE_N, operand.num_rows, run.threads);
     share_product(run, me, phase, operand, matrix, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, width = smaller(pieces.width, hidden - begin);
         multiply(matrix, me.inputs, me.out, width, static_cast<int32_t>(begin), static_cast<int32_t>(begin + width));
         add_bias(me.out, bias == nullptr ? nullptr : bias + begin, operand.num_rows, width, width);
-        for (int64_t token = 0; token < operand.num_rows; token++) add(run.x + token * hidden + begin, me.out + token * width, width);
+        for (int64_t token = 0; token < operand.num_rows; token++) add(stream.x + token * hidden + begin, me.out + token * width, width);
     });
 }
 
-void compute_inner(Run& run, Worker& me, Phase*& phase, const Layer& layer) {
-    const int64_t tokens = run.step->num_tokens, inner = run.model->inner;
+void compute_inner(Run& run, Worker& me, Phase*& phase, const Stream& stream, const Layer& layer) {
+    const int64_t tokens = stream.num_tokens, inner = run.model->inner;
     // a piece takes the gates and the ups of the same places; panels must not straddle the two
     const Split pieces = inner % TILE_N == 0 ? split(inner, TILE_N, tokens, run.threads) : Split{inner, 1};
-    share_product(run, me, phase, {run.x, nullptr, layer.post_norm, tokens, run.model->hidden}, *layer.gate_up, pieces.count, [&](int64_t i) {
+    share_product(run, me, phase, {stream.x, layer.post_norm, tokens, run.model->hidden}, *layer.gate_up, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, width = smaller(pieces.width, inner - begin);
         float *gates = me.out, *ups = me.out + tokens * width;
         int64_t stride = width;
@@ -258,11 +265,21 @@ void compute_inner(Run& run, Worker& me, Phase*& phase, const Layer& layer) {
     });
 }
 
+// The rows' part of the stream, for which there is memory in `last`.
+void keep_rows(Run& run, Phase*& phase) {
+    const int64_t hidden = run.model->hidden, width = run.model->num_heads * run.model->dim;
+    share(*phase++, run.step->num_rows, [&](int64_t row) {
+        const int64_t token = run.step->rows[row];
+        memcpy(run.last.x + row * hidden, run.all.x + token * hidden, sizeof(float) * hidden);
+        memcpy(run.last.heads + row * width, run.all.heads + token * width, sizeof(float) * width);
+    });
+}
+
 void compute_head(Run& run, Worker& me, Phase*& phase) {
     const Model& model = *run.model;
     const Step& step = *run.step;
     const Split pieces = split(model.vocab, TILE_N, step.num_rows, run.threads);
-    share_product(run, me, phase, {run.x, step.rows, model.norm, step.num_rows, model.hidden}, *model.head, pieces.count, [&](int64_t i) {
+    share_product(run, me, phase, {run.last.x, model.norm, step.num_rows, model.hidden}, *model.head, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, width = smaller(pieces.width, model.vocab - begin);
         float* out = step.logits == nullptr ? me.out : step.logits + begin;
         const int64_t stride = step.logits == nullptr ? width : model.vocab;
@@ -275,19 +292,22 @@ void run_step(void* context, int worker) {
     Run& run = *static_cast<Run*>(context);
     Worker& me = run.workers[worker];
     const Model& model = *run.model;
-    const int64_t tokens = run.step->num_tokens;
     Phase* phase = run.phases;
     embed(run, phase);
     for (int64_t index = 0; index < model.num_layers; index++) {
         const Layer& layer = model.layers[index];
         const Store* stores = run.cache->stores + 2 * index;
         compute_qkv(run, me, phase, layer, stores);
+        const bool is_last = index == model.num_layers - 1;
+        if (is_last && run.step->num_rows == 0) return;
         attend(run, me, phase, stores);
-        add_product(run, me, phase, {run.heads, nullptr, nullptr, tokens, model.num_heads * model.dim}, *layer.o, layer.o_bias);
-        compute_inner(run, me, phase, layer);
-        add_product(run, me, phase, {run.inner, nullptr, nullptr, tokens, model.inner}, *layer.down, layer.down_bias);
+        if (is_last) keep_rows(run, phase);
+        const Stream& stream = is_last ? run.last : run.all;
+        add_product(run, me, phase, stream, {stream.heads, nullptr, stream.num_tokens, model.num_heads * model.dim}, *layer.o, layer.o_bias);
+        compute_inner(run, me, phase, stream, layer);
+        add_product(run, me, phase, stream, {run.inner, nullptr, stream.num_tokens, model.inner}, *layer.down, layer.down_bias);
     }
-    if (run.step->num_rows > 0) compute_head(run, me, phase);
+    compute_head(run, me, phase);
 }
 
 // ---- memory
@@ -305,13 +325,13 @@ struct Arena {
     }
 };
 
-constexpr int64_t PHASES_A_LAYER = 10, OTHER_PHASES = 4;
+constexpr int64_t PHASES_A_LAYER = 10, OTHER_PHASES = 5;
 
 int64_t piece_floats(const Run& run) {
     const Model& model = *run.model;
     const int64_t tokens = run.step->num_tokens, rows = run.step->num_rows;
     const int64_t inner = model.inner % TILE_N == 0 ? widest(tokens) * TILE_N : model.inner;
-    return larger(2 * tokens * larger(inner, widest(tokens) * TILE_N), rows * widest(rows) * TILE_N);
+    return 2 * larger(tokens * larger(inner, widest(tokens) * TILE_N), rows * larger(inner, widest(rows) * TILE_N));
 }
 
 // Everything of `run` that lies in the caller's memory; returns the bytes it takes.
@@ -324,12 +344,12 @@ int64_t lay_out(Run& run, char* memory) {
     run.workers = arena.take<Worker>(run.threads);
     run.attention.first_unit = arena.take<int64_t>(step.num_seqs + 1);
     run.attention.first_partial = arena.take<int64_t>(step.num_seqs + 1);
-    run.x = arena.take<float>(tokens * model.hidden);
+    run.all = {arena.take<float>(tokens * model.hidden), arena.take<float>(tokens * model.num_heads * model.dim), tokens};
+    run.last = {arena.take<float>(step.num_rows * model.hidden), arena.take<float>(step.num_rows * model.num_heads * model.dim), step.num_rows};
     run.rows = arena.take<float>(larger(tokens, step.num_rows) * model.hidden);
     run.qkv = arena.take<float>(tokens * num_qkv_heads(model) * model.dim);
-    run.heads = arena.take<float>(tokens * model.num_heads * model.dim);
-    run.inner = arena.take<float>(tokens * model.inner);
-    run.attention.q = run.qkv, run.attention.out = run.heads;
+    run.inner = arena.take<float>(larger(tokens, step.num_rows) * model.inner);
+    run.attention.q = run.qkv, run.attention.out = run.all.heads;
     run.prepared = arena.take<char>(inputs_bytes(static_cast<int32_t>(larger(tokens, step.num_rows)), static_cast<int32_t>(width)));
     for (int worker = 0; worker < run.threads; worker++) {
         Worker found = {};
