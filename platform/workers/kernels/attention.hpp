@@ -14,12 +14,13 @@ constexpr int MAX_GROUP = 64;   // query heads to a kv head
 constexpr int MAX_DIM = 256;    // head_dim
 constexpr int UNIT_ROWS = MAX_GROUP > MAX_ROWS ? MAX_GROUP : MAX_ROWS;
 
-constexpr int TILE = 16;        // positions that TILED_BFLOAT16 keeps together; block_size is a multiple of it then, and head_dim of 32
+constexpr int TILE = 16;        // positions that a tiled store keeps together; block_size is a multiple of it then, and head_dim of 32
 
 // One layer's keys or values: [num_blocks, num_kv_heads, block_size, head_dim], block_stride elements from block to block, the rest contiguous;
-// scales of SCALED_INT8: [num_blocks, num_kv_heads, block_size], contiguous.
-// TILED_BFLOAT16 has the numbers of TILE positions of a head in the order in which products of pairs take them, each tile in the place that it has
-// untiled: keys as [head_dim / 2][TILE][2], values as [TILE / 2][head_dim][2].
+// scales of the int8 ones: [num_blocks, num_kv_heads, block_size], contiguous.
+// Tiled ones have the numbers of TILE positions of a head in the order in which products take them, each tile in the place that it has untiled:
+// keys of TILED_BFLOAT16 as [head_dim / 2][TILE][2], values as [TILE / 2][head_dim][2]; TILED_INT8, scaled, as [head_dim / 4][TILE][4], 128 added to
+// them, and [TILE / 4][head_dim][4].
 struct Store {
     void* data;
     float* scales;

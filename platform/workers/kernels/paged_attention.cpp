@@ -13,6 +13,7 @@
 #include <stdlib.h>
 
 #include "attention_bf16.hpp"
+#include "attention_int8.hpp"
 #include "linear.hpp"
 #include "team.hpp"
 
@@ -241,25 +242,43 @@ struct Scratch {
     Row segment_rows[UNIT_ROWS];
 };
 
+const float* scales_of(const Attention& job, const Store& store, const Unit& unit, int64_t position) {
+    return store.scales + (block_of(job, unit, position) * job.num_kv_heads + unit.kv_head) * job.block_size + position % job.block_size;
+}
+
 void read_scaled(const Attention& job, const Unit& unit, const Store& from, int64_t position, int64_t count, float* to) {
     const int8_t* data = static_cast<const int8_t*>(from.data) + offset_of(job, from, unit, position);
-    const float* scales = from.scales + (block_of(job, unit, position) * job.num_kv_heads + unit.kv_head) * job.block_size + position % job.block_size;
+    const float* scales = scales_of(job, from, unit, position);
     for (int64_t i = 0; i < count; i++) {
         const float scale = scales[i];
         for (int d = 0; d < job.dim; d++) to[i * job.dim + d] = static_cast<float>(data[i * job.dim + d]) * scale;
     }
 }
 
-// Element of a tiled store's block.
-int64_t tiled_place(const Store& store, int64_t position, int64_t d, int64_t dim) {
+// Element of a tiled store's head, `together` of which belong to one lane of a product.
+int64_t tiled_place(const Store& store, int64_t position, int64_t d, int64_t dim, int64_t together) {
     const int64_t tile = position / TILE * TILE * dim, in_tile = position % TILE;
-    return tile + (store.is_values ? in_tile / 2 * 2 * dim + 2 * d + in_tile % 2 : d / 2 * 2 * TILE + 2 * in_tile + d % 2);
+    return tile + (store.is_values ? in_tile / together * together * dim + together * d + in_tile % together
+                                   : d / together * together * TILE + together * in_tile + d % together);
 }
 
-void read_tiled(const Attention& job, const Store& from, int64_t block_offset, int64_t first, int64_t count, float* to) {
-    const uint16_t* block = static_cast<const uint16_t*>(from.data) + block_offset;
+constexpr int PAIR = 2, FOUR = 4;
+
+void read_tiled_bf16(const Attention& job, const Unit& unit, const Store& from, int64_t position, int64_t count, float* to) {
+    const int64_t first = position % job.block_size;
+    const uint16_t* head = static_cast<const uint16_t*>(from.data) + offset_of(job, from, unit, position - first);
     for (int64_t i = 0; i < count; i++)
-        for (int d = 0; d < job.dim; d++) to[i * job.dim + d] = widen(block[tiled_place(from, first + i, d, job.dim)]);
+        for (int d = 0; d < job.dim; d++) to[i * job.dim + d] = widen(head[tiled_place(from, first + i, d, job.dim, PAIR)]);
+}
+
+void read_tiled_int8(const Attention& job, const Unit& unit, const Store& from, int64_t position, int64_t count, float* to) {
+    const int64_t first = position % job.block_size;
+    const uint8_t* head = static_cast<const uint8_t*>(from.data) + offset_of(job, from, unit, position - first);
+    const float* scales = scales_of(job, from, unit, position);
+    const uint8_t flip = from.is_values ? 0 : 128;
+    for (int64_t i = 0; i < count; i++)
+        for (int d = 0; d < job.dim; d++)
+            to[i * job.dim + d] = static_cast<float>(static_cast<int8_t>(head[tiled_place(from, first + i, d, job.dim, FOUR)] ^ flip)) * scales[i];
 }
 
 // Where the keys (values) of a chunk are: in the cache itself where its layout allows, else copied to `scratch` as float32.
@@ -277,7 +296,9 @@ void locate(const Attention& job, const Unit& unit, const Store& from, int64_t s
         if (job.kv_dtype == SCALED_INT8)
             read_scaled(job, unit, from, position, count, to);
         else if (job.kv_dtype == TILED_BFLOAT16)
-            read_tiled(job, from, offset - position % size * D, position % size, count, to);
+            read_tiled_bf16(job, unit, from, position, count, to);
+        else if (job.kv_dtype == TILED_INT8)
+            read_tiled_int8(job, unit, from, position, count, to);
         else
             read(to, from.data, job.kv_dtype, offset, count * D);
         position += count;
@@ -320,17 +341,18 @@ void run_unit(const Attention& job, int64_t index, void* memory) {
     for (int64_t r = 0; r < unit.num_rows; r++) hand_over(job, unit, scratch.rows[r], r);
 }
 
-// ---- units by AVX512-BF16
+// One head of a token: to `to`, and its scale.
+void write_scaled(int8_t* to, float* scale, int64_t dim, const float* from) {
+    float most = 0;
+    for (int64_t d = 0; d < dim; d++) most = __builtin_fabsf(from[d]) > most || from[d] != from[d] ? __builtin_fabsf(from[d]) : most;
+    const float inverse = most > 0 ? 127.0f / most : 0.0f;
+    *scale = most / 127.0f;
+    for (int64_t d = 0; d < dim; d++) to[d] = static_cast<int8_t>(__builtin_rintf(from[d] * inverse));
+}
+
+// ---- units by AVX512-BF16 and VNNI
 
 #if defined(__x86_64__)
-
-template <int D>
-struct Bf16Scratch {
-    bf16::Scratch<D> walk;
-    alignas(64) float sums[UNIT_ROWS][D];
-    alignas(64) float segment_sum[D];
-    Row rows[UNIT_ROWS];
-};
 
 // The tiles of `count` positions from `start` on: made of rows.
 template <int D>
@@ -364,16 +386,28 @@ PENSTOCK_BF16 void find_tiles(const Attention& job, const Unit& unit, int64_t st
     }
 }
 
-// A unit's part of one segment into `scratch`.
+// How many of a chunk's `count` positions from `start` on rows [r, r + rows) see; returns the most.
+int64_t find_visible(const Attention& job, const Unit& unit, int64_t r, int64_t rows, int64_t start, int64_t count, int* visible) {
+    for (int64_t i = 0; i < rows; i++) visible[i] = static_cast<int>(smaller(unit.first_visible + query_of(job, r + i) - start, count));
+    return visible[rows - 1];
+}
+
 template <int D, bool IS_TILED>
-PENSTOCK_BF16 void walk_segment(const Attention& job, const Unit& unit, int64_t segment, int64_t segment_end, bf16::Scratch<D>& scratch) {
-    const float scale = job.scale * 1.4426950408889634f;  // the softmax's base is 2
-    for (int64_t r = 0; r < unit.num_rows; r++) {
-        scratch.states[r] = {-__builtin_inff(), 0.0f};
-        memset(scratch.sums[r], 0, sizeof scratch.sums[r]);
+struct Bf16Walk {
+    static constexpr int DIM = D;
+    using Scratch = bf16::Scratch<D>;
+
+    PENSTOCK_BF16 static void read_queries(const Attention& job, const Unit& unit, Scratch& scratch) {
+        for (int64_t r = 0; r < unit.num_rows; r++) {
+            alignas(64) float q[D];
+            read_query(job, unit, r, q);
+            write(scratch.q[r], BFLOAT16, 0, q, D);
+        }
     }
-    for (int64_t start = segment; start < segment_end; start += CHUNK) {
-        const int count = static_cast<int>(smaller(CHUNK, segment_end - start)), num_tiles = (count + TILE - 1) / TILE;
+
+    PENSTOCK_BF16 static void take_chunk(const Attention& job, const Unit& unit, int64_t start, int64_t end, Scratch& scratch) {
+        const float scale = job.scale * 1.4426950408889634f;  // the softmax's base is 2
+        const int count = static_cast<int>(smaller(CHUNK, end - start)), num_tiles = (count + TILE - 1) / TILE;
         bf16::Tiles tiles;
         if constexpr (IS_TILED)
             find_tiles<D>(job, unit, start, count, start + CHUNK, unit.end, scratch, tiles);
@@ -382,8 +416,7 @@ PENSTOCK_BF16 void walk_segment(const Attention& job, const Unit& unit, int64_t 
         for (int64_t r = 0; r < unit.num_rows; r += bf16::ROWS) {
             const int64_t rows = smaller(bf16::ROWS, unit.num_rows - r);
             int visible[bf16::ROWS];
-            for (int64_t i = 0; i < rows; i++) visible[i] = static_cast<int>(smaller(unit.first_visible + query_of(job, r + i) - start, count));
-            if (visible[rows - 1] <= 0) continue;
+            if (find_visible(job, unit, r, rows, start, count, visible) <= 0) continue;
             switch (rows) {
                 case 1: bf16::absorb<D, 1>(scratch, tiles, r, visible, num_tiles, scale); break;
                 case 2: bf16::absorb<D, 2>(scratch, tiles, r, visible, num_tiles, scale); break;
@@ -392,63 +425,126 @@ PENSTOCK_BF16 void walk_segment(const Attention& job, const Unit& unit, int64_t 
             }
         }
     }
-}
 
-template <int D, bool IS_TILED>
-PENSTOCK_BF16 void take_segment(const bf16::Scratch<D>& scratch, int64_t r, float* sums, Row& row) {
-    if constexpr (IS_TILED)
-        memcpy(sums, scratch.sums[r], sizeof scratch.sums[r]);
-    else
-        bf16::put_in_order<D>(scratch.sums[r], sums);
-    row.peak = scratch.states[r].peak;
-    row.weight = splat(0.0f);
-    row.weight[0] = scratch.states[r].weight;
-    row.weighted_sum = sums;
-}
-
-template <int D, bool IS_TILED>
-PENSTOCK_BF16 void run_bf16_unit(const Attention& job, int64_t index, void* memory) {
-    Bf16Scratch<D>& scratch = *static_cast<Bf16Scratch<D>*>(memory);
-    const Unit unit = find_unit(job, index);
-    for (int64_t r = 0; r < unit.num_rows; r++) {
-        alignas(64) float q[D];
-        read_query(job, unit, r, q);
-        write(scratch.walk.q[r], BFLOAT16, 0, q, D);
+    PENSTOCK_BF16 static void read_sums(const Scratch& scratch, int64_t r, float* sums) {
+        if constexpr (IS_TILED)
+            memcpy(sums, scratch.sums[r], sizeof scratch.sums[r]);
+        else
+            bf16::put_in_order<D>(scratch.sums[r], sums);
     }
-    for (int64_t segment = unit.begin; segment < unit.end; segment += SEGMENT) {
-        walk_segment<D, IS_TILED>(job, unit, segment, smaller(segment + SEGMENT, unit.end), scratch.walk);
+};
+
+template <int D>
+struct Int8Walk {
+    static constexpr int DIM = D;
+    using Scratch = int8::Scratch<D>;
+
+    PENSTOCK_VNNI static void read_queries(const Attention& job, const Unit& unit, Scratch& scratch) {
         for (int64_t r = 0; r < unit.num_rows; r++) {
-            if (segment == unit.begin) {
-                take_segment<D, IS_TILED>(scratch.walk, r, scratch.sums[r], scratch.rows[r]);
-            } else if (unit.first_visible + query_of(job, r) > segment) {
-                Row later;
-                take_segment<D, IS_TILED>(scratch.walk, r, scratch.segment_sum, later);
-                merge(scratch.rows[r], later, D);
+            alignas(64) float q[D];
+            read_query(job, unit, r, q);
+            write_scaled(scratch.q[r], scratch.q_scale + r, D, q);
+            int32_t sum = 0;
+            for (int d = 0; d < D; d++) sum += scratch.q[r][d];
+            scratch.q_bias[r] = 128 * sum;
+        }
+    }
+
+    PENSTOCK_VNNI static void take_chunk(const Attention& job, const Unit& unit, int64_t start, int64_t end, Scratch& scratch) {
+        const float scale = job.scale * 1.4426950408889634f;  // the softmax's base is 2
+        const int count = static_cast<int>(smaller(CHUNK, end - start)), num_tiles = (count + TILE - 1) / TILE;
+        const uint8_t *keys = static_cast<const uint8_t*>(job.keys.data), *values = static_cast<const uint8_t*>(job.values.data);
+        int8::Tiles tiles;
+        for (int tile = 0; tile < num_tiles; tile++) {
+            const int64_t position = start + tile * TILE;
+            tiles.keys[tile] = keys + offset_of(job, job.keys, unit, position);
+            tiles.values[tile] = reinterpret_cast<const int8_t*>(values + offset_of(job, job.values, unit, position));
+            tiles.key_scales[tile] = scales_of(job, job.keys, unit, position);
+            tiles.value_scales[tile] = scales_of(job, job.values, unit, position);
+        }
+        for (int64_t position = start + CHUNK; position < smaller(start + 2 * CHUNK, unit.end); position += TILE) {
+            bf16::prefetch<D / 2>(keys + offset_of(job, job.keys, unit, position));
+            bf16::prefetch<D / 2>(values + offset_of(job, job.values, unit, position));
+        }
+        for (int64_t r = 0; r < unit.num_rows; r += int8::ROWS) {
+            const int64_t rows = smaller(int8::ROWS, unit.num_rows - r);
+            int visible[int8::ROWS];
+            if (find_visible(job, unit, r, rows, start, count, visible) <= 0) continue;
+            switch (rows) {
+                case 1: int8::absorb<D, 1>(scratch, tiles, r, visible, num_tiles, scale); break;
+                case 2: int8::absorb<D, 2>(scratch, tiles, r, visible, num_tiles, scale); break;
+                case 3: int8::absorb<D, 3>(scratch, tiles, r, visible, num_tiles, scale); break;
+                default: int8::absorb<D, 4>(scratch, tiles, r, visible, num_tiles, scale);
             }
+        }
+    }
+
+    static void read_sums(const Scratch& scratch, int64_t r, float* sums) { memcpy(sums, scratch.sums[r], sizeof scratch.sums[r]); }
+};
+
+template <typename Walk>
+struct WalkScratch {
+    typename Walk::Scratch walk;
+    alignas(64) float sums[UNIT_ROWS][Walk::DIM];
+    alignas(64) float segment_sum[Walk::DIM];
+    Row rows[UNIT_ROWS];
+};
+
+template <typename Walk>
+Row take_segment(const typename Walk::Scratch& scratch, int64_t r, float* sums) {
+    Walk::read_sums(scratch, r, sums);
+    Row row = {scratch.states[r].peak, splat(0.0f), sums};
+    row.weight[0] = scratch.states[r].weight;
+    return row;
+}
+
+template <typename Walk>
+void run_walk(const Attention& job, int64_t index, void* memory) {
+    WalkScratch<Walk>& scratch = *static_cast<WalkScratch<Walk>*>(memory);
+    const Unit unit = find_unit(job, index);
+    Walk::read_queries(job, unit, scratch.walk);
+    for (int64_t segment = unit.begin; segment < unit.end; segment += SEGMENT) {
+        const int64_t segment_end = smaller(segment + SEGMENT, unit.end);
+        for (int64_t r = 0; r < unit.num_rows; r++) scratch.walk.states[r] = {-__builtin_inff(), 0.0f};
+        memset(scratch.walk.sums, 0, sizeof scratch.walk.sums[0] * static_cast<size_t>(unit.num_rows));
+        for (int64_t start = segment; start < segment_end; start += CHUNK) Walk::take_chunk(job, unit, start, segment_end, scratch.walk);
+        for (int64_t r = 0; r < unit.num_rows; r++) {
+            if (segment == unit.begin)
+                scratch.rows[r] = take_segment<Walk>(scratch.walk, r, scratch.sums[r]);
+            else if (unit.first_visible + query_of(job, r) > segment)
+                merge(scratch.rows[r], take_segment<Walk>(scratch.walk, r, scratch.segment_sum), Walk::DIM);
         }
     }
     for (int64_t r = 0; r < unit.num_rows; r++) hand_over(job, unit, scratch.rows[r], r);
 }
 
-template <bool IS_TILED>
-RunUnit bf16_unit(int dim) {
-    switch (dim) {
-        case 32: return run_bf16_unit<32, IS_TILED>;
-        case 64: return run_bf16_unit<64, IS_TILED>;
-        case 96: return run_bf16_unit<96, IS_TILED>;
-        case 128: return run_bf16_unit<128, IS_TILED>;
-        case 192: return run_bf16_unit<192, IS_TILED>;
-        case 256: return run_bf16_unit<256, IS_TILED>;
+template <int D>
+RunUnit walk_of(DType kv_dtype) {
+    switch (kv_dtype) {
+        case BFLOAT16: return run_walk<Bf16Walk<D, false>>;
+        case TILED_BFLOAT16: return run_walk<Bf16Walk<D, true>>;
+        case TILED_INT8: return run_walk<Int8Walk<D>>;
         default: return nullptr;
     }
 }
 
 RunUnit fast_unit(int dim, DType kv_dtype) {
     if (level() < AVX512) return nullptr;
-    return kv_dtype == BFLOAT16 ? bf16_unit<false>(dim) : kv_dtype == TILED_BFLOAT16 ? bf16_unit<true>(dim) : nullptr;
+    switch (dim) {
+        case 32: return walk_of<32>(kv_dtype);
+        case 64: return walk_of<64>(kv_dtype);
+        case 96: return walk_of<96>(kv_dtype);
+        case 128: return walk_of<128>(kv_dtype);
+        case 192: return walk_of<192>(kv_dtype);
+        case 256: return walk_of<256>(kv_dtype);
+        default: return nullptr;
+    }
 }
 
-constexpr int64_t MAX_SCRATCH_BYTES = sizeof(Bf16Scratch<MAX_DIM>) > sizeof(Scratch<MAX_DIM>) ? sizeof(Bf16Scratch<MAX_DIM>) : sizeof(Scratch<MAX_DIM>);
+constexpr int64_t MAX_SCRATCH_BYTES = sizeof(WalkScratch<Bf16Walk<MAX_DIM, false>>) > sizeof(Scratch<MAX_DIM>)
+                                          ? sizeof(WalkScratch<Bf16Walk<MAX_DIM, false>>)
+                                          : sizeof(Scratch<MAX_DIM>);
+static_assert(sizeof(WalkScratch<Int8Walk<MAX_DIM>>) <= MAX_SCRATCH_BYTES, "scratch is for every walk");
 
 #else
 
@@ -472,18 +568,16 @@ RunUnit float_unit(int dim) {
     }
 }
 
-// One head of a token: to `to`, and its scale.
-void write_scaled(int8_t* to, float* scale, int64_t dim, const float* from) {
-    float most = 0;
-    for (int64_t d = 0; d < dim; d++) most = __builtin_fabsf(from[d]) > most || from[d] != from[d] ? __builtin_fabsf(from[d]) : most;
-    const float inverse = most > 0 ? 127.0f / most : 0.0f;
-    *scale = most / 127.0f;
-    for (int64_t d = 0; d < dim; d++) to[d] = static_cast<int8_t>(__builtin_rintf(from[d] * inverse));
+// To the head that begins at `head`.
+void write_tiled_bf16(const Store& store, uint16_t* head, int64_t position, int64_t dim, const float* from) {
+    for (int64_t d = 0; d < dim; d++) head[tiled_place(store, position, d, dim, PAIR)] = narrow(from[d]);
 }
 
-void write_tiled(const Store& store, int64_t block_offset, int64_t position, int64_t dim, const float* from) {
-    uint16_t* block = static_cast<uint16_t*>(store.data) + block_offset;
-    for (int64_t d = 0; d < dim; d++) block[tiled_place(store, position, d, dim)] = narrow(from[d]);
+void write_tiled_int8(const Store& store, uint8_t* head, float* scale, int64_t position, int64_t dim, const float* from) {
+    int8_t rounded[MAX_DIM];
+    write_scaled(rounded, scale, dim, from);
+    const uint8_t flip = store.is_values ? 0 : 128;
+    for (int64_t d = 0; d < dim; d++) head[tiled_place(store, position, d, dim, FOUR)] = static_cast<uint8_t>(rounded[d]) ^ flip;
 }
 
 }  // namespace
@@ -538,10 +632,13 @@ void write_slot(const Store& store, DType dtype, int64_t slot, int64_t num_kv_he
     for (int64_t i = 0; i < num_heads; i++) {
         const int64_t head = first_head + i, begin = block * store.block_stride + head * block_size * dim, place = begin + position * dim;
         const float* from = heads + i * dim;
+        float* scale = store.scales == nullptr ? nullptr : store.scales + (block * num_kv_heads + head) * block_size + position;
         if (dtype == SCALED_INT8)
-            write_scaled(static_cast<int8_t*>(store.data) + place, store.scales + (block * num_kv_heads + head) * block_size + position, dim, from);
+            write_scaled(static_cast<int8_t*>(store.data) + place, scale, dim, from);
+        else if (dtype == TILED_INT8)
+            write_tiled_int8(store, static_cast<uint8_t*>(store.data) + begin, scale, position, dim, from);
         else if (dtype == TILED_BFLOAT16)
-            write_tiled(store, begin, position, dim, from);
+            write_tiled_bf16(store, static_cast<uint16_t*>(store.data) + begin, position, dim, from);
         else
             write(store.data, dtype, place, from, dim);
     }

@@ -80,8 +80,8 @@ inline float total(Vec x) {
 
 // ---- formats
 
-// SCALED_INT8: with a float scale for so many of them, in an array of its own. TILED_BFLOAT16: in an order of its own (attention.hpp).
-enum DType : int32_t { FLOAT32 = 0, BFLOAT16 = 1, SCALED_INT8 = 2, TILED_BFLOAT16 = 3 };
+// SCALED_INT8: with a float scale for so many of them, in an array of its own. TILED: in an order of its own (attention.hpp).
+enum DType : int32_t { FLOAT32 = 0, BFLOAT16 = 1, SCALED_INT8 = 2, TILED_BFLOAT16 = 3, TILED_INT8 = 4 };
 
 inline float widen(uint16_t x) {
     const uint32_t bits = static_cast<uint32_t>(x) << 16;

@@ -71,7 +71,7 @@ class KvCache:
         self.layers = list(zip(made[::2], made[1::2], strict=True))
         self.forms = [Form(is_tiled=True) if is_tiled else PLAIN] * config.num_layers
         if dtype == torch.int8:
-            self.forms = [Form((torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device))) for _ in self.layers]
+            self.forms = [Form((torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device)), is_tiled) for _ in self.layers]
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -58,8 +58,8 @@ def make_case(
     blocks = list(range(1, sum(counts) + 4))
     random.Random(seed).shuffle(blocks)
     shape = (len(blocks) + 1, kv_heads, block_size, dim)
-    is_int8 = cache == "int8"
-    form = Form((torch.full(shape[:3], NAN), torch.full(shape[:3], NAN))) if is_int8 else Form(is_tiled=cache == "tiled")
+    is_int8, is_tiled = "int8" in cache, "tiled" in cache
+    form = Form((torch.full(shape[:3], NAN), torch.full(shape[:3], NAN)) if is_int8 else None, is_tiled)
     k_cache = torch.full(shape, 99 if is_int8 else NAN, dtype=torch.int8 if is_int8 else dtype)
     v_cache = k_cache.clone()
     tables = torch.zeros(len(spans), max(counts), dtype=torch.int32)
@@ -132,7 +132,9 @@ def test_the_torch_fallback_equals_dense_softmax_attention(exact: bool, group: i
     torch.testing.assert_close(case.torch_attend(exact).double(), dense(case), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize(("level", "dim", "group", "cache"), list(product((None, Level.PORTABLE), (32, 64, 96, 128), (1, 3, 8), ("tiled", "int8"))))
+@pytest.mark.parametrize(
+    ("level", "dim", "group", "cache"), list(product((None, Level.PORTABLE), (32, 64, 96, 128), (1, 3, 8), ("tiled", "int8", "tiled int8")))
+)
 def test_tiled_and_int8_caches_equal_dense_softmax_attention(level: Level | None, dim: int, group: int, cache: str, products: Products) -> None:
     assert products.set_level(level)
     dtype = torch.bfloat16 if cache == "tiled" else torch.float32
@@ -173,7 +175,10 @@ def test_contexts_of_several_segments_equal_dense_softmax_attention() -> None:
     torch.testing.assert_close(case.attend().double(), dense(case), atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize(("dtype", "threads", "cache"), [*product(TOLERANCE, (1, 2, 5), ("plain",)), (torch.bfloat16, 2, "tiled"), (torch.float32, 2, "int8")])
+@pytest.mark.parametrize(
+    ("dtype", "threads", "cache"),
+    [*product(TOLERANCE, (1, 2, 5), ("plain",)), (torch.bfloat16, 2, "tiled"), (torch.float32, 2, "int8"), (torch.float32, 2, "tiled int8")],
+)
 def test_a_query_gets_the_same_bits_alone_and_in_any_batch_with_any_number_of_threads(dtype: torch.dtype, threads: int, cache: str) -> None:
     spans = [*MIXED, (1100, 30), (2100, 1)]
     together = make_case(spans, dtype=dtype, cache=cache)
@@ -190,11 +195,11 @@ def narrowed(case: Case, index: int, row: int, visible: int) -> Case:
     """One query of a case as a batch of its own; everything behind what it sees is made NaN."""
     token = int(case.batch.query_start[index]) + row
     k_cache, v_cache = case.k_cache.clone(), case.v_cache.clone()
-    form = case.form if case.form.scales is None else Form((case.form.scales[0].clone(), case.form.scales[1].clone()))
+    form = case.form if case.form.scales is None else Form((case.form.scales[0].clone(), case.form.scales[1].clone()), case.form.is_tiled)
     table, size = case.batch.block_tables[index], case.k_cache.shape[2]
     for cache in form.scales or (k_cache, v_cache):
         cache[table[-(-visible // size) :].long()] = NAN
-        if visible % size and not form.is_tiled:
+        if visible % size and (form.scales is not None or not form.is_tiled):
             cache[int(table[visible // size]), :, visible % size :] = NAN
     tables = case.batch.block_tables[index : index + 1, : -(-visible // size)].clone()
     batch = AttentionBatch(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([visible], dtype=torch.int32), tables, torch.zeros(1, dtype=torch.int64))
