@@ -1,5 +1,6 @@
 """CPU time of other processes, to the nanosecond: the scheduler's own per-thread account (/proc/PID/task/TID/schedstat, Linux)."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,3 +32,31 @@ def descendants(pid: int) -> list[psutil.Process]:
     """The process and everything below it."""
     parent = psutil.Process(pid)
     return [parent, *parent.children(recursive=True)]
+
+
+class Spent(NamedTuple):
+    """Seconds of some cores since the machine started."""
+
+    everybody: float
+    tree: float
+    """By one process, and by all that it has started and still waits for or has waited for."""
+    stolen: float
+    """By the hypervisor, for other machines."""
+    total: float
+
+    @staticmethod
+    def now(pid: int, cores: Collection[int]) -> "Spent":
+        times = [core for number, core in enumerate(psutil.cpu_times(percpu=True)) if number in cores]
+        own = [process.cpu_times() for process in descendants(pid)]
+        return Spent(
+            everybody=sum(t.user + t.nice + t.system + t.irq + t.softirq for t in times),
+            tree=sum(t.user + t.system + t.children_user + t.children_system for t in own),
+            stolen=sum(t.steal for t in times),
+            total=sum(t.user + t.nice + t.system + t.irq + t.softirq + t.idle + t.iowait + t.steal for t in times),
+        )
+
+    def others_since(self, before: "Spent") -> tuple[float, float]:
+        """Shares of the cores' time: what processes outside of the tree took, and what was stolen."""
+        total = self.total - before.total
+        others = (self.everybody - before.everybody) - (self.tree - before.tree)
+        return max(0.0, others) / total, (self.stolen - before.stolen) / total

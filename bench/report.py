@@ -47,7 +47,7 @@ def write_report(name: str, rows: Iterable[Row], *, notes: Iterable[str] = (), f
     }
     path = folder / f"{name}.json"
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    _print_table(name, rows, notes)
+    print_table(name, rows, notes)
     return path
 
 
@@ -87,7 +87,7 @@ def _cpu_name() -> str:
     return platform.machine()
 
 
-def _print_table(name: str, rows: list[Row], notes: list[str]) -> None:
+def print_table(name: str, rows: Iterable[Row], notes: Iterable[str] = ()) -> None:
     table = Table(title=name)
     table.add_column("")
     for heading in ("ours", "rival", "ratio"):

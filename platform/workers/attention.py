@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from penstock.workers.kernels.build import load_kernels
+from penstock.workers.kernels.cache_form import PLAIN, Form
 from penstock.workers.kernels.library import Library
 from penstock.workers.triton.plan import Plan, make_plan
 
@@ -42,8 +43,11 @@ class AttentionBatch:
         return AttentionBatch(self.query_start, self.context_len, self.block_tables, self.slot_mapping.to(device), plan)
 
 
-def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """Store k and v [T, num_kv_heads, head_dim] in their slots."""
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN) -> None:
+    """Store k and v [T, num_kv_heads, head_dim] in their slots. form: of this layer of the cache.
+
+    In int8 each token's head is kept in units of 1/127 of its largest number.
+    """
     if k.is_cuda:
         from penstock.workers.triton.store import store  # Triton is there only where torch is made for a GPU
 
@@ -51,15 +55,15 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
         return
     kernels = _kernels_for(k, k_cache)
     if kernels is None:
-        _write_kv_torch(k, v, k_cache, v_cache, slot_mapping)
+        _write_kv_torch(k, v, k_cache, v_cache, slot_mapping, form)
     else:
-        kernels.write_kv(k, v, k_cache, v_cache, slot_mapping)
+        kernels.write_kv(k, v, k_cache, v_cache, slot_mapping, form)
 
 
-def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, threads: int, exact: bool) -> Tensor:
+def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, threads: int, exact: bool, form: Form = PLAIN) -> Tensor:
     """Attention of q [T, num_heads, head_dim] over the cache, which holds this step's keys and values already: [T, num_heads, head_dim].
 
-    threads: at most so many work on it. exact: a query's result is bit-identical whatever else is in the batch.
+    threads: at most so many work on it. exact: a query's result is bit-identical whatever else is in the batch. form: of this layer.
     """
     if batch.plan is not None:
         from penstock.workers.triton.attention import attend_planned  # Triton is there only where torch is made for a GPU
@@ -67,8 +71,8 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, s
         return attend_planned(q, k_cache, v_cache, batch.plan, scale)
     kernels = _kernels_for(q, k_cache)
     if kernels is None:
-        return _attend_torch(q, k_cache, v_cache, batch, scale, exact)
-    return kernels.attend(q, k_cache, v_cache, batch.query_start, batch.context_len, batch.block_tables, scale, threads)
+        return _attend_torch(q, k_cache, v_cache, batch, scale, exact, form)
+    return kernels.attend(q, k_cache, v_cache, batch.query_start, batch.context_len, batch.block_tables, scale, threads, form)
 
 
 def _kernels_for(x: Tensor, cache: Tensor) -> Library | None:
@@ -77,19 +81,29 @@ def _kernels_for(x: Tensor, cache: Tensor) -> Library | None:
     return kernels if kernels is not None and kernels.is_supported(x.shape[1], cache, x.dtype) else None
 
 
-def _write_kv_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def _write_kv_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN) -> None:
+    assert not form.is_tiled, "only the kernels write a tiled cache"
     block_size = k_cache.shape[2]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
-    k_cache[blocks, :, offsets] = k.to(k_cache.dtype)
-    v_cache[blocks, :, offsets] = v.to(v_cache.dtype)
+    for index, (x, cache) in enumerate(((k, k_cache), (v, v_cache))):
+        if form.scales is None:
+            cache[blocks, :, offsets] = x.to(cache.dtype)
+            continue
+        unit = x.float().abs().amax(-1) / 127
+        form.scales[index][blocks, :, offsets] = unit
+        cache[blocks, :, offsets] = (x.float() / unit.clamp(min=torch.finfo(torch.float32).tiny)[..., None]).round().to(torch.int8)
 
 
-def _attend_torch(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, exact: bool) -> Tensor:
+def _attend_torch(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, exact: bool, form: Form = PLAIN) -> Tensor:
+    assert not form.is_tiled, "only the kernels read a tiled cache"
     out = torch.empty_like(q)
     starts, contexts = batch.query_start.tolist(), batch.context_len.tolist()
     for index, context_len in enumerate(contexts):
         start, end = starts[index], starts[index + 1]
         keys, values = (_gather(cache, batch.block_tables[index], context_len) for cache in (k_cache, v_cache))
+        if form.scales is not None:
+            key_scales, value_scales = (_gather(part[..., None], batch.block_tables[index], context_len) for part in form.scales)
+            keys, values = keys * key_scales, values * value_scales
         # exact: each query alone, so that shapes depend on its position only
         spans = [(row, row + 1) for row in range(start, end)] if exact else [(start, end)]
         for first, last in spans:

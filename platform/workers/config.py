@@ -106,6 +106,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """cuda: each replica has a GPU of its own."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 where the device computes in it, else float32."""
+    lm_head: Literal["auto", "keep", "int8", "int4"] = "auto"
+    """How the output head and the embedding table are held, which are most of a small model. keep: as the checkpoint has them. int8, int4: rounded to
+    nearest in groups of 32. auto: int8 where the checkpoint's other matrices are quantized and these are not, else keep."""
+    kv_dtype: Literal["auto", "bf16", "int8"] = "auto"
+    """Of keys and values. auto: that of the computation. int8: with a scale for each token's head, half of bf16's memory; on the CPU."""
     exact: bool = False
     """Bit-identical output whatever runs beside a request; slower."""
     threads: int | None = None
@@ -151,7 +156,13 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(f"engine.device: {self.device} is for a runner that computes; runner: timed sleeps")
         if self.device != "cpu" and self.exact:
             raise ConfigError(f"engine.exact: true is for device: cpu; on a GPU it has not been shown, so it can't be combined with device: {self.device}")
+        if self.device != "cpu" and self.kv_dtype != "auto":
+            raise ConfigError(f"engine.kv_dtype: {self.kv_dtype} is for device: cpu; on a GPU keys and values are kept as they are computed")
+        if self.runner == "vllm" and self.kv_dtype != "auto":
+            raise ConfigError(f"engine.kv_dtype: {self.kv_dtype} is for our own engine; engine.vllm.args can set vLLM's")
         if self.runner == "vllm" and self.exact:
             raise ConfigError("engine.exact: true is what our own engine can do; runner: vllm can't")
+        if self.runner == "vllm" and self.lm_head in ("int8", "int4"):
+            raise ConfigError(f"engine.lm_head: {self.lm_head} is for our own engine; runner: vllm takes the checkpoint as it is")
         if self.runner == "vllm" and self.speculation.method != "none":
             raise ConfigError(f"engine.speculation.method: {self.speculation.method} is for our own engine; engine.vllm.args can set vLLM's")

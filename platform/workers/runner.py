@@ -12,17 +12,17 @@ from penstock.text.source import ModelSource
 from penstock.wire.errors import ConfigError
 from penstock.workers.batch import Batch, build_batch
 from penstock.workers.config import EngineConfig
-from penstock.workers.device import CPU, check_cache_fits, find_device, placed
+from penstock.workers.device import CPU, check_cache_fits, find_device
 from penstock.workers.lora import LoraAdapter, load_lora, shares_of
 from penstock.workers.models.config import ModelConfig, read_config
-from penstock.workers.models.llama import KvCache, Llama
+from penstock.workers.models.fused import FusedLlama, Model, load_for, make_cache, make_model
+from penstock.workers.models.llama import KvCache
 from penstock.workers.sampling import Sampler
 from penstock.workers.sequence import Sampled, Sequence, Step
 from penstock.workers.speculation.draft_model import DraftModel
 from penstock.workers.speculation.drafter import Drafter
 from penstock.workers.speculation.ngram import NgramDrafter
 from penstock.workers.speculation.plan import plan_draft
-from penstock.workers.weights import load_weights
 
 USEFUL_CONTEXT_TOKENS = 128
 """A KV cache that holds less, where more was asked for, is refused."""
@@ -36,7 +36,7 @@ _log = logging.getLogger("penstock.runner")
 class TorchRunner:
     """Satisfies `penstock.workers.engine.Runner`. One thread at a time."""
 
-    def __init__(self, model: Llama, cache: KvCache, sampler: Sampler, max_model_len: int, drafter: Drafter | None = None) -> None:
+    def __init__(self, model: Model, cache: KvCache, sampler: Sampler, max_model_len: int, drafter: Drafter | None = None) -> None:
         """max_model_len: tokens, not more than the model's RoPE tables and the cache hold."""
         self.num_blocks = cache.num_blocks
         self.max_model_len = max_model_len
@@ -49,6 +49,9 @@ class TorchRunner:
     def run(self, step: Step) -> list[list[Sampled]]:
         """Compute the chunks' KV and choose tokens for those that sample: one, and one more for each accepted token of a draft."""
         self.draft(step)
+        greedy = self._run_greedily(step)
+        if greedy is not None:
+            return greedy
         batch, logits = self.forward(step)
         return self.choose(step, batch, logits)
 
@@ -80,9 +83,25 @@ class TorchRunner:
             choices[index] = found
         return choices
 
+    def _run_greedily(self, step: Step) -> list[list[Sampled]] | None:
+        """A step whose sampled rows all want their largest logit, where the model finds that by itself; None: it is another one."""
+        model = self._model
+        if not isinstance(model, FusedLlama) or any(chunk.seq.lora is not None for chunk in step.chunks):
+            return None
+        if not self._sampler.takes_best([chunk.seq for chunk in step.chunks if chunk.is_sampled]):
+            return None
+        with torch.inference_mode():
+            batch = build_batch(step, self._cache.block_size)
+            best = model.best(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows)
+        choices: list[list[Sampled]] = [[] for _ in step.chunks]
+        found = self._sampler.take_best(best.best.tolist(), best.scores.tolist(), [step.chunks[index].draft or [] for index in batch.sampled])
+        for index, sampled in zip(batch.sampled, found, strict=True):
+            choices[index] = sampled
+        return choices
+
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:
         """From another thread than the one that runs steps. Raises InvalidRequest for one that does not fit the model, OSError."""
-        return load_lora(digest, folder, self._model.config, max_rank, self._model.embed.dtype, self._model.device)
+        return load_lora(digest, folder, self._model.config, max_rank, self._model.dtype, self._model.device)
 
     def forget(self, seq: Sequence) -> None:
         self._sampler.forget(seq)
@@ -104,20 +123,23 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     device = find_device(config.device, torch.cuda.is_available())
     dtype = compute_dtype(config.dtype, device)
     draft = plan_draft(source, model_config, config)
-    num_blocks, max_model_len = plan_kv(model_config, config, dtype, 0 if draft is None else KvCache.block_bytes(draft.config, config.block_size, dtype))
+    kv_dtype = cache_dtype(config.kv_dtype, dtype)
+    draft_bytes = 0 if draft is None else KvCache.block_bytes(draft.config, config.block_size, kv_dtype)
+    num_blocks, max_model_len = plan_kv(model_config, config, kv_dtype, draft_bytes)
     threads = config.threads or available_cores()
     torch.set_num_threads(threads)
-    weights = placed(load_weights(source, model_config, dtype), device)
+    weights = load_for(source, model_config, config, dtype, device, threads)
     check_cache_fits(config.kv_memory_bytes, device)
-    cache = KvCache(model_config, num_blocks, config.block_size, dtype, device)
     sampler = Sampler(model_config.vocab_size, model_config.eos_token_ids)
     drafter: Drafter | None = NgramDrafter() if config.speculation.method == "ngram" else None
     if draft is not None:
-        draft_weights = weights if draft.is_target else placed(load_weights(draft.source, draft.whole, dtype), device)
-        draft_model = Llama(draft.config, draft_weights, max_model_len, threads, config.exact)
-        draft_cache = KvCache(draft.config, num_blocks, config.block_size, dtype, device)
+        draft_weights = weights if draft.is_target else load_for(draft.source, draft.whole, config, dtype, device, threads)
+        draft_model = make_model(draft.config, draft_weights, max_model_len, threads, config.exact)
+        draft_cache = make_cache(draft_model, num_blocks, config.block_size, kv_dtype)
         drafter = DraftModel(draft_model, draft_cache, sampler, draft.config.max_full_context)
-    runner = TorchRunner(Llama(model_config, weights, max_model_len, threads, config.exact), cache, sampler, max_model_len, drafter)
+    model = make_model(model_config, weights, max_model_len, threads, config.exact)
+    cache = make_cache(model, num_blocks, config.block_size, kv_dtype)
+    runner = TorchRunner(model, cache, sampler, max_model_len, drafter)
     if poison:
         runner.poison(range(num_blocks))
     return runner
@@ -162,6 +184,11 @@ def compute_dtype(name: str, device: torch.device = CPU) -> torch.dtype:
         )
         name = "bfloat16" if is_native else "float32"
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Of keys and values. auto: that of the computation."""
+    return {"auto": dtype, "bf16": torch.bfloat16, "int8": torch.int8}[name]
 
 
 def has_bfloat16(cpuinfo: str) -> bool:

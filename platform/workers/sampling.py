@@ -10,6 +10,7 @@ Log probabilities are of the model's own distribution, before all of that.
 """
 
 import logging
+import math
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -76,8 +77,8 @@ class Sampler:
         Logits are left as they are. Logits in bfloat16 are taken as float32.
         """
         rows = logits.detach().float().numpy()  # numpy's argmax takes a tenth of the time of torch's
-        if all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs):
-            return [_checked(row, token_id) for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)]
+        if self.takes_best(seqs):
+            return [_checked(row[token_id], token_id) for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)]
         return [self._guarded(row, seq, position, ()) for row, seq, position in zip(rows, seqs, positions, strict=True)]
 
     def verify(self, logits: Tensor, seqs: list[Sequence], drafts: list[list[int]]) -> list[list[Sampled]]:
@@ -86,17 +87,38 @@ class Sampler:
         logits [R, vocab_size]: for each sequence those of its last token, then of its draft's tokens.
         """
         rows = logits.detach().float().numpy()
-        is_plain = all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs)
-        best = rows.argmax(axis=-1).tolist() if is_plain else None
+        if self.takes_best(seqs):
+            best = rows.argmax(axis=-1)
+            return self.take_best(best.tolist(), rows[np.arange(len(rows)), best].tolist(), drafts)
         found: list[list[Sampled]] = []
         first = 0
         for seq, draft in zip(seqs, drafts, strict=True):
             choices: list[Sampled] = []
             for place in range(len(draft) + 1):
                 row = rows[first + place]
-                choice = self._guarded(row, seq, seq.num_tokens + place, draft[:place]) if best is None else _checked(row, best[first + place])
+                choice = self._guarded(row, seq, seq.num_tokens + place, draft[:place])
                 choices.append(choice)
                 if choice.error is not None or draft[place : place + 1] != [choice.token_id]:
+                    break
+            found.append(choices)
+            first += len(draft) + 1
+        return found
+
+    def takes_best(self, seqs: list[Sequence]) -> bool:
+        """Whether every one of them wants the largest logit as the model gives it, and nothing else."""
+        return all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs)
+
+    def take_best(self, best: list[int], scores: list[float], drafts: list[list[int]]) -> list[list[Sampled]]:
+        """`verify` for such sequences: best[r] and scores[r] are of row r the id with the largest logit, of equals the lowest, and that logit."""
+        if len(best) == len(drafts):
+            return [[_checked(score, token_id)] for score, token_id in zip(scores, best, strict=True)]
+        found: list[list[Sampled]] = []
+        first = 0
+        for draft in drafts:
+            choices: list[Sampled] = []
+            for place in range(len(draft) + 1):
+                choices.append(_checked(scores[first + place], best[first + place]))
+                if choices[-1].error is not None or draft[place : place + 1] != [best[first + place]]:
                     break
             found.append(choices)
             first += len(draft) + 1
@@ -105,8 +127,8 @@ class Sampler:
     def guess(self, logits: Tensor, seqs: list[Sequence], ahead: list[list[int]]) -> list[int | None]:
         """What would be chosen from a drafter's logits [R, vocab_size] if the tokens `ahead` stood behind each sequence; None: nothing can be."""
         rows = logits.detach().float().numpy()
-        if all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs):
-            choices = [_checked(row, token_id) for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)]
+        if self.takes_best(seqs):
+            choices = [_checked(row[token_id], token_id) for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)]
         else:
             choices = [self._guarded(row, seq, seq.num_tokens + len(tokens), tokens, is_guess=True) for row, seq, tokens in zip(rows, seqs, ahead, strict=True)]
         return [None if choice.error is not None else choice.token_id for choice in choices]
@@ -152,9 +174,9 @@ class Sampler:
         return row
 
 
-def _checked(row: Row, token_id: int) -> Sampled:
-    """numpy's argmax finds a NaN before any number."""
-    return Sampled(token_id) if np.isfinite(row[token_id]) else Sampled(0, error=_NO_CHOICE)
+def _checked(score: float, token_id: int) -> Sampled:
+    """score: the row's largest; numpy's argmax finds a NaN before any number."""
+    return Sampled(token_id) if math.isfinite(score) else Sampled(0, error=_NO_CHOICE)
 
 
 def _is_plain_greedy(params: SamplingParams, num_output_tokens: int) -> bool:

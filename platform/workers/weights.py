@@ -1,39 +1,37 @@
-"""Checkpoints into one normal form: the parameters of `models/llama.py` by name, fused, contiguous, in the engine's dtype.
+"""Checkpoints into one normal form: the parameters of `models/llama.py` by name, fused, contiguous; matrices dense or in groups of small integers.
 
-Each parameter is allocated once and filled piece by piece, so the peak is the model in its final dtype plus one piece in float32. Files are
-mapped, not read. Invariant: the mapping that `load_weights` returns has exactly the names and shapes of `layout`; a checkpoint that lacks
-a tensor, has one too many or one of another shape is refused with a ConfigError that names it.
+Parameters are read one after the other, so a caller that packs each at once holds the model in its own form plus one parameter. Files are
+mapped, not read. Invariant: the names and shapes are exactly those of `layout`; a checkpoint that lacks a tensor, has one too many or one of
+another shape is refused with a ConfigError that names it.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
-import gguf
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.text.gguf_header import GgufHeader, TensorInfo
 from penstock.text.source import ModelSource
 from penstock.wire.errors import ConfigError
 from penstock.workers.models.config import ModelConfig
-from penstock.workers.quant import awq
-from penstock.workers.quant.int4 import Groups, Int4Matrix, Matrix
+from penstock.workers.quant.int4 import Groups, Int4Matrix, Matrix, quantize, quantize_int8
+from penstock.workers.readers.directory import directory_entries
+from penstock.workers.readers.entry import Entry
+from penstock.workers.readers.gguf_file import gguf_entries
 
-GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1")
-SAFETENSORS_TYPES = ("F32", "F16", "BF16")
 ROPE_FACTORS = "rope_factors"
 """Parameter kept in float32: divisors of the RoPE frequencies."""
-
+TABLES = ("embed", "lm_head")
+"""The embedding table and the output head, which is often the same."""
+HEAD_GROUP = 32
+"""Group size of a table that is rounded at loading."""
 CHUNK_ELEMENTS = 1 << 20
-"""Elements dequantized at once, at most (of a tensor with longer rows, one row)."""
+"""Elements of a table rounded at once."""
+
+Head = Literal["auto", "keep", "int8", "int4"]
+"""How the tables are held. keep: as the checkpoint has them. int8, int4: rounded to nearest. auto: int8 where the checkpoint's other matrices are
+quantized and the tables are not, else as they are."""
 
 
 class Piece(NamedTuple):
@@ -44,42 +42,73 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A tensor of a checkpoint: its shape, rows first, and how to copy it into a tensor of that shape."""
+def read_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "", head: Head = "keep") -> Iterator[tuple[str, Tensor | Groups]]:
+    """Parameters whose names begin with `prefix`, one after the other: quantized where the checkpoint has all of one so, else in `dtype`.
 
-    shape: tuple[int, ...]
-    copy_into: Callable[[Tensor], None]
-    copy_groups: Callable[[Groups], None] | None = None
-    """Of a quantized matrix: how to copy it into the normal form, undequantized."""
-    group_size: int = 0
-
-
-def load_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "") -> dict[str, Matrix]:
-    """Those whose names begin with `prefix`. Raises ConfigError for a checkpoint that does not fit `config` or has a type that is not supported."""
+    Raises ConfigError for a checkpoint that does not fit `config` or has a type that is not supported.
+    """
     plan = layout(config)
     with ExitStack() as files:
-        entries = _gguf_entries(source.path, source.gguf, config) if source.format == "gguf" else _safetensors_entries(source, files, config)
+        entries = gguf_entries(source.path, source.gguf, config) if source.format == "gguf" else directory_entries(source, files, config)
         _check(plan, entries, config)
         pieces: dict[str, list[tuple[Piece, Entry]]] = {}
         for name, piece in plan.items():
             pieces.setdefault(piece.target, []).append((piece, entries[name]))
-        return {target: _parameter(target, shape, pieces[target], dtype) for target, shape in parameter_shapes(plan).items() if target.startswith(prefix)}
+        head_bits = _head_bits(head, entries)
+        for target, shape in parameter_shapes(plan).items():
+            if target.startswith(prefix):
+                value = _parameter(target, shape, pieces[target], dtype)
+                yield target, value if target not in TABLES or head_bits is None else rounded_table(value, head_bits)
 
 
-def _parameter(target: str, shape: tuple[int, ...], pieces: list[tuple[Piece, Entry]], dtype: torch.dtype) -> Matrix:
+def load_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "", head: Head = "keep") -> dict[str, Matrix]:
+    """`read_weights` for torch's operators: all in `dtype`, but 4-bit matrices of a directory, which stay packed."""
+    is_packed = source.format != "gguf"
+    return {name: _for_torch(name, value, dtype, is_packed) for name, value in read_weights(source, config, dtype, prefix, head)}
+
+
+def _for_torch(name: str, value: Tensor | Groups, dtype: torch.dtype, is_packed: bool) -> Matrix:
+    if isinstance(value, Tensor):
+        return value
+    if is_packed and value.bits == 4 and name not in TABLES:
+        return Int4Matrix(value, dtype)
+    return value.dequantized_in(dtype)
+
+
+def _parameter(target: str, shape: tuple[int, ...], pieces: list[tuple[Piece, Entry]], dtype: torch.dtype) -> Tensor | Groups:
     """Stays quantized where all its pieces are, alike."""
-    if all(entry.copy_groups is not None for _, entry in pieces) and len({entry.group_size for _, entry in pieces}) == 1:
-        rows, columns = shape
-        groups = Groups.empty(rows, columns, pieces[0][1].group_size)
+    kinds = {None if entry.quantized is None else (entry.quantized.group_size, entry.quantized.bits) for _, entry in pieces}
+    kind = kinds.pop()
+    if kind is not None and not kinds:
+        groups = Groups.empty(shape[0], shape[1], *kind)
         for piece, entry in pieces:
-            assert entry.copy_groups is not None
-            entry.copy_groups(groups.rows(piece.start, piece.start + piece.shape[0]))
-        return Int4Matrix(groups, dtype)
+            assert entry.quantized is not None
+            entry.quantized.copy_groups(groups.rows(piece.start, piece.start + piece.shape[0]))
+        return groups
     parameter = _allocate(target, shape, dtype)
     for piece, entry in pieces:
         entry.copy_into(parameter[piece.start : piece.start + piece.shape[0]])
     return parameter
+
+
+def _head_bits(head: Head, entries: Mapping[str, Entry]) -> int | None:
+    if head in ("int8", "int4"):
+        return {"int8": 8, "int4": 4}[head]
+    return 8 if head == "auto" and any(entry.quantized is not None for entry in entries.values()) else None
+
+
+def rounded_table(table: Tensor | Groups, bits: int) -> Tensor | Groups:
+    """In so many bits, to nearest; one that has as few stays as it is."""
+    if isinstance(table, Groups) and table.bits <= bits:
+        return table
+    rows, columns = (table.q if isinstance(table, Groups) else table).shape
+    out = Groups.empty(rows, columns, HEAD_GROUP, bits)
+    step = max(1, CHUNK_ELEMENTS // columns)
+    for start in range(0, rows, step):
+        end = min(rows, start + step)
+        dense = table.rows(start, end).dequantized() if isinstance(table, Groups) else table[start:end]
+        out.rows(start, end).copy_(quantize(dense, HEAD_GROUP) if bits == 4 else quantize_int8(dense, HEAD_GROUP))
+    return out
 
 
 def layout(config: ModelConfig) -> dict[str, Piece]:
@@ -92,7 +121,7 @@ def layout(config: ModelConfig) -> dict[str, Piece]:
     if not config.is_tied:
         plan["lm_head.weight"] = Piece("lm_head", 0, (config.vocab_size, hidden))
     if config.has_rope_factors:
-        plan[ROPE_FACTORS] = Piece(ROPE_FACTORS, 0, (config.head_dim // 2,))
+        plan["rope_freqs.weight"] = Piece(ROPE_FACTORS, 0, (config.head_dim // 2,))
     for index in range(config.num_layers):
         theirs, ours = f"model.layers.{index}", f"layers.{index}"
         plan[f"{theirs}.input_layernorm.weight"] = Piece(f"{ours}.input_norm", 0, (hidden,))
@@ -152,172 +181,3 @@ def _check(plan: Mapping[str, Piece], entries: Mapping[str, Entry], config: Mode
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Old checkpoints store the RoPE frequencies, some tied ones the embedding twice."""
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.is_tied)
-
-
-# safetensors
-
-
-class _TensorFile(Protocol):
-    """What is used of safetensors.safe_open, whose methods have no types."""
-
-    def keys(self) -> list[str]: ...
-    def get_slice(self, name: str) -> "_TensorView": ...
-    def get_tensor(self, name: str) -> Tensor: ...
-
-
-class _TensorView(Protocol):
-    def get_dtype(self) -> str: ...
-    def get_shape(self) -> list[int]: ...
-
-
-def _safetensors_entries(source: ModelSource, files: ExitStack, config: ModelConfig) -> dict[str, Entry]:
-    holders: dict[str, _TensorFile] = {}
-    for path in _safetensors_files(source):
-        try:
-            file = files.enter_context(safe_open(path, framework="pt"))
-            holders |= dict.fromkeys(file.keys(), file)
-        except (OSError, SafetensorError) as error:
-            raise ConfigError(f"can't read {path}: {error}") from error
-    if config.quantization is None:
-        return {name: _safetensors_entry(file, name) for name, file in holders.items()}
-    layers = [name.removesuffix(".qweight") for name in holders if name.endswith(".qweight")]
-    packed = {f"{layer}.{part}" for layer in layers for part in ("qweight", "qzeros", "scales")}
-    entries = {name: _safetensors_entry(file, name) for name, file in holders.items() if name not in packed}
-    return entries | {f"{layer}.weight": _awq_entry(holders, layer, config.quantization.group_size) for layer in layers}
-
-
-def _awq_entry(holders: Mapping[str, _TensorFile], layer: str, group_size: int) -> Entry:
-    names = {part: f"{layer}.{part}" for part in ("qweight", "qzeros", "scales")}
-    for name in names.values():
-        if name not in holders:
-            raise ConfigError(f"the checkpoint has no tensor {name}, which belongs to its quantized layer")
-    views = {part: holders[name].get_slice(name) for part, name in names.items()}
-    for part, kinds in (("qweight", ("I32",)), ("qzeros", ("I32",)), ("scales", SAFETENSORS_TYPES)):
-        if views[part].get_dtype() not in kinds:
-            raise ConfigError(f"tensor {names[part]} of the checkpoint has the type {views[part].get_dtype()}; AWQ has {' or '.join(kinds)} there")
-    shapes = {part: tuple(view.get_shape()) for part, view in views.items()}
-    columns, words = shapes["qweight"] if len(shapes["qweight"]) == 2 else (0, 0)
-    groups, rows = -(-columns // group_size), words * awq.PER_INT
-    for part, wanted in (("qweight", (columns, words)), ("qzeros", (groups, words)), ("scales", (groups, rows))):
-        if shapes[part] != wanted:
-            raise ConfigError(f"tensor {names[part]} of the checkpoint has the shape {list(shapes[part])}; groups of {group_size} ask for {list(wanted)}")
-
-    def read(part: str) -> Tensor:
-        return holders[names[part]].get_tensor(names[part])
-
-    def copy_groups(out: Groups) -> None:
-        awq.copy_groups(read("qweight"), read("qzeros"), read("scales"), out)
-
-    def copy_into(out: Tensor) -> None:
-        whole = Groups.empty(rows, columns, group_size)
-        copy_groups(whole)
-        out.copy_(whole.dequantized())
-
-    return Entry((rows, columns), copy_into, copy_groups, group_size)
-
-
-def _safetensors_files(source: ModelSource) -> list[Path]:
-    """Those that the index names; without one the only file, or model.safetensors."""
-    index = source.read_json("model.safetensors.index.json")
-    if index is not None:
-        weight_map = index.get("weight_map")
-        names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-        if not names or any(Path(str(name)).name != name for name in names):
-            raise ConfigError(f"the weight_map in {source.path / 'model.safetensors.index.json'} does not name files of that directory")
-        return [source.path / name for name in sorted(names)]
-    found = sorted(source.path.glob("*.safetensors"))
-    usual = source.path / "model.safetensors"
-    if usual not in found and len(found) != 1:
-        raise ConfigError(f"{source.path} holds {len(found)} *.safetensors and neither model.safetensors nor model.safetensors.index.json says which to read")
-    return [usual] if usual in found else found
-
-
-def _safetensors_entry(file: _TensorFile, name: str) -> Entry:
-    view = file.get_slice(name)
-    kind = view.get_dtype()
-    if kind not in SAFETENSORS_TYPES:
-        raise ConfigError(f"tensor {name} has the type {kind}, which is not supported; these are: {', '.join(SAFETENSORS_TYPES)}")
-    return Entry(tuple(view.get_shape()), partial(_copy_stored, file, name))
-
-
-def _copy_stored(file: _TensorFile, name: str, out: Tensor) -> None:
-    out.copy_(file.get_tensor(name))
-
-
-# GGUF
-
-_GGUF_NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
-_GGUF_PARTS = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-
-def _gguf_entries(path: Path, header: GgufHeader, config: ModelConfig) -> dict[str, Entry]:
-    data: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="c").view(np.ndarray)  # writable copies: torch warns of what it may not write to
-    return {_hf_name(tensor.name): _gguf_entry(data, tensor, config) for tensor in header.tensors}
-
-
-def _hf_name(name: str) -> str:
-    """Hugging Face's name of a GGUF tensor (`blk.3.attn_q.weight`); an unknown name stays as it is."""
-    if name == "rope_freqs.weight":
-        return ROPE_FACTORS
-    parts = name.split(".")
-    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _GGUF_PARTS:
-        return f"model.layers.{parts[1]}.{_GGUF_PARTS[parts[2]]}.{parts[3]}"
-    return _GGUF_NAMES.get(name, name)
-
-
-def _gguf_entry(data: NDArray[np.uint8], tensor: TensorInfo, config: ModelConfig) -> Entry:
-    kind = _gguf_type(tensor)
-    shape = tuple(reversed(tensor.shape))
-    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    if shape[-1] % block:
-        raise ConfigError(f"tensor {tensor.name} has rows of {shape[-1]} elements, which {kind.name} can't hold: they are no multiple of {block}")
-    row_bytes = shape[-1] // block * block_bytes
-    end = tensor.offset + math.prod(shape[:-1]) * row_bytes
-    if end > len(data):
-        raise ConfigError(f"the GGUF file is cut short: tensor {tensor.name} ends at byte {end} of {len(data)}")
-    rows = data[tensor.offset : end].reshape(-1, row_bytes)
-    num_heads = _permuted_heads(tensor.name, config)
-    return Entry(shape, partial(_copy_dequantized, rows, kind, num_heads))
-
-
-def _gguf_type(tensor: TensorInfo) -> gguf.GGMLQuantizationType:
-    try:
-        kind = gguf.GGMLQuantizationType(tensor.ggml_type)
-        name = kind.name
-    except ValueError:
-        name = f"type {tensor.ggml_type}"
-    if name not in GGUF_TYPES:
-        raise ConfigError(f"tensor {tensor.name} has the GGUF type {name}, which is not supported; these are: {', '.join(GGUF_TYPES)}")
-    return kind
-
-
-def _permuted_heads(name: str, config: ModelConfig) -> int | None:
-    """GGUF files of the llama architecture keep q and k with the two halves of each head interleaved, for another form of RoPE."""
-    if config.family != "llama":
-        return None
-    part = name.split(".")[-2]
-    return {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(part)
-
-
-def _copy_dequantized(rows: NDArray[np.uint8], kind: gguf.GGMLQuantizationType, num_heads: int | None, out: Tensor) -> None:
-    """rows: uint8 [rows, bytes of a row]; a vector is one row."""
-    if num_heads is not None:
-        whole = torch.from_numpy(gguf.dequantize(rows, kind))
-        out.copy_(whole.view(num_heads, -1, 2, *out.shape[1:]).transpose(1, 2).reshape(out.shape))
-        return
-    table = out.view(len(rows), -1)
-    step = max(1, CHUNK_ELEMENTS // table.shape[1])
-    for start in range(0, len(rows), step):
-        table[start : start + step] = torch.from_numpy(gguf.dequantize(rows[start : start + step], kind))

@@ -28,7 +28,8 @@ from penstock.workers.kernels.library import Library
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("paged_attention.cpp")
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
+HEADERS = tuple(sorted(Path(__file__).parent.glob("*.hpp")))
 FLAGS = ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-Wl,--as-needed")
 NATIVE = "native"
 BUILD_TIMEOUT_S = 300.0
@@ -125,7 +126,7 @@ def compile_to(path: Path, compiler: Compiler, cpu: str = NATIVE) -> None:
         made = Path(folder) / path.name
         # zig keeps its own caches: in here they vanish with the folder
         environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
-        command = [*compiler.command, *FLAGS, f"-march={cpu}", "-o", str(made), str(SOURCE)]
+        command = [*compiler.command, *FLAGS, f"-march={cpu}", "-o", str(made), *map(str, SOURCES)]
         result = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=BUILD_TIMEOUT_S, check=False)
         if result.returncode != 0 or not made.exists():
             raise BuildFailed(_first_complaint(result.stderr) or f"it ended with status {result.returncode} and no library.")
@@ -165,7 +166,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _key(compiler: Compiler) -> str:
     version = subprocess.run([*compiler.command, "--version"], capture_output=True, text=True, errors="replace", timeout=BUILD_TIMEOUT_S, check=False)
-    parts = [SOURCE.read_text(), " ".join((*FLAGS, NATIVE)), " ".join(compiler.command), version.stdout, _cpu()]
+    parts = [*(path.read_text() for path in (*SOURCES, *HEADERS)), " ".join((*FLAGS, NATIVE)), " ".join(compiler.command), version.stdout, _cpu()]
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
         state.update(len(part).to_bytes(8, "little") + part.encode())

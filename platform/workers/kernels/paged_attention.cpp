@@ -1,67 +1,28 @@
-// Paged attention on CPUs: plain C ABI over raw pointers; needs pthreads and the C library, nothing of C++'s run-time library.
+// Paged attention on CPUs: its units of work, and a plain C ABI over raw pointers for callers without threads of their own.
 //
-// A cache layer is [num_blocks, num_kv_heads, block_size, head_dim]. One unit of work is (sequence, kv head, tile of queries, span of the
-// context): keys and values are read once for all query heads of the group and all queries of the tile. Softmax is the online one
-// (Milakov & Gimelshein 2018; Dao et al. 2022, FlashAttention), in float32.
+// One unit is (sequence, kv head, tile of queries, span of the context): keys and values are read once for all query heads of the group and
+// all queries of the tile. Softmax is the online one (Milakov & Gimelshein 2018; Dao et al. 2022, FlashAttention), in float32.
 //
 // Invariants. Exactness: what one (query, head) gets is one fixed sequence of operations that depends on its own context only: the walk
 // goes through chunks of CHUNK positions from 0, segments of SEGMENT positions are merged in order, and rows are never mixed in one
 // vector. Tiles, threads and splits decide who computes and when, not what. Safety: scores behind the context are replaced, never
 // multiplied, and values behind it are not touched, so whatever lies there (NaN) cannot leak.
 
-#include <pthread.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "attention.hpp"
 
+#include <stdlib.h>
+
+#include "attention_bf16.hpp"
+#include "attention_int8.hpp"
+#include "linear.hpp"
+#include "team.hpp"
+
+namespace penstock {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int W = 16;  // float lanes of a vector
-#elif defined(__AVX__)
-constexpr int W = 8;
-#else
-constexpr int W = 4;
-#endif
-
-constexpr int CHUNK = 64;         // positions between two rescalings; multiple of W
-constexpr int SEGMENT = 1024;     // positions merged at a time; multiple of CHUNK
-constexpr int MAX_ROWS = 32;      // (query, head) pairs of a unit, but at least one query of all heads of its group
-constexpr int MAX_GROUP = 64;     // query heads to a kv head
-constexpr int MAX_DIM = 256;      // head_dim
-constexpr int MAX_THREADS = 256;  // helpers of the pool
 constexpr double ONE_THREAD_WORK = 4e5;  // multiply-adds below which waking a helper costs more than it saves
 
-enum DType : int32_t { FLOAT32 = 0, BFLOAT16 = 1 };
-
-typedef float Vec __attribute__((vector_size(W * 4)));
-typedef int32_t IVec __attribute__((vector_size(W * 4)));
-typedef float UnalignedVec __attribute__((vector_size(W * 4), aligned(4), may_alias));
-
-inline Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
-inline void store(float* p, Vec x) { *reinterpret_cast<UnalignedVec*>(p) = x; }
-inline Vec splat(float x) { return Vec{} + x; }
-
-// 0 .. W - 1 as template arguments; the compilers' own builtins, so that no C++ library is needed, not even its headers
-template <typename T, T... I>
-struct Integers {};
-template <int N>
-struct Counting {
-#if defined(__clang__)
-    using Type = __make_integer_seq<Integers, int, N>;
-#else
-    using Type = Integers<int, __integer_pack(N)...>;
-#endif
-};
-using Lanes = Counting<W>::Type;
-
-template <int... I>
-inline IVec make_lanes(Integers<int, I...>) {
-    return IVec{I...};
-}
-
 // ---- W dot products at once
-
 // Lane t of the lower (upper) halves of the groups of S lanes, x's before y's.
 template <int S>
 constexpr int half_lane(int t, bool upper) {
@@ -104,40 +65,6 @@ inline Vec score(const float* q, const float* keys) {
 }
 
 // ---- softmax
-
-// 2**x for x <= 0, relative error below 2e-7; at least 2**-126. Cody-Waite: 2**x = 2**n * 2**f, |f| <= 1/2, series of exp(f ln 2).
-inline Vec exp2_nonpositive(Vec x) {
-    x = x < splat(-126.0f) ? splat(-126.0f) : x;
-    const Vec magic = splat(12582912.0f);  // 1.5 * 2**23: adding it rounds to the nearest integer
-    const Vec shifted = x + magic;
-    const Vec f = x - (shifted - magic);
-    Vec p = splat(1.5403530393381608e-4f);
-    p = p * f + 1.3333558146428443e-3f;
-    p = p * f + 9.6181291076284772e-3f;
-    p = p * f + 5.5504108664821580e-2f;
-    p = p * f + 2.4022650695910071e-1f;
-    p = p * f + 6.9314718055994531e-1f;
-    p = p * f + 1.0f;
-    IVec bits, power;
-    memcpy(&power, &shifted, sizeof power);
-    memcpy(&bits, &p, sizeof bits);
-    bits += power << 23;  // the low 9 bits of `shifted` are n modulo 512, the others are shifted out
-    Vec result;
-    memcpy(&result, &bits, sizeof result);
-    return result;
-}
-
-inline float largest(Vec x) {
-    float best = x[0];
-    for (int i = 1; i < W; i++) best = x[i] > best ? x[i] : best;
-    return best;
-}
-
-inline float total(Vec x) {
-    float sum = x[0];
-    for (int i = 1; i < W; i++) sum += x[i];
-    return sum;
-}
 
 // The running softmax of one (query, head): weights are relative to 2**peak.
 struct Row {
@@ -226,85 +153,154 @@ __attribute__((noinline)) void merge(Row& into, const Row& from, int dim) {
     }
 }
 
-// ---- formats
-
-inline float widen(uint16_t x) {
-    const uint32_t bits = static_cast<uint32_t>(x) << 16;
-    float result;
-    memcpy(&result, &bits, sizeof result);
-    return result;
-}
-
-inline uint16_t narrow(float x) {  // to nearest, ties to even
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-    return static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? bits >> 16 | 0x40 : rounded);  // NaN stays NaN
-}
-
-inline void read(float* to, const void* from, DType dtype, int64_t offset, int64_t count) {
-    if (dtype == FLOAT32) {
-        memcpy(to, static_cast<const float*>(from) + offset, sizeof(float) * count);
-    } else {
-        const uint16_t* half = static_cast<const uint16_t*>(from) + offset;
-        for (int64_t i = 0; i < count; i++) to[i] = widen(half[i]);
-    }
-}
-
-inline void write(void* to, DType dtype, int64_t offset, const float* from, int64_t count) {
-    if (dtype == FLOAT32) {
-        memcpy(static_cast<float*>(to) + offset, from, sizeof(float) * count);
-    } else {
-        uint16_t* half = static_cast<uint16_t*>(to) + offset;
-        for (int64_t i = 0; i < count; i++) half[i] = narrow(from[i]);
-    }
-}
-
 // ---- units of work
 
-struct Job {
-    const void *q, *k_cache, *v_cache;
-    void* out;
-    DType q_dtype, kv_dtype;
-    int64_t q_stride;  // elements between two tokens of q; out is contiguous
-    const int32_t *query_start, *context_len, *block_tables;
-    int64_t table_stride;
-    int64_t num_seqs, num_heads, num_kv_heads, block_size;
-    int dim;
-    float scale;
-
-    bool is_split;            // segments are units of their own, and `partials` takes what they find
-    int64_t* first_unit;      // [num_seqs + 1]
-    int64_t* first_partial;   // [num_seqs + 1]
-    float* partials;          // per (sequence, segment, query, head): D sums, W weights, the peak
-    int64_t next;             // the next unit to be taken, atomically
-    int64_t next_merge;
-
-    int64_t group() const { return num_heads / num_kv_heads; }
-    int64_t tile_queries() const { return MAX_ROWS / group() > 1 ? MAX_ROWS / group() : 1; }
-    int64_t num_queries(int64_t seq) const { return query_start[seq + 1] - query_start[seq]; }
-    int64_t num_tiles(int64_t seq) const { return (num_queries(seq) + tile_queries() - 1) / tile_queries(); }
-    int64_t num_segments(int64_t seq) const { return (context_len[seq] + SEGMENT - 1) / SEGMENT; }
-    int64_t num_spans(int64_t seq) const { return is_split ? num_segments(seq) : 1; }
-    int64_t partial_size() const { return dim + W + 1; }
-    float* partial(int64_t seq, int64_t segment, int64_t query, int64_t head) const {
-        return partials + (first_partial[seq] + (segment * num_queries(seq) + query) * num_heads + head) * partial_size();
-    }
+struct Unit {
+    int64_t seq, kv_head, first_query, num_queries, first_token;
+    int64_t first_visible;  // positions that the first query sees
+    int64_t begin, end;     // of the context
+    int64_t span;
+    int64_t num_rows;
 };
+
+int64_t tile_queries(const Attention& job) { return larger(MAX_ROWS / job.group(), 1); }
+int64_t num_tiles(const Attention& job, int64_t seq) { return (job.num_queries(seq) + tile_queries(job) - 1) / tile_queries(job); }
+int64_t num_spans(const Attention& job, int64_t seq) { return job.is_split ? (job.context_len[seq] + SEGMENT - 1) / SEGMENT : 1; }
+
+float* partial_of(const Attention& job, int64_t seq, int64_t segment, int64_t query, int64_t head) {
+    return job.partials + (job.first_partial[seq] + (segment * job.num_queries(seq) + query) * job.num_heads + head) * (job.dim + W + 1);
+}
+
+Unit find_unit(const Attention& job, int64_t index) {
+    Unit unit = {};
+    while (job.first_unit[unit.seq + 1] <= index) unit.seq++;
+    index -= job.first_unit[unit.seq];
+    unit.kv_head = index % job.num_kv_heads;
+    index /= job.num_kv_heads;
+    unit.first_query = index % num_tiles(job, unit.seq) * tile_queries(job);
+    unit.span = index / num_tiles(job, unit.seq);
+    unit.num_queries = smaller(job.num_queries(unit.seq) - unit.first_query, tile_queries(job));
+    unit.num_rows = unit.num_queries * job.group();
+    unit.first_token = job.query_start[unit.seq] + unit.first_query;
+    unit.first_visible = job.context_len[unit.seq] - job.num_queries(unit.seq) + unit.first_query + 1;
+    const int64_t longest = unit.first_visible + unit.num_queries - 1;
+    unit.begin = job.is_split ? unit.span * SEGMENT : 0;
+    unit.end = job.is_split ? smaller(unit.begin + SEGMENT, longest) : longest;
+    return unit;
+}
+
+int64_t block_of(const Attention& job, const Unit& unit, int64_t position) {
+    return job.block_tables[unit.seq * job.table_stride + position / job.block_size];
+}
+
+// Elements of a store before the position's key or value.
+int64_t offset_of(const Attention& job, const Store& store, const Unit& unit, int64_t position) {
+    return block_of(job, unit, position) * store.block_stride + (unit.kv_head * job.block_size + position % job.block_size) * job.dim;
+}
+
+// Row r of a unit: its own query and head.
+int64_t query_of(const Attention& job, int64_t row) { return row / job.group(); }
+int64_t head_of(const Attention& job, const Unit& unit, int64_t row) { return unit.kv_head * job.group() + row % job.group(); }
+
+void read_query(const Attention& job, const Unit& unit, int64_t row, float* to) {
+    const int64_t token = unit.first_token + query_of(job, row);
+    read(to, job.q, job.q_dtype, token * job.q_stride + head_of(job, unit, row) * job.dim, job.dim);
+}
+
+void finish(const Attention& job, const Row& row, int64_t token, int64_t head) {
+    alignas(64) float result[MAX_DIM];
+    const float inverse = 1.0f / total(row.weight);
+    for (int d = 0; d < job.dim; d += W) store(result + d, load(row.weighted_sum + d) * inverse);
+    write(job.out, job.q_dtype, (token * job.num_heads + head) * job.dim, result, job.dim);
+}
+
+void keep_partial(const Attention& job, const Row& row, float* partial) {
+    memcpy(partial, row.weighted_sum, sizeof(float) * job.dim);
+    store(partial + job.dim, row.weight);
+    partial[job.dim + W] = row.peak;
+}
+
+Row read_partial(const Attention& job, float* partial) { return Row{partial[job.dim + W], load(partial + job.dim), partial}; }
+
+void hand_over(const Attention& job, const Unit& unit, const Row& row, int64_t index) {
+    const int64_t query = query_of(job, index), head = head_of(job, unit, index);
+    if (!job.is_split)
+        finish(job, row, unit.first_token + query, head);
+    else if (unit.first_visible + query > unit.begin)
+        keep_partial(job, row, partial_of(job, unit.seq, unit.span, unit.first_query + query, head));
+}
+
+// ---- units in float32, for every format and CPU
+
+template <int D>
+struct Scratch {
+    alignas(64) float q[UNIT_ROWS][D];
+    alignas(64) float sums[UNIT_ROWS][D];
+    alignas(64) float segment_sum[UNIT_ROWS][D];
+    alignas(64) float keys[CHUNK * D], values[CHUNK * D];
+    Row rows[UNIT_ROWS];
+    Row segment_rows[UNIT_ROWS];
+};
+
+const float* scales_of(const Attention& job, const Store& store, const Unit& unit, int64_t position) {
+    return store.scales + (block_of(job, unit, position) * job.num_kv_heads + unit.kv_head) * job.block_size + position % job.block_size;
+}
+
+void read_scaled(const Attention& job, const Unit& unit, const Store& from, int64_t position, int64_t count, float* to) {
+    const int8_t* data = static_cast<const int8_t*>(from.data) + offset_of(job, from, unit, position);
+    const float* scales = scales_of(job, from, unit, position);
+    for (int64_t i = 0; i < count; i++) {
+        const float scale = scales[i];
+        for (int d = 0; d < job.dim; d++) to[i * job.dim + d] = static_cast<float>(data[i * job.dim + d]) * scale;
+    }
+}
+
+// Element of a tiled store's head, `together` of which belong to one lane of a product.
+int64_t tiled_place(const Store& store, int64_t position, int64_t d, int64_t dim, int64_t together) {
+    const int64_t tile = position / TILE * TILE * dim, in_tile = position % TILE;
+    return tile + (store.is_values ? in_tile / together * together * dim + together * d + in_tile % together
+                                   : d / together * together * TILE + together * in_tile + d % together);
+}
+
+constexpr int PAIR = 2, FOUR = 4;
+
+void read_tiled_bf16(const Attention& job, const Unit& unit, const Store& from, int64_t position, int64_t count, float* to) {
+    const int64_t first = position % job.block_size;
+    const uint16_t* head = static_cast<const uint16_t*>(from.data) + offset_of(job, from, unit, position - first);
+    for (int64_t i = 0; i < count; i++)
+        for (int d = 0; d < job.dim; d++) to[i * job.dim + d] = widen(head[tiled_place(from, first + i, d, job.dim, PAIR)]);
+}
+
+void read_tiled_int8(const Attention& job, const Unit& unit, const Store& from, int64_t position, int64_t count, float* to) {
+    const int64_t first = position % job.block_size;
+    const uint8_t* head = static_cast<const uint8_t*>(from.data) + offset_of(job, from, unit, position - first);
+    const float* scales = scales_of(job, from, unit, position);
+    const uint8_t flip = from.is_values ? 0 : 128;
+    for (int64_t i = 0; i < count; i++)
+        for (int d = 0; d < job.dim; d++)
+            to[i * job.dim + d] = static_cast<float>(static_cast<int8_t>(head[tiled_place(from, first + i, d, job.dim, FOUR)] ^ flip)) * scales[i];
+}
 
 // Where the keys (values) of a chunk are: in the cache itself where its layout allows, else copied to `scratch` as float32.
 template <int D>
-void locate(const Job& job, const void* cache, int64_t seq, int64_t kv_head, int64_t start, int64_t end, float* scratch, const float** tiles) {
-    const int32_t* table = job.block_tables + seq * job.table_stride;
+void locate(const Attention& job, const Unit& unit, const Store& from, int64_t start, int64_t end, float* scratch, const float** tiles) {
     const int64_t size = job.block_size;
-    const auto offset = [&](int64_t position) { return ((table[position / size] * job.num_kv_heads + kv_head) * size + position % size) * D; };
     if (job.kv_dtype == FLOAT32 && size % W == 0) {
-        for (int64_t position = start; position < end; position += W) tiles[(position - start) / W] = static_cast<const float*>(cache) + offset(position);
+        for (int64_t position = start; position < end; position += W)
+            tiles[(position - start) / W] = static_cast<const float*>(from.data) + offset_of(job, from, unit, position);
         return;
     }
     for (int64_t position = start; position < end;) {
-        const int64_t in_block = size - position % size, count = in_block < end - position ? in_block : end - position;
-        read(scratch + (position - start) * D, cache, job.kv_dtype, offset(position), count * D);
+        const int64_t count = smaller(size - position % size, end - position), offset = offset_of(job, from, unit, position);
+        float* to = scratch + (position - start) * D;
+        if (job.kv_dtype == SCALED_INT8)
+            read_scaled(job, unit, from, position, count, to);
+        else if (job.kv_dtype == TILED_BFLOAT16)
+            read_tiled_bf16(job, unit, from, position, count, to);
+        else if (job.kv_dtype == TILED_INT8)
+            read_tiled_int8(job, unit, from, position, count, to);
+        else
+            read(to, from.data, job.kv_dtype, offset, count * D);
         position += count;
     }
     // the last tile is scored as a whole
@@ -313,245 +309,400 @@ void locate(const Job& job, const void* cache, int64_t seq, int64_t kv_head, int
     for (int64_t i = 0; i * W < end - start; i++) tiles[i] = scratch + i * W * D;
 }
 
-void finish(const Job& job, const Row& row, int64_t token, int64_t head) {
-    alignas(64) float result[MAX_DIM];
-    const float inverse = 1.0f / total(row.weight);
-    for (int d = 0; d < job.dim; d += W) store(result + d, load(row.weighted_sum + d) * inverse);
-    write(job.out, job.q_dtype, (token * job.num_heads + head) * job.dim, result, job.dim);
-}
-
-void keep_partial(const Job& job, const Row& row, float* partial) {
-    memcpy(partial, row.weighted_sum, sizeof(float) * job.dim);
-    store(partial + job.dim, row.weight);
-    partial[job.dim + W] = row.peak;
-}
-
-Row read_partial(const Job& job, float* partial) { return Row{partial[job.dim + W], load(partial + job.dim), partial}; }
-
 template <int D>
-struct Scratch {
-    alignas(64) float q[MAX_GROUP > MAX_ROWS ? MAX_GROUP : MAX_ROWS][D];
-    alignas(64) float sums[MAX_GROUP > MAX_ROWS ? MAX_GROUP : MAX_ROWS][D];
-    alignas(64) float segment_sum[MAX_GROUP > MAX_ROWS ? MAX_GROUP : MAX_ROWS][D];
-    alignas(64) float keys[CHUNK * D], values[CHUNK * D];
-    Row rows[MAX_GROUP > MAX_ROWS ? MAX_GROUP : MAX_ROWS];
-    Row segment_rows[MAX_GROUP > MAX_ROWS ? MAX_GROUP : MAX_ROWS];
-};
-
-template <int D>
-void run_unit(const Job& job, int64_t unit, Scratch<D>& scratch) {
-    // which
-    int64_t seq = 0;
-    while (job.first_unit[seq + 1] <= unit) seq++;
-    int64_t index = unit - job.first_unit[seq];
-    const int64_t kv_head = index % job.num_kv_heads;
-    index /= job.num_kv_heads;
-    const int64_t tile = index % job.num_tiles(seq), span = index / job.num_tiles(seq);
-
-    // queries of the tile, in the base-2 softmax's units
-    const int64_t group = job.group(), first_query = tile * job.tile_queries();
-    const int64_t left = job.num_queries(seq) - first_query, num_queries = left < job.tile_queries() ? left : job.tile_queries();
-    const int64_t num_rows = num_queries * group, first_token = job.query_start[seq] + first_query;
-    const float scale = job.scale * 1.4426950408889634f;
-    for (int64_t r = 0; r < num_rows; r++) {
-        const int64_t token = first_token + r / group, head = kv_head * group + r % group;
-        read(scratch.q[r], job.q, job.q_dtype, token * job.q_stride + head * D, D);
+void run_unit(const Attention& job, int64_t index, void* memory) {
+    Scratch<D>& scratch = *static_cast<Scratch<D>*>(memory);
+    const Unit unit = find_unit(job, index);
+    const float scale = job.scale * 1.4426950408889634f;  // the softmax's base is 2
+    for (int64_t r = 0; r < unit.num_rows; r++) {
+        read_query(job, unit, r, scratch.q[r]);
         for (int d = 0; d < D; d++) scratch.q[r][d] *= scale;
         scratch.rows[r].weighted_sum = scratch.sums[r];
         scratch.segment_rows[r].weighted_sum = scratch.segment_sum[r];
     }
-
-    // the walk
-    const int64_t first_visible = job.context_len[seq] - job.num_queries(seq) + first_query + 1;  // positions the first query sees
-    const int64_t longest = first_visible + num_queries - 1;
-    const int64_t begin = job.is_split ? span * SEGMENT : 0;
-    const int64_t end = job.is_split && begin + SEGMENT < longest ? begin + SEGMENT : longest;
-    for (int64_t segment = begin; segment < end; segment += SEGMENT) {
-        Row* rows = segment == begin ? scratch.rows : scratch.segment_rows;
-        const int64_t segment_end = segment + SEGMENT < end ? segment + SEGMENT : end;
-        for (int64_t r = 0; r < num_rows; r++) clear(rows[r], D);
+    for (int64_t segment = unit.begin; segment < unit.end; segment += SEGMENT) {
+        Row* rows = segment == unit.begin ? scratch.rows : scratch.segment_rows;
+        const int64_t segment_end = smaller(segment + SEGMENT, unit.end);
+        for (int64_t r = 0; r < unit.num_rows; r++) clear(rows[r], D);
         for (int64_t start = segment; start < segment_end; start += CHUNK) {
-            const int64_t stop = start + CHUNK < segment_end ? start + CHUNK : segment_end;
+            const int64_t stop = smaller(start + CHUNK, segment_end);
             Chunk chunk;
-            locate<D>(job, job.k_cache, seq, kv_head, start, stop, scratch.keys, chunk.keys);
-            locate<D>(job, job.v_cache, seq, kv_head, start, stop, scratch.values, chunk.values);
-            for (int64_t r = 0; r < num_rows; r++) {
-                const int64_t visible = first_visible + r / group - start;
-                if (visible > 0) absorb<D>(rows[r], scratch.q[r], chunk, static_cast<int>(visible < stop - start ? visible : stop - start));
+            locate<D>(job, unit, job.keys, start, stop, scratch.keys, chunk.keys);
+            locate<D>(job, unit, job.values, start, stop, scratch.values, chunk.values);
+            for (int64_t r = 0; r < unit.num_rows; r++) {
+                const int64_t visible = unit.first_visible + query_of(job, r) - start;
+                if (visible > 0) absorb<D>(rows[r], scratch.q[r], chunk, static_cast<int>(smaller(visible, stop - start)));
             }
         }
-        if (segment == begin) continue;
-        for (int64_t r = 0; r < num_rows; r++)
-            if (first_visible + r / group > segment) merge(scratch.rows[r], scratch.segment_rows[r], D);
+        if (segment == unit.begin) continue;
+        for (int64_t r = 0; r < unit.num_rows; r++)
+            if (unit.first_visible + query_of(job, r) > segment) merge(scratch.rows[r], scratch.segment_rows[r], D);
     }
+    for (int64_t r = 0; r < unit.num_rows; r++) hand_over(job, unit, scratch.rows[r], r);
+}
 
-    // the result
-    for (int64_t r = 0; r < num_rows; r++) {
-        const int64_t query = r / group, head = kv_head * group + r % group;
-        if (!job.is_split)
-            finish(job, scratch.rows[r], first_token + query, head);
-        else if (first_visible + query > begin)
-            keep_partial(job, scratch.rows[r], job.partial(seq, span, first_query + query, head));
+// One head of a token: to `to`, and its scale.
+void write_scaled(int8_t* to, float* scale, int64_t dim, const float* from) {
+    float most = 0;
+    for (int64_t d = 0; d < dim; d++) most = __builtin_fabsf(from[d]) > most || from[d] != from[d] ? __builtin_fabsf(from[d]) : most;
+    const float inverse = most > 0 ? 127.0f / most : 0.0f;
+    *scale = most / 127.0f;
+    for (int64_t d = 0; d < dim; d++) to[d] = static_cast<int8_t>(__builtin_rintf(from[d] * inverse));
+}
+
+// ---- units by AVX512-BF16 and VNNI
+
+#if defined(__x86_64__)
+
+// The tiles of `count` positions from `start` on: made of rows.
+template <int D>
+PENSTOCK_BF16 void tile_rows(const Attention& job, const Unit& unit, int64_t start, int count, bf16::Scratch<D>& scratch, bf16::Tiles& tiles) {
+    const uint16_t *keys[CHUNK], *values[CHUNK];
+    const int num_tiles = (count + TILE - 1) / TILE;
+    for (int i = 0; i < num_tiles * TILE; i++) {
+        keys[i] = i < count ? static_cast<const uint16_t*>(job.keys.data) + offset_of(job, job.keys, unit, start + i) : bf16::ZEROS;
+        values[i] = i < count ? static_cast<const uint16_t*>(job.values.data) + offset_of(job, job.values, unit, start + i) : bf16::ZEROS;
+    }
+    bf16::lay_out<D>(keys, values, num_tiles, scratch);
+    for (int tile = 0; tile < num_tiles; tile++) tiles.keys[tile] = scratch.keys[tile], tiles.values[tile] = scratch.values[tile];
+}
+
+// The same where the cache has tiles; those of the chunk from `next` on, if it is before `end`, are asked for ahead.
+template <int D>
+PENSTOCK_BF16 void find_tiles(const Attention& job, const Unit& unit, int64_t start, int count, int64_t next, int64_t end, bf16::Scratch<D>& scratch,
+                              bf16::Tiles& tiles) {
+    const uint16_t *keys = static_cast<const uint16_t*>(job.keys.data), *values = static_cast<const uint16_t*>(job.values.data);
+    for (int tile = 0; tile * TILE < count; tile++) {
+        tiles.keys[tile] = reinterpret_cast<const uint32_t*>(keys + offset_of(job, job.keys, unit, start + tile * TILE));
+        tiles.values[tile] = reinterpret_cast<const uint32_t*>(values + offset_of(job, job.values, unit, start + tile * TILE));
+        if (count - tile * TILE < TILE) {
+            bf16::cut_values<D>(tiles.values[tile], count - tile * TILE, scratch.values[tile]);
+            tiles.values[tile] = scratch.values[tile];
+        }
+    }
+    for (int64_t position = next; position < smaller(next + CHUNK, end); position += TILE) {
+        bf16::prefetch<D>(keys + offset_of(job, job.keys, unit, position));
+        bf16::prefetch<D>(values + offset_of(job, job.values, unit, position));
     }
 }
 
-void merge_query(const Job& job, int64_t token) {
+// How many of a chunk's `count` positions from `start` on rows [r, r + rows) see; returns the most.
+int64_t find_visible(const Attention& job, const Unit& unit, int64_t r, int64_t rows, int64_t start, int64_t count, int* visible) {
+    for (int64_t i = 0; i < rows; i++) visible[i] = static_cast<int>(smaller(unit.first_visible + query_of(job, r + i) - start, count));
+    return visible[rows - 1];
+}
+
+template <int D, bool IS_TILED>
+struct Bf16Walk {
+    static constexpr int DIM = D;
+    using Scratch = bf16::Scratch<D>;
+
+    PENSTOCK_BF16 static void read_queries(const Attention& job, const Unit& unit, Scratch& scratch) {
+        for (int64_t r = 0; r < unit.num_rows; r++) {
+            alignas(64) float q[D];
+            read_query(job, unit, r, q);
+            write(scratch.q[r], BFLOAT16, 0, q, D);
+        }
+    }
+
+    PENSTOCK_BF16 static void take_chunk(const Attention& job, const Unit& unit, int64_t start, int64_t end, Scratch& scratch) {
+        const float scale = job.scale * 1.4426950408889634f;  // the softmax's base is 2
+        const int count = static_cast<int>(smaller(CHUNK, end - start)), num_tiles = (count + TILE - 1) / TILE;
+        bf16::Tiles tiles;
+        if constexpr (IS_TILED)
+            find_tiles<D>(job, unit, start, count, start + CHUNK, unit.end, scratch, tiles);
+        else
+            tile_rows<D>(job, unit, start, count, scratch, tiles);
+        for (int64_t r = 0; r < unit.num_rows; r += bf16::ROWS) {
+            const int64_t rows = smaller(bf16::ROWS, unit.num_rows - r);
+            int visible[bf16::ROWS];
+            if (find_visible(job, unit, r, rows, start, count, visible) <= 0) continue;
+            switch (rows) {
+                case 1: bf16::absorb<D, 1>(scratch, tiles, r, visible, num_tiles, scale); break;
+                case 2: bf16::absorb<D, 2>(scratch, tiles, r, visible, num_tiles, scale); break;
+                case 3: bf16::absorb<D, 3>(scratch, tiles, r, visible, num_tiles, scale); break;
+                default: bf16::absorb<D, 4>(scratch, tiles, r, visible, num_tiles, scale);
+            }
+        }
+    }
+
+    PENSTOCK_BF16 static void read_sums(const Scratch& scratch, int64_t r, float* sums) {
+        if constexpr (IS_TILED)
+            memcpy(sums, scratch.sums[r], sizeof scratch.sums[r]);
+        else
+            bf16::put_in_order<D>(scratch.sums[r], sums);
+    }
+};
+
+template <int D>
+struct Int8Walk {
+    static constexpr int DIM = D;
+    using Scratch = int8::Scratch<D>;
+
+    PENSTOCK_VNNI static void read_queries(const Attention& job, const Unit& unit, Scratch& scratch) {
+        for (int64_t r = 0; r < unit.num_rows; r++) {
+            alignas(64) float q[D];
+            read_query(job, unit, r, q);
+            write_scaled(scratch.q[r], scratch.q_scale + r, D, q);
+            int32_t sum = 0;
+            for (int d = 0; d < D; d++) sum += scratch.q[r][d];
+            scratch.q_bias[r] = 128 * sum;
+        }
+    }
+
+    PENSTOCK_VNNI static void take_chunk(const Attention& job, const Unit& unit, int64_t start, int64_t end, Scratch& scratch) {
+        const float scale = job.scale * 1.4426950408889634f;  // the softmax's base is 2
+        const int count = static_cast<int>(smaller(CHUNK, end - start)), num_tiles = (count + TILE - 1) / TILE;
+        const uint8_t *keys = static_cast<const uint8_t*>(job.keys.data), *values = static_cast<const uint8_t*>(job.values.data);
+        int8::Tiles tiles;
+        for (int tile = 0; tile < num_tiles; tile++) {
+            const int64_t position = start + tile * TILE;
+            tiles.keys[tile] = keys + offset_of(job, job.keys, unit, position);
+            tiles.values[tile] = reinterpret_cast<const int8_t*>(values + offset_of(job, job.values, unit, position));
+            tiles.key_scales[tile] = scales_of(job, job.keys, unit, position);
+            tiles.value_scales[tile] = scales_of(job, job.values, unit, position);
+        }
+        for (int64_t position = start + CHUNK; position < smaller(start + 2 * CHUNK, unit.end); position += TILE) {
+            bf16::prefetch<D / 2>(keys + offset_of(job, job.keys, unit, position));
+            bf16::prefetch<D / 2>(values + offset_of(job, job.values, unit, position));
+        }
+        for (int64_t r = 0; r < unit.num_rows; r += int8::ROWS) {
+            const int64_t rows = smaller(int8::ROWS, unit.num_rows - r);
+            int visible[int8::ROWS];
+            if (find_visible(job, unit, r, rows, start, count, visible) <= 0) continue;
+            switch (rows) {
+                case 1: int8::absorb<D, 1>(scratch, tiles, r, visible, num_tiles, scale); break;
+                case 2: int8::absorb<D, 2>(scratch, tiles, r, visible, num_tiles, scale); break;
+                case 3: int8::absorb<D, 3>(scratch, tiles, r, visible, num_tiles, scale); break;
+                default: int8::absorb<D, 4>(scratch, tiles, r, visible, num_tiles, scale);
+            }
+        }
+    }
+
+    static void read_sums(const Scratch& scratch, int64_t r, float* sums) { memcpy(sums, scratch.sums[r], sizeof scratch.sums[r]); }
+};
+
+template <typename Walk>
+struct WalkScratch {
+    typename Walk::Scratch walk;
+    alignas(64) float sums[UNIT_ROWS][Walk::DIM];
+    alignas(64) float segment_sum[Walk::DIM];
+    Row rows[UNIT_ROWS];
+};
+
+template <typename Walk>
+Row take_segment(const typename Walk::Scratch& scratch, int64_t r, float* sums) {
+    Walk::read_sums(scratch, r, sums);
+    Row row = {scratch.states[r].peak, splat(0.0f), sums};
+    row.weight[0] = scratch.states[r].weight;
+    return row;
+}
+
+template <typename Walk>
+void run_walk(const Attention& job, int64_t index, void* memory) {
+    WalkScratch<Walk>& scratch = *static_cast<WalkScratch<Walk>*>(memory);
+    const Unit unit = find_unit(job, index);
+    Walk::read_queries(job, unit, scratch.walk);
+    for (int64_t segment = unit.begin; segment < unit.end; segment += SEGMENT) {
+        const int64_t segment_end = smaller(segment + SEGMENT, unit.end);
+        for (int64_t r = 0; r < unit.num_rows; r++) scratch.walk.states[r] = {-__builtin_inff(), 0.0f};
+        memset(scratch.walk.sums, 0, sizeof scratch.walk.sums[0] * static_cast<size_t>(unit.num_rows));
+        for (int64_t start = segment; start < segment_end; start += CHUNK) Walk::take_chunk(job, unit, start, segment_end, scratch.walk);
+        for (int64_t r = 0; r < unit.num_rows; r++) {
+            if (segment == unit.begin)
+                scratch.rows[r] = take_segment<Walk>(scratch.walk, r, scratch.sums[r]);
+            else if (unit.first_visible + query_of(job, r) > segment)
+                merge(scratch.rows[r], take_segment<Walk>(scratch.walk, r, scratch.segment_sum), Walk::DIM);
+        }
+    }
+    for (int64_t r = 0; r < unit.num_rows; r++) hand_over(job, unit, scratch.rows[r], r);
+}
+
+template <int D>
+RunUnit walk_of(DType kv_dtype) {
+    switch (kv_dtype) {
+        case BFLOAT16: return run_walk<Bf16Walk<D, false>>;
+        case TILED_BFLOAT16: return run_walk<Bf16Walk<D, true>>;
+        case TILED_INT8: return run_walk<Int8Walk<D>>;
+        default: return nullptr;
+    }
+}
+
+RunUnit fast_unit(int dim, DType kv_dtype) {
+    if (level() < AVX512) return nullptr;
+    switch (dim) {
+        case 32: return walk_of<32>(kv_dtype);
+        case 64: return walk_of<64>(kv_dtype);
+        case 96: return walk_of<96>(kv_dtype);
+        case 128: return walk_of<128>(kv_dtype);
+        case 192: return walk_of<192>(kv_dtype);
+        case 256: return walk_of<256>(kv_dtype);
+        default: return nullptr;
+    }
+}
+
+constexpr int64_t MAX_SCRATCH_BYTES = sizeof(WalkScratch<Bf16Walk<MAX_DIM, false>>) > sizeof(Scratch<MAX_DIM>)
+                                          ? sizeof(WalkScratch<Bf16Walk<MAX_DIM, false>>)
+                                          : sizeof(Scratch<MAX_DIM>);
+static_assert(sizeof(WalkScratch<Int8Walk<MAX_DIM>>) <= MAX_SCRATCH_BYTES, "scratch is for every walk");
+
+#else
+
+RunUnit fast_unit(int, DType) { return nullptr; }
+constexpr int64_t MAX_SCRATCH_BYTES = sizeof(Scratch<MAX_DIM>);
+
+#endif
+
+RunUnit float_unit(int dim) {
+    switch (dim) {
+        case 16: return run_unit<16>;
+        case 32: return run_unit<32>;
+        case 48: return run_unit<48>;
+        case 64: return run_unit<64>;
+        case 80: return run_unit<80>;
+        case 96: return run_unit<96>;
+        case 128: return run_unit<128>;
+        case 192: return run_unit<192>;
+        case 256: return run_unit<256>;
+        default: return nullptr;
+    }
+}
+
+// To the head that begins at `head`.
+void write_tiled_bf16(const Store& store, uint16_t* head, int64_t position, int64_t dim, const float* from) {
+    for (int64_t d = 0; d < dim; d++) head[tiled_place(store, position, d, dim, PAIR)] = narrow(from[d]);
+}
+
+void write_tiled_int8(const Store& store, uint8_t* head, float* scale, int64_t position, int64_t dim, const float* from) {
+    int8_t rounded[MAX_DIM];
+    write_scaled(rounded, scale, dim, from);
+    const uint8_t flip = store.is_values ? 0 : 128;
+    for (int64_t d = 0; d < dim; d++) head[tiled_place(store, position, d, dim, FOUR)] = static_cast<uint8_t>(rounded[d]) ^ flip;
+}
+
+}  // namespace
+
+bool is_attention_supported(int64_t head_dim, int64_t group) { return float_unit(static_cast<int>(head_dim)) != nullptr && group <= MAX_GROUP; }
+
+int64_t attention_scratch_bytes(int) { return MAX_SCRATCH_BYTES; }
+
+RunUnit attention_unit(int dim, DType kv_dtype) {
+    const RunUnit fast = fast_unit(dim, kv_dtype);
+    return fast != nullptr ? fast : float_unit(dim);
+}
+
+int64_t choose_split(Attention& job, int threads) {
+    int64_t units = 0, partials = 0;
+    job.is_split = false;
+    for (int64_t seq = 0; seq < job.num_seqs; seq++) units += num_tiles(job, seq) * job.num_kv_heads;
+    job.is_split = units < 4 * threads && threads > 1;
+    if (!job.is_split) return 0;
+    for (int64_t seq = 0; seq < job.num_seqs; seq++) partials += num_spans(job, seq) * job.num_queries(seq) * job.num_heads;
+    return partials * (job.dim + W + 1);
+}
+
+void plan_attention(Attention& job) {
+    int64_t units = 0, partials = 0;
+    for (int64_t seq = 0; seq < job.num_seqs; seq++) {
+        job.first_unit[seq] = units;
+        job.first_partial[seq] = partials;
+        units += num_tiles(job, seq) * job.num_kv_heads * num_spans(job, seq);
+        partials += num_spans(job, seq) * job.num_queries(seq) * job.num_heads;
+    }
+    job.first_unit[job.num_seqs] = units;
+    job.first_partial[job.num_seqs] = partials;
+}
+
+void merge_query(const Attention& job, int64_t token) {
     int64_t seq = 0;
     while (job.query_start[seq + 1] <= token) seq++;
     const int64_t query = token - job.query_start[seq];
     const int64_t visible = job.context_len[seq] - job.num_queries(seq) + query + 1;
     for (int64_t head = 0; head < job.num_heads; head++) {
-        Row row = read_partial(job, job.partial(seq, 0, query, head));
+        Row row = read_partial(job, partial_of(job, seq, 0, query, head));
         for (int64_t segment = 1; segment * SEGMENT < visible; segment++)
-            merge(row, read_partial(job, job.partial(seq, segment, query, head)), job.dim);
+            merge(row, read_partial(job, partial_of(job, seq, segment, query, head)), job.dim);
         finish(job, row, token, head);
     }
 }
 
-template <int D>
-void take_units(Job& job) {
-    Scratch<D> scratch;
-    const int64_t num_units = job.first_unit[job.num_seqs];
-    for (int64_t unit; (unit = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED)) < num_units;) run_unit<D>(job, unit, scratch);
-}
-
-using Work = void (*)(Job&);
-
-Work work_for(int dim) {
-    switch (dim) {
-        case 16: return take_units<16>;
-        case 32: return take_units<32>;
-        case 48: return take_units<48>;
-        case 64: return take_units<64>;
-        case 80: return take_units<80>;
-        case 96: return take_units<96>;
-        case 128: return take_units<128>;
-        case 192: return take_units<192>;
-        case 256: return take_units<256>;
-        default: return nullptr;
+void write_slot(const Store& store, DType dtype, int64_t slot, int64_t num_kv_heads, int64_t block_size, int64_t dim, int64_t first_head, int64_t num_heads,
+                const float* heads) {
+    const int64_t block = slot / block_size, position = slot % block_size;
+    for (int64_t i = 0; i < num_heads; i++) {
+        const int64_t head = first_head + i, begin = block * store.block_stride + head * block_size * dim, place = begin + position * dim;
+        const float* from = heads + i * dim;
+        float* scale = store.scales == nullptr ? nullptr : store.scales + (block * num_kv_heads + head) * block_size + position;
+        if (dtype == SCALED_INT8)
+            write_scaled(static_cast<int8_t*>(store.data) + place, scale, dim, from);
+        else if (dtype == TILED_INT8)
+            write_tiled_int8(store, static_cast<uint8_t*>(store.data) + begin, scale, position, dim, from);
+        else if (dtype == TILED_BFLOAT16)
+            write_tiled_bf16(store, static_cast<uint16_t*>(store.data) + begin, position, dim, from);
+        else
+            write(store.data, dtype, place, from, dim);
     }
 }
 
-// ---- threads: helpers sleep on a condition and join a job that still wants them; the caller works too and waits only for those who joined,
-// so a job never depends on a helper (after a fork there are none).
+namespace {
 
-struct Pool {
-    pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;  // held by the caller whose job it is
-    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    pthread_cond_t wake = PTHREAD_COND_INITIALIZER, done = PTHREAD_COND_INITIALIZER;
-    Job* job = nullptr;
-    Work work = nullptr;
-    int wanted = 0, active = 0, num_helpers = 0;
+double multiply_adds(const Attention& job) {
+    double sum = 0;
+    for (int64_t seq = 0; seq < job.num_seqs; seq++) sum += 2.0 * job.num_queries(seq) * job.context_len[seq] * job.num_heads * job.dim;
+    return sum;
+}
+
+struct Call {
+    const Attention* job;
+    RunUnit run;
+    Phase units, merges;
 };
 
-Pool pool;
-
-void* help(void*) {
-    pthread_mutex_lock(&pool.lock);
-    for (;;) {
-        while (pool.wanted == 0) pthread_cond_wait(&pool.wake, &pool.lock);
-        pool.wanted--;
-        pool.active++;
-        Job* job = pool.job;
-        const Work work = pool.work;
-        pthread_mutex_unlock(&pool.lock);
-        work(*job);
-        pthread_mutex_lock(&pool.lock);
-        if (--pool.active == 0) pthread_cond_signal(&pool.done);
-    }
-    return nullptr;
-}
-
-void start_helpers(int count) {
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, 2 << 20);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_t thread;
-    while (pool.num_helpers < count && pthread_create(&thread, &attributes, help, nullptr) == 0) pool.num_helpers++;
-    pthread_attr_destroy(&attributes);
-}
-
-void run(Job& job, Work work, int threads) {
-    if (threads <= 1 || pthread_mutex_trylock(&pool.busy) != 0) {
-        work(job);
-        return;
-    }
-    start_helpers(threads - 1 < MAX_THREADS ? threads - 1 : MAX_THREADS);
-    pthread_mutex_lock(&pool.lock);
-    pool.job = &job;
-    pool.work = work;
-    pool.wanted = threads - 1;
-    pthread_cond_broadcast(&pool.wake);
-    pthread_mutex_unlock(&pool.lock);
-    work(job);
-    pthread_mutex_lock(&pool.lock);
-    pool.wanted = 0;
-    while (pool.active > 0) pthread_cond_wait(&pool.done, &pool.lock);
-    pthread_mutex_unlock(&pool.lock);
-    pthread_mutex_unlock(&pool.busy);
-}
-
-// Fills in the units; returns the multiply-adds of the whole job.
-double plan(Job& job, int threads) {
-    double work = 0;
-    int64_t units = 0, partials = 0;
-    job.is_split = false;
-    for (int64_t seq = 0; seq < job.num_seqs; seq++) {
-        units += job.num_tiles(seq) * job.num_kv_heads;
-        work += 2.0 * job.num_queries(seq) * job.context_len[seq] * job.num_heads * job.dim;
-    }
-    job.is_split = units < 4 * threads && threads > 1;
-    units = 0;
-    for (int64_t seq = 0; seq < job.num_seqs; seq++) {
-        job.first_unit[seq] = units;
-        job.first_partial[seq] = partials;
-        units += job.num_tiles(seq) * job.num_kv_heads * job.num_spans(seq);
-        partials += job.num_spans(seq) * job.num_queries(seq) * job.num_heads;
-    }
-    job.first_unit[job.num_seqs] = units;
-    job.first_partial[job.num_seqs] = partials;
-    return work;
+void work(void* context, int) {
+    Call& call = *static_cast<Call*>(context);
+    const Attention& job = *call.job;
+    alignas(64) char scratch[MAX_SCRATCH_BYTES];
+    share(call.units, job.num_units(), [&](int64_t unit) { call.run(job, unit, scratch); });
+    if (job.is_split) share(call.merges, job.num_tokens(), [&](int64_t token) { merge_query(job, token); });
 }
 
 }  // namespace
+}  // namespace penstock
+
+using namespace penstock;
 
 extern "C" {
 
 // Changes with every signature below.
-int32_t penstock_kernels_abi() { return 1; }
+int32_t penstock_kernels_abi() { return 3; }
 
-int32_t penstock_supports(int64_t head_dim, int64_t group) { return work_for(static_cast<int>(head_dim)) != nullptr && group <= MAX_GROUP; }
+int32_t penstock_supports(int64_t head_dim, int64_t group) { return is_attention_supported(head_dim, group); }
 
-// k, v: [num_tokens, num_kv_heads, head_dim], `stride` elements from token to token. slots: [num_tokens] block * block_size + offset.
-void penstock_write_kv(const void* k, const void* v, int32_t dtype, int64_t k_stride, int64_t v_stride, void* k_cache, void* v_cache,
-                       int32_t kv_dtype, const int64_t* slots, int64_t num_tokens, int64_t num_kv_heads, int64_t block_size, int64_t dim) {
-    float row[MAX_DIM];
+// k, v: [num_tokens, num_kv_heads, head_dim], `stride` elements from token to token. slots: [num_tokens] block * block_size + offset. Scales only of
+// SCALED_INT8.
+void penstock_write_kv(const void* k, const void* v, int32_t dtype, int64_t k_stride, int64_t v_stride, void* k_cache, void* v_cache, float* k_scales,
+                       float* v_scales, int64_t block_stride, int32_t kv_dtype, const int64_t* slots, int64_t num_tokens, int64_t num_kv_heads, int64_t block_size, int64_t dim) {
+    alignas(64) float row[MAX_DIM];
+    const Store keys = {k_cache, k_scales, block_stride, false}, values = {v_cache, v_scales, block_stride, true};
     for (int64_t token = 0; token < num_tokens; token++) {
-        const int64_t block = slots[token] / block_size, offset = slots[token] % block_size;
         for (int64_t head = 0; head < num_kv_heads; head++) {
-            const int64_t to = ((block * num_kv_heads + head) * block_size + offset) * dim;
-            for (int64_t d = 0; d < dim; d += MAX_DIM) {
-                const int64_t count = dim - d < MAX_DIM ? dim - d : MAX_DIM;
-                read(row, k, static_cast<DType>(dtype), token * k_stride + head * dim + d, count);
-                write(k_cache, static_cast<DType>(kv_dtype), to + d, row, count);
-                read(row, v, static_cast<DType>(dtype), token * v_stride + head * dim + d, count);
-                write(v_cache, static_cast<DType>(kv_dtype), to + d, row, count);
-            }
+            read(row, k, static_cast<DType>(dtype), token * k_stride + head * dim, dim);
+            write_slot(keys, static_cast<DType>(kv_dtype), slots[token], num_kv_heads, block_size, dim, head, 1, row);
+            read(row, v, static_cast<DType>(dtype), token * v_stride + head * dim, dim);
+            write_slot(values, static_cast<DType>(kv_dtype), slots[token], num_kv_heads, block_size, dim, head, 1, row);
         }
     }
 }
 
 // q, out: [num_tokens, num_heads, head_dim]; q with `q_stride` elements from token to token, out contiguous. Returns 0, or 1 without memory,
 // 2 for a head_dim or group that penstock_supports denies.
-int32_t penstock_attend(const void* q, int32_t q_dtype, int64_t q_stride, void* out, const void* k_cache, const void* v_cache, int32_t kv_dtype,
-                        const int32_t* query_start, const int32_t* context_len, const int32_t* block_tables, int64_t table_stride,
-                        int64_t num_seqs, int64_t num_heads, int64_t num_kv_heads, int64_t block_size, int64_t head_dim, float scale,
-                        int32_t threads) {
-    if (!penstock_supports(head_dim, num_heads / num_kv_heads)) return 2;
-    Job job = {};
-    job.q = q, job.k_cache = k_cache, job.v_cache = v_cache, job.out = out;
-    job.q_dtype = static_cast<DType>(q_dtype), job.kv_dtype = static_cast<DType>(kv_dtype), job.q_stride = q_stride;
+int32_t penstock_attend(const void* q, int32_t q_dtype, int64_t q_stride, void* out, void* k_cache, void* v_cache, float* k_scales, float* v_scales,
+                        int64_t block_stride, int32_t kv_dtype, const int32_t* query_start, const int32_t* context_len, const int32_t* block_tables, int64_t table_stride,
+                        int64_t num_seqs, int64_t num_heads, int64_t num_kv_heads, int64_t block_size, int64_t head_dim, float scale, int32_t threads) {
+    if (!is_attention_supported(head_dim, num_heads / num_kv_heads)) return 2;
+    Attention job = {};
+    job.q = q, job.out = out, job.q_dtype = static_cast<DType>(q_dtype), job.kv_dtype = static_cast<DType>(kv_dtype), job.q_stride = q_stride;
+    job.keys = {k_cache, k_scales, block_stride, false}, job.values = {v_cache, v_scales, block_stride, true};
     job.query_start = query_start, job.context_len = context_len, job.block_tables = block_tables, job.table_stride = table_stride;
     job.num_seqs = num_seqs, job.num_heads = num_heads, job.num_kv_heads = num_kv_heads, job.block_size = block_size;
     job.dim = static_cast<int>(head_dim), job.scale = scale;
@@ -559,17 +710,17 @@ int32_t penstock_attend(const void* q, int32_t q_dtype, int64_t q_stride, void* 
     if (job.first_unit == nullptr) return 1;
     job.first_partial = job.first_unit + num_seqs + 1;
 
-    const double work = plan(job, threads);
+    const int64_t num_floats = choose_split(job, threads);
+    plan_attention(job);
     if (job.is_split) {
-        job.partials = static_cast<float*>(malloc(sizeof(float) * job.first_partial[num_seqs] * job.partial_size()));
+        job.partials = static_cast<float*>(malloc(sizeof(float) * num_floats));
         if (job.partials == nullptr) {
             free(job.first_unit);
             return 1;
         }
     }
-    run(job, work_for(job.dim), work < ONE_THREAD_WORK ? 1 : threads);
-    if (job.is_split)
-        for (int64_t token = 0; token < query_start[num_seqs]; token++) merge_query(job, token);
+    Call call = {&job, attention_unit(job.dim, job.kv_dtype), {}, {}};
+    run_team(multiply_adds(job) < ONE_THREAD_WORK ? 1 : threads, work, &call);
     free(job.partials);
     free(job.first_unit);
     return 0;

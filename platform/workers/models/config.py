@@ -46,6 +46,17 @@ class Awq:
 
 
 @dataclass(frozen=True, slots=True)
+class PackQuantized:
+    """Linear layers are integers as compressed-tensors packs them (`penstock.workers.quant.compressed`)."""
+
+    bits: int
+    """4, or 8 where it is symmetric."""
+    group_size: int | None
+    """None: a row is one group."""
+    is_symmetric: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     family: Family
     vocab_size: int
@@ -70,7 +81,7 @@ class ModelConfig:
     has_mlp_bias: bool
     has_qk_norm: bool
     eos_token_ids: frozenset[int]
-    quantization: Awq | None = None
+    quantization: Awq | PackQuantized | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_position_embeddings"):
@@ -271,16 +282,22 @@ def _refuse_hf_variants(fields: _Fields) -> None:
         raise ConfigError(f"layer type {min(map(str, unknown))!r} is not supported; full_attention and sliding_attention are")
 
 
-def _hf_quantization(fields: _Fields) -> Awq | None:
-    """What quantization_config says, as AutoAWQ and transformers write it."""
+def _hf_quantization(fields: _Fields) -> Awq | PackQuantized | None:
+    """What quantization_config says, as AutoAWQ, compressed-tensors and transformers write it."""
     if not fields.values:
         return None
     method = fields.values.get("quant_method")
-    if method != "awq":
-        raise ConfigError(
-            f"the checkpoint is quantized ({method!r}), which is not supported; these are: safetensors in float32, float16, bfloat16 or AWQ (4 bits, GEMM "
-            "layout), and GGUF in F32, F16, BF16, Q8_0, Q4_0 or Q4_1"
-        )
+    if method == "awq":
+        return _awq(fields)
+    if method == "compressed-tensors":
+        return _pack_quantized(fields)
+    raise ConfigError(
+        f"the checkpoint is quantized ({method!r}), which is not supported; these are: safetensors in float32, float16, bfloat16, AWQ (4 bits, GEMM layout) or "
+        "compressed-tensors (pack-quantized, 4 or 8 bits), and GGUF"
+    )
+
+
+def _awq(fields: _Fields) -> Awq:
     bits, version = fields.integer("bits", fields.integer("w_bit", 4)), str(fields.values.get("version", "gemm")).lower()
     if bits != 4 or version != "gemm" or not fields.flag("zero_point", True):
         raise ConfigError(
@@ -290,6 +307,40 @@ def _hf_quantization(fields: _Fields) -> Awq | None:
     if group_size < 1:
         raise ConfigError(f"AWQ with group_size {group_size} is not supported; groups of 1 and more columns are")
     return Awq(group_size)
+
+
+def _pack_quantized(fields: _Fields) -> PackQuantized:
+    """`QuantizationConfig` of compressed-tensors. Which layers are packed is seen by their tensors, so targets and exceptions are not read."""
+    if fields.values.get("kv_cache_scheme"):
+        raise ConfigError("compressed-tensors with a kv_cache_scheme is not supported; weights alone are")
+    if (fields.nested("sparsity_config").values.get("format") or "dense") != "dense":
+        raise ConfigError("compressed-tensors with a sparsity_config is not supported; dense weights are")
+    schemes = fields.nested("config_groups")
+    kinds = {_scheme(schemes.nested(name), fields.values.get("format")) for name in schemes.values}
+    if len(kinds) != 1:
+        raise ConfigError(f"compressed-tensors with {len(kinds)} kinds of quantized weights in one checkpoint is not supported; one is")
+    return kinds.pop()
+
+
+def _scheme(fields: _Fields, stored: object) -> PackQuantized:
+    """stored: the format of schemes that name none."""
+    stored = fields.values.get("format") or stored
+    if stored != "pack-quantized":
+        raise ConfigError(f"compressed-tensors in the format {stored!r} is not supported; 'pack-quantized' is, integers of 4 or 8 bits")
+    if fields.values.get("input_activations") or fields.values.get("output_activations"):
+        raise ConfigError("compressed-tensors with quantized activations is not supported; weights alone are (W4A16, W8A16)")
+    weights = fields.nested("weights")
+    bits, kind, is_symmetric = weights.integer("num_bits", 8), weights.values.get("type", "int"), weights.flag("symmetric", True)
+    if kind != "int" or not (bits == 4 or (bits == 8 and is_symmetric)):
+        name = "symmetric" if is_symmetric else "asymmetric"
+        raise ConfigError(f"compressed-tensors with {name} weights of {bits} bits, type {kind!r}, is not supported; 4 bits and symmetric 8 bits, 'int', are")
+    if weights.values.get("actorder") in (True, "group", "dynamic"):
+        raise ConfigError("compressed-tensors with actorder 'group', whose columns are not in order, is not supported; 'weight' and none are")
+    group_size = weights.integer("group_size", 0)
+    strategy = weights.values.get("strategy") or {0: "tensor", -1: "channel"}.get(group_size, "group")
+    if (strategy, group_size > 0) not in (("group", True), ("channel", False)):
+        raise ConfigError(f"compressed-tensors with strategy {strategy!r} and group_size {group_size} is not supported; 'group' and 'channel' are")
+    return PackQuantized(bits, group_size if group_size > 0 else None, is_symmetric)
 
 
 def _hf_rope(fields: _Fields, max_positions: int) -> tuple[float, Llama3Scaling | None]:

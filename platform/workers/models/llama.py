@@ -17,12 +17,17 @@ from torch.nn import functional
 
 from penstock.workers.attention import AttentionBatch, attend, write_kv
 from penstock.workers.device import CPU, fetched
+from penstock.workers.kernels.arena import Arena
+from penstock.workers.kernels.cache_form import PLAIN, Form
 from penstock.workers.linear import linear
 from penstock.workers.lora import Share, add_shares
 from penstock.workers.models.config import Llama3Scaling, ModelConfig
-from penstock.workers.quant.int4 import Matrix
+from penstock.workers.quant.int4 import Matrix as QuantizedMatrix
+from penstock.workers.quant.packed import Packed
 from penstock.workers.weights import ROPE_FACTORS
 
+Matrix = QuantizedMatrix | Packed
+"""[N, K], dense, quantized or packed."""
 Adapt = Callable[[str, Tensor, Tensor], None]
 """Adds to a matrix's output what the step's adapters add, given its name in `lora.FUSED`, the output and the input."""
 
@@ -46,23 +51,45 @@ class Layer:
 
 
 class KvCache:
-    """Keys and values of all layers, in blocks: per layer two tensors [num_blocks, num_kv_heads, block_size, head_dim]."""
+    """Keys and values of all layers, in blocks: per layer two tensors [num_blocks, num_kv_heads, block_size, head_dim].
 
-    def __init__(self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device = CPU) -> None:
+    In int8 each token's head has a scale of its own: beside them two float32 tensors [num_blocks, num_kv_heads, block_size].
+    """
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device = CPU, *, is_tiled: bool = False
+    ) -> None:
+        """is_tiled: see `cache_form`; asks for kernels."""
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        made = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * config.num_layers)]
+        made = (
+            _parts(shape, 2 * config.num_layers, dtype)
+            if device.type == "cpu"
+            else [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * config.num_layers)]
+        )
         self.layers = list(zip(made[::2], made[1::2], strict=True))
+        self.forms = [Form(is_tiled=True) if is_tiled else PLAIN] * config.num_layers
+        if dtype == torch.int8:
+            self.forms = [Form((torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device)), is_tiled) for _ in self.layers]
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-        return 2 * config.num_layers * config.num_kv_heads * block_size * config.head_dim * dtype.itemsize
+        row_bytes = config.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype == torch.int8 else 0)
+        return 2 * config.num_layers * config.num_kv_heads * block_size * row_bytes
 
     def poison(self, blocks: Tensor) -> None:
         """Fill blocks with NaN, so that a read of what nobody wrote shows. For tests."""
-        for cache in (cache for pair in self.layers for cache in pair):
-            cache[blocks] = math.nan
+        for pair, form in zip(self.layers, self.forms, strict=True):
+            for part in form.scales or pair:
+                part[blocks] = math.nan
+
+
+def _parts(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) -> list[Tensor]:
+    """Tensors of zeros in which the same block of all lies side by side, on huge pages: memory is taken as blocks are, and few pages are in use."""
+    num_blocks, *inner = shape
+    whole = Arena().cut(count * math.prod(shape) * dtype.itemsize).view(dtype).view(num_blocks, count, *inner)
+    return list(whole.unbind(1))
 
 
 class Llama:
@@ -71,8 +98,9 @@ class Llama:
     def __init__(self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, exact: bool) -> None:
         """weights: as `penstock.workers.weights.load_weights` returns them, all on one device. threads: of attention, on the CPU."""
         self.config = config
-        self.embed = _dense(weights["embed"])
-        self.device = self.embed.device
+        self.embed = weights["embed"]
+        self.dtype = self.embed.dtype
+        self.device = self.embed.device if isinstance(self.embed, Tensor) else CPU
         self.layers = [_layer(weights, index) for index in range(config.num_layers)]
         self.norm = _dense(weights["norm"])
         self.lm_head = weights.get("lm_head", self.embed)
@@ -81,6 +109,11 @@ class Llama:
         self._cos, self._sin = (table.to(self.device) for table in rope_tables(inverse, max_model_len))
         self._threads = threads
         self._exact = exact
+
+    @property
+    def rope(self) -> tuple[Tensor, Tensor]:
+        """See `rope_tables`."""
+        return self._cos, self._sin
 
     def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Sequence[Share] = ()) -> Tensor:
         """float32 [R, vocab_size] at the flat indices `rows`; the KV of all tokens is written to the cache.
@@ -92,17 +125,18 @@ class Llama:
             token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))
             batch = batch.on(self.device, cache.block_size, self._exact)
             shares = [share.on(self.device) for share in shares]
-        x = self.embed[token_ids]
+        x = self.embed[token_ids] if isinstance(self.embed, Tensor) else _rows(self.embed, token_ids)
         cos, sin = self._cos[positions], self._sin[positions]
-        for index, (layer, (keys, values)) in enumerate(zip(self.layers, cache.layers, strict=True)):
+        for index, layer in enumerate(self.layers):
             adapt = partial(add_shares, shares, index, self._exact) if shares else None
-            x += self._attention(layer, self._norm(x, layer.input_norm), cos, sin, keys, values, batch, adapt)
+            x += self._attention(layer, self._norm(x, layer.input_norm), cos, sin, cache, index, batch, adapt)
             x += self._mlp(layer, self._norm(x, layer.post_norm), adapt)
         logits = self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
         return logits if self.device.type == "cpu" else fetched(logits)
 
-    def _attention(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, batch: AttentionBatch, adapt: Adapt | None) -> Tensor:
+    def _attention(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, cache: KvCache, index: int, batch: AttentionBatch, adapt: Adapt | None) -> Tensor:
         config = self.config
+        (keys, values), form = cache.layers[index], cache.forms[index]
         num_queries, head_dim = config.num_heads, config.head_dim
         qkv = self._adapted("qkv", x, layer.qkv, layer.qkv_bias, adapt).view(len(x), -1, head_dim)
         qk, v = qkv[:, : num_queries + config.num_kv_heads], qkv[:, num_queries + config.num_kv_heads :]
@@ -110,8 +144,8 @@ class Llama:
             q, k = qk[:, :num_queries], qk[:, num_queries:]
             qk = torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), dim=1)
         qk = rotate(qk, cos, sin)
-        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping)
-        out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact)
+        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping, form)
+        out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact, form)
         return self._adapted("o", out.view(len(x), -1), layer.o, layer.o_bias, adapt)
 
     def _mlp(self, layer: Layer, x: Tensor, adapt: Adapt | None) -> Tensor:
@@ -185,6 +219,11 @@ def _llama3_scaled(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
 def _dense(weight: Matrix) -> Tensor:
     assert isinstance(weight, Tensor), "only linear layers are quantized"
     return weight
+
+
+def _rows(table: Matrix, ids: Tensor) -> Tensor:
+    assert isinstance(table, Packed), "a table that is looked up in is dense or packed"
+    return table.rows(ids)
 
 
 def _layer(weights: Mapping[str, Matrix], index: int) -> Layer:

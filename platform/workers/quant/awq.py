@@ -34,15 +34,16 @@ def pack(columns: Tensor) -> Tensor:
 
 def copy_groups(qweight: Tensor, qzeros: Tensor, scales: Tensor, out: Groups) -> None:
     """A layer's tensors, as stored, into rows of the normal form."""
+    assert out.offset is not None
     out.q.copy_(unpack(qweight).t())
-    out.zero.copy_(unpack(qzeros).t())
     out.scale.copy_(scales.t())
+    out.offset.copy_(unpack(qzeros).t()).mul_(out.scale).neg_()
 
 
 def tensors_of(groups: Groups) -> dict[str, Tensor]:
-    """What a checkpoint keeps of a layer."""
+    """What a checkpoint keeps of a layer; its zero points must be integers, 0 to 15."""
     return {
         "qweight": pack(groups.q.t().contiguous()),
-        "qzeros": pack(groups.zero.t().contiguous()),
+        "qzeros": pack(groups.zero.round().to(torch.uint8).t().contiguous()),
         "scales": groups.scale.t().contiguous().half(),
     }

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from penstock.workers.batch import Span, lay_out
-from penstock.workers.models.llama import KvCache, Llama
+from penstock.workers.models.fused import Model
+from penstock.workers.models.llama import KvCache
 from penstock.workers.sampling import Sampler
 from penstock.workers.sequence import Chunk, Sequence
 
@@ -50,7 +51,7 @@ class _Draft(NamedTuple):
 class DraftModel:
     """Satisfies `penstock.workers.speculation.drafter.Drafter`."""
 
-    def __init__(self, model: Llama, cache: KvCache, sampler: Sampler, max_model_len: int, catch_up_tokens: int = CATCH_UP_TOKENS) -> None:
+    def __init__(self, model: Model, cache: KvCache, sampler: Sampler, max_model_len: int, catch_up_tokens: int = CATCH_UP_TOKENS) -> None:
         """cache: as many blocks, of the same size, as the target's. sampler: the target's. max_model_len: tokens the model can place."""
         self._model = model
         self._cache = cache

@@ -14,6 +14,8 @@ from torch import Tensor
 from penstock.workers import attention
 from penstock.workers.attention import AttentionBatch, attend, write_kv
 from penstock.workers.kernels.build import find_compilers, load_kernels, obtain
+from penstock.workers.kernels.cache_form import PLAIN, Form
+from penstock.workers.kernels.products import Level, Products
 
 NAN = float("nan")
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -31,22 +33,34 @@ class Case:
     batch: AttentionBatch
     keys: list[Tensor]
     values: list[Tensor]
+    form: Form = PLAIN
 
     def attend(self, threads: int = 2, exact: bool = False) -> Tensor:
-        return attend(self.q, self.k_cache, self.v_cache, self.batch, 0.25, threads, exact)
+        return attend(self.q, self.k_cache, self.v_cache, self.batch, 0.25, threads, exact, self.form)
 
     def torch_attend(self, exact: bool) -> Tensor:
-        return attention._attend_torch(self.q, self.k_cache, self.v_cache, self.batch, 0.25, exact)
+        return attention._attend_torch(self.q, self.k_cache, self.v_cache, self.batch, 0.25, exact, self.form)
 
 
 def make_case(
-    spans: list[Span], *, dim: int = 64, kv_heads: int = 3, group: int = 3, block_size: int = 16, dtype: torch.dtype = torch.float32, seed: int = 0
+    spans: list[Span],
+    *,
+    dim: int = 64,
+    kv_heads: int = 3,
+    group: int = 3,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    cache: str = "plain",
 ) -> Case:
     """Random content that depends on `seed` and the sequence's index alone."""
     counts = [-(-context // block_size) for context, _ in spans]
     blocks = list(range(1, sum(counts) + 4))
     random.Random(seed).shuffle(blocks)
-    k_cache = torch.full((len(blocks) + 1, kv_heads, block_size, dim), NAN, dtype=dtype)
+    shape = (len(blocks) + 1, kv_heads, block_size, dim)
+    is_int8, is_tiled = "int8" in cache, "tiled" in cache
+    form = Form((torch.full(shape[:3], NAN), torch.full(shape[:3], NAN)) if is_int8 else None, is_tiled)
+    k_cache = torch.full(shape, 99 if is_int8 else NAN, dtype=torch.int8 if is_int8 else dtype)
     v_cache = k_cache.clone()
     tables = torch.zeros(len(spans), max(counts), dtype=torch.int32)
     keys, values, queries, slots = [], [], [], []
@@ -57,14 +71,14 @@ def make_case(
         tables[index, : counts[index]] = table
         positions = torch.arange(context)
         slot = table[positions // block_size] * block_size + positions % block_size
-        write_kv(k, v, k_cache, v_cache, slot)
+        write_kv(k, v, k_cache, v_cache, slot, form)
         keys.append(k)
         values.append(v)
         queries.append(q[context - new :])
         slots.append(slot[context - new :])
     starts = torch.tensor([0, *(new for _, new in spans)]).cumsum(0).int()
     contexts = torch.tensor([context for context, _ in spans], dtype=torch.int32)
-    return Case(torch.cat(queries), k_cache, v_cache, AttentionBatch(starts, contexts, tables, torch.cat(slots)), keys, values)
+    return Case(torch.cat(queries), k_cache, v_cache, AttentionBatch(starts, contexts, tables, torch.cat(slots)), keys, values, form)
 
 
 def dense(case: Case) -> Tensor:
@@ -95,6 +109,15 @@ def _kernels_and_one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture
+def products() -> Iterator[Products]:
+    """Those of the kernels, whose level a test may set."""
+    kernels = load_kernels()
+    assert kernels is not None
+    yield kernels.products
+    kernels.products.set_level(None)
+
+
 @pytest.mark.parametrize(("dim", "group", "block_size", "dtype"), list(product((16, 32, 64, 128), (1, 3, 4, 8), (8, 16, 32), TOLERANCE)))
 def test_the_kernel_equals_dense_softmax_attention(dim: int, group: int, block_size: int, dtype: torch.dtype) -> None:
     case = make_case(MIXED, dim=dim, kv_heads=2, group=group, block_size=block_size, dtype=dtype)
@@ -107,6 +130,36 @@ def test_the_torch_fallback_equals_dense_softmax_attention(exact: bool, group: i
     case = make_case(MIXED, dim=32, group=group, block_size=block_size, dtype=dtype)
 
     torch.testing.assert_close(case.torch_attend(exact).double(), dense(case), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("level", "dim", "group", "cache"), list(product((None, Level.PORTABLE), (32, 64, 96, 128), (1, 3, 8), ("tiled", "int8", "tiled int8")))
+)
+def test_tiled_and_int8_caches_equal_dense_softmax_attention(level: Level | None, dim: int, group: int, cache: str, products: Products) -> None:
+    assert products.set_level(level)
+    dtype = torch.bfloat16 if cache == "tiled" else torch.float32
+    case = make_case([*MIXED, (300, 1), (600, 40)], dim=dim, kv_heads=2, group=group, dtype=dtype, cache=cache)
+
+    expected = dense(case)
+    assert (case.attend() - expected).square().mean().sqrt() < 0.02 * expected.std()
+
+
+def test_torch_and_the_kernels_keep_and_read_an_int8_cache_alike(products: Products) -> None:
+    case = make_case(MIXED, cache="int8")
+    form = Form((torch.full_like(case.form.scales[0], NAN), torch.full_like(case.form.scales[1], NAN))) if case.form.scales else PLAIN
+    caches = (torch.zeros_like(case.k_cache), torch.zeros_like(case.v_cache))
+
+    assert products.set_level(Level.PORTABLE)
+    torch.testing.assert_close(case.torch_attend(False), case.attend(), atol=2e-5, rtol=2e-5)
+    new = torch.cat([keys[-1:] for keys in case.keys]), torch.cat([values[-1:] for values in case.values])
+    slots = case.batch.slot_mapping[case.batch.query_start[1:].long() - 1]
+    attention._write_kv_torch(*new, *caches, slots, form)
+    for place in slots.tolist():
+        block, offset = divmod(place, 16)
+        assert torch.equal(caches[0][block, :, offset], case.k_cache[block, :, offset])
+        assert form.scales is not None
+        assert case.form.scales is not None
+        torch.testing.assert_close(form.scales[1][block, :, offset], case.form.scales[1][block, :, offset])
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4])
@@ -122,10 +175,13 @@ def test_contexts_of_several_segments_equal_dense_softmax_attention() -> None:
     torch.testing.assert_close(case.attend().double(), dense(case), atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize(("dtype", "threads"), list(product(TOLERANCE, (1, 2, 5))))
-def test_a_query_gets_the_same_bits_alone_and_in_any_batch_with_any_number_of_threads(dtype: torch.dtype, threads: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "threads", "cache"),
+    [*product(TOLERANCE, (1, 2, 5), ("plain",)), (torch.bfloat16, 2, "tiled"), (torch.float32, 2, "int8"), (torch.float32, 2, "tiled int8")],
+)
+def test_a_query_gets_the_same_bits_alone_and_in_any_batch_with_any_number_of_threads(dtype: torch.dtype, threads: int, cache: str) -> None:
     spans = [*MIXED, (1100, 30), (2100, 1)]
-    together = make_case(spans, dtype=dtype)
+    together = make_case(spans, dtype=dtype, cache=cache)
     whole = together.attend(threads)
 
     for index, (context, new) in enumerate(spans):
@@ -139,14 +195,15 @@ def narrowed(case: Case, index: int, row: int, visible: int) -> Case:
     """One query of a case as a batch of its own; everything behind what it sees is made NaN."""
     token = int(case.batch.query_start[index]) + row
     k_cache, v_cache = case.k_cache.clone(), case.v_cache.clone()
+    form = case.form if case.form.scales is None else Form((case.form.scales[0].clone(), case.form.scales[1].clone()), case.form.is_tiled)
     table, size = case.batch.block_tables[index], case.k_cache.shape[2]
-    for cache in (k_cache, v_cache):
+    for cache in form.scales or (k_cache, v_cache):
         cache[table[-(-visible // size) :].long()] = NAN
-        if visible % size:
+        if visible % size and (form.scales is not None or not form.is_tiled):
             cache[int(table[visible // size]), :, visible % size :] = NAN
     tables = case.batch.block_tables[index : index + 1, : -(-visible // size)].clone()
     batch = AttentionBatch(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([visible], dtype=torch.int32), tables, torch.zeros(1, dtype=torch.int64))
-    return Case(case.q[token : token + 1], k_cache, v_cache, batch, [], [])
+    return Case(case.q[token : token + 1], k_cache, v_cache, batch, [], [], form)
 
 
 @settings(max_examples=30, deadline=None)

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.text.gguf_header import GgufHeader, TensorInfo, Value
 from penstock.wire.errors import ConfigError
-from penstock.workers.models.config import Llama3Scaling, ModelConfig, from_gguf, from_hf
+from penstock.workers.models.config import Llama3Scaling, ModelConfig, PackQuantized, from_gguf, from_hf
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -104,7 +104,9 @@ def test_a_sliding_window_bounds_the_context_where_the_family_uses_it(changes: d
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs by layer"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling of config.json has no low_freq_factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized .'gptq'.*AWQ.*GGUF"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantized .'gptq'.*AWQ.*compressed-tensors.*GGUF"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantized .'bitsandbytes'.*which is not supported"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "quantized .'fp8'.*which is not supported"),
         ({"quantization_config": {"quant_method": "awq", "version": "gemv"}}, "AWQ with 4 bits, version 'gemv'"),
         ({"quantization_config": {"quant_method": "awq", "bits": 8}}, "AWQ with 8 bits"),
         ({"quantization_config": {"quant_method": "awq", "group_size": -1}}, "group_size -1"),
@@ -124,6 +126,55 @@ def test_a_sliding_window_bounds_the_context_where_the_family_uses_it(changes: d
 def test_what_is_not_supported_is_refused_with_a_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         hf(**changes)
+
+
+def compressed(scheme: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """quantization_config of a checkpoint by llm-compressor; `changes` of its weights."""
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128} | changes
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None, **(scheme or {})}}
+    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups, "ignore": ["lm_head"], "kv_cache_scheme": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, PackQuantized(4, 128, True)),
+        ({"symmetric": False, "group_size": 32}, PackQuantized(4, 32, False)),
+        ({"strategy": None, "actorder": "weight"}, PackQuantized(4, 128, True)),
+        ({"num_bits": 8, "strategy": "channel", "group_size": None}, PackQuantized(8, None, True)),
+        ({"strategy": None, "group_size": -1}, PackQuantized(4, None, True)),
+        ({"scheme": {"format": "pack-quantized"}}, PackQuantized(4, 128, True)),
+    ],
+)
+def test_what_compressed_tensors_says_is_understood(changes: dict[str, Any], wanted: PackQuantized) -> None:
+    assert hf(quantization_config=compressed(**changes)).quantization == wanted
+
+
+@pytest.mark.parametrize(
+    ("quantization", "sentence"),
+    [
+        (compressed() | {"format": "int-quantized"}, "in the format 'int-quantized' is not supported; 'pack-quantized' is"),
+        (compressed({"format": "nvfp4-pack-quantized"}), "in the format 'nvfp4-pack-quantized'"),
+        (compressed({"input_activations": {"num_bits": 8}}), "with quantized activations"),
+        (compressed(num_bits=8, symmetric=False), "with asymmetric weights of 8 bits"),
+        (compressed(num_bits=3), "with symmetric weights of 3 bits, type 'int', is not supported; 4 bits"),
+        (compressed(type="float"), "type 'float'"),
+        (compressed(actorder="group"), "actorder 'group'"),
+        (compressed(strategy="tensor", group_size=None), "strategy 'tensor' and group_size 0"),
+        (compressed(strategy=None, group_size=None), "strategy 'tensor'"),
+        (compressed(strategy="channel"), "strategy 'channel' and group_size 128"),
+        (compressed() | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
+        (compressed() | {"config_groups": {}}, "with 0 kinds of quantized weights"),
+        (
+            compressed() | {"config_groups": {"a": compressed()["config_groups"]["group_0"], "b": compressed(group_size=32)["config_groups"]["group_0"]}},
+            "with 2 kinds",
+        ),
+    ],
+)
+def test_what_compressed_tensors_can_do_beyond_is_refused_with_a_sentence(quantization: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        hf(quantization_config=quantization)
 
 
 @pytest.mark.parametrize("key", [key for key in LLAMA if isinstance(LLAMA[key], int) and not isinstance(LLAMA[key], bool)])

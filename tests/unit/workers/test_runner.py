@@ -17,8 +17,10 @@ from penstock.wire.frames import SamplingParams
 from penstock.workers.batch import build_batch
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.models.config import read_config
+from penstock.workers.quant.int4 import Groups
 from penstock.workers.runner import TorchRunner, compute_dtype, has_bfloat16, load_runner, plan_kv
 from penstock.workers.sequence import Chunk, Sequence, Step
+from penstock.workers.weights import rounded_table
 from tests.unit.workers.tiny_models import saved, tiny_model
 
 BLOCK_SIZE = 4
@@ -122,6 +124,23 @@ def test_greedy_tokens_are_those_of_transformers(model: PreTrainedModel, source:
 
     assert a.token_ids[11:] == greedy(model, prompts[0], 7)
     assert b.token_ids[17:] == greedy(model, prompts[1], 6)
+
+
+def test_head_and_embedding_are_held_as_the_settings_say(source: ModelSource) -> None:
+    rounded = tiny_model("llama")
+    for part in (rounded.lm_head, rounded.model.embed_tokens):
+        table = rounded_table(part.weight.detach(), 4)
+        assert isinstance(table, Groups)
+        part.weight.data = table.dequantized()
+    chunk = Chunk(sequence(21, [9, 3, 7, 1, 5, 2]), 0, 21)
+
+    _, logits = load_runner(source, msgspec.structs.replace(engine_config(), lm_head="int4")).forward(Step([chunk], []))
+    _, plain = load_runner(source, engine_config()).forward(Step([chunk], []))
+
+    with torch.inference_mode():
+        wanted = rounded(torch.tensor([chunk.seq.token_ids])).logits[0, -1]
+    assert torch.allclose(logits[0], wanted, atol=1e-4)
+    assert not torch.allclose(plain[0], wanted, atol=1e-2)
 
 
 def test_only_a_chunk_that_reaches_the_last_token_chooses(source: ModelSource) -> None:

@@ -80,6 +80,8 @@ def test_a_gpu_is_asked_of_ray_as_for_our_own_engine() -> None:
 def test_what_vllm_can_not_keep_is_refused() -> None:
     with pytest.raises(ConfigError, match="exact"):
         EngineConfig(runner="vllm", exact=True)
+    with pytest.raises(ConfigError, match=r"engine\.lm_head: int8 is for our own engine"):
+        EngineConfig(runner="vllm", lm_head="int8")
     with pytest.raises(ConfigError, match="speculation"):
         EngineConfig(runner="vllm", speculation=SpeculationConfig(method="ngram"))
     with pytest.raises(ConfigError, match="start_timeout_s"):

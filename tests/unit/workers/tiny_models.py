@@ -1,6 +1,6 @@
 """Random two-layer models of every supported kind, made and saved by transformers: the oracle of the model tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,17 @@ _GGUF_NAMES = {
 }
 
 
-def written_as_gguf(model: PreTrainedModel, path: Path, kind: gguf.GGMLQuantizationType, extra: dict[str, np.ndarray] | None = None) -> ModelSource:
-    """With gguf's own writer and quantizer: matrices as `kind`, vectors as F32, q and k of llamas interleaved as llama.cpp wants them."""
+def written_as_gguf(
+    model: PreTrainedModel,
+    path: Path,
+    kind: gguf.GGMLQuantizationType,
+    extra: dict[str, np.ndarray] | None = None,
+    kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
+) -> ModelSource:
+    """With gguf's own writer and quantizer: matrices as `kind`, vectors as F32, q and k of llamas interleaved as llama.cpp wants them.
+
+    kinds: of single matrices, by their GGUF names.
+    """
     config = model.config
     architecture = config.model_type
     writer = gguf.GGUFWriter(path, architecture)
@@ -110,7 +119,7 @@ def written_as_gguf(model: PreTrainedModel, path: Path, kind: gguf.GGMLQuantizat
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(name.split(".")[-2])
         if architecture == "llama" and heads:
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        stored = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        stored = (kinds or {}).get(gguf_name(name), kind) if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(gguf_name(name), gguf.quantize(np.ascontiguousarray(values), stored), raw_dtype=stored)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values)

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from penstock.workers.kernels.build import load_kernels
+from penstock.workers.kernels.products import Level
 from penstock.workers.linear import linear
-from penstock.workers.quant.int4 import Groups, Int4Matrix, quantize
+from penstock.workers.quant.int4 import Groups, Int4Matrix, quantize, quantize_int8
 
 
 def random_weight(rows: int, columns: int) -> torch.Tensor:
@@ -22,15 +24,35 @@ def test_every_weight_is_within_half_a_step_of_its_integer(columns: int, group_s
     assert bool(((groups.dequantized() - weight).abs() <= 0.51 * steps + 1e-3 * steps * 15).all())
 
 
+@pytest.mark.parametrize(("columns", "group_size"), [(576, 32), (40, 32), (96, 96)])
+def test_in_8_bits_every_weight_is_within_half_a_step_of_its_integer(columns: int, group_size: int) -> None:
+    weight = random_weight(16, columns)
+    groups = quantize_int8(weight, group_size)
+    steps = groups.scale.repeat_interleave(group_size, dim=1)[:, :columns]
+
+    assert (groups.bits, groups.q.dtype, groups.offset) == (8, torch.int8, None)
+    # the float16 scale may be a little short of the largest weight, which is then cut
+    assert bool(((groups.dequantized() - weight).abs() <= 0.51 * steps + 1e-3 * steps * 127).all())
+
+
+def test_zero_points_are_had_back_from_offsets() -> None:
+    scale = torch.rand(16, 3).half().float()
+    zero = torch.randint(0, 16, (16, 3)).float()
+    scale[0, 0] = zero[0, 0] = 0
+
+    assert torch.equal(Groups(torch.zeros(16, 96, dtype=torch.uint8), scale, -zero * scale, 32).zero, zero)
+
+
 def test_weights_on_the_lattice_stay_as_they_are() -> None:
     q = torch.randint(0, 16, (16, 64), dtype=torch.uint8)
     q[:, 0], q[:, 1] = 0, 15  # the whole range is in use
-    lattice = Groups(q, torch.full((16, 1), 0.0078125), torch.full((16, 1), 7, dtype=torch.uint8), 64)
+    lattice = Groups(q, torch.full((16, 1), 0.0078125), torch.full((16, 1), -7 * 0.0078125), 64)
 
     again = quantize(lattice.dequantized(), 64)
 
     assert torch.equal(again.q, q)
     assert torch.equal(again.zero, lattice.zero)
+    assert torch.equal(again.dequantized(), lattice.dequantized())
 
 
 @pytest.mark.parametrize("value", [0.0, 0.02, -0.02])
@@ -52,6 +74,21 @@ def test_products_are_those_of_the_dequantized_matrix(rows: int, columns: int, g
     assert rough.dtype == torch.bfloat16
     assert torch.allclose(rough.float(), exact, atol=0.02 * exact.abs().max().item())
     assert torch.allclose(linear(x, Int4Matrix(groups, torch.float32), None, exact=False), exact, atol=1e-5)
+
+
+def test_without_kernels_of_ours_products_are_those_of_torchs_operator() -> None:
+    kernels = load_kernels()
+    assert kernels is not None
+    groups, x = quantize(random_weight(64, 256), 64), torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    ours = Int4Matrix(groups, torch.bfloat16)
+    kernels.products.set_level(Level.PORTABLE)
+    try:
+        theirs = Int4Matrix(groups, torch.bfloat16)
+    finally:
+        kernels.products.set_level(None)
+
+    assert torch.allclose(theirs.multiply(x).float(), ours.multiply(x).float(), atol=0.05)
+    assert theirs.nbytes == ours.nbytes == 64 * 256 // 2 + 64 * 4 * 4
 
 
 def test_a_bias_is_added() -> None:

@@ -1,0 +1,35 @@
+"""Memory for weights, on huge pages where Linux gives them: a decode step reads all weights once, and with pages of 4 KiB a core waits for
+address translations (SmolLM2's head at batch 1, one core of a Zen 4: 28 against 18 GB/s)."""
+
+import mmap
+
+import torch
+from torch import Tensor
+
+CHUNK_BYTES = 32 << 20
+ALIGNMENT = 64
+_HUGE_PAGE_BYTES = 2 << 20
+
+
+class Arena:
+    """Cuts tensors out of large chunks. A chunk lives as long as any tensor of it; what is not cut off is never touched, and takes no memory."""
+
+    def __init__(self) -> None:
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def cut(self, size: int) -> Tensor:
+        """uint8 [size], zeros, its address a multiple of ALIGNMENT."""
+        taken = -(-size // ALIGNMENT) * ALIGNMENT
+        if taken > len(self._rest):
+            self._rest = _chunk(max(taken, CHUNK_BYTES))
+        found, self._rest = self._rest[:size], self._rest[taken:]
+        return found
+
+
+def _chunk(size: int) -> Tensor:
+    memory = mmap.mmap(-1, size + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % _HUGE_PAGE_BYTES
+    return whole[start : start + size]

@@ -1,0 +1,35 @@
+"""How a layer of the KV cache is kept, beyond its two tensors [num_blocks, num_kv_heads, block_size, head_dim]; `attention.hpp` has the orders."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+TILE = 16
+"""Positions that a tiled cache keeps together."""
+_LANES = 32
+_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+_TILED_CODES = {torch.bfloat16: 3, torch.int8: 4}
+
+
+class Form(NamedTuple):
+    scales: tuple[Tensor, Tensor] | None = None
+    """Of int8 keys and values: float32 [num_blocks, num_kv_heads, block_size]."""
+    is_tiled: bool = False
+    """In the order in which products take it, within each head of a block. Only the kernels read it."""
+
+
+PLAIN = Form()
+
+
+def can_tile(block_size: int, head_dim: int, dtype: torch.dtype) -> bool:
+    return dtype in _TILED_CODES and block_size % TILE == 0 and head_dim % _LANES == 0
+
+
+def cache_code(cache: Tensor, form: Form) -> int:
+    """`DType` of vectors.hpp."""
+    assert (form.scales is not None) == (cache.dtype == torch.int8)
+    if not form.is_tiled:
+        return _CODES[cache.dtype]
+    assert can_tile(cache.shape[2], cache.shape[3], cache.dtype)
+    return _TILED_CODES[cache.dtype]

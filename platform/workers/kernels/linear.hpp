@@ -1,0 +1,64 @@
+// Products of activations with packed matrices: y[m, n] = sum over k of x[m, k] * w[n, k], with w in bfloat16 or in small integers by groups:
+// w[n, k] = q[n, k] * scale[n, g] + offset[n, g], g = k / group (the normal form of quant/int4.py).
+//
+// Two steps: `prepare` brings activations into the form that a path wants, `multiply` computes a range of outputs from it. Both keep no state
+// and may run in several threads at once, on different rows and different outputs. W4A8 and W8A8 round activations to 8 bits per row and group;
+// exact (W4A16) means that weights are dequantized, activations kept in bfloat16 (float32 where the CPU has no products of bfloat16).
+//
+// Invariants. A row's result is one fixed sequence of operations on that row and the matrix, whatever other rows there are, as long as the path
+// is the same: level, is_exact, and (with AMX only) whether m reaches AMX_ROWS. Padding is zeros on both sides. A row with NaN or infinity in it
+// comes out with NaN where it has a share, other rows don't notice.
+
+#pragma once
+
+#include <stdint.h>
+
+namespace penstock {
+
+enum Kind : int32_t { BF16 = 0, INT8 = 1, INT4 = 2 };
+
+// What the CPU can do, and is allowed to: AVX512 is with VNNI and BF16, AMX with int8 and bf16 tiles on top.
+enum Level : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AMX = 3 };
+
+constexpr int32_t TILE_N = 16;    // outputs of a panel: `multiply` takes whole ones
+constexpr int32_t BLOCK_K = 32;   // columns are padded to a multiple of it, and groups are multiples of it
+constexpr int32_t AMX_ROWS = 24;  // rows from which on unpacking for tiles pays
+
+// A packed matrix; `data` is somebody else's memory, aligned to 64 bytes. packed.hpp has the layout.
+struct Matrix {
+    int32_t kind, n, k;
+    int32_t group;     // columns of a group, a multiple of BLOCK_K; the last may be short. 0 for BF16
+    int32_t has_zero;  // INT4: groups keep a zero point instead of an offset: offset = -zero * scale
+    float unit;        // a power of two that scales (and offsets) are in
+    const uint8_t* data;
+};
+
+// Rows of activations in a path's form: pointers into scratch.
+struct Inputs {
+    int32_t m, k, k_padded, group, num_groups, level;
+    bool is_rounded;  // to 8 bits
+    int8_t* q;        // [m, k_padded]
+    float* scale;     // [m, num_groups]
+    float* sum;       // [m, num_groups]: scale times the sum of q
+    void* dense;      // [m, k_padded], bfloat16 from level AVX512 on, float32 below; with AMX rows are padded to a multiple of 16
+};
+
+// Best level of this CPU, or the one that was set below it.
+int32_t level();
+
+// Scratch that `prepare` needs, whatever the group, level and exactness. Aligned to 64 bytes.
+int64_t inputs_bytes(int32_t m, int32_t k);
+
+// Fills `inputs` (alike in every call with the same arguments, so each thread may have its own) and, in scratch, rows [row_begin, row_end) of m.
+// x: [m, k], `stride` floats from row to row. group: that of the matrix to come, 0 for BF16.
+void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int32_t m, int32_t k, int32_t group, int32_t row_begin, int32_t row_end,
+             bool is_exact);
+
+// Outputs [n_begin, n_end) of all rows, which must be prepared: output n of row m overwrites out[m * out_stride + n - n_begin]. n_begin is a
+// multiple of TILE_N, n_end too or it is the matrix's n.
+void multiply(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int32_t n_begin, int32_t n_end);
+
+// Row `row` of the matrix, dequantized, to out[k].
+void read_row(const Matrix& matrix, int32_t row, float* out);
+
+}  // namespace penstock

@@ -1,0 +1,108 @@
+// How matrices lie in memory, and what the paths of linear*.cpp share.
+//
+// A matrix is ceil(n / 16) panels of 16 outputs, one after the other; a panel is its groups in order, each as one stream to read forward:
+//   INT4  16 scales, 16 offsets (or zero points), float16; then a block of 256 bytes for each 32 columns: byte [j < 4][lane < 16][b < 4] holds
+//         column 8 j + b of output `lane` in its low and column 8 j + 4 + b in its high nibble
+//   INT8  16 scales, float32; then 512 bytes for each 32 columns: byte [j < 8][lane][b < 4] holds q + 128 of column 4 j + b
+//   BF16  (a single group without a head) 1024 bytes for each 32 columns: [j < 16][lane][b < 2], column 2 j + b
+// So 4 (2) neighbouring columns of 16 outputs are a vector for products of bytes (bfloat16 pairs), and rows of an AMX tile.
+
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include "linear.hpp"
+
+namespace penstock {
+
+constexpr int64_t HEAD_BYTES = 64;
+constexpr int32_t INT8_ZERO = 128;
+constexpr int32_t CHUNK_K = 1024;  // columns dequantized at a time; a multiple of every BLOCK_K
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
+inline int64_t padded_k(const Matrix& matrix) { return rounded_up(matrix.k, BLOCK_K); }
+inline int64_t block_bytes(int32_t kind) { return kind == INT4 ? 256 : kind == INT8 ? 512 : 1024; }
+inline int64_t num_groups(const Matrix& matrix) { return matrix.group == 0 ? 0 : (matrix.k + matrix.group - 1) / matrix.group; }
+inline int64_t panel_bytes(const Matrix& matrix) { return num_groups(matrix) * HEAD_BYTES + padded_k(matrix) / BLOCK_K * block_bytes(matrix.kind); }
+inline int64_t group_bytes(const Matrix& matrix) { return HEAD_BYTES + matrix.group / BLOCK_K * block_bytes(matrix.kind); }
+inline const uint8_t* panel_of(const Matrix& matrix, int64_t panel) { return matrix.data + panel * panel_bytes(matrix); }
+inline int64_t num_panels(const Matrix& matrix) { return (matrix.n + TILE_N - 1) / TILE_N; }
+
+// Blocks of group `group`; the last one may have fewer.
+inline int64_t num_blocks(const Matrix& matrix, int64_t group) {
+    return smaller(matrix.group, padded_k(matrix) - group * matrix.group) / BLOCK_K;
+}
+
+inline float from_bits(uint32_t bits) {
+    float result;
+    memcpy(&result, &bits, sizeof result);
+    return result;
+}
+
+inline uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+inline float from_bf16(uint16_t x) { return from_bits(static_cast<uint32_t>(x) << 16); }
+
+inline uint16_t to_bf16(float x) {  // to nearest, ties to even; NaN stays NaN
+    const uint32_t bits = bits_of(x);
+    return static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? bits >> 16 | 0x40 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+inline float from_f16(uint16_t x) {
+    const uint32_t sign = static_cast<uint32_t>(x & 0x8000) << 16, magnitude = x & 0x7FFF;
+    if (magnitude >= 0x7C00) return from_bits(sign | 0x7F800000 | (magnitude & 0x3FF) << 13);
+    // the exponent's bias differs by 112; the multiplication makes subnormals normal
+    return from_bits(sign | bits_of(from_bits(magnitude << 13) * from_bits((254 - 15) << 23)));
+}
+
+// Scales and offsets of a group's 16 outputs, offset for q as it is stored.
+struct Head {
+    alignas(64) float scale[TILE_N], offset[TILE_N];
+};
+
+inline void read_head(const Matrix& matrix, const uint8_t* group, Head& head) {
+    for (int lane = 0; lane < TILE_N; lane++) {
+        if (matrix.kind == INT4) {
+            uint16_t half[2];
+            memcpy(half, group + 2 * lane, 2);
+            memcpy(half + 1, group + 2 * (TILE_N + lane), 2);
+            head.scale[lane] = from_f16(half[0]);
+            head.offset[lane] = matrix.has_zero ? -from_f16(half[1]) * head.scale[lane] : from_f16(half[1]);
+        } else {
+            memcpy(head.scale + lane, group + 4 * lane, 4);
+            head.offset[lane] = -INT8_ZERO * head.scale[lane];
+        }
+        head.scale[lane] *= matrix.unit;
+        head.offset[lane] *= matrix.unit;
+    }
+}
+
+// q, as stored, of output `lane` and column `column` < 32 of a block.
+inline int32_t stored_q(int32_t kind, const uint8_t* block, int64_t lane, int64_t column) {
+    if (kind == INT8) return block[(column / 4 * TILE_N + lane) * 4 + column % 4];
+    return block[(column / 8 * TILE_N + lane) * 4 + column % 4] >> (column / 4 % 2 * 4) & 15;
+}
+
+// One level's functions. Panels [begin, end); rows as in `prepare`.
+struct Path {
+    void (*prepare_rounded)(const Inputs&, const float* x, int64_t stride, int32_t row_begin, int32_t row_end);
+    void (*prepare_dense)(const Inputs&, const float* x, int64_t stride, int32_t row_begin, int32_t row_end);
+    void (*multiply_rounded)(const Matrix&, const Inputs&, float* out, int64_t out_stride, int64_t begin, int64_t end);
+    void (*multiply_dense)(const Matrix&, const Inputs&, float* out, int64_t out_stride, int64_t begin, int64_t end);
+};
+
+extern const Path portable_path;
+#if defined(__x86_64__)
+extern const Path avx2_path, avx512_path, amx_path, emulated_amx_path;
+#endif
+
+// Outputs of a panel that exist.
+inline int lanes_of(const Matrix& matrix, int64_t panel) { return static_cast<int>(smaller(TILE_N, matrix.n - panel * TILE_N)); }
+
+}  // namespace penstock

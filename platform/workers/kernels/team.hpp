@@ -1,0 +1,49 @@
+// Threads that work together: a caller and helpers who sleep between two jobs and, inside one, pass from phase to phase by spinning briefly.
+//
+// Invariant: a job never depends on a helper's coming. Work is taken piece by piece, and a phase is over when all its pieces are done, whoever
+// did them; who comes late finds nothing left and passes on. After a fork there are no helpers, and a busy machine may send them late.
+
+#pragma once
+
+#include <sched.h>
+#include <stdint.h>
+
+namespace penstock {
+
+constexpr int MAX_THREADS = 256;
+
+// Calls work(context, worker) in this thread, as worker 0, and in those helpers who come while it lasts, each with a number of its own below
+// `threads`; returns when all who came are done. One job at a time has helpers; others run in their callers alone.
+void run_team(int threads, void (*work)(void* context, int worker), void* context);
+
+// Pieces of work that may be done in any order. Zeroed before the job, and used once in it.
+struct alignas(64) Phase {
+    int64_t next;  // the next piece to be taken
+    int64_t done;
+};
+
+inline void pause_briefly() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
+
+constexpr int SPINS = 4096;  // some ten microseconds; then whoever else wants this core may have it
+
+// Takes pieces 0 .. count - 1, as many as it gets, and returns when all of them are done by whomever.
+template <typename Piece>
+inline void share(Phase& phase, int64_t count, Piece piece) {
+    if (__atomic_load_n(&phase.done, __ATOMIC_ACQUIRE) == count) return;
+    for (int64_t index; (index = __atomic_fetch_add(&phase.next, 1, __ATOMIC_RELAXED)) < count;) {
+        piece(index);
+        __atomic_fetch_add(&phase.done, 1, __ATOMIC_RELEASE);
+    }
+    for (int spins = 0; __atomic_load_n(&phase.done, __ATOMIC_ACQUIRE) != count; spins++) {
+        if (spins < SPINS)
+            pause_briefly();
+        else
+            sched_yield();
+    }
+}
+
+}  // namespace penstock

@@ -1,0 +1,59 @@
+"""Matrices in the kernels' own packed form: what a whole model on the CPU holds, once, for its fused steps and for torch's."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from penstock.workers.kernels.products import PackedMatrix, Products, is_group
+from penstock.workers.quant.int4 import Groups
+
+
+class Packed:
+    """A packed [N, K] matrix as torch's layers see it, for activations of one dtype."""
+
+    def __init__(self, matrix: PackedMatrix, products: Products, dtype: torch.dtype, threads: int) -> None:
+        self.matrix = matrix
+        self.shape = matrix.shape
+        self.dtype = dtype
+        self._products = products
+        self._threads = threads
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x [T, K] times the transpose: [T, N] in x's dtype."""
+        return self._products.multiply(x, self.matrix, False, self._threads).to(x.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows by number, int64 [R]: [R, K]."""
+        return self._products.read_rows(self.matrix, ids).to(self.dtype)
+
+
+def pack_all(weights: Iterable[tuple[str, Tensor | Groups]], products: Products, dtype: torch.dtype, threads: int) -> dict[str, Tensor | Packed]:
+    """Packs each matrix as it comes; vectors stay. Raises UnsupportedMatrix, having read no further."""
+    packed: dict[str, Tensor | Packed] = {}
+    for name, weight in weights:
+        if isinstance(weight, Tensor) and weight.dim() == 1:
+            packed[name] = weight
+        else:
+            packed[name] = Packed(_pack(name, weight, products), products, dtype, threads)
+    return packed
+
+
+class UnsupportedMatrix(Exception):
+    """The kernels have no packed form for a matrix."""
+
+
+def _pack(name: str, weight: Tensor | Groups, products: Products) -> PackedMatrix:
+    if isinstance(weight, Tensor):
+        if weight.dtype != torch.bfloat16:
+            raise UnsupportedMatrix(f"{name} is dense in {weight.dtype}")
+        return products.pack_bf16(weight)
+    if not is_group(weight.group_size, weight.q.shape[1]):
+        raise UnsupportedMatrix(f"{name} is quantized in groups of {weight.group_size}")
+    if weight.offset is None:
+        return products.pack_int8(weight.q, weight.scale, weight.group_size)
+    return products.pack_int4(weight.q, weight.scale, weight.offset, weight.group_size)

@@ -1,0 +1,116 @@
+"""GGUF files: Q4_0, Q4_1 and Q8_0 into the normal form, other types dequantized by the gguf package. The file is mapped, not read."""
+
+import math
+from functools import partial
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from penstock.text.gguf_header import GgufHeader, TensorInfo
+from penstock.wire.errors import ConfigError
+from penstock.workers.models.config import ModelConfig
+from penstock.workers.quant.gguf_blocks import BLOCK, UNPACK
+from penstock.workers.quant.int4 import Groups
+from penstock.workers.readers.entry import Entry, Quantized
+
+GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+CHUNK_ELEMENTS = 1 << 20
+"""Elements unpacked at once, at most (of a tensor with longer rows, one row)."""
+
+_NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
+_PARTS = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_Bytes = NDArray[np.uint8]
+
+
+def gguf_entries(path: Path, header: GgufHeader, config: ModelConfig) -> dict[str, Entry]:
+    """By Hugging Face name. Raises ConfigError."""
+    data: _Bytes = np.memmap(path, dtype=np.uint8, mode="c").view(np.ndarray)  # writable copies: torch warns of what it may not write to
+    return {_hf_name(tensor.name): _entry(data, tensor, config) for tensor in header.tensors}
+
+
+def _hf_name(name: str) -> str:
+    """Hugging Face's name of a GGUF tensor (`blk.3.attn_q.weight`); an unknown name stays as it is."""
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in _PARTS:
+        return f"model.layers.{parts[1]}.{_PARTS[parts[2]]}.{parts[3]}"
+    return _NAMES.get(name, name)
+
+
+def _entry(data: _Bytes, tensor: TensorInfo, config: ModelConfig) -> Entry:
+    kind = _type(tensor)
+    shape = tuple(reversed(tensor.shape))
+    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    if shape[-1] % block:
+        raise ConfigError(f"tensor {tensor.name} has rows of {shape[-1]} elements, which {kind.name} can't hold: they are no multiple of {block}")
+    row_bytes = shape[-1] // block * block_bytes
+    end = tensor.offset + math.prod(shape[:-1]) * row_bytes
+    if end > len(data):
+        raise ConfigError(f"the GGUF file is cut short: tensor {tensor.name} ends at byte {end} of {len(data)}")
+    rows = data[tensor.offset : end].reshape(-1, row_bytes)
+    num_heads = _permuted_heads(tensor.name, config)
+    quantized = None
+    if kind.name in UNPACK and len(shape) == 2:
+        quantized = Quantized(UNPACK[kind.name][0], BLOCK, partial(_copy_groups, rows, kind.name, num_heads))
+    return Entry(shape, partial(_copy_dequantized, rows, kind, num_heads), quantized)
+
+
+def _type(tensor: TensorInfo) -> gguf.GGMLQuantizationType:
+    try:
+        kind = gguf.GGMLQuantizationType(tensor.ggml_type)
+        name = kind.name
+    except ValueError:
+        name = f"type {tensor.ggml_type}"
+    if name not in GGUF_TYPES:
+        raise ConfigError(f"tensor {tensor.name} has the GGUF type {name}, which is not supported; these are: {', '.join(GGUF_TYPES)}")
+    return kind
+
+
+def _permuted_heads(name: str, config: ModelConfig) -> int | None:
+    """GGUF files of the llama architecture keep q and k with the two halves of each head interleaved, for another form of RoPE."""
+    if config.family != "llama":
+        return None
+    part = name.split(".")[-2]
+    return {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(part)
+
+
+def _straightened(rows: _Bytes, num_heads: int | None) -> _Bytes:
+    """Rows in the order that halves-form RoPE wants."""
+    if num_heads is None:
+        return rows
+    return rows.reshape(num_heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _copy_dequantized(rows: _Bytes, kind: gguf.GGMLQuantizationType, num_heads: int | None, out: Tensor) -> None:
+    """rows: uint8 [rows, bytes of a row]; a vector is one row, or with heads as many rows as it has elements."""
+    if num_heads is not None and out.dim() == 1:
+        rows = rows.reshape(len(out), -1)
+    rows = _straightened(rows, num_heads)
+    table = out.view(len(rows), -1)
+    step = max(1, CHUNK_ELEMENTS // table.shape[1])
+    for start in range(0, len(rows), step):
+        table[start : start + step] = torch.from_numpy(gguf.dequantize(rows[start : start + step], kind))
+
+
+def _copy_groups(rows: _Bytes, kind: str, num_heads: int | None, out: Groups) -> None:
+    rows = _straightened(rows, num_heads)
+    unpack = UNPACK[kind][1]
+    step = max(1, CHUNK_ELEMENTS // out.q.shape[1])
+    for start in range(0, len(rows), step):
+        chunk = torch.from_numpy(rows[start : start + step])
+        unpack(chunk.view(len(chunk), out.scale.shape[1], -1), out.rows(start, start + len(chunk)))

@@ -1,0 +1,288 @@
+"""Fused steps against torch's decoder: every feature of the family, mixed steps, scattered blocks, NaN wherever nobody wrote."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.wire.frames import SamplingParams
+from penstock.workers.batch import Span, build_batch, lay_out
+from penstock.workers.kernels.build import load_kernels
+from penstock.workers.kernels.cache_form import can_tile
+from penstock.workers.kernels.decoder import Chosen
+from penstock.workers.kernels.library import Library
+from penstock.workers.kernels.products import Level
+from penstock.workers.lora import LoraAdapter, LowRank, Part, Share
+from penstock.workers.models.config import ModelConfig
+from penstock.workers.models.fused import FusedLlama
+from penstock.workers.models.llama import KvCache, Llama
+from penstock.workers.quant.int4 import Groups, quantize, quantize_int8
+from penstock.workers.quant.packed import UnsupportedMatrix, pack_all
+from penstock.workers.runner import TorchRunner
+from penstock.workers.sampling import Sampler
+from penstock.workers.sequence import Chunk, Sequence, Step
+from penstock.workers.weights import layout, parameter_shapes
+
+BLOCK, NUM_BLOCKS, MAX_LEN = 16, 20, 200
+PLAIN = ModelConfig(
+    family="llama", vocab_size=211, hidden_size=96, intermediate_size=160, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=32, rms_norm_eps=1e-5,
+    rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False,
+    has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
+)  # fmt: skip
+CONFIGS = {
+    "tied": PLAIN,
+    "untied, with biases": replace(PLAIN, is_tied=False, has_qkv_bias=True, has_o_bias=True, has_mlp_bias=True, vocab_size=160),
+    "with norms of heads": replace(PLAIN, family="qwen3", has_qk_norm=True, head_dim=128, num_heads=4, num_kv_heads=1),
+    "heads that are no panels": replace(PLAIN, head_dim=80, num_heads=2, num_kv_heads=2, hidden_size=80),
+    "odd sizes": replace(PLAIN, hidden_size=72, intermediate_size=88, num_heads=8, num_kv_heads=8, head_dim=48, has_mlp_bias=True),
+    "wide groups": replace(PLAIN, head_dim=64, num_heads=8, num_kv_heads=1, num_layers=3),
+}
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Library:
+    found = load_kernels()
+    if found is None:
+        pytest.skip("there is no C++ compiler on this machine, and no ziglang")
+    return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def portable(kernels: Library) -> Iterator[None]:
+    """Products in float32."""
+    assert kernels.products.set_level(Level.PORTABLE)
+    yield
+    kernels.products.set_level(None)
+
+
+def random_weights(config: ModelConfig) -> dict[str, Tensor]:
+    """Float32 numbers that bfloat16 has too."""
+    generator = torch.Generator().manual_seed(5)
+    shapes = parameter_shapes(layout(config))
+    return {name: (torch.randn(shape, generator=generator) * (0.15 if len(shape) > 1 else 1.0)).bfloat16().float() for name, shape in shapes.items()}
+
+
+def make_pair(config: ModelConfig, kernels: Library, threads: int = 2) -> tuple[Llama, FusedLlama]:
+    """The same model twice: in torch with float32, and fused."""
+    weights = random_weights(config)
+    dense = {name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in weights.items()}
+    packed = pack_all(dense.items(), kernels.products, torch.float32, threads)
+    return Llama(config, weights, MAX_LEN, 1, exact=False), FusedLlama(config, packed, MAX_LEN, threads, kernels)
+
+
+class Tables:
+    """Sequences in blocks drawn at random, in caches that are NaN where nobody wrote."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        self.free = random.Random(3).sample(range(NUM_BLOCKS), NUM_BLOCKS)
+        self.tables: dict[int, list[int]] = {}
+
+    def cache(self, dtype: torch.dtype = torch.float32) -> KvCache:
+        cache = KvCache(self.config, NUM_BLOCKS, BLOCK, dtype, is_tiled=can_tile(BLOCK, self.config.head_dim, dtype))
+        cache.poison(torch.arange(NUM_BLOCKS))
+        return cache
+
+    def span(self, seq: int, start: int, count: int) -> Span:
+        table = self.tables.setdefault(seq, [])
+        while len(table) * BLOCK < start + count:
+            table.append(self.free.pop())
+        return Span([random.Random(1000 * seq + place).randrange(self.config.vocab_size) for place in range(start, start + count)], start, list(table))
+
+
+STEPS = [
+    [(0, 0, 37)],
+    [(1, 0, 5), (0, 37, 1)],
+    [(0, 38, 1), (2, 0, 1), (1, 5, 1)],
+    [(1, 6, 40), (0, 39, 4), (3, 0, 19), (2, 1, 1)],
+    [(0, 43, 1)],
+]
+"""(sequence, start, tokens): prompts in chunks, decodes and drafts, alone and mixed."""
+
+
+def logits_of(model: Llama | FusedLlama, cache: KvCache, tables: Tables, parts: list[tuple[int, int, int]], every: int = 1) -> Tensor:
+    with torch.inference_mode():
+        token_ids, positions, attention = lay_out([tables.span(*part) for part in parts], BLOCK)
+        return model.logits(token_ids, positions, cache, attention, torch.arange(0, len(token_ids), every))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_equal_those_of_torch(name: str, kernels: Library, portable: None) -> None:
+    config = CONFIGS[name]
+    oracle, fused = make_pair(config, kernels)
+    tables = Tables(config)
+    caches = tables.cache(), tables.cache()
+
+    for parts in STEPS:
+        expected = logits_of(oracle, caches[0], tables, parts)
+        torch.testing.assert_close(logits_of(fused, caches[1], tables, parts), expected, atol=1e-4, rtol=1e-4)
+        for part in parts:
+            tables.span(*part)
+    for (keys, values), (fused_keys, fused_values) in zip(caches[0].layers, caches[1].layers, strict=True):
+        torch.testing.assert_close(fused_keys, keys, atol=1e-4, rtol=1e-4, equal_nan=True)
+        torch.testing.assert_close(fused_values, values, atol=1e-4, rtol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("level", [None, Level.AVX2, Level.PORTABLE])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_every_level_and_cache_format_gives_nearly_the_same_logits(level: Level | None, dtype: torch.dtype, kernels: Library) -> None:
+    oracle, fused = make_pair(CONFIGS["wide groups"], kernels)
+    tables = Tables(oracle.config)
+    caches = tables.cache(), tables.cache(dtype)
+    if not kernels.products.set_level(level):
+        pytest.skip("this CPU does not have these instructions")
+    try:
+        for parts in STEPS:
+            expected, found = logits_of(oracle, caches[0], tables, parts), logits_of(fused, caches[1], tables, parts)
+            assert (found - expected).square().mean().sqrt() < 0.04 * expected.std()
+    finally:
+        kernels.products.set_level(None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_a_row_has_the_same_bits_alone_and_in_any_step_of_few_rows(dtype: torch.dtype, kernels: Library) -> None:
+    _, fused = make_pair(PLAIN, kernels)
+    tables = Tables(PLAIN)
+    together, alone = tables.cache(dtype), tables.cache(dtype)
+    parts = [(0, 0, 9), (1, 0, 6), (2, 0, 1)]
+
+    whole = logits_of(fused, together, tables, parts)
+
+    assert torch.equal(torch.cat([logits_of(fused, alone, tables, [part]) for part in parts]), whole)
+    assert torch.equal(logits_of(fused, together, tables, [(2, 1, 1), (0, 9, 2)])[1:], logits_of(fused, alone, tables, [(0, 9, 2)]))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_any_number_of_threads_gives_the_same_bits(threads: int, kernels: Library) -> None:
+    one, several = (make_pair(CONFIGS["untied, with biases"], kernels, count)[1] for count in (1, threads))
+    tables = Tables(one.config)
+    caches = tables.cache(), tables.cache()
+
+    for parts in STEPS:
+        assert torch.equal(logits_of(one, caches[0], tables, parts), logits_of(several, caches[1], tables, parts))
+
+
+@pytest.mark.parametrize("head", [False, True])
+def test_quantized_matrices_give_what_their_dequantized_ones_give(head: bool, kernels: Library, portable: None) -> None:
+    config = replace(PLAIN, is_tied=not head)
+    weights = random_weights(config)
+    quantized: dict[str, Tensor | Groups] = {
+        name: weight if weight.dim() == 1 else quantize_int8(weight, 32) if name in ("embed", "lm_head") else quantize(weight, 32)
+        for name, weight in weights.items()
+    }
+    dense = {name: weight if isinstance(weight, Tensor) else weight.dequantized() for name, weight in quantized.items()}
+    packed = pack_all(quantized.items(), kernels.products, torch.float32, 2)
+    oracle = Llama(config, dense, MAX_LEN, 1, exact=False)
+    tables = Tables(config)
+
+    for fused, tolerance in ((FusedLlama(config, packed, MAX_LEN, 2, kernels, is_exact=True), 2e-3), (FusedLlama(config, packed, MAX_LEN, 2, kernels), 0.1)):
+        expected = logits_of(oracle, tables.cache(), tables, STEPS[0])
+        assert (logits_of(fused, tables.cache(), tables, STEPS[0]) - expected).square().mean().sqrt() < tolerance * expected.std()
+
+
+def test_the_best_are_the_first_of_the_largest_logits(kernels: Library) -> None:
+    _, fused = make_pair(PLAIN, kernels)
+    tables = Tables(PLAIN)
+    token_ids, positions, attention = lay_out([tables.span(0, 0, 30), tables.span(1, 0, 7)], BLOCK)
+    rows = torch.tensor([36, 0, 12, 29, 31])
+    cache = tables.cache()
+
+    logits = fused.logits(token_ids, positions, cache, attention, rows)
+    best = fused.best(token_ids, positions, cache, attention, rows)
+
+    assert torch.equal(best.best, logits.argmax(-1))
+    assert torch.equal(best.scores, logits.amax(-1))
+
+
+def test_equal_logits_give_the_lowest_id_and_nan_is_seen(kernels: Library, portable: None) -> None:
+    weights = {name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in random_weights(PLAIN).items()}
+    weights["embed"][100:103] = weights["embed"][7]
+    packed = pack_all(weights.items(), kernels.products, torch.float32, 2)
+    fused = FusedLlama(PLAIN, packed, MAX_LEN, 2, kernels)
+    tables = Tables(PLAIN)
+    cache = tables.cache()
+
+    def best_behind(token: int, place: int) -> Chosen:
+        token_ids, positions, attention = lay_out([Span([token], place, tables.span(place, 0, 10).block_table)], BLOCK)
+        return fused.best(token_ids, positions, cache, attention, torch.tensor([0]))
+
+    found = {int(best_behind(token, 0).best) for token in range(40)}
+
+    assert not {100, 101, 102} & found
+    assert best_behind(7, 9).scores.isnan().all()
+
+
+def test_a_step_without_rows_only_writes_the_cache(kernels: Library) -> None:
+    _, fused = make_pair(PLAIN, kernels)
+    tables = Tables(PLAIN)
+    cache = tables.cache()
+
+    token_ids, positions, attention = lay_out([tables.span(0, 0, 9)], BLOCK)
+    logits = fused.logits(token_ids, positions, cache, attention, torch.zeros(0, dtype=torch.int64))
+
+    assert logits.shape == (0, PLAIN.vocab_size)
+    assert not any(part[tables.tables[0][0], :, :9].isnan().any() for pair in cache.layers for part in pair)
+
+
+def test_a_step_with_an_adapter_goes_through_torch_over_the_same_matrices_and_cache(kernels: Library, portable: None) -> None:
+    models: list[Llama | FusedLlama] = [*make_pair(PLAIN, kernels)]
+    a, b = torch.randn(4, 96), torch.randn(96, 4)
+    adapter = LoraAdapter("digest", [{"o": LowRank(torch.randn(4, 192) * 0.1, [Part(0, 96, b * 0.1)])}, {}], a.nbytes)
+    share = Share(adapter, None)
+    tables = Tables(PLAIN)
+    caches = tables.cache(), tables.cache()
+    token_ids, positions, attention = lay_out([tables.span(0, 0, 11)], BLOCK)
+
+    with torch.inference_mode():
+        results = [model.logits(token_ids, positions, cache, attention, torch.arange(11), [share]) for model, cache in zip(models, caches, strict=True)]
+
+    torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)
+    after = [logits_of(model, cache, tables, [(0, 11, 1)]) for model, cache in zip(models, caches, strict=True)]
+    torch.testing.assert_close(after[1], after[0], atol=1e-4, rtol=1e-4)
+
+
+def test_the_runner_chooses_the_same_tokens_with_and_without_logits(kernels: Library) -> None:
+    _, fused = make_pair(PLAIN, kernels)
+    tables = Tables(PLAIN)
+    plain, mixed = (TorchRunner(fused, tables.cache(), Sampler(PLAIN.vocab_size), MAX_LEN) for _ in range(2))
+    tokens = list(range(20, 33))
+
+    def chunk(seed: int, **params: float) -> Chunk:
+        seq = Sequence("r", [token + seed for token in tokens], SamplingParams(max_tokens=4, temperature=0.0, **params), 13, [], b"", 0.0)  # type: ignore[arg-type]
+        seq.block_table = tables.span(seed, 0, 16).block_table
+        return Chunk(seq, 0, 13, 3, [41, 42])
+
+    greedy = plain.run(Step([chunk(1), chunk(2)], []))
+    with_penalty = mixed.run(Step([chunk(1), chunk(2, presence_penalty=1e-9)], []))
+
+    assert [[choice.token_id for choice in choices] for choices in greedy] == [[choice.token_id for choice in choices] for choices in with_penalty]
+
+
+def test_dense_float32_matrices_are_left_to_torch(kernels: Library) -> None:
+    with pytest.raises(UnsupportedMatrix, match=r"embed is dense in torch\.float32"):
+        pack_all(random_weights(PLAIN).items(), kernels.products, torch.float32, 1)
+
+
+def test_build_batch_feeds_fused_steps(kernels: Library) -> None:
+    """The runner's own batches, drafts included, against flat ones."""
+    _, fused = make_pair(PLAIN, kernels)
+    tables = Tables(PLAIN)
+    span = tables.span(0, 0, 8)
+    seq = Sequence("r", span.token_ids[:6], SamplingParams(max_tokens=4), 6, [], b"", 0.0)
+    seq.block_table = span.block_table
+    batch = build_batch(Step([Chunk(seq, 0, 6, 2, span.token_ids[6:])], []), BLOCK)
+
+    logits = fused.logits(batch.token_ids, batch.positions, tables.cache(), batch.attention, batch.rows)
+
+    assert torch.equal(logits, logits_of(fused, tables.cache(), tables, [(0, 0, 8)])[5:])
