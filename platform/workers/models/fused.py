@@ -93,7 +93,7 @@ def make_model(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len
 def make_cache(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype) -> KvCache:
     """A KV cache for the model on its device, in the order that its kernels like best."""
     is_tiled = isinstance(model, FusedLlama) and can_tile(block_size, model.config.head_dim, dtype)
-    return KvCache(model.config, num_blocks, block_size, dtype, model.device, is_tiled=is_tiled)
+    return KvCache(model.config, num_blocks, block_size, dtype, model.device, by_block=model.device.type == "cpu", is_tiled=is_tiled)
 
 
 def _why_not_fused(config: ModelConfig) -> str | None:

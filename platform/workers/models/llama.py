@@ -57,17 +57,22 @@ class KvCache:
     """
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device = CPU, *, is_tiled: bool = False
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        *,
+        by_block: bool = False,
+        is_tiled: bool = False,
     ) -> None:
-        """is_tiled: see `cache_form`; asks for kernels."""
+        """by_block: each block lies in one piece, all layers of it; on the host. is_tiled: see `cache_form`; asks for kernels."""
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
-        made = (
-            _parts(shape, 2 * config.num_layers, dtype)
-            if device.type == "cpu"
-            else [torch.zeros(shape, dtype=dtype, device=device) for _ in range(2 * config.num_layers)]
-        )
+        count = 2 * config.num_layers
+        made = _by_block(shape, count, dtype) if by_block else [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
         self.layers = list(zip(made[::2], made[1::2], strict=True))
         self.forms = [Form(is_tiled=True) if is_tiled else PLAIN] * config.num_layers
         if dtype == torch.int8:
@@ -85,7 +90,7 @@ class KvCache:
                 part[blocks] = math.nan
 
 
-def _parts(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) -> list[Tensor]:
+def _by_block(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) -> list[Tensor]:
     """Tensors of zeros in which the same block of all lies side by side, on huge pages: memory is taken as blocks are, and few pages are in use."""
     num_blocks, *inner = shape
     whole = Arena().cut(count * math.prod(shape) * dtype.itemsize).view(dtype).view(num_blocks, count, *inner)

@@ -90,7 +90,7 @@ class Tables:
         self.tables: dict[int, list[int]] = {}
 
     def cache(self, dtype: torch.dtype = torch.float32) -> KvCache:
-        cache = KvCache(self.config, NUM_BLOCKS, BLOCK, dtype, is_tiled=can_tile(BLOCK, self.config.head_dim, dtype))
+        cache = KvCache(self.config, NUM_BLOCKS, BLOCK, dtype, by_block=True, is_tiled=can_tile(BLOCK, self.config.head_dim, dtype))
         cache.poison(torch.arange(NUM_BLOCKS))
         return cache
 
