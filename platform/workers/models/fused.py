@@ -72,7 +72,7 @@ Model = Llama | FusedLlama
 def load_for(source: ModelSource, config: ModelConfig, engine: EngineConfig, dtype: torch.dtype, device: torch.device, threads: int) -> Mapping[str, Matrix]:
     """The weights in the form that the engine's device and settings want; says in the log where torch's operators must do. Raises ConfigError."""
     if device.type == "cpu" and not engine.exact:
-        reason = _why_not_fused(config)
+        reason = "engine.dtype asks for float32" if engine.dtype == "float32" else _why_not_fused(config)
         if reason is None:
             kernels = load_kernels()
             assert kernels is not None
