@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.workers.kernels import build
 from penstock.workers.kernels.build import build_levels
 from penstock.workers.kernels.library import Library
 from penstock.workers.kernels.prebuilt import LEVELS, cpu_flags, find
@@ -33,7 +34,8 @@ def test_a_checkout_has_none() -> None:
     assert find(cpu_flags()) is None
 
 
-def test_what_is_built_ahead_loads_where_the_cpu_has_its_level(tmp_path: Path) -> None:
+def test_what_is_built_ahead_loads_where_the_cpu_has_its_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "FLAGS", (*(flag for flag in build.FLAGS if flag != "-O3"), "-O0", "-fno-sanitize=undefined"))  # quick
     paths = build_levels(tmp_path / "prebuilt")
     usable = find(cpu_flags(), tmp_path / "prebuilt")
 
