@@ -6,15 +6,14 @@ import torch
 from torch import Tensor
 
 from penstock.workers.attention import AttentionBatch
-from penstock.workers.models.fused import Model
-from penstock.workers.models.llama import KvCache
+from penstock.workers.models.fused import Model, make_cache
 
 BLOCK_SIZE = 16
 
 
 def perplexity(model: Model, dtype: torch.dtype, token_ids: Tensor, window: int) -> float:
     """dtype: of keys and values. token_ids: int64 [T]; cut into windows, each read from an empty context. A rest shorter than two tokens is left out."""
-    cache = KvCache(model.config, -(-window // BLOCK_SIZE), BLOCK_SIZE, dtype)
+    cache = make_cache(model, -(-window // BLOCK_SIZE), BLOCK_SIZE, dtype)
     total, count = 0.0, 0
     with torch.inference_mode():
         for start in range(0, len(token_ids) - 1, window):
