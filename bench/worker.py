@@ -4,6 +4,7 @@
 parent's. Between two questions the child's whole process group is stopped (SIGSTOP), so idle threads that spin take nothing from who is timed.
 """
 
+import io
 import json
 import os
 import select
@@ -23,8 +24,10 @@ BOOT = "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_module(sys.ar
 def answer(start: Callable[[], Mapping[str, Callable[..., object]]]) -> None:
     """In the child: reads its settings' operations, says that it is ready, and answers until the parent closes its end.
 
-    What anyone prints goes to stderr; only answers go to the parent.
+    What anyone prints goes to stderr, at once, because the child is killed in the end; only answers go to the parent.
     """
+    assert isinstance(sys.stdout, io.TextIOWrapper)
+    sys.stdout.reconfigure(line_buffering=True)
     with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8") as out:
         os.dup2(2, 1)
         operations = start()
