@@ -134,10 +134,10 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     drafter: Drafter | None = NgramDrafter() if config.speculation.method == "ngram" else None
     if draft is not None:
         draft_weights = weights if draft.is_target else load_for(draft.source, draft.whole, config, dtype, device, threads)
-        draft_model = make_model(draft.config, draft_weights, max_model_len, threads, config.exact)
+        draft_model = make_model(draft.config, draft_weights, max_model_len, threads, config)
         draft_cache = make_cache(draft_model, num_blocks, config.block_size, kv_dtype)
         drafter = DraftModel(draft_model, draft_cache, sampler, draft.config.max_full_context)
-    model = make_model(model_config, weights, max_model_len, threads, config.exact)
+    model = make_model(model_config, weights, max_model_len, threads, config)
     cache = make_cache(model, num_blocks, config.block_size, kv_dtype)
     runner = TorchRunner(model, cache, sampler, max_model_len, drafter)
     if poison:

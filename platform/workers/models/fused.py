@@ -84,10 +84,12 @@ def load_for(source: ModelSource, config: ModelConfig, engine: EngineConfig, dty
     return placed(load_weights(source, config, dtype, head=engine.lm_head), device)
 
 
-def make_model(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, exact: bool) -> Model:
+def make_model(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, engine: EngineConfig) -> Model:
     """The model that fits the form of the weights."""
     kernels = load_kernels() if isinstance(weights["embed"], Packed) else None
-    return Llama(config, weights, max_model_len, threads, exact) if kernels is None else FusedLlama(config, weights, max_model_len, threads, kernels)
+    if kernels is None:
+        return Llama(config, weights, max_model_len, threads, engine.exact)
+    return FusedLlama(config, weights, max_model_len, threads, kernels, is_exact=engine.activations != "int8")
 
 
 def make_cache(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype) -> KvCache:
