@@ -1,5 +1,6 @@
 """The small pages beside the two hot routes: models, health, readiness, metrics, the API's description."""
 
+import math
 from functools import cached_property
 
 import msgspec
@@ -25,6 +26,8 @@ class Pages:
     def __init__(self, deps: GatewayDeps, receipts: Receipts) -> None:
         self._deps = deps
         self._receipts = receipts
+        self._served_at = -math.inf
+        """When the gateway was last asked whether it is ready and had somebody to serve requests; by the monotonic clock."""
 
     async def models(self, exchange: Exchange) -> None:
         tenant = await authenticate(self._deps, exchange)
@@ -56,7 +59,12 @@ class Pages:
         await _send(exchange, Health(status="ok"))
 
     async def readiness(self, exchange: Exchange) -> None:
+        """Also for as long as a request may wait in the queue since there was somebody to serve it: while replicas are replaced, or one that was alone
+        is, a load balancer that sends requests nowhere would lose those that only have to wait."""
+        now = self._deps.clock()
         if any(row.num_connected for row in self._deps.replicas()) or self._deps.has_provider():
+            self._served_at = now
+        if now - self._served_at <= self._deps.config.queue_timeout_s:
             await _send(exchange, Health(status="ready"))
         else:
             await _send(exchange, Health(status="no replica is connected"), status=503)
