@@ -36,6 +36,9 @@ int32_t detected_level() {
     if (!__get_cpuid_count(7, 1, &a1, &b1, &c1, &d1)) return AVX2;
     constexpr uint32_t F_DQ_BW_VL = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, VNNI = 1u << 11, BFLOAT16 = 1u << 5;
     if (!has_bits(b, F_DQ_BW_VL) || !has_bits(c, VNNI) || !has_bits(a1, BFLOAT16) || (enabled_state() & 0xE6) != 0xE6) return AVX2;
+    // tiles have run in their emulation only: until they have on hardware, it takes somebody who asks for them
+    const char* wanted = getenv("PENSTOCK_AMX");
+    if (wanted == nullptr || wanted[0] != '1') return AVX512;
     constexpr uint32_t TILES_INT8_BF16 = 1u << 22 | 1u << 24 | 1u << 25;
     // ARCH_REQ_XCOMP_PERM for XFEATURE_XTILEDATA (Linux, arch/x86/kernel/fpu/xstate.c): without it the first tile instruction is a SIGILL
     if (!has_bits(d, TILES_INT8_BF16) || syscall(SYS_arch_prctl, 0x1023, 18) != 0) return AVX512;
