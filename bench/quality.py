@@ -5,7 +5,7 @@
 Texts: those of bench.quantize, which has the figures of AWQ's checkpoints. The demo model's matrices are Q4_1 and its table is Q8_0; both are computed with
 as they are, so against the checkpoint's own lattice nothing is rounded but what a row names:
 
-* int8 activations (`W4A8`, the default) against bfloat16 ones (`W4A16`);
+* int8 activations (`W4A8`, `engine.activations: int8`) against bfloat16 ones (`W4A16`, the default);
 * an int8 KV cache against one in bfloat16;
 * `engine.lm_head: int4` against the table as it is. int8 is what it is, so that row would compare a thing with itself.
 

@@ -53,8 +53,8 @@ def cluster_program() -> str:
 
 
 @contextmanager
-def running_cluster(*options: str) -> Iterator[Cluster]:
-    """options: of `up`. Skips the test where there is no such program, or where it can't start what is asked (a bare container)."""
+def running_cluster(*options: str, must: bool = False) -> Iterator[Cluster]:
+    """options: of `up`. Skips the test where there is no such program, or where it can't start what is asked (a bare container). must: that fails."""
     program = cluster_program()
     folder = Path(tempfile.mkdtemp(prefix="kube-"))  # short: it holds sockets
     try:
@@ -62,7 +62,9 @@ def running_cluster(*options: str) -> Iterator[Cluster]:
             started = subprocess.run([program, "up", "--dir", str(folder), *options], stderr=said, timeout=UP_S, check=False)
             if started.returncode != 0:  # it has taken down itself what it had started
                 said.seek(0)
-                pytest.skip(f"{ABSENT} here: {(said.read().strip() or 'it said nothing').splitlines()[-1]}")
+                reason = f"{ABSENT} here: {(said.read().strip() or 'it said nothing').splitlines()[-1]}"
+                assert not must, reason
+                pytest.skip(reason)
         try:
             yield Cluster(program, folder)
         finally:

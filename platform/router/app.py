@@ -102,24 +102,23 @@ class Core:
         self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
         models = served_models(pools, providers, checkpoints, partial(_context, self.fleet))
-        self.app = make_app(
-            GatewayDeps(
-                config=config,
-                models=models,
-                dispatcher=RoutingDispatcher(
-                    self._pools, self.fleet, self._index, self._queue, Chains(secret), config, self._metrics, Random(), self.providers.by_name
-                ),
-                keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s),
-                admission=self.admission,
-                metrics=self._metrics,
-                replicas=self._replicas,
-                providers={provider.name: provider for provider in providers},
-                has_provider=lambda: self.providers.has_available,
-                refresh=self._refresh,
-                adapters=None if adapters is None else self._adapters(adapters, client, models),
-                tracing=self.tracing,
-            )
+        self.deps = GatewayDeps(
+            config=config,
+            models=models,
+            dispatcher=RoutingDispatcher(
+                self._pools, self.fleet, self._index, self._queue, Chains(secret), config, self._metrics, Random(), self.providers.by_name
+            ),
+            keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s),
+            admission=self.admission,
+            metrics=self._metrics,
+            replicas=self._replicas,
+            providers={provider.name: provider for provider in providers},
+            has_provider=lambda: self.providers.has_available,
+            refresh=self._refresh,
+            adapters=None if adapters is None else self._adapters(adapters, client, models),
+            tracing=self.tracing,
         )
+        self.app = make_app(self.deps)
 
     def _connect(self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> AbstractAsyncContextManager[Link]:
         return connect(member.address, hello(self._secret, self._router_id, member.epoch), on_frame, on_lost)
@@ -129,10 +128,6 @@ class Core:
         registry = Registry(client, config.max_per_tenant)
         spreader = Spreader(self.fleet.remotes)
         return AdapterDeps(config, registry, AdapterStore(Path(config.folder)), AdaptedModels(registry, models, self._pools), spreader)
-
-    def is_ready(self) -> bool:
-        """As /readyz says it."""
-        return any(pool.num_connected for pool in self._replicas()) or self.providers.has_available
 
     def _replicas(self) -> list[PoolReplicas]:
         return [PoolReplicas(name, self._pools[name].tier, status.num_connected) for name, status in self.fleet.status().items()]
@@ -186,7 +181,7 @@ class Gateway:
         self._main = asyncio.create_task(self._run(core), name="gateway")
         log.info("gateway ready", extra={"host": config.host, "port": config.port, "pools": [pool.name for pool in pools]})
         if self._pod.folder is not None:
-            await asyncio.wait([self._main, asyncio.create_task(arrived(core.is_ready))], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([self._main, asyncio.create_task(arrived(core.deps.can_serve))], return_when=asyncio.FIRST_COMPLETED)
 
     async def check_health(self) -> None:
         """Serve replaces a gateway for which this raises time and again."""

@@ -58,3 +58,7 @@ class GatewayDeps:
     """Monotonic, seconds."""
     random: Random = field(default_factory=Random)
     """For request ids and seeds, which must differ but are no secret: the system's own randomness costs a call to the kernel each."""
+
+    def can_serve(self) -> bool:
+        """Whether there is somebody now who could answer a request."""
+        return any(pool.num_connected for pool in self.replicas()) or self.has_provider()

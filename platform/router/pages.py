@@ -62,7 +62,7 @@ class Pages:
         """Also for as long as a request may wait in the queue since there was somebody to serve it: while replicas are replaced, or one that was alone
         is, a load balancer that sends requests nowhere would lose those that only have to wait."""
         now = self._deps.clock()
-        if any(row.num_connected for row in self._deps.replicas()) or self._deps.has_provider():
+        if self._deps.can_serve():
             self._served_at = now
         if now - self._served_at <= self._deps.config.queue_timeout_s:
             await _send(exchange, Health(status="ready"))

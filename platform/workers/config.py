@@ -110,8 +110,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """How the output head and the embedding table are held, which are most of a small model. keep: as the checkpoint has them. int8, int4: rounded to
     nearest in groups of 32. auto: int8 where the checkpoint's other matrices are quantized and these are not, else keep."""
     activations: Literal["auto", "bf16", "int8"] = "auto"
-    """What quantized matrices are multiplied with, on the CPU. int8: rounded per row and group, two to five times as fast, for 0.3 % of perplexity; close
-    calls between tokens may go another way. auto: bf16."""
+    """What quantized matrices are multiplied with, on the CPU. int8: rounded per row and group; faster, for 0.3 % of perplexity, and close calls between
+    tokens may go another way. auto: bf16."""
     kv_dtype: Literal["auto", "bf16", "int8"] = "auto"
     """Of keys and values. auto: that of the computation. int8: with a scale for each token's head, half of bf16's memory; on the CPU."""
     exact: bool = False

@@ -28,7 +28,7 @@ def built(kube: Kube) -> Images:
 @pytest.fixture(scope="session")
 def recorded(kube: Kube) -> Iterator[Recording]:
     """All connections from before the installation on."""
-    if kube.load is None:
+    if kube.own is None:
         pytest.skip("conntrack is the node's: seen on the tests' own cluster only")
     with tempfile.TemporaryDirectory() as folder, recording(kube, Path(folder)) as found:
         yield found
@@ -37,7 +37,7 @@ def recorded(kube: Kube) -> Iterator[Recording]:
 @pytest.fixture(scope="session")
 def release(kube: Kube, built: Images, request: pytest.FixtureRequest) -> Iterator[Release]:
     """Installed, and ready to serve. What goes wrong is shown with the cluster's own account of it."""
-    if kube.load is not None:
+    if kube.own is not None:
         request.getfixturevalue("recorded")
     with tempfile.TemporaryDirectory() as folder:
         storage(kube, Path(folder))

@@ -118,8 +118,8 @@ def until(is_so: Callable[[], bool]) -> None:
 
 @contextmanager
 def fleet() -> Iterator[Kube]:
-    with running_cluster("--nodes", "fake", "--fake-nodes", str(GPU_NODES), "--pod-start-seconds", "1", "--kuberay") as found:
-        kube = Kube(found.inside, None)
+    with running_cluster("--nodes", "fake", "--fake-nodes", str(GPU_NODES), "--pod-start-seconds", "1", "--kuberay", must=True) as found:
+        kube = Kube(found.inside, found)
         kube.apply(*(cpu_node(f"cpu-{number}") for number in range(CPU_NODES)))
         kube.kubectl("taint", "nodes", "--selector=type=kwok", f"{GPU}=present:NoSchedule")
         for zone in range(ZONES):

@@ -31,7 +31,7 @@ class Images(NamedTuple):
 def images(kube: Kube, folder: Path) -> Images:
     """On the cluster's nodes. Skips where nothing can build them."""
     named = os.environ.get("PENSTOCK_E2E_IMAGE"), os.environ.get("PENSTOCK_E2E_REDIS_IMAGE")
-    if kube.load is None:
+    if kube.own is None:
         if not all(named):
             pytest.skip("PENSTOCK_E2E_IMAGE and PENSTOCK_E2E_REDIS_IMAGE name no images for the cluster that KUBECONFIG names")
         return Images(str(named[0]), str(named[1]))
@@ -42,7 +42,7 @@ def images(kube: Kube, folder: Path) -> Images:
     for name in found:
         archive = folder / "image.tar"
         _buildah("push", "-q", name, f"docker-archive:{archive}:{name}")
-        kube.load(archive)
+        kube.own.load(archive)
         archive.unlink()
     return found
 
@@ -52,10 +52,10 @@ def another(kube: Kube, of: str, name: str, folder: Path) -> str:
     container = _buildah("from", of).strip()
     _buildah("config", "--label", f"penstock.e2e={name}", container)
     _buildah("commit", "-q", "--rm", container, name)
-    assert kube.load is not None
+    assert kube.own is not None
     archive = folder / "image.tar"
     _buildah("push", "-q", name, f"docker-archive:{archive}:{name}")
-    kube.load(archive)
+    kube.own.load(archive)
     archive.unlink()
     return name
 

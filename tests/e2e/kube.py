@@ -24,10 +24,8 @@ COMMAND_S = 120.0
 class Kube:
     enter: Callable[..., list[str]]
     """A command line, as one that runs where the API server, pods and Services can be reached."""
-    load: Callable[[Path], None] | None
-    """Gives the nodes an image's archive; None: they pull."""
-    own: Cluster | None = None
-    """None: the cluster is somebody's, and its parts are not touched."""
+    own: Cluster | None
+    """None: the cluster is somebody's. Its nodes pull their images, and its parts are not touched."""
 
     def run(self, *command: str, given: str = "", timeout_s: float = COMMAND_S, env: dict[str, str] | None = None) -> str:
         """What it prints. Fails the test when it fails."""
@@ -70,5 +68,5 @@ def kubernetes() -> Iterator[Kube]:
     if os.environ.get("KUBECONFIG"):
         yield Kube(lambda *command: list(command), None)
         return
-    with running_cluster("--nodes", "real", "--kuberay") as found:
-        yield Kube(found.inside, found.load, found)
+    with running_cluster("--nodes", "real", "--kuberay", must=True) as found:
+        yield Kube(found.inside, found)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import redis.asyncio
 from redis.exceptions import RedisError
 
+from bench.platform_process import free_port
 from penstock.autoscale.hand import Executor, serve_calls
 from penstock.autoscale.kubernetes.api import Account, Api, ApiAway, Document, Missing
 from penstock.autoscale.kubernetes.elector import end
@@ -248,6 +249,15 @@ class Rig:
         command = [sys.executable, "-m", "penstock.cli.main", "autoscale", *options, "--account", str(self.folder / "account")]
         with (self.folder / f"autoscaler-{port}.log").open("ab") as log:
             self.processes[port] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    async def start_two(self, most: int) -> tuple[int, int]:
+        """Ports of the one that leads, and of the other."""
+        ports = {free_port(), free_port()}
+        for port in ports:
+            self.start(port, most)
+        leader = await self.leading()
+        (other,) = ports - {leader}
+        return leader, other
 
     async def leaders(self) -> list[int]:
         """Ports of the autoscalers that say they lead."""

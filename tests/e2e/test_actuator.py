@@ -21,7 +21,7 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture
 def fake_nodes() -> Iterator[Cluster]:
-    with running_cluster("--nodes", "fake", "--fake-nodes", "20", "--pod-start-seconds", str(POD_START_S), "--kuberay") as running:
+    with running_cluster("--nodes", "fake", "--fake-nodes", "20", "--pod-start-seconds", str(POD_START_S), "--kuberay", must=True) as running:
         yield running
 
 

@@ -45,7 +45,7 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with running_cluster("--nodes", "fake", "--fake-nodes", "3", "--pod-start-seconds", "1", "--kuberay") as running:
+    with running_cluster("--nodes", "fake", "--fake-nodes", "3", "--pod-start-seconds", "1", "--kuberay", must=True) as running:
         yield running
 
 
@@ -70,10 +70,7 @@ def test_an_api_server_that_stands_still_for_half_a_minute_changes_nothing(clust
 
     async def main() -> None:
         async with a_rig(cluster, redis_url, tmp_path, MOST) as rig:
-            ports = [free_port(), free_port()]
-            for port in ports:
-                rig.start(port, MOST)
-            await rig.leading()
+            ports = await rig.start_two(MOST)
             await until(lambda: rig.replicas < MOST, 60)
             lease = (await rig.api.get(LEASE))["spec"]
             before = [await rig.calls(port) for port in ports]
@@ -123,11 +120,7 @@ def test_a_leader_that_was_paused_finds_that_it_is_none(cluster: Cluster, redis_
 
     async def main() -> None:
         async with a_rig(cluster, redis_url, tmp_path, LEAST) as rig:
-            ports = [free_port(), free_port()]
-            for port in ports:
-                rig.start(port, MOST)
-            first = await rig.leading()
-            (second,) = set(ports) - {first}
+            first, second = await rig.start_two(MOST)
             before = await rig.calls(first)
 
             with standing_still(rig.processes[first]):

@@ -80,7 +80,7 @@ UNNAMED = {
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with running_cluster("--kuberay") as running:
+    with running_cluster("--kuberay", must=True) as running:
         for namespace in (NAMESPACE, OTHER):
             running.kubectl("create", "namespace", namespace)
         running.kubectl("create", "serviceaccount", "nobody", f"--namespace={NAMESPACE}")

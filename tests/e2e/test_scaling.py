@@ -35,7 +35,7 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with running_cluster("--nodes", "fake", "--fake-nodes", "5", "--pod-start-seconds", str(POD_START_S), "--kuberay") as running:
+    with running_cluster("--nodes", "fake", "--fake-nodes", "5", "--pod-start-seconds", str(POD_START_S), "--kuberay", must=True) as running:
         yield running
 
 
@@ -98,11 +98,7 @@ def test_a_write_over_what_has_changed_is_refused_and_made_again(cluster: Cluste
 def test_one_of_two_acts_and_the_other_takes_over_within_the_leases_time(cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record) -> None:
     async def main() -> None:
         async with a_rig(cluster, redis_url, tmp_path, LEAST) as rig:
-            ports = [free_port(), free_port()]
-            for port in ports:
-                rig.start(port, MOST)
-            first = await rig.leading()
-            (second,) = set(ports) - {first}
+            first, second = await rig.start_two(MOST)
             await answering(rig, second)
 
             rig.processes[first].kill()

@@ -73,7 +73,7 @@ WHOLE = {"headgroup": 1, "gateway": 2, "pool-edge": 1, "pool-cloud": 1, "redis":
 
 def settled(release: Release) -> None:
     """As values-demo has it, and nothing more."""
-    until(lambda: ready(release) == WHOLE, f"{WHOLE}, but {ready(release)}", SWITCH_S)
+    until(lambda: ready(release) == WHOLE, "exactly the pods of values-demo", SWITCH_S)
 
 
 def upgraded(release: Release, *values: str) -> None:
@@ -139,7 +139,7 @@ def applications(release: Release) -> set[str]:
 def test_a_new_image_takes_over_and_is_rolled_back(release: Release, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     settled(release)
     first = release.active()
-    if release.kube.load is None:
+    if release.kube.own is None:
         pytest.skip("a second image is made on the tests' own cluster only")
     another(release.kube, release.images.penstock, NEXT, tmp_path)
     with load(release, tmp_path) as found:

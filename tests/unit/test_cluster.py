@@ -26,6 +26,8 @@ def test_without_a_program_or_with_one_that_fails_the_reason_is_allowed(tmp_path
     monkeypatch.setenv("PENSTOCK_TEST_CLUSTER", str(program))
     failed = skipped_because()
 
+    with pytest.raises(AssertionError, match="no openssl here"), running_cluster("--nodes", "fake", must=True):
+        pass
     assert (unset, failed) == (ABSENT, f"{ABSENT} here: no openssl here")
     allowed = parse((TESTS / "allowed_skips.txt").read_text(encoding="utf-8"))
     skips = [Skip(f"{path.relative_to(TESTS.parent)}::test_any", reason) for path in USERS for reason in (unset, failed)]

@@ -19,7 +19,7 @@ from penstock.workers.kernels.build import load_kernels
 from penstock.workers.kernels.cache_form import can_tile
 from penstock.workers.kernels.decoder import BoundCache, CacheLayer, Chosen, Parameters, Places, Shape
 from penstock.workers.kernels.library import Library
-from penstock.workers.kernels.products import PackedMatrix
+from penstock.workers.kernels.products import Level, PackedMatrix
 from penstock.workers.lora import Share
 from penstock.workers.models.config import ModelConfig
 from penstock.workers.models.llama import KvCache, Llama, Matrix
@@ -102,6 +102,8 @@ def _why_not_fused(config: ModelConfig) -> str | None:
     kernels = load_kernels()
     if kernels is None:
         return "there are no kernels"
+    if kernels.products.level() is Level.PORTABLE:
+        return "this CPU has none of the instructions that they are quick with"
     if not kernels.covers(config.head_dim, config.num_heads // config.num_kv_heads):
         return f"they don't cover {config.num_heads} heads of {config.head_dim} in groups of {config.num_heads // config.num_kv_heads}"
     return None

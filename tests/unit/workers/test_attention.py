@@ -294,9 +294,12 @@ def test_write_kv_stores_what_torch_would_and_nothing_else(source: torch.dtype, 
 
 def test_every_other_compiler_of_this_machine_builds_kernels_that_agree(tmp_path: Path) -> None:
     """The first one's are what all tests run on."""
+    others = find_compilers()[1:]
+    if not others:
+        pytest.skip("there is one C++ compiler at most")
     case = make_case(MIXED)
     batch = case.batch
-    for compiler in find_compilers()[1:]:
+    for compiler in others:
         kernels = obtain([compiler], tmp_path)
         out = kernels.attend(case.q, case.k_cache, case.v_cache, batch.query_start, batch.context_len, batch.block_tables, 0.25, 2)
 
