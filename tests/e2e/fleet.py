@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,13 +107,6 @@ def zones(pods: list[dict[str, Any]]) -> Counter[str]:
 
 def zone_of(node: str) -> str:
     return f"zone-{int(node.rpartition('-')[2]) % ZONES}"
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.5)
 
 
 @contextmanager

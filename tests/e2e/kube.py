@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tests.cluster import Cluster, running_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND_S = 120.0
+PATIENCE_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,15 @@ def documents(text: str) -> Iterator[dict[str, Any]]:
         except json.JSONDecodeError:
             return
         yield found
+
+
+def until(is_so: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> float:
+    """Seconds that it took."""
+    start = time.monotonic()
+    while not is_so():
+        assert time.monotonic() < start + within_s, f"not within {within_s:.0f} s: {what}"
+        time.sleep(0.5)
+    return time.monotonic() - start
 
 
 @contextmanager

@@ -20,10 +20,9 @@ from tests.e2e.fleet import (
     nodes,
     priority,
     storage,
-    until,
     zones,
 )
-from tests.e2e.kube import ROOT, Kube
+from tests.e2e.kube import ROOT, Kube, until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -139,7 +138,7 @@ def test_surplus_replicas_stay_pending_when_gpus_are_taken_and_the_document_says
         production.scale("pool-cloud", GPU_NODES + 4)
         full = production.wait(PODS | {"pool-cloud": GPU_NODES}, pending={"pool-cloud": 4})
         surplus = names(production.pods("Pending")["pool-cloud"])
-        until(lambda: surplus <= {event["involvedObject"]["name"] for event in production.events("FailedScheduling")})
+        until(lambda: surplus <= {event["involvedObject"]["name"] for event in production.events("FailedScheduling")}, "an event for each surplus pod")
         said = [kube.run("bash", "-c", command.replace("--namespace penstock", f"--namespace {production.namespace}")) for command in LOOK]
     production.wait(PODS | {"pool-cloud": GPU_NODES + 4}, pending={})
     production.scale("pool-cloud", 4)
@@ -156,7 +155,7 @@ def test_gateways_that_must_be_spread_wait_for_the_full_node(kube: Kube, product
     with neighbours(kube, 1, {"cpu": "8"}, nodeName=full):
         production.scale("gateway", CPU_NODES)
         production.wait(PODS | {"gateway": CPU_NODES - 1}, pending={"gateway": 1})
-        until(lambda: any(UNEVEN in event["message"] for event in production.events("FailedScheduling")))
+        until(lambda: any(UNEVEN in event["message"] for event in production.events("FailedScheduling")), "an event says why")
     found = production.wait(PODS | {"gateway": CPU_NODES}, pending={})
     production.scale("gateway", PODS["gateway"])
 
@@ -167,11 +166,14 @@ def test_gateways_that_must_be_spread_wait_for_the_full_node(kube: Kube, product
 def test_gateways_take_the_place_of_replicas_when_nodes_are_full(production: Release, pods: Pods) -> None:
     """Twelve of 2 cores on six nodes of 8, where edge replicas of 4 cores have all that is free."""
     production.scale("pool-edge", 2 * CPU_NODES)
-    until(lambda: len(production.pods()["pool-edge"]) + len(homeless(production, "pool-edge")) == 2 * CPU_NODES)
+    until(
+        lambda: len(production.pods()["pool-edge"]) + len(homeless(production, "pool-edge")) == 2 * CPU_NODES,
+        "every replica has a place, or an event that it has none",
+    )
     full = production.pods()
     assert homeless(production, "pool-edge"), "nodes are full"
     production.scale("gateway", 2 * CPU_NODES)
-    until(lambda: len(production.pods()["gateway"]) == 2 * CPU_NODES)
+    until(lambda: len(production.pods()["gateway"]) == 2 * CPU_NODES, "every gateway is there")
     after = production.pods()
     victims = {event["involvedObject"]["name"] for event in production.events("Preempted")}
     production.scale("gateway", PODS["gateway"])
@@ -246,4 +248,4 @@ pools:
         return {reason for reason in wanted if reason not in said}
 
     assert len(wanted) == 7
-    until(lambda: not missing())
+    until(lambda: not missing(), "nothing is missing")

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -13,27 +12,17 @@ from typing import Any
 import pytest
 
 from tests.e2e.images import another
-from tests.e2e.kube import documents
+from tests.e2e.kube import PATIENCE_S, documents, until
 from tests.e2e.load import assert_none_failed, load
 from tests.e2e.parts import ended
 from tests.e2e.release import Release
 
 pytestmark = pytest.mark.timeout(1500)
 
-PATIENCE_S = 300.0
 SWITCH_S = 600.0
 """For a second Ray cluster beside the first, on two cores, and the end of the old one."""
 RESUMED = re.compile(r'^penstock_route_attempts_total\{.*reason="resume".*\} (\S+)$', re.MULTILINE)
 NEXT = "localhost/penstock:e2e-next"
-
-
-def until(is_so: Callable[[], bool], what: str, within_s: float = PATIENCE_S) -> float:
-    """Seconds that it took."""
-    start = time.monotonic()
-    while not is_so():
-        assert time.monotonic() < start + within_s, f"not within {within_s:.0f} s: {what}"
-        time.sleep(0.5)
-    return time.monotonic() - start
 
 
 @contextmanager
