@@ -168,7 +168,7 @@ def test_gateways_take_the_place_of_replicas_when_nodes_are_full(production: Rel
     production.scale("pool-edge", 2 * CPU_NODES)
     until(
         lambda: len(production.pods()["pool-edge"]) + len(homeless(production, "pool-edge")) == 2 * CPU_NODES,
-        "every replica has a place, or an event that it has none",
+        "each replica is placed, or refused",
     )
     full = production.pods()
     assert homeless(production, "pool-edge"), "nodes are full"
