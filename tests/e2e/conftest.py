@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.flows import Recording, recording
 from tests.e2e.images import Images, images
 from tests.e2e.kube import Kube, kubernetes
-from tests.e2e.release import Release, install, storage
+from tests.e2e.release import Release, install, namespace, storage
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +39,9 @@ def release(kube: Kube, built: Images, request: pytest.FixtureRequest) -> Iterat
     """Installed, and ready to serve. What goes wrong is shown with the cluster's own account of it."""
     if kube.own is not None:
         request.getfixturevalue("recorded")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, namespace(kube) as name:
         storage(kube, Path(folder))
-        found = Release(kube, "demo", "penstock", built)
+        found = Release(kube, "demo", name, built)
         try:
             install(found)
             yield found
@@ -50,7 +50,7 @@ def release(kube: Kube, built: Images, request: pytest.FixtureRequest) -> Iterat
             raise
 
 
-ON_ONE_CLUSTER = ("test_install", "test_under_load", "test_traffic", "test_uninstall", "test_walkthrough")
+ON_ONE_CLUSTER = ("test_install", "test_under_load", "test_traffic", "test_uninstall", "test_reinstall", "test_walkthrough")
 """Tests of one installation, in the order of its life; behind the tests that have clusters of their own, and the machine to themselves."""
 
 

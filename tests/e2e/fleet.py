@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from penstock.autoscale.kubernetes.api import Api
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.kube import Kube
-from tests.e2e.rig import account_of, beat
+from tests.e2e.ray_objects import account_of
+from tests.e2e.rig import beat
 
 GPU_NODES, CPU_NODES, ZONES = 20, 6, 3
 GPU = "nvidia.com/gpu"

@@ -1,6 +1,9 @@
 """The chart, installed in a namespace that admits restricted pods only."""
 
 import subprocess
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +14,7 @@ CHART = "deploy/helm"
 PRESET = "deploy/helm/values-demo.yaml"
 INSTALL_S = 300
 READY_S = 300
+GONE_S = 300.0
 STORAGE_CLASS = "e2e"
 VOLUMES = 6
 
@@ -78,9 +82,21 @@ class Release(NamedTuple):
         return "\n".join(said)
 
 
+@contextmanager
+def namespace(kube: Kube) -> Iterator[str]:
+    """The name of one that nobody has had, and that goes with all that is in it; it need not be there."""
+    name = f"penstock-{uuid.uuid4().hex[:6]}"
+    try:
+        yield name
+    finally:
+        kube.kubectl("delete", "namespace", name, "--ignore-not-found", timeout_s=GONE_S)
+
+
 def storage(kube: Kube, folder: Path) -> None:
-    """Volumes on the node's disk, each for one claim, and the default class that has them; nothing where the cluster has a default class."""
-    if any(each["metadata"].get("annotations", {}).get("storageclass.kubernetes.io/is-default-class") == "true" for each in kube.get("storageclass")["items"]):
+    """Volumes on the node's disk, each for one claim, and the default class that has them; nothing where the cluster is somebody's, or has them."""
+    if kube.own is None or any(
+        each["metadata"].get("annotations", {}).get("storageclass.kubernetes.io/is-default-class") == "true" for each in kube.get("storageclass")["items"]
+    ):
         return
     annotations = {"storageclass.kubernetes.io/is-default-class": "true"}
     kube.apply(
@@ -99,9 +115,9 @@ def storage(kube: Kube, folder: Path) -> None:
         kube.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec})
 
 
-def install(release: Release) -> None:
+def install(release: Release, *values: str) -> None:
     """As docs/kubernetes.md says."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     release.kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": release.namespace, "labels": labels}})
-    release.helm("install", release.name, CHART, *release.values(), "--wait", f"--timeout={INSTALL_S}s")
+    release.helm("install", release.name, CHART, *release.values(*values), "--wait", f"--timeout={INSTALL_S}s")
     release.wait_ready()

@@ -1,16 +1,11 @@
-"""A real Kubernetes with KubeRay's operator and pods that run nothing, `penstock autoscale` as a process with a limited token, and a Serve that is
-played: replicas live on the pods that are ready, drain before they end, and note when a pod is taken from under them.
-"""
+"""A real Kubernetes with KubeRay's operator and pods that run nothing, `penstock autoscale` as a process with a limited token, and a Serve that is played."""
 
 import asyncio
-import base64
 import itertools
-import json
 import os
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,203 +15,26 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
-import redis.asyncio
 from redis.exceptions import RedisError
 
 from bench.platform_process import free_port
 from penstock.autoscale.hand import Executor, serve_calls
-from penstock.autoscale.kubernetes.api import Account, Api, ApiAway, Document, Missing
+from penstock.autoscale.kubernetes.api import Api, ApiAway, Document, Missing
 from penstock.autoscale.kubernetes.elector import end
 from penstock.autoscale.kubernetes.lease import Times
-from penstock.autoscale.kubernetes.resources import CLUSTER_LABEL, WORKERS, Pod, RayCluster, cluster_of, pod_of, service_of
+from penstock.autoscale.kubernetes.resources import CLUSTER_LABEL, WORKERS, Pod, RayCluster, cluster_of, pod_of
 from penstock.autoscale.kubernetes.watched import Watched
 from penstock.base.redis import connect
-from penstock.wire.frames import Load, StepCosts
-from penstock.wire.hand import AppPlaces, Place
-from penstock.wire.scaling import GATEWAYS_KEY, LAPSE_MS, GatewayReport, PoolFlow, PoolReport, ReplicaReport, encode, report_key
 from tests.cluster import Cluster
+from tests.e2e.played_serve import Gateway, PlayedServe
+from tests.e2e.ray_objects import RAY_CLUSTERS, RBAC, SERVICE, a_ray_cluster, a_ray_service, account_of, server_of
 
-APP, POOL = "pool-a", "a"
-RAY_CLUSTERS = "/apis/ray.io/v1/namespaces/default/rayclusters"
-RAY_SERVICES = "/apis/ray.io/v1/namespaces/default/rayservices"
-LEASE = "/apis/coordination.k8s.io/v1/namespaces/default/leases/scaling"
-SERVICE = "platform"
-"""Name of the RayService, where there is one."""
-RBAC = """
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: autoscaler}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: autoscaler}
-rules:
-- {apiGroups: [ray.io], resources: [rayservices], resourceNames: [platform], verbs: [get, list, watch]}
-- {apiGroups: [ray.io], resources: [rayclusters], verbs: [list, watch, patch]}
-- {apiGroups: [""], resources: [pods], verbs: [list, watch]}
-- {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [scaling], verbs: [get, update]}
-- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: autoscaler}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: autoscaler}
-subjects: [{kind: ServiceAccount, name: autoscaler, namespace: default}]
-"""
 CONFIG = """
 pools:
 - name: a
   replicas: 4
   autoscale: {min_replicas: 4, max_replicas: MOST, window_s: 0.5, start_s: 1.0, scale_down_delay_s: 0.0}
 """
-COSTS = StepCosts(base_s=0.02, row_s=0.001)
-DRAIN_S = 0.3
-
-
-def read_config(cluster: Cluster) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((cluster.folder / "kubeconfig").read_text())
-    return found
-
-
-def server_of(cluster: Cluster) -> str:
-    return str(read_config(cluster)["clusters"][0]["cluster"]["server"])
-
-
-def account_of(cluster: Cluster, folder: Path, token: str | None = None) -> Account:
-    """token None: the administrator's."""
-    config = read_config(cluster)
-    folder.mkdir()
-    (folder / "ca.crt").write_bytes(base64.b64decode(config["clusters"][0]["cluster"]["certificate-authority-data"]))
-    (folder / "token").write_text(token or config["users"][0]["user"]["token"])
-    return Account(server_of(cluster), folder)
-
-
-def ray_cluster_spec(replicas: int) -> Document:
-    pod = {"spec": {"containers": [{"name": "ray", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
-    group = {"groupName": APP, "replicas": replicas, "minReplicas": 0, "maxReplicas": 1000, "rayStartParams": {}, "template": pod}
-    head = {"rayStartParams": {}, "template": {"spec": {"containers": [{"name": "ray", "image": "none"}]}}}
-    return {"rayVersion": "2.60.0", "headGroupSpec": head, "workerGroupSpecs": [group]}
-
-
-def a_ray_cluster(cluster: Cluster, replicas: int) -> str:
-    """Its name, which no other has had."""
-    name = f"rc-{uuid.uuid4().hex[:6]}"
-    document = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": name}, "spec": ray_cluster_spec(replicas)}
-    cluster.kubectl("create", "-f", "-", given=json.dumps(document))
-    return name
-
-
-async def a_ray_service(cluster: Cluster, api: Api, replicas: int) -> str:
-    """The name of the Ray cluster that KubeRay made for it, which counts as the active one from now on: here nobody answers as Ray's dashboard, so
-    KubeRay itself would never call it ready."""
-    spec = {"serveConfigV2": "applications: []", "rayClusterConfig": ray_cluster_spec(replicas)}
-    document = {"apiVersion": "ray.io/v1", "kind": "RayService", "metadata": {"name": SERVICE}, "spec": spec}
-    cluster.kubectl("create", "-f", "-", given=json.dumps(document))
-    name = await made(api)
-    status = {"activeServiceStatus": {"rayClusterName": name}, "pendingServiceStatus": {"rayClusterName": ""}}
-    cluster.kubectl("patch", "rayservice", SERVICE, "--subresource=status", "--type=merge", "--patch", json.dumps({"status": status}))
-    return name
-
-
-async def made(api: Api) -> str:
-    """The Ray cluster that the RayService has got."""
-    async with asyncio.timeout(30):
-        while True:
-            name = service_of(await api.get(f"{RAY_SERVICES}/{SERVICE}")).pending
-            if name is not None:
-                with suppress(Missing):
-                    await api.get(f"{RAY_CLUSTERS}/{name}")
-                    return name
-            await asyncio.sleep(0.2)
-
-
-@dataclass
-class Replica:
-    name: str
-    state: str = "STARTING"
-    address: str | None = None
-    since_s: float = 0.0
-
-
-@dataclass
-class PlayedServe:
-    """One application. Its own choice, on the way down, are replicas that still start, then the newest."""
-
-    pods: Watched[Pod]
-    target: int
-    replicas: list[Replica] = field(default_factory=list)
-    robbed: list[str] = field(default_factory=list)
-    """Replicas whose pod went while they were neither drained nor about to be."""
-    victims: list[str] = field(default_factory=list)
-    """Names of the pods of those that were told to go, in order."""
-    num_made: int = 0
-
-    async def locate(self) -> list[AppPlaces]:
-        return [AppPlaces(APP, self.target, [Place(replica.name, replica.state, replica.address) for replica in self.replicas])]
-
-    async def set_target(self, name: str, target: int) -> None:
-        assert name == APP
-        self.target = target
-        for replica in sorted(self.alive, key=lambda replica: replica.state != "STARTING")[: max(0, len(self.alive) - target)]:
-            self._stop(replica)
-
-    async def step_down(self, name: str, victims: tuple[str, ...], target: int) -> bool:
-        found = [replica for replica in self.replicas if replica.name in victims and replica.state == "RUNNING"]
-        if name != APP or self.target != target + len(victims) or len(found) != len(victims):
-            return False
-        self.target = target
-        for replica in found:
-            self._stop(replica)
-        return True
-
-    @property
-    def alive(self) -> list[Replica]:
-        return [replica for replica in self.replicas if replica.state != "STOPPING"]
-
-    @property
-    def num_running(self) -> int:
-        return sum(replica.state == "RUNNING" for replica in self.replicas)
-
-    def turn(self) -> None:
-        by_address = {pod.address: pod for pod in self.pods.objects.values() if pod.is_ready and not pod.is_ending}
-        for replica in list(self.replicas):
-            is_over = replica.state == "STOPPING" and time.monotonic() - replica.since_s > DRAIN_S
-            if not is_over and replica.address is not None and replica.address not in by_address:
-                self.robbed.append(replica.name)
-            if is_over or (replica.address is not None and replica.address not in by_address):
-                self.replicas.remove(replica)
-        while len(self.alive) < self.target:
-            self.num_made += 1
-            self.replicas.append(Replica(f"r{self.num_made}"))
-        free = [address for address in by_address if address not in {replica.address for replica in self.replicas}]
-        for replica in self.replicas:
-            if replica.state == "STARTING" and free:
-                replica.address, replica.state = free.pop(), "RUNNING"
-
-    def _stop(self, replica: Replica) -> None:
-        if replica.address is None:
-            self.replicas.remove(replica)
-            return
-        self.victims += [pod.name for pod in self.pods.objects.values() if pod.address == replica.address]
-        replica.state, replica.since_s = "STOPPING", time.monotonic()
-
-
-@dataclass
-class Gateway:
-    """What one gateway reports."""
-
-    client: redis.asyncio.Redis
-    serve: PlayedServe
-    num_waiting: int = 0
-    number: int = 0
-
-    async def report(self) -> None:
-        self.number += 1
-        names = [replica.name for replica in self.serve.replicas if replica.state == "RUNNING"]
-        rows = [ReplicaReport(name, POOL, Load("e", 0, 4, 0, 0, 0, 0, 800, 800, COSTS, 512), 16, int(name[1:]) * 7 % 11, 0) for name in names]
-        pools = [PoolReport(POOL, PoolFlow(), self.num_waiting, 30.0 if self.num_waiting else 0.0)]
-        await self.client.sadd(GATEWAYS_KEY, "g1")
-        await self.client.set(report_key("g1"), encode(GatewayReport("g1", self.number, pools, rows)), px=LAPSE_MS)
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """The chart on a real cluster: installed as docs/kubernetes.md says, and used by tenants."""
 
+import base64
 import json
 import re
 from pathlib import Path
@@ -24,7 +25,7 @@ def small_adapter(folder: Path) -> None:
     tensors = {}
     for layer in range(LAYERS):
         tensors[place.format(layer, "A")] = random.normal(size=(RANK, HIDDEN)).astype(numpy.float32)
-        tensors[place.format(layer, "B")] = (random.normal(size=(HIDDEN, RANK)) * 0.01).astype(numpy.float32)
+        tensors[place.format(layer, "B")] = (random.normal(size=(HIDDEN, RANK))).astype(numpy.float32)
     safetensors.numpy.save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -71,6 +72,7 @@ def test_an_adapter_of_a_tenant_answers(release: Release, tmp_path: Path) -> Non
     assert found["made"][0] == 201, found
     assert found["asked"][0] == 200, found
     assert found["asked"][1]["usage"]["completion_tokens"] == 4
+    assert found["asked"][1]["choices"][0]["text"] != found["base"]["choices"][0]["text"], "its weights count"
 
 
 def test_a_burst_spills_from_the_edge_pool_to_the_cloud_pool(release: Release) -> None:
@@ -78,11 +80,45 @@ def test_a_burst_spills_from_the_edge_pool_to_the_cloud_pool(release: Release) -
 
     assert {answer["status"] for answer in answers} == {200}
     assert {answer["tier"] for answer in answers} == {"edge", "cloud"}, answers
+    assert all((answer["tier"] == "edge") == (answer["reason"] == "preferred") for answer in answers), answers
 
 
 def test_metrics_are_on_the_admin_service_and_not_where_tenants_are(release: Release) -> None:
-    pod = release.kube.get("pod", release.pods("gateway")[0], "--namespace", release.namespace)
-    address = pod["status"]["podIP"]
+    admin = release.url(f"{release.service}-admin")
 
-    assert release.kube.client("status", url=f"http://{address}:8001", key="", path="/metrics") == 200
+    assert "penstock_requests_total" in release.kube.client("page", url=admin, path="/metrics")
     assert release.kube.client("status", url=release.url(), key="", path="/metrics") == 404
+
+
+def test_the_notes_commands_work(release: Release) -> None:
+    notes = release.helm("get", "notes", release.name)
+    commands = [line.strip() for line in notes.splitlines() if line.startswith("     ")]
+    said = release.kube.run("bash", "-c", "\n".join(["set -euo pipefail", *commands, "echo key $OPENAI_API_KEY"]), timeout_s=300)
+
+    assert len(commands) == 3
+    assert re.search(r"Phase: +Succeeded", said), said
+    assert said.splitlines()[-1] == f"key {release.key()}"
+
+
+def test_no_secret_is_in_a_log_or_on_a_command_line(release: Release) -> None:
+    """But Redis' password in the head's own container, where Ray has it as an argument (docs/kubernetes.md)."""
+    found = release.kube.get("secrets", "--namespace", release.namespace)["items"]
+    secrets = {
+        base64.b64decode(value).decode(): f"{secret['metadata']['name']}/{name}"
+        for secret in found
+        if secret["type"] == "Opaque"
+        for name, value in secret["data"].items()
+    }
+    told = set()
+    for pod in release.kube.get("pods", "--namespace", release.namespace, "--field-selector=status.phase=Running")["items"]:
+        name, part = pod["metadata"]["name"], pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        said = release.kubectl("logs", name, "--all-containers") + release.kubectl("exec", name, "--", "bash", "-c", EVERYTHING_SAID)
+        assert "/penstock" in said or "redis" in said or "ray" in said, "something was read"
+        told |= {(part, secret) for value, secret in secrets.items() if value in said}
+
+    assert len(secrets) >= 4, "the tenant's key, Redis' password, the cluster's secret, Ray's token"
+    assert told <= {("head", f"{release.service}-redis/password")}, told
+
+
+EVERYTHING_SAID = r"""cat /proc/[0-9]*/cmdline | tr '\0' ' '; find /tmp/ray/session_latest/logs -type f -exec cat {} + 2>/dev/null | tr -d '\0'; true"""
+"""Command lines of all processes, and Ray's and Serve's log files, in a container."""

@@ -21,7 +21,8 @@ from penstock.autoscale.kubernetes.elector import end
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.parts import Part, ended, pid_of, stopped
-from tests.e2e.rig import LEASE, RAY_CLUSTERS, Rig, a_rig, num_turns, page, until
+from tests.e2e.ray_objects import LEASE, RAY_CLUSTERS
+from tests.e2e.rig import Rig, a_rig, num_turns, page, until
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(240)]
 

@@ -22,7 +22,8 @@ from penstock.autoscale.kubernetes.watched import Watched
 from penstock.autoscale.kubernetes.workers import Workers
 from penstock.wire.hand import AppPlaces
 from tests.cluster import Cluster, running_cluster
-from tests.e2e.rig import APP, RBAC, account_of, ray_cluster_spec, until
+from tests.e2e.ray_objects import APP, RBAC, account_of, ray_cluster_spec
+from tests.e2e.rig import until
 from tests.unit.deploy.charts import NAMESPACE, RELEASE, find, objects
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(240)]

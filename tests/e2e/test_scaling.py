@@ -18,7 +18,8 @@ from penstock.autoscale.kubernetes.workers import Workers
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.wire.hand import AppPlaces
 from tests.cluster import Cluster, running_cluster
-from tests.e2e.rig import APP, RAY_CLUSTERS, Rig, a_rig, num_turns, server_of, until, up_and_down
+from tests.e2e.ray_objects import APP, RAY_CLUSTERS, server_of
+from tests.e2e.rig import Rig, a_rig, num_turns, until, up_and_down
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 

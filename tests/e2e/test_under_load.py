@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from penstock.autoscale.kubernetes.lease import Times
 from tests.e2e.images import another
-from tests.e2e.kube import PATIENCE_S, documents, until
+from tests.e2e.kube import documents, until
 from tests.e2e.load import assert_none_failed, load
 from tests.e2e.parts import ended
 from tests.e2e.release import Release
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.timeout(1500)
 SWITCH_S = 600.0
 """For a second Ray cluster beside the first, on two cores, and the end of the old one."""
 RESUMED = re.compile(r'^penstock_route_attempts_total\{.*reason="resume".*\} (\S+)$', re.MULTILINE)
+ANSWERED = re.compile(r"^penstock_requests_total\{.*\} (\S+)$", re.MULTILINE)
 NEXT = "localhost/penstock:e2e-next"
 
 
@@ -74,7 +76,7 @@ def test_the_autoscaler_takes_a_pool_up_and_down_by_the_active_ray_cluster(
 ) -> None:
     settled(release)
     with watching(release, tmp_path) as states:
-        with load(release, tmp_path, "loop=closed", "concurrency=8", "kinds=" + json.dumps(LONG)) as heavy:
+        with load(release, tmp_path, "loop=closed", "concurrency=20", "kinds=" + json.dumps(LONG)) as heavy:
             up_s = until(lambda: ready(release).get("pool-cloud") == 2, "two replicas of the pool")
         before = set(release.pods("pool"))
         (tmp_path / "light").mkdir()
@@ -94,16 +96,16 @@ def test_the_autoscaler_takes_a_pool_up_and_down_by_the_active_ray_cluster(
 LONG = [{"name": "long", "prompts": {"tokens": {"constant": 64}}, "output_tokens": {"constant": 96}, "ignore_eos": True}]
 
 
-def test_a_change_of_values_rolls_in_place(release: Release, tmp_path: Path) -> None:
+def test_a_change_of_values_rolls_in_place(release: Release, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     settled(release)
     cluster, pods = release.active(), unscaled(release)
     with load(release, tmp_path) as found:
-        upgraded(release, "gateway.config.max_queue=77", "pools[0].served_names={demo,changed}", "pools[1].engine.max_num_seqs=7")
-        took_s = until(lambda: all("changed" in names for names in served(release)), "the new name at every gateway")
+        upgraded(release, "gateway.config.max_queue=77", "pools[0].served_names={demo,changed}", "pools[1].served_names={demo,other}")
+        took_s = until(lambda: all({"changed", "other"} <= {*names} for names in served(release)), "the new names at every gateway")
         until(lambda: applications(release) == {"RUNNING"}, "all applications run")
         settled(release)
 
-    assert took_s < PATIENCE_S
+    record_property("figures", f"every gateway has the new values after {took_s:.0f} s, {found.outcomes['finished']} requests meanwhile")
     assert release.active() == cluster
     assert unscaled(release) == pods
     assert_none_failed(found, 10)
@@ -158,22 +160,69 @@ def image(release: Release, pod: str) -> str:
 
 
 @pytest.mark.parametrize("part", ["gateway", "pool", "head"])
-def test_a_pod_is_deleted(release: Release, tmp_path: Path, part: str) -> None:
-    """The head at once, as if its node had gone; the others as `kubectl drain` does it."""
+def test_a_pod_is_deleted(release: Release, tmp_path: Path, part: str, record_property: Callable[[str, object], None]) -> None:
+    """With work on it. The head at once, as if its node had gone; the others as `kubectl drain` does it."""
     settled(release)
-    pod = release.pods(part)[0]
+    pod = next(name for name in release.pods(part) if "pool-cloud" not in name)
     others = set(release.pods("gateway") + release.pods("pool")) - {pod}
     how = ["--grace-period=0", "--force"] if part == "head" else []
-    with load(release, tmp_path) as found:
-        until(lambda: found.finished() > 2, "the load is there")
+    with load(release, tmp_path, *BUSY) as found:
+        until(lambda: found.finished() > 2 and answered(release) > 0 and running(release, "edge") > 0, "the pod has work")
         release.kubectl("delete", "pod", pod, "--wait=false", *how)
         until(lambda: pod not in release.pods(part), "the pod is gone")
-        settled(release)
+        until(lambda: all(ready(release).get(name, 0) >= count for name, count in WHOLE.items()), "another has taken its place")
         least = found.finished() + 5
         until(lambda: found.finished() > least, "the load goes on")
 
+    record_property("figures", f"{part}: {found.outcomes['finished']} requests, {found.outcomes['failed']} failed")
     assert others <= set(release.pods("gateway") + release.pods("pool")), "no other pod was replaced"
     assert_none_failed(found, 5)
+
+
+BUSY = ("loop=closed", "concurrency=6", "kinds=" + json.dumps(LONG))
+"""Six streams at any time."""
+
+
+def answered(release: Release) -> float:
+    """Requests that the gateway with the fewest has answered."""
+    return min(sum(float(value) for value in ANSWERED.findall(page)) for page in metrics(release))
+
+
+def running(release: Release, pool: str) -> float:
+    """Sequences on the pool's replicas."""
+    return max(float(value) for page in metrics(release) for value in re.findall(rf'^penstock_running_sequences{{pool="{pool}"}} (\S+)$', page, re.MULTILINE))
+
+
+def metrics(release: Release) -> list[str]:
+    """Of each gateway."""
+    addresses = [release.kube.get("pod", name, "--namespace", release.namespace)["status"]["podIP"] for name in release.pods("gateway")]
+    return [str(release.kube.client("page", url=f"http://{address}:8001", path="/metrics")) for address in addresses]
+
+
+def test_the_leading_autoscaler_is_killed(release: Release, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """Its pod, at once. The other leads within the Lease's time, and no pool changes."""
+    settled(release)
+    before = set(release.pods("pool"))
+    leader = holder(release)
+    with load(release, tmp_path) as found:
+        release.kubectl("delete", "pod", leader, "--grace-period=0", "--force")
+        took_s = until(lambda: holder(release) not in ("", leader), "another leads", TAKEN_S)
+        other = holder(release)
+        settled(release)
+
+    record_property("figures", f"another leads after {took_s:.0f} s")
+    assert other in release.pods("autoscaler")
+    assert set(release.pods("pool")) == before
+    assert_none_failed(found, 2)
+
+
+TAKEN_S = Times().duration_s + Times().retry_s + 5.0
+
+
+def holder(release: Release) -> str:
+    """The pod that the Lease names."""
+    lease = release.kube.get("lease", f"{release.service}-autoscaler", "--namespace", release.namespace)
+    return str(lease["spec"].get("holderIdentity") or "")
 
 
 def test_kuberays_operator_is_killed_and_comes_back(release: Release, tmp_path: Path) -> None:
@@ -210,7 +259,5 @@ def test_a_replica_killed_while_it_streams_loses_no_stream(release: Release, tmp
 
 
 def resumed(release: Release) -> float:
-    """Streams that went on at another replica, by the gateways' metrics."""
-    addresses = [release.kube.get("pod", name, "--namespace", release.namespace)["status"]["podIP"] for name in release.pods("gateway")]
-    pages = [str(release.kube.client("page", url=f"http://{address}:8001", path="/metrics")) for address in addresses]
-    return sum(float(value) for page in pages for value in RESUMED.findall(page))
+    """Streams that went on at another replica."""
+    return sum(float(value) for page in metrics(release) for value in RESUMED.findall(page))
