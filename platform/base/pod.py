@@ -14,6 +14,11 @@ from pathlib import Path
 POD_DIR = "PENSTOCK_POD_DIR"
 DRAIN_S = "PENSTOCK_DRAIN_S"
 """Longest wait of `penstock drain`, seconds."""
+SPREAD_S = 8.0
+"""How long a gateway that is to go still answers: for probes to fail (two, a second apart, in our chart), and for endpoints, proxies and idle connections
+to follow, on a busy node too."""
+AFTER_GATEWAYS_S = SPREAD_S + 4.0
+"""How long a replica whose pod is to go takes new work: where a whole cluster goes, its gateways have nobody else for what still reaches them."""
 POLL_S = 0.2
 _READY, _DRAIN, _DRAINED = "ready", "drain", "drained"
 

@@ -24,7 +24,7 @@ from penstock.adapters.store import AdapterStore
 from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, cluster_secret, provider_key, redis_url
 from penstock.base.metrics import Metrics
-from penstock.base.pod import this_pod
+from penstock.base.pod import SPREAD_S, this_pod
 from penstock.base.redis import connect as connect_redis
 from penstock.base.telemetry import TelemetryConfig
 from penstock.base.tracing import open_tracing
@@ -38,7 +38,7 @@ from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch import RoutingDispatcher
 from penstock.router.fleet import Fleet
 from penstock.router.gateway import GatewayDeps, PoolReplicas
-from penstock.router.leaving import SPREAD_S, Leaving, arrived
+from penstock.router.leaving import Leaving, arrived
 from penstock.router.link import connect
 from penstock.router.listener import Listener
 from penstock.router.members import Members

@@ -11,8 +11,8 @@ from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SPREAD_S = 8.0
-"""For probes to fail (two, a second apart, in our chart), and for endpoints, proxies and idle connections to follow, on a busy node too."""
+from penstock.base.pod import SPREAD_S
+
 MEET_S = 30.0
 """For a first replica. Where there is none yet, gateways don't wait for it for ever."""
 POLL_S = 0.1

@@ -20,7 +20,7 @@ from ray import serve
 
 from penstock.base import log as logs
 from penstock.base.environment import cluster_secret, redis_url, vllm_python
-from penstock.base.pod import this_pod
+from penstock.base.pod import AFTER_GATEWAYS_S, this_pod
 from penstock.base.redis import connect
 from penstock.prefix.hashing import ChainHasher
 from penstock.prefix.store import IndexWriter
@@ -100,8 +100,10 @@ class Replica:
         await asyncio.to_thread(self._engine.stop, timeout_s=STOP_S / 2)
 
     async def _leave_with_pod(self) -> None:
-        """The pod is to go: routers hear it from the next load report. The process stays, for Serve would put another into this pod."""
+        """The pod is to go: routers hear it by a load report, later than clients that gateways of the same fate leave. The process stays, for Serve would put
+        another into this pod."""
         await self._pod.until_asked()
+        await asyncio.sleep(AFTER_GATEWAYS_S)
         await self._streams.drain(self._drain_s)
         self._pod.has_drained()
 
