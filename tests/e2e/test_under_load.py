@@ -139,7 +139,7 @@ def test_a_new_image_takes_over_and_is_rolled_back(release: Release, tmp_path: P
         second = release.active()
         until(lambda: clusters(release) == {second}, "the old Ray cluster is gone", SWITCH_S)
         settled(release)
-        images = {image(release, pod) for part in ("gateway", "pool", "head") for pod in release.pods(part)}
+        images = {image for part in ("gateway", "pool", "head") for image in images_of(release, part)}
         release.helm("rollback", release.name, "--wait", "--timeout=300s")
         back_s = until(lambda: release.active() != second, "the image of before is active", SWITCH_S)
         until(lambda: clusters(release) == {release.active()}, "the new image's Ray cluster is gone", SWITCH_S)
@@ -147,7 +147,7 @@ def test_a_new_image_takes_over_and_is_rolled_back(release: Release, tmp_path: P
 
     record_property("figures", f"new image active after {new_s:.0f} s, rolled back after {back_s:.0f} s, {found.outcomes['finished']} requests meanwhile")
     assert images == {NEXT}
-    assert {image(release, pod) for pod in release.pods("gateway")} == {release.images.penstock}
+    assert images_of(release, "gateway") == {release.images.penstock}
     assert_none_failed(found, 100)
 
 
@@ -155,8 +155,11 @@ def clusters(release: Release) -> set[str]:
     return {each["metadata"]["name"] for each in release.kube.get("rayclusters", "--namespace", release.namespace)["items"]}
 
 
-def image(release: Release, pod: str) -> str:
-    return str(release.kube.get("pod", pod, "--namespace", release.namespace)["spec"]["containers"][0]["image"])
+def images_of(release: Release, component: str) -> set[str]:
+    """Of pods that stay."""
+    selector = f"app.kubernetes.io/instance={release.name},app.kubernetes.io/component={component}"
+    pods = release.kube.get("pods", "--selector", selector, "--namespace", release.namespace)["items"]
+    return {str(pod["spec"]["containers"][0]["image"]) for pod in pods if "deletionTimestamp" not in pod["metadata"]}
 
 
 @pytest.mark.parametrize("part", ["gateway", "pool", "head"])
