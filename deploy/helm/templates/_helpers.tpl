@@ -115,6 +115,14 @@ topologySpreadConstraints:
 {{- end -}}
 {{- end }}
 
+{{/* Not empty: Redis' data outlives an uninstall, as the claim of our own or in a Redis that isn't ours. */}}
+{{- define "penstock.tenantsStay" -}}
+{{- $persistence := .Values.redis.persistence -}}
+{{- if or (not .Values.redis.enabled) (and $persistence.enabled (eq $persistence.whenDeleted "Retain")) -}}
+true
+{{- end -}}
+{{- end }}
+
 {{- define "penstock.redisHost" -}}
 {{ include "penstock.fullname" . }}-redis.{{ .Release.Namespace }}.svc
 {{- end }}
