@@ -55,13 +55,16 @@ rules:
 - {apiGroups: [ray.io], resources: [rayclusters], verbs: [list, watch, patch]}
 - {apiGroups: [""], resources: [pods], verbs: [list, watch]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [scaling], verbs: [get, update]}
-- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata: {name: autoscaler}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: autoscaler}
 subjects: [{kind: ServiceAccount, name: autoscaler, namespace: default}]
+---
+apiVersion: coordination.k8s.io/v1
+kind: Lease
+metadata: {name: scaling}
 """
 CONFIG = """
 pools:
@@ -397,7 +400,6 @@ ALLOWED = {
     ("list", "pods"),
     ("watch", "pods"),
     ("get", "leases"),
-    ("create", "leases"),
     ("update", "leases"),
 }
 """What the autoscaler calls, of a RayCluster that was named to it."""
