@@ -51,7 +51,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: autoscaler}
 rules:
-- {apiGroups: [ray.io], resources: [rayservices], resourceNames: [platform], verbs: [get, list, watch]}
+- {apiGroups: [ray.io], resources: [rayservices], resourceNames: [platform], verbs: [list, watch]}
 - {apiGroups: [ray.io], resources: [rayclusters], verbs: [list, watch, patch]}
 - {apiGroups: [""], resources: [pods], verbs: [list, watch]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [scaling], verbs: [get, update]}

@@ -68,7 +68,7 @@ def test_only_the_autoscaler_has_a_token_of_kubernetes(preset: str, values: str)
 
 def test_the_autoscaler_may_do_exactly_this() -> None:
     assert find(objects(), "Role")["rules"] == [
-        {"apiGroups": ["ray.io"], "resources": ["rayservices"], "resourceNames": ["rel-penstock"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": ["ray.io"], "resources": ["rayservices"], "resourceNames": ["rel-penstock"], "verbs": ["list", "watch"]},
         {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["list", "watch", "patch"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": ["rel-penstock-autoscaler"], "verbs": ["get", "update"]},
