@@ -28,6 +28,7 @@ adapters: {enabled: true, storageClass: shared, config: {max_per_tenant: 8}}
 secrets: {providers: keys}
 providers:
   - {name: up, base_url: 'https://api.example.com/v1', model: m, served_names: [demo], api_key_env: UP_KEY}
+  - {name: cheap, base_url: 'https://api.example.com/v1', model: small, served_names: [demo], api_key_env: UP_KEY}
   - {name: near, base_url: 'http://llm.other.svc:8080/v1', model: m, served_names: [demo]}
 networkPolicy: {providers: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: other}}}]}
 """,
