@@ -54,13 +54,13 @@ httpGet: {path: /api/healthz, port: 52365}
   emptyDir: {medium: Memory, sizeLimit: {{ .shmSize }}}
 - name: models
   {{- if .root.Values.models.existingClaim }}
-  persistentVolumeClaim: {claimName: {{ .root.Values.models.existingClaim }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ .root.Values.models.existingClaim | quote }}, readOnly: true}
   {{- else }}
   emptyDir: {sizeLimit: {{ .root.Values.models.cacheSize }}}
   {{- end }}
 {{- if and .adapters .root.Values.adapters.enabled }}
 - name: adapters
-  persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim }}}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim | quote }}}
 {{- end }}
 {{- end }}
 
