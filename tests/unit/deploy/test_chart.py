@@ -168,6 +168,10 @@ def test_the_old_cluster_outlives_the_longest_stream() -> None:
             assert pod["terminationGracePeriodSeconds"] > int(env["PENSTOCK_DRAIN_S"]) > drain_s >= longest
 
 
+def test_the_old_cluster_goes_at_once_where_that_is_asked() -> None:
+    assert find(objects("", "{upgrade: {deletionDelaySeconds: 0}}"), "RayService")["spec"]["rayClusterDeletionDelaySeconds"] == 0
+
+
 def test_a_missing_image_is_a_sentence() -> None:
     done = template(image="")
 
