@@ -132,7 +132,7 @@ def schema() -> Schema:
         redis=_redis(),
         tenants=fields(first=items(TENANT)),
         secrets=fields(cluster=NAME, redis=NAME, ray=NAME, tenants=NAME, providers=NAME),
-        service=fields(type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}, port=PORT, nodePort=integer(1, 65535, nullable=True), annotations=LABELS),
+        service=fields(type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}, port=PORT, nodePort=integer(30000, 32767, nullable=True), annotations=LABELS),
         ingress=fields(enabled=FLAG, className=NAME, host=TEXT, tlsSecret=NAME, annotations=LABELS),
         httpRoute=fields(
             enabled=FLAG,

@@ -27,17 +27,20 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata: {name: autoscaler}
 rules:
-- {apiGroups: [ray.io], resources: [rayservices], resourceNames: [platform], verbs: [get, list, watch]}
+- {apiGroups: [ray.io], resources: [rayservices], resourceNames: [platform], verbs: [list, watch]}
 - {apiGroups: [ray.io], resources: [rayclusters], verbs: [list, watch, patch]}
 - {apiGroups: [""], resources: [pods], verbs: [list, watch]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [scaling], verbs: [get, update]}
-- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create]}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata: {name: autoscaler}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: autoscaler}
 subjects: [{kind: ServiceAccount, name: autoscaler, namespace: default}]
+---
+apiVersion: coordination.k8s.io/v1
+kind: Lease
+metadata: {name: scaling}
 """
 
 

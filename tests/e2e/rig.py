@@ -215,7 +215,6 @@ ALLOWED = {
     ("list", "pods"),
     ("watch", "pods"),
     ("get", "leases"),
-    ("create", "leases"),
     ("update", "leases"),
 }
 """What the autoscaler calls, of a RayCluster that was named to it."""

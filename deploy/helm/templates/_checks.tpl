@@ -8,6 +8,7 @@
 {{- fail "this cluster has no ray.io/v1 RayService: install KubeRay 1.6 or newer first (helm repo add kuberay https://ray-project.github.io/kuberay-helm; helm install kuberay-operator kuberay/kuberay-operator). With `helm template` add --api-versions ray.io/v1/RayService" }}
 {{- end }}
 {{- include "penstock.checkName" . }}
+{{- include "penstock.checkPorts" . }}
 {{- include "penstock.checkPools" . }}
 {{- include "penstock.checkOutside" . }}
 {{- if and .Values.httpRoute.enabled (not (.Capabilities.APIVersions.Has "gateway.networking.k8s.io/v1/HTTPRoute")) }}
@@ -19,6 +20,21 @@
 {{- $name := include "penstock.fullname" . }}
 {{- if or (gt (len $name) 40) (not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name)) }}
 {{- fail (printf "the name %q does not do: KubeRay needs at most 40 characters, lower case letters, digits and dashes, a letter first; set fullnameOverride" $name) }}
+{{- end }}
+{{- end }}
+
+{{/* KubeRay's custom resources key ports by their number, and are made last: the API server would refuse a port twice in the middle of an install. */}}
+{{- define "penstock.checkPorts" -}}
+{{- $taken := dict "8080" "metrics" "52365" "Ray's health" }}
+{{- range $name := list "port" "adminPort" }}
+{{- $port := index $.Values.gateway $name | int | toString }}
+{{- with index $taken $port }}
+{{- fail (printf "gateway.%s is %s, which is the port of %s in the same pod: choose another (service.port is what clients see)" $name $port .) }}
+{{- end }}
+{{- $_ := set $taken $port (printf "gateway.%s" $name) }}
+{{- end }}
+{{- if and .Values.service.nodePort (eq .Values.service.type "ClusterIP") }}
+{{- fail (printf "service.nodePort is %d, but service.type is ClusterIP, which has none: set it to NodePort or LoadBalancer" (int .Values.service.nodePort)) }}
 {{- end }}
 {{- end }}
 
@@ -65,9 +81,14 @@
 {{- fail "redis.enabled is false: secrets.redis must name a Secret with the keys url (the whole URL, with its password) and password" }}
 {{- end }}
 {{- end }}
+{{- $set := list }}
+{{- range include "penstock.workerEnv" (list . 1) | fromYamlArray }}{{ $set = append $set .name }}{{ end }}
 {{- range $index, $provider := .Values.providers }}
 {{- if and $provider.api_key_env (not $.Values.secrets.providers) }}
 {{- fail (printf "providers[%d].api_key_env is %s: secrets.providers must name a Secret that has it as a key" $index $provider.api_key_env) }}
+{{- end }}
+{{- if has $provider.api_key_env $set }}
+{{- fail (printf "providers[%d].api_key_env is %s, which the chart sets itself: name the variable, and its key in secrets.providers, otherwise" $index $provider.api_key_env) }}
 {{- end }}
 {{- end }}
 {{- if and .Values.httpRoute.enabled (not .Values.httpRoute.parentRefs) }}

@@ -9,7 +9,7 @@
 {{/* Selects all that belong to this release; with a component (a list of root and component) the pods of that one. */}}
 {{- define "penstock.selector" -}}
 {{- $root := index . 0 -}}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/part-of: penstock
 {{- with index . 1 }}
 app.kubernetes.io/component: {{ . }}
@@ -38,7 +38,7 @@ helm.sh/chart: {{ printf "%s-%s" (index . 0).Chart.Name (index . 0).Chart.Versio
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - {name: {{ . }}}
+  - {name: {{ . | quote }}}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -72,10 +72,10 @@ tolerations: {{- toYaml . | nindent 2 }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
@@ -115,6 +115,14 @@ topologySpreadConstraints:
 {{- end -}}
 {{- end }}
 
+{{/* Not empty: Redis' data outlives an uninstall, as the claim of our own or in a Redis that isn't ours. */}}
+{{- define "penstock.tenantsStay" -}}
+{{- $persistence := .Values.redis.persistence -}}
+{{- if or (not .Values.redis.enabled) (and $persistence.enabled (eq $persistence.whenDeleted "Retain")) -}}
+true
+{{- end -}}
+{{- end }}
+
 {{- define "penstock.redisHost" -}}
 {{ include "penstock.fullname" . }}-redis.{{ .Release.Namespace }}.svc
 {{- end }}
@@ -128,9 +136,9 @@ redis://{{ include "penstock.redisHost" . }}:6379
 {{- end }}
 
 {{- define "penstock.secretEnv" -}}
-- name: {{ index . 0 }}
+- name: {{ index . 0 | quote }}
   valueFrom:
-    secretKeyRef: {name: {{ index . 1 }}, key: {{ index . 2 }}}
+    secretKeyRef: {name: {{ index . 1 | quote }}, key: {{ index . 2 | quote }}}
 {{- end }}
 
 {{- define "penstock.redisEnv" -}}

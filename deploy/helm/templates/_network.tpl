@@ -5,7 +5,7 @@
 {{- $root := index . 0 -}}
 {{- range $index, $component := (index . 1) }}
 {{- if $index }}{{ "\n" }}{{ end -}}
-- podSelector: {matchLabels: {app.kubernetes.io/instance: {{ $root.Release.Name }}, app.kubernetes.io/part-of: penstock, app.kubernetes.io/component: {{ $component }}}}
+- podSelector: {matchLabels: {app.kubernetes.io/instance: {{ $root.Release.Name | quote }}, app.kubernetes.io/part-of: penstock, app.kubernetes.io/component: {{ $component }}}}
 {{- end }}
 {{- end }}
 

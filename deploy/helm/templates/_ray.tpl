@@ -37,12 +37,12 @@ httpGet: {path: /api/healthz, port: 52365}
 - {name: PENSTOCK_DRAIN_S, value: {{ add (index . 1) 15 | quote }}}
 {{- end }}
 
+{{/* Providers may share a key; a variable stands there once. */}}
 {{- define "penstock.providerEnv" -}}
-{{- $secret := .Values.secrets.providers -}}
-{{- range .Values.providers }}
-{{- with .api_key_env }}
-{{ include "penstock.secretEnv" (list . $secret .) }}
-{{- end }}
+{{- $names := list -}}
+{{- range .Values.providers }}{{ $names = append $names .api_key_env }}{{ end }}
+{{- range $names | compact | uniq }}
+{{ include "penstock.secretEnv" (list . $.Values.secrets.providers .) }}
 {{- end }}
 {{- end }}
 
@@ -54,13 +54,13 @@ httpGet: {path: /api/healthz, port: 52365}
   emptyDir: {medium: Memory, sizeLimit: {{ .shmSize }}}
 - name: models
   {{- if .root.Values.models.existingClaim }}
-  persistentVolumeClaim: {claimName: {{ .root.Values.models.existingClaim }}, readOnly: true}
+  persistentVolumeClaim: {claimName: {{ .root.Values.models.existingClaim | quote }}, readOnly: true}
   {{- else }}
   emptyDir: {sizeLimit: {{ .root.Values.models.cacheSize }}}
   {{- end }}
 {{- if and .adapters .root.Values.adapters.enabled }}
 - name: adapters
-  persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim }}}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim | quote }}}
 {{- end }}
 {{- end }}
 

@@ -1,6 +1,7 @@
 """Takes part in an election by a Lease, for as long as it runs; see `lease` for the rules.
 
 One call an attempt: a leader renews, another reads and takes what is free. While the API server is away a leader stops being one at its deadline.
+A Lease that nobody has held yet (the chart makes one, without a spec) is free; where there is none it is made, as far as the rights go.
 """
 
 import asyncio
@@ -116,7 +117,7 @@ class Elector:
             "renewTime": record.renewed,
             "leaseTransitions": record.transitions,
         }
-        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": self._document.get("spec", {}) | spec}
+        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": (self._document.get("spec") or {}) | spec}
 
 
 def record_of(document: Document) -> Record:

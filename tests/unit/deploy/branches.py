@@ -1,6 +1,19 @@
 """Values that together take every branch of the chart's templates, beside the presets: name to YAML."""
 
 BRANCHES = {
+    "numbers as names": """
+image: {pullSecrets: ['1']}
+nameOverride: penstock
+secrets: {redis: '2', ray: '3', providers: '4', cluster: '5'}
+redis: {enabled: false, address: 'redis://10.0.0.1', username: '123'}
+tenants: {first: [{name: '2024'}, {name: 'true'}, {name: '1e3'}]}
+providers: [{name: up, base_url: 'https://api.example.com/v1', model: m, served_names: [demo], api_key_env: NO}]
+models: {existingClaim: '6', tokenSecret: '7'}
+adapters: {enabled: true, existingClaim: '8'}
+head: {priorityClassName: '9'}
+podDefaults: {runtimeClassName: '10', nodeSelector: {a: '11'}, annotations: {a: 'true'}}
+ingress: {enabled: true, className: '12', host: '13', tlsSecret: '14', annotations: {}}
+""",
     "names": "{nameOverride: gate, image: {tag: '1', digest: 'sha256:" + 64 * "a" + "', pullSecrets: [registry]}}",
     "full name": "{fullnameOverride: gate}",
     "outer redis": """
@@ -28,6 +41,7 @@ adapters: {enabled: true, storageClass: shared, config: {max_per_tenant: 8}}
 secrets: {providers: keys}
 providers:
   - {name: up, base_url: 'https://api.example.com/v1', model: m, served_names: [demo], api_key_env: UP_KEY}
+  - {name: cheap, base_url: 'https://api.example.com/v1', model: small, served_names: [demo], api_key_env: UP_KEY}
   - {name: near, base_url: 'http://llm.other.svc:8080/v1', model: m, served_names: [demo]}
 networkPolicy: {providers: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: other}}}]}
 """,

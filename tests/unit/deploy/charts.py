@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sysconfig
 import tempfile
@@ -41,16 +42,34 @@ class Rendered(NamedTuple):
 
 
 @cache
-def template(preset: str = "", values: str = "", apis: tuple[str, ...] = APIS, image: str = IMAGE, release: str = RELEASE) -> Rendered:
+def template(preset: str = "", values: str = "", apis: tuple[str, ...] = APIS, image: str = IMAGE, release: str = RELEASE, chart: Path = CHART) -> Rendered:
     """preset: a values file of the chart; values: YAML over it."""
     files = ["-f", str(CHART / preset)] if preset else []
     versions = [word for api in apis for word in ("--api-versions", api)]
-    command = [str(HELM), "template", release, str(CHART), "--namespace", NAMESPACE, "--set", f"image.repository={image}", *files, *versions]
+    command = [str(HELM), "template", release, str(chart), "--namespace", NAMESPACE, "--set", f"image.repository={image}", *files, *versions]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(values)
         file.flush()
         done = subprocess.run([*command, "-f", file.name], capture_output=True, text=True, check=False, timeout=60)
     return Rendered(done.returncode, done.stdout, done.stderr)
+
+
+NOTES = """apiVersion: v1
+kind: ConfigMap
+metadata: {name: notes}
+data:
+  text: {{ include (print .Template.BasePath "/NOTES.txt") . | toJson }}
+"""
+"""`helm template` leaves the notes out, and every `helm install` asks a cluster, dry or not. So a template of a copy has them."""
+
+
+@cache
+def notes(values: str = "") -> str:
+    """What an install of the chart says at its end, with YAML over its values."""
+    with tempfile.TemporaryDirectory() as folder:
+        chart = Path(shutil.copytree(CHART, Path(folder) / "penstock"))
+        (chart / "templates" / "notes.yaml").write_text(NOTES, encoding="utf-8")
+        return str(find(template("", values, chart=chart).objects, "ConfigMap", "notes")["data"]["text"])
 
 
 @cache

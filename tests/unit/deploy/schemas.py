@@ -1,4 +1,5 @@
-"""Kubernetes' own schemas (of kubernetes-validate) and KubeRay's, for whole objects. Unknown fields are refused, as a strict API server does.
+"""Kubernetes' own schemas (of kubernetes-validate) and KubeRay's, for whole objects. Unknown fields are refused, as a strict API server does, and
+two elements of a list that its keys (x-kubernetes-list-map-keys) call the same.
 
 KubeRay's come from the programs of a test cluster: PENSTOCK_TEST_CLUSTER names its command, beside which bin.tar.xz lies.
 """
@@ -6,6 +7,7 @@ KubeRay's come from the programs of a test cluster: PENSTOCK_TEST_CLUSTER names 
 import json
 import os
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -25,6 +27,19 @@ OURS = ("RayService", "HTTPRoute")
 DEFINITIONS = "/api/_definitions.json#"
 """How the schemas point at each other."""
 CRDS = "data/kuberay-crds.yaml"
+KEYS = "x-kubernetes-list-map-keys"
+KEY_DEFAULTS = {"protocol": "TCP"}
+"""What a key is that is left out."""
+
+
+def _same_twice(_: Any, keys: list[str], found: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
+    """https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy: a list of type map has each of its keys' values once."""
+    elements = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+    seen = Counter(tuple((key, each.get(key, KEY_DEFAULTS.get(key))) for key in keys) for each in elements)
+    yield from (jsonschema.ValidationError(f"{dict(key)} stands there {count} times") for key, count in seen.items() if count > 1)
+
+
+Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {KEYS: _same_twice})
 
 
 def mistakes(found: Object, version: str) -> list[str]:
@@ -50,7 +65,7 @@ def _definitions(version: str) -> Object:
 def _validator(version: str, name: str) -> jsonschema.Draft202012Validator:
     schema = json.loads((_folder(version) / f"{name}.json").read_text(encoding="utf-8").replace(DEFINITIONS, "#"))
     schema.pop("$id", None)
-    return jsonschema.Draft202012Validator({**schema, "$defs": _definitions(version)})
+    return Validator({**schema, "$defs": _definitions(version)})
 
 
 @cache
@@ -75,7 +90,7 @@ def rayservice() -> jsonschema.Draft202012Validator:
     document = next(text for text in kuberay_text().split("\n---\n") if "\n  name: rayservices.ray.io" in text)
     versions = yaml.load(document, Loader=yaml.CSafeLoader)["spec"]["versions"]
     structural = next(version for version in versions if version["name"] == "v1")["schema"]["openAPIV3Schema"]
-    return jsonschema.Draft202012Validator(_strict(structural))
+    return Validator(_strict(structural))
 
 
 def ray_mistakes(found: Object) -> list[str]:
@@ -102,5 +117,7 @@ def _parts(node: Object) -> Iterator[tuple[str, Any]]:
     for key, value in node.items():
         if key == "properties":
             yield key, {name: _strict(each) for name, each in value.items()}
+        elif key == KEYS:
+            yield key, value
         elif key in ("items", "additionalProperties", "type", "enum", "required", "pattern", "minimum", "maximum", "x-kubernetes-int-or-string"):
             yield key, _strict(value)

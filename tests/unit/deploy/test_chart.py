@@ -57,6 +57,22 @@ def test_kuberays_schema_refuses_an_unknown_field() -> None:
     assert ray_mistakes(service)
 
 
+def test_kuberays_schema_refuses_a_port_or_a_variable_that_stands_there_twice() -> None:
+    for values in ("", BRANCHES["providers"]):
+        service = find(objects("", values), "RayService")
+        container = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
+        assert ray_mistakes(service) == []
+        container["ports"].append({"name": "again", "containerPort": 8080})
+        container["env"].append({"name": "HF_HOME", "value": "again"})
+        assert len(ray_mistakes(service)) == 2
+
+
+def test_providers_that_share_a_key_share_its_variable() -> None:
+    gateway = next(pod for pod in pods(objects("", BRANCHES["providers"])) if pod.labels["app.kubernetes.io/component"] == "gateway")
+
+    assert [each["name"] for each in gateway.spec["containers"][0]["env"]].count("UP_KEY") == 1
+
+
 def test_a_worker_group_names_everything_that_the_operator_asks_for() -> None:
     for group in find(objects("values-demo.yaml"), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
         assert (group["minReplicas"], group["maxReplicas"]) == (0, 1000), "counts are the autoscaler's affair"
@@ -150,6 +166,10 @@ def test_the_old_cluster_outlives_the_longest_stream() -> None:
             env = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
             drain_s = apps[group["groupName"]]["args"]["drain_s"]
             assert pod["terminationGracePeriodSeconds"] > int(env["PENSTOCK_DRAIN_S"]) > drain_s >= longest
+
+
+def test_the_old_cluster_goes_at_once_where_that_is_asked() -> None:
+    assert find(objects("", "{upgrade: {deletionDelaySeconds: 0}}"), "RayService")["spec"]["rayClusterDeletionDelaySeconds"] == 0
 
 
 def test_a_missing_image_is_a_sentence() -> None:

@@ -68,13 +68,23 @@ def test_only_the_autoscaler_has_a_token_of_kubernetes(preset: str, values: str)
 
 def test_the_autoscaler_may_do_exactly_this() -> None:
     assert find(objects(), "Role")["rules"] == [
-        {"apiGroups": ["ray.io"], "resources": ["rayservices"], "resourceNames": ["rel-penstock"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": ["ray.io"], "resources": ["rayservices"], "resourceNames": ["rel-penstock"], "verbs": ["list", "watch"]},
         {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["list", "watch", "patch"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
-        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": ["rel-penstock-autoscaler"], "verbs": ["get", "update"]},
     ]
     assert [subject["name"] for subject in find(objects(), "RoleBinding")["subjects"]] == ["rel-penstock-autoscaler"]
+
+
+def test_the_lease_says_nothing_that_its_holder_writes() -> None:
+    """Or an upgrade, which merges what the chart says, would take it away from the leader."""
+    deployment = find(objects(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    lease = find(objects(), "Lease")
+
+    assert lease.keys() == {"apiVersion", "kind", "metadata"}
+    assert f"--lease={lease['metadata']['name']}" in deployment["args"]
+    assert "annotations" not in lease["metadata"], "no resource policy: an uninstall takes it away"
+    assert not [each for each in objects("", BRANCHES["no autoscaler"]) if each["kind"] == "Lease"]
 
 
 def secret_values(found: list[Object]) -> list[str]:

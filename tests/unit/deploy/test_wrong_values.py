@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tests.unit.deploy.charts import Rendered, template
 
 POOL = "name: demo, model: demo"
+PROVIDER = "name: up, base_url: 'http://x', model: m, served_names: [demo]"
 WRONG = {
     # typing errors
     "{imagee: {tag: x}}": "imagee",
@@ -42,8 +43,13 @@ WRONG = {
     "{redis: {address: 'redis://:password@host:6379'}}": "redis.address",
     "{redis: {maxMemory: 1Gi}}": "redis.maxMemory",
     "{service: {type: ExternalName}}": "service.type",
+    "{service: {type: NodePort, nodePort: 80}}": "service.nodePort",
     "{adapters: {accessModes: [ReadOnlyMany]}}": "adapters.accessModes.0",
     # what can't work together
+    "{gateway: {port: 8080}}": "gateway.port is 8080, which is the port of metrics",
+    "{gateway: {adminPort: 52365}}": "gateway.adminPort is 52365, which is the port of Ray's health",
+    "{gateway: {adminPort: 8000}}": "gateway.adminPort is 8000, which is the port of gateway.port",
+    "{service: {nodePort: 30080}}": "service.nodePort is 30080, but service.type is ClusterIP",
     "{pools: [{name: a}, {name: a}]}": "pools[1].name: two pools are named",
     "{pools: [{name: a, engine: {device: cuda}, pod: {gpus: 0}}]}": "pools[0].pod.gpus is 0",
     "{pools: [{name: a, pod: {gpus: 1}}]}": "pools[0].pod.gpus is 1",
@@ -53,6 +59,7 @@ WRONG = {
     "{redis: {enabled: false}}": "redis.address names no other one",
     "{redis: {enabled: false, address: 'redis://h:1'}}": "secrets.redis must name",
     "{providers: [{name: up, base_url: 'http://x', model: m, served_names: [demo], api_key_env: K}]}": "providers[0].api_key_env is K",
+    f"{{secrets: {{providers: keys}}, providers: [{{{PROVIDER}, api_key_env: PENSTOCK_REDIS_URL}}]}}": "providers[0].api_key_env is PENSTOCK_REDIS_URL, which",
     "{httpRoute: {enabled: true}}": "httpRoute.parentRefs is empty",
 }
 
@@ -76,7 +83,7 @@ def test_every_wrong_values_file_is_refused_with_its_place() -> None:
 def test_the_same_values_spelled_right_are_taken() -> None:
     right = f"""
 image: {{tag: x, pullPolicy: Always}}
-gateway: {{replicas: 3, port: 8080, config: {{max_queue: 5}}}}
+gateway: {{replicas: 3, port: 8090, config: {{max_queue: 5}}}}
 pools: [{{{POOL}, replicas: 2, tier: edge, engine: {{device: cpu, speculation: {{method: none}}}}, autoscale: {{max_replicas: 3}}, pod: {{spread: None}}}}]
 redis: {{persistence: {{size: 8Gi}}, maxMemory: 1gb}}
 tenants: {{first: [{{name: a, tokens_per_minute: 5}}]}}

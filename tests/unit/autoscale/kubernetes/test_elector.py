@@ -2,6 +2,8 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from penstock.autoscale.kubernetes.elector import Elector, standing
 from penstock.autoscale.kubernetes.lease import Times
 from tests.unit.autoscale.kubernetes.api_fake import FakeServer, api_of
@@ -44,6 +46,41 @@ def test_the_first_one_holds_it_and_renews_by_one_call_each_time(tmp_path: Path)
 
             assert holder(server) == "", "given back at the end"
             assert not elector.is_leader()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("spec", [{}, None])
+def test_a_lease_that_nobody_has_held_yet_is_taken_at_once_and_none_is_made(spec: dict[str, object] | None, tmp_path: Path) -> None:
+    """As the chart makes it."""
+
+    async def main() -> None:
+        server, clock = FakeServer(), Clock()
+        server.objects["lease"] = {"metadata": {"name": "lease", "resourceVersion": "7", "labels": {"by": "helm"}}} | ({} if spec is None else {"spec": spec})
+        async with api_of(server, tmp_path) as api:
+            elector = Elector(api, "n", "lease", "a", TIMES, clock)
+            async with standing(elector):
+                await elector.until(is_leader=True)
+                await turns(server, 2)
+                assert [line.split()[0] for line in server.seen[:3]] == ["GET", "PUT", "PUT"]
+                assert (holder(server), elector.term) == ("a", 1)
+
+    asyncio.run(main())
+
+
+def test_who_may_make_no_lease_waits_for_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        server, clock = FakeServer(), Clock()
+        server.script.extend([200, 403] * 3)
+        async with api_of(server, tmp_path) as api:
+            elector = Elector(api, "n", "lease", "a", TIMES, clock)
+            async with standing(elector):
+                await turns(server, 6)
+                assert [line.split()[0] for line in server.seen[:6]] == ["GET", "POST"] * 3
+                assert not elector.is_leader()
+                server.put("lease", {})
+                await elector.until(is_leader=True)
+                assert holder(server) == "a"
 
     asyncio.run(main())
 

@@ -1,0 +1,37 @@
+"""What the notes say after an install, in each of their branches."""
+
+import re
+
+from tests.unit.deploy.branches import BRANCHES
+from tests.unit.deploy.charts import find, notes, objects
+
+KEEP = {"helm.sh/resource-policy": "keep"}
+
+
+def removed(text: str) -> list[str]:
+    """What their command for the rest removes; empty where they say that nothing is left."""
+    command = re.search(r"leaves the tenants' data: kubectl delete --namespace llm (.*)", text)
+    assert (command is None) == ("helm uninstall leaves nothing" in text)
+    return command[1].split() if command else []
+
+
+def keeps_the_cluster_secret(values: str) -> bool:
+    return find(objects("", values), "Secret", "rel-penstock-cluster")["metadata"].get("annotations") == KEEP
+
+
+def test_the_cluster_secret_stays_wherever_the_tenants_stay() -> None:
+    for values in ("", BRANCHES["outer redis, anybody"]):
+        assert keeps_the_cluster_secret(values), values
+        assert "secret/rel-penstock-cluster" in removed(notes(values)), values
+    for values in (BRANCHES["no persistence"], BRANCHES["storage classes"]):
+        assert not keeps_the_cluster_secret(values), values
+        assert "secret/rel-penstock-cluster" not in removed(notes(values)), values
+
+
+def test_the_notes_name_all_that_an_uninstall_leaves() -> None:
+    assert removed(notes()) == ["pvc/data-rel-penstock-redis-0", "secret/rel-penstock-cluster"]
+    assert removed(notes(BRANCHES["no persistence"])) == []
+    assert removed(notes(BRANCHES["storage classes"])) == ["pvc/rel-penstock-adapters"]
+    assert removed(notes(BRANCHES["outer redis, anybody"])) == ["secret/rel-penstock-cluster"]
+    assert "stay in your Redis, in any case; without secret/rel-penstock-cluster" in notes(BRANCHES["outer redis, anybody"])
+    assert "leaves nothing here.\nTenants, keys and usage stay in your Redis, in any case." in notes(BRANCHES["outer redis"])
