@@ -26,13 +26,14 @@ class Kind(enum.IntEnum):
 
 
 class Level(enum.IntEnum):
-    """Instructions that products use: AVX512 is with VNNI and BF16, AMX with tiles of bf16. The last one is AMX for tests where there is none."""
+    """Instructions that products use: VNNI is AVX-512 with VNNI, AVX512 has BF16 on top, AMX tiles of bf16. The last one is AMX for tests where there is none."""
 
     PORTABLE = 0
     AVX2 = 1
-    AVX512 = 2
-    AMX = 3
-    EMULATED_AMX = 4
+    VNNI = 2
+    AVX512 = 3
+    AMX = 4
+    EMULATED_AMX = 5
 
 
 class _Struct(ctypes.Structure):
