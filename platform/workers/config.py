@@ -110,8 +110,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """How the output head and the embedding table are held, which are most of a small model. keep: as the checkpoint has them. int8, int4: rounded to
     nearest in groups of 32. auto: int8 where the checkpoint's other matrices are quantized and these are not, else keep."""
     activations: Literal["auto", "bf16", "int8"] = "auto"
-    """What quantized matrices are multiplied with, on the CPU. int8: rounded per row and group; faster, for 0.3 % of perplexity, and close calls between
-    tokens may go another way. auto: bf16."""
+    """What quantized matrices are multiplied with, on the CPU. int8: whole steps in two terms of 8 bits, with a scale per row and group, which is nearer
+    to float32 than bfloat16 is, and quicker for few rows; steps of many rows take bfloat16 where the CPU is quicker with it, so an answer's last digits
+    may depend on what runs beside it, unless `exact`. bf16: always bfloat16. auto: int8."""
     kv_dtype: Literal["auto", "bf16", "int8"] = "auto"
     """Of keys and values. auto: that of the computation. int8: with a scale for each token's head, half of bf16's memory; on the CPU."""
     exact: bool = False

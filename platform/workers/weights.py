@@ -1,7 +1,7 @@
 """Checkpoints into one normal form: the parameters of `models/llama.py` by name, fused, contiguous; matrices dense or in groups of small integers.
 
-Parameters are read one after the other, so a caller that packs each at once holds the model in its own form plus one parameter. Files are
-mapped, not read. Invariant: the names and shapes are exactly those of `layout`; a checkpoint that lacks a tensor, has one too many or one of
+Parameters are read one after the other, so a caller that packs each at once holds the model in its own form plus one parameter. GGUF files are
+read piece by piece, safetensors are mapped. Invariant: the names and shapes are exactly those of `layout`; a checkpoint that lacks a tensor, has one too many or one of
 another shape is refused with a ConfigError that names it.
 """
 

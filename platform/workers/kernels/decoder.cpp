@@ -40,7 +40,7 @@ struct Model {
     const float* norm;
     const float *cos, *sin;  // [position, dim]
     float eps;
-    int32_t is_exact;  // activations are not rounded to 8 bits
+    int32_t is_exact;  // activations are not rounded to terms of 8 bits
 };
 
 struct Cache {

@@ -122,7 +122,7 @@ class Decoder:
     """A model whose steps are one call. One thread at a time."""
 
     def __init__(self, library: ctypes.CDLL, parameters: Parameters, threads: int, *, is_exact: bool = False) -> None:
-        """is_exact: activations are not rounded to 8 bits for quantized matrices."""
+        """is_exact: activations are not rounded to terms of 8 bits for quantized matrices."""
         self._call = library.penstock_step
         self._call.restype, self._call.argtypes = _I64, [_P, _P, _P, _I32, _P, _I64]
         self._threads = threads

@@ -10,7 +10,7 @@ from penstock.workers.kernels.cache_form import PLAIN, Form, cache_code
 from penstock.workers.kernels.decoder import Decoder, Parameters
 from penstock.workers.kernels.products import Products
 
-ABI = 3
+ABI = 4
 """penstock_kernels_abi() of paged_attention.cpp."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}

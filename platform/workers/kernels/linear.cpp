@@ -33,9 +33,9 @@ int32_t detected_level() {
     if (!__get_cpuid(1, &a, &b, &c, &d)) return PORTABLE;
     if (!has_bits(c, bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C) || (enabled_state() & 6) != 6) return PORTABLE;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !has_bits(b, bit_AVX2)) return PORTABLE;
-    if (!__get_cpuid_count(7, 1, &a1, &b1, &c1, &d1)) return AVX2;
-    constexpr uint32_t F_DQ_BW_VL = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, VNNI = 1u << 11, BFLOAT16 = 1u << 5;
-    if (!has_bits(b, F_DQ_BW_VL) || !has_bits(c, VNNI) || !has_bits(a1, BFLOAT16) || (enabled_state() & 0xE6) != 0xE6) return AVX2;
+    constexpr uint32_t F_DQ_BW_VL = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, BYTES = 1u << 11, BFLOAT16 = 1u << 5;
+    if (!has_bits(b, F_DQ_BW_VL) || !has_bits(c, BYTES) || (enabled_state() & 0xE6) != 0xE6) return AVX2;
+    if (!__get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) || !has_bits(a1, BFLOAT16)) return VNNI;
     // tiles have run in their emulation only: until they have on hardware, it takes somebody who asks for them
     const char* wanted = getenv("PENSTOCK_AMX");
     if (wanted == nullptr || wanted[0] != '1') return AVX512;
@@ -55,30 +55,35 @@ int32_t best_level() {
     return level;
 }
 
-constexpr int32_t EMULATED_AMX = 4;  // tiles in C++, for tests on machines without them
+constexpr int32_t EMULATED_AMX = 5;  // tiles in C++, for tests on machines without them
 int32_t set_level = -1;
 
-const Path& path_of(int32_t level) {
+struct Path {
+    Prepare *prepare_rounded, *prepare_dense;
+    Multiply *multiply_rounded, *multiply_dense;
+};
+
+constexpr Path PATHS[] = {
+    // by level
+    {prepare_rounded, prepare_dense, multiply_rounded, multiply_dense},
 #if defined(__x86_64__)
-    switch (level) {
-        case AVX2: return avx2_path;
-        case AVX512: return avx512_path;
-        case AMX: return amx_path;
-        case EMULATED_AMX: return emulated_amx_path;
-        default: break;
-    }
-#else
-    (void)level;
+    {prepare_rounded, prepare_dense, multiply_rounded_avx2, multiply_dense_avx2},
+    {prepare_rounded_vnni, prepare_dense, multiply_rounded_vnni, multiply_dense_avx2},
+    {prepare_rounded_vnni, prepare_dense_bf16, multiply_rounded_vnni, multiply_dense_bf16},
+    {prepare_rounded_vnni, prepare_dense_bf16, multiply_rounded_vnni, multiply_dense_amx},
+    {prepare_rounded_vnni, prepare_dense_bf16, multiply_rounded_vnni, multiply_dense_emulated_amx},
 #endif
-    return portable_path;
-}
+};
+
+// Rows from which on activations are kept in bfloat16 instead of rounded.
+int32_t dense_rows(int32_t level) { return level >= AMX ? AMX_ROWS : level == AVX512 ? BF16_ROWS : INT32_MAX; }
 
 // ---- inputs
 
 struct Sizes {
     int64_t q, scale, dense;  // bytes
     explicit Sizes(int64_t m, int64_t k)
-        : q(rounded_up(m * rounded_up(k, BLOCK_K), 64)),
+        : q(rounded_up(m * 2 * rounded_up(k, BLOCK_K), 64)),
           scale(rounded_up(m * (rounded_up(k, BLOCK_K) / BLOCK_K) * 4, 64)),
           dense(rounded_up(m, 16) * rounded_up(k, BLOCK_K) * 4) {}
 };
@@ -141,27 +146,43 @@ void pack_heads(const Matrix& matrix, uint8_t* panel_data, int64_t panel, const 
 
 // ---- the portable path
 
+// Steps of one group, and what they are.
+struct Rounding {
+    float step, inverse;
+    bool is_zero;  // or nothing that can be rounded
+};
+
+Rounding find_rounding(const float* x, int64_t count) {
+    int32_t largest = 0;  // as bits: NaN is above all numbers
+    for (int64_t i = 0; i < count; i++) {
+        const int32_t bits = static_cast<int32_t>(bits_of(x[i]) & 0x7FFFFFFF);
+        largest = bits > largest ? bits : largest;
+    }
+    if (largest >= NOT_FINITE) return {__builtin_nanf(""), 0.0f, true};
+    const float most = from_bits(static_cast<uint32_t>(largest));
+    return {most / MOST_STEPS, MOST_STEPS / most, largest < LEAST_ROUNDED};
+}
+
+}  // namespace
+
 void prepare_rounded(const Inputs& inputs, const float* x, int64_t stride, int32_t row_begin, int32_t row_end) {
     for (int64_t row = row_begin; row < row_end; row++) {
         const float* from = x + row * stride;
-        int8_t* q = inputs.q + row * inputs.k_padded;
-        memset(q + inputs.k, 0, inputs.k_padded - inputs.k);
+        int8_t* q = inputs.q + 2 * row * inputs.k_padded;
+        memset(q + inputs.k / 4 * 8, 0, 2 * inputs.k_padded - inputs.k / 4 * 8);
         for (int64_t group = 0; group < inputs.num_groups; group++) {
             const int64_t begin = group * inputs.group, end = smaller(inputs.k, begin + inputs.group);
-            uint32_t largest = 0;  // as bits, NaN is above all numbers
-            for (int64_t i = begin; i < end; i++) {
-                const uint32_t bits = bits_of(from[i]) & 0x7FFFFFFF;
-                largest = bits > largest ? bits : largest;
-            }
-            const float scale = largest >= 0x7F800000 ? __builtin_nanf("") : from_bits(largest) / 127.0f, inverse = largest == 0 || largest >= 0x7F800000 ? 0.0f : 127.0f / from_bits(largest);
+            const Rounding rounding = find_rounding(from + begin, end - begin);
             int32_t sum = 0;
             for (int64_t i = begin; i < end; i++) {
-                const float rounded = __builtin_rintf((largest >= 0x7F800000 ? 0.0f : from[i]) * inverse);  // no more than 127
-                q[i] = static_cast<int8_t>(rounded);
-                sum += q[i];
+                const int32_t steps = rounding.is_zero ? 0 : static_cast<int32_t>(__builtin_rintf(from[i] * rounding.inverse));
+                const int32_t high = (steps + LOW_STEPS / 2) >> LOW_BITS;
+                q[i / 4 * 8 + i % 4] = static_cast<int8_t>(high);
+                q[i / 4 * 8 + i % 4 + 4] = static_cast<int8_t>(steps - high * LOW_STEPS);
+                sum += steps;
             }
-            inputs.scale[row * inputs.num_groups + group] = scale;
-            inputs.sum[row * inputs.num_groups + group] = scale * static_cast<float>(sum);
+            inputs.step[row * inputs.num_groups + group] = rounding.step;
+            inputs.sum[row * inputs.num_groups + group] = rounding.step * static_cast<float>(sum);
         }
     }
 }
@@ -174,27 +195,35 @@ void prepare_dense(const Inputs& inputs, const float* x, int64_t stride, int32_t
     }
 }
 
+namespace {
+
+int32_t steps_of(const int8_t* q, int64_t column) { return q[column / 4 * 8 + column % 4] * LOW_STEPS + q[column / 4 * 8 + column % 4 + 4]; }
+
+}  // namespace
+
 void multiply_rounded(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; panel++) {
         for (int64_t row = 0; row < inputs.m; row++) {
             float sums[TILE_N] = {};
             const uint8_t* block = panel_of(matrix, panel);
-            const int8_t* q = inputs.q + row * inputs.k_padded;
+            const int8_t* q = inputs.q + 2 * row * inputs.k_padded;
             for (int64_t group = 0; group < inputs.num_groups; group++) {
                 Head head;
                 read_head(matrix, block, head);
                 block += HEAD_BYTES;
-                int32_t dot[TILE_N] = {};
-                for (int64_t left = num_blocks(matrix, group); left > 0; left--, block += block_bytes(matrix.kind), q += BLOCK_K)
+                int64_t dot[TILE_N] = {};
+                for (int64_t left = num_blocks(matrix, group); left > 0; left--, block += block_bytes(matrix.kind), q += 2 * BLOCK_K)
                     for (int lane = 0; lane < TILE_N; lane++)
-                        for (int column = 0; column < BLOCK_K; column++) dot[lane] += stored_q(matrix.kind, block, lane, column) * q[column];
-                const float scale = inputs.scale[row * inputs.num_groups + group], sum = inputs.sum[row * inputs.num_groups + group];
-                for (int lane = 0; lane < TILE_N; lane++) sums[lane] += static_cast<float>(dot[lane]) * scale * head.scale[lane] + sum * head.offset[lane];
+                        for (int column = 0; column < BLOCK_K; column++) dot[lane] += stored_q(matrix.kind, block, lane, column) * steps_of(q, column);
+                const float step = inputs.step[row * inputs.num_groups + group], sum = inputs.sum[row * inputs.num_groups + group];
+                for (int lane = 0; lane < TILE_N; lane++) sums[lane] += static_cast<float>(dot[lane]) * step * head.scale[lane] + sum * head.offset[lane];
             }
             memcpy(out + row * out_stride + panel * TILE_N, sums, sizeof(float) * lanes_of(matrix, panel));
         }
     }
 }
+
+namespace {
 
 // Columns [begin, begin + CHUNK_K) of a panel, as float32 [column][16].
 void dequantize(const Matrix& matrix, int64_t panel, int64_t begin, int64_t end, float* to) {
@@ -219,6 +248,8 @@ void dequantize(const Matrix& matrix, int64_t panel, int64_t begin, int64_t end,
     }
 }
 
+}  // namespace
+
 void multiply_dense(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
     constexpr int64_t COLUMNS = 256;
     alignas(64) float weights[COLUMNS * TILE_N];
@@ -240,10 +271,6 @@ void multiply_dense(const Matrix& matrix, const Inputs& inputs, float* out, int6
     }
 }
 
-}  // namespace
-
-const Path portable_path = {prepare_rounded, prepare_dense, multiply_rounded, multiply_dense};
-
 int32_t level() {
     const int32_t set = __atomic_load_n(&set_level, __ATOMIC_RELAXED);
     return set < 0 ? best_level() : set;
@@ -261,17 +288,17 @@ void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int3
     inputs.m = m, inputs.k = k, inputs.group = group, inputs.level = level();
     inputs.k_padded = static_cast<int32_t>(rounded_up(k, BLOCK_K));
     inputs.num_groups = group == 0 ? 0 : (k + group - 1) / group;
-    inputs.is_rounded = group != 0 && !is_exact && !(inputs.level >= AMX && m >= AMX_ROWS);
+    inputs.is_rounded = group != 0 && !is_exact && m < dense_rows(inputs.level);
     inputs.q = reinterpret_cast<int8_t*>(base);
-    inputs.scale = reinterpret_cast<float*>(base + sizes.q);
+    inputs.step = reinterpret_cast<float*>(base + sizes.q);
     inputs.sum = reinterpret_cast<float*>(base + sizes.q + sizes.scale);
     inputs.dense = base + sizes.q + 2 * sizes.scale;
-    const Path& path = path_of(inputs.level);
+    const Path& path = PATHS[inputs.level];
     (inputs.is_rounded ? path.prepare_rounded : path.prepare_dense)(inputs, x, stride, row_begin, row_end);
 }
 
 void multiply(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int32_t n_begin, int32_t n_end) {
-    const Path& path = path_of(inputs.level);
+    const Path& path = PATHS[inputs.level];
     (inputs.is_rounded ? path.multiply_rounded : path.multiply_dense)(matrix, inputs, out - n_begin, out_stride, n_begin / TILE_N, (n_end + TILE_N - 1) / TILE_N);
 }
 

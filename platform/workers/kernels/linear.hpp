@@ -2,12 +2,14 @@
 // w[n, k] = q[n, k] * scale[n, g] + offset[n, g], g = k / group (the normal form of quant/int4.py).
 //
 // Two steps: `prepare` brings activations into the form that a path wants, `multiply` computes a range of outputs from it. Both keep no state
-// and may run in several threads at once, on different rows and different outputs. W4A8 and W8A8 round activations to 8 bits per row and group;
-// exact (W4A16) means that weights are dequantized, activations kept in bfloat16 (float32 where the CPU has no products of bfloat16).
+// and may run in several threads at once, on different rows and different outputs. Rounded (W4A8, W8A8) means products of bytes: activations are
+// whole steps, 127 * 128 of them to the largest of its row and group, each in two terms of 8 bits, 128 * high + low. With one term a group's
+// largest activation ruins its neighbours: eight bits of it are too few for them. Exact (W4A16) means that weights are dequantized, activations
+// kept in bfloat16 (float32 where the CPU has no products of bfloat16).
 //
 // Invariants. A row's result is one fixed sequence of operations on that row and the matrix, whatever other rows there are, as long as the path
-// is the same: level, is_exact, and (with AMX only) whether m reaches AMX_ROWS. Padding is zeros on both sides. A row with NaN or infinity in it
-// comes out with NaN where it has a share, other rows don't notice.
+// is the same: level, is_exact, and, where bfloat16 is quicker for many rows (`dense_rows`), whether m reaches so many. Padding is zeros on both
+// sides. A row with NaN or infinity in it comes out with NaN where it has a share, other rows don't notice.
 
 #pragma once
 
@@ -17,12 +19,13 @@ namespace penstock {
 
 enum Kind : int32_t { BF16 = 0, INT8 = 1, INT4 = 2 };
 
-// What the CPU can do, and is allowed to: AVX512 is with VNNI and BF16, AMX with int8 and bf16 tiles on top.
-enum Level : int32_t { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AMX = 3 };
+// What the CPU can do, and is allowed to: VNNI is AVX-512 with VNNI, AVX512 has BF16 on top, AMX tiles of bf16.
+enum Level : int32_t { PORTABLE = 0, AVX2 = 1, VNNI = 2, AVX512 = 3, AMX = 4 };
 
 constexpr int32_t TILE_N = 16;    // outputs of a panel: `multiply` takes whole ones
 constexpr int32_t BLOCK_K = 32;   // columns are padded to a multiple of it, and groups are multiples of it
-constexpr int32_t AMX_ROWS = 24;  // rows from which on unpacking for tiles pays
+constexpr int32_t BF16_ROWS = 16;  // rows from which on products of bfloat16 are quicker, for all that weights must be dequantized first
+constexpr int32_t AMX_ROWS = 24;   // the same for tiles
 
 // A packed matrix; `data` is somebody else's memory, aligned to 64 bytes. packed.hpp has the layout.
 struct Matrix {
@@ -36,10 +39,10 @@ struct Matrix {
 // Rows of activations in a path's form: pointers into scratch.
 struct Inputs {
     int32_t m, k, k_padded, group, num_groups, level;
-    bool is_rounded;  // to 8 bits
-    int8_t* q;        // [m, k_padded]
-    float* scale;     // [m, num_groups]
-    float* sum;       // [m, num_groups]: scale times the sum of q
+    bool is_rounded;
+    int8_t* q;        // [m, k_padded / 4, 2, 4]: of four columns the high bytes, then the low ones
+    float* step;      // [m, num_groups]
+    float* sum;       // [m, num_groups]: of the rounded activations
     void* dense;      // [m, k_padded], bfloat16 from level AVX512 on, float32 below; with AMX rows are padded to a multiple of 16
 };
 

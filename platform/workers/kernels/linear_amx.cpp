@@ -108,9 +108,9 @@ void keep(const float (&sums)[TILE_ROWS][TILE_N], float* out, int64_t out_stride
 }
 
 template <typename Tiles>
-void multiply_dense(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
+void multiply_by_tiles(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
     if (inputs.m < AMX_ROWS) {
-        multiply_pairs(matrix, inputs, out, out_stride, begin, end);
+        multiply_dense_bf16(matrix, inputs, out, out_stride, begin, end);
         return;
     }
     alignas(64) uint8_t buffers[2][CHUNK_BYTES];
@@ -138,8 +138,13 @@ void multiply_dense(const Matrix& matrix, const Inputs& inputs, float* out, int6
 
 }  // namespace
 
-const Path amx_path = {avx512_path.prepare_rounded, avx512_path.prepare_dense, avx512_path.multiply_rounded, multiply_dense<Processor>};
-const Path emulated_amx_path = {avx512_path.prepare_rounded, avx512_path.prepare_dense, avx512_path.multiply_rounded, multiply_dense<Emulation>};
+void multiply_dense_amx(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
+    multiply_by_tiles<Processor>(matrix, inputs, out, out_stride, begin, end);
+}
+
+void multiply_dense_emulated_amx(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
+    multiply_by_tiles<Emulation>(matrix, inputs, out, out_stride, begin, end);
+}
 
 }  // namespace penstock
 #endif

@@ -12,7 +12,10 @@ namespace {
 #define INLINE AVX2_TARGET inline __attribute__((always_inline))
 
 INLINE __m256i four(const int8_t* q) { return _mm256_set1_epi32(*reinterpret_cast<const int32_t __attribute__((may_alias))*>(q)); }
-INLINE __m256i widened(__m256i x) { return _mm256_madd_epi16(x, _mm256_set1_epi16(1)); }
+// Sums of 16 bits, of high and of low bytes, in 32 bits.
+INLINE __m256i joined(__m256i high, __m256i low) {
+    return _mm256_add_epi32(_mm256_madd_epi16(high, _mm256_set1_epi16(LOW_STEPS)), _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
+}
 
 struct Scales {
     __m256 scale, offset;
@@ -36,21 +39,24 @@ INLINE Scales load_head(const Matrix& matrix, const uint8_t* group, int half) {
 template <int R>
 INLINE void dot_int4(const uint8_t* block, const int8_t* q, int64_t q_stride, int half, __m256i (&dot)[R]) {
     const __m256i mask = _mm256_set1_epi8(15);
-    __m256i sums[R];
+    __m256i upper[R], lower[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+    for (int r = 0; r < R; r++) upper[r] = lower[r] = _mm256_setzero_si256();
 #pragma GCC unroll 4
     for (int j = 0; j < 4; j++) {
         const __m256i weights = _mm256_load_si256(reinterpret_cast<const __m256i*>(block + 64 * j + 32 * half));
-        const __m256i low = _mm256_and_si256(weights, mask), high = _mm256_and_si256(_mm256_srli_epi16(weights, 4), mask);
+        const __m256i left = _mm256_and_si256(weights, mask), right = _mm256_and_si256(_mm256_srli_epi16(weights, 4), mask);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
-            const __m256i sum = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(low, four(q + r * q_stride + 8 * j)));
-            sums[r] = _mm256_add_epi16(sum, _mm256_maddubs_epi16(high, four(q + r * q_stride + 8 * j + 4)));
+            const int8_t* x = q + r * q_stride + 16 * j;
+            const __m256i high = _mm256_add_epi16(_mm256_maddubs_epi16(left, four(x)), _mm256_maddubs_epi16(right, four(x + 8)));
+            const __m256i low = _mm256_add_epi16(_mm256_maddubs_epi16(left, four(x + 4)), _mm256_maddubs_epi16(right, four(x + 12)));
+            upper[r] = _mm256_add_epi16(upper[r], high);
+            lower[r] = _mm256_add_epi16(lower[r], low);
         }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) dot[r] = _mm256_add_epi32(dot[r], widened(sums[r]));
+    for (int r = 0; r < R; r++) dot[r] = _mm256_add_epi32(dot[r], joined(upper[r], lower[r]));
 }
 
 // Signed bytes: the weight's sign goes to the activation, so that sums of 2 products fit 16 bits.
@@ -62,7 +68,12 @@ INLINE void dot_int8(const uint8_t* block, const int8_t* q, int64_t q_stride, in
         const __m256i weights = _mm256_xor_si256(_mm256_load_si256(reinterpret_cast<const __m256i*>(block + 64 * j + 32 * half)), zero);
         const __m256i size = _mm256_abs_epi8(weights);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; r++) dot[r] = _mm256_add_epi32(dot[r], widened(_mm256_maddubs_epi16(size, _mm256_sign_epi8(four(q + r * q_stride + 4 * j), weights))));
+        for (int r = 0; r < R; r++) {
+            const int8_t* x = q + r * q_stride + 8 * j;
+            const __m256i high = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four(x), weights));
+            const __m256i low = _mm256_maddubs_epi16(size, _mm256_sign_epi8(four(x + 4), weights));
+            dot[r] = _mm256_add_epi32(dot[r], joined(high, low));
+        }
     }
 }
 
@@ -78,7 +89,7 @@ INLINE void store_lanes(const Matrix& matrix, int64_t panel, int half, float* ou
 template <int R>
 AVX2_TARGET void multiply_rows(const Matrix& matrix, const Inputs& inputs, int64_t panel, int half, int64_t row, float* out, int64_t out_stride) {
     const uint8_t* data = panel_of(matrix, panel);
-    const int8_t* q = inputs.q + row * inputs.k_padded;
+    const int8_t* q = inputs.q + 2 * row * inputs.k_padded;
     __m256 total[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) total[r] = _mm256_setzero_ps();
@@ -86,36 +97,47 @@ AVX2_TARGET void multiply_rows(const Matrix& matrix, const Inputs& inputs, int64
         Scales head = load_head(matrix, data, half);
         if (matrix.kind == INT8) head.offset = _mm256_setzero_ps();  // `dot_int8` takes q without its zero
         data += HEAD_BYTES;
-        __m256i dot[R];
+        const int64_t place = row * inputs.num_groups + group;
+        for (int64_t left = num_blocks(matrix, group); left > 0;) {
+            __m256i dot[R];
 #pragma GCC unroll 4
-        for (int r = 0; r < R; r++) dot[r] = _mm256_setzero_si256();
-        for (int64_t left = num_blocks(matrix, group); left > 0; left--, q += BLOCK_K, data += block_bytes(matrix.kind)) {
-            if (matrix.kind == INT4)
-                dot_int4<R>(data, q, inputs.k_padded, half, dot);
-            else
-                dot_int8<R>(data, q, inputs.k_padded, half, dot);
+            for (int r = 0; r < R; r++) dot[r] = _mm256_setzero_si256();
+            const int64_t blocks = smaller(left, MOST_BLOCKS);
+            for (int64_t block = 0; block < blocks; block++, q += 2 * BLOCK_K, data += block_bytes(matrix.kind)) {
+                if (matrix.kind == INT4)
+                    dot_int4<R>(data, q, 2 * inputs.k_padded, half, dot);
+                else
+                    dot_int8<R>(data, q, 2 * inputs.k_padded, half, dot);
+            }
+            left -= blocks;
+#pragma GCC unroll 4
+            for (int r = 0; r < R; r++) {
+                const __m256 steps = _mm256_mul_ps(_mm256_cvtepi32_ps(dot[r]), _mm256_set1_ps(inputs.step[place + r * inputs.num_groups]));
+                total[r] = _mm256_fmadd_ps(steps, head.scale, total[r]);
+            }
         }
 #pragma GCC unroll 4
-        for (int r = 0; r < R; r++) {
-            const int64_t place = (row + r) * inputs.num_groups + group;
-            const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(dot[r]), _mm256_set1_ps(inputs.scale[place]));
-            total[r] = _mm256_fmadd_ps(scaled, head.scale, total[r]);
-            total[r] = _mm256_fmadd_ps(_mm256_set1_ps(inputs.sum[place]), head.offset, total[r]);
-        }
+        for (int r = 0; r < R; r++) total[r] = _mm256_fmadd_ps(_mm256_set1_ps(inputs.sum[place + r * inputs.num_groups]), head.offset, total[r]);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < R; r++) store_lanes(matrix, panel, half, out + (row + r) * out_stride, _mm256_mul_ps(total[r], _mm256_set1_ps(matrix.unit)));
 }
 
-void multiply_rounded(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
+}  // namespace
+
+void multiply_rounded_avx2(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; panel++) {
         for (int half = 0; half < 2; half++) {
             int64_t row = 0;
-            for (; row + 4 <= inputs.m; row += 4) multiply_rows<4>(matrix, inputs, panel, half, row, out, out_stride);
+            if (matrix.kind == INT4)  // of bytes, four rows are too many for 16 registers
+                for (; row + 4 <= inputs.m; row += 4) multiply_rows<4>(matrix, inputs, panel, half, row, out, out_stride);
+            for (; row + 2 <= inputs.m; row += 2) multiply_rows<2>(matrix, inputs, panel, half, row, out, out_stride);
             for (; row < inputs.m; row++) multiply_rows<1>(matrix, inputs, panel, half, row, out, out_stride);
         }
     }
 }
+
+namespace {
 
 // ---- dequantized weights
 
@@ -191,7 +213,9 @@ AVX2_TARGET void multiply_dense_rows(const Matrix& matrix, const Inputs& inputs,
     for (int r = 0; r < R; r++) store_lanes(matrix, panel, half, out + (row + r) * out_stride, sums[r]);
 }
 
-void multiply_dense(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
+}  // namespace
+
+void multiply_dense_avx2(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
     alignas(64) float weights[COLUMNS * 8];
     for (int64_t panel = begin; panel < end; panel++)
         for (int half = 0; half < 2; half++)
@@ -202,10 +226,6 @@ void multiply_dense(const Matrix& matrix, const Inputs& inputs, float* out, int6
                 for (; row < inputs.m; row++) multiply_dense_rows<1>(matrix, inputs, panel, half, row, start, weights, out, out_stride);
             }
 }
-
-}  // namespace
-
-const Path avx2_path = {portable_path.prepare_rounded, portable_path.prepare_dense, multiply_rounded, multiply_dense};
 
 }  // namespace penstock
 #endif

@@ -18,6 +18,11 @@ namespace penstock {
 
 constexpr int64_t HEAD_BYTES = 64;
 constexpr int32_t INT8_ZERO = 128;
+constexpr int32_t LOW_BITS = 7, LOW_STEPS = 1 << LOW_BITS;
+constexpr float MOST_STEPS = 127 * LOW_STEPS;      // of the largest activation of a group
+constexpr int32_t NOT_FINITE = 0x7F800000;         // bits of the magnitudes from which on a number is none
+constexpr int32_t LEAST_ROUNDED = (127 - 64) << 23;  // of 2**-64: groups of smaller activations count as zeros
+constexpr int64_t MOST_BLOCKS = 16;  // whose sums of 8 bits times MOST_STEPS fit 32 bits
 constexpr int32_t CHUNK_K = 1024;  // columns dequantized at a time; a multiple of every BLOCK_K
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -89,17 +94,15 @@ inline int32_t stored_q(int32_t kind, const uint8_t* block, int64_t lane, int64_
     return block[(column / 8 * TILE_N + lane) * 4 + column % 4] >> (column / 4 % 2 * 4) & 15;
 }
 
-// One level's functions. Panels [begin, end); rows as in `prepare`.
-struct Path {
-    void (*prepare_rounded)(const Inputs&, const float* x, int64_t stride, int32_t row_begin, int32_t row_end);
-    void (*prepare_dense)(const Inputs&, const float* x, int64_t stride, int32_t row_begin, int32_t row_end);
-    void (*multiply_rounded)(const Matrix&, const Inputs&, float* out, int64_t out_stride, int64_t begin, int64_t end);
-    void (*multiply_dense)(const Matrix&, const Inputs&, float* out, int64_t out_stride, int64_t begin, int64_t end);
-};
+// Rows as in `prepare`; panels [begin, end).
+using Prepare = void(const Inputs& inputs, const float* x, int64_t stride, int32_t row_begin, int32_t row_end);
+using Multiply = void(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end);
 
-extern const Path portable_path;
+Prepare prepare_rounded, prepare_dense;
+Multiply multiply_rounded, multiply_dense;
 #if defined(__x86_64__)
-extern const Path avx2_path, avx512_path, amx_path, emulated_amx_path;
+Prepare prepare_rounded_vnni, prepare_dense_bf16;
+Multiply multiply_rounded_avx2, multiply_rounded_vnni, multiply_dense_avx2, multiply_dense_bf16, multiply_dense_amx, multiply_dense_emulated_amx;
 #endif
 
 // Outputs of a panel that exist.

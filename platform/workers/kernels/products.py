@@ -26,13 +26,14 @@ class Kind(enum.IntEnum):
 
 
 class Level(enum.IntEnum):
-    """Instructions that products use: AVX512 is with VNNI and BF16, AMX with tiles of bf16. The last one is AMX for tests where there is none."""
+    """Instructions that products use: VNNI is AVX-512 with VNNI, AVX512 has BF16 on top, AMX tiles of bf16; the last one is AMX for tests without it."""
 
     PORTABLE = 0
     AVX2 = 1
-    AVX512 = 2
-    AMX = 3
-    EMULATED_AMX = 4
+    VNNI = 2
+    AVX512 = 3
+    AMX = 4
+    EMULATED_AMX = 5
 
 
 class _Struct(ctypes.Structure):
@@ -138,7 +139,7 @@ class Products:
         return out
 
     def multiply(self, x: Tensor, matrix: PackedMatrix, exact: bool, threads: int) -> Tensor:
-        """x [T, K], float32 or bfloat16, times the transpose: float32 [T, N]. exact: activations are not rounded to 8 bits. Raises MemoryError."""
+        """x [T, K], float32 or bfloat16, times the transpose: float32 [T, N]. exact: activations are not rounded to terms of 8 bits. Raises MemoryError."""
         num_rows, columns = matrix.shape
         assert x.shape[1] == columns
         x = x.float()

@@ -1,8 +1,8 @@
 """The decoder of the Llama family on a CPU, a step at a time in one call of the kernels (`kernels/decoder.cpp`), over packed matrices.
 
 What the kernels don't do, torch does over the same matrices and the same cache: steps with LoRA shares. Activations are float32, and for
-quantized matrices rounded to 8 bits a group, so logits differ from torch's as roundings do. A row's result depends on other rows in the step
-only as far as the products choose another path for many rows.
+products with quantized matrices rounded to two terms of 8 bits, so logits differ from torch's as roundings do. A row's result depends on other
+rows in the step only as far as the products choose another path for many rows.
 """
 
 import logging
@@ -36,7 +36,7 @@ class FusedLlama:
     def __init__(
         self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, library: Library, *, is_exact: bool = False
     ) -> None:
-        """weights: as `quant.packed.pack_all` returns them. is_exact: activations are not rounded to 8 bits."""
+        """weights: as `quant.packed.pack_all` returns them. is_exact: activations are not rounded to terms of 8 bits."""
         self.config = config
         self.torch = Llama(config, weights, max_model_len, threads, exact=False)
         self.dtype, self.device = self.torch.dtype, self.torch.device
@@ -89,7 +89,7 @@ def make_model(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len
     kernels = load_kernels() if isinstance(weights["embed"], Packed) else None
     if kernels is None:
         return Llama(config, weights, max_model_len, threads, engine.exact)
-    return FusedLlama(config, weights, max_model_len, threads, kernels, is_exact=engine.activations != "int8")
+    return FusedLlama(config, weights, max_model_len, threads, kernels, is_exact=engine.activations == "bf16")
 
 
 def make_cache(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype) -> KvCache:

@@ -1,8 +1,13 @@
-"""GGUF files: Q4_0, Q4_1 and Q8_0 into the normal form, other types dequantized by the gguf package. The file is mapped, not read."""
+"""GGUF files: Q4_0, Q4_1 and Q8_0 into the normal form, other types dequantized by the gguf package.
+
+A tensor is read in pieces that are dropped at once: pages of a mapped file would count as resident memory, and stay.
+"""
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import gguf
 import numpy as np
@@ -19,7 +24,7 @@ from penstock.workers.readers.entry import Entry, Quantized
 
 GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 CHUNK_ELEMENTS = 1 << 20
-"""Elements unpacked at once, at most (of a tensor with longer rows, one row)."""
+"""Elements read and unpacked at once, at most (of a tensor with longer rows, one row; of one whose rows change places, all)."""
 
 _NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
 _PARTS = {
@@ -38,10 +43,38 @@ _PARTS = {
 _Bytes = NDArray[np.uint8]
 
 
+class _File(NamedTuple):
+    path: Path
+    size: int
+
+
+class _Rows(NamedTuple):
+    """Of a tensor, as the file has them."""
+
+    path: Path
+    offset: int
+    num_rows: int
+    row_bytes: int
+
+    def read(self, start: int, end: int) -> _Bytes:
+        """uint8 [end - start, row_bytes]."""
+        data = np.fromfile(self.path, np.uint8, (end - start) * self.row_bytes, offset=self.offset + start * self.row_bytes)
+        return data.reshape(end - start, self.row_bytes)
+
+    def chunks(self, num_heads: int | None, row_elements: int) -> Iterator[tuple[int, _Bytes]]:
+        """Rows in their places, and where the first of them goes."""
+        if num_heads is not None:
+            yield 0, _straightened(self.read(0, self.num_rows), num_heads)
+            return
+        step = max(1, CHUNK_ELEMENTS // row_elements)
+        for start in range(0, self.num_rows, step):
+            yield start, self.read(start, min(self.num_rows, start + step))
+
+
 def gguf_entries(path: Path, header: GgufHeader, config: ModelConfig) -> dict[str, Entry]:
     """By Hugging Face name. Raises ConfigError."""
-    data: _Bytes = np.memmap(path, dtype=np.uint8, mode="c").view(np.ndarray)  # writable copies: torch warns of what it may not write to
-    return {_hf_name(tensor.name): _entry(data, tensor, config) for tensor in header.tensors}
+    file = _File(path, path.stat().st_size)
+    return {_hf_name(tensor.name): _entry(file, tensor, config) for tensor in header.tensors}
 
 
 def _hf_name(name: str) -> str:
@@ -52,17 +85,17 @@ def _hf_name(name: str) -> str:
     return _NAMES.get(name, name)
 
 
-def _entry(data: _Bytes, tensor: TensorInfo, config: ModelConfig) -> Entry:
+def _entry(file: _File, tensor: TensorInfo, config: ModelConfig) -> Entry:
     kind = _type(tensor)
     shape = tuple(reversed(tensor.shape))
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     if shape[-1] % block:
         raise ConfigError(f"tensor {tensor.name} has rows of {shape[-1]} elements, which {kind.name} can't hold: they are no multiple of {block}")
     row_bytes = shape[-1] // block * block_bytes
-    end = tensor.offset + math.prod(shape[:-1]) * row_bytes
-    if end > len(data):
-        raise ConfigError(f"the GGUF file is cut short: tensor {tensor.name} ends at byte {end} of {len(data)}")
-    rows = data[tensor.offset : end].reshape(-1, row_bytes)
+    rows = _Rows(file.path, tensor.offset, math.prod(shape[:-1]), row_bytes)
+    end = tensor.offset + rows.num_rows * row_bytes
+    if end > file.size:
+        raise ConfigError(f"the GGUF file is cut short: tensor {tensor.name} ends at byte {end} of {file.size}")
     num_heads = _permuted_heads(tensor.name, config)
     quantized = None
     if kind.name in UNPACK and len(shape) == 2:
@@ -89,28 +122,21 @@ def _permuted_heads(name: str, config: ModelConfig) -> int | None:
     return {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(part)
 
 
-def _straightened(rows: _Bytes, num_heads: int | None) -> _Bytes:
+def _straightened(rows: _Bytes, num_heads: int) -> _Bytes:
     """Rows in the order that halves-form RoPE wants."""
-    if num_heads is None:
-        return rows
     return rows.reshape(num_heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _copy_dequantized(rows: _Bytes, kind: gguf.GGMLQuantizationType, num_heads: int | None, out: Tensor) -> None:
-    """rows: uint8 [rows, bytes of a row]; a vector is one row, or with heads as many rows as it has elements."""
+def _copy_dequantized(rows: _Rows, kind: gguf.GGMLQuantizationType, num_heads: int | None, out: Tensor) -> None:
+    """A vector is one row, or with heads as many rows as it has elements."""
     if num_heads is not None and out.dim() == 1:
-        rows = rows.reshape(len(out), -1)
-    rows = _straightened(rows, num_heads)
-    table = out.view(len(rows), -1)
-    step = max(1, CHUNK_ELEMENTS // table.shape[1])
-    for start in range(0, len(rows), step):
-        table[start : start + step] = torch.from_numpy(gguf.dequantize(rows[start : start + step], kind))
+        rows = rows._replace(num_rows=len(out), row_bytes=rows.row_bytes // len(out))
+    table = out.view(rows.num_rows, -1)
+    for start, chunk in rows.chunks(num_heads, table.shape[1]):
+        table[start : start + len(chunk)] = torch.from_numpy(gguf.dequantize(chunk, kind))
 
 
-def _copy_groups(rows: _Bytes, kind: str, num_heads: int | None, out: Groups) -> None:
-    rows = _straightened(rows, num_heads)
+def _copy_groups(rows: _Rows, kind: str, num_heads: int | None, out: Groups) -> None:
     unpack = UNPACK[kind][1]
-    step = max(1, CHUNK_ELEMENTS // out.q.shape[1])
-    for start in range(0, len(rows), step):
-        chunk = torch.from_numpy(rows[start : start + step])
-        unpack(chunk.view(len(chunk), out.scale.shape[1], -1), out.rows(start, start + len(chunk)))
+    for start, chunk in rows.chunks(num_heads, out.q.shape[1]):
+        unpack(torch.from_numpy(chunk).view(len(chunk), out.scale.shape[1], -1), out.rows(start, start + len(chunk)))

@@ -15,7 +15,10 @@ from penstock.workers.quant.int4 import Groups, quantize, quantize_int8
 SHAPES = [(16, 32, 32), (64, 256, 64), (33, 100, 32), (36, 300, 32), (7, 96, 128), (50, 576, 128), (48, 40, 40), (1, 2080, 1024)]
 """Rows, columns, columns of a group: short last groups, one group only, rows that are no multiple of 16, more columns than are dequantized at once."""
 COUNTS = [1, 2, 7, 23, 24, 70]
-AMX_ROWS = 24
+DENSE_ROWS = {Level.AVX512: 16, Level.AMX: 24, Level.EMULATED_AMX: 24}
+"""Rows from which on activations are kept in bfloat16 although nobody asks for exact products."""
+MOST_STEPS = 127 * 128
+"""Of a group's largest activation."""
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +61,18 @@ def packed(products: Products, kind: Kind, rows: int, columns: int, group_size: 
     return products.pack_int4(groups.q, groups.scale, groups.offset, group_size), groups.dequantized()
 
 
-def in_8_bits(x: Tensor, group_size: int) -> Tensor:
+def in_steps(x: Tensor, group_size: int) -> Tensor:
     """x [T, K], rounded per row and group."""
     padded = functional.pad(x, (0, -x.shape[1] % group_size)).view(len(x), -1, group_size)
     largest = padded.abs().amax(-1, keepdim=True)
-    rounded = torch.where(largest == 0, 0.0, (padded * (127 / largest)).round() * (largest / 127))
+    rounded = torch.where(largest == 0, 0.0, (padded * (MOST_STEPS / largest)).round() * (largest / MOST_STEPS))
     return rounded.view(len(x), -1)[:, : x.shape[1]]
 
 
 def twin(x: Tensor, weight: Tensor, group_size: int, level: Level, exact: bool) -> tuple[Tensor, Tensor]:
     """The product in float64, and the sum of its terms' magnitudes."""
-    if group_size and not exact and not (level >= Level.AMX and len(x) >= AMX_ROWS):
-        x = in_8_bits(x, group_size)
+    if group_size and not exact and len(x) < DENSE_ROWS.get(level, len(x) + 1):
+        x = in_steps(x, group_size)
     elif level >= Level.AVX512:
         x, weight = x.bfloat16(), weight.bfloat16()
     return x.double() @ weight.double().t(), x.double().abs() @ weight.double().abs().t()
@@ -95,11 +98,13 @@ def test_products_are_those_of_the_same_roundings(products: Products, level: Lev
 def test_a_row_has_the_same_bits_whatever_is_beside_it(products: Products, level: Level, kind: Kind, exact: bool) -> None:
     matrix, _ = packed(products, kind, 20, 1120, 64)
     x = random(70, 1120)
-    together = products.multiply(x, matrix, exact, threads=2)
+    counts: list[tuple[int, ...]] = [(1, 2, 5, 8, 13, 15), (24, 31, 41, 70)]
+    is_split = level in DENSE_ROWS and not (level is Level.AVX512 and (exact or kind is Kind.BF16))
 
-    for count in (24, 31, 41) if level >= Level.AMX else (1, 2, 5, 8, 13):
-        start = 70 - count
-        assert torch.equal(products.multiply(x[start:], matrix, exact, threads=1), together[start:])
+    for family in counts if is_split else [counts[0] + counts[1]]:
+        together = products.multiply(x[-family[-1] :], matrix, exact, threads=2)
+        for count in family:
+            assert torch.equal(products.multiply(x[-count:], matrix, exact, threads=1), together[-count:])
 
 
 @pytest.mark.parametrize("count", [3, 30])
@@ -172,7 +177,36 @@ def test_scales_of_any_size_keep_their_digits(products: Products, level: Level, 
 
     torch.testing.assert_close(products.read_rows(matrix, torch.arange(16)), groups.dequantized(), rtol=1e-5, atol=1e-5 * size)
     x = random(5, 64)
-    torch.testing.assert_close(products.multiply(x, matrix, False, 1), in_8_bits(x, 32) @ groups.dequantized().t(), rtol=1e-4, atol=1e-3 * size)
+    torch.testing.assert_close(products.multiply(x, matrix, False, 1), in_steps(x, 32) @ groups.dequantized().t(), rtol=1e-4, atol=1e-3 * size)
+
+
+def test_a_large_activation_leaves_its_neighbours_their_digits(products: Products, level: Level) -> None:
+    groups = quantize(random(16, 64) * 0.05, 32)
+    matrix = products.pack_int4(groups.q, groups.scale, groups.offset, 32) if groups.offset is not None else None
+    assert matrix is not None
+    x = random(3, 64)
+    x[:, 5] = 60.0
+    expected = x @ groups.dequantized().t()
+
+    # with 8 bits it is 5e-2
+    error = (products.multiply(x, matrix, False, 1) - expected).abs() / (x.abs() @ groups.dequantized().abs().t())
+    assert error.max() < 1e-3
+
+
+def test_sums_of_the_longest_groups_fit(products: Products, level: Level) -> None:
+    columns = 2080
+    ones = torch.ones(2, columns)
+    int8 = products.pack_int8(torch.full((16, columns), 127, dtype=torch.int8), torch.ones(16, 1), columns)
+    int4 = products.pack_int4(torch.full((16, columns), 15, dtype=torch.uint8), torch.ones(16, 1), torch.zeros(16, 1), columns)
+
+    assert torch.allclose(products.multiply(ones, int8, False, 1), torch.full((2, 16), 127.0 * columns), rtol=1e-5)
+    assert torch.allclose(products.multiply(-ones, int4, False, 1), torch.full((2, 16), -15.0 * columns), rtol=1e-5)
+
+
+def test_activations_next_to_nothing_count_as_none(products: Products, level: Level) -> None:
+    matrix, _ = packed(products, Kind.INT4, 16, 64, 32)
+
+    assert products.multiply(torch.full((2, 64), 1e-40), matrix, False, 1).abs().max() < 1e-30
 
 
 def test_zero_points_are_kept_exactly(products: Products) -> None:
@@ -194,7 +228,7 @@ def test_packed_weights_take_their_bits_and_four_bytes_a_group(products: Product
 def test_levels_go_up_to_the_best_of_the_cpu(products: Products) -> None:
     best = products.level()
 
-    taken = [level for level in (Level.PORTABLE, Level.AVX2, Level.AVX512, Level.AMX) if products.set_level(level) and products.level() is level]
+    taken = [level for level in (Level.PORTABLE, Level.AVX2, Level.VNNI, Level.AVX512, Level.AMX) if products.set_level(level) and products.level() is level]
     products.set_level(None)
 
     assert taken == list(Level)[: best + 1]
