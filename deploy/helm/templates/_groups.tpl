@@ -89,9 +89,10 @@ template:
           periodSeconds: 2
           timeoutSeconds: 2
           failureThreshold: 90
+        # Quick, for a gateway that leaves listens on only so long (SPREAD_S in platform/base/pod.py).
         readinessProbe:
           httpGet: {path: /readyz, port: http}
-          periodSeconds: 2
+          periodSeconds: 1
           timeoutSeconds: 2
           failureThreshold: 2
         livenessProbe:
