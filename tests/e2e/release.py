@@ -14,7 +14,7 @@ CHART = "deploy/helm"
 PRESET = "deploy/helm/values-demo.yaml"
 INSTALL_S = 300
 READY_S = 300
-GONE_S = 300.0
+GONE_S = 300
 STORAGE_CLASS = "e2e"
 VOLUMES = 6
 
@@ -42,10 +42,15 @@ class Release(NamedTuple):
         sets = (f"image.repository={penstock[0]}", f"image.tag={penstock[2]}", f"redis.image.repository={redis[0]}", f"redis.image.tag={redis[2]}", *more)
         return ["--values", PRESET, *(word for each in sets for word in ("--set-string" if "tag=" in each else "--set", each))]
 
-    def url(self, service: str | None = None) -> str:
+    def url(self) -> str:
         """Of the API, for clients without the cluster's DNS."""
-        spec = self.kube.get("service", service or self.service, "--namespace", self.namespace)["spec"]
+        spec = self.kube.get("service", self.service, "--namespace", self.namespace)["spec"]
         return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
+
+    def ends(self, service: str) -> list[str]:
+        """URLs behind a Service that has no address of its own."""
+        slices = self.kube.get("endpointslices", "--selector", f"kubernetes.io/service-name={service}", "--namespace", self.namespace)["items"]
+        return [f"http://{address}:{found['ports'][0]['port']}" for found in slices for end in found["endpoints"] for address in end["addresses"]]
 
     def key(self, tenant: str = "demo") -> str:
         return self.kubectl("get", "secret", f"{self.service}-tenants", "--output", f'go-template={{{{index .data "{tenant}" | base64decode}}}}')
@@ -84,12 +89,17 @@ class Release(NamedTuple):
 
 @contextmanager
 def namespace(kube: Kube) -> Iterator[str]:
-    """The name of one that nobody has had, and that goes with all that is in it; it need not be there."""
+    """The name of one that nobody has had, and that goes with all that is in it; it need not be there. Releases go first: KubeRay can't end its clusters in
+    a namespace that ends."""
     name = f"penstock-{uuid.uuid4().hex[:6]}"
     try:
         yield name
     finally:
-        kube.kubectl("delete", "namespace", name, "--ignore-not-found", timeout_s=GONE_S)
+        for release in kube.run("helm", "list", "--short", "--namespace", name).split():
+            kube.run("helm", "uninstall", release, "--namespace", name, "--wait", f"--timeout={GONE_S}s", timeout_s=GONE_S + 60.0)
+        if kube.kubectl("get", "namespace", name, "--ignore-not-found"):
+            kube.kubectl("wait", "pods", "--all", "--namespace", name, "--for=delete", f"--timeout={GONE_S}s", timeout_s=GONE_S + 60.0)
+            kube.kubectl("delete", "namespace", name, "--wait=false")
 
 
 def storage(kube: Kube, folder: Path) -> None:
