@@ -60,8 +60,13 @@ class Release(NamedTuple):
         return self.kubectl("exec", f"service/{self.service}", "--", "penstock", *command)
 
     def pods(self, component: str) -> list[str]:
+        """Those that stay."""
         selector = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
-        return self.kubectl("get", "pods", "--selector", selector, "--output", "jsonpath={.items[*].metadata.name}").split()
+        found = self.kube.get("pods", "--selector", selector, "--namespace", self.namespace)["items"]
+        return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def image(self, pod: str) -> str:
+        return str(self.kube.get("pod", pod, "--namespace", self.namespace)["spec"]["containers"][0]["image"])
 
     def active(self) -> str:
         """The active Ray cluster."""
