@@ -13,6 +13,7 @@ from penstock.wire.errors import ConfigError
 from penstock.workers.batch import Batch, build_batch
 from penstock.workers.config import EngineConfig
 from penstock.workers.device import CPU, check_cache_fits, find_device
+from penstock.workers.footprint import release_unused
 from penstock.workers.lora import LoraAdapter, load_lora, shares_of
 from penstock.workers.models.config import ModelConfig, read_config
 from penstock.workers.models.fused import FusedLlama, Model, load_for, make_cache, make_model
@@ -119,6 +120,7 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
 
     poison: the KV cache starts as NaN.
     """
+    release_unused()  # of what importing left, before the weights come
     model_config = read_config(source)
     device = find_device(config.device, torch.cuda.is_available())
     dtype = compute_dtype(config.dtype, device)
@@ -140,6 +142,7 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     model = make_model(model_config, weights, max_model_len, threads, config)
     cache = make_cache(model, num_blocks, config.block_size, kv_dtype)
     runner = TorchRunner(model, cache, sampler, max_model_len, drafter)
+    release_unused()  # of what loading left
     if poison:
         runner.poison(range(num_blocks))
     return runner

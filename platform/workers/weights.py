@@ -1,8 +1,8 @@
 """Checkpoints into one normal form: the parameters of `models/llama.py` by name, fused, contiguous; matrices dense or in groups of small integers.
 
 Parameters are read one after the other, so a caller that packs each at once holds the model in its own form plus one parameter. GGUF files are
-read piece by piece, safetensors are mapped. Invariant: the names and shapes are exactly those of `layout`; a checkpoint that lacks a tensor, has one too many or one of
-another shape is refused with a ConfigError that names it.
+read piece by piece, safetensors are mapped. Invariant: the names and shapes are exactly those of `layout`; a checkpoint that lacks a tensor, has
+one too many or one of another shape is refused with a ConfigError that names it.
 """
 
 from collections.abc import Iterator, Mapping

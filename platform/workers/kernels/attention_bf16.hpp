@@ -1,8 +1,9 @@
-// Attention's units for bfloat16 keys and values by AVX512-BF16: products of pairs, sums in float32.
+// Attention's units for bfloat16 keys and values by AVX-512: products of pairs (BF16's own, or two of floats), sums in float32.
 //
 // Keys are wanted as tiles of 16 positions to a vector, so that a score needs no horizontal sum, values as pairs of positions. A cache that is not
-// tiled is laid out so chunk by chunk, once for all rows of the unit. What a row gets is one fixed sequence of operations, as `attention.hpp` wants it: rows side by side share loads only, and
-// positions that a row does not see have score -inf and weight 0; what lies behind the unit's context is read as zeros.
+// tiled is laid out so chunk by chunk, once for all rows of the unit. What a row gets is one fixed sequence of operations, as attention_unit.hpp wants
+// it: rows side by side share loads only, and positions that a row does not see have score -inf and weight 0; what lies behind the unit's context
+// is read as zeros.
 
 #pragma once
 
@@ -13,17 +14,19 @@
 #include "attention.hpp"
 
 namespace penstock {
-namespace bf16 {
-
-#define PENSTOCK_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
 
 constexpr int TILES = CHUNK / TILE;
-constexpr int ROWS = 4;                // rows computed side by side, at most
+constexpr int ROWS = 4;  // computed side by side, at most
 
 // The running softmax of one (query, head), weights relative to 2**peak.
 struct State {
     float peak, weight;
 };
+
+namespace bf16 {
+
+#define PENSTOCK_BF16 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")))
+
 
 template <int D>
 struct Scratch {
@@ -112,16 +115,40 @@ PENSTOCK_BF16 inline void prefetch(const void* tile) {
     for (int line = 0; line < D * TILE * 2; line += 64) _mm_prefetch(static_cast<const char*>(tile) + line, _MM_HINT_T0);
 }
 
-PENSTOCK_BF16 inline __m512bh as_pairs(__m512i x) { return reinterpret_cast<__m512bh>(x); }
-
-PENSTOCK_BF16 inline __m512bh splat_pair(const uint16_t* p) {
+PENSTOCK_BF16 inline __m512i splat_pair(const uint16_t* p) {
     uint32_t pair;
     memcpy(&pair, p, sizeof pair);
-    return as_pairs(_mm512_set1_epi32(static_cast<int>(pair)));
+    return _mm512_set1_epi32(static_cast<int>(pair));
+}
+
+// The even (odd) ones of pairs, as floats.
+PENSTOCK_BF16 inline __m512 even(__m512i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
+PENSTOCK_BF16 inline __m512 odd(__m512i x) { return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xFFFF0000)))); }
+
+// sum + the products of pairs. Not native: for processors that have AVX-512 but not BF16; nothing of it is used then.
+template <bool IS_NATIVE>
+PENSTOCK_BF16 inline __m512 add_pairs(__m512 sum, __m512i x, __m512i y) {
+    if constexpr (IS_NATIVE)
+        return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(x), reinterpret_cast<__m512bh>(y));
+    else
+        return _mm512_fmadd_ps(odd(x), odd(y), _mm512_fmadd_ps(even(x), even(y), sum));
+}
+
+// To nearest, ties to even; NaN stays NaN.
+template <bool IS_NATIVE>
+PENSTOCK_BF16 inline __m256i narrowed(__m512 x) {
+    if constexpr (IS_NATIVE) {
+        return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
+    } else {
+        const __m512i bits = _mm512_castps_si512(x), last = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+        const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, last), _mm512_set1_epi32(0x7FFF));
+        const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+        return _mm512_cvtepi32_epi16(_mm512_srli_epi32(_mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet), 16));
+    }
 }
 
 // Scores of R rows against T tiles of keys.
-template <int D, int R, int T>
+template <int D, int R, int T, bool IS_NATIVE>
 PENSTOCK_BF16 inline void score(const uint16_t (*q)[D], const uint32_t* const* keys, float (*scores)[CHUNK], int tile) {
     __m512 sums[R][T];
 #pragma GCC unroll 4
@@ -129,14 +156,14 @@ PENSTOCK_BF16 inline void score(const uint16_t (*q)[D], const uint32_t* const* k
 #pragma GCC unroll 4
         for (int t = 0; t < T; t++) sums[r][t] = _mm512_setzero_ps();
     for (int d = 0; d < D / 2; d++) {
-        __m512bh pairs[T];
+        __m512i pairs[T];
 #pragma GCC unroll 4
-        for (int t = 0; t < T; t++) pairs[t] = as_pairs(load_bits(keys[tile + t] + d * TILE));
+        for (int t = 0; t < T; t++) pairs[t] = load_bits(keys[tile + t] + d * TILE);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
-            const __m512bh x = splat_pair(q[r] + 2 * d);
+            const __m512i x = splat_pair(q[r] + 2 * d);
 #pragma GCC unroll 4
-            for (int t = 0; t < T; t++) sums[r][t] = _mm512_dpbf16_ps(sums[r][t], pairs[t], x);
+            for (int t = 0; t < T; t++) sums[r][t] = add_pairs<IS_NATIVE>(sums[r][t], pairs[t], x);
         }
     }
 #pragma GCC unroll 4
@@ -160,6 +187,7 @@ PENSTOCK_BF16 inline __m512 exp2_of(__m512 x) {
 }
 
 // A row's scores of the first `visible` positions into weights; returns what the sums before must be multiplied by.
+template <bool IS_NATIVE>
 PENSTOCK_BF16 inline float weigh(State& state, const float* scores, int num_tiles, int visible, float scale, uint16_t* weights) {
     const __m512 unseen = _mm512_set1_ps(-__builtin_inff());
     __m512 x[TILES], best = unseen;
@@ -179,7 +207,7 @@ PENSTOCK_BF16 inline float weigh(State& state, const float* scores, int num_tile
         if (t >= num_tiles) break;
         const __m512 p = exp2_of(_mm512_sub_ps(x[t], _mm512_set1_ps(peak)));
         sum = _mm512_add_ps(sum, p);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(weights + t * TILE), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(p)));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(weights + t * TILE), narrowed<IS_NATIVE>(p));
     }
     state.peak = peak;
     state.weight = state.weight * factor + _mm512_reduce_add_ps(sum);
@@ -187,7 +215,7 @@ PENSTOCK_BF16 inline float weigh(State& state, const float* scores, int num_tile
 }
 
 // sums = sums * factor + weights * values, R rows of V vectors.
-template <int D, int R, int V>
+template <int D, int R, int V, bool IS_NATIVE>
 PENSTOCK_BF16 inline void accumulate(float (*sums)[D], const float* factors, const uint16_t (*weights)[CHUNK], const uint32_t* const* values,
                                      int first, int num_tiles) {
     __m512 x[R][V];
@@ -197,14 +225,14 @@ PENSTOCK_BF16 inline void accumulate(float (*sums)[D], const float* factors, con
         for (int v = 0; v < V; v++) x[r][v] = _mm512_mul_ps(_mm512_load_ps(sums[r] + (first + v) * TILE), _mm512_set1_ps(factors[r]));
     for (int pair = 0; pair < num_tiles * TILE / 2; pair++) {
         const uint32_t* from = values[pair / (TILE / 2)] + pair % (TILE / 2) * D + first * TILE;
-        __m512bh pairs[V];
+        __m512i pairs[V];
 #pragma GCC unroll 4
-        for (int v = 0; v < V; v++) pairs[v] = as_pairs(load_bits(from + v * TILE));
+        for (int v = 0; v < V; v++) pairs[v] = load_bits(from + v * TILE);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
-            const __m512bh weight = splat_pair(weights[r] + 2 * pair);
+            const __m512i weight = splat_pair(weights[r] + 2 * pair);
 #pragma GCC unroll 4
-            for (int v = 0; v < V; v++) x[r][v] = _mm512_dpbf16_ps(x[r][v], pairs[v], weight);
+            for (int v = 0; v < V; v++) x[r][v] = add_pairs<IS_NATIVE>(x[r][v], pairs[v], weight);
         }
     }
 #pragma GCC unroll 4
@@ -214,26 +242,26 @@ PENSTOCK_BF16 inline void accumulate(float (*sums)[D], const float* factors, con
 }
 
 // R rows take in a chunk; visible[r]: how many of its positions row r sees, perhaps none.
-template <int D, int R>
+template <int D, int R, bool IS_NATIVE>
 PENSTOCK_BF16 __attribute__((noinline)) void absorb(Scratch<D>& scratch, const Tiles& tiles, int64_t row, const int* visible, int num_tiles, float scale) {
     if (num_tiles == TILES) {
-        score<D, R, TILES>(scratch.q + row, tiles.keys, scratch.scores, 0);
+        score<D, R, TILES, IS_NATIVE>(scratch.q + row, tiles.keys, scratch.scores, 0);
     } else {
-        for (int tile = 0; tile < num_tiles; tile++) score<D, R, 1>(scratch.q + row, tiles.keys, scratch.scores, tile);
+        for (int tile = 0; tile < num_tiles; tile++) score<D, R, 1, IS_NATIVE>(scratch.q + row, tiles.keys, scratch.scores, tile);
     }
     float factors[R];
     for (int r = 0; r < R; r++) {
         if (visible[r] > 0) {
-            factors[r] = weigh(scratch.states[row + r], scratch.scores[r], num_tiles, visible[r], scale, scratch.weights[r]);
+            factors[r] = weigh<IS_NATIVE>(scratch.states[row + r], scratch.scores[r], num_tiles, visible[r], scale, scratch.weights[r]);
         } else {
             factors[r] = 1.0f;
             memset(scratch.weights[r], 0, sizeof scratch.weights[r]);
         }
     }
     constexpr int VECTORS = D / TILE, BLOCK = VECTORS < 4 ? VECTORS : 4;
-    for (int i = 0; i + BLOCK <= VECTORS; i += BLOCK) accumulate<D, R, BLOCK>(scratch.sums + row, factors, scratch.weights, tiles.values, i, num_tiles);
+    for (int i = 0; i + BLOCK <= VECTORS; i += BLOCK) accumulate<D, R, BLOCK, IS_NATIVE>(scratch.sums + row, factors, scratch.weights, tiles.values, i, num_tiles);
     if constexpr (VECTORS % BLOCK != 0)
-        accumulate<D, R, VECTORS % BLOCK>(scratch.sums + row, factors, scratch.weights, tiles.values, VECTORS / BLOCK * BLOCK, num_tiles);
+        accumulate<D, R, VECTORS % BLOCK, IS_NATIVE>(scratch.sums + row, factors, scratch.weights, tiles.values, VECTORS / BLOCK * BLOCK, num_tiles);
 }
 
 // A row's sums in the order of dimensions.

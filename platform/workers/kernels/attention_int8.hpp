@@ -14,10 +14,6 @@ namespace int8 {
 
 #define PENSTOCK_VNNI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni")))
 
-using bf16::ROWS;
-using bf16::State;
-using bf16::TILES;
-
 template <int D>
 struct Scratch {
     alignas(64) int8_t q[UNIT_ROWS][D];

@@ -125,6 +125,16 @@ def test_the_kernel_equals_dense_softmax_attention(dim: int, group: int, block_s
     torch.testing.assert_close(case.attend().double(), dense(case), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("cache", ["plain", "tiled"])
+def test_products_of_bfloat16_pairs_by_shifts_are_those_of_the_processor(cache: str, products: Products) -> None:
+    case = make_case([*MIXED, (300, 1)], dim=64, kv_heads=2, group=3, dtype=torch.bfloat16, cache=cache)
+    by_processor = case.attend()
+    if products.level() < Level.AVX512 or not products.set_level(Level.VNNI):
+        pytest.skip("this CPU does not have AVX512-BF16")
+
+    torch.testing.assert_close(case.attend().float(), by_processor.float(), atol=8e-3, rtol=8e-3)
+
+
 @pytest.mark.parametrize(("exact", "group", "block_size", "dtype"), list(product((False, True), (1, 4), (8, 16), TOLERANCE)))
 def test_the_torch_fallback_equals_dense_softmax_attention(exact: bool, group: int, block_size: int, dtype: torch.dtype) -> None:
     case = make_case(MIXED, dim=32, group=group, block_size=block_size, dtype=dtype)
@@ -133,10 +143,11 @@ def test_the_torch_fallback_equals_dense_softmax_attention(exact: bool, group: i
 
 
 @pytest.mark.parametrize(
-    ("level", "dim", "group", "cache"), list(product((None, Level.PORTABLE), (32, 64, 96, 128), (1, 3, 8), ("tiled", "int8", "tiled int8")))
+    ("level", "dim", "group", "cache"), list(product((None, Level.VNNI, Level.PORTABLE), (32, 64, 96, 128), (1, 3, 8), ("tiled", "int8", "tiled int8")))
 )
 def test_tiled_and_int8_caches_equal_dense_softmax_attention(level: Level | None, dim: int, group: int, cache: str, products: Products) -> None:
-    assert products.set_level(level)
+    if not products.set_level(level):
+        pytest.skip("this CPU does not have these instructions")
     dtype = torch.bfloat16 if cache == "tiled" else torch.float32
     case = make_case([*MIXED, (300, 1), (600, 40)], dim=dim, kv_heads=2, group=group, dtype=dtype, cache=cache)
 

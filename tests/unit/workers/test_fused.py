@@ -134,7 +134,7 @@ def test_logits_equal_those_of_torch(name: str, kernels: Library, portable: None
         torch.testing.assert_close(fused_values, values, atol=1e-4, rtol=1e-4, equal_nan=True)
 
 
-@pytest.mark.parametrize("level", [None, Level.AVX2, Level.PORTABLE])
+@pytest.mark.parametrize("level", [None, Level.VNNI, Level.AVX2, Level.PORTABLE])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
 def test_every_level_and_cache_format_gives_nearly_the_same_logits(level: Level | None, dtype: torch.dtype, kernels: Library) -> None:
     oracle, fused = make_pair(CONFIGS["wide groups"], kernels)

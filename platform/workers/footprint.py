@@ -1,0 +1,49 @@
+"""What a process keeps resident without using it: code pages of libraries that only importing touched, and freed memory that the allocator holds.
+
+Importing torch touches most of its libraries' code once (its static initializers register every operator), and Linux counts those pages as the
+process's until memory is short. What is used comes back from the page cache, page by page, at the next use.
+"""
+
+import ctypes
+import mmap
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_HEAD = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+) \S+ \S+ (\d+)\s*(.*)")
+
+
+class Mapping(NamedTuple):
+    """Addresses [start, end)."""
+
+    start: int
+    end: int
+
+
+def release_unused() -> None:
+    """Gives those pages back. Where the system is another one than Linux with glibc, nothing happens."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
+    maps = Path("/proc/self/smaps")
+    if not maps.exists() or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for code in clean_code(maps.read_text(encoding="utf-8")):
+        library.madvise(code.start, code.end - code.start, mmap.MADV_DONTNEED)
+
+
+def clean_code(smaps: str) -> Iterator[Mapping]:
+    """Mappings of files' code, not writable, none of whose pages differs from its file (proc_pid_smaps(5)).
+
+    A page that differs, by a relocation or a debugger, would be lost.
+    """
+    found: Mapping | None = None
+    for line in smaps.splitlines():
+        head = _HEAD.fullmatch(line)
+        if head is not None:
+            start, end, rights, inode, _ = head.groups()
+            found = Mapping(int(start, 16), int(end, 16)) if rights == "r-xp" and inode != "0" else None
+        elif found is not None and line.startswith("Anonymous:") and line.split()[1] == "0":
+            yield found
