@@ -12,7 +12,7 @@ from penstock.text.source import ModelSource
 from penstock.wire.errors import ConfigError
 from penstock.workers.batch import Batch, build_batch
 from penstock.workers.config import EngineConfig
-from penstock.workers.device import CPU, check_cache_fits, find_device
+from penstock.workers.device import CPU, check_cache_fits, check_cache_type, find_device
 from penstock.workers.lora import LoraAdapter, load_lora, shares_of
 from penstock.workers.models.config import ModelConfig, read_config
 from penstock.workers.models.fused import FusedLlama, Model, load_for, make_cache, make_model
@@ -124,6 +124,7 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     dtype = compute_dtype(config.dtype, device)
     draft = plan_draft(source, model_config, config)
     kv_dtype = cache_dtype(config.kv_dtype, dtype)
+    check_cache_type(kv_dtype, device)
     draft_bytes = 0 if draft is None else KvCache.block_bytes(draft.config, config.block_size, kv_dtype)
     num_blocks, max_model_len = plan_kv(model_config, config, kv_dtype, draft_bytes)
     threads = config.threads or available_cores()
@@ -188,7 +189,7 @@ def compute_dtype(name: str, device: torch.device = CPU) -> torch.dtype:
 
 def cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """Of keys and values. auto: that of the computation."""
-    return {"auto": dtype, "bf16": torch.bfloat16, "int8": torch.int8}[name]
+    return {"auto": dtype, "bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[name]
 
 
 def has_bfloat16(cpuinfo: str) -> bool:

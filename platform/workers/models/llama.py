@@ -24,12 +24,16 @@ from penstock.workers.lora import Share, add_shares
 from penstock.workers.models.config import Llama3Scaling, ModelConfig
 from penstock.workers.quant.int4 import Matrix as QuantizedMatrix
 from penstock.workers.quant.packed import Packed
+from penstock.workers.triton.grouped import GroupedMatrix
 from penstock.workers.weights import ROPE_FACTORS
 
-Matrix = QuantizedMatrix | Packed
+Matrix = QuantizedMatrix | Packed | GroupedMatrix
 """[N, K], dense, quantized or packed."""
 Adapt = Callable[[str, Tensor, Tensor], None]
 """Adds to a matrix's output what the step's adapters add, given its name in `lora.FUSED`, the output and the input."""
+
+EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
+"""Types of keys and values that come with scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,8 @@ class Layer:
 class KvCache:
     """Keys and values of all layers, in blocks: per layer two tensors [num_blocks, num_kv_heads, block_size, head_dim].
 
-    In int8 each token's head has a scale of its own: beside them two float32 tensors [num_blocks, num_kv_heads, block_size].
+    In 8 bits (int8 on the CPU, float8 e4m3 on a GPU) each token's head has a scale of its own: beside them two float32 tensors
+    [num_blocks, num_kv_heads, block_size].
     """
 
     def __init__(
@@ -75,12 +80,12 @@ class KvCache:
         made = _by_block(shape, count, dtype) if by_block else [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
         self.layers = list(zip(made[::2], made[1::2], strict=True))
         self.forms = [Form(is_tiled=True) if is_tiled else PLAIN] * config.num_layers
-        if dtype == torch.int8:
+        if dtype in EIGHT_BITS:
             self.forms = [Form((torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device)), is_tiled) for _ in self.layers]
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-        row_bytes = config.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype == torch.int8 else 0)
+        row_bytes = config.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype in EIGHT_BITS else 0)
         return 2 * config.num_layers * config.num_kv_heads * block_size * row_bytes
 
     def poison(self, blocks: Tensor) -> None:
@@ -101,11 +106,11 @@ class Llama:
     """The model with its weights. Stateless between calls: the KV cache is the caller's."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, exact: bool) -> None:
-        """weights: as `penstock.workers.weights.load_weights` returns them, all on one device. threads: of attention, on the CPU."""
+        """weights: as `weights.load_weights` or `device.placed` returns them, all on one device. threads: of attention, on the CPU."""
         self.config = config
         self.embed = weights["embed"]
         self.dtype = self.embed.dtype
-        self.device = self.embed.device if isinstance(self.embed, Tensor) else CPU
+        self.device = self.embed.device if isinstance(self.embed, Tensor | GroupedMatrix) else CPU
         self.layers = [_layer(weights, index) for index in range(config.num_layers)]
         self.norm = _dense(weights["norm"])
         self.lm_head = weights.get("lm_head", self.embed)
@@ -149,7 +154,7 @@ class Llama:
             q, k = qk[:, :num_queries], qk[:, num_queries:]
             qk = torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), dim=1)
         qk = rotate(qk, cos, sin)
-        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping, form)
+        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping, form, is_planned=batch.plan is not None)
         out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact, form)
         return self._adapted("o", out.view(len(x), -1), layer.o, layer.o_bias, adapt)
 
@@ -227,7 +232,7 @@ def _dense(weight: Matrix) -> Tensor:
 
 
 def _rows(table: Matrix, ids: Tensor) -> Tensor:
-    assert isinstance(table, Packed), "a table that is looked up in is dense or packed"
+    assert isinstance(table, Packed | GroupedMatrix), "a table that is looked up in is dense or packed"
     return table.rows(ids)
 
 
