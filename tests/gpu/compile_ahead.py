@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from penstock.workers.triton import decode, grouped, products, store
+from penstock.workers.triton import decode, grouped, low_rank, products, segments, store
 
 VARIANTS = ((80, "float32", 128), (90, "float16", 64), (90, "bfloat16", 128))
 """Compute capability, type of queries and cache, size of a head; the first takes the most shared memory."""
@@ -61,6 +61,16 @@ def product_sources() -> Sources:
     yield "sum_parts sm_90", 90, _source(products._sum_parts, {"parts": "*fp32", "out": "*bf16"}, {"lanes": products.SUM_LANES})
 
 
+def low_rank_sources() -> Sources:
+    data, element = POINTERS["bfloat16"], {"element": tl.bfloat16, "operand": tl.bfloat16, "fields": segments.FIELDS, "rank_lanes": low_rank.RANK_LANES}
+    pointers = {"x": data, "out": data, "rows": "*i64", "tiles": "*i32", "tables": "*i64", "inner": "*fp32"}
+    shrink = element | {"tile_columns": low_rank.TILE_COLUMNS, "split_columns": low_rank.SPLIT_COLUMNS}
+    expand = element | {"tile_outputs": low_rank.TILE_OUTPUTS, "parts": segments.PARTS}
+    for capability, tile in ((80, segments.SHORT_TILE), (90, segments.LONG_TILE)):
+        yield f"shrink sm_{capability} bfloat16 {tile}", capability, _source(low_rank._shrink, pointers, shrink | {"row_lanes": tile})
+        yield f"expand sm_{capability} bfloat16 {tile}", capability, _source(low_rank._expand, pointers, expand | {"row_lanes": tile})
+
+
 def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any]) -> ASTSource:
     """Parameters that are named in neither are sizes and strides. Pointers are aligned, as torch's are."""
     signature = {name: "constexpr" if name in constants else types.get(name, INT32) for name in kernel.arg_names}
@@ -69,7 +79,7 @@ def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any])
 
 
 def main() -> None:
-    for name, capability, source in chain(attention_sources(), product_sources()):
+    for name, capability, source in chain(attention_sources(), product_sources(), low_rank_sources()):
         options = {"num_stages": products.STAGES} if name.startswith("multiply") else {}
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_THREADS), options=options)
         size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared

@@ -7,7 +7,7 @@ go row by row.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,11 +20,12 @@ from penstock.workers.device import CPU, fetched
 from penstock.workers.kernels.arena import Arena
 from penstock.workers.kernels.cache_form import PLAIN, Form
 from penstock.workers.linear import linear
-from penstock.workers.lora import Share, add_shares
+from penstock.workers.lora import Shares, add_shares, segments_of
 from penstock.workers.models.config import Llama3Scaling, ModelConfig
 from penstock.workers.quant.int4 import Matrix as QuantizedMatrix
 from penstock.workers.quant.packed import Packed
 from penstock.workers.triton.grouped import GroupedMatrix
+from penstock.workers.triton.segments import Segments
 from penstock.workers.weights import ROPE_FACTORS
 
 Matrix = QuantizedMatrix | Packed | GroupedMatrix
@@ -125,7 +126,7 @@ class Llama:
         """See `rope_tables`."""
         return self._cos, self._sin
 
-    def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Sequence[Share] = ()) -> Tensor:
+    def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
         """float32 [R, vocab_size] at the flat indices `rows`; the KV of all tokens is written to the cache.
 
         token_ids, positions: int64 [T]. rows: int64 [R]; with none of them the head is skipped. shares: adapters, and the tokens they belong to.
@@ -134,7 +135,8 @@ class Llama:
         if self.device.type != "cpu":
             token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))
             batch = batch.on(self.device, cache.block_size, self._exact)
-            shares = [share.on(self.device) for share in shares]
+            if shares and not isinstance(shares, Segments):
+                shares = segments_of(shares, len(token_ids), self.device)
         x = self.embed[token_ids] if isinstance(self.embed, Tensor) else _rows(self.embed, token_ids)
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self.layers):

@@ -6,7 +6,6 @@ import torch
 from penstock.wire.errors import ConfigError
 from penstock.workers.config import EngineConfig
 from penstock.workers.device import CPU, check_cache_fits, check_cache_type, check_float8, check_room, find_device, placed
-from penstock.workers.lora import Share
 from penstock.workers.quant.int4 import quantize
 from penstock.workers.triton.grouped import GroupedMatrix
 
@@ -79,14 +78,6 @@ def test_a_cache_larger_than_what_is_free_on_the_gpu_is_refused() -> None:
 
 def test_the_hosts_memory_is_not_checked_here() -> None:
     check_cache_fits(2**60, CPU)
-
-
-def test_the_rows_of_an_adapter_move_and_all_of_them_need_not() -> None:
-    some, every = (Share(None, rows).on(META) for rows in (torch.arange(3), None))  # type: ignore[arg-type]
-
-    assert some.rows is not None
-    assert some.rows.device == META
-    assert every.rows is None
 
 
 def test_each_replica_with_device_cuda_takes_a_gpu() -> None:
