@@ -63,5 +63,6 @@ def check_room(wanted_bytes: int, free_bytes: int) -> None:
 def fetched(result: Tensor) -> Tensor:
     """A step's result on the host, when all of the step is done: whoever times it times the device's work, and a step without a result too."""
     on_host = result.cpu()
-    torch.cuda.synchronize(result.device)
+    if result.is_cuda:
+        torch.cuda.synchronize(result.device)
     return on_host

@@ -132,12 +132,16 @@ def load_lora(digest: str, folder: Path, config: ModelConfig, max_rank: int, dty
     except SafetensorError as error:
         raise InvalidRequest(f"its tensors can't be read ({error}).") from error
     layers = [_layer(index, checked, tensors, shapes, dtype) for index in range(config.num_layers)]
-    table = table_of([[placed_of(layer.get(name)) for name in FUSED] for layer in layers], device)
-    max_rank = max(len(low_rank.a) for layer in layers for low_rank in layer.values())
-    return LoraAdapter(digest, layers, sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize, table, max_rank)
+    return make_adapter(digest, layers, sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize, device)
 
 
-def placed_of(low_rank: LowRank | None) -> Placed | None:
+def make_adapter(digest: str, layers: Sequence[Mapping[str, LowRank]], num_bytes: int, device: torch.device = CPU) -> LoraAdapter:
+    """layers: on the device, with one matrix at least."""
+    table = table_of([[_placed(layer.get(name)) for name in FUSED] for layer in layers], device)
+    return LoraAdapter(digest, layers, num_bytes, table, max(len(low_rank.a) for layer in layers for low_rank in layer.values()))
+
+
+def _placed(low_rank: LowRank | None) -> Placed | None:
     return None if low_rank is None else Placed(low_rank.a, low_rank.parts)
 
 

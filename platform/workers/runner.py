@@ -16,7 +16,8 @@ from penstock.workers.device import CPU, check_cache_fits, check_cache_type, fin
 from penstock.workers.lora import LoraAdapter, load_lora, shares_of
 from penstock.workers.models.config import ModelConfig, read_config
 from penstock.workers.models.fused import FusedLlama, Model, load_for, make_cache, make_model
-from penstock.workers.models.llama import KvCache
+from penstock.workers.models.llama import KvCache, Llama
+from penstock.workers.models.replay import Replay, sizes
 from penstock.workers.sampling import Sampler
 from penstock.workers.sequence import Sampled, Sequence, Step
 from penstock.workers.speculation.draft_model import DraftModel
@@ -36,8 +37,10 @@ _log = logging.getLogger("penstock.runner")
 class TorchRunner:
     """Satisfies `penstock.workers.engine.Runner`. One thread at a time."""
 
-    def __init__(self, model: Model, cache: KvCache, sampler: Sampler, max_model_len: int, drafter: Drafter | None = None) -> None:
-        """max_model_len: tokens, not more than the model's RoPE tables and the cache hold."""
+    def __init__(
+        self, model: Model, cache: KvCache, sampler: Sampler, max_model_len: int, drafter: Drafter | None = None, replay: Replay | None = None
+    ) -> None:
+        """max_model_len: tokens, not more than the model's RoPE tables and the cache hold. replay: of the model's decode steps, on a GPU."""
         self.num_blocks = cache.num_blocks
         self.max_model_len = max_model_len
         self.eos_token_ids = model.config.eos_token_ids
@@ -45,6 +48,7 @@ class TorchRunner:
         self._cache = cache
         self._sampler = sampler
         self._drafter = drafter
+        self._replay = replay
 
     def run(self, step: Step) -> list[list[Sampled]]:
         """Compute the chunks' KV and choose tokens for those that sample: one, and one more for each accepted token of a draft."""
@@ -68,6 +72,8 @@ class TorchRunner:
         with torch.inference_mode():
             batch = build_batch(step, self._cache.block_size)
             shares = shares_of(step.chunks)
+            if self._replay is not None and not shares and self._replay.covers(batch):
+                return batch, self._replay.logits(batch)
             return batch, self._model.logits(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows, shares)
 
     def choose(self, step: Step, batch: Batch, logits: Tensor) -> list[list[Sampled]]:
@@ -86,18 +92,32 @@ class TorchRunner:
     def _run_greedily(self, step: Step) -> list[list[Sampled]] | None:
         """A step whose sampled rows all want their largest logit, where the model finds that by itself; None: it is another one."""
         model = self._model
-        if not isinstance(model, FusedLlama) or any(chunk.seq.lora is not None for chunk in step.chunks):
+        if isinstance(model, FusedLlama):
+            if any(chunk.seq.lora is not None for chunk in step.chunks):
+                return None
+        elif self._replay is None:
             return None
         if not self._sampler.takes_best([chunk.seq for chunk in step.chunks if chunk.is_sampled]):
             return None
         with torch.inference_mode():
             batch = build_batch(step, self._cache.block_size)
-            best = model.best(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows)
+            best, scores = self._best(model, step, batch)
         choices: list[list[Sampled]] = [[] for _ in step.chunks]
-        found = self._sampler.take_best(best.best.tolist(), best.scores.tolist(), [step.chunks[index].draft or [] for index in batch.sampled])
+        found = self._sampler.take_best(best.long().tolist(), scores.tolist(), [step.chunks[index].draft or [] for index in batch.sampled])
         for index, sampled in zip(batch.sampled, found, strict=True):
             choices[index] = sampled
         return choices
+
+    def _best(self, model: Model, step: Step, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Ids and scores of the largest logits of the batch's rows."""
+        if isinstance(model, FusedLlama):
+            return model.best(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows)
+        shares = shares_of(step.chunks)
+        if self._replay is not None and not shares and self._replay.covers(batch):
+            best, scores = self._replay.best(batch)
+        else:
+            best, scores = model.best(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows, shares)
+        return best, scores
 
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:
         """From another thread than the one that runs steps. Raises InvalidRequest for one that does not fit the model, OSError."""
@@ -140,7 +160,8 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
         drafter = DraftModel(draft_model, draft_cache, sampler, draft.config.max_full_context)
     model = make_model(model_config, weights, max_model_len, threads, config)
     cache = make_cache(model, num_blocks, config.block_size, kv_dtype)
-    runner = TorchRunner(model, cache, sampler, max_model_len, drafter)
+    replay = Replay(model, cache, sizes(config.max_num_seqs), max_model_len) if isinstance(model, Llama) and device.type == "cuda" else None
+    runner = TorchRunner(model, cache, sampler, max_model_len, drafter, replay)
     if poison:
         runner.poison(range(num_blocks))
     return runner

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.workers.lora import FUSED, LoraAdapter, LowRank, Part, Share, add_shares, placed_of, segments_of
+from penstock.workers.lora import FUSED, LoraAdapter, LowRank, Part, Share, add_shares, make_adapter, segments_of
 from penstock.workers.triton import low_rank
-from penstock.workers.triton.segments import FEW_ROWS, LONG_TILE, Segments, table_of
+from penstock.workers.triton.segments import FEW_ROWS, LONG_TILE, Segments
 from tests.gpu.cases import DEVICE, NAN
 
 SEEDS = range(10)
@@ -21,7 +21,7 @@ COLUMNS = {"qkv": 50, "o": 70, "gate_up": 40, "down": 200}
 LAYERS = 2
 
 
-def make_adapter(seed: int, dtype: torch.dtype) -> list[dict[str, LowRank]]:
+def draw_layers(seed: int, dtype: torch.dtype) -> list[dict[str, LowRank]]:
     """Each module is there two times of three, the first always; a module's rank is 1 to 40."""
     draw = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -41,8 +41,7 @@ def make_matrix(name: str, draw: random.Random, generator: torch.Generator, dtyp
 
 def on(layers: list[dict[str, LowRank]], device: torch.device, dtype: torch.dtype) -> LoraAdapter:
     moved = [{name: converted(matrix, device, dtype) for name, matrix in layer.items()} for layer in layers]
-    table = table_of([[placed_of(layer.get(name)) for name in FUSED] for layer in moved], device)
-    return LoraAdapter("a", moved, 0, table, max(len(matrix.a) for layer in moved for matrix in layer.values()))
+    return make_adapter("a", moved, 0, device)
 
 
 def converted(matrix: LowRank, device: torch.device, dtype: torch.dtype) -> LowRank:
@@ -63,7 +62,7 @@ def test_one_launch_adds_what_each_adapter_adds_to_its_rows(seed: int) -> None:
     dtype = tuple(TOLERANCE)[seed % 2]
     num_adapters, num_tokens = seed % 4 + 1, 6 + 4 * seed
     rows = make_rows(seed, num_adapters, num_tokens)
-    made = [make_adapter(10 * seed + index, dtype) for index in range(num_adapters)]
+    made = [draw_layers(10 * seed + index, dtype) for index in range(num_adapters)]
     theirs = [Share(on(layers, CPU, torch.float32), own) for layers, own in zip(made, rows, strict=True)]
     segments = segments_of([Share(on(layers, DEVICE, dtype), own) for layers, own in zip(made, rows, strict=True)], num_tokens, DEVICE)
     compare(segments, theirs, num_tokens, dtype, tuple(FUSED)[seed // 2 % 4])
@@ -86,7 +85,7 @@ def compare(segments: Segments, theirs: list[Share], num_tokens: int, dtype: tor
 def test_long_sums_are_cut_and_many_rows_taken_in_larger_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(low_rank, "SPLIT_COLUMNS", low_rank.TILE_COLUMNS)
     num_tokens = FEW_ROWS + 9
-    made = [make_adapter(index, torch.float32) for index in range(2)]
+    made = [draw_layers(index, torch.float32) for index in range(2)]
     rows = [torch.arange(num_tokens - 5), torch.arange(num_tokens - 5, num_tokens)]
     theirs = [Share(on(layers, CPU, torch.float32), own) for layers, own in zip(made, rows, strict=True)]
 

@@ -132,19 +132,30 @@ class Llama:
         token_ids, positions: int64 [T]. rows: int64 [R]; with none of them the head is skipped. shares: adapters, and the tokens they belong to.
         All of these and the result are on the host, wherever the model is; only adapters and cache are beside it.
         """
-        if self.device.type != "cpu":
-            token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))
-            batch = batch.on(self.device, cache.block_size, self._exact)
-            if shares and not isinstance(shares, Segments):
-                shares = segments_of(shares, len(token_ids), self.device)
+        if self.device.type == "cpu":
+            return self.compute(token_ids, positions, cache, batch, rows, shares)
+        return fetched(self._on_device(token_ids, positions, cache, batch, rows, shares))
+
+    def best(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
+        """float64 [2, R], on the host: of the same logits, by a model on a GPU, the largest one's id (of equals the lowest) and the logit, NaN where one is."""
+        return fetched(largest(self._on_device(token_ids, positions, cache, batch, rows, shares)))
+
+    def _on_device(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares) -> Tensor:
+        """`compute` of what is on the host."""
+        if shares and not isinstance(shares, Segments):
+            shares = segments_of(shares, len(token_ids), self.device)
+        token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))
+        return self.compute(token_ids, positions, cache, batch.on(self.device, cache.block_size, self._exact), rows, shares)
+
+    def compute(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
+        """`logits` of what is where the model is, and so is the result. On a GPU nothing here waits for it."""
         x = self.embed[token_ids] if isinstance(self.embed, Tensor) else _rows(self.embed, token_ids)
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self.layers):
             adapt = partial(add_shares, shares, index, self._exact) if shares else None
             x += self._attention(layer, self._norm(x, layer.input_norm), cos, sin, cache, index, batch, adapt)
             x += self._mlp(layer, self._norm(x, layer.post_norm), adapt)
-        logits = self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
-        return logits if self.device.type == "cpu" else fetched(logits)
+        return self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
 
     def _attention(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, cache: KvCache, index: int, batch: AttentionBatch, adapt: Adapt | None) -> Tensor:
         config = self.config
@@ -181,6 +192,14 @@ class Llama:
         if not self._exact or len(x) < 2:
             return function(x)
         return torch.cat([function(x[row : row + 1]) for row in range(len(x))])
+
+
+def largest(logits: Tensor) -> Tensor:
+    """float64 [2, R] of logits [R, vocab_size]: ids and values of the largest ones, of equals the first, NaN before all numbers. One tensor to fetch."""
+    if not len(logits):
+        return logits.new_empty(2, 0, dtype=torch.float64)
+    values, ids = logits.max(dim=1)
+    return torch.stack((ids.double(), values.double()))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[4]
 NUM_SHAPES = 50
 
 
-LATER = ("tests/gpu/test_products.py", "tests/gpu/test_float8.py", "tests/gpu/test_low_rank.py")
+LATER = ("tests/gpu/test_products.py", "tests/gpu/test_float8.py", "tests/gpu/test_low_rank.py", "tests/gpu/test_replay.py")
 """Tests of kernels that are quick, in a process of their own."""
 
 
@@ -41,7 +41,7 @@ def num_passed(*paths: str) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_in_the_interpreter_quantized_products_8_bit_caches_and_adapters_equal_their_twins() -> None:
+def test_in_the_interpreter_quantized_products_8_bit_caches_adapters_and_replayed_steps_equal_their_twins() -> None:
     assert num_passed(*LATER) > NUM_SHAPES
 
 
