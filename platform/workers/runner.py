@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +13,11 @@ from penstock.text.source import ModelSource
 from penstock.wire.errors import ConfigError
 from penstock.workers.batch import Batch, build_batch
 from penstock.workers.config import EngineConfig
-from penstock.workers.device import CPU, check_cache_fits, check_cache_type, find_device
+from penstock.workers.device import CPU, check_cache_fits, check_cache_type, fetched, find_device
 from penstock.workers.lora import LoraAdapter, load_lora, shares_of
 from penstock.workers.models.config import ModelConfig, read_config
 from penstock.workers.models.fused import FusedLlama, Model, load_for, make_cache, make_model
-from penstock.workers.models.llama import KvCache, Llama
+from penstock.workers.models.llama import KvCache, Llama, largest
 from penstock.workers.models.replay import Replay, sizes
 from penstock.workers.sampling import Sampler
 from penstock.workers.sequence import Sampled, Sequence, Step
@@ -24,6 +25,7 @@ from penstock.workers.speculation.draft_model import DraftModel
 from penstock.workers.speculation.drafter import Drafter
 from penstock.workers.speculation.ngram import NgramDrafter
 from penstock.workers.speculation.plan import plan_draft
+from penstock.workers.triton.draws import Draws
 
 USEFUL_CONTEXT_TOKENS = 128
 """A KV cache that holds less, where more was asked for, is refused."""
@@ -32,6 +34,15 @@ _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 """Of /proc/cpuinfo, on x86 and Arm: the CPU multiplies bfloat16."""
 
 _log = logging.getLogger("penstock.runner")
+
+
+class _Best(NamedTuple):
+    """What a device chose for the rows of a batch."""
+
+    batch: Batch
+    token_ids: Tensor
+    scores: Tensor
+    """The rows' largest logits."""
 
 
 class TorchRunner:
@@ -53,9 +64,9 @@ class TorchRunner:
     def run(self, step: Step) -> list[list[Sampled]]:
         """Compute the chunks' KV and choose tokens for those that sample: one, and one more for each accepted token of a draft."""
         self.draft(step)
-        greedy = self._run_greedily(step)
-        if greedy is not None:
-            return greedy
+        chosen = self._run_by_device(step)
+        if chosen is not None:
+            return chosen
         batch, logits = self.forward(step)
         return self.choose(step, batch, logits)
 
@@ -89,35 +100,48 @@ class TorchRunner:
             choices[index] = found
         return choices
 
-    def _run_greedily(self, step: Step) -> list[list[Sampled]] | None:
-        """A step whose sampled rows all want their largest logit, where the model finds that by itself; None: it is another one."""
-        model = self._model
-        if isinstance(model, FusedLlama):
-            if any(chunk.seq.lora is not None for chunk in step.chunks):
-                return None
-        elif self._replay is None:
+    def _run_by_device(self, step: Step) -> list[list[Sampled]] | None:
+        """A step whose tokens are chosen where the logits are, which don't leave it; None: it is another one."""
+        found = self._best_fused(step) if isinstance(self._model, FusedLlama) else self._best_on_gpu(step)
+        if found is None:
             return None
-        if not self._sampler.takes_best([chunk.seq for chunk in step.chunks if chunk.is_sampled]):
-            return None
-        with torch.inference_mode():
-            batch = build_batch(step, self._cache.block_size)
-            best, scores = self._best(model, step, batch)
+        batch, best, scores = found
         choices: list[list[Sampled]] = [[] for _ in step.chunks]
-        found = self._sampler.take_best(best.long().tolist(), scores.tolist(), [step.chunks[index].draft or [] for index in batch.sampled])
-        for index, sampled in zip(batch.sampled, found, strict=True):
+        chosen = self._sampler.take_best(best.long().tolist(), scores.tolist(), [step.chunks[index].draft or [] for index in batch.sampled])
+        for index, sampled in zip(batch.sampled, chosen, strict=True):
             choices[index] = sampled
         return choices
 
-    def _best(self, model: Model, step: Step, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Ids and scores of the largest logits of the batch's rows."""
-        if isinstance(model, FusedLlama):
-            return model.best(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows)
-        shares = shares_of(step.chunks)
-        if self._replay is not None and not shares and self._replay.covers(batch):
-            best, scores = self._replay.best(batch)
-        else:
-            best, scores = model.best(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows, shares)
-        return best, scores
+    def _best_fused(self, step: Step) -> _Best | None:
+        """In the fused kernels greedily, without adapters."""
+        assert isinstance(self._model, FusedLlama)
+        if any(chunk.seq.lora is not None for chunk in step.chunks) or not self._sampler.takes_best([c.seq for c in step.chunks if c.is_sampled]):
+            return None
+        with torch.inference_mode():
+            batch = build_batch(step, self._cache.block_size)
+            return _Best(batch, *self._model.best(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows))
+
+    def _best_on_gpu(self, step: Step) -> _Best | None:
+        """On a GPU greedily, or drawn where nothing is drafted and `Sampler.draws` covers all rows."""
+        model, replay = self._model, self._replay
+        if replay is None or not isinstance(model, Llama):
+            return None
+        chunks = [chunk for chunk in step.chunks if chunk.is_sampled]
+        seqs = [chunk.seq for chunk in chunks]
+        is_greedy = self._sampler.takes_best(seqs)
+        draws = None if is_greedy or any(chunk.draft for chunk in chunks) else self._sampler.draws(seqs, [chunk.end for chunk in chunks])
+        if draws is None and not is_greedy:
+            return None
+        with torch.inference_mode():
+            batch, shares = build_batch(step, self._cache.block_size), shares_of(step.chunks)
+            is_replayed = not shares and replay.covers(batch)
+            if is_replayed and is_greedy:
+                return _Best(batch, *replay.best(batch))
+            if is_replayed:
+                logits = replay.on_device(batch)
+            else:
+                logits = model.on_device(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows, shares)
+            return _Best(batch, *fetched(largest(logits) if draws is None else _drawn(logits, draws)))
 
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:
         """From another thread than the one that runs steps. Raises InvalidRequest for one that does not fit the model, OSError."""
@@ -132,6 +156,12 @@ class TorchRunner:
         """Fill blocks with NaN, so that a read of what their owner did not write shows. For tests."""
         with torch.inference_mode():
             self._cache.poison(torch.tensor(list(blocks), dtype=torch.int64))
+
+
+def _drawn(logits: Tensor, draws: Draws) -> Tensor:
+    from penstock.workers.triton.choose import choose  # Triton is there only where torch is made for a GPU
+
+    return choose(logits, draws.on(logits.device))
 
 
 def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = False) -> TorchRunner:

@@ -13,12 +13,14 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from penstock.workers.triton import decode, grouped, low_rank, products, segments, store
+from penstock.workers.triton import choose, decode, grouped, low_rank, products, segments, store
 
 VARIANTS = ((80, "float32", 128), (90, "float16", 64), (90, "bfloat16", 128))
 """Compute capability, type of queries and cache, size of a head; the first takes the most shared memory."""
 MATRICES = ((80, "float32", 4, 32, 16), (90, "bfloat16", 4, 128, 16), (90, "bfloat16", 4, 128, 64), (80, "bfloat16", 8, 32, 16))
 """Compute capability, type of activations, bits, run, lanes for rows."""
+OPTIONS: dict[str, dict[str, Any]] = {"multiply": {"num_stages": products.STAGES}, "choose": {"enable_fp_fusion": False}}
+"""Of kernels that are launched with some."""
 WARP_THREADS = 32
 POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 INT32 = "i32"
@@ -71,6 +73,11 @@ def low_rank_sources() -> Sources:
         yield f"expand sm_{capability} bfloat16 {tile}", capability, _source(low_rank._expand, pointers, expand | {"row_lanes": tile})
 
 
+def choose_sources() -> Sources:
+    pointers = {"logits": "*fp32", "tops": "*fp32", "least": "*fp32", "streams": "*i64", "temperatures": "*fp32", "least_scaled": "*fp64", "scores": "*fp64"}
+    yield "choose sm_90", 90, _source(choose._best_of_tile, pointers | {"chosen": "*i64"}, {"lanes": choose.TILE_TOKENS})
+
+
 def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any]) -> ASTSource:
     """Parameters that are named in neither are sizes and strides. Pointers are aligned, as torch's are."""
     signature = {name: "constexpr" if name in constants else types.get(name, INT32) for name in kernel.arg_names}
@@ -79,9 +86,11 @@ def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any])
 
 
 def main() -> None:
-    for name, capability, source in chain(attention_sources(), product_sources(), low_rank_sources()):
-        options = {"num_stages": products.STAGES} if name.startswith("multiply") else {}
+    for name, capability, source in chain(attention_sources(), product_sources(), low_rank_sources(), choose_sources()):
+        options = next((found for kernel, found in OPTIONS.items() if name.startswith(kernel)), {})
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_THREADS), options=options)
+        if "choose" in name and "fma.rn.f64" in compiled.asm["ptx"]:
+            sys.exit("the noise would be rounded otherwise than on the host: its multiplications and additions are fused")
         size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
         sys.stdout.write(f"{name}: {size} bytes of machine code, {shared} bytes of shared memory\n")
 

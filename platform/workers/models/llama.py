@@ -134,14 +134,10 @@ class Llama:
         """
         if self.device.type == "cpu":
             return self.compute(token_ids, positions, cache, batch, rows, shares)
-        return fetched(self._on_device(token_ids, positions, cache, batch, rows, shares))
+        return fetched(self.on_device(token_ids, positions, cache, batch, rows, shares))
 
-    def best(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
-        """float64 [2, R], on the host: of the same logits, by a model on a GPU, the largest one's id (of equals the lowest) and the logit, NaN where one is."""
-        return fetched(largest(self._on_device(token_ids, positions, cache, batch, rows, shares)))
-
-    def _on_device(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares) -> Tensor:
-        """`compute` of what is on the host."""
+    def on_device(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
+        """`logits` that stay on the GPU. Waits for nothing."""
         if shares and not isinstance(shares, Segments):
             shares = segments_of(shares, len(token_ids), self.device)
         token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))

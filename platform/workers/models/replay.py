@@ -37,12 +37,16 @@ class Replay:
                 recording.capture(capturing)
 
     def best(self, batch: Batch) -> Tensor:
-        """float64 [2, R], on the host: see `Llama.best`."""
+        """float64 [2, R], on the host: see `largest`."""
         return self._run(batch).best[:, : len(batch.rows)].cpu()
 
     def logits(self, batch: Batch) -> Tensor:
         """float32 [R, vocab_size], on the host."""
-        return self._run(batch).logits[: len(batch.rows)].cpu()
+        return self.on_device(batch).cpu()
+
+    def on_device(self, batch: Batch) -> Tensor:
+        """`logits` that stay on the GPU, until the next step. Waits for nothing."""
+        return self._run(batch).logits[: len(batch.rows)]
 
     def covers(self, batch: Batch) -> bool:
         return len(batch.token_ids) == len(batch.rows) == len(batch.attention.context_len) <= self._most
