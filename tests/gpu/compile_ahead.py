@@ -58,6 +58,8 @@ def product_sources() -> Sources:
         constants = {"tile_rows": grouped.TILE_ROWS, "run": run, "bits": bits, "kind": "zero" if bits == 4 else "none"}
         operand = {"row_lanes": lanes, "operand": tl.float32 if dtype == "float32" else tl.bfloat16}
         yield f"multiply sm_{capability} {dtype} {bits} bits {run} {lanes}", capability, _source(products._multiply, pointers, constants | operand)
+        if lanes > products.LEAST_LANES:
+            continue
         for name, kernel in (("dequantize", products._dequantize), ("read_rows", products._read_rows)):
             yield f"{name} sm_{capability} {dtype} {bits} bits {run}", capability, _source(kernel, pointers | {"out": data}, constants)
     yield "sum_parts sm_90", 90, _source(products._sum_parts, {"parts": "*fp32", "out": "*bf16"}, {"lanes": products.SUM_LANES})

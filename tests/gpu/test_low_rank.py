@@ -12,7 +12,7 @@ from penstock.workers.triton import low_rank
 from penstock.workers.triton.segments import FEW_ROWS, LONG_TILE, Segments
 from tests.gpu.cases import DEVICE, NAN
 
-SEEDS = range(10)
+SEEDS = range(8)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 CPU = torch.device("cpu")
 WIDTHS = {"qkv": (70, 20, 20), "o": (50,), "gate_up": (90, 90), "down": (60,)}
@@ -60,7 +60,7 @@ def make_rows(seed: int, num_adapters: int, num_tokens: int) -> list[Tensor | No
 @pytest.mark.parametrize("seed", SEEDS)
 def test_one_launch_adds_what_each_adapter_adds_to_its_rows(seed: int) -> None:
     dtype = tuple(TOLERANCE)[seed % 2]
-    num_adapters, num_tokens = seed % 4 + 1, 6 + 4 * seed
+    num_adapters, num_tokens = seed % 4 + 1, 6 + 3 * seed
     rows = make_rows(seed, num_adapters, num_tokens)
     made = [draw_layers(10 * seed + index, dtype) for index in range(num_adapters)]
     theirs = [Share(on(layers, CPU, torch.float32), own) for layers, own in zip(made, rows, strict=True)]

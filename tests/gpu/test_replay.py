@@ -51,7 +51,7 @@ def test_replayed_steps_have_the_logits_and_write_the_cache_of_steps_as_they_com
     pair = Pair(recorded, is_quantized=is_quantized)
 
     with torch.inference_mode():
-        for counts, indices in (((1, 1), (0, 1)), ((0, 1), (1,)), ((1, 0), (0,))):
+        for counts, indices in (((1, 1), (0, 1)), ((0, 1), (1,))):
             expected = pair.eager.step(*counts)
             torch.testing.assert_close(pair.replay.logits(pair.batch(*indices)), expected, atol=TOLERANCE, rtol=TOLERANCE)
 
