@@ -1,6 +1,6 @@
 """Paged attention: what a step's queries may see, writing its keys and values, and attending to them.
 
-The cache of a layer is two tensors [num_blocks, num_kv_heads, block_size, head_dim] in float32 or bfloat16. Attention is causal, with
+The cache of a layer is two tensors [num_blocks, num_kv_heads, block_size, head_dim] in float32, bfloat16 or 8 bits. Attention is causal, with
 grouped queries: query head h reads key/value head h // (num_heads / num_kv_heads). Softmax and sums are in float32.
 
 Invariant: nothing is read from a slot that the sequence has not written: what lies in foreign blocks, or behind the context in the
@@ -43,15 +43,15 @@ class AttentionBatch:
         return AttentionBatch(self.query_start, self.context_len, self.block_tables, self.slot_mapping.to(device), plan)
 
 
-def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN) -> None:
-    """Store k and v [T, num_kv_heads, head_dim] in their slots. form: of this layer of the cache.
+def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN, *, is_planned: bool = False) -> None:
+    """Store k and v [T, num_kv_heads, head_dim] in their slots. form: of this layer of the cache. is_planned: by the GPU's kernels.
 
-    In int8 each token's head is kept in units of 1/127 of its largest number.
+    In int8 each token's head is kept in units of 1/127 of its largest number, in float8 (on a GPU) of 1/448.
     """
-    if k.is_cuda:
+    if is_planned:
         from penstock.workers.triton.store import store  # Triton is there only where torch is made for a GPU
 
-        store(k, v, k_cache, v_cache, slot_mapping)
+        store(k, v, k_cache, v_cache, slot_mapping, form.scales)
         return
     kernels = _kernels_for(k, k_cache)
     if kernels is None:
@@ -68,7 +68,7 @@ def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, s
     if batch.plan is not None:
         from penstock.workers.triton.attention import attend_planned  # Triton is there only where torch is made for a GPU
 
-        return attend_planned(q, k_cache, v_cache, batch.plan, scale)
+        return attend_planned(q, k_cache, v_cache, batch.plan, scale, form.scales)
     kernels = _kernels_for(q, k_cache)
     if kernels is None:
         return _attend_torch(q, k_cache, v_cache, batch, scale, exact, form)

@@ -113,8 +113,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """What quantized matrices are multiplied with, on the CPU. int8: whole steps in two terms of 8 bits, with a scale per row and group, which is nearer
     to float32 than bfloat16 is, and quicker for few rows; steps of many rows take bfloat16 where the CPU is quicker with it, so an answer's last digits
     may depend on what runs beside it, unless `exact`. bf16: always bfloat16. auto: int8."""
-    kv_dtype: Literal["auto", "bf16", "int8"] = "auto"
-    """Of keys and values. auto: that of the computation. int8: with a scale for each token's head, half of bf16's memory; on the CPU."""
+    kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = "auto"
+    """Of keys and values. auto: that of the computation. int8 on the CPU, fp8 (e4m3) on a GPU: with a scale for each token's head, half of bf16's
+    memory."""
     exact: bool = False
     """Bit-identical output whatever runs beside a request; slower."""
     threads: int | None = None
@@ -160,8 +161,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(f"engine.device: {self.device} is for a runner that computes; runner: timed sleeps")
         if self.device != "cpu" and self.exact:
             raise ConfigError(f"engine.exact: true is for device: cpu; on a GPU it has not been shown, so it can't be combined with device: {self.device}")
-        if self.device != "cpu" and self.kv_dtype != "auto":
-            raise ConfigError(f"engine.kv_dtype: {self.kv_dtype} is for device: cpu; on a GPU keys and values are kept as they are computed")
+        if self.kv_dtype == {"cpu": "fp8", "cuda": "int8"}[self.device]:
+            raise ConfigError(f"engine.kv_dtype: {self.kv_dtype} is not for device: {self.device}; 8-bit keys and values are int8 on the CPU, fp8 on a GPU")
         if self.activations == "int8" and (self.device != "cpu" or self.exact or self.dtype == "float32" or self.runner == "vllm"):
             raise ConfigError("engine.activations: int8 is for our own engine on device: cpu, and neither for exact: true nor for dtype: float32")
         if self.runner == "vllm" and self.kv_dtype != "auto":

@@ -1,14 +1,17 @@
 """The device that a replica computes on, and what of a model lies there. Sampling, and what a step is made of, stay on the host."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from penstock.wire.errors import ConfigError
-from penstock.workers.quant.int4 import Matrix
+from penstock.workers.quant.int4 import Groups
+from penstock.workers.triton.grouped import GroupedMatrix, is_covered
 
 CPU = torch.device("cpu")
+FLOAT8_CAPABILITY = (8, 9)
+"""Compute capability from which on GPUs convert float8."""
 
 
 def find_device(name: str, has_gpu: bool) -> torch.device:
@@ -18,19 +21,29 @@ def find_device(name: str, has_gpu: bool) -> torch.device:
     return torch.device(name)
 
 
-def placed(weights: Mapping[str, Matrix], device: torch.device) -> dict[str, Matrix]:
-    """Weights from the host on a device. Raises ConfigError where they can't be."""
-    return {name: _placed(weight, device) for name, weight in weights.items()}
+def placed(weights: Iterable[tuple[str, Tensor | Groups]], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor | GroupedMatrix]:
+    """Parameters from the host on a GPU, each as it comes. Quantized matrices are packed there; those whose groups the kernels don't cover are
+    dequantized in `dtype`, that of the activations."""
+    return {name: _placed(weight, dtype, device) for name, weight in weights}
 
 
-def _placed(weight: Matrix, device: torch.device) -> Matrix:
+def _placed(weight: Tensor | Groups, dtype: torch.dtype, device: torch.device) -> Tensor | GroupedMatrix:
     if isinstance(weight, Tensor):
         return weight.to(device)
-    if device.type != "cpu":
+    return GroupedMatrix(weight, dtype, device) if is_covered(weight) else weight.dequantized_in(dtype).to(device)
+
+
+def check_cache_type(dtype: torch.dtype, device: torch.device) -> None:
+    """Whether the device reads such keys and values. Raises ConfigError."""
+    if device.type == "cuda" and dtype == torch.float8_e4m3fn:
+        check_float8(torch.cuda.get_device_capability(device))
+
+
+def check_float8(capability: tuple[int, int]) -> None:
+    if capability < FLOAT8_CAPABILITY:
         raise ConfigError(
-            "this checkpoint is quantized to int4, which is computed on the cpu only; set engine.device: cpu, or name the checkpoint it was made of"
+            f"engine.kv_dtype: fp8 needs a GPU of compute capability 8.9 or more, and this one has {capability[0]}.{capability[1]}; set engine.kv_dtype: auto"
         )
-    return weight
 
 
 def check_cache_fits(wanted_bytes: int, device: torch.device) -> None:
@@ -50,5 +63,6 @@ def check_room(wanted_bytes: int, free_bytes: int) -> None:
 def fetched(result: Tensor) -> Tensor:
     """A step's result on the host, when all of the step is done: whoever times it times the device's work, and a step without a result too."""
     on_host = result.cpu()
-    torch.cuda.synchronize(result.device)
+    if result.is_cuda:
+        torch.cuda.synchronize(result.device)
     return on_host

@@ -10,11 +10,12 @@ from torch.nn import functional
 
 from penstock.workers.quant.int4 import Int4Matrix, Matrix
 from penstock.workers.quant.packed import Packed
+from penstock.workers.triton.grouped import GroupedMatrix
 
 TILE_ROWS = 16
 
 
-def linear(x: Tensor, weight: Matrix | Packed, bias: Tensor | None, exact: bool) -> Tensor:
+def linear(x: Tensor, weight: Matrix | Packed | GroupedMatrix, bias: Tensor | None, exact: bool) -> Tensor:
     """x [T, K] times weight [N, K] transposed, plus bias [N]: [T, N] in x's dtype."""
     if not exact:
         return _product(x, weight, bias)
@@ -26,8 +27,8 @@ def linear(x: Tensor, weight: Matrix | Packed, bias: Tensor | None, exact: bool)
     return out
 
 
-def _product(x: Tensor, weight: Matrix | Packed, bias: Tensor | None) -> Tensor:
-    if isinstance(weight, Int4Matrix | Packed):
+def _product(x: Tensor, weight: Matrix | Packed | GroupedMatrix, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, Int4Matrix | Packed | GroupedMatrix):
         out = weight.multiply(x)
         return out if bias is None else out.add_(bias)
     return functional.linear(x, weight, bias)

@@ -3,6 +3,7 @@
 Adapters of different tenants and the base share a step: its rows are grouped by adapter, and each group is added to the rows of the base
 product. Modules that the model has fused share one product with their As side by side. A step without adapters pays one comparison a matrix.
 In exact mode both small products go by the same fixed tiles as the large ones (`linear`), so a row's bits do not depend on its company.
+On a GPU each of the two products is one launch for all adapters of a step (`penstock.workers.triton.low_rank`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from penstock.workers.device import CPU
 from penstock.workers.linear import linear
 from penstock.workers.models.config import ModelConfig
 from penstock.workers.sequence import Chunk
+from penstock.workers.triton.segments import Placed, Segments, make_segments, table_of
 
 FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "o": ("o_proj",), "gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
 """The model's matrices, and the modules stacked in each, in order."""
@@ -39,14 +41,14 @@ class LowRank:
 
     def __init__(self, a: Tensor, parts: Sequence[Part]) -> None:
         """a: [rank of all parts, K], in their order."""
-        self._a = a
-        self._parts = parts
+        self.a = a
+        self.parts = parts
 
     def add_to(self, out: Tensor, x: Tensor, rows: Tensor | None, exact: bool) -> None:
         """out [T, N] += of x [T, K], at `rows` (int64; None: all of them)."""
-        inner = linear(x if rows is None else x[rows], self._a, None, exact)
+        inner = linear(x if rows is None else x[rows], self.a, None, exact)
         begin = 0
-        for start, end, b in self._parts:
+        for start, end, b in self.parts:
             rank = b.shape[1]
             added = linear(inner[:, begin : begin + rank], b, None, exact)
             if rows is None:
@@ -64,6 +66,10 @@ class LoraAdapter:
     layers: Sequence[Mapping[str, LowRank]]
     """By the names of FUSED, where the adapter has something to add."""
     num_bytes: int
+    table: Tensor
+    """For a GPU's kernels: see `penstock.workers.triton.segments`."""
+    max_rank: int
+    """Of all modules of a matrix together."""
 
 
 class Share(NamedTuple):
@@ -72,8 +78,9 @@ class Share(NamedTuple):
     adapter: LoraAdapter
     rows: Tensor | None
 
-    def on(self, device: torch.device) -> "Share":
-        return Share(self.adapter, None if self.rows is None else self.rows.to(device))
+
+Shares = Sequence[Share] | Segments
+"""The adapters of a step, on the CPU and for a GPU."""
 
 
 def shares_of(chunks: Sequence[Chunk]) -> list[Share]:
@@ -94,8 +101,19 @@ def shares_of(chunks: Sequence[Chunk]) -> list[Share]:
     return [Share(adapter, None if is_alone else torch.cat(rows)) for adapter, rows in spans.values()]
 
 
-def add_shares(shares: Sequence[Share], layer: int, exact: bool, name: str, out: Tensor, x: Tensor) -> None:
+def segments_of(shares: Sequence[Share], num_tokens: int, device: torch.device) -> Segments:
+    """The adapters of a step of so many tokens, of which there is one at least, for a GPU's kernels."""
+    adapters = [share.adapter for share in shares]
+    return make_segments([adapter.table for adapter in adapters], max(adapter.max_rank for adapter in adapters), [s.rows for s in shares], num_tokens, device)
+
+
+def add_shares(shares: Shares, layer: int, exact: bool, name: str, out: Tensor, x: Tensor) -> None:
     """out += what the adapters of a step add to the matrix `name` of FUSED, given its input."""
+    if isinstance(shares, Segments):
+        from penstock.workers.triton.low_rank import add_low_rank  # Triton is there only where torch is made for a GPU
+
+        add_low_rank(out, x, shares, layer, list(FUSED).index(name))
+        return
     for adapter, rows in shares:
         low_rank = adapter.layers[layer].get(name)
         if low_rank is not None:
@@ -114,7 +132,17 @@ def load_lora(digest: str, folder: Path, config: ModelConfig, max_rank: int, dty
     except SafetensorError as error:
         raise InvalidRequest(f"its tensors can't be read ({error}).") from error
     layers = [_layer(index, checked, tensors, shapes, dtype) for index in range(config.num_layers)]
-    return LoraAdapter(digest, layers, sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize)
+    return make_adapter(digest, layers, sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize, device)
+
+
+def make_adapter(digest: str, layers: Sequence[Mapping[str, LowRank]], num_bytes: int, device: torch.device = CPU) -> LoraAdapter:
+    """layers: on the device, with one matrix at least."""
+    table = table_of([[_placed(layer.get(name)) for name in FUSED] for layer in layers], device)
+    return LoraAdapter(digest, layers, num_bytes, table, max(len(low_rank.a) for layer in layers for low_rank in layer.values()))
+
+
+def _placed(low_rank: LowRank | None) -> Placed | None:
+    return None if low_rank is None else Placed(low_rank.a, low_rank.parts)
 
 
 def _layer(index: int, checked: Checked, tensors: Mapping[str, Tensor], shapes: BaseShapes, dtype: torch.dtype) -> dict[str, LowRank]:

@@ -50,14 +50,14 @@ def noisy_argmax(scores: Floats, seed: int, position: int, token_ids: Ids) -> in
 def _uniform(seed: int, position: int, token_ids: Ids) -> Floats:
     counters = token_ids.astype(np.uint64)
     counters *= np.uint64(_GAMMA)
-    counters += np.uint64(_stream(seed, position))
+    counters += np.uint64(stream_start(seed, position))
     uniform = (_mix(counters) >> np.uint64(64 - _UNIFORM_BITS)).astype(np.float64)
     uniform += 0.5
     uniform *= 2.0**-_UNIFORM_BITS
     return uniform
 
 
-def _stream(seed: int, position: int) -> int:
+def stream_start(seed: int, position: int) -> int:
     """Start of the stream of a position: the position-th output of the generator started by the mixed seed."""
     return _mix_int((_mix_int((seed + _GAMMA) & _MASK) + (position + 1) * _GAMMA) & _MASK)
 

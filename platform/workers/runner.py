@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,18 +13,20 @@ from penstock.text.source import ModelSource
 from penstock.wire.errors import ConfigError
 from penstock.workers.batch import Batch, build_batch
 from penstock.workers.config import EngineConfig
-from penstock.workers.device import CPU, check_cache_fits, find_device
+from penstock.workers.device import CPU, check_cache_fits, check_cache_type, fetched, find_device
 from penstock.workers.footprint import release_unused
 from penstock.workers.lora import LoraAdapter, load_lora, shares_of
 from penstock.workers.models.config import ModelConfig, read_config
 from penstock.workers.models.fused import FusedLlama, Model, load_for, make_cache, make_model
-from penstock.workers.models.llama import KvCache
+from penstock.workers.models.llama import KvCache, Llama, largest
+from penstock.workers.models.replay import Replay, sizes
 from penstock.workers.sampling import Sampler
 from penstock.workers.sequence import Sampled, Sequence, Step
 from penstock.workers.speculation.draft_model import DraftModel
 from penstock.workers.speculation.drafter import Drafter
 from penstock.workers.speculation.ngram import NgramDrafter
 from penstock.workers.speculation.plan import plan_draft
+from penstock.workers.triton.draws import Draws
 
 USEFUL_CONTEXT_TOKENS = 128
 """A KV cache that holds less, where more was asked for, is refused."""
@@ -34,11 +37,22 @@ _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 _log = logging.getLogger("penstock.runner")
 
 
+class _Best(NamedTuple):
+    """What a device chose for the rows of a batch."""
+
+    batch: Batch
+    token_ids: Tensor
+    scores: Tensor
+    """The rows' largest logits."""
+
+
 class TorchRunner:
     """Satisfies `penstock.workers.engine.Runner`. One thread at a time."""
 
-    def __init__(self, model: Model, cache: KvCache, sampler: Sampler, max_model_len: int, drafter: Drafter | None = None) -> None:
-        """max_model_len: tokens, not more than the model's RoPE tables and the cache hold."""
+    def __init__(
+        self, model: Model, cache: KvCache, sampler: Sampler, max_model_len: int, drafter: Drafter | None = None, replay: Replay | None = None
+    ) -> None:
+        """max_model_len: tokens, not more than the model's RoPE tables and the cache hold. replay: of the model's decode steps, on a GPU."""
         self.num_blocks = cache.num_blocks
         self.max_model_len = max_model_len
         self.eos_token_ids = model.config.eos_token_ids
@@ -46,13 +60,14 @@ class TorchRunner:
         self._cache = cache
         self._sampler = sampler
         self._drafter = drafter
+        self._replay = replay
 
     def run(self, step: Step) -> list[list[Sampled]]:
         """Compute the chunks' KV and choose tokens for those that sample: one, and one more for each accepted token of a draft."""
         self.draft(step)
-        greedy = self._run_greedily(step)
-        if greedy is not None:
-            return greedy
+        chosen = self._run_by_device(step)
+        if chosen is not None:
+            return chosen
         batch, logits = self.forward(step)
         return self.choose(step, batch, logits)
 
@@ -69,6 +84,8 @@ class TorchRunner:
         with torch.inference_mode():
             batch = build_batch(step, self._cache.block_size)
             shares = shares_of(step.chunks)
+            if self._replay is not None and not shares and self._replay.covers(batch):
+                return batch, self._replay.logits(batch)
             return batch, self._model.logits(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows, shares)
 
     def choose(self, step: Step, batch: Batch, logits: Tensor) -> list[list[Sampled]]:
@@ -84,21 +101,48 @@ class TorchRunner:
             choices[index] = found
         return choices
 
-    def _run_greedily(self, step: Step) -> list[list[Sampled]] | None:
-        """A step whose sampled rows all want their largest logit, where the model finds that by itself; None: it is another one."""
-        model = self._model
-        if not isinstance(model, FusedLlama) or any(chunk.seq.lora is not None for chunk in step.chunks):
+    def _run_by_device(self, step: Step) -> list[list[Sampled]] | None:
+        """A step whose tokens are chosen where the logits are, which don't leave it; None: it is another one."""
+        found = self._best_fused(step) if isinstance(self._model, FusedLlama) else self._best_on_gpu(step)
+        if found is None:
             return None
-        if not self._sampler.takes_best([chunk.seq for chunk in step.chunks if chunk.is_sampled]):
+        batch, best, scores = found
+        choices: list[list[Sampled]] = [[] for _ in step.chunks]
+        chosen = self._sampler.take_best(best.long().tolist(), scores.tolist(), [step.chunks[index].draft or [] for index in batch.sampled])
+        for index, sampled in zip(batch.sampled, chosen, strict=True):
+            choices[index] = sampled
+        return choices
+
+    def _best_fused(self, step: Step) -> _Best | None:
+        """In the fused kernels greedily, without adapters."""
+        assert isinstance(self._model, FusedLlama)
+        if any(chunk.seq.lora is not None for chunk in step.chunks) or not self._sampler.takes_best([c.seq for c in step.chunks if c.is_sampled]):
             return None
         with torch.inference_mode():
             batch = build_batch(step, self._cache.block_size)
-            best = model.best(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows)
-        choices: list[list[Sampled]] = [[] for _ in step.chunks]
-        found = self._sampler.take_best(best.best.tolist(), best.scores.tolist(), [step.chunks[index].draft or [] for index in batch.sampled])
-        for index, sampled in zip(batch.sampled, found, strict=True):
-            choices[index] = sampled
-        return choices
+            return _Best(batch, *self._model.best(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows))
+
+    def _best_on_gpu(self, step: Step) -> _Best | None:
+        """On a GPU greedily, or drawn where nothing is drafted and `Sampler.draws` covers all rows."""
+        model, replay = self._model, self._replay
+        if replay is None or not isinstance(model, Llama):
+            return None
+        chunks = [chunk for chunk in step.chunks if chunk.is_sampled]
+        seqs = [chunk.seq for chunk in chunks]
+        is_greedy = self._sampler.takes_best(seqs)
+        draws = None if is_greedy or any(chunk.draft for chunk in chunks) else self._sampler.draws(seqs, [chunk.end for chunk in chunks])
+        if draws is None and not is_greedy:
+            return None
+        with torch.inference_mode():
+            batch, shares = build_batch(step, self._cache.block_size), shares_of(step.chunks)
+            is_replayed = not shares and replay.covers(batch)
+            if is_replayed and is_greedy:
+                return _Best(batch, *replay.best(batch))
+            if is_replayed:
+                logits = replay.on_device(batch)
+            else:
+                logits = model.on_device(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows, shares)
+            return _Best(batch, *fetched(largest(logits) if draws is None else _drawn(logits, draws)))
 
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:
         """From another thread than the one that runs steps. Raises InvalidRequest for one that does not fit the model, OSError."""
@@ -115,6 +159,12 @@ class TorchRunner:
             self._cache.poison(torch.tensor(list(blocks), dtype=torch.int64))
 
 
+def _drawn(logits: Tensor, draws: Draws) -> Tensor:
+    from penstock.workers.triton.choose import choose  # Triton is there only where torch is made for a GPU
+
+    return choose(logits, draws.on(logits.device))
+
+
 def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = False) -> TorchRunner:
     """Read a checkpoint and make its runner; sets the process's torch threads. Raises ConfigError with a sentence.
 
@@ -126,6 +176,7 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     dtype = compute_dtype(config.dtype, device)
     draft = plan_draft(source, model_config, config)
     kv_dtype = cache_dtype(config.kv_dtype, dtype)
+    check_cache_type(kv_dtype, device)
     draft_bytes = 0 if draft is None else KvCache.block_bytes(draft.config, config.block_size, kv_dtype)
     num_blocks, max_model_len = plan_kv(model_config, config, kv_dtype, draft_bytes)
     threads = config.threads or available_cores()
@@ -141,7 +192,8 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
         drafter = DraftModel(draft_model, draft_cache, sampler, draft.config.max_full_context)
     model = make_model(model_config, weights, max_model_len, threads, config)
     cache = make_cache(model, num_blocks, config.block_size, kv_dtype)
-    runner = TorchRunner(model, cache, sampler, max_model_len, drafter)
+    replay = Replay(model, cache, sizes(config.max_num_seqs), max_model_len) if isinstance(model, Llama) and device.type == "cuda" else None
+    runner = TorchRunner(model, cache, sampler, max_model_len, drafter, replay)
     release_unused()  # of what loading left
     if poison:
         runner.poison(range(num_blocks))
@@ -191,7 +243,7 @@ def compute_dtype(name: str, device: torch.device = CPU) -> torch.dtype:
 
 def cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
     """Of keys and values. auto: that of the computation."""
-    return {"auto": dtype, "bf16": torch.bfloat16, "int8": torch.int8}[name]
+    return {"auto": dtype, "bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[name]
 
 
 def has_bfloat16(cpuinfo: str) -> bool:

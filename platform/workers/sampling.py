@@ -23,13 +23,12 @@ from torch import Tensor
 from penstock.wire.frames import SamplingParams, TokenLogprobs
 from penstock.workers.noise import noisy_argmax
 from penstock.workers.sequence import Sampled, Sequence
+from penstock.workers.triton.draws import MIN_TEMPERATURE, Draws, can_draw, make_draws
 
 Row = NDArray[np.float32]
 Ids = NDArray[np.int64]
 
 
-_MIN_TEMPERATURE = 1e-5
-"""Dividing by less leaves the range of float32, and would choose the same token."""
 _NO_CHOICE = "The model's scores are not numbers, or leave no token to choose."
 _FAILED = "A token could not be chosen with this request's parameters."
 
@@ -108,6 +107,12 @@ class Sampler:
         """Whether every one of them wants the largest logit as the model gives it, and nothing else."""
         return all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs)
 
+    def draws(self, seqs: list[Sequence], positions: list[int]) -> Draws | None:
+        """For a GPU that chooses by itself what `sample` would; None: for one of them the host must."""
+        if not all(_is_drawn(seq, self.vocab_size) for seq in seqs):
+            return None
+        return make_draws([seq.sampling for seq in seqs], positions, self.vocab_size)
+
     def take_best(self, best: list[int], scores: list[float], drafts: list[list[int]]) -> list[list[Sampled]]:
         """`verify` for such sequences: best[r] and scores[r] are of row r the id with the largest logit, of equals the lowest, and that logit."""
         if len(best) == len(drafts):
@@ -183,6 +188,11 @@ def _is_plain_greedy(params: SamplingParams, num_output_tokens: int) -> bool:
     return params.temperature == 0 and params.logprobs is None and _is_unadjusted(params, num_output_tokens)
 
 
+def _is_drawn(seq: Sequence, vocab_size: int) -> bool:
+    params = seq.sampling
+    return params.logprobs is None and _is_unadjusted(params, seq.num_output_tokens) and can_draw(params, vocab_size)
+
+
 def _is_unadjusted(params: SamplingParams, num_output_tokens: int) -> bool:
     return not params.logit_bias and not _has_penalties(params) and num_output_tokens >= params.min_tokens
 
@@ -207,7 +217,7 @@ def _penalize(row: Row, counts: _Counts, params: SamplingParams) -> None:
 
 def _draw(row: Row, params: SamplingParams, position: int) -> int:
     # relative to the best: no temperature overflows, and a constant doesn't move the argmax, so log p needs no normalizing
-    scaled = (row - row.max()) / np.float32(max(params.temperature, _MIN_TEMPERATURE))
+    scaled = (row - row.max()) / np.float32(max(params.temperature, MIN_TEMPERATURE))
     kept = _surviving(scaled, params)
     scores = scaled if len(kept) == len(scaled) else scaled[kept]
     return noisy_argmax(scores.astype(np.float64), params.seed, position, kept)

@@ -1,6 +1,7 @@
 """The decoder on the GPU against itself on the CPU: chunked prefill, decoding, drafts, in one cache with NaN wherever nobody wrote."""
 
 import math
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from penstock.workers.batch import build_batch
 from penstock.workers.device import placed
 from penstock.workers.models.config import ModelConfig
 from penstock.workers.models.llama import KvCache, Llama
+from penstock.workers.quant.int4 import Groups, quantize, quantize_int8
 from penstock.workers.sequence import Chunk, Sequence, Step
-from penstock.workers.weights import layout, parameter_shapes
+from penstock.workers.weights import TABLES, layout, parameter_shapes
 from tests.gpu.cases import DEVICE, planned
 
 CPU = torch.device("cpu")
@@ -25,15 +27,32 @@ BLOCK_SIZE, NUM_BLOCKS = 16, 32
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}
 
 
+def drawn(dtype: torch.dtype) -> list[tuple[str, Tensor]]:
+    generator = torch.Generator().manual_seed(7)
+    shapes = parameter_shapes(layout(CONFIG))
+    return [(name, (torch.randn(shape, generator=generator) * 0.15 + (len(shape) == 1)).to(dtype)) for name, shape in shapes.items()]
+
+
+def rounded(name: str, weight: Tensor) -> Tensor | Groups:
+    if weight.dim() == 1:
+        return weight
+    return quantize_int8(weight, 32) if name in TABLES else quantize(weight, 32)
+
+
+def dequantized(weights: Iterable[tuple[str, Tensor | Groups]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    for name, weight in weights:
+        yield name, weight if isinstance(weight, Tensor) else weight.dequantized_in(dtype)
+
+
 class Harness:
     """A tiny model on a device, two sequences, a script of steps."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, is_planned: bool) -> None:
-        generator = torch.Generator().manual_seed(7)
-        shapes = parameter_shapes(layout(CONFIG))
-        drawn = {name: (torch.randn(shape, generator=generator) * 0.15 + (len(shape) == 1)).to(dtype) for name, shape in shapes.items()}
-        self.model = Llama(CONFIG, placed(drawn, device), max_model_len=200, threads=1, exact=False)
-        self.cache = KvCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, dtype, device)
+    def __init__(self, dtype: torch.dtype, device: torch.device, is_planned: bool, *, is_quantized: bool = False, kv_dtype: torch.dtype | None = None) -> None:
+        """is_quantized: the weights are rounded to 4 bits, the table to 8; on the host then dequantized."""
+        weights = [(name, rounded(name, weight) if is_quantized else weight) for name, weight in drawn(dtype)]
+        on_device = placed(weights, dtype, device) if is_planned else dict(dequantized(weights, dtype))
+        self.model = Llama(CONFIG, on_device, max_model_len=200, threads=1, exact=False)
+        self.cache = KvCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, kv_dtype or dtype, device)
         self.cache.poison(torch.arange(NUM_BLOCKS))
         self.is_planned = is_planned
         self.seqs = [self.sequence(index, length) for index, length in enumerate((50, 25))]
@@ -50,7 +69,7 @@ class Harness:
         step = Step(chunks, [])
         with torch.inference_mode():
             batch = build_batch(step, BLOCK_SIZE)
-            attention = planned(batch.attention, BLOCK_SIZE) if self.is_planned else batch.attention
+            attention = planned(batch.attention, BLOCK_SIZE) if self.is_planned and DEVICE == CPU else batch.attention
             logits = self.model.logits(batch.token_ids, batch.positions, self.cache, attention, torch.arange(step.num_tokens))
         for chunk in chunks:
             chunk.seq.num_computed_tokens = chunk.end
@@ -62,7 +81,7 @@ SCRIPT = ((30, 0), (10, 17), (1, 1), (1, 4), (8, 3))
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_logits_are_those_of_the_cpu(dtype: torch.dtype) -> None:
-    ours = Harness(dtype, DEVICE, is_planned=DEVICE == CPU)
+    ours = Harness(dtype, DEVICE, is_planned=True)
     theirs = Harness(dtype, CPU, is_planned=False)
 
     for counts in SCRIPT:
@@ -72,12 +91,21 @@ def test_logits_are_those_of_the_cpu(dtype: torch.dtype) -> None:
         torch.testing.assert_close(got, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize(("kv_dtype", "tolerance"), [(None, 1e-3), (torch.float8_e4m3fn, 0.5)])
+def test_logits_of_quantized_weights_are_those_of_the_same_weights_dequantized(kv_dtype: torch.dtype | None, tolerance: float) -> None:
+    ours = Harness(torch.float32, DEVICE, is_planned=True, is_quantized=True, kv_dtype=kv_dtype)
+    theirs = Harness(torch.float32, CPU, is_planned=False, is_quantized=True)
+
+    for counts in SCRIPT:
+        torch.testing.assert_close(ours.step(*counts), theirs.step(*counts), atol=tolerance, rtol=1e-3)
+
+
 def test_a_step_that_chooses_nothing_returns_no_rows_and_fills_the_cache() -> None:
-    harness = Harness(torch.float32, DEVICE, is_planned=DEVICE == CPU)
+    harness = Harness(torch.float32, DEVICE, is_planned=True)
     chunk = Chunk(harness.seqs[0], 0, 40)
     batch = build_batch(Step([chunk], []), BLOCK_SIZE)
     with torch.inference_mode():
-        attention = planned(batch.attention, BLOCK_SIZE) if harness.is_planned else batch.attention
+        attention = planned(batch.attention, BLOCK_SIZE) if DEVICE == CPU else batch.attention
         logits = harness.model.logits(batch.token_ids, batch.positions, harness.cache, attention, batch.rows)
 
     assert logits.shape == (0, harness.model.config.vocab_size)

@@ -14,7 +14,7 @@ _TILED_CODES = {torch.bfloat16: 3, torch.int8: 4}
 
 class Form(NamedTuple):
     scales: tuple[Tensor, Tensor] | None = None
-    """Of int8 keys and values: float32 [num_blocks, num_kv_heads, block_size]."""
+    """Of 8-bit keys and values: float32 [num_blocks, num_kv_heads, block_size]."""
     is_tiled: bool = False
     """In the order in which products take it, within each head of a block. Only the kernels read it."""
 

@@ -81,7 +81,9 @@ def load_for(source: ModelSource, config: ModelConfig, engine: EngineConfig, dty
             except UnsupportedMatrix as error:
                 reason = str(error)
         _log.info("Steps run on torch's operators, not in the fused kernels: %s.", reason)
-    return placed(load_weights(source, config, dtype, head=engine.lm_head), device)
+    if device.type == "cpu":
+        return load_weights(source, config, dtype, head=engine.lm_head)
+    return placed(read_weights(source, config, dtype, head=engine.lm_head), dtype, device)
 
 
 def make_model(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, engine: EngineConfig) -> Model:

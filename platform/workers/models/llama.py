@@ -7,7 +7,7 @@ go row by row.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,16 +20,21 @@ from penstock.workers.device import CPU, fetched
 from penstock.workers.kernels.arena import Arena
 from penstock.workers.kernels.cache_form import PLAIN, Form
 from penstock.workers.linear import linear
-from penstock.workers.lora import Share, add_shares
+from penstock.workers.lora import Shares, add_shares, segments_of
 from penstock.workers.models.config import Llama3Scaling, ModelConfig
 from penstock.workers.quant.int4 import Matrix as QuantizedMatrix
 from penstock.workers.quant.packed import Packed
+from penstock.workers.triton.grouped import GroupedMatrix
+from penstock.workers.triton.segments import Segments
 from penstock.workers.weights import ROPE_FACTORS
 
-Matrix = QuantizedMatrix | Packed
+Matrix = QuantizedMatrix | Packed | GroupedMatrix
 """[N, K], dense, quantized or packed."""
 Adapt = Callable[[str, Tensor, Tensor], None]
 """Adds to a matrix's output what the step's adapters add, given its name in `lora.FUSED`, the output and the input."""
+
+EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
+"""Types of keys and values that come with scales."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,8 @@ class Layer:
 class KvCache:
     """Keys and values of all layers, in blocks: per layer two tensors [num_blocks, num_kv_heads, block_size, head_dim].
 
-    In int8 each token's head has a scale of its own: beside them two float32 tensors [num_blocks, num_kv_heads, block_size].
+    In 8 bits (int8 on the CPU, float8 e4m3 on a GPU) each token's head has a scale of its own: beside them two float32 tensors
+    [num_blocks, num_kv_heads, block_size].
     """
 
     def __init__(
@@ -75,12 +81,12 @@ class KvCache:
         made = _by_block(shape, count, dtype) if by_block else [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
         self.layers = list(zip(made[::2], made[1::2], strict=True))
         self.forms = [Form(is_tiled=True) if is_tiled else PLAIN] * config.num_layers
-        if dtype == torch.int8:
+        if dtype in EIGHT_BITS:
             self.forms = [Form((torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device)), is_tiled) for _ in self.layers]
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-        row_bytes = config.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype == torch.int8 else 0)
+        row_bytes = config.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype in EIGHT_BITS else 0)
         return 2 * config.num_layers * config.num_kv_heads * block_size * row_bytes
 
     def poison(self, blocks: Tensor) -> None:
@@ -101,11 +107,11 @@ class Llama:
     """The model with its weights. Stateless between calls: the KV cache is the caller's."""
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, exact: bool) -> None:
-        """weights: as `penstock.workers.weights.load_weights` returns them, all on one device. threads: of attention, on the CPU."""
+        """weights: as `weights.load_weights` or `device.placed` returns them, all on one device. threads: of attention, on the CPU."""
         self.config = config
         self.embed = weights["embed"]
         self.dtype = self.embed.dtype
-        self.device = self.embed.device if isinstance(self.embed, Tensor) else CPU
+        self.device = self.embed.device if isinstance(self.embed, Tensor | GroupedMatrix) else CPU
         self.layers = [_layer(weights, index) for index in range(config.num_layers)]
         self.norm = _dense(weights["norm"])
         self.lm_head = weights.get("lm_head", self.embed)
@@ -120,24 +126,32 @@ class Llama:
         """See `rope_tables`."""
         return self._cos, self._sin
 
-    def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Sequence[Share] = ()) -> Tensor:
+    def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
         """float32 [R, vocab_size] at the flat indices `rows`; the KV of all tokens is written to the cache.
 
         token_ids, positions: int64 [T]. rows: int64 [R]; with none of them the head is skipped. shares: adapters, and the tokens they belong to.
         All of these and the result are on the host, wherever the model is; only adapters and cache are beside it.
         """
-        if self.device.type != "cpu":
-            token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))
-            batch = batch.on(self.device, cache.block_size, self._exact)
-            shares = [share.on(self.device) for share in shares]
+        if self.device.type == "cpu":
+            return self.compute(token_ids, positions, cache, batch, rows, shares)
+        return fetched(self.on_device(token_ids, positions, cache, batch, rows, shares))
+
+    def on_device(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
+        """`logits` that stay on the GPU. Waits for nothing."""
+        if shares and not isinstance(shares, Segments):
+            shares = segments_of(shares, len(token_ids), self.device)
+        token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))
+        return self.compute(token_ids, positions, cache, batch.on(self.device, cache.block_size, self._exact), rows, shares)
+
+    def compute(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
+        """`logits` of what is where the model is, and so is the result. On a GPU nothing here waits for it."""
         x = self.embed[token_ids] if isinstance(self.embed, Tensor) else _rows(self.embed, token_ids)
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self.layers):
             adapt = partial(add_shares, shares, index, self._exact) if shares else None
             x += self._attention(layer, self._norm(x, layer.input_norm), cos, sin, cache, index, batch, adapt)
             x += self._mlp(layer, self._norm(x, layer.post_norm), adapt)
-        logits = self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
-        return logits if self.device.type == "cpu" else fetched(logits)
+        return self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
 
     def _attention(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, cache: KvCache, index: int, batch: AttentionBatch, adapt: Adapt | None) -> Tensor:
         config = self.config
@@ -149,7 +163,7 @@ class Llama:
             q, k = qk[:, :num_queries], qk[:, num_queries:]
             qk = torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), dim=1)
         qk = rotate(qk, cos, sin)
-        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping, form)
+        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping, form, is_planned=batch.plan is not None)
         out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact, form)
         return self._adapted("o", out.view(len(x), -1), layer.o, layer.o_bias, adapt)
 
@@ -174,6 +188,14 @@ class Llama:
         if not self._exact or len(x) < 2:
             return function(x)
         return torch.cat([function(x[row : row + 1]) for row in range(len(x))])
+
+
+def largest(logits: Tensor) -> Tensor:
+    """float64 [2, R] of logits [R, vocab_size]: ids and values of the largest ones, of equals the first, NaN before all numbers. One tensor to fetch."""
+    if not len(logits):
+        return logits.new_empty(2, 0, dtype=torch.float64)
+    values, ids = logits.max(dim=1)
+    return torch.stack((ids.double(), values.double()))
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -227,7 +249,7 @@ def _dense(weight: Matrix) -> Tensor:
 
 
 def _rows(table: Matrix, ids: Tensor) -> Tensor:
-    assert isinstance(table, Packed), "a table that is looked up in is dense or packed"
+    assert isinstance(table, Packed | GroupedMatrix), "a table that is looked up in is dense or packed"
     return table.rows(ids)
 
 

@@ -15,19 +15,27 @@ MAX_MASK = 2**27
 are 8 slices, each of which still keeps a GPU busy."""
 
 
-def attend_planned(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Plan, scale: float) -> Tensor:
-    """[T, num_heads, head_dim], of q's shape; arguments as of `penstock.workers.attention.attend`, all on one device."""
+def attend_planned(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Plan, scale: float, scales: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """[T, num_heads, head_dim], of q's shape; arguments as of `penstock.workers.attention.attend`, all on one device. scales: see `store`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if plan.rows is not None:
-        decode(q, k_cache, v_cache, plan.block_tables, plan.rows, scale, out)
+        decode(q, k_cache, v_cache, plan.block_tables, plan.rows, scale, out, scales)
     for piece in plan.pieces:
-        _attend_piece(q, k_cache, v_cache, piece, scale, out)
+        keys, values = (_gathered(cache, piece, None if scales is None else scales[index], q.dtype) for index, cache in enumerate((k_cache, v_cache)))
+        _attend_piece(q, keys, values, piece, scale, out)
     return out
 
 
-def _attend_piece(q: Tensor, k_cache: Tensor, v_cache: Tensor, piece: Piece, scale: float, out: Tensor) -> None:
+def _gathered(cache: Tensor, piece: Piece, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """[num_kv_heads, context, head_dim]."""
+    if scales is None:
+        return cache[piece.blocks, :, piece.offsets].transpose(0, 1).to(dtype)
+    found = cache.view(torch.uint8)[piece.blocks, :, piece.offsets].view(cache.dtype).float()
+    return (found * scales[piece.blocks, :, piece.offsets][..., None]).transpose(0, 1).to(dtype)
+
+
+def _attend_piece(q: Tensor, keys: Tensor, values: Tensor, piece: Piece, scale: float, out: Tensor) -> None:
     """Into the piece's rows of `out`."""
-    keys, values = (cache[piece.blocks, :, piece.offsets].transpose(0, 1).to(q.dtype) for cache in (k_cache, v_cache))
     num_kv_heads, context, _ = keys.shape
     positions = torch.arange(context, device=q.device)
     most = max(1, MAX_MASK // (context * (q.shape[1] // num_kv_heads)))

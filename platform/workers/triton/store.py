@@ -1,36 +1,77 @@
-"""Writing keys and values of a step to the paged cache: one program for a token and head."""
+"""Writing keys and values of a step to the paged cache: one program for a token and head.
 
+A cache of 8 bits is in float8 e4m3 (Micikevicius et al. 2022, arXiv 2209.05433), each token's head in units of which its largest number is 448, the
+format's largest. Numbers are rounded to nearest, ties to even, by their bits: so every GPU rounds alike, those without the format's instructions too.
+"""
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+LARGEST = 448.0
+
+
+@triton.jit
+def _encoded(x):
+    """The bits of numbers of at most 448, as e4m3 has them: a sign, 4 bits of exponent, 3 of mantissa."""
+    size = tl.abs(x)
+    bits = size.to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    # below 2**-6 in steps of 2**-9, which are the last place's of float32 at 2**14
+    small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    code = tl.minimum(tl.where(size < 0.015625, small, normal), 0x7F)
+    return (code | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)
+
+
+@triton.jit
+def _put(x, x_place, cache, scales, place, lanes, is_real, head_dim, largest: tl.constexpr, is_scaled: tl.constexpr):
+    row = tl.load(x + x_place + lanes, mask=is_real, other=0.0)
+    target = cache + place * head_dim + lanes
+    if is_scaled:
+        row = row.to(tl.float32)
+        unit = tl.max(tl.abs(row), 0) * (1.0 / largest)
+        tl.store(scales + place, unit)
+        tl.store(target, _encoded(tl.div_rn(row, tl.where(unit > 0, unit, 1.0))), mask=is_real)
+    else:
+        tl.store(target, row.to(cache.dtype.element_ty), mask=is_real)
+
 
 @triton.jit
 def _store(
-    k, v, k_cache, v_cache, slots, k_token_stride, k_head_stride, v_token_stride, v_head_stride, num_kv_heads, block_size, head_dim, dim_lanes: tl.constexpr
-):
+    k, v, k_cache, v_cache, k_scales, v_scales, slots, k_token_stride, k_head_stride, v_token_stride, v_head_stride, num_kv_heads, block_size, head_dim,
+    dim_lanes: tl.constexpr, largest: tl.constexpr, is_scaled: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     slot = tl.load(slots + token)
-    place = ((slot // block_size * num_kv_heads + head) * block_size + slot % block_size) * head_dim
+    if slot < 0:
+        return
+    place = (slot // block_size * num_kv_heads + head) * block_size + slot % block_size
     lanes = tl.arange(0, dim_lanes)
     is_real = lanes < head_dim
-    key = tl.load(k + token * k_token_stride + head * k_head_stride + lanes, mask=is_real)
-    value = tl.load(v + token * v_token_stride + head * v_head_stride + lanes, mask=is_real)
-    tl.store(k_cache + place + lanes, key.to(k_cache.dtype.element_ty), mask=is_real)
-    tl.store(v_cache + place + lanes, value.to(v_cache.dtype.element_ty), mask=is_real)
+    _put(k, token * k_token_stride + head * k_head_stride, k_cache, k_scales, place, lanes, is_real, head_dim, largest, is_scaled)
+    _put(v, token * v_token_stride + head * v_head_stride, v_cache, v_scales, place, lanes, is_real, head_dim, largest, is_scaled)
 
 
-def store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
-    """k, v [T, num_kv_heads, head_dim], of which the last dimension is contiguous, to their slots (int64 [T]) of contiguous caches
-    [num_blocks, num_kv_heads, block_size, head_dim]."""
+def store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, scales: tuple[Tensor, Tensor] | None = None) -> None:
+    """k, v [T, num_kv_heads, head_dim], of which the last dimension is contiguous, to their slots (int64 [T]; less than 0: nowhere) of contiguous caches
+    [num_blocks, num_kv_heads, block_size, head_dim]. scales: of caches in float8 e4m3, float32 [num_blocks, num_kv_heads, block_size]."""
     num_tokens, num_kv_heads, head_dim = k.shape
     assert k.stride(2) == v.stride(2) == 1
     assert k_cache.is_contiguous()
     assert v_cache.is_contiguous()
     if not num_tokens:
         return
+    k_cache, v_cache, k_scales, v_scales = in_bytes(k_cache, v_cache, scales)
     _store[(num_tokens, num_kv_heads)](
-        k, v, k_cache, v_cache, slot_mapping, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        num_kv_heads, k_cache.shape[2], head_dim, dim_lanes=triton.next_power_of_2(head_dim),
+        k, v, k_cache, v_cache, k_scales, v_scales, slot_mapping, k.stride(0), k.stride(1), v.stride(0), v.stride(1), num_kv_heads, k_cache.shape[2],
+        head_dim, dim_lanes=triton.next_power_of_2(head_dim), largest=LARGEST, is_scaled=scales is not None,
     )  # fmt: skip
+
+
+def in_bytes(k_cache: Tensor, v_cache: Tensor, scales: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Caches and scales as kernels take them: 8-bit caches as bytes, and something in the place of scales that are not."""
+    if scales is None:
+        return k_cache, v_cache, k_cache, v_cache
+    return k_cache.view(dtype=torch.uint8), v_cache.view(dtype=torch.uint8), *scales

@@ -1,11 +1,13 @@
+from typing import Any
+
 import pytest
 import torch
 
 from penstock.wire.errors import ConfigError
 from penstock.workers.config import EngineConfig
-from penstock.workers.device import CPU, check_cache_fits, check_room, find_device, placed
-from penstock.workers.lora import Share
-from penstock.workers.quant.int4 import Int4Matrix, quantize
+from penstock.workers.device import CPU, check_cache_fits, check_cache_type, check_float8, check_room, find_device, placed
+from penstock.workers.quant.int4 import quantize
+from penstock.workers.triton.grouped import GroupedMatrix
 
 META = torch.device("meta")
 """A device that holds shapes only: stands for any that is not the CPU."""
@@ -25,25 +27,47 @@ def test_a_gpu_that_is_there_is_taken() -> None:
     assert find_device("cuda", has_gpu=True).type == "cuda"
 
 
-def test_weights_stay_what_they_are_on_the_cpu() -> None:
-    dense, packed = torch.ones(2, 3), Int4Matrix(quantize(torch.randn(16, 32), 32), torch.bfloat16)
-
-    on_cpu = placed({"a": dense, "b": packed}, CPU)
-
-    assert on_cpu["a"] is dense
-    assert on_cpu["b"] is packed
-
-
 def test_dense_weights_move() -> None:
-    moved = placed({"a": torch.ones(2, 3)}, META)["a"]
+    moved = placed([("a", torch.ones(2, 3))], torch.float32, META)["a"]
 
     assert isinstance(moved, torch.Tensor)
     assert moved.device == META
 
 
-def test_int4_weights_are_refused_elsewhere_than_on_the_cpu() -> None:
-    with pytest.raises(ConfigError, match=r"quantized to int4, which is computed on the cpu only"):
-        placed({"a": Int4Matrix(quantize(torch.randn(16, 32), 32), torch.float32)}, META)
+def test_quantized_weights_are_packed_for_the_gpu() -> None:
+    packed = placed([("a", quantize(torch.randn(16, 64), 32))], torch.bfloat16, CPU)["a"]
+
+    assert isinstance(packed, GroupedMatrix)
+    assert packed.dtype == torch.bfloat16
+    assert packed.shape == (16, 64)
+
+
+def test_quantized_weights_in_groups_that_the_kernels_do_not_cover_are_dequantized() -> None:
+    groups = quantize(torch.randn(4, 100), 48)
+
+    dense = placed([("a", groups)], torch.float32, CPU)["a"]
+
+    assert isinstance(dense, torch.Tensor)
+    assert torch.equal(dense, groups.dequantized())
+
+
+def test_float8_keys_and_values_need_a_gpu_that_converts_them() -> None:
+    check_float8((8, 9))
+    check_float8((9, 0))
+    check_cache_type(torch.float8_e4m3fn, CPU)
+    with pytest.raises(ConfigError, match=r"fp8 needs a GPU of compute capability 8\.9 or more, and this one has 8\.6"):
+        check_float8((8, 6))
+
+
+@pytest.mark.parametrize(("device", "kv_dtype"), [("cpu", "fp8"), ("cuda", "int8")])
+def test_8_bit_keys_and_values_of_the_other_device_are_refused(device: Any, kv_dtype: Any) -> None:
+    with pytest.raises(ConfigError, match=f"kv_dtype: {kv_dtype} is not for device: {device}; 8-bit keys and values are int8 on the CPU, fp8 on a GPU"):
+        EngineConfig(device=device, kv_dtype=kv_dtype)
+
+
+@pytest.mark.parametrize(("device", "kv_dtype"), [("cpu", "int8"), ("cuda", "fp8"), ("cuda", "bf16")])
+def test_8_bit_keys_and_values_of_the_device_are_taken(device: Any, kv_dtype: Any) -> None:
+    assert EngineConfig(device=device, kv_dtype=kv_dtype).kv_dtype == kv_dtype
 
 
 def test_a_cache_larger_than_what_is_free_on_the_gpu_is_refused() -> None:
@@ -54,14 +78,6 @@ def test_a_cache_larger_than_what_is_free_on_the_gpu_is_refused() -> None:
 
 def test_the_hosts_memory_is_not_checked_here() -> None:
     check_cache_fits(2**60, CPU)
-
-
-def test_the_rows_of_an_adapter_move_and_all_of_them_need_not() -> None:
-    some, every = (Share(None, rows).on(META) for rows in (torch.arange(3), None))  # type: ignore[arg-type]
-
-    assert some.rows is not None
-    assert some.rows.device == META
-    assert every.rows is None
 
 
 def test_each_replica_with_device_cuda_takes_a_gpu() -> None:

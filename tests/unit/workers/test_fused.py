@@ -15,7 +15,7 @@ from penstock.workers.kernels.cache_form import can_tile
 from penstock.workers.kernels.decoder import Chosen
 from penstock.workers.kernels.library import Library
 from penstock.workers.kernels.products import Level
-from penstock.workers.lora import LoraAdapter, LowRank, Part, Share
+from penstock.workers.lora import LowRank, Part, Share, make_adapter
 from penstock.workers.models.config import ModelConfig
 from penstock.workers.models.fused import FusedLlama
 from penstock.workers.models.llama import KvCache, Llama
@@ -238,7 +238,7 @@ def test_a_step_without_rows_only_writes_the_cache(kernels: Library) -> None:
 def test_a_step_with_an_adapter_goes_through_torch_over_the_same_matrices_and_cache(kernels: Library, portable: None) -> None:
     models: list[Llama | FusedLlama] = [*make_pair(PLAIN, kernels)]
     a, b = torch.randn(4, 96), torch.randn(96, 4)
-    adapter = LoraAdapter("digest", [{"o": LowRank(torch.randn(4, 192) * 0.1, [Part(0, 96, b * 0.1)])}, {}], a.nbytes)
+    adapter = make_adapter("digest", [{"o": LowRank(torch.randn(4, 192) * 0.1, [Part(0, 96, b * 0.1)])}, {}], a.nbytes)
     share = Share(adapter, None)
     tables = Tables(PLAIN)
     caches = tables.cache(), tables.cache()

@@ -15,6 +15,10 @@ ROOT = Path(__file__).resolve().parents[4]
 NUM_SHAPES = 50
 
 
+LATER = ("tests/gpu/test_products.py", "tests/gpu/test_float8.py", "tests/gpu/test_low_rank.py", "tests/gpu/test_replay.py", "tests/gpu/test_choose.py")
+"""Tests of kernels that are quick, in a process of their own."""
+
+
 def run(*arguments: str, **environment: str) -> str:
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", *arguments]
@@ -25,18 +29,26 @@ def run(*arguments: str, **environment: str) -> str:
 
 @pytest.mark.timeout(300)
 def test_in_the_interpreter_kernels_and_model_equal_plain_torch_over_random_shapes() -> None:
-    output = run("pytest", "tests/gpu/test_kernels.py", "tests/gpu/test_model.py", "-q", "-p", "no:cacheprovider", TRITON_INTERPRET="1")
+    assert num_passed("tests/gpu/test_kernels.py", "tests/gpu/test_model.py") > 2 * NUM_SHAPES
 
+
+def num_passed(*paths: str) -> int:
+    output = run("pytest", *paths, "-q", "-p", "no:cacheprovider", TRITON_INTERPRET="1")
     passed = re.search(r"(\d+) passed", output)
     assert passed is not None
-    assert int(passed[1]) > 2 * NUM_SHAPES
     assert not re.search(r"\d+ (skipped|failed|error)", output)
+    return int(passed[1])
+
+
+@pytest.mark.timeout(300)
+def test_in_the_interpreter_quantized_products_8_bit_caches_adapters_replayed_steps_and_chosen_tokens_equal_their_twins() -> None:
+    assert num_passed(*LATER) > NUM_SHAPES
 
 
 @pytest.mark.timeout(300)
 def test_the_kernels_compile_for_nvidia_gpus(tmp_path: Path) -> None:
     lines = run("tests.gpu.compile_ahead", TRITON_CACHE_DIR=str(tmp_path)).splitlines()
 
-    assert len(lines) == 9
+    assert len(lines) == 28
     assert all(int(line.split(": ")[1].split()[0]) > 0 for line in lines)
     assert max(int(line.split(", ")[1].split()[0]) for line in lines) <= 99 * 2**10, "a block of compute capability 8.6 and 8.9 has no more shared memory"

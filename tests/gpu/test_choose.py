@@ -1,0 +1,48 @@
+"""Tokens chosen by the kernel against those that the host's sampler chooses from the same logits with the same seeds."""
+
+import random
+
+import pytest
+import torch
+
+from penstock.wire.frames import SamplingParams
+from penstock.workers.sampling import Sampler
+from penstock.workers.sequence import Sequence
+from penstock.workers.triton.choose import choose
+from penstock.workers.triton.draws import make_draws
+from tests.gpu.cases import DEVICE, NAN
+
+VOCAB = 2500
+
+
+def params(draw: random.Random) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=1, temperature=draw.choice((0.0, 0.3, 0.7, 1.0, 1.3, 1e-7)), top_k=draw.choice((0, 0, 1, 5, 50, VOCAB + 1)),
+        min_p=draw.choice((0.0, 0.0, 0.05)),
+        seed=draw.choice((draw.randrange(2**63), draw.randrange(100))),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_same_seed_chooses_the_same_token_as_on_the_host(seed: int) -> None:
+    draw = random.Random(seed)
+    wanted = [params(draw) for _ in range(12)]
+    positions = [draw.randrange(10_000) for _ in wanted]
+    logits = torch.randn(len(wanted), VOCAB, generator=torch.Generator().manual_seed(seed)) * draw.choice((0.5, 3))
+    logits[:, 100:140] = logits[:, 1300:1340] = logits.amax(1, keepdim=True)  # ties
+    seqs = [Sequence("r", [1], own, 1, [], b"", 0.0) for own in wanted]
+
+    ids, best = choose(logits.to(DEVICE), make_draws(wanted, positions, VOCAB).on(DEVICE)).cpu()
+
+    assert ids.tolist() == [choice.token_id for choice in Sampler(VOCAB).sample(logits, seqs, positions)]
+    assert best.tolist() == logits.double().amax(1).tolist()
+
+
+def test_rows_without_a_number_to_choose_are_told_by_their_largest_logit() -> None:
+    logits = torch.zeros(2, VOCAB)
+    logits[0, 7], logits[1] = NAN, -torch.inf
+    wanted = [SamplingParams(max_tokens=1, temperature=1.0, seed=1)] * 2
+
+    _, best = choose(logits.to(DEVICE), make_draws(wanted, [0, 0], VOCAB).on(DEVICE)).cpu()
+
+    assert not best.isfinite().any()

@@ -1,0 +1,135 @@
+"""Products with matrices of 4- and 8-bit integers against the same matrices dequantized on the host, in float32, over random shapes."""
+
+import random
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.workers.quant.int4 import Groups, quantize, quantize_int8
+from penstock.workers.triton import grouped, products
+from penstock.workers.triton.grouped import SMALL_ROWS, TILE_ROWS, GroupedMatrix
+from tests.gpu.cases import DEVICE, NAN
+
+SEEDS = range(12)
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+"""Of the largest number of a result."""
+
+
+class Shape(NamedTuple):
+    rows: int
+    outputs: int
+    columns: int
+    group_size: int
+    bits: int
+    has_zero: bool
+    dtype: torch.dtype
+
+
+def random_shape(seed: int) -> Shape:
+    """Types, bits and group sizes go round; every fourth row is one group of any size; last groups are often short."""
+    draw = random.Random(seed)
+    size = (32, 64, 128, 0)[seed // 2 % 4]
+    columns = draw.randint(1, 150) if not size else draw.randint(size, 3 * size)
+    return Shape(
+        draw.randint(1, 20), draw.randint(1, 150), columns, size or columns, 8 if seed % 3 == 2 else 4, draw.random() < 0.5, tuple(TOLERANCE)[seed % 2]
+    )
+
+
+def make_groups(shape: Shape, seed: int) -> Groups:
+    torch.manual_seed(seed)
+    weight = torch.randn(shape.outputs, shape.columns)
+    if shape.bits == 8:
+        return quantize_int8(weight, shape.group_size)
+    groups = quantize(weight, shape.group_size)
+    assert groups.offset is not None
+    return groups if shape.has_zero else Groups(groups.q, groups.scale, groups.offset + 0.013, groups.group_size)
+
+
+def assert_close(result: Tensor, expected: Tensor, shape: Shape) -> None:
+    assert result.dtype == shape.dtype
+    tolerance = TOLERANCE[shape.dtype]
+    torch.testing.assert_close(
+        result.cpu().float(), expected, atol=tolerance * float(expected.abs().max()), rtol=tolerance, msg=lambda text: f"{shape}\n{text}"
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_few_rows_times_a_packed_matrix_is_what_the_dequantized_one_gives(seed: int) -> None:
+    shape = random_shape(seed)
+    groups = make_groups(shape, seed)
+    wide = torch.full((shape.rows, shape.columns + 200), NAN, dtype=shape.dtype)
+    wide[:, : shape.columns] = torch.randn(shape.rows, shape.columns)
+
+    result = GroupedMatrix(groups, shape.dtype, DEVICE).multiply(wide.to(DEVICE)[:, : shape.columns])
+
+    assert_close(result, wide[:, : shape.columns].float() @ groups.dequantized().T, shape)
+
+
+@pytest.mark.parametrize("seed", SEEDS[::2])
+def test_rows_that_are_looked_up_are_those_of_the_dequantized_matrix(seed: int) -> None:
+    shape = random_shape(seed)
+    groups = make_groups(shape, seed)
+    ids = torch.randint(shape.outputs, (5,))
+
+    assert_close(GroupedMatrix(groups, shape.dtype, DEVICE).rows(ids.to(DEVICE)), groups.dequantized()[ids], shape)
+
+
+@pytest.mark.parametrize("seed", SEEDS[1::2])
+def test_a_slice_of_the_matrix_is_dequantized(seed: int) -> None:
+    shape = random_shape(seed)._replace(outputs=2 * TILE_ROWS + 5)
+    groups = make_groups(shape, seed)
+    matrix = GroupedMatrix(groups, shape.dtype, DEVICE)
+
+    assert_close(matrix.dense(TILE_ROWS, shape.outputs), groups.dequantized()[TILE_ROWS:], shape)
+    assert_close(matrix.dense(0, TILE_ROWS), groups.dequantized()[:TILE_ROWS], shape)
+
+
+@pytest.mark.parametrize("rows_a_slice", [1, 3])
+def test_many_rows_are_multiplied_slice_by_slice(rows_a_slice: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape(SMALL_ROWS + 1, 3 * TILE_ROWS - 7, 80, 32, 4, True, torch.float32)
+    groups = make_groups(shape, 1)
+    x = torch.randn(shape.rows, shape.columns)
+    monkeypatch.setattr(grouped, "SLICE_ELEMENTS", rows_a_slice * TILE_ROWS * shape.columns)
+
+    assert_close(GroupedMatrix(groups, shape.dtype, DEVICE).multiply(x.to(DEVICE)), x @ groups.dequantized().T, shape)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_a_long_row_is_read_by_several_programs(dtype: torch.dtype) -> None:
+    shape = Shape(3, 70, 64 * products.LEAST_BLOCKS * 2 + 40, 32, 4, True, dtype)
+    groups = make_groups(shape, 2)
+    matrix = GroupedMatrix(groups, dtype, DEVICE)
+    x = torch.randn(shape.rows, shape.columns).to(dtype)
+
+    assert products._part_blocks(*matrix.q.shape[:2]) < matrix.q.shape[1]
+    assert_close(matrix.multiply(x.to(DEVICE)), x.float() @ groups.dequantized().T, shape)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_gets_the_same_beside_other_rows(bits: int) -> None:
+    shape = Shape(9, 40, 100, 32, bits, True, torch.float32)
+    matrix = GroupedMatrix(make_groups(shape, 3), shape.dtype, DEVICE)
+    x = torch.randn(shape.rows, shape.columns).to(DEVICE)
+
+    torch.testing.assert_close(matrix.multiply(x)[4:5], matrix.multiply(x[4:5]), atol=1e-5, rtol=1e-5)
+
+
+def test_no_rows_at_all() -> None:
+    shape = Shape(0, 40, 64, 32, 8, False, torch.float32)
+    matrix = GroupedMatrix(make_groups(shape, 4), shape.dtype, DEVICE)
+
+    assert matrix.multiply(torch.empty(0, 64, device=DEVICE)).shape == (0, 40)
+    assert matrix.rows(torch.empty(0, dtype=torch.int64, device=DEVICE)).shape == (0, 64)
+
+
+def test_the_random_shapes_cover_bits_zeros_short_groups_and_rows_of_one_group() -> None:
+    shapes = [random_shape(seed) for seed in SEEDS]
+
+    assert {(shape.bits, shape.dtype) for shape in shapes} == {(bits, dtype) for bits in (4, 8) for dtype in TOLERANCE}
+    assert {shape.has_zero for shape in shapes if shape.bits == 4} == {True, False}
+    assert {32, 64, 128} < {shape.group_size for shape in shapes}
+    assert any(shape.columns % shape.group_size for shape in shapes)
+    assert any(shape.group_size == shape.columns for shape in shapes)
+    assert any(shape.outputs > 2 * TILE_ROWS for shape in shapes)
