@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 
+from deploy.chart_bounds import bounded
 from penstock.adapters.config import AdaptersConfig
 from penstock.base.telemetry import TelemetryConfig
 from penstock.cli.config import PoolConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
+from penstock.tenancy.tenants import TIER_POLICIES
 
 Schema = dict[str, Any]
 
@@ -86,7 +88,7 @@ TENANT = fields(
     tokens_per_minute=integer(0),
     max_parallel=integer(0),
     models=items(WORD),
-    tier_policy=WORD,
+    tier_policy={"enum": list(TIER_POLICIES)},
 )
 
 
@@ -180,7 +182,7 @@ def _network_policy() -> Schema:
 def _sections() -> dict[str, Schema]:
     """penstock.yaml's own sections, from the structs that read it."""
     _, components = msgspec.json.schema_components(SECTIONS, ref_template="#/$defs/{name}")
-    found = {name: _bare(component) for name, component in components.items()}
+    found = bounded({name: _bare(component) for name, component in components.items()})
     for name, owned in CHART_OWNED.items():
         for field in owned:
             found[name]["properties"].pop(field, None)

@@ -151,9 +151,9 @@ redis://{{ include "penstock.redisHost" . }}:6379
 {{ include "penstock.secretEnv" (list "PENSTOCK_CLUSTER_SECRET" (include "penstock.secretName" (list . "cluster")) "cluster-secret") }}
 {{- end }}
 
-{{/* Deadline of the longest request, whole seconds; the default is penstock.yaml's. */}}
+{{/* Deadline of the longest request, whole seconds. */}}
 {{- define "penstock.requestSeconds" -}}
-{{- default 600 .Values.gateway.config.request_timeout_s | ceil | int -}}
+{{- (merge (deepCopy .Values.gateway.config) (include "penstock.defaults" . | fromJson).gateway).request_timeout_s | ceil | int -}}
 {{- end }}
 
 {{- define "penstock.gatewayDrainSeconds" -}}

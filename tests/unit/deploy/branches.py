@@ -7,7 +7,7 @@ nameOverride: penstock
 secrets: {redis: '2', ray: '3', providers: '4', cluster: '5'}
 redis: {enabled: false, address: 'redis://10.0.0.1', username: '123'}
 tenants: {first: [{name: '2024'}, {name: 'true'}, {name: '1e3'}]}
-providers: [{name: up, base_url: 'https://api.example.com/v1', model: m, served_names: [demo], api_key_env: NO}]
+providers: [{name: up, base_url: 'https://api.example.com/v1', model: m, served_names: [demo], api_key_env: 'NO'}]
 models: {existingClaim: '6', tokenSecret: '7'}
 adapters: {enabled: true, existingClaim: '8'}
 head: {priorityClassName: '9'}

@@ -7,11 +7,12 @@ import subprocess
 import pytest
 import yaml
 
-from deploy import chart_schema, chart_values
+from deploy import chart_defaults, chart_schema, chart_values
 from penstock.base.config import convert
 from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, serve_environment
 from penstock.base.pod import DRAIN_S, POD_DIR
 from penstock.cli.serve_apps import GatewayArguments, HandArguments, PoolArguments
+from penstock.router.config import GatewayConfig
 from penstock.wire.discovery import GATEWAY_APP, pool_app_name
 from tests.unit.deploy.branches import BRANCHES
 from tests.unit.deploy.charts import CHART, HELM, IMAGE, NAMESPACE, PRESETS, ROOT, Object, digest, every_case, find, objects, pods, template
@@ -159,7 +160,7 @@ def test_the_old_cluster_outlives_the_longest_stream() -> None:
     for preset in PRESETS:
         spec = find(objects(preset), "RayService")["spec"]
         apps = {app["name"]: app for app in yaml.safe_load(spec["serveConfigV2"])["applications"]}
-        longest = apps["gateway"]["args"]["config"]["gateway"].get("request_timeout_s", 600)
+        longest = apps["gateway"]["args"]["config"]["gateway"].get("request_timeout_s", GatewayConfig().request_timeout_s)
         assert spec["rayClusterDeletionDelaySeconds"] > longest
         for group in spec["rayClusterConfig"]["workerGroupSpecs"]:
             pod = group["template"]["spec"]
@@ -276,6 +277,10 @@ def test_everything_lives_in_the_release_namespace() -> None:
 
 def test_the_schema_file_is_the_generated_one() -> None:
     assert chart_schema.TARGET.read_text(encoding="utf-8") == chart_schema.render(), "python -m deploy.chart_schema"
+
+
+def test_the_template_of_defaults_is_the_generated_one() -> None:
+    assert chart_defaults.TARGET.read_text(encoding="utf-8") == chart_defaults.render(), "python -m deploy.chart_defaults"
 
 
 def test_every_value_is_explained_where_it_stands() -> None:
