@@ -140,11 +140,11 @@ class Tenants:
         await self._list(tenant_id)
         return record
 
-    async def ensure(self, tenant_id: str, now: float) -> None:
-        """The tenant is there afterwards, without limits if it is new. Raises InvalidRequest for one that was deleted."""
+    async def ensure(self, tenant_id: str, now: float, settings: Settings = Settings()) -> None:
+        """The tenant is there afterwards, with these settings if it is new. Raises InvalidRequest for one that was deleted."""
         check_id(tenant_id)
         if await self.find(tenant_id) is None:
-            await self.create(tenant_id, Settings(), now)
+            await self.create(tenant_id, settings, now)
         else:
             await self._list(tenant_id)
 
