@@ -68,5 +68,6 @@ models: {existingClaim: checkpoints, mountPath: /srv/models, tokenSecret: hub}
 adapters: {enabled: true, existingClaim: adapters}
 pools: [{name: a, model: /srv/models/a.gguf, served_names: [a]}]
 """,
+    "downloads beside a claim": "{models: {existingClaim: checkpoints, download: true, cacheSize: 30Gi}, pools: [{name: a, model: org/name}]}",
     "downloads": "{models: {download: true}, pools: [{name: a, model: org/name}], test: {model: org/name}}",
 }

@@ -217,6 +217,19 @@ def test_rays_processes_find_what_serve_must_find_before_it_is_imported() -> Non
             assert {REDIS_URL, CLUSTER_SECRET, POD_DIR, DRAIN_S} <= env.keys()
 
 
+@pytest.mark.parametrize("branch", ["downloads", "downloads beside a claim"])
+def test_downloads_lie_on_a_volume_of_the_size_that_is_set_for_them(branch: str) -> None:
+    size = {"downloads": "50Gi", "downloads beside a claim": "30Gi"}[branch]
+    for pod in pods(objects("", BRANCHES[branch])):
+        if "ray.io/group" in pod.labels:
+            container = pod.spec["containers"][0]
+            home = next(each["value"] for each in container["env"] if each["name"] == "HF_HOME")
+            mount = max((each for each in container["volumeMounts"] if home.startswith(each["mountPath"])), key=lambda each: len(each["mountPath"]))
+            volume = next(each for each in pod.spec["volumes"] if each["name"] == mount["name"])
+            assert volume["emptyDir"] == {"sizeLimit": size}, pod.owner
+            assert not mount.get("readOnly")
+
+
 def test_gpus_are_requested_from_kubernetes() -> None:
     groups = {group["groupName"]: group for group in find(objects("values-production.yaml"), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]}
     gpus = {name: group["template"]["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") for name, group in groups.items()}
