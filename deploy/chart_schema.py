@@ -69,6 +69,7 @@ PLACEMENT = {
     "priorityClassName": NAME,
     "annotations": LABELS,
 }
+TENANT_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 SPREAD: Schema = {"enum": ["ScheduleAnyway", "DoNotSchedule", "None"]}
 RAY_POD = {"resources": RESOURCES, "tmpSize": SIZE, "shmSize": SIZE, **PLACEMENT}
 POOL_POD = fields(
@@ -83,7 +84,7 @@ POOL_POD = fields(
 )
 TENANT = fields(
     ("name",),
-    name={"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"},
+    name={"type": "string", "pattern": f"^{TENANT_NAME}$"},
     requests_per_minute=integer(0),
     tokens_per_minute=integer(0),
     max_parallel=integer(0),
@@ -144,7 +145,7 @@ def schema() -> Schema:
         ),
         networkPolicy=_network_policy(),
         podDisruptionBudgets=FLAG,
-        test=fields(model=TEXT),
+        test=fields(tenant={"type": "string", "pattern": f"^({TENANT_NAME})?$"}, model=TEXT),
     )
     found["properties"]["global"] = OPEN  # Helm adds it where the chart is part of another one
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart penstock", **found, "$defs": _sections()}

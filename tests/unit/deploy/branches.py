@@ -19,7 +19,7 @@ ingress: {enabled: true, className: '12', host: '13', tlsSecret: '14', annotatio
     "outer redis": """
 redis: {enabled: false, address: 'rediss://redis.example.com:6380', username: penstock}
 secrets: {redis: outer-redis, cluster: own, ray: own, tenants: own, providers: own}
-tenants: {first: []}
+test: {tenant: acme}
 telemetry: {otlp_endpoint: 'http://collector.telemetry:4318'}
 networkPolicy:
   redis: [{ipBlock: {cidr: 192.0.2.0/24}}]
