@@ -130,8 +130,7 @@ def test_whole_numbers_stay_whole() -> None:
     assert not re.search(r"\d[eE]\+\d", text), "Helm writes large numbers as floats where a template lets it"
 
 
-def test_a_changed_model_leaves_the_ray_cluster_alone() -> None:
-    changed = """
+CHANGED_POOL = """
 pools:
   - name: demo
     served_names: [other]
@@ -139,13 +138,53 @@ pools:
     engine: {max_num_seqs: 3}
     pod: {resources: {requests: {cpu: "1", memory: 2Gi}, limits: {memory: 4Gi}}}
 """
-    before, after = (find(objects("", values), "RayService")["spec"] for values in ("", changed))
-    for spec in (before, after):
+UP = "name: up, base_url: 'https://api.example.com/v1', model: m, served_names: [demo]"
+IN_PLACE = {
+    "a model": ("", CHANGED_POOL),
+    "gateway.config": ("", "gateway: {config: {max_queue: 7, queue_timeout_s: 9.0, ttft_target_s: 0.3}}"),
+    "telemetry": ("", "telemetry: {otlp_endpoint: 'http://collector:4318', sample_ratio: 1.0}"),
+    "a provider without a key": ("", f"providers: [{{{UP}}}]"),
+    "a provider with a known key": (
+        f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}]}}",
+        f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}, {{{UP.replace('up', 'too')}, api_key_env: K}}]}}",
+    ),
+    "the deadline, with drainSeconds": ("gateway: {drainSeconds: 90}", "gateway: {drainSeconds: 90, config: {request_timeout_s: 60.0}}"),
+    "replicas": (
+        "",
+        "{gateway: {replicas: 4}, pools: [{name: demo, replicas: 3, pod: {resources: {requests: {cpu: '1', memory: 2Gi}, limits: {memory: 4Gi}}}}]}",
+    ),
+}
+"""Before and after, as docs/kubernetes.md has it under Changes."""
+ANEW = {
+    "the deadline": ("", "gateway: {config: {request_timeout_s: 60.0}}"),
+    "a provider with a new key": ("", f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}]}}"),
+    "a pool more": ("", "pools: [{name: demo}, {name: more}]"),
+    "the image": ("", "image: {tag: new}"),
+}
+
+
+def versions_of(before: str, after: str) -> tuple[Object, Object]:
+    """The RayService's specification without the counts, which KubeRay ignores."""
+    found = tuple(find(objects("", values), "RayService")["spec"] for values in (before, after))
+    for spec in found:
         for group in spec["rayClusterConfig"]["workerGroupSpecs"]:
             group.pop("replicas")
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("what", IN_PLACE)
+def test_what_the_document_calls_in_place_leaves_the_ray_cluster_alone(what: str) -> None:
+    before, after = versions_of(*IN_PLACE[what])
 
     assert before["rayClusterConfig"] == after["rayClusterConfig"], "another pod template would build a second cluster"
     assert before["serveConfigV2"] != after["serveConfigV2"]
+
+
+@pytest.mark.parametrize("what", ANEW)
+def test_what_the_document_calls_a_second_cluster_is_one(what: str) -> None:
+    before, after = versions_of(*ANEW[what])
+
+    assert before["rayClusterConfig"] != after["rayClusterConfig"]
 
 
 def test_pods_say_nothing_of_the_chart_version() -> None:
