@@ -22,12 +22,16 @@ secrets: {redis: outer-redis, cluster: own, ray: own, tenants: own, providers: o
 test: {tenant: acme}
 telemetry: {otlp_endpoint: 'http://collector.telemetry:4318'}
 networkPolicy:
+  operator: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kuberay}}, podSelector: {matchLabels: {app.kubernetes.io/name: kuberay-operator}}}]
+  dns: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: openshift-dns}}}, {ipBlock: {cidr: 169.254.20.10/32}}]
+  dnsPorts: [53, 5353]
   redis: [{ipBlock: {cidr: 192.0.2.0/24}}]
   telemetry: [{namespaceSelector: {}}]
 """,
     "outer redis, anybody": """
 redis: {enabled: false, address: 'redis://redis.example.com'}
 secrets: {redis: outer-redis}
+networkPolicy: {dns: []}
 telemetry: {otlp_endpoint: 'https://collector.example.com'}
 """,
     "no persistence": "{redis: {persistence: {enabled: false}}}",
