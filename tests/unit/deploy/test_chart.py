@@ -149,10 +149,7 @@ IN_PLACE = {
         f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}, {{{UP.replace('up', 'too')}, api_key_env: K}}]}}",
     ),
     "the deadline, with drainSeconds": ("gateway: {drainSeconds: 90}", "gateway: {drainSeconds: 90, config: {request_timeout_s: 60.0}}"),
-    "replicas": (
-        "",
-        "{gateway: {replicas: 4}, pools: [{name: demo, replicas: 3, pod: {resources: {requests: {cpu: '1', memory: 2Gi}, limits: {memory: 4Gi}}}}]}",
-    ),
+    "replicas": (CHANGED_POOL, "gateway: {replicas: 4}" + CHANGED_POOL.replace("replicas: 2", "replicas: 3")),
 }
 """Before and after, as docs/kubernetes.md has it under Changes."""
 ANEW = {

@@ -26,6 +26,8 @@ WRONG = {
     "{networkPolicy: {clients: [{podselector: {}}]}}": "networkPolicy.clients.0",
     "{tenants: {first: [{name: a, tokens: 5}]}}": "tenants.first.0",
     "{secrets: {reddis: x}}": "secrets",
+    # Kubernetes reads an empty list of peers as everybody
+    "{networkPolicy: {operator: []}}": "networkPolicy.operator",
     # what the gateway would listen on is the chart's affair
     "{gateway: {config: {host: 127.0.0.1}}}": "gateway.config",
     # wrong types and impossible values
