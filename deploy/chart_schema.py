@@ -136,7 +136,7 @@ def schema() -> Schema:
         tenants=fields(first=items(TENANT)),
         secrets=fields(cluster=NAME, redis=NAME, ray=NAME, tenants=NAME, providers=NAME),
         service=fields(type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}, port=PORT, nodePort=integer(30000, 32767, nullable=True), annotations=LABELS),
-        ingress=fields(enabled=FLAG, className=NAME, host=TEXT, tlsSecret=NAME, annotations=LABELS),
+        ingress=fields(enabled=FLAG, controller={"enum": ["nginx", "other"]}, className=NAME, host=TEXT, tlsSecret=NAME, annotations=LABELS),
         httpRoute=fields(
             enabled=FLAG,
             parentRefs=items(fields(("name",), name=NAME, namespace=NAME, sectionName=NAME, port=PORT, group=TEXT, kind=WORD)),

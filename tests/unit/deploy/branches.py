@@ -50,11 +50,11 @@ providers:
 networkPolicy: {providers: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: other}}}]}
 """,
     "ingress and route": """
-ingress: {enabled: true, className: nginx, host: llm.example.com, tlsSecret: tls}
+ingress: {enabled: true, className: nginx, host: llm.example.com, tlsSecret: tls, annotations: {nginx.ingress.kubernetes.io/proxy-body-size: 1g}}
 httpRoute: {enabled: true, parentRefs: [{name: public, namespace: gateways}], hostnames: [llm.example.com]}
 service: {type: NodePort, nodePort: 30080, annotations: {a: b}}
 """,
-    "plain ingress": "{ingress: {enabled: true}, networkPolicy: {monitoring: []}}",
+    "plain ingress": "{ingress: {enabled: true, controller: other}, networkPolicy: {monitoring: []}}",
     "placed": """
 head: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], affinity: {nodeAffinity: {}}, priorityClassName: high, annotations: {a: b}}
 gateway: {nodeSelector: {a: b}, spread: None, zoneSpread: DoNotSchedule, annotations: {a: b}, drainSeconds: 45}

@@ -304,6 +304,23 @@ def test_jobs_go_where_the_autoscaler_goes() -> None:
     assert placed["Deployment rel-penstock-autoscaler"]["nodeSelector"] == {"a": "b"}
 
 
+@pytest.mark.parametrize("longest_s", [600, 90])
+def test_ways_in_wait_longer_than_the_longest_request(longest_s: int) -> None:
+    config = f"gateway: {{config: {{request_timeout_s: {longest_s}}}}}\n"
+    found = objects("", config + BRANCHES["ingress and route"])
+    annotations = find(found, "Ingress")["metadata"]["annotations"]
+    timeouts = find(found, "HTTPRoute")["spec"]["rules"][0]["timeouts"]
+
+    assert {name.rpartition("/")[2]: value for name, value in annotations.items()} == {
+        "proxy-buffering": "off",
+        "proxy-read-timeout": str(longest_s + 30),
+        "proxy-send-timeout": str(longest_s + 30),
+        "proxy-body-size": "1g",
+    }, "with one that the branch sets itself"
+    assert timeouts == {"request": f"{longest_s + 30}s", "backendRequest": f"{longest_s + 30}s"}
+    assert "annotations" not in find(objects("", BRANCHES["plain ingress"]), "Ingress")["metadata"]
+
+
 def test_services_point_at_gateways_only() -> None:
     found = objects("values-demo.yaml")
 

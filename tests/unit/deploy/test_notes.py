@@ -50,3 +50,11 @@ def test_the_notes_name_all_that_an_uninstall_leaves() -> None:
     assert removed(notes(BRANCHES["outer redis, anybody"])) == ["secret/rel-penstock-cluster"]
     assert "stay in your Redis, in any case; without secret/rel-penstock-cluster" in notes(BRANCHES["outer redis, anybody"])
     assert "leaves nothing here.\nTenants, keys and usage stay in your Redis, in any case." in notes(BRANCHES["outer redis"])
+
+
+def test_the_notes_name_the_ways_in_that_there_are() -> None:
+    inside = "The API is at http://rel-penstock.llm.svc:80/v1 inside the cluster;\n"
+    assert inside + "from here:\n" in notes(), "none else"
+    assert inside + "from here:\n" in notes("ingress: {host: llm.example.com}"), "not enabled"
+    assert "outside at https://llm.example.com/v1;\nby the Gateway public at llm.example.com, path /v1;\nfrom here:" in notes(BRANCHES["ingress and route"])
+    assert "outside at http://ADDRESS/v1, where kubectl get ingress rel-penstock --namespace llm has the address;" in notes(BRANCHES["plain ingress"])
