@@ -16,7 +16,7 @@ from penstock.router.config import GatewayConfig
 from penstock.wire.discovery import GATEWAY_APP, pool_app_name
 from tests.unit.deploy.branches import BRANCHES
 from tests.unit.deploy.charts import CHART, HELM, IMAGE, NAMESPACE, PRESETS, ROOT, Object, digest, every_case, find, objects, pods, template
-from tests.unit.deploy.schemas import OURS, VERSIONS, mistakes, ray_mistakes
+from tests.unit.deploy.schemas import HTTPROUTE, OURS, VERSIONS, mistakes, ray_mistakes
 
 ALL = every_case()
 
@@ -42,6 +42,15 @@ def test_every_rayservice_is_one_that_kuberay_knows() -> None:
 
     assert len(services) > len(PRESETS)
     assert [ray_mistakes(each) for each in services if ray_mistakes(each)] == []
+
+
+def test_every_httproute_is_one_that_gateway_api_knows() -> None:
+    routes = [each for each in every_object().values() if each["kind"] == "HTTPRoute"]
+
+    assert len(routes) >= 2
+    assert [error.message for each in routes for error in HTTPROUTE.iter_errors(each)] == []
+    routes[0]["spec"]["rules"][0]["timeouts"]["backend"] = "1s"
+    assert not HTTPROUTE.is_valid(routes[0]), "a field that it does not know"
 
 
 def test_kubernetes_schemas_refuse_an_unknown_field() -> None:
@@ -264,6 +273,28 @@ def test_downloads_lie_on_a_volume_of_the_size_that_is_set_for_them(branch: str)
             volume = next(each for each in pod.spec["volumes"] if each["name"] == mount["name"])
             assert volume["emptyDir"] == {"sizeLimit": size}, pod.owner
             assert not mount.get("readOnly")
+
+
+def test_the_demo_fits_the_node_that_it_names_with_two_ray_clusters() -> None:
+    """All replicas that a pool may have, in both."""
+    text = (CHART / "values-demo.yaml").read_text(encoding="utf-8")
+    named = re.search(r"(\d+) cores and (\d+) GiB", text)
+    total = re.search(r"([\d.]+) GiB, which", text)
+    most = {
+        f"pool-{pool['name']}": pool.get("autoscale", pool.get("replicas"))["max_replicas"] for pool in yaml.safe_load(text)["pools"] if "autoscale" in pool
+    }
+    cores, mib = 0.0, 0.0
+    for pod in pods(objects("values-demo.yaml")):
+        requests = pod.spec["containers"][0]["resources"]["requests"]
+        count = most.get(pod.labels.get("ray.io/group", ""), pod.replicas) * (2 if "ray.io/group" in pod.labels else 1)
+        cores += count * float(requests["cpu"].removesuffix("m")) / 1000
+        mib += count * float(requests["memory"].removesuffix("Mi"))
+
+    assert named is not None
+    assert total is not None
+    assert cores <= int(named[1])
+    assert mib / 1024 <= int(named[2]) - 1, "and Kubernetes' own"
+    assert round(mib / 1024, 1) == float(total[1])
 
 
 def test_gpus_are_requested_from_kubernetes() -> None:
