@@ -1,4 +1,4 @@
-"""Values that together take every branch of the chart's templates, beside the presets: name to YAML."""
+"""Values that together take every branch of the chart's templates, beside the presets (test_branches.py measures it): name to YAML."""
 
 BRANCHES = {
     "numbers as names": """
@@ -54,6 +54,7 @@ ingress: {enabled: true, className: nginx, host: llm.example.com, tlsSecret: tls
 httpRoute: {enabled: true, parentRefs: [{name: public, namespace: gateways}], hostnames: [llm.example.com]}
 service: {type: NodePort, nodePort: 30080, annotations: {a: b}}
 """,
+    "an ingress of any host, with TLS": "{ingress: {enabled: true, tlsSecret: tls}, httpRoute: {enabled: true, parentRefs: [{name: public, port: 443}], timeoutSeconds: 70}}",
     "plain ingress": "{ingress: {enabled: true, controller: other}, networkPolicy: {monitoring: []}}",
     "placed": """
 head: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], affinity: {nodeAffinity: {}}, priorityClassName: high, annotations: {a: b}}
