@@ -387,14 +387,6 @@ def test_every_value_is_explained_where_it_stands() -> None:
     assert len(values) > 100
 
 
-def test_every_value_is_used() -> None:
-    templates = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").rglob("*.*"))
-    values = [value.path for value in chart_values.read(chart_values.VALUES.read_text(encoding="utf-8")) if not value.path.startswith("secrets.")]
-
-    assert [path for path in values if not re.search(rf"[.]{path.rsplit('.', 1)[-1]}\b", templates)] == []
-    assert "index $root.Values.secrets $kind" in templates, "those are looked up by name"
-
-
 def test_the_table_of_values_is_the_generated_one() -> None:
     table = chart_values.table(chart_values.VALUES.read_text(encoding="utf-8"))
 
