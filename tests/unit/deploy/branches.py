@@ -54,7 +54,10 @@ ingress: {enabled: true, className: nginx, host: llm.example.com, tlsSecret: tls
 httpRoute: {enabled: true, parentRefs: [{name: public, namespace: gateways}], hostnames: [llm.example.com]}
 service: {type: NodePort, nodePort: 30080, annotations: {a: b}}
 """,
-    "an ingress of any host, with TLS": "{ingress: {enabled: true, tlsSecret: tls}, httpRoute: {enabled: true, parentRefs: [{name: public, port: 443}], timeoutSeconds: 70}}",
+    "an ingress of any host, with TLS": """
+ingress: {enabled: true, tlsSecret: tls}
+httpRoute: {enabled: true, parentRefs: [{name: public, port: 443}], timeoutSeconds: 70}
+""",
     "plain ingress": "{ingress: {enabled: true, controller: other}, networkPolicy: {monitoring: []}}",
     "placed": """
 head: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], affinity: {nodeAffinity: {}}, priorityClassName: high, annotations: {a: b}}

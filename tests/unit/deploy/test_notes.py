@@ -16,7 +16,7 @@ def removed(text: str) -> list[str]:
 
 
 def keeps_the_cluster_secret(values: str) -> bool:
-    return find(objects("", values), "Secret", "rel-penstock-cluster")["metadata"].get("annotations") == KEEP
+    return bool(find(objects("", values), "Secret", "rel-penstock-cluster")["metadata"].get("annotations") == KEEP)
 
 
 def test_the_cluster_secret_stays_wherever_the_tenants_stay() -> None:
