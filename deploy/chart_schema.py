@@ -12,10 +12,12 @@ from typing import Any
 
 import msgspec
 
+from deploy.chart_bounds import bounded
 from penstock.adapters.config import AdaptersConfig
 from penstock.base.telemetry import TelemetryConfig
 from penstock.cli.config import PoolConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
+from penstock.tenancy.tenants import TIER_POLICIES
 
 Schema = dict[str, Any]
 
@@ -67,6 +69,7 @@ PLACEMENT = {
     "priorityClassName": NAME,
     "annotations": LABELS,
 }
+TENANT_NAME = "[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
 SPREAD: Schema = {"enum": ["ScheduleAnyway", "DoNotSchedule", "None"]}
 RAY_POD = {"resources": RESOURCES, "tmpSize": SIZE, "shmSize": SIZE, **PLACEMENT}
 POOL_POD = fields(
@@ -81,12 +84,12 @@ POOL_POD = fields(
 )
 TENANT = fields(
     ("name",),
-    name={"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"},
+    name={"type": "string", "pattern": f"^{TENANT_NAME}$"},
     requests_per_minute=integer(0),
     tokens_per_minute=integer(0),
     max_parallel=integer(0),
     models=items(WORD),
-    tier_policy=WORD,
+    tier_policy={"enum": list(TIER_POLICIES)},
 )
 
 
@@ -133,7 +136,7 @@ def schema() -> Schema:
         tenants=fields(first=items(TENANT)),
         secrets=fields(cluster=NAME, redis=NAME, ray=NAME, tenants=NAME, providers=NAME),
         service=fields(type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}, port=PORT, nodePort=integer(30000, 32767, nullable=True), annotations=LABELS),
-        ingress=fields(enabled=FLAG, className=NAME, host=TEXT, tlsSecret=NAME, annotations=LABELS),
+        ingress=fields(enabled=FLAG, controller={"enum": ["nginx", "other"]}, className=NAME, host=TEXT, tlsSecret=NAME, annotations=LABELS),
         httpRoute=fields(
             enabled=FLAG,
             parentRefs=items(fields(("name",), name=NAME, namespace=NAME, sectionName=NAME, port=PORT, group=TEXT, kind=WORD)),
@@ -142,7 +145,7 @@ def schema() -> Schema:
         ),
         networkPolicy=_network_policy(),
         podDisruptionBudgets=FLAG,
-        test=fields(model=TEXT),
+        test=fields(tenant={"type": "string", "pattern": f"^({TENANT_NAME})?$"}, model=TEXT),
     )
     found["properties"]["global"] = OPEN  # Helm adds it where the chart is part of another one
     return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart penstock", **found, "$defs": _sections()}
@@ -167,8 +170,9 @@ def _network_policy() -> Schema:
         enabled=FLAG,
         clients=PEERS,
         monitoring=PEERS,
-        operator=PEERS,
+        operator=items(PEERS["items"], least=1),
         dns=PEERS,
+        dnsPorts=items(PORT, least=1),
         apiServer=fields(cidr=WORD, ports=items(PORT, least=1)),
         redis=PEERS,
         telemetry=PEERS,
@@ -180,7 +184,7 @@ def _network_policy() -> Schema:
 def _sections() -> dict[str, Schema]:
     """penstock.yaml's own sections, from the structs that read it."""
     _, components = msgspec.json.schema_components(SECTIONS, ref_template="#/$defs/{name}")
-    found = {name: _bare(component) for name, component in components.items()}
+    found = bounded({name: _bare(component) for name, component in components.items()})
     for name, owned in CHART_OWNED.items():
         for field in owned:
             found[name]["properties"].pop(field, None)

@@ -1,7 +1,8 @@
 """Tenants and keys from a file, as a Secret of Kubernetes brings them: `penstock tenant apply FILE`.
 
-What the file says of a tenant holds afterwards; tenants that it doesn't name stay as they are. What an operator took away stays away: a deleted
-tenant is not made again, nor a revoked key accepted. So it can run at every start.
+What the file says of a tenant is how it begins. One that is there stays as it is, with what an operator has set since, and so do tenants that the file
+doesn't name; keys are added. What an operator took away stays away: a deleted tenant is not made again, nor a revoked key accepted. So it can run at
+every start.
 """
 
 import time
@@ -54,15 +55,12 @@ async def apply(client: redis.asyncio.Redis, secret: bytes, wanted: FirstTenants
 
 
 async def _apply(client: redis.asyncio.Redis, secret: bytes, wanted: FirstTenant) -> str:
-    tenants, settings, now = Tenants(client), wanted.settings, time.time()
+    settings = wanted.settings
     settings.check()
     try:
-        await tenants.ensure(wanted.name, now)
+        await Tenants(client).ensure(wanted.name, time.time(), settings)
     except InvalidRequest as error:
         return f"left out, {error.message}"
-    record = await tenants.get(wanted.name)
-    if record.settings != settings:
-        await tenants.change(wanted.name, lambda _: settings, now)
     accepted = [await put_key(client, secret, wanted.name, key) for key in wanted.keys]
     num_revoked = accepted.count(False)
     return f"{sum(accepted)} keys" + (f", {num_revoked} left out, they were revoked" if num_revoked else "")

@@ -119,7 +119,7 @@ def apply_tenants(
     state: State = DEFAULT_STATE,
     config: Config = None,
 ) -> None:
-    """Make the tenants and keys that a file names; those that are there already become as it says."""
+    """Make the tenants and keys that a file names; tenants that are there already stay as they are."""
     with refusing():
         wanted = load(file, FirstTenants)
         folder = StateDir(state)

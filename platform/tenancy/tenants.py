@@ -63,10 +63,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise InvalidRequest(f"the tier policy must be one of {', '.join(TIER_POLICIES)}, not {self.tier_policy!r}")
 
 
+NO_SETTINGS = Settings()
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What Redis holds of a tenant."""
 
-    settings: Settings = Settings()
+    settings: Settings = NO_SETTINGS
     created: int
     """Unix time, seconds."""
     updated: int
@@ -140,11 +143,11 @@ class Tenants:
         await self._list(tenant_id)
         return record
 
-    async def ensure(self, tenant_id: str, now: float) -> None:
-        """The tenant is there afterwards, without limits if it is new. Raises InvalidRequest for one that was deleted."""
+    async def ensure(self, tenant_id: str, now: float, settings: Settings = NO_SETTINGS) -> None:
+        """The tenant is there afterwards, with these settings if it is new. Raises InvalidRequest for one that was deleted."""
         check_id(tenant_id)
         if await self.find(tenant_id) is None:
-            await self.create(tenant_id, Settings(), now)
+            await self.create(tenant_id, settings, now)
         else:
             await self._list(tenant_id)
 

@@ -27,11 +27,13 @@ def penstock(redis_url: str, *arguments: str) -> subprocess.CompletedProcess[str
     return subprocess.run([sys.executable, "-m", "penstock.cli.main", *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_what_the_file_says_holds_and_what_was_taken_away_stays_away(redis_url: str, tmp_path: Path) -> None:
+def test_a_tenant_begins_as_the_file_says_and_what_an_operator_changed_stays_changed(redis_url: str, tmp_path: Path) -> None:
     file = tmp_path / "tenants.yaml"
     file.write_text(FIRST, encoding="utf-8")
 
     assert penstock(redis_url, "tenant", "apply", str(file)).stdout.splitlines() == ["acme: 2 keys", "beta: 0 keys"]
+    assert '"requests_per_minute": 60' in penstock(redis_url, "tenant", "show", "acme", "--json").stdout
+    assert penstock(redis_url, "tenant", "set", "acme", "--requests-per-minute", "75").returncode == 0
     assert penstock(redis_url, "key", "revoke", KEYS[1]).returncode == 0
     assert penstock(redis_url, "tenant", "delete", "beta").returncode == 0
     file.write_text(FIRST.replace("60", "90"), encoding="utf-8")
@@ -40,7 +42,7 @@ def test_what_the_file_says_holds_and_what_was_taken_away_stays_away(redis_url: 
     assert again.returncode == 0, again.stderr
     assert again.stdout.splitlines()[0] == "acme: 1 keys, 1 left out, they were revoked"
     assert again.stdout.splitlines()[1].startswith("beta: left out, a tenant 'beta' was deleted")
-    assert '"requests_per_minute": 90' in penstock(redis_url, "tenant", "show", "acme", "--json").stdout
+    assert '"requests_per_minute": 75' in penstock(redis_url, "tenant", "show", "acme", "--json").stdout
 
 
 def test_a_mistake_in_the_file_is_a_sentence_without_the_key(redis_url: str, tmp_path: Path) -> None:

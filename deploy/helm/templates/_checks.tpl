@@ -10,6 +10,8 @@
 {{- include "penstock.checkName" . }}
 {{- include "penstock.checkPorts" . }}
 {{- include "penstock.checkPools" . }}
+{{- include "penstock.checkServedNames" . }}
+{{- include "penstock.checkTenants" . }}
 {{- include "penstock.checkOutside" . }}
 {{- if and .Values.httpRoute.enabled (not (.Capabilities.APIVersions.Has "gateway.networking.k8s.io/v1/HTTPRoute")) }}
 {{- fail "httpRoute.enabled is true, but this cluster has no Gateway API: install its custom resources, or use ingress.enabled. With `helm template` add --api-versions gateway.networking.k8s.io/v1/HTTPRoute" }}
@@ -61,9 +63,14 @@
 {{- if and (hasPrefix "/" $model) (not $.Values.models.existingClaim) }}
 {{- fail (printf "%s.model is the path %s, but models.existingClaim names no volume with checkpoints" $where $model) }}
 {{- end }}
+{{- include "penstock.checkEngine" (list $where $pool) }}
 {{- with $pool.autoscale }}
-{{- $least := default 1 .min_replicas | int }}
-{{- $most := default 4 .max_replicas | int }}
+{{- $bounds := merge (deepCopy .) (include "penstock.defaults" $ | fromJson).autoscale }}
+{{- $least := int $bounds.min_replicas }}
+{{- $most := int $bounds.max_replicas }}
+{{- if lt $most $least }}
+{{- fail (printf "%s.autoscale.max_replicas (%d) is below autoscale.min_replicas (%d)" $where $most $least) }}
+{{- end }}
 {{- $first := default 1 $pool.replicas | int }}
 {{- if or (lt $first $least) (gt $first $most) }}
 {{- fail (printf "%s.replicas is %d: it must lie between autoscale.min_replicas (%d) and autoscale.max_replicas (%d)" $where $first $least $most) }}

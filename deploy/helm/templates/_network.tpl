@@ -15,8 +15,14 @@
 {{- end }}
 
 {{- define "penstock.egressDns" -}}
-- to: {{- toYaml .Values.networkPolicy.dns | nindent 4 }}
-  ports: [{protocol: UDP, port: 53}, {protocol: TCP, port: 53}]
+- ports:
+    {{- range .Values.networkPolicy.dnsPorts }}
+    - {protocol: UDP, port: {{ . }}}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
+  {{- with .Values.networkPolicy.dns }}
+  to: {{- toYaml . | nindent 4 }}
+  {{- end }}
 {{- end }}
 
 {{- define "penstock.egressRedis" -}}

@@ -14,12 +14,25 @@ resources: {{ printf "'%s'" (toJson .) | quote }}
 httpGet: {path: /api/healthz, port: 52365}
 {{- end }}
 
+{{/* Where downloads go, all of it within models.cacheSize: below models.mountPath, which a claim makes read-only; then a folder beside it. */}}
+{{- define "penstock.hubFolder" -}}
+{{- if include "penstock.ownHubFolder" . -}}
+/var/cache/huggingface
+{{- else -}}
+{{ empty .Values.models.existingClaim | ternary (printf "%s/.huggingface" .Values.models.mountPath) "/tmp/.cache/huggingface" }}
+{{- end -}}
+{{- end }}
+
+{{- define "penstock.ownHubFolder" -}}
+{{- if and .Values.models.existingClaim .Values.models.download }}true{{ end -}}
+{{- end }}
+
 {{/* What Serve's processes must find before they are imported (base/environment.py: serve_environment), and where files go. */}}
 {{- define "penstock.rayEnv" -}}
 - {name: RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD, value: "0"}
 - {name: RAY_SERVE_FREEZE_GC_ON_STARTUP, value: "1"}
 - {name: RAY_SERVE_LOG_TO_STDERR, value: "0"}
-- {name: HF_HOME, value: {{ empty .Values.models.existingClaim | ternary (printf "%s/.huggingface" .Values.models.mountPath) "/tmp/.cache/huggingface" }}}
+- {name: HF_HOME, value: {{ include "penstock.hubFolder" . | quote }}}
 {{- if not .Values.models.download }}
 - {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}
@@ -58,6 +71,10 @@ httpGet: {path: /api/healthz, port: 52365}
   {{- else }}
   emptyDir: {sizeLimit: {{ .root.Values.models.cacheSize }}}
   {{- end }}
+{{- if include "penstock.ownHubFolder" .root }}
+- name: hub
+  emptyDir: {sizeLimit: {{ .root.Values.models.cacheSize }}}
+{{- end }}
 {{- if and .adapters .root.Values.adapters.enabled }}
 - name: adapters
   persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim | quote }}}
@@ -72,6 +89,9 @@ httpGet: {path: /api/healthz, port: 52365}
   {{- if .root.Values.models.existingClaim }}
   readOnly: true
   {{- end }}
+{{- if include "penstock.ownHubFolder" .root }}
+- {name: hub, mountPath: {{ include "penstock.hubFolder" .root }}}
+{{- end }}
 {{- if and .adapters .root.Values.adapters.enabled }}
 - {name: adapters, mountPath: {{ include "penstock.adaptersFolder" .root }}}
 {{- end }}

@@ -1,4 +1,4 @@
-"""Values that together take every branch of the chart's templates, beside the presets: name to YAML."""
+"""Values that together take every branch of the chart's templates, beside the presets (test_branches.py measures it): name to YAML."""
 
 BRANCHES = {
     "numbers as names": """
@@ -7,7 +7,7 @@ nameOverride: penstock
 secrets: {redis: '2', ray: '3', providers: '4', cluster: '5'}
 redis: {enabled: false, address: 'redis://10.0.0.1', username: '123'}
 tenants: {first: [{name: '2024'}, {name: 'true'}, {name: '1e3'}]}
-providers: [{name: up, base_url: 'https://api.example.com/v1', model: m, served_names: [demo], api_key_env: NO}]
+providers: [{name: up, base_url: 'https://api.example.com/v1', model: m, served_names: [demo], api_key_env: 'NO'}]
 models: {existingClaim: '6', tokenSecret: '7'}
 adapters: {enabled: true, existingClaim: '8'}
 head: {priorityClassName: '9'}
@@ -19,15 +19,19 @@ ingress: {enabled: true, className: '12', host: '13', tlsSecret: '14', annotatio
     "outer redis": """
 redis: {enabled: false, address: 'rediss://redis.example.com:6380', username: penstock}
 secrets: {redis: outer-redis, cluster: own, ray: own, tenants: own, providers: own}
-tenants: {first: []}
+test: {tenant: acme}
 telemetry: {otlp_endpoint: 'http://collector.telemetry:4318'}
 networkPolicy:
+  operator: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kuberay}}, podSelector: {matchLabels: {app.kubernetes.io/name: kuberay-operator}}}]
+  dns: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: openshift-dns}}}, {ipBlock: {cidr: 169.254.20.10/32}}]
+  dnsPorts: [53, 5353]
   redis: [{ipBlock: {cidr: 192.0.2.0/24}}]
   telemetry: [{namespaceSelector: {}}]
 """,
     "outer redis, anybody": """
 redis: {enabled: false, address: 'redis://redis.example.com'}
 secrets: {redis: outer-redis}
+networkPolicy: {dns: []}
 telemetry: {otlp_endpoint: 'https://collector.example.com'}
 """,
     "no persistence": "{redis: {persistence: {enabled: false}}}",
@@ -46,11 +50,15 @@ providers:
 networkPolicy: {providers: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: other}}}]}
 """,
     "ingress and route": """
-ingress: {enabled: true, className: nginx, host: llm.example.com, tlsSecret: tls}
+ingress: {enabled: true, className: nginx, host: llm.example.com, tlsSecret: tls, annotations: {nginx.ingress.kubernetes.io/proxy-body-size: 1g}}
 httpRoute: {enabled: true, parentRefs: [{name: public, namespace: gateways}], hostnames: [llm.example.com]}
 service: {type: NodePort, nodePort: 30080, annotations: {a: b}}
 """,
-    "plain ingress": "{ingress: {enabled: true}, networkPolicy: {monitoring: []}}",
+    "an ingress of any host, with TLS": """
+ingress: {enabled: true, tlsSecret: tls}
+httpRoute: {enabled: true, parentRefs: [{name: public, port: 443}], timeoutSeconds: 70}
+""",
+    "plain ingress": "{ingress: {enabled: true, controller: other}, networkPolicy: {monitoring: []}}",
     "placed": """
 head: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], affinity: {nodeAffinity: {}}, priorityClassName: high, annotations: {a: b}}
 gateway: {nodeSelector: {a: b}, spread: None, zoneSpread: DoNotSchedule, annotations: {a: b}, drainSeconds: 45}
@@ -68,5 +76,6 @@ models: {existingClaim: checkpoints, mountPath: /srv/models, tokenSecret: hub}
 adapters: {enabled: true, existingClaim: adapters}
 pools: [{name: a, model: /srv/models/a.gguf, served_names: [a]}]
 """,
+    "downloads beside a claim": "{models: {existingClaim: checkpoints, download: true, cacheSize: 30Gi}, pools: [{name: a, model: org/name}]}",
     "downloads": "{models: {download: true}, pools: [{name: a, model: org/name}], test: {model: org/name}}",
 }

@@ -42,11 +42,13 @@ class Rendered(NamedTuple):
 
 
 @cache
-def template(preset: str = "", values: str = "", apis: tuple[str, ...] = APIS, image: str = IMAGE, release: str = RELEASE, chart: Path = CHART) -> Rendered:
+def template(
+    preset: str = "", values: str = "", apis: tuple[str, ...] = APIS, image: str = IMAGE, release: str = RELEASE, chart: Path = CHART, *options: str
+) -> Rendered:
     """preset: a values file of the chart; values: YAML over it."""
     files = ["-f", str(CHART / preset)] if preset else []
     versions = [word for api in apis for word in ("--api-versions", api)]
-    command = [str(HELM), "template", release, str(chart), "--namespace", NAMESPACE, "--set", f"image.repository={image}", *files, *versions]
+    command = [str(HELM), "template", release, str(chart), "--namespace", NAMESPACE, "--set", f"image.repository={image}", *files, *versions, *options]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(values)
         file.flush()

@@ -84,6 +84,53 @@ def kuberay_text() -> str:
     raise AssertionError(f"{archive} has no {CRDS}")
 
 
+NAME = {"type": "string", "minLength": 1, "maxLength": 253}
+GATEWAY_PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
+DURATION = {"type": "string", "pattern": "^([0-9]{1,5}(h|m|s|ms)){1,4}$"}
+REFERENCE = {"name": NAME, "namespace": NAME, "kind": NAME, "group": {"type": "string"}, "port": GATEWAY_PORT}
+
+
+def _object(properties: Object, *required: str) -> Object:
+    return {"type": "object", "additionalProperties": False, "properties": properties, "required": list(required)}
+
+
+def _list(of: Object, most: int) -> Object:
+    return {"type": "array", "items": of, "minItems": 1, "maxItems": most}
+
+
+HTTPROUTE = jsonschema.Draft202012Validator(
+    _object(
+        {
+            "apiVersion": {"const": "gateway.networking.k8s.io/v1"},
+            "kind": {"const": "HTTPRoute"},
+            "metadata": {"type": "object"},
+            "spec": _object(
+                {
+                    "parentRefs": _list(_object({**REFERENCE, "sectionName": NAME}, "name"), 32),
+                    "hostnames": _list({"type": "string", "pattern": r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"}, 16),
+                    "rules": _list(
+                        _object(
+                            {
+                                "matches": _list(
+                                    _object({"path": _object({"type": {"enum": ["Exact", "PathPrefix", "RegularExpression"]}, "value": {"pattern": "^/"}})}), 64
+                                ),
+                                "timeouts": _object({"request": DURATION, "backendRequest": DURATION}),
+                                "backendRefs": _list(_object({**REFERENCE, "weight": {"type": "integer"}}, "name", "port"), 16),
+                            }
+                        ),
+                        16,
+                    ),
+                }
+            ),
+        },
+        "metadata",
+        "spec",
+    )
+)
+"""Ours, of the fields that the chart uses: https://gateway-api.sigs.k8s.io/reference/spec/#httproute, version v1; durations: GEP-2257. A reference to a
+Service needs its port."""
+
+
 @cache
 def rayservice() -> jsonschema.Draft202012Validator:
     """Of ray.io/v1."""

@@ -7,15 +7,16 @@ import subprocess
 import pytest
 import yaml
 
-from deploy import chart_schema, chart_values
+from deploy import chart_defaults, chart_schema, chart_values
 from penstock.base.config import convert
 from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, serve_environment
 from penstock.base.pod import DRAIN_S, POD_DIR
 from penstock.cli.serve_apps import GatewayArguments, HandArguments, PoolArguments
+from penstock.router.config import GatewayConfig
 from penstock.wire.discovery import GATEWAY_APP, pool_app_name
 from tests.unit.deploy.branches import BRANCHES
 from tests.unit.deploy.charts import CHART, HELM, IMAGE, NAMESPACE, PRESETS, ROOT, Object, digest, every_case, find, objects, pods, template
-from tests.unit.deploy.schemas import OURS, VERSIONS, mistakes, ray_mistakes
+from tests.unit.deploy.schemas import HTTPROUTE, OURS, VERSIONS, mistakes, ray_mistakes
 
 ALL = every_case()
 
@@ -41,6 +42,15 @@ def test_every_rayservice_is_one_that_kuberay_knows() -> None:
 
     assert len(services) > len(PRESETS)
     assert [ray_mistakes(each) for each in services if ray_mistakes(each)] == []
+
+
+def test_every_httproute_is_one_that_gateway_api_knows() -> None:
+    routes = [each for each in every_object().values() if each["kind"] == "HTTPRoute"]
+
+    assert len(routes) >= 2
+    assert [error.message for each in routes for error in HTTPROUTE.iter_errors(each)] == []
+    routes[0]["spec"]["rules"][0]["timeouts"]["backend"] = "1s"
+    assert not HTTPROUTE.is_valid(routes[0]), "a field that it does not know"
 
 
 def test_kubernetes_schemas_refuse_an_unknown_field() -> None:
@@ -129,8 +139,7 @@ def test_whole_numbers_stay_whole() -> None:
     assert not re.search(r"\d[eE]\+\d", text), "Helm writes large numbers as floats where a template lets it"
 
 
-def test_a_changed_model_leaves_the_ray_cluster_alone() -> None:
-    changed = """
+CHANGED_POOL = """
 pools:
   - name: demo
     served_names: [other]
@@ -138,13 +147,50 @@ pools:
     engine: {max_num_seqs: 3}
     pod: {resources: {requests: {cpu: "1", memory: 2Gi}, limits: {memory: 4Gi}}}
 """
-    before, after = (find(objects("", values), "RayService")["spec"] for values in ("", changed))
-    for spec in (before, after):
+UP = "name: up, base_url: 'https://api.example.com/v1', model: m, served_names: [demo]"
+IN_PLACE = {
+    "a model": ("", CHANGED_POOL),
+    "gateway.config": ("", "gateway: {config: {max_queue: 7, queue_timeout_s: 9.0, ttft_target_s: 0.3}}"),
+    "telemetry": ("", "telemetry: {otlp_endpoint: 'http://collector:4318', sample_ratio: 1.0}"),
+    "a provider without a key": ("", f"providers: [{{{UP}}}]"),
+    "a provider with a known key": (
+        f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}]}}",
+        f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}, {{{UP.replace('up', 'too')}, api_key_env: K}}]}}",
+    ),
+    "the deadline, with drainSeconds": ("gateway: {drainSeconds: 90}", "gateway: {drainSeconds: 90, config: {request_timeout_s: 60.0}}"),
+    "replicas": (CHANGED_POOL, "gateway: {replicas: 4}" + CHANGED_POOL.replace("replicas: 2", "replicas: 3")),
+}
+"""Before and after, as docs/kubernetes.md has it under Changes."""
+ANEW = {
+    "the deadline": ("", "gateway: {config: {request_timeout_s: 60.0}}"),
+    "a provider with a new key": ("", f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}]}}"),
+    "a pool more": ("", "pools: [{name: demo}, {name: more}]"),
+    "the image": ("", "image: {tag: new}"),
+}
+
+
+def versions_of(before: str, after: str) -> tuple[Object, Object]:
+    """The RayService's specification without the counts, which KubeRay ignores."""
+    found = tuple(find(objects("", values), "RayService")["spec"] for values in (before, after))
+    for spec in found:
         for group in spec["rayClusterConfig"]["workerGroupSpecs"]:
             group.pop("replicas")
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("what", IN_PLACE)
+def test_what_the_document_calls_in_place_leaves_the_ray_cluster_alone(what: str) -> None:
+    before, after = versions_of(*IN_PLACE[what])
 
     assert before["rayClusterConfig"] == after["rayClusterConfig"], "another pod template would build a second cluster"
     assert before["serveConfigV2"] != after["serveConfigV2"]
+
+
+@pytest.mark.parametrize("what", ANEW)
+def test_what_the_document_calls_a_second_cluster_is_one(what: str) -> None:
+    before, after = versions_of(*ANEW[what])
+
+    assert before["rayClusterConfig"] != after["rayClusterConfig"]
 
 
 def test_pods_say_nothing_of_the_chart_version() -> None:
@@ -159,7 +205,7 @@ def test_the_old_cluster_outlives_the_longest_stream() -> None:
     for preset in PRESETS:
         spec = find(objects(preset), "RayService")["spec"]
         apps = {app["name"]: app for app in yaml.safe_load(spec["serveConfigV2"])["applications"]}
-        longest = apps["gateway"]["args"]["config"]["gateway"].get("request_timeout_s", 600)
+        longest = apps["gateway"]["args"]["config"]["gateway"].get("request_timeout_s", GatewayConfig().request_timeout_s)
         assert spec["rayClusterDeletionDelaySeconds"] > longest
         for group in spec["rayClusterConfig"]["workerGroupSpecs"]:
             pod = group["template"]["spec"]
@@ -216,6 +262,41 @@ def test_rays_processes_find_what_serve_must_find_before_it_is_imported() -> Non
             assert {REDIS_URL, CLUSTER_SECRET, POD_DIR, DRAIN_S} <= env.keys()
 
 
+@pytest.mark.parametrize("branch", ["downloads", "downloads beside a claim"])
+def test_downloads_lie_on_a_volume_of_the_size_that_is_set_for_them(branch: str) -> None:
+    size = {"downloads": "50Gi", "downloads beside a claim": "30Gi"}[branch]
+    for pod in pods(objects("", BRANCHES[branch])):
+        if "ray.io/group" in pod.labels:
+            container = pod.spec["containers"][0]
+            home = next(each["value"] for each in container["env"] if each["name"] == "HF_HOME")
+            mount = max((each for each in container["volumeMounts"] if home.startswith(each["mountPath"])), key=lambda each: len(each["mountPath"]))
+            volume = next(each for each in pod.spec["volumes"] if each["name"] == mount["name"])
+            assert volume["emptyDir"] == {"sizeLimit": size}, pod.owner
+            assert not mount.get("readOnly")
+
+
+def test_the_demo_fits_the_node_that_it_names_with_two_ray_clusters() -> None:
+    """All replicas that a pool may have, in both."""
+    text = (CHART / "values-demo.yaml").read_text(encoding="utf-8")
+    named = re.search(r"(\d+) cores and (\d+) GiB", text)
+    total = re.search(r"([\d.]+) GiB, which", text)
+    most = {
+        f"pool-{pool['name']}": pool.get("autoscale", pool.get("replicas"))["max_replicas"] for pool in yaml.safe_load(text)["pools"] if "autoscale" in pool
+    }
+    cores, mib = 0.0, 0.0
+    for pod in pods(objects("values-demo.yaml")):
+        requests = pod.spec["containers"][0]["resources"]["requests"]
+        count = most.get(pod.labels.get("ray.io/group", ""), pod.replicas) * (2 if "ray.io/group" in pod.labels else 1)
+        cores += count * float(requests["cpu"].removesuffix("m")) / 1000
+        mib += count * float(requests["memory"].removesuffix("Mi"))
+
+    assert named is not None
+    assert total is not None
+    assert cores <= int(named[1])
+    assert mib / 1024 <= int(named[2]) - 1, "and Kubernetes' own"
+    assert round(mib / 1024, 1) == float(total[1])
+
+
 def test_gpus_are_requested_from_kubernetes() -> None:
     groups = {group["groupName"]: group for group in find(objects("values-production.yaml"), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]}
     gpus = {name: group["template"]["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") for name, group in groups.items()}
@@ -254,6 +335,23 @@ def test_jobs_go_where_the_autoscaler_goes() -> None:
     assert placed["Deployment rel-penstock-autoscaler"]["nodeSelector"] == {"a": "b"}
 
 
+@pytest.mark.parametrize("longest_s", [600, 90])
+def test_ways_in_wait_longer_than_the_longest_request(longest_s: int) -> None:
+    config = f"gateway: {{config: {{request_timeout_s: {longest_s}}}}}\n"
+    found = objects("", config + BRANCHES["ingress and route"])
+    annotations = find(found, "Ingress")["metadata"]["annotations"]
+    timeouts = find(found, "HTTPRoute")["spec"]["rules"][0]["timeouts"]
+
+    assert {name.rpartition("/")[2]: value for name, value in annotations.items()} == {
+        "proxy-buffering": "off",
+        "proxy-read-timeout": str(longest_s + 30),
+        "proxy-send-timeout": str(longest_s + 30),
+        "proxy-body-size": "1g",
+    }, "with one that the branch sets itself"
+    assert timeouts == {"request": f"{longest_s + 30}s", "backendRequest": f"{longest_s + 30}s"}
+    assert "annotations" not in find(objects("", BRANCHES["plain ingress"]), "Ingress")["metadata"]
+
+
 def test_services_point_at_gateways_only() -> None:
     found = objects("values-demo.yaml")
 
@@ -278,19 +376,15 @@ def test_the_schema_file_is_the_generated_one() -> None:
     assert chart_schema.TARGET.read_text(encoding="utf-8") == chart_schema.render(), "python -m deploy.chart_schema"
 
 
+def test_the_template_of_defaults_is_the_generated_one() -> None:
+    assert chart_defaults.TARGET.read_text(encoding="utf-8") == chart_defaults.render(), "python -m deploy.chart_defaults"
+
+
 def test_every_value_is_explained_where_it_stands() -> None:
     values = list(chart_values.read(chart_values.VALUES.read_text(encoding="utf-8")))
 
     assert [value.path for value in values if not value.comment] == []
     assert len(values) > 100
-
-
-def test_every_value_is_used() -> None:
-    templates = "".join(path.read_text(encoding="utf-8") for path in (CHART / "templates").rglob("*.*"))
-    values = [value.path for value in chart_values.read(chart_values.VALUES.read_text(encoding="utf-8")) if not value.path.startswith("secrets.")]
-
-    assert [path for path in values if not re.search(rf"[.]{path.rsplit('.', 1)[-1]}\b", templates)] == []
-    assert "index $root.Values.secrets $kind" in templates, "those are looked up by name"
 
 
 def test_the_table_of_values_is_the_generated_one() -> None:

@@ -160,6 +160,39 @@ def test_an_outer_redis_is_reached_on_its_port(branch: str, port: int) -> None:
     assert not is_allowed(policies_of(found), Flow(ends(found)["gateway"], outer, 22))
 
 
+def test_dns_is_where_the_values_say_and_nowhere_else() -> None:
+    found = objects("", BRANCHES["outer redis"])
+    policies, gateway = policies_of(found), ends(found)["gateway"]
+
+    assert is_allowed(policies, Flow(gateway, stranger("OpenShift's DNS", "openshift-dns"), 5353, "UDP"))
+    assert is_allowed(policies, Flow(gateway, End("NodeLocal DNS", address="169.254.20.10"), 53, "UDP"))
+    assert not is_allowed(policies, Flow(gateway, DNS, 53, "UDP"))
+    assert not is_allowed(policies, Flow(gateway, stranger("OpenShift's DNS", "openshift-dns"), 22))
+    assert is_allowed(policies_of(objects("", BRANCHES["outer redis, anybody"])), Flow(gateway, INTERNET, 53, "UDP"))
+
+
+def test_who_labels_himself_as_the_operator_is_refused_where_its_namespace_is_named() -> None:
+    impostor = stranger("a tenant's pod", "apps", **{"app.kubernetes.io/name": "kuberay-operator"})
+    found = objects("", BRANCHES["outer redis"])
+
+    assert is_allowed(policies_of(found), Flow(OPERATOR, ends(found)["head"], 8265))
+    assert not is_allowed(policies_of(found), Flow(impostor, ends(found)["head"], 8265))
+    assert is_allowed(policies_of(DEMO), Flow(impostor, HEAD, 8265)), "so the document says: name it"
+
+
+def test_without_peers_a_collector_and_an_outer_redis_are_anybody_on_their_ports() -> None:
+    """As the document says."""
+    found = objects("", BRANCHES["outer redis, anybody"])
+    policies, known = policies_of(found), ends(found)
+
+    assert is_allowed(policies, Flow(known["pool-demo"], INTERNET, 443)), "the collector's port"
+    assert is_allowed(policies, Flow(known["pool-demo"], INTERNET, 6379)), "Redis' port"
+    assert not is_allowed(policies, Flow(known["pool-demo"], INTERNET, 80))
+    named = objects("", BRANCHES["outer redis"])
+    assert not is_allowed(policies_of(named), Flow(ends(named)["pool-demo"], INTERNET, 4318))
+    assert not is_allowed(policies_of(named), Flow(ends(named)["pool-demo"], INTERNET, 6380))
+
+
 POLICY: dict[str, Any] = {
     "metadata": {"namespace": "llm"},
     "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": []},

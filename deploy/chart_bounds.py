@@ -1,0 +1,78 @@
+"""What penstock.yaml's structs refuse of a single field (their `__post_init__`), as JSON Schema; so that Helm refuses it before anything is created.
+
+Not what two fields can't be together: deploy/helm/templates/_config_checks.tpl has that, in sentences.
+"""
+
+from typing import Any
+
+from penstock.router.config import EXTENSIONS
+from penstock.workers.config import MAX_DRAFT_TOKENS
+
+Schema = dict[str, Any]
+
+ABOVE_0: Schema = {"exclusiveMinimum": 0}
+AT_LEAST_0: Schema = {"minimum": 0}
+AT_LEAST_1: Schema = {"minimum": 1}
+SHARE: Schema = {"minimum": 0, "maximum": 1}
+URL: Schema = {"pattern": "^https?://[^/ ]"}
+DASHED: Schema = {"pattern": "^[A-Za-z0-9]+(-[A-Za-z0-9]+)*$"}
+DIFFERENT_WORDS: Schema = {"items": {"type": "string", "minLength": 1}, "uniqueItems": True}
+TOGETHER = ("input_price", "output_price")
+
+
+def each(bound: Schema, *names: str) -> dict[str, Schema]:
+    return dict.fromkeys(names, bound)
+
+
+BOUNDS: dict[str, dict[str, Schema]] = {
+    "AdapterSlots": {"slots": AT_LEAST_0, "max_rank": AT_LEAST_1},
+    "AdaptersConfig": {**each(AT_LEAST_1, "max_bytes", "max_per_tenant"), "load_timeout_s": AT_LEAST_0},
+    "AutoscaleConfig": {
+        **each(AT_LEAST_1, "min_replicas", "max_replicas"),
+        **each(ABOVE_0, "ttft_target_s", "tpot_target_s", "window_s", "start_s"),
+        "target_utilisation": {"exclusiveMinimum": 0, "maximum": 1},
+        "scale_down_margin": {"minimum": 0, "exclusiveMaximum": 1},
+        "scale_down_delay_s": AT_LEAST_0,
+    },
+    "EngineConfig": {
+        **each(AT_LEAST_1, "kv_memory_bytes", "max_num_seqs", "max_batched_tokens", "threads"),
+        "block_size": {"enum": [2**exponent for exponent in range(17)]},
+    },
+    "GatewayConfig": {
+        **each(AT_LEAST_1, "max_ongoing_requests", "max_body_bytes", "max_queue", "default_max_tokens", "max_buffered_deltas", "max_receipts"),
+        **each(ABOVE_0, "ttft_target_s", "request_timeout_s", "body_timeout_s"),
+        **each(AT_LEAST_0, "queue_timeout_s", "key_cache_s"),
+    },
+    "PoolConfig": {"served_names": DIFFERENT_WORDS},
+    "ProviderConfig": {
+        "name": DASHED,
+        "base_url": URL,
+        "served_names": {"minItems": 1},
+        **each(ABOVE_0, "ttft_s", "timeout_s", "breaker_open_s"),
+        **each(AT_LEAST_1, "max_concurrency", "breaker_failures"),
+        "extra_fields": {"items": {"enum": sorted(EXTENSIONS)}},
+    },
+    "SpeculationConfig": {"draft_layers": AT_LEAST_1, "max_draft_tokens": {"minimum": 1, "maximum": MAX_DRAFT_TOKENS}},
+    "TelemetryConfig": {"otlp_endpoint": URL, "sample_ratio": SHARE},
+    "TimedConfig": {"draft_acceptance": SHARE},
+    "VllmConfig": {"start_timeout_s": ABOVE_0},
+}
+"""By struct and field. Waits that the structs let be anything are bounded too: a deadline of 0 s refuses every request."""
+
+
+def bounded(sections: dict[str, Schema]) -> dict[str, Schema]:
+    """The sections with their bounds; a field that may be null stays so."""
+    found = {name: {**section, "properties": _properties(section["properties"], BOUNDS.get(name, {}))} for name, section in sections.items()}
+    found["ProviderConfig"]["dependencies"] = {name: [other] for name, other in (TOGETHER, TOGETHER[::-1])}
+    return found
+
+
+def _properties(properties: dict[str, Schema], bounds: dict[str, Schema]) -> dict[str, Schema]:
+    return properties | {name: _bounded(properties[name], bound) for name, bound in bounds.items()}
+
+
+def _bounded(field: Schema, bound: Schema) -> Schema:
+    """An `anyOf` of msgspec's is the value or null, and refused by the words of either; a list of types is refused by those that fit."""
+    options = field.get("anyOf", [field])
+    types = [option["type"] for option in options]
+    return {**{key: value for option in options for key, value in option.items()}, "type": types if len(types) > 1 else types[0], **bound}

@@ -1,0 +1,59 @@
+{{/* What penstock.yaml's structs refuse of several fields together, said before anything is created; a single field's bounds are in values.schema.json. */}}
+
+{{/* As workers/config.py and cli/config.py have it: list of the place and a pool. */}}
+{{- define "penstock.checkEngine" -}}
+{{- $where := index . 0 -}}{{- $pool := index . 1 -}}
+{{- $engine := merge (deepCopy (default dict $pool.engine)) (include "penstock.defaults" . | fromJson).engine -}}
+{{- $speculation := $engine.speculation -}}
+{{- $isGpu := ne $engine.device "cpu" -}}{{- $isVllm := eq $engine.runner "vllm" -}}{{- $isDraft := eq $speculation.method "draft" -}}
+{{- $wrong := list
+  (list (lt (int $engine.max_batched_tokens) (int $engine.max_num_seqs)) (printf "max_batched_tokens is %d: it must be at least max_num_seqs (%d)" (int $engine.max_batched_tokens) (int $engine.max_num_seqs)))
+  (list (and $isGpu (eq $engine.runner "timed")) "runner is timed, which computes nothing: device must be cpu")
+  (list (and $engine.exact (or $isGpu $isVllm (eq $engine.runner "timed"))) "exact is true, which only our own engine (runner torch) on device cpu can be")
+  (list (and (ne $engine.kv_dtype "auto") (or $isGpu $isVllm)) (printf "kv_dtype is %s, which is for our own engine on device cpu" $engine.kv_dtype))
+  (list (and (eq $engine.activations "int8") (or $isGpu $isVllm $engine.exact (eq $engine.dtype "float32"))) "activations is int8, which is for our own engine on device cpu, and neither for exact nor for dtype float32")
+  (list (and (has $engine.lm_head (list "int8" "int4")) $isVllm) (printf "lm_head is %s, which is for our own engine: vLLM takes the checkpoint as it is" $engine.lm_head))
+  (list (and (ne $speculation.method "none") $isVllm) (printf "speculation.method is %s, which is for our own engine: vllm.args can set vLLM's" $speculation.method))
+  (list (and $isDraft (not $speculation.model)) "speculation.method is draft: speculation.model must name the draft model")
+  (list (and $speculation.model (not $isDraft)) "speculation.model is that of method draft, which is not set")
+  (list (and $speculation.draft_layers (not $isDraft)) "speculation.draft_layers is of method draft, which is not set")
+-}}
+{{- range $wrong }}
+{{- if index . 0 }}{{ fail (printf "%s.engine.%s" $where (index . 1)) }}{{ end }}
+{{- end }}
+{{- end }}
+
+{{/* Names of the API: in a tier each means one model, and a provider's are served by a pool too. */}}
+{{- define "penstock.checkServedNames" -}}
+{{- $places := dict -}}{{- $served := dict -}}
+{{- range $index, $pool := .Values.pools }}
+{{- $_ := set $places $pool.name "a pool" }}
+{{- $model := default "demo" $pool.model }}
+{{- $engine := merge (deepCopy (default dict $pool.engine)) (include "penstock.defaults" $ | fromJson).engine }}
+{{- $what := printf "model %s with engine.block_size %d" $model (int $engine.block_size) }}
+{{- range default (list $model) $pool.served_names }}
+{{- $key := printf "%s %s" (default "cloud" $pool.tier) . }}
+{{- with get $served $key }}
+{{- if ne . $what }}{{ fail (printf "pools[%d] serves in its tier what another pool calls the same: %s, and there %s; choose another of pools[%d].served_names" $index $what . $index) }}{{ end }}
+{{- end }}
+{{- $_ := set $served $key $what }}
+{{- $_ := set $served . $what }}
+{{- end }}
+{{- end }}
+{{- range $index, $provider := .Values.providers }}
+{{- with get $places $provider.name }}{{ fail (printf "providers[%d].name is %s, which %s has already" $index $provider.name .) }}{{ end }}
+{{- $_ := set $places $provider.name "another provider" }}
+{{- range $provider.served_names }}
+{{- if not (hasKey $served .) }}{{ fail (printf "providers[%d].served_names has %s, which no pool serves" $index .) }}{{ end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Each has its key in one Secret, by its name. */}}
+{{- define "penstock.checkTenants" -}}
+{{- $names := list "tenants.yaml" -}}
+{{- range $index, $tenant := .Values.tenants.first }}
+{{- if has $tenant.name $names }}{{ fail (printf "tenants.first[%d].name is %s, which is taken" $index $tenant.name) }}{{ end }}
+{{- $names = append $names $tenant.name }}
+{{- end }}
+{{- end }}

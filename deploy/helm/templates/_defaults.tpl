@@ -1,0 +1,32 @@
+{{/* Defaults of penstock.yaml, generated from the structs that read it by `python -m deploy.chart_defaults`; use fromJson. */}}
+
+{{- define "penstock.defaults" -}}
+{
+ "gateway": {
+  "request_timeout_s": 600.0
+ },
+ "autoscale": {
+  "min_replicas": 1,
+  "max_replicas": 4
+ },
+ "engine": {
+  "runner": "torch",
+  "device": "cpu",
+  "dtype": "auto",
+  "lm_head": "auto",
+  "activations": "auto",
+  "kv_dtype": "auto",
+  "exact": false,
+  "block_size": 16,
+  "max_num_seqs": 64,
+  "max_batched_tokens": 512,
+  "speculation": {
+   "method": "none",
+   "model": null,
+   "draft_layers": null,
+   "max_draft_tokens": 4,
+   "adaptive": true
+  }
+ }
+}
+{{- end }}

@@ -1,0 +1,58 @@
+"""What penstock.yaml's structs refuse of one field, values.schema.json refuses too, for every number and some words."""
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+import jsonschema
+import msgspec
+import pytest
+
+from deploy.chart_schema import CHART_OWNED, SECTIONS, schema
+from penstock.adapters.config import AdaptersConfig
+from penstock.autoscale.config import AutoscaleConfig
+from penstock.base.errors import ConfigError
+from penstock.cli.config import PoolConfig
+from penstock.router.config import ProviderConfig
+from penstock.workers.config import AdapterSlots, EngineConfig, SpeculationConfig, TimedConfig, VllmConfig
+
+Struct = type[msgspec.Struct]
+
+STRUCTS: tuple[Struct, ...] = (*SECTIONS, AutoscaleConfig, EngineConfig, SpeculationConfig, AdapterSlots, TimedConfig, VllmConfig)
+NEEDED: dict[Struct, dict[str, Any]] = {
+    PoolConfig: {"name": "a"},
+    ProviderConfig: {"name": "up", "base_url": "http://x", "model": "m", "served_names": ["demo"], "input_price": 1.0, "output_price": 1.0},
+}
+"""Beside the field that is tried: what is required, and what belongs together."""
+NUMBERS = (-1, 0, 1.5)
+WORDS = {"base_url": "x", "otlp_endpoint": "x", "name": "a b", "served_names": [""], "extra_fields": ["x"], "block_size": 24, "max_draft_tokens": 17}
+
+
+def refused(struct: Struct, document: dict[str, Any]) -> bool:
+    try:
+        msgspec.convert(document, struct)
+    except (ConfigError, msgspec.ValidationError):
+        return True
+    return False
+
+
+def tries(struct: Struct) -> Iterator[dict[str, Any]]:
+    for field in msgspec.structs.fields(struct):
+        is_number = {int, float} & {field.type, *get_args(field.type)} and field.type is not bool
+        values = [*(NUMBERS if is_number else ()), *([WORDS[field.name]] if field.name in WORDS else ())]
+        yield from (NEEDED.get(struct, {}) | {field.name: value} for value in values if field.name not in CHART_OWNED.get(struct.__name__, ()))
+
+
+@pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
+def test_what_a_struct_refuses_of_one_field_the_schema_refuses_too(struct: Struct) -> None:
+    found = schema()
+    validator = jsonschema.Draft7Validator({"$ref": f"#/$defs/{struct.__name__}", "$defs": found["$defs"]})
+    all_tries = list(tries(struct))
+
+    assert validator.is_valid(NEEDED.get(struct, {}))
+    assert [document for document in all_tries if refused(struct, document) and validator.is_valid(document)] == []
+    assert any(refused(struct, document) for document in all_tries)
+
+
+def test_every_struct_of_the_sections_is_tried() -> None:
+    assert {struct.__name__ for struct in STRUCTS} == set(schema()["$defs"])
+    assert refused(AdaptersConfig, {"max_bytes": 0})
