@@ -109,10 +109,11 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     lm_head: Literal["auto", "keep", "int8", "int4"] = "auto"
     """How the output head and the embedding table are held, which are most of a small model. keep: as the checkpoint has them. int8, int4: rounded to
     nearest in groups of 32. auto: int8 where the checkpoint's other matrices are quantized and these are not, else keep."""
-    activations: Literal["auto", "bf16", "int8"] = "auto"
-    """What quantized matrices are multiplied with, on the CPU. int8: whole steps in two terms of 8 bits, with a scale per row and group, which is nearer
-    to float32 than bfloat16 is, and quicker for few rows; steps of many rows take bfloat16 where the CPU is quicker with it, so an answer's last digits
-    may depend on what runs beside it, unless `exact`. bf16: always bfloat16. auto: int8."""
+    activations: Literal["auto", "bf16", "int8", "int16"] = "auto"
+    """What quantized matrices are multiplied with, on the CPU. int8: whole steps of 8 bits, with a scale per row and group: quickest, for some 0.4 % of
+    perplexity. int16: steps in two terms of 8 bits, nearer to float32 than bfloat16 is (which steps of many rows take where the CPU is quicker with it).
+    auto: int16 for up to 4 rows, where it costs nothing, and in steps with prompts of fewer than 128 tokens in all, else int8; so close calls between
+    tokens may depend on what runs beside a request, unless `exact`. bf16: always bfloat16."""
     kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = "auto"
     """Of keys and values. auto: that of the computation. int8 on the CPU, fp8 (e4m3) on a GPU: with a scale for each token's head, half of bf16's
     memory."""

@@ -21,6 +21,10 @@ struct Layer {
     const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;
 };
 
+// What activations of quantized matrices become. MIXED: two terms where these cost next to nothing, which is for few rows, and where an answer's first
+// token hangs on every one of few tokens, which is in steps of short prompts; else one term.
+enum Activations : int32_t { MIXED = 0, NEVER_ROUNDED = 1, ALWAYS_ONE_TERM = 2, ALWAYS_TWO_TERMS = 3 };
+
 struct Model {
     int64_t num_layers, hidden, inner, num_heads, num_kv_heads, dim, vocab;
     const Layer* layers;
@@ -28,7 +32,7 @@ struct Model {
     const float* norm;
     const float *cos, *sin;  // [position, dim]
     float eps;
-    int32_t is_exact;  // activations are not rounded to terms of 8 bits
+    int32_t activations;
 };
 
 struct Cache {

@@ -1,6 +1,7 @@
 """decoder.cpp's C ABI: a model and a cache as it wants them, and the call that computes a step. Shapes and types are checked here, because C can't."""
 
 import ctypes
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,7 +30,7 @@ class _Model(ctypes.Structure):
         *((name, _I64) for name in ("num_layers", "hidden", "inner", "num_heads", "num_kv_heads", "dim", "vocab")),
         *((name, _P) for name in ("layers", "embed", "head", "norm", "cos", "sin")),
         ("eps", _F32),
-        ("is_exact", _I32),
+        ("activations", _I32),
     )
 
 
@@ -48,6 +49,16 @@ class _Step(ctypes.Structure):
         ("table_stride", _I64),
         *((name, _P) for name in ("rows", "logits", "best", "best_score")),
     )
+
+
+class Activations(enum.IntEnum):
+    """What they become where they are multiplied with quantized matrices; as decoder.hpp has it."""
+
+    MIXED = 0
+    """Two terms of 8 bits for few rows and in steps of short prompts, else one."""
+    BFLOAT16 = 1
+    ONE_TERM = 2
+    TWO_TERMS = 3
 
 
 class Shape(NamedTuple):
@@ -121,8 +132,7 @@ class Chosen(NamedTuple):
 class Decoder:
     """A model whose steps are one call. One thread at a time."""
 
-    def __init__(self, library: ctypes.CDLL, parameters: Parameters, threads: int, *, is_exact: bool = False) -> None:
-        """is_exact: activations are not rounded to terms of 8 bits for quantized matrices."""
+    def __init__(self, library: ctypes.CDLL, parameters: Parameters, threads: int, activations: Activations) -> None:
         self._call = library.penstock_step
         self._call.restype, self._call.argtypes = _I64, [_P, _P, _P, _I32, _P, _I64]
         self._threads = threads
@@ -131,7 +141,7 @@ class Decoder:
         self._layers = (_Layer * shape.num_layers)(*(_Layer(**{name: _address(value) for name, value in layer.items()}) for layer in parameters.layers))
         self._model = _Model(
             *shape, ctypes.addressof(self._layers), parameters.embed.handle, parameters.head.handle, _address(parameters.norm),
-            _address(parameters.cos), _address(parameters.sin), parameters.eps, is_exact,
+            _address(parameters.cos), _address(parameters.sin), parameters.eps, activations,
         )  # fmt: skip
         self._step = _Step()
         self._arguments = (ctypes.addressof(self._model), ctypes.addressof(self._step))

@@ -43,6 +43,21 @@ inline Split split_qkv(const Run& run) {
 
 // ---- operands
 
+constexpr int64_t FEW_ROWS = 4;              // the weights' way from memory takes as long as two terms of so many rows
+constexpr int64_t SHORT_PROMPT_TOKENS = 128;  // a step with prompts and fewer tokens than this
+
+inline Rounding rounding_of(const Run& run, int64_t num_rows) {
+    switch (run.model->activations) {
+        case NEVER_ROUNDED: return NOT_ROUNDED;
+        case ALWAYS_ONE_TERM: return ONE_TERM;
+        case ALWAYS_TWO_TERMS: return TWO_TERMS;
+        default: break;
+    }
+    const int64_t tokens = run.step->num_tokens;
+    const bool is_short_prompt = tokens > run.step->num_seqs && tokens < SHORT_PROMPT_TOKENS;
+    return num_rows <= FEW_ROWS || is_short_prompt ? TWO_TERMS : ONE_TERM;
+}
+
 // Rows of float32, perhaps to be normed on the way, that a product takes.
 struct Operand {
     const float* x;
@@ -64,7 +79,7 @@ inline void prepare_rows(Run& run, Worker& me, const Operand& operand, const Mat
         x = normed;
     }
     prepare(me.inputs, is_own ? me.prepared : run.prepared, x, operand.width, static_cast<int32_t>(operand.num_rows), static_cast<int32_t>(operand.width),
-            matrix.group, static_cast<int32_t>(begin), static_cast<int32_t>(end), run.model->is_exact != 0);
+            matrix.group, static_cast<int32_t>(begin), static_cast<int32_t>(end), rounding_of(run, operand.num_rows));
 }
 
 // Shares out `count` pieces of products of the operand with the matrix, its rows prepared before; `piece` takes the inputs and a piece's number.

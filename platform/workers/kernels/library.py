@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from penstock.workers.kernels.cache_form import PLAIN, Form, cache_code
-from penstock.workers.kernels.decoder import Decoder, Parameters
+from penstock.workers.kernels.decoder import Activations, Decoder, Parameters
 from penstock.workers.kernels.products import Products
 
 ABI = 4
@@ -45,9 +45,9 @@ class Library:
         """Whether attention has kernels for heads of this size, `group` query heads to a kv head."""
         return bool(self._supports(head_dim, group))
 
-    def decoder(self, parameters: Parameters, threads: int, *, is_exact: bool = False) -> Decoder:
+    def decoder(self, parameters: Parameters, threads: int, activations: Activations) -> Decoder:
         """See `Decoder`."""
-        return Decoder(self._library, parameters, threads, is_exact=is_exact)
+        return Decoder(self._library, parameters, threads, activations)
 
     def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN) -> None:
         """k, v [T, num_kv_heads, head_dim] into their slots; see attention.write_kv."""

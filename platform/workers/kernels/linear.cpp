@@ -75,8 +75,16 @@ constexpr Path PATHS[] = {
 #endif
 };
 
-// Rows from which on activations are kept in bfloat16 instead of rounded.
-int32_t dense_rows(int32_t level) { return level >= AMX ? AMX_ROWS : level == AVX512 ? BF16_ROWS : INT32_MAX; }
+// Rows from which on activations are kept in bfloat16 instead of rounded: tiles are quicker than any bytes, pairs than two terms.
+int32_t dense_rows(int32_t level, Rounding rounding) {
+    if (level >= AMX) return AMX_ROWS;
+    return level == AVX512 && rounding == TWO_TERMS ? BF16_ROWS : INT32_MAX;
+}
+
+int32_t terms_of(int32_t level, Rounding rounding, int32_t m) {
+    if (rounding == NOT_ROUNDED || m >= dense_rows(level, rounding)) return 0;
+    return rounding == ONE_TERM && level >= VNNI ? 1 : 2;  // below VNNI there is no path for one
+}
 
 // ---- inputs
 
@@ -147,12 +155,12 @@ void pack_heads(const Matrix& matrix, uint8_t* panel_data, int64_t panel, const 
 // ---- the portable path
 
 // Steps of one group, and what they are.
-struct Rounding {
+struct Steps {
     float step, inverse;
     bool is_zero;  // or nothing that can be rounded
 };
 
-Rounding find_rounding(const float* x, int64_t count) {
+Steps find_steps(const float* x, int64_t count) {
     int32_t largest = 0;  // as bits: NaN is above all numbers
     for (int64_t i = 0; i < count; i++) {
         const int32_t bits = static_cast<int32_t>(bits_of(x[i]) & 0x7FFFFFFF);
@@ -172,17 +180,17 @@ void prepare_rounded(const Inputs& inputs, const float* x, int64_t stride, int32
         memset(q + inputs.k / 4 * 8, 0, 2 * inputs.k_padded - inputs.k / 4 * 8);
         for (int64_t group = 0; group < inputs.num_groups; group++) {
             const int64_t begin = group * inputs.group, end = smaller(inputs.k, begin + inputs.group);
-            const Rounding rounding = find_rounding(from + begin, end - begin);
+            const Steps found = find_steps(from + begin, end - begin);
             int32_t sum = 0;
             for (int64_t i = begin; i < end; i++) {
-                const int32_t steps = rounding.is_zero ? 0 : static_cast<int32_t>(__builtin_rintf(from[i] * rounding.inverse));
+                const int32_t steps = found.is_zero ? 0 : static_cast<int32_t>(__builtin_rintf(from[i] * found.inverse));
                 const int32_t high = (steps + LOW_STEPS / 2) >> LOW_BITS;
                 q[i / 4 * 8 + i % 4] = static_cast<int8_t>(high);
                 q[i / 4 * 8 + i % 4 + 4] = static_cast<int8_t>(steps - high * LOW_STEPS);
                 sum += steps;
             }
-            inputs.step[row * inputs.num_groups + group] = rounding.step;
-            inputs.sum[row * inputs.num_groups + group] = rounding.step * static_cast<float>(sum);
+            inputs.step[row * inputs.num_groups + group] = found.step;
+            inputs.sum[row * inputs.num_groups + group] = found.step * static_cast<float>(sum);
         }
     }
 }
@@ -282,24 +290,24 @@ int64_t inputs_bytes(int32_t m, int32_t k) {
 }
 
 void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int32_t m, int32_t k, int32_t group, int32_t row_begin, int32_t row_end,
-             bool is_exact) {
+             Rounding rounding) {
     const Sizes sizes(m, k);
     uint8_t* base = static_cast<uint8_t*>(scratch);
     inputs.m = m, inputs.k = k, inputs.group = group, inputs.level = level();
     inputs.k_padded = static_cast<int32_t>(rounded_up(k, BLOCK_K));
     inputs.num_groups = group == 0 ? 0 : (k + group - 1) / group;
-    inputs.is_rounded = group != 0 && !is_exact && m < dense_rows(inputs.level);
+    inputs.terms = group == 0 ? 0 : terms_of(inputs.level, rounding, m);
     inputs.q = reinterpret_cast<int8_t*>(base);
     inputs.step = reinterpret_cast<float*>(base + sizes.q);
     inputs.sum = reinterpret_cast<float*>(base + sizes.q + sizes.scale);
     inputs.dense = base + sizes.q + 2 * sizes.scale;
     const Path& path = PATHS[inputs.level];
-    (inputs.is_rounded ? path.prepare_rounded : path.prepare_dense)(inputs, x, stride, row_begin, row_end);
+    (inputs.terms > 0 ? path.prepare_rounded : path.prepare_dense)(inputs, x, stride, row_begin, row_end);
 }
 
 void multiply(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int32_t n_begin, int32_t n_end) {
     const Path& path = PATHS[inputs.level];
-    (inputs.is_rounded ? path.multiply_rounded : path.multiply_dense)(matrix, inputs, out - n_begin, out_stride, n_begin / TILE_N, (n_end + TILE_N - 1) / TILE_N);
+    (inputs.terms > 0 ? path.multiply_rounded : path.multiply_dense)(matrix, inputs, out - n_begin, out_stride, n_begin / TILE_N, (n_end + TILE_N - 1) / TILE_N);
 }
 
 void read_row(const Matrix& matrix, int32_t row, float* out) {
@@ -318,7 +326,7 @@ struct Product {
     int64_t stride;
     int32_t m;
     float* out;
-    bool is_exact;
+    Rounding rounding;
     void* scratch;
     Inputs inputs;
     Phase preparing, multiplying;
@@ -333,7 +341,7 @@ static void take_part(void* context, int) {
     share(product.preparing, (product.m + PIECE_ROWS - 1) / PIECE_ROWS, [&](int64_t piece) {
         const int32_t begin = static_cast<int32_t>(piece) * PIECE_ROWS, end = static_cast<int32_t>(smaller(product.m, begin + PIECE_ROWS));
         Inputs inputs;
-        prepare(inputs, product.scratch, product.x, product.stride, product.m, matrix.k, matrix.group, begin, end, product.is_exact);
+        prepare(inputs, product.scratch, product.x, product.stride, product.m, matrix.k, matrix.group, begin, end, product.rounding);
     });
     share(product.multiplying, (matrix.n + PIECE_N - 1) / PIECE_N, [&](int64_t piece) {
         const int32_t begin = static_cast<int32_t>(piece) * PIECE_N, end = static_cast<int32_t>(smaller(matrix.n, begin + PIECE_N));
@@ -375,12 +383,12 @@ void penstock_read_rows(const Matrix* matrix, const int64_t* rows, int64_t num_r
 }
 
 // x [m, k], out [m, n]: float32, `stride` floats from row to row of x. Returns 0, or 1 without memory.
-int32_t penstock_multiply(const Matrix* matrix, const float* x, int64_t stride, int32_t m, float* out, int32_t is_exact, int32_t threads) {
+int32_t penstock_multiply(const Matrix* matrix, const float* x, int64_t stride, int32_t m, float* out, int32_t rounding, int32_t threads) {
     penstock::Product product = {};
-    product.matrix = matrix, product.x = x, product.stride = stride, product.m = m, product.out = out, product.is_exact = is_exact != 0;
+    product.matrix = matrix, product.x = x, product.stride = stride, product.m = m, product.out = out, product.rounding = static_cast<penstock::Rounding>(rounding);
     product.scratch = aligned_alloc(64, penstock::rounded_up(penstock::inputs_bytes(m, matrix->k) + 64, 64));
     if (product.scratch == nullptr) return 1;
-    penstock::prepare(product.inputs, product.scratch, x, stride, m, matrix->k, matrix->group, 0, 0, product.is_exact);
+    penstock::prepare(product.inputs, product.scratch, x, stride, m, matrix->k, matrix->group, 0, 0, product.rounding);
     const double work = static_cast<double>(m) * matrix->n * matrix->k;
     penstock::run_team(work < penstock::ONE_THREAD_WORK ? 1 : threads, penstock::take_part, &product);
     free(product.scratch);

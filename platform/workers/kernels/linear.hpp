@@ -3,12 +3,12 @@
 //
 // Two steps: `prepare` brings activations into the form that a path wants, `multiply` computes a range of outputs from it. Both keep no state
 // and may run in several threads at once, on different rows and different outputs. Rounded (W4A8, W8A8) means products of bytes: activations are
-// whole steps, 127 * 128 of them to the largest of its row and group, each in two terms of 8 bits, 128 * high + low. With one term a group's
-// largest activation ruins its neighbours: eight bits of it are too few for them. Exact (W4A16) means that weights are dequantized, activations
-// kept in bfloat16 (float32 where the CPU has no products of bfloat16).
+// whole steps, with two terms 127 * 128 of them to the largest of its row and group, 128 * high + low, with one term 127. One term is half the work,
+// and a group's largest activation ruins its neighbours: eight bits of it are few for them. Not rounded (W4A16) means that weights are dequantized,
+// activations kept in bfloat16 (float32 where the CPU has no products of bfloat16).
 //
 // Invariants. A row's result is one fixed sequence of operations on that row and the matrix, whatever other rows there are, as long as the path
-// is the same: level, is_exact, and, where bfloat16 is quicker for many rows (`dense_rows`), whether m reaches so many. Padding is zeros on both
+// is the same: level, rounding, and, where bfloat16 is quicker for many rows (`dense_rows`), whether m reaches so many. Padding is zeros on both
 // sides. A row with NaN or infinity in it comes out with NaN where it has a share, other rows don't notice.
 
 #pragma once
@@ -27,6 +27,9 @@ constexpr int32_t BLOCK_K = 32;   // columns are padded to a multiple of it, and
 constexpr int32_t BF16_ROWS = 16;  // rows from which on products of bfloat16 are quicker, for all that weights must be dequantized first
 constexpr int32_t AMX_ROWS = 24;   // the same for tiles
 
+// What becomes of activations for quantized matrices.
+enum Rounding : int32_t { TWO_TERMS = 0, NOT_ROUNDED = 1, ONE_TERM = 2 };
+
 // A packed matrix; `data` is somebody else's memory, aligned to 64 bytes. packed.hpp has the layout.
 struct Matrix {
     int32_t kind, n, k;
@@ -39,8 +42,8 @@ struct Matrix {
 // Rows of activations in a path's form: pointers into scratch.
 struct Inputs {
     int32_t m, k, k_padded, group, num_groups, level;
-    bool is_rounded;
-    int8_t* q;        // [m, k_padded / 4, 2, 4]: of four columns the high bytes, then the low ones
+    int32_t terms;    // of 8 bits to an activation; 0: not rounded
+    int8_t* q;        // [m, k_padded / 4, 2, 4]: of four columns the high bytes, then the low ones; [m, k_padded] with one term
     float* step;      // [m, num_groups]
     float* sum;       // [m, num_groups]: of the rounded activations
     void* dense;      // [m, k_padded], bfloat16 from level AVX512 on, float32 below; with AMX rows are padded to a multiple of 16
@@ -49,13 +52,13 @@ struct Inputs {
 // Best level of this CPU, or the one that was set below it.
 int32_t level();
 
-// Scratch that `prepare` needs, whatever the group, level and exactness. Aligned to 64 bytes.
+// Scratch that `prepare` needs, whatever the group, level and rounding. Aligned to 64 bytes.
 int64_t inputs_bytes(int32_t m, int32_t k);
 
 // Fills `inputs` (alike in every call with the same arguments, so each thread may have its own) and, in scratch, rows [row_begin, row_end) of m.
 // x: [m, k], `stride` floats from row to row. group: that of the matrix to come, 0 for BF16.
 void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int32_t m, int32_t k, int32_t group, int32_t row_begin, int32_t row_end,
-             bool is_exact);
+             Rounding rounding);
 
 // Outputs [n_begin, n_end) of all rows, which must be prepared: output n of row m overwrites out[m * out_stride + n - n_begin]. n_begin is a
 // multiple of TILE_N, n_end too or it is the matrix's n.

@@ -25,6 +25,14 @@ class Kind(enum.IntEnum):
     INT4 = 2
 
 
+class Rounding(enum.IntEnum):
+    """What becomes of activations for quantized matrices. One term has a path from level VNNI on, below it means two."""
+
+    TWO_TERMS = 0
+    NONE = 1
+    ONE_TERM = 2
+
+
 class Level(enum.IntEnum):
     """Instructions that products use: VNNI is AVX-512 with VNNI, AVX512 has BF16 on top, AMX tiles of bf16; the last one is AMX for tests without it."""
 
@@ -138,14 +146,14 @@ class Products:
         self._read_rows(matrix.handle, rows.data_ptr(), len(rows), out.data_ptr())
         return out
 
-    def multiply(self, x: Tensor, matrix: PackedMatrix, exact: bool, threads: int) -> Tensor:
-        """x [T, K], float32 or bfloat16, times the transpose: float32 [T, N]. exact: activations are not rounded to terms of 8 bits. Raises MemoryError."""
+    def multiply(self, x: Tensor, matrix: PackedMatrix, rounding: Rounding, threads: int) -> Tensor:
+        """x [T, K], float32 or bfloat16, times the transpose: float32 [T, N]. Raises MemoryError."""
         num_rows, columns = matrix.shape
         assert x.shape[1] == columns
         x = x.float()
         x = x if x.stride(1) == 1 else x.contiguous()
         out = torch.empty(len(x), num_rows)
-        if self._multiply(matrix.handle, x.data_ptr(), x.stride(0), len(x), out.data_ptr(), exact, threads) != 0:
+        if self._multiply(matrix.handle, x.data_ptr(), x.stride(0), len(x), out.data_ptr(), rounding, threads) != 0:
             raise MemoryError("no memory for the activations of a product")
         return out
 

@@ -17,7 +17,7 @@ from penstock.workers.config import EngineConfig
 from penstock.workers.device import placed
 from penstock.workers.kernels.build import load_kernels
 from penstock.workers.kernels.cache_form import can_tile
-from penstock.workers.kernels.decoder import BoundCache, CacheLayer, Chosen, Parameters, Places, Shape
+from penstock.workers.kernels.decoder import Activations, BoundCache, CacheLayer, Chosen, Parameters, Places, Shape
 from penstock.workers.kernels.library import Library
 from penstock.workers.kernels.products import Level, PackedMatrix
 from penstock.workers.lora import Share
@@ -27,6 +27,8 @@ from penstock.workers.quant.packed import Packed, UnsupportedMatrix, pack_all
 from penstock.workers.weights import load_weights, read_weights
 
 _log = logging.getLogger("penstock.fused")
+ACTIVATIONS = {"auto": Activations.MIXED, "bf16": Activations.BFLOAT16, "int8": Activations.ONE_TERM, "int16": Activations.TWO_TERMS}
+"""Of `engine.activations`."""
 _LAYER_PARTS = ("input_norm", "post_norm", "q_norm", "k_norm", "qkv", "o", "gate_up", "down", "qkv_bias", "o_bias", "gate_up_bias", "down_bias")
 
 
@@ -34,13 +36,19 @@ class FusedLlama:
     """`Llama` with its weights packed. One thread at a time."""
 
     def __init__(
-        self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, library: Library, *, is_exact: bool = False
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Matrix],
+        max_model_len: int,
+        threads: int,
+        library: Library,
+        activations: Activations = Activations.MIXED,
     ) -> None:
-        """weights: as `quant.packed.pack_all` returns them. is_exact: activations are not rounded to terms of 8 bits."""
+        """weights: as `quant.packed.pack_all` returns them."""
         self.config = config
         self.torch = Llama(config, weights, max_model_len, threads, exact=False)
         self.dtype, self.device = self.torch.dtype, self.torch.device
-        self._decoder = library.decoder(_parameters(config, weights, self.torch), threads, is_exact=is_exact)
+        self._decoder = library.decoder(_parameters(config, weights, self.torch), threads, activations)
         self._bound: tuple[KvCache, BoundCache] | None = None
 
     def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Sequence[Share] = ()) -> Tensor:
@@ -91,7 +99,7 @@ def make_model(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len
     kernels = load_kernels() if isinstance(weights["embed"], Packed) else None
     if kernels is None:
         return Llama(config, weights, max_model_len, threads, engine.exact)
-    return FusedLlama(config, weights, max_model_len, threads, kernels, is_exact=engine.activations == "bf16")
+    return FusedLlama(config, weights, max_model_len, threads, kernels, ACTIVATIONS[engine.activations])
 
 
 def make_cache(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype) -> KvCache:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.workers.kernels.build import load_kernels
-from penstock.workers.kernels.products import Level, PackedMatrix, Products, is_group
+from penstock.workers.kernels.products import Level, PackedMatrix, Products, Rounding, is_group
 
 _OUT_MULTIPLE = 16
 """The operator packs output rows by so many."""
@@ -160,7 +160,7 @@ class Int4Matrix:
     def multiply(self, x: Tensor) -> Tensor:
         """x [T, K] times the transpose: [T, N] in x's dtype."""
         if self._products is not None:
-            return self._products.multiply(x, self._packed, True, torch.get_num_threads()).to(x.dtype)
+            return self._products.multiply(x, self._packed, Rounding.NONE, torch.get_num_threads()).to(x.dtype)
         form = self._for_operator
         if form is None:
             assert self._dense is not None

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from penstock.workers.kernels.products import PackedMatrix, Products, is_group
+from penstock.workers.kernels.products import PackedMatrix, Products, Rounding, is_group
 from penstock.workers.quant.int4 import Groups
 
 
@@ -25,7 +25,7 @@ class Packed:
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [T, K] times the transpose: [T, N] in x's dtype."""
-        return self._products.multiply(x, self.matrix, False, self._threads).to(x.dtype)
+        return self._products.multiply(x, self.matrix, Rounding.TWO_TERMS, self._threads).to(x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows by number, int64 [R]: [R, K]."""

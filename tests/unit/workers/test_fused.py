@@ -12,7 +12,7 @@ from penstock.wire.frames import SamplingParams
 from penstock.workers.batch import Span, build_batch, lay_out
 from penstock.workers.kernels.build import load_kernels
 from penstock.workers.kernels.cache_form import can_tile
-from penstock.workers.kernels.decoder import Chosen
+from penstock.workers.kernels.decoder import Activations, Chosen
 from penstock.workers.kernels.library import Library
 from penstock.workers.kernels.products import Level
 from penstock.workers.lora import LowRank, Part, Share, make_adapter
@@ -186,7 +186,8 @@ def test_quantized_matrices_give_what_their_dequantized_ones_give(head: bool, ke
     oracle = Llama(config, dense, MAX_LEN, 1, exact=False)
     tables = Tables(config)
 
-    for fused, tolerance in ((FusedLlama(config, packed, MAX_LEN, 2, kernels, is_exact=True), 2e-3), (FusedLlama(config, packed, MAX_LEN, 2, kernels), 0.1)):
+    for activations, tolerance in {Activations.BFLOAT16: 2e-3, Activations.TWO_TERMS: 2e-3, Activations.ONE_TERM: 0.1, Activations.MIXED: 0.1}.items():
+        fused = FusedLlama(config, packed, MAX_LEN, 2, kernels, activations)
         expected = logits_of(oracle, tables.cache(), tables, STEPS[0])
         assert (logits_of(fused, tables.cache(), tables, STEPS[0]) - expected).square().mean().sqrt() < tolerance * expected.std()
 
