@@ -1,7 +1,7 @@
 """The decoder of the Llama family on a CPU, a step at a time in one call of the kernels (`kernels/decoder.cpp`), over packed matrices.
 
 What the kernels don't do, torch does over the same matrices and the same cache: steps with LoRA shares. Activations are float32, and for
-products with quantized matrices rounded to two terms of 8 bits, so logits differ from torch's as roundings do. A row's result depends on other
+products with quantized matrices rounded to one or two terms of 8 bits, so logits differ from torch's as roundings do. A row's result depends on other
 rows in the step only as far as the products choose another path for many rows.
 """
 
