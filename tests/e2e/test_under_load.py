@@ -217,9 +217,9 @@ TAKEN_S = Times().duration_s + Times().retry_s + 5.0
 
 
 def holder(release: Release) -> str:
-    """The pod that the Lease names."""
+    """The pod whose autoscaler the Lease names."""
     lease = release.kube.get("lease", f"{release.service}-autoscaler", "--namespace", release.namespace)
-    return str(lease["spec"].get("holderIdentity") or "")
+    return str(lease["spec"].get("holderIdentity") or "").rpartition("_")[0]
 
 
 def test_kuberays_operator_is_killed_and_comes_back(release: Release, tmp_path: Path) -> None:
