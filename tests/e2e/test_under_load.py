@@ -243,8 +243,8 @@ def test_kuberays_operator_is_killed_and_comes_back(release: Release, tmp_path: 
 def test_a_replica_killed_while_it_streams_loses_no_stream(release: Release, tmp_path: Path) -> None:
     """Its sequences go on elsewhere, from the token where they were; a stream that can't would end with an error that says so."""
     settled(release)
-    with load(release, tmp_path, "arrivals.rate=0.6", "kinds=" + json.dumps(LONG)) as found:
-        until(lambda: found.finished() > 2, "the load is there")
+    with load(release, tmp_path, *BUSY) as found:
+        until(lambda: found.finished() > 2 and running(release, "edge") > 0, "the load is there")
         before = resumed(release)
         edge = next(pod for pod in release.pods("pool") if "pool-edge" in pod)
         release.kubectl("exec", edge, "--", "pkill", "-KILL", "-f", "ServeReplica:pool")
