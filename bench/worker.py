@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
+END_S = 10.0
 BOOT = "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_module(sys.argv[2], run_name='__main__')"
 """The repository comes last on the path: nothing in it is taken for a module of the child's environment."""
 
@@ -65,6 +66,8 @@ class Worker:
         is_there = bool(select.select([out], [], [], timeout_s)[0])
         line = out.readline() if is_there else b""  # one answer at a time, so none waits in the buffer
         if not line:
+            if is_there:
+                self._process.wait(END_S)  # what it says last comes behind its end of the pipe
             reason = "ended" if is_there else f"did not answer within {timeout_s:.0f} s"
             raise RuntimeError(f"{self._log.stem} {reason}; it printed last:\n{self._log.read_text(encoding='utf-8', errors='replace')[-3000:]}")
         return json.loads(line)
