@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -67,7 +67,8 @@ class Worker:
         line = out.readline() if is_there else b""  # one answer at a time, so none waits in the buffer
         if not line:
             if is_there:
-                self._process.wait(END_S)  # what it says last comes behind its end of the pipe
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(END_S)  # what it says last comes behind its end of the pipe
             reason = "ended" if is_there else f"did not answer within {timeout_s:.0f} s"
             raise RuntimeError(f"{self._log.stem} {reason}; it printed last:\n{self._log.read_text(encoding='utf-8', errors='replace')[-3000:]}")
         return json.loads(line)
@@ -90,7 +91,8 @@ def worker(name: str, command: Sequence[str], folder: Path, *, env: Mapping[str,
             started.wait_ready(start_s)
             yield started
         finally:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def module_command(python: str, module: str, *arguments: str) -> list[str]:
