@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -172,6 +173,10 @@ class TorchStep:
             x = x + self._times(inner, f"layers.{index}.down")
         return self._times(self._norm(x, "norm"), "lm_head").float()
 
+    def best(self) -> Tensor:
+        """The tokens, on the host."""
+        return self.logits().argmax(1).cpu()
+
     def _attention(self, index: int, x: Tensor) -> Tensor:
         config = self._bench.config
         heads = self._times(x, f"layers.{index}.qkv").view(len(x), -1, config.head_dim)
@@ -242,8 +247,8 @@ def variant_rows(bench: Bench, variant: Variant, rate: float, notes: list[str]) 
         step = decode_batch(batch, context, bench.config.vocab_size)
         rival = TorchStep(bench, weights, cache, step, model.rope)
         check(variant, replay.logits(step), rival.logits().cpu(), MOST_DIFFERENCE[bench.dtype])
-        ours_s = median_s(lambda step=step: replay.best(step), bench.repeats, bench.device)  # type: ignore[misc]
-        rival_s = median_s(lambda rival=rival: rival.logits().argmax(1).cpu(), bench.rival_repeats, bench.device)  # type: ignore[misc]
+        ours_s = median_s(partial(replay.best, step), bench.repeats, bench.device)
+        rival_s = median_s(rival.best, bench.rival_repeats, bench.device)
         must_read = read_bytes(ours) + batch * context * block_bytes // BLOCK_SIZE
         name = f"{variant.name}, batch {batch}, context {context}"
         yield Row(f"{name}: decoding (ours), torch (rival)", batch / ours_s, batch / rival_s, "tokens/s")

@@ -7,10 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from penstock.base.redis_server import EmbeddedRedis, find_executable
 from tests.e2e.flows import Recording, recording
 from tests.e2e.images import Images, images
 from tests.e2e.kube import Kube, kubernetes
 from tests.e2e.release import Release, install, namespace, storage
+
+
+@pytest.fixture
+def redis_url(tmp_path: Path, socket_dir: Path) -> Iterator[str]:
+    """A Redis of the test's own, for parts that run as processes."""
+    server = EmbeddedRedis(executable=find_executable(), data_dir=tmp_path / "redis", socket_dir=socket_dir)
+    server.start()
+    yield server.url
+    server.stop()
 
 
 @pytest.fixture(scope="session")

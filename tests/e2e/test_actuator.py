@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from bench.platform_process import free_port
-from penstock.base.redis_server import EmbeddedRedis, find_executable
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.rig import a_rig, up_and_down
 
@@ -25,8 +24,8 @@ def fake_nodes() -> Iterator[Cluster]:
         yield running
 
 
-def test_forty_replicas_come_and_go_in_few_calls(fake_nodes: Cluster, tmp_path: Path, socket_dir: Path, record_property: Record) -> None:
-    async def main(redis_url: str) -> None:
+def test_forty_replicas_come_and_go_in_few_calls(fake_nodes: Cluster, redis_url: str, tmp_path: Path, record_property: Record) -> None:
+    async def main() -> None:
         async with a_rig(fake_nodes, redis_url, tmp_path, LEAST) as rig:
             found = await up_and_down(rig, free_port(), LEAST, MOST)
 
@@ -35,9 +34,4 @@ def test_forty_replicas_come_and_go_in_few_calls(fake_nodes: Cluster, tmp_path: 
             record_property("down_s", found.down_s)
             record_property("api_calls", found.calls)
 
-    server = EmbeddedRedis(executable=find_executable(), data_dir=tmp_path, socket_dir=socket_dir)
-    server.start()
-    try:
-        asyncio.run(main(server.url))
-    finally:
-        server.stop()
+    asyncio.run(main())

@@ -18,7 +18,6 @@ import pytest
 from bench.platform_process import free_port
 from penstock.autoscale.kubernetes.api import Api, ApiAway, ApiRefused, Document, Expired, refusal
 from penstock.autoscale.kubernetes.elector import end
-from penstock.base.redis_server import EmbeddedRedis, find_executable
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.parts import Part, ended, pid_of, stopped
 from tests.e2e.ray_objects import LEASE, RAY_CLUSTERS
@@ -48,14 +47,6 @@ Record = Callable[[str, object], None]
 def cluster() -> Iterator[Cluster]:
     with running_cluster("--nodes", "fake", "--fake-nodes", "3", "--pod-start-seconds", "1", "--kuberay", must=True) as running:
         yield running
-
-
-@pytest.fixture
-def redis_url(tmp_path: Path, socket_dir: Path) -> Iterator[str]:
-    server = EmbeddedRedis(executable=find_executable(), data_dir=tmp_path / "redis", socket_dir=socket_dir)
-    server.start()
-    yield server.url
-    server.stop()
 
 
 def total(calls: dict[tuple[str, str, str], int], verb: str, kind: str, code: str = "") -> int:

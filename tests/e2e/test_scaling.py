@@ -15,7 +15,6 @@ from penstock.autoscale.kubernetes.api import Account, Api
 from penstock.autoscale.kubernetes.resources import RayCluster, cluster_of
 from penstock.autoscale.kubernetes.watched import Watched
 from penstock.autoscale.kubernetes.workers import Workers
-from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.wire.hand import AppPlaces
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.ray_objects import APP, RAY_CLUSTERS, server_of
@@ -38,14 +37,6 @@ Record = Callable[[str, object], None]
 def cluster() -> Iterator[Cluster]:
     with running_cluster("--nodes", "fake", "--fake-nodes", "5", "--pod-start-seconds", str(POD_START_S), "--kuberay", must=True) as running:
         yield running
-
-
-@pytest.fixture
-def redis_url(tmp_path: Path, socket_dir: Path) -> Iterator[str]:
-    server = EmbeddedRedis(executable=find_executable(), data_dir=tmp_path / "redis", socket_dir=socket_dir)
-    server.start()
-    yield server.url
-    server.stop()
 
 
 def test_a_pool_goes_up_and_down_and_exactly_the_drained_victims_go(cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from penstock.wire.frames import SamplingParams
 from penstock.workers.batch import Span, build_batch, lay_out
-from penstock.workers.kernels.build import load_kernels
 from penstock.workers.kernels.cache_form import can_tile
 from penstock.workers.kernels.decoder import Activations, Chosen
 from penstock.workers.kernels.library import Library
@@ -25,6 +24,7 @@ from penstock.workers.runner import TorchRunner
 from penstock.workers.sampling import Sampler
 from penstock.workers.sequence import Chunk, Sequence, Step
 from penstock.workers.weights import layout, parameter_shapes
+from tests.unit.workers.built_kernels import built_kernels
 
 BLOCK, NUM_BLOCKS, MAX_LEN = 16, 20, 200
 PLAIN = ModelConfig(
@@ -44,10 +44,7 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def kernels() -> Library:
-    found = load_kernels()
-    if found is None:
-        pytest.skip("there is no C++ compiler on this machine, and no ziglang")
-    return found
+    return built_kernels()
 
 
 @pytest.fixture(scope="module", autouse=True)

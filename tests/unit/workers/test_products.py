@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.workers.kernels.build import load_kernels
 from penstock.workers.kernels.products import Kind, Level, PackedMatrix, Products, Rounding, is_group
 from penstock.workers.quant.int4 import Groups, quantize, quantize_int8
+from tests.unit.workers.built_kernels import built_kernels
 
 SHAPES = [(16, 32, 32), (64, 256, 64), (33, 100, 32), (36, 300, 32), (7, 96, 128), (50, 576, 128), (48, 40, 40), (1, 2080, 1024)]
 """Rows, columns, columns of a group: short last groups, one group only, rows that are no multiple of 16, more columns than are dequantized at once."""
@@ -29,10 +29,7 @@ def dense_rows(level: Level, rounding: Rounding) -> float:
 
 @pytest.fixture(scope="module")
 def products() -> Products:
-    library = load_kernels()
-    if library is None:
-        pytest.skip("there are no kernels on this machine")
-    return library.products
+    return built_kernels().products
 
 
 @pytest.fixture(params=list(Level), ids=lambda level: level.name.lower())
