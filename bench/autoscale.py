@@ -141,8 +141,13 @@ class Course(NamedTuple):
     ttft: "np.ndarray[Any, Any]"
 
 
+def load_began_s(load: Path) -> float:
+    """Unix time."""
+    return (load / "observed.jsonl").stat().st_mtime - float(read_lines(load / "observed.jsonl")[-1]["t_s"])  # its last line was written at once
+
+
 def course(load: Path, watch: Watch) -> Course:
-    begin_s = (load / "observed.jsonl").stat().st_mtime - read_lines(load / "observed.jsonl")[-1]["t_s"]  # its last line was written at once
+    begin_s = load_began_s(load)
     records = [row for row in read_lines(load / "records.jsonl") if row["model"] == POOL]
     intended = np.array([row["intended_s"] for row in records])
     return Course(

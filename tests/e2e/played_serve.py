@@ -1,20 +1,27 @@
-"""A Serve that is played, and a gateway's reports of it: replicas live on ready pods, drain before they end, and note when a pod is taken from under them."""
+"""A Serve that is played, and gateways' reports of it: replicas live on ready pods, drain before they end, and note when a pod is taken from under them."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import redis.asyncio
 
+from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.kubernetes.resources import Pod
 from penstock.autoscale.kubernetes.watched import Watched
+from penstock.autoscale.scaler import ScaledPool
 from penstock.wire.frames import Load, StepCosts
 from penstock.wire.hand import AppPlaces, Place
-from penstock.wire.scaling import GATEWAYS_KEY, LAPSE_MS, GatewayReport, PoolFlow, PoolReport, ReplicaReport, encode, report_key
+from penstock.wire.scaling import GATEWAYS_KEY, LAPSE_MS, REPORT_S, GatewayReport, PoolFlow, PoolReport, ReplicaReport, encode, report_key
 from tests.e2e.ray_objects import APP
+from tests.e2e.recorded import MAX_ROWS, SETTINGS, Players
 
 POOL = "a"
 COSTS = StepCosts(base_s=0.02, row_s=0.001)
 DRAIN_S = 0.3
+AT_ONCE = ScaledPool(POOL, APP, 64, AutoscaleConfig(window_s=0.5, start_s=1.0, scale_down_delay_s=0.0))
+AS_RECORDED = ScaledPool(POOL, APP, MAX_ROWS, SETTINGS)
 
 
 @dataclass
@@ -61,8 +68,13 @@ class PlayedServe:
         return [replica for replica in self.replicas if replica.state != "STOPPING"]
 
     @property
+    def running(self) -> list[str]:
+        """Names: r and a number, from 1 in the order in which they were made."""
+        return [replica.name for replica in self.replicas if replica.state == "RUNNING"]
+
+    @property
     def num_running(self) -> int:
-        return sum(replica.state == "RUNNING" for replica in self.replicas)
+        return len(self.running)
 
     def turn(self) -> None:
         by_address = {pod.address: pod for pod in self.pods.objects.values() if pod.is_ready and not pod.is_ending}
@@ -88,19 +100,77 @@ class PlayedServe:
         replica.state, replica.since_s = "STOPPING", time.monotonic()
 
 
+class Gateways(Protocol):
+    """Who reports the load of that pool."""
+
+    @property
+    def scaled(self) -> ScaledPool:
+        """As the autoscaler is to scale it, but for its bounds."""
+
+    def press(self) -> None:
+        """From now on the load wants all replicas that are allowed."""
+
+    def release(self) -> None:
+        """And from now on as few as are allowed."""
+
+    async def report(self) -> None:
+        """Raises redis-py's errors."""
+
+
 @dataclass
 class Gateway:
-    """What one gateway reports."""
+    """One, with a queue that is endless or empty."""
 
     client: redis.asyncio.Redis
     serve: PlayedServe
     num_waiting: int = 0
     number: int = 0
+    scaled: ScaledPool = AT_ONCE
+
+    def press(self) -> None:
+        self.num_waiting = 100_000
+
+    def release(self) -> None:
+        self.num_waiting = 0
 
     async def report(self) -> None:
         self.number += 1
-        names = [replica.name for replica in self.serve.replicas if replica.state == "RUNNING"]
-        rows = [ReplicaReport(name, POOL, Load("e", 0, 4, 0, 0, 0, 0, 800, 800, COSTS, 512), 16, int(name[1:]) * 7 % 11, 0) for name in names]
+        rows = [ReplicaReport(name, POOL, Load("e", 0, 4, 0, 0, 0, 0, 800, 800, COSTS, 512), 16, int(name[1:]) * 7 % 11, 0) for name in self.serve.running]
         pools = [PoolReport(POOL, PoolFlow(), self.num_waiting, 30.0 if self.num_waiting else 0.0)]
-        await self.client.sadd(GATEWAYS_KEY, "g1")
-        await self.client.set(report_key("g1"), encode(GatewayReport("g1", self.number, pools, rows)), px=LAPSE_MS)
+        await told(self.client, [GatewayReport("g1", self.number, pools, rows)])
+
+
+@dataclass
+class RecordedGateways:
+    """Many, that report what a real one has reported."""
+
+    client: redis.asyncio.Redis
+    serve: PlayedServe
+    players: Players = field(default_factory=lambda: Players(POOL))
+    next_s: float = 0.0
+    scaled: ScaledPool = AS_RECORDED
+
+    def press(self) -> None:
+        self.players.press()
+
+    def release(self) -> None:
+        self.players.release()
+
+    async def report(self) -> None:
+        """Where one is due: what was recorded is played as quickly as it came."""
+        now_s = time.monotonic()
+        self.next_s = self.next_s or now_s
+        reports: list[GatewayReport] = []
+        while self.next_s <= now_s:
+            self.next_s += REPORT_S
+            reports = self.players.reports(int(name[1:]) for name in self.serve.running)
+        await told(self.client, reports)
+
+
+async def told(client: redis.asyncio.Redis, reports: Sequence[GatewayReport]) -> None:
+    """As gateways do. Raises redis-py's errors."""
+    async with client.pipeline(transaction=False) as pipe:
+        for report in reports:
+            pipe.sadd(GATEWAYS_KEY, report.gateway)
+            pipe.set(report_key(report.gateway), encode(report), px=LAPSE_MS)
+        await pipe.execute()

@@ -15,6 +15,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
+import msgspec
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from bench.platform_process import free_port
@@ -24,17 +26,14 @@ from penstock.autoscale.kubernetes.elector import end
 from penstock.autoscale.kubernetes.lease import Times
 from penstock.autoscale.kubernetes.resources import CLUSTER_LABEL, WORKERS, Pod, RayCluster, cluster_of, pod_of
 from penstock.autoscale.kubernetes.watched import Watched
+from penstock.autoscale.scaler import ScaledPool
 from penstock.base.redis import connect
 from tests.cluster import Cluster
-from tests.e2e.played_serve import Gateway, PlayedServe
+from tests.e2e.played_serve import Gateway, Gateways, PlayedServe
 from tests.e2e.ray_objects import RAY_CLUSTERS, RBAC, SERVICE, a_ray_cluster, a_ray_service, account_of, server_of
 
-CONFIG = """
-pools:
-- name: a
-  replicas: 4
-  autoscale: {min_replicas: 4, max_replicas: MOST, window_s: 0.5, start_s: 1.0, scale_down_delay_s: 0.0}
-"""
+LEAST = 4
+"""Replicas, by the autoscaler's settings."""
 
 
 @dataclass
@@ -46,7 +45,7 @@ class Rig:
     redis_url: str
     folder: Path
     serve: PlayedServe
-    gateway: Gateway
+    gateway: Gateways
     clusters: Watched[RayCluster]
     pods: Watched[Pod]
     counts: list[int]
@@ -59,7 +58,7 @@ class Rig:
 
     def start(self, port: int, most: int) -> None:
         config = self.folder / "penstock.yaml"
-        config.write_text(CONFIG.replace("MOST", str(most)), encoding="utf-8")
+        config.write_bytes(config_of(self.gateway.scaled, most))
         host, _, api_port = server_of(self.cluster).removeprefix("https://").partition(":")
         environment = os.environ | {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": api_port, "PENSTOCK_REDIS_URL": self.redis_url}
         what = ["--rayservice", SERVICE] if self.is_of_service else ["--raycluster", self.name]
@@ -125,6 +124,13 @@ class Rig:
             await asyncio.sleep(0.05)
 
 
+def config_of(scaled: ScaledPool, most: int) -> bytes:
+    """A penstock.yaml with that pool, between LEAST replicas and `most`; JSON is YAML."""
+    settings = msgspec.structs.replace(scaled.settings, min_replicas=LEAST, max_replicas=most)
+    pool = {"name": scaled.name, "replicas": LEAST, "engine": {"max_num_seqs": scaled.max_rows}, "autoscale": settings}
+    return msgspec.json.encode({"pools": [pool]})
+
+
 def page(port: int, path: str) -> tuple[int, str]:
     """Status and body of one of an autoscaler's pages; 0 where nobody answers. A connection each, and no client library: this is asked all the time."""
     connection = HTTPConnection("127.0.0.1", port, timeout=5)
@@ -156,7 +162,9 @@ async def beat(api: Api) -> None:
 
 
 @asynccontextmanager
-async def a_rig(cluster: Cluster, redis_url: str, folder: Path, replicas: int, is_of_service: bool = False) -> AsyncIterator[Rig]:
+async def a_rig(
+    cluster: Cluster, redis_url: str, folder: Path, replicas: int, is_of_service: bool = False, gateways: Callable[[Redis, PlayedServe], Gateways] = Gateway
+) -> AsyncIterator[Rig]:
     """With a RayCluster of so many workers, all ready, and a Serve that has them all. is_of_service: a RayService's active one."""
     cluster.kubectl("apply", "-f", "-", given=RBAC)
     account_of(cluster, folder / "account", cluster.kubectl("create", "token", "autoscaler").strip())
@@ -177,7 +185,7 @@ async def a_rig(cluster: Cluster, redis_url: str, folder: Path, replicas: int, i
         clusters: Watched[RayCluster] = Watched(api, RAY_CLUSTERS, noted, Random(1), fieldSelector=f"metadata.name={name}")
         pods: Watched[Pod] = Watched(api, "/api/v1/namespaces/default/pods", pod_of, Random(2), labelSelector=f"{WORKERS},{CLUSTER_LABEL}={name}")
         serve = PlayedServe(pods, replicas)
-        rig = Rig(cluster, name, api, redis_url, folder, serve, Gateway(client, serve), clusters, pods, counts, seen, is_of_service)
+        rig = Rig(cluster, name, api, redis_url, folder, serve, gateways(client, serve), clusters, pods, counts, seen, is_of_service)
         parts = [beat(api), clusters.run(), pods.run(), rig._play(), serve_calls(client, name, Executor(serve))]
         tasks = [asyncio.create_task(part) for part in parts]
         try:
@@ -227,13 +235,16 @@ class Figures(NamedTuple):
     """By verb, resource and status."""
 
 
-async def up_and_down(rig: Rig, port: int, least: int, most: int) -> Figures:
-    """A load that wants all that is allowed, then none; and everything that must hold of the way."""
+async def up_and_down(rig: Rig, port: int, least: int, most: int, calm_s: float = 0.0) -> Figures:
+    """A load that wants all that is allowed, then as few; and everything that must hold of the way. calm_s: so long as few are right, before that."""
+    started_s = time.monotonic()
     rig.start(port, most)
     await rig.leading()
+    await asyncio.sleep(calm_s)
+    assert rig.counts == [least]
     before = rig.workers
     began_s = time.monotonic()
-    rig.gateway.num_waiting = 100_000
+    rig.gateway.press()
     await until(lambda: rig.replicas == most, 30)
     await until(lambda: rig.serve.num_running == most, 180)
     up_s = time.monotonic() - began_s
@@ -241,7 +252,7 @@ async def up_and_down(rig: Rig, port: int, least: int, most: int) -> Figures:
     full = rig.workers
 
     began_s = time.monotonic()
-    rig.gateway.num_waiting = 0
+    rig.gateway.release()
     await until(lambda: rig.replicas == least and len(rig.workers) == least, 300)
     down_s = time.monotonic() - began_s
     assert full - rig.workers == set(rig.serve.victims)
@@ -251,10 +262,11 @@ async def up_and_down(rig: Rig, port: int, least: int, most: int) -> Figures:
     assert max(rig.counts) == most
 
     calls = await rig.calls(port)
+    lived_s = time.monotonic() - started_s
     assert {(verb, kind) for verb, kind, _ in calls} <= ALLOWED
     assert not [key for key in calls if key[2] == "403"]
     steps = 1 + most - least
     assert sum(count for (verb, _, _), count in calls.items() if verb == "patch") <= 2 * steps
-    assert sum(count for (verb, _, _), count in calls.items() if verb in ("list", "watch")) <= 6 + 2 * steps + 3 * (up_s + down_s) / 60
-    assert sum(count for (_, kind, _), count in calls.items() if kind == "leases") <= 6 + (up_s + down_s) / Times().retry_s
+    assert sum(count for (verb, _, _), count in calls.items() if verb in ("list", "watch")) <= 6 + 2 * steps + 3 * lived_s / 60
+    assert sum(count for (_, kind, _), count in calls.items() if kind == "leases") <= 6 + lived_s / Times().retry_s
     return Figures(round(up_s, 1), round(down_s, 1), {" ".join(key): value for key, value in calls.items()})

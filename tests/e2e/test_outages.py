@@ -74,7 +74,7 @@ def test_an_api_server_that_stands_still_for_half_a_minute_changes_nothing(clust
                     await asyncio.sleep(0.1)
                 lost_s = time.monotonic() - began_s
                 counts, target = list(rig.counts), rig.serve.target
-                rig.gateway.num_waiting = 100_000
+                rig.gateway.press()
                 while time.monotonic() - began_s < OUTAGE_S:
                     assert await rig.leaders() == [], "nobody leads whom the Lease does not say"
                     assert rig.serve.target == target, "the last target holds"
@@ -119,7 +119,7 @@ def test_a_leader_that_was_paused_finds_that_it_is_none(cluster: Cluster, redis_
                 began_s = time.monotonic()
                 await page_with(LEADS, rig, second)
                 taken_s = time.monotonic() - began_s
-                rig.gateway.num_waiting = 100_000
+                rig.gateway.press()
                 await until(lambda: rig.serve.num_running == MOST, 60)
             assert LEADS not in await page_with("is_leader", rig, first)
             await until(lambda: (rig.counts[-1], rig.serve.target) == (MOST, MOST), 10)
@@ -186,10 +186,10 @@ def test_beside_somebody_who_writes_all_the_time_the_way_is_made_and_nothing_of_
             lease = await rig.api.patch(LEASE, [{"op": "add", "path": "/metadata/labels", "value": {"other": "label"}}])
             async with writing_all_the_time(rig.api, f"{RAY_CLUSTERS}/{rig.name}", PAUSE_S) as done:
                 began_s = time.monotonic()
-                rig.gateway.num_waiting = 100_000
+                rig.gateway.press()
                 await until(lambda: rig.serve.num_running == MOST, 60)
                 up_s = time.monotonic() - began_s
-                rig.gateway.num_waiting = 0
+                rig.gateway.release()
                 await until(lambda: rig.replicas == LEAST and len(rig.workers) == LEAST, 90)
                 took_s = time.monotonic() - began_s
                 num_written = done[0]
@@ -238,7 +238,7 @@ def test_a_server_that_died_and_has_forgotten_is_listed_once_more(cluster: Clust
             port = free_port()
             rig.start(port, MOST)
             await rig.leading()
-            rig.gateway.num_waiting = 100_000
+            rig.gateway.press()
             await until(lambda: rig.serve.num_running == MOST, 60)
             old = rig.seen[0]["metadata"]["resourceVersion"]
             before = await rig.calls(port)
@@ -307,7 +307,7 @@ def test_a_restarted_and_upgraded_operator_is_answered_by_our_number_at_once(clu
             port = free_port()
             rig.start(port, MOST)
             await rig.leading()
-            rig.gateway.num_waiting = 100_000
+            rig.gateway.press()
             await until(lambda: rig.serve.num_running == MOST, 60)
 
             counts, before = len(rig.counts), await rig.calls(port)
@@ -325,7 +325,7 @@ def test_a_restarted_and_upgraded_operator_is_answered_by_our_number_at_once(clu
             calls = await rig.calls(port)
             assert total(calls, "patch", "rayclusters", "200") - total(before, "patch", "rayclusters", "200") == 1
 
-            rig.gateway.num_waiting = 0
+            rig.gateway.release()
             await until(lambda: rig.replicas == LEAST and len(rig.workers) == LEAST, 90)
             counts = len(rig.counts)
             above = await upgraded(rig, LEAST)

@@ -96,7 +96,7 @@ def test_one_of_two_acts_and_the_other_takes_over_within_the_leases_time(cluster
             rig.processes[first].kill()
             rig.processes[first].wait()
             killed_s = time.monotonic()
-            rig.gateway.num_waiting = 100_000
+            rig.gateway.press()
             assert await rig.leading() == second
             took_s = time.monotonic() - killed_s
             record_property("takeover_s", round(took_s, 1))
