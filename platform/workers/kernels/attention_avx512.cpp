@@ -12,6 +12,22 @@ namespace penstock {
 
 namespace {
 
+// Asks ahead for what is read behind the chunk at `start`: the unit's next chunk, behind its last one the next head's first, which as a rule is computed
+// next in this thread.
+template <int TILE_ELEMENTS, typename Element>
+PENSTOCK_BF16 void ask_for_next(const Attention& job, const Unit& unit, int64_t start, const Element* keys, const Element* values) {
+    Unit then = unit;
+    int64_t from = start + CHUNK;
+    if (from >= unit.end) {
+        if (++then.kv_head == job.num_kv_heads) return;
+        from = unit.begin;
+    }
+    for (int64_t position = from; position < smaller(from + CHUNK, unit.end); position += TILE) {
+        bf16::prefetch<TILE_ELEMENTS>(keys + offset_of(job, job.keys, then, position));
+        bf16::prefetch<TILE_ELEMENTS>(values + offset_of(job, job.values, then, position));
+    }
+}
+
 // The tiles of `count` positions from `start` on: made of rows.
 template <int D>
 PENSTOCK_BF16 void tile_rows(const Attention& job, const Unit& unit, int64_t start, int count, bf16::Scratch<D>& scratch, bf16::Tiles& tiles) {
@@ -25,10 +41,9 @@ PENSTOCK_BF16 void tile_rows(const Attention& job, const Unit& unit, int64_t sta
     for (int tile = 0; tile < num_tiles; tile++) tiles.keys[tile] = scratch.keys[tile], tiles.values[tile] = scratch.values[tile];
 }
 
-// The same where the cache has tiles; those of the chunk from `next` on, if it is before `end`, are asked for ahead.
+// The same where the cache has tiles.
 template <int D>
-PENSTOCK_BF16 void find_tiles(const Attention& job, const Unit& unit, int64_t start, int count, int64_t next, int64_t end, bf16::Scratch<D>& scratch,
-                              bf16::Tiles& tiles) {
+PENSTOCK_BF16 void find_tiles(const Attention& job, const Unit& unit, int64_t start, int count, bf16::Scratch<D>& scratch, bf16::Tiles& tiles) {
     const uint16_t *keys = static_cast<const uint16_t*>(job.keys.data), *values = static_cast<const uint16_t*>(job.values.data);
     for (int tile = 0; tile * TILE < count; tile++) {
         tiles.keys[tile] = reinterpret_cast<const uint32_t*>(keys + offset_of(job, job.keys, unit, start + tile * TILE));
@@ -38,10 +53,7 @@ PENSTOCK_BF16 void find_tiles(const Attention& job, const Unit& unit, int64_t st
             tiles.values[tile] = scratch.values[tile];
         }
     }
-    for (int64_t position = next; position < smaller(next + CHUNK, end); position += TILE) {
-        bf16::prefetch<D>(keys + offset_of(job, job.keys, unit, position));
-        bf16::prefetch<D>(values + offset_of(job, job.values, unit, position));
-    }
+    ask_for_next<D>(job, unit, start, keys, values);
 }
 
 // How many of a chunk's `count` positions from `start` on rows [r, r + rows) see; returns the most.
@@ -89,7 +101,7 @@ struct Bf16Walk {
         const int count = static_cast<int>(smaller(CHUNK, end - start)), num_tiles = (count + TILE - 1) / TILE;
         bf16::Tiles tiles;
         if constexpr (IS_TILED)
-            find_tiles<D>(job, unit, start, count, start + CHUNK, unit.end, scratch, tiles);
+            find_tiles<D>(job, unit, start, count, scratch, tiles);
         else
             tile_rows<D>(job, unit, start, count, scratch, tiles);
         for_rows(job, unit, start, count, [&](auto rows, int64_t r, const int* visible) {
@@ -133,10 +145,7 @@ struct Int8Walk {
             tiles.key_scales[tile] = scales_of(job, job.keys, unit, position);
             tiles.value_scales[tile] = scales_of(job, job.values, unit, position);
         }
-        for (int64_t position = start + CHUNK; position < smaller(start + 2 * CHUNK, unit.end); position += TILE) {
-            bf16::prefetch<D / 2>(keys + offset_of(job, job.keys, unit, position));
-            bf16::prefetch<D / 2>(values + offset_of(job, job.values, unit, position));
-        }
+        ask_for_next<D / 2>(job, unit, start, keys, reinterpret_cast<const uint8_t*>(values));
         for_rows(job, unit, start, count, [&](auto rows, int64_t r, const int* visible) {
             int8::absorb<D, rows.count>(scratch, tiles, r, visible, num_tiles, scale);
         });

@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-constexpr int64_t ROWS_A_PIECE = 8;  // tokens normed or prepared at a time
+constexpr int64_t ROWS_A_PIECE = TILE_M;  // tokens normed or prepared at a time
 constexpr int64_t PIECES = 8;        // of a product to a thread, or somewhat more, where there are enough panels
 
 struct Split {

@@ -14,6 +14,8 @@
 namespace penstock {
 namespace {
 
+constexpr int64_t QUERIES_A_THREAD = 4;
+
 void embed(Run& run, Phase*& phase) {
     const Step& step = *run.step;
     const int64_t hidden = run.model->hidden;
@@ -55,7 +57,11 @@ void compute_qkv(Run& run, Worker& me, Phase*& phase, const Layer& layer, const 
 void attend(Run& run, Worker& me, Phase*& phase, const Store* stores) {
     Attention job = run.attention;
     job.keys = stores[0], job.values = stores[1];
-    share(*phase++, job.num_units(), [&](int64_t unit) { run.run_unit(job, unit, me.attention); });
+    // all heads of a query by one thread, where there are enough for everybody: what they read lies side by side
+    const int64_t units = job.num_units() / job.num_kv_heads >= QUERIES_A_THREAD * run.threads ? job.num_kv_heads : 1;
+    share(*phase++, job.num_units() / units, [&](int64_t i) {
+        for (int64_t unit = i * units; unit < (i + 1) * units; unit++) run.run_unit(job, unit, me.attention);
+    });
     if (job.is_split) share(*phase++, job.num_tokens(), [&](int64_t token) { merge_query(job, token); });
 }
 

@@ -332,7 +332,7 @@ struct Product {
     Phase preparing, multiplying;
 };
 
-constexpr int32_t PIECE_ROWS = 16, PIECE_N = 4 * TILE_N;
+constexpr int32_t PIECE_ROWS = 2 * TILE_M, PIECE_N = 4 * TILE_N;
 constexpr double ONE_THREAD_WORK = 2e6;  // multiply-adds below which waking a helper costs more than it saves
 
 static void take_part(void* context, int) {

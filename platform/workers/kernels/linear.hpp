@@ -24,6 +24,7 @@ enum Level : int32_t { PORTABLE = 0, AVX2 = 1, VNNI = 2, AVX512 = 3, AMX = 4 };
 
 constexpr int32_t TILE_N = 16;    // outputs of a panel: `multiply` takes whole ones
 constexpr int32_t BLOCK_K = 32;   // columns are padded to a multiple of it, and groups are multiples of it
+constexpr int32_t TILE_M = 8;     // rows go side by side through products of bytes, at most so many
 constexpr int32_t BF16_ROWS = 16;  // rows from which on products of bfloat16 are quicker, for all that weights must be dequantized first
 constexpr int32_t AMX_ROWS = 24;   // the same for tiles
 
@@ -43,9 +44,10 @@ struct Matrix {
 struct Inputs {
     int32_t m, k, k_padded, group, num_groups, level;
     int32_t terms;    // of 8 bits to an activation; 0: not rounded
-    int8_t* q;        // [m, k_padded / 4, 2, 4]: of four columns the high bytes, then the low ones; [m, k_padded] with one term
+    int8_t* q;        // [m, k_padded / 4, terms, 4]: of four columns the high bytes, then the low ones
     float* step;      // [m, num_groups]
     float* sum;       // [m, num_groups]: of the rounded activations
+                      // from level VNNI on of R rows side by side [k_padded / 4, terms, R, 4] and [num_groups, R] (linear_vnni_rounding.cpp)
     void* dense;      // [m, k_padded], bfloat16 from level AVX512 on, float32 below; with AMX rows are padded to a multiple of 16
 };
 
@@ -56,7 +58,7 @@ int32_t level();
 int64_t inputs_bytes(int32_t m, int32_t k);
 
 // Fills `inputs` (alike in every call with the same arguments, so each thread may have its own) and, in scratch, rows [row_begin, row_end) of m.
-// x: [m, k], `stride` floats from row to row. group: that of the matrix to come, 0 for BF16.
+// x: [m, k], `stride` floats from row to row. group: that of the matrix to come, 0 for BF16. row_begin is a multiple of TILE_M, row_end too or it is m.
 void prepare(Inputs& inputs, void* scratch, const float* x, int64_t stride, int32_t m, int32_t k, int32_t group, int32_t row_begin, int32_t row_end,
              Rounding rounding);
 
