@@ -13,13 +13,32 @@ from typing import Final
 from penstock.wire.errors import ConfigError
 
 Scalar = int | float | bool | str
-Value = Scalar | list[Scalar]
 
 _STRING: Final = 8
 _ARRAY: Final = 9
 _FORMATS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """An array of strings as the file has it: a vocabulary takes six times as much as a list, and few who read a header ask for it."""
+
+    data: bytes
+    """Each with its length, 8 bytes, before it."""
+
+    def decoded(self) -> list[Scalar]:
+        data, at, unpack = self.data, 0, _U64.unpack_from
+        found: list[Scalar] = []
+        while at < len(data):
+            start = at + 8
+            at = start + unpack(data, at)[0]
+            found.append(data[start:at].decode("utf-8", "surrogateescape"))
+        return found
+
+
+Value = Scalar | list[Scalar] | Strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +90,8 @@ class GgufHeader:
 
     def _array(self, key: str) -> list[Scalar]:
         value = self.metadata.get(key, [])
+        if isinstance(value, Strings):
+            return value.decoded()
         if isinstance(value, list):
             return value
         raise ConfigError(f"the GGUF metadata {key} should be an array, not {type(value).__name__}")
@@ -100,25 +121,22 @@ class _Cursor:
             raise struct.error("a string reaches behind the end of the file")
         return self.data[start : self.at].decode("utf-8", "surrogateescape")
 
-    def texts(self, count: int) -> list[Scalar]:
+    def strings(self, count: int) -> Strings:
         """`count` strings; unrolled, since a vocabulary has 50,000 to 300,000 of them."""
         data, at, unpack = self.data, self.at, _U64.unpack_from
-        found: list[Scalar] = []
         for _ in range(count):
-            start = at + 8
-            at = start + unpack(data, at)[0]
-            found.append(data[start:at].decode("utf-8", "surrogateescape"))
+            at += 8 + unpack(data, at)[0]
         if at > len(data):
             raise struct.error("a string reaches behind the end of the file")
-        self.at = at
-        return found
+        start, self.at = self.at, at
+        return Strings(data[start:at])
 
     def value(self, kind: int) -> Value:
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
             item, count = self.u32(), self.u64()
-            return self.texts(count) if item == _STRING else self.scalars(item, count)
+            return self.strings(count) if item == _STRING else self.scalars(item, count)
         return self.scalars(kind, 1)[0]
 
     def scalars(self, kind: int, count: int) -> list[Scalar]:

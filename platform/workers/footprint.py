@@ -1,7 +1,7 @@
-"""What a process keeps resident without using it: code pages of libraries that only importing touched, and freed memory that the allocator holds.
+"""What a process keeps resident without using it: pages of libraries that only importing touched, and freed memory that the allocator holds.
 
-Importing torch touches most of its libraries' code once (its static initializers register every operator), and Linux counts those pages as the
-process's until memory is short. What is used comes back from the page cache, page by page, at the next use.
+Importing torch touches most of its libraries' code and constants once (its static initializers register every operator), and Linux counts those pages
+as the process's until memory is short. What is used comes back from the page cache, page by page, at the next use.
 """
 
 import ctypes
@@ -30,12 +30,12 @@ def release_unused() -> None:
     if not maps.exists() or not hasattr(mmap, "MADV_DONTNEED"):
         return
     library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for code in clean_code(maps.read_text(encoding="utf-8")):
-        library.madvise(code.start, code.end - code.start, mmap.MADV_DONTNEED)
+    for found in clean_mappings(maps.read_text(encoding="utf-8")):
+        library.madvise(found.start, found.end - found.start, mmap.MADV_DONTNEED)
 
 
-def clean_code(smaps: str) -> Iterator[Mapping]:
-    """Mappings of files' code, not writable, none of whose pages differs from its file (proc_pid_smaps(5)).
+def clean_mappings(smaps: str) -> Iterator[Mapping]:
+    """Mappings of files' code and constants, not writable, none of whose pages differs from its file (proc_pid_smaps(5)).
 
     A page that differs, by a relocation or a debugger, would be lost.
     """
@@ -44,6 +44,6 @@ def clean_code(smaps: str) -> Iterator[Mapping]:
         head = _HEAD.fullmatch(line)
         if head is not None:
             start, end, rights, inode, _ = head.groups()
-            found = Mapping(int(start, 16), int(end, 16)) if rights == "r-xp" and inode != "0" else None
+            found = Mapping(int(start, 16), int(end, 16)) if rights in ("r-xp", "r--p") and inode != "0" else None
         elif found is not None and line.startswith("Anonymous:") and line.split()[1] == "0":
             yield found

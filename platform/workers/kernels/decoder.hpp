@@ -81,9 +81,9 @@ struct Run {
     RunUnit run_unit;
     Stream all;     // of all tokens
     Stream last;    // of the rows, in the last layer
-    float* rows;    // [max(num_tokens, num_rows), hidden]
+    float* rows;    // [max(num_tokens, num_rows), hidden], in the same memory as all.heads
     float* qkv;     // [num_tokens, heads, dim]
-    float* inner;   // [num_tokens, inner]
+    float* inner;   // [num_tokens, inner], in the same memory as qkv
     char* prepared;
 };
 

@@ -37,11 +37,12 @@ int64_t lay_out(Run& run, char* memory) {
     run.workers = arena.take<Worker>(run.threads);
     run.attention.first_unit = arena.take<int64_t>(step.num_seqs + 1);
     run.attention.first_partial = arena.take<int64_t>(step.num_seqs + 1);
-    run.all = {arena.take<float>(tokens * model.hidden), arena.take<float>(tokens * model.num_heads * model.dim), tokens};
+    // normed rows are prepared for qkv before attention has results, and for gate and up when o has them
+    run.rows = arena.take<float>(larger(tokens * model.num_heads * model.dim, larger(tokens, step.num_rows) * model.hidden));
+    run.all = {arena.take<float>(tokens * model.hidden), run.rows, tokens};
     run.last = {arena.take<float>(step.num_rows * model.hidden), arena.take<float>(step.num_rows * model.num_heads * model.dim), step.num_rows};
-    run.rows = arena.take<float>(larger(tokens, step.num_rows) * model.hidden);
-    run.qkv = arena.take<float>(tokens * num_qkv_heads(model) * model.dim);
-    run.inner = arena.take<float>(larger(tokens, step.num_rows) * model.inner);
+    // what qkv gave is read no more once attention has it, and only then comes what gate and up give
+    run.qkv = run.inner = arena.take<float>(larger(tokens * num_qkv_heads(model) * model.dim, larger(tokens, step.num_rows) * model.inner));
     run.attention.q = run.qkv, run.attention.out = run.all.heads;
     run.prepared = arena.take<char>(inputs_bytes(static_cast<int32_t>(larger(tokens, step.num_rows)), static_cast<int32_t>(width)));
     for (int worker = 0; worker < run.threads; worker++) {

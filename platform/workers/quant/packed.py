@@ -5,8 +5,12 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from penstock.workers.footprint import release_unused
 from penstock.workers.kernels.products import PackedMatrix, Products, Rounding, is_group
 from penstock.workers.quant.int4 import Groups
+
+TRIMMED_BYTES = 16 << 20
+"""Behind so many bytes of packed matrices what reading them left is given back: it would pile up beside them."""
 
 
 class Packed:
@@ -35,11 +39,17 @@ class Packed:
 def pack_all(weights: Iterable[tuple[str, Tensor | Groups]], products: Products, dtype: torch.dtype, threads: int) -> dict[str, Tensor | Packed]:
     """Packs each matrix as it comes; vectors stay. Raises UnsupportedMatrix, having read no further."""
     packed: dict[str, Tensor | Packed] = {}
+    fresh_bytes = 0
     for name, weight in weights:
         if isinstance(weight, Tensor) and weight.dim() == 1:
             packed[name] = weight
-        else:
-            packed[name] = Packed(_pack(name, weight, products), products, dtype, threads)
+            continue
+        matrix = _pack(name, weight, products)
+        packed[name] = Packed(matrix, products, dtype, threads)
+        fresh_bytes += matrix.nbytes
+        if fresh_bytes > TRIMMED_BYTES:
+            fresh_bytes = 0
+            release_unused()
     return packed
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -22,7 +21,31 @@ from penstock.workers.quant.gguf_blocks import BLOCK, UNPACK
 from penstock.workers.quant.int4 import Groups
 from penstock.workers.readers.entry import Entry, Quantized
 
-GGUF_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+
+class Type(NamedTuple):
+    """Of a tensor's elements (ggml.h, ggml-common.h)."""
+
+    name: str
+    block: int
+    """Elements that are stored together."""
+    block_bytes: int
+
+
+TYPES = {
+    0: Type("F32", 1, 4),
+    1: Type("F16", 1, 2),
+    30: Type("BF16", 1, 2),
+    2: Type("Q4_0", 32, 18),
+    3: Type("Q4_1", 32, 20),
+    8: Type("Q8_0", 32, 34),
+    6: Type("Q5_0", 32, 22),
+    7: Type("Q5_1", 32, 24),
+    12: Type("Q4_K", 256, 144),
+    13: Type("Q5_K", 256, 176),
+    14: Type("Q6_K", 256, 210),
+}
+"""By the number that files have for it."""
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CHUNK_ELEMENTS = 1 << 20
 """Elements read and unpacked at once, at most (of a tensor with longer rows, one row; of one whose rows change places, all)."""
 
@@ -88,10 +111,9 @@ def _hf_name(name: str) -> str:
 def _entry(file: _File, tensor: TensorInfo, config: ModelConfig) -> Entry:
     kind = _type(tensor)
     shape = tuple(reversed(tensor.shape))
-    block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    if shape[-1] % block:
-        raise ConfigError(f"tensor {tensor.name} has rows of {shape[-1]} elements, which {kind.name} can't hold: they are no multiple of {block}")
-    row_bytes = shape[-1] // block * block_bytes
+    if shape[-1] % kind.block:
+        raise ConfigError(f"tensor {tensor.name} has rows of {shape[-1]} elements, which {kind.name} can't hold: they are no multiple of {kind.block}")
+    row_bytes = shape[-1] // kind.block * kind.block_bytes
     rows = _Rows(file.path, tensor.offset, math.prod(shape[:-1]), row_bytes)
     end = tensor.offset + rows.num_rows * row_bytes
     if end > file.size:
@@ -103,15 +125,20 @@ def _entry(file: _File, tensor: TensorInfo, config: ModelConfig) -> Entry:
     return Entry(shape, partial(_copy_dequantized, rows, kind, num_heads), quantized)
 
 
-def _type(tensor: TensorInfo) -> gguf.GGMLQuantizationType:
+def _type(tensor: TensorInfo) -> Type:
+    if tensor.ggml_type not in TYPES:
+        supported = ", ".join(kind.name for kind in TYPES.values())
+        raise ConfigError(f"tensor {tensor.name} has the GGUF type {_name(tensor.ggml_type)}, which is not supported; these are: {supported}")
+    return TYPES[tensor.ggml_type]
+
+
+def _name(ggml_type: int) -> str:
+    import gguf  # imports much beside, and few files need it
+
     try:
-        kind = gguf.GGMLQuantizationType(tensor.ggml_type)
-        name = kind.name
+        return gguf.GGMLQuantizationType(ggml_type).name
     except ValueError:
-        name = f"type {tensor.ggml_type}"
-    if name not in GGUF_TYPES:
-        raise ConfigError(f"tensor {tensor.name} has the GGUF type {name}, which is not supported; these are: {', '.join(GGUF_TYPES)}")
-    return kind
+        return f"type {ggml_type}"
 
 
 def _permuted_heads(name: str, config: ModelConfig) -> int | None:
@@ -127,13 +154,22 @@ def _straightened(rows: _Bytes, num_heads: int) -> _Bytes:
     return rows.reshape(num_heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
 
-def _copy_dequantized(rows: _Rows, kind: gguf.GGMLQuantizationType, num_heads: int | None, out: Tensor) -> None:
+def _copy_dequantized(rows: _Rows, kind: Type, num_heads: int | None, out: Tensor) -> None:
     """A vector is one row, or with heads as many rows as it has elements."""
     if num_heads is not None and out.dim() == 1:
         rows = rows._replace(num_rows=len(out), row_bytes=rows.row_bytes // len(out))
     table = out.view(rows.num_rows, -1)
     for start, chunk in rows.chunks(num_heads, table.shape[1]):
-        table[start : start + len(chunk)] = torch.from_numpy(gguf.dequantize(chunk, kind))
+        table[start : start + len(chunk)] = _dequantized(torch.from_numpy(chunk), kind)
+
+
+def _dequantized(rows: Tensor, kind: Type) -> Tensor:
+    """rows: uint8 [R, row bytes]."""
+    if kind.name in _FLOATS:
+        return rows.view(_FLOATS[kind.name])
+    import gguf  # imports much beside, and few files need it
+
+    return torch.from_numpy(gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind.name]))
 
 
 def _copy_groups(rows: _Rows, kind: str, num_heads: int | None, out: Groups) -> None:

@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
-from penstock.text.gguf_header import read_gguf_header
+from penstock.text.gguf_header import Strings, read_gguf_header
 from penstock.text.source import ModelSource
 from penstock.wire.errors import ConfigError
 
@@ -39,7 +39,8 @@ def test_it_reads_what_the_gguf_package_reads(make_gguf: Callable[..., Path]) ->
     header = read_gguf_header(path)
 
     expected = {name: field.contents() for name, field in oracle.fields.items() if not name.startswith("GGUF.")}
-    assert header.metadata == expected
+    assert {name: value.decoded() if isinstance(value, Strings) else value for name, value in header.metadata.items()} == expected
+    assert header.texts("t.texts") == ["a", "", "ß" * 300]
     assert header.metadata["t.yes"] is True
     (tensor,) = header.tensors
     assert (tensor.name, tensor.shape, tensor.ggml_type) == ("token_embd.weight", (6, 4), 0)
@@ -58,8 +59,9 @@ def test_it_reads_the_demo_model_as_the_gguf_package_does(demo: ModelSource) -> 
     ]
     for name in ("tokenizer.chat_template", "llama.context_length", "llama.rope.freq_base", "tokenizer.ggml.add_bos_token"):
         assert header.metadata[name] == oracle.fields[name].contents()
-    for name in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type"):
-        assert header.metadata[name] == oracle.fields[name].contents()
+    for name in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
+        assert header.texts(name) == oracle.fields[name].contents()
+    assert header.integers("tokenizer.ggml.token_type") == oracle.fields["tokenizer.ggml.token_type"].contents()
 
 
 @pytest.mark.parametrize("size", [0, 3, 20, 60, 300])

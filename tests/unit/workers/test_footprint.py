@@ -1,4 +1,4 @@
-"""Pages that are given back: only code as its file has it."""
+"""Pages that are given back: only what is as its file has it."""
 
 import ctypes
 import math
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.workers.footprint import Mapping, clean_code, release_unused
+from penstock.workers.footprint import Mapping, clean_mappings, release_unused
 
 SMAPS = """\
 7f0000000000-7f0000002000 r-xp 00001000 08:01 77                         /usr/lib/with a space.so
@@ -14,6 +14,8 @@ Rss:                   8 kB
 Anonymous:             0 kB
 7f0000002000-7f0000003000 r-xp 00001000 08:01 78                         /usr/lib/relocated.so
 Anonymous:             4 kB
+7f0000002800-7f0000003000 r--p 00001000 08:01 77                         /usr/lib/constants.so
+Anonymous:             0 kB
 7f0000003000-7f0000004000 rw-p 00001000 08:01 77                         /usr/lib/data.so
 Anonymous:             0 kB
 7f0000004000-7f0000005000 r-xp 00000000 00:00 0                          [vdso]
@@ -23,8 +25,8 @@ Anonymous:             0 kB
 """
 
 
-def test_only_code_that_equals_its_file_is_given_back() -> None:
-    assert list(clean_code(SMAPS)) == [Mapping(0x7F0000000000, 0x7F0000002000)]
+def test_only_what_equals_its_file_is_given_back() -> None:
+    assert list(clean_mappings(SMAPS)) == [Mapping(0x7F0000000000, 0x7F0000002000), Mapping(0x7F0000002800, 0x7F0000003000)]
 
 
 def test_what_is_used_comes_back_and_what_is_not_stays_away() -> None:

@@ -21,6 +21,7 @@ from penstock.text.source import ModelSource, resolve
 from penstock.wire.errors import ConfigError
 from penstock.workers.models.config import read_config
 from penstock.workers.quant.int4 import Groups, Int4Matrix
+from penstock.workers.readers.gguf_file import TYPES
 from penstock.workers.weights import CHUNK_ELEMENTS, Head, layout, load_weights, parameter_shapes, read_weights
 from tests.unit.workers.tiny_models import KINDS, gguf_name, saved, tiny_model, written_as_gguf
 
@@ -89,7 +90,13 @@ def test_an_unquantized_gguf_file_keeps_every_value(kind: str, tmp_path: Path) -
     assert_holds(source, load(source), model)
 
 
-@pytest.mark.parametrize("quantized", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
+def test_the_types_of_gguf_files_are_those_of_the_gguf_package() -> None:
+    assert {number: (kind.name, kind.block, kind.block_bytes) for number, kind in TYPES.items()} == {
+        kind.value: (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in (GGMLQuantizationType(number) for number in TYPES)
+    }
+
+
+@pytest.mark.parametrize("quantized", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 def test_a_quantized_gguf_file_is_dequantized_to_the_bit(quantized: str, tmp_path: Path) -> None:
     kind = GGMLQuantizationType[quantized]
     model = tiny_model("qwen2")
@@ -333,7 +340,7 @@ def test_a_gguf_file_cut_short_is_refused(tmp_path: Path) -> None:
 def test_another_gguf_quantization_is_refused_by_name(tmp_path: Path) -> None:
     source = written_as_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", GGMLQuantizationType.F32, {"blk.0.surprise.weight": np.zeros(4, np.int8)})
 
-    with pytest.raises(ConfigError, match=r"has the GGUF type I8, which is not supported; these are: F32, F16, BF16, Q8_0, Q4_0, Q4_1"):
+    with pytest.raises(ConfigError, match=r"has the GGUF type I8, which is not supported; these are: F32, F16, BF16, Q4_0, Q4_1, Q8_0"):
         load(source)
 
 
