@@ -20,6 +20,7 @@ void describe_attention(Run& run) {
 Run make_run(const Model* model, const Cache* cache, const Step* step, int threads) {
     Run run = {};
     run.model = model, run.cache = cache, run.step = step, run.threads = threads < MAX_THREADS ? threads : MAX_THREADS;
+    run.has_short_prompt = has_short_prompt(*step);
     describe_attention(run);
     return run;
 }

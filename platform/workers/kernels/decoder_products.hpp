@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-constexpr int64_t ROWS_A_PIECE = TILE_M;  // tokens normed or prepared at a time
+constexpr int64_t ROWS_A_PIECE = TILE_M;  // tokens normed or prepared at a time, whole tiles of them
 constexpr int64_t PIECES = 8;        // of a product to a thread, or somewhat more, where there are enough panels
 
 struct Split {
@@ -44,7 +44,19 @@ inline Split split_qkv(const Run& run) {
 // ---- operands
 
 constexpr int64_t FEW_ROWS = 4;              // the weights' way from memory takes as long as two terms of so many rows
-constexpr int64_t SHORT_PROMPT_TOKENS = 128;  // a step with prompts and fewer tokens than this
+constexpr int64_t SHORT_PROMPT_TOKENS = 128;  // a prompt with fewer, those from the prefix cache counted too
+
+// Whether the step reads a short prompt, whatever else is in it: an answer must not hang on what others ask at the same time. A sequence with a row for
+// each of its tokens decodes, with a draft.
+inline bool has_short_prompt(const Step& step) {
+    int64_t row = 0;
+    for (int64_t seq = 0; seq < step.num_seqs; seq++) {
+        const int64_t begin = step.query_start[seq], end = step.query_start[seq + 1], first = row;
+        while (row < step.num_rows && step.rows[row] < end) row++;
+        if (end - begin > 1 && row - first <= 1 && step.context_len[seq] < SHORT_PROMPT_TOKENS) return true;
+    }
+    return false;
+}
 
 inline Rounding rounding_of(const Run& run, int64_t num_rows) {
     switch (run.model->activations) {
@@ -53,9 +65,7 @@ inline Rounding rounding_of(const Run& run, int64_t num_rows) {
         case ALWAYS_TWO_TERMS: return TWO_TERMS;
         default: break;
     }
-    const int64_t tokens = run.step->num_tokens;
-    const bool is_short_prompt = tokens > run.step->num_seqs && tokens < SHORT_PROMPT_TOKENS;
-    return num_rows <= FEW_ROWS || is_short_prompt ? TWO_TERMS : ONE_TERM;
+    return num_rows <= FEW_ROWS || run.has_short_prompt ? TWO_TERMS : ONE_TERM;
 }
 
 // Rows of float32, perhaps to be normed on the way, that a product takes.
