@@ -34,8 +34,8 @@ test: $(VENV)/.installed-dev ## run every test (ARGS="-k name")
 gpu-tests: $(VENV)/.installed-dev ## the tests that need an NVIDIA GPU; refused where torch finds none
 	@PYTHON=$(BIN)/python exec tests/gpu/run.sh $(ARGS)
 
-e2e-smoke: $(VENV)/.installed-dev ## the chart on a real Kubernetes: installed, used, uninstalled; ten minutes (KUBECONFIG, or PENSTOCK_TEST_CLUSTER)
-	@$(BIN)/python -m pytest tests/e2e/test_install.py tests/e2e/test_traffic.py tests/e2e/test_uninstall.py $(ARGS)
+e2e-smoke: $(VENV)/.installed-dev ## the chart rendered and checked, then on a real Kubernetes: installed, used, uninstalled; ten minutes (KUBECONFIG, or PENSTOCK_TEST_CLUSTER)
+	@$(BIN)/python -m pytest tests/unit/deploy tests/e2e/test_install.py tests/e2e/test_traffic.py tests/e2e/test_uninstall.py $(ARGS)
 
 e2e: $(VENV)/.installed-dev ## every end-to-end test; forty-five minutes on 2 cores
 	@$(BIN)/python -m pytest tests/e2e $(ARGS)
