@@ -20,7 +20,7 @@ async def chat_prompt(tokenizer: Tokenizer, request: ChatRequest) -> list[list[i
     messages = [{"role": "system" if message.role == "developer" else message.role, "content": _text(message)} for message in request.messages]
     size = sum(len(message["content"]) for message in messages)
     prompts = [await _off_loop(size, lambda: tokenizer.encode_chat(messages))]
-    return _checked(prompts, "messages")
+    return _checked(tokenizer, prompts, "messages")
 
 
 async def completion_prompts(tokenizer: Tokenizer, request: CompletionRequest) -> list[list[int]]:
@@ -29,10 +29,9 @@ async def completion_prompts(tokenizer: Tokenizer, request: CompletionRequest) -
     if len(ids if ids is not None else texts) > MAX_CHOICES:
         raise InvalidRequest(f"'prompt' holds {len(request.prompt)} prompts; at most {MAX_CHOICES} are accepted.", param="prompt")
     if ids is not None:
-        for prompt in ids:
-            check_token_ids(prompt, tokenizer.vocab_size, "prompt")
-        return _checked(ids, "prompt")
-    return _checked(await _off_loop(sum(map(len, texts)), lambda: [tokenizer.encode(text, add_special=True) for text in texts]), "prompt")
+        return _checked(tokenizer, ids, "prompt")
+    prompts = await _off_loop(sum(map(len, texts)), lambda: [tokenizer.encode(text, add_special=True) for text in texts])
+    return _checked(tokenizer, prompts, "prompt")
 
 
 def _texts_or_ids(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]] | None]:
@@ -51,9 +50,12 @@ def _texts_or_ids(prompt: str | list[str | int | list[int]]) -> tuple[list[str],
     raise InvalidRequest("'prompt' mixes strings, token ids and arrays of token ids; use one kind.", param="prompt")
 
 
-def _checked(prompts: list[list[int]], param: str) -> list[list[int]]:
+def _checked(tokenizer: Tokenizer, prompts: list[list[int]], param: str) -> list[list[int]]:
+    """Text may hold tokens that were added to the tokenizer and not to the model."""
     if not prompts or not all(prompts):
         raise InvalidRequest(f"'{param}' is empty: there is no token to begin with.", param=param)
+    for prompt in prompts:
+        check_token_ids(prompt, tokenizer.num_embedded, param)
     return prompts
 
 

@@ -26,8 +26,8 @@ _GUARDS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 class Tokenizer:
     """The tokenizer of one checkpoint. Build it with `load_tokenizer`.
 
-    vocab_size: ids lie in [0, vocab_size). token_bytes: bytes of every id, special tokens included. visible_bytes: the same with special
-    tokens empty. eos_token_ids: what ends an answer, the chat's end of turn included.
+    vocab_size: ids lie in [0, vocab_size). num_embedded: those that a model can read lie below it. token_bytes: bytes of every id, special tokens
+    included. visible_bytes: the same with special tokens empty. eos_token_ids: what ends an answer, the chat's end of turn included.
     """
 
     def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None) -> None:
@@ -37,6 +37,7 @@ class Tokenizer:
         self._template = template
         added = raw.get_added_tokens_decoder()
         self.vocab_size = vocabulary.size
+        self.num_embedded = vocabulary.num_embedded
         self.eos_token_ids = vocabulary.eos_token_ids
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.token_bytes = bytes_of_tokens(raw, self.vocab_size)

@@ -39,6 +39,8 @@ class Vocabulary:
     raw: RawTokenizer
     size: int
     """Token ids lie in [0, size); padded to the model's logits."""
+    num_embedded: int
+    """Ids below this are in the model's embedding. Tokens that somebody added to the tokenizer alone are not."""
     eos_token_ids: frozenset[int]
     prefix_ids: tuple[int, ...]
     """What a text begins with when special tokens are added (bos)."""
@@ -70,9 +72,12 @@ def _from_directory(source: ModelSource) -> Vocabulary:
     settings = source.read_json("tokenizer_config.json") or {}
     named = {name: _content(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     prefix, suffix = _affixes(raw)
+    declared = _ids(source.config.get("vocab_size"))
+    size = max(raw.get_vocab_size(with_added_tokens=True), *declared, 1)
     return Vocabulary(
         raw=raw,
-        size=max(raw.get_vocab_size(with_added_tokens=True), *_ids(source.config.get("vocab_size")), 1),
+        size=size,
+        num_embedded=min([size, *declared]),
         eos_token_ids=_declared_eos(source, raw, named["eos_token"]) | _turn_ends(raw),
         prefix_ids=prefix,
         suffix_ids=suffix,
@@ -175,6 +180,7 @@ def _gguf_vocabulary(header: GgufHeader, raw: RawTokenizer, tokens: list[str], a
     return Vocabulary(
         raw=raw,
         size=len(tokens),
+        num_embedded=min([len(tokens), *(tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight")]),
         eos_token_ids=frozenset(index for index in (eos, ids["eot"], ids["eom"]) if index is not None) | _turn_ends(raw),
         prefix_ids=(bos,) if has_bos and bos is not None else (),
         suffix_ids=(eos,) if has_eos and eos is not None else (),

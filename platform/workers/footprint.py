@@ -35,7 +35,7 @@ def release_unused() -> None:
 
 
 def clean_mappings(smaps: str) -> Iterator[Mapping]:
-    """Mappings of files' code and constants, not writable, none of whose pages differs from its file (proc_pid_smaps(5)).
+    """Mappings of libraries' code and constants, not writable, none of whose pages differs from its file (proc_pid_smaps(5)).
 
     A page that differs, by a relocation or a debugger, would be lost.
     """
@@ -43,7 +43,8 @@ def clean_mappings(smaps: str) -> Iterator[Mapping]:
     for line in smaps.splitlines():
         head = _HEAD.fullmatch(line)
         if head is not None:
-            start, end, rights, inode, _ = head.groups()
-            found = Mapping(int(start, 16), int(end, 16)) if rights in ("r-xp", "r--p") and inode != "0" else None
+            start, end, rights, inode, path = head.groups()
+            is_library = rights in ("r-xp", "r--p") and inode != "0" and ".so" in path
+            found = Mapping(int(start, 16), int(end, 16)) if is_library else None
         elif found is not None and line.startswith("Anonymous:") and line.split()[1] == "0":
             yield found

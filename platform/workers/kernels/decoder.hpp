@@ -21,8 +21,8 @@ struct Layer {
     const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;
 };
 
-// What activations of quantized matrices become. MIXED: two terms where these cost next to nothing, which is for few rows, and where an answer's first
-// token hangs on every one of few tokens, which is in steps of short prompts; else one term.
+// What activations of quantized matrices become; which of the two and bfloat16 a product then takes, see linear.hpp. MIXED: two terms where these cost next
+// to nothing, which is for few rows, and where an answer's first token hangs on every one of few tokens, which is in steps with short prompts; else one.
 enum Activations : int32_t { MIXED = 0, NEVER_ROUNDED = 1, ALWAYS_ONE_TERM = 2, ALWAYS_TWO_TERMS = 3 };
 
 struct Model {
@@ -46,7 +46,7 @@ struct Step {
     const int64_t *token_ids, *positions, *slots;  // [num_tokens]
     const int32_t *query_start, *context_len, *block_tables;
     int64_t table_stride;
-    const int64_t* rows;  // [num_rows] tokens whose logits are wanted
+    const int64_t* rows;  // [num_rows] tokens whose logits are wanted, in order
     float* logits;        // [num_rows, vocab], or null
     int64_t* best;        // [num_rows]: where the largest of them stands first
     float* best_score;    // [num_rows]: itself; NaN if any of the row's is
@@ -75,6 +75,7 @@ struct Run {
     const Step* step;
     const Cache* cache;
     int threads;
+    bool has_short_prompt;
     Phase* phases;
     Worker* workers;
     Attention attention;  // of the first layer; each thread has its own copy

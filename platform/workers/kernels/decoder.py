@@ -149,9 +149,14 @@ class Decoder:
         self._memory_address = self._memory_bytes = 0
 
     def step(self, token_ids: Tensor, positions: Tensor, cache: BoundCache, places: Places, rows: Tensor, logits: Tensor | None) -> Chosen:
-        """token_ids, positions: int64 [T]. rows: int64 [R], tokens whose logits are wanted. logits: float32 [R, vocab], where they go."""
+        """token_ids, positions: int64 [T]. rows: int64 [R], tokens whose logits are wanted, in order. logits: float32 [R, vocab], where they go.
+
+        Raises IndexError for an id without a row in the embedding.
+        """
         num_tokens, num_seqs, num_rows = len(token_ids), len(places.context_len), len(rows)
         shape = self._parameters.shape
+        if num_tokens and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < shape.vocab:
+            raise IndexError(f"token ids {int(token_ids.min())} to {int(token_ids.max())}, but the embedding has {shape.vocab} rows")
         assert token_ids.dtype == positions.dtype == places.slot_mapping.dtype == rows.dtype == torch.int64
         assert places.query_start.dtype == places.context_len.dtype == places.block_tables.dtype == torch.int32
         assert len(positions) == len(places.slot_mapping) == num_tokens

@@ -6,7 +6,7 @@
 
 namespace penstock {
 
-constexpr int64_t ROWS_A_PIECE = TILE_M;  // tokens normed or prepared at a time
+constexpr int64_t ROWS_A_PIECE = TILE_M;  // tokens normed or prepared at a time, whole tiles of them
 constexpr int64_t PIECES = 8;        // of a product to a thread, or somewhat more, where there are enough panels
 
 struct Split {
@@ -43,8 +43,7 @@ inline Split split_qkv(const Run& run) {
 
 // ---- operands
 
-constexpr int64_t FEW_ROWS = 4;              // the weights' way from memory takes as long as two terms of so many rows
-constexpr int64_t SHORT_PROMPT_TOKENS = 128;  // a step with prompts and fewer tokens than this
+constexpr int64_t FEW_ROWS = 4;  // the weights' way from memory takes as long as two terms of so many rows
 
 inline Rounding rounding_of(const Run& run, int64_t num_rows) {
     switch (run.model->activations) {
@@ -53,9 +52,7 @@ inline Rounding rounding_of(const Run& run, int64_t num_rows) {
         case ALWAYS_TWO_TERMS: return TWO_TERMS;
         default: break;
     }
-    const int64_t tokens = run.step->num_tokens;
-    const bool is_short_prompt = tokens > run.step->num_seqs && tokens < SHORT_PROMPT_TOKENS;
-    return num_rows <= FEW_ROWS || is_short_prompt ? TWO_TERMS : ONE_TERM;
+    return num_rows <= FEW_ROWS || run.has_short_prompt ? TWO_TERMS : ONE_TERM;
 }
 
 // Rows of float32, perhaps to be normed on the way, that a product takes.

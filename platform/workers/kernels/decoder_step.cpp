@@ -14,7 +14,7 @@
 namespace penstock {
 namespace {
 
-constexpr int64_t QUERIES_A_THREAD = 4;
+constexpr int64_t QUERIES_A_THREAD = 4;  // fewer, and threads would wait for the one that has the longest context
 
 void embed(Run& run, Phase*& phase) {
     const Step& step = *run.step;

@@ -311,11 +311,29 @@ void multiply(const Matrix& matrix, const Inputs& inputs, float* out, int64_t ou
 }
 
 void read_row(const Matrix& matrix, int32_t row, float* out) {
-    alignas(64) float weights[BLOCK_K * TILE_N];
-    for (int64_t start = 0; start < matrix.k; start += BLOCK_K) {
-        const int64_t stop = smaller(matrix.k, start + BLOCK_K);
-        dequantize(matrix, row / TILE_N, start, stop, weights);
-        for (int64_t column = start; column < stop; column++) out[column] = weights[(column - start) * TILE_N + row % TILE_N];
+    const uint8_t* block = panel_of(matrix, row / TILE_N);
+    const int64_t lane = row % TILE_N;
+    for (int64_t begin = 0; begin < matrix.k; begin += matrix.group == 0 ? matrix.k : matrix.group) {
+        float scale = 1.0f, offset = 0.0f;
+        if (matrix.kind != BF16) {
+            Head head;
+            read_head(matrix, block, head);
+            scale = head.scale[lane], offset = head.offset[lane];
+            block += HEAD_BYTES;
+        }
+        const int64_t end = matrix.group == 0 ? matrix.k : smaller(matrix.k, begin + matrix.group);
+        for (int64_t start = begin; start < end; start += BLOCK_K, block += block_bytes(matrix.kind)) {
+            const int64_t count = smaller(BLOCK_K, end - start);
+            for (int64_t i = 0; i < count; i++) {
+                if (matrix.kind == BF16) {
+                    uint16_t value;
+                    memcpy(&value, block + ((i / 2 * TILE_N + lane) * 2 + i % 2) * 2, 2);
+                    out[start + i] = from_bf16(value);
+                } else {
+                    out[start + i] = static_cast<float>(stored_q(matrix.kind, block, lane, i)) * scale + offset;
+                }
+            }
+        }
     }
 }
 
@@ -357,7 +375,7 @@ using penstock::Matrix;
 
 int32_t penstock_level() { return penstock::level(); }
 
-// Sets the level, -1 the best one; 4 is AMX, emulated. Returns 1, or 0 and changes nothing if this CPU does not have it.
+// Sets the level, -1 the best one; EMULATED_AMX is for tests. Returns 1, or 0 and changes nothing if this CPU does not have it.
 int32_t penstock_set_level(int32_t wanted) {
     const int32_t best = penstock::best_level();
     if (wanted > best && (wanted != penstock::EMULATED_AMX || best < penstock::AVX512)) return 0;

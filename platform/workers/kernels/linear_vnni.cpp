@@ -13,6 +13,7 @@ namespace penstock {
 namespace {
 
 constexpr int SIDE_BY_SIDE = 4;
+static_assert(TILE_M == 8, "multiply_all_rows and the preparation of rows count on it");
 
 PENSTOCK_INLINE __m512i low_nibbles(__m512i x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 PENSTOCK_INLINE __m512i high_nibbles(__m512i x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }

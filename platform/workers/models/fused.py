@@ -19,7 +19,7 @@ from penstock.workers.kernels.build import load_kernels
 from penstock.workers.kernels.cache_form import can_tile
 from penstock.workers.kernels.decoder import Activations, BoundCache, CacheLayer, Chosen, Parameters, Places, Shape
 from penstock.workers.kernels.library import Library
-from penstock.workers.kernels.products import Level, PackedMatrix
+from penstock.workers.kernels.products import Level, PackedMatrix, Rounding
 from penstock.workers.lora import Share
 from penstock.workers.models.config import ModelConfig
 from penstock.workers.models.llama import KvCache, Llama, Matrix
@@ -29,6 +29,8 @@ from penstock.workers.weights import load_weights, read_weights
 _log = logging.getLogger("penstock.fused")
 ACTIVATIONS = {"auto": Activations.MIXED, "bf16": Activations.BFLOAT16, "int8": Activations.ONE_TERM, "int16": Activations.TWO_TERMS}
 """Of `engine.activations`."""
+_ROUNDINGS = {"auto": Rounding.TWO_TERMS, "bf16": Rounding.NONE, "int8": Rounding.ONE_TERM, "int16": Rounding.TWO_TERMS}
+"""The same for steps with LoRA shares, whose products are torch's calls one by one."""
 _LAYER_PARTS = ("input_norm", "post_norm", "q_norm", "k_norm", "qkv", "o", "gate_up", "down", "qkv_bias", "o_bias", "gate_up_bias", "down_bias")
 
 
@@ -85,7 +87,7 @@ def load_for(source: ModelSource, config: ModelConfig, engine: EngineConfig, dty
             kernels = load_kernels()
             assert kernels is not None
             try:
-                return pack_all(read_weights(source, config, dtype, head=engine.lm_head), kernels.products, dtype, threads)
+                return pack_all(read_weights(source, config, dtype, head=engine.lm_head), kernels.products, dtype, threads, _ROUNDINGS[engine.activations])
             except UnsupportedMatrix as error:
                 reason = str(error)
         _log.info("Steps run on torch's operators, not in the fused kernels: %s.", reason)

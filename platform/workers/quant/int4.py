@@ -25,6 +25,8 @@ from torch.nn import functional
 from penstock.workers.kernels.build import load_kernels
 from penstock.workers.kernels.products import Level, PackedMatrix, Products, Rounding, is_group
 
+LEAST_SCALE = 2.0**-20
+"""Of a group that is rounded; float16, which keeps scales, has four bits left there."""
 _OUT_MULTIPLE = 16
 """The operator packs output rows by so many."""
 _OPERATOR_GROUPS = (128, 64, 32)
@@ -116,7 +118,7 @@ def quantize_int8(weight: Tensor, group_size: int) -> Groups:
     """Round to nearest in -127 to 127, symmetric, per row and group; scales as float16 would keep them. weight: [N, K], any float."""
     rows, columns = weight.shape
     padded = functional.pad(weight.float(), (0, -columns % group_size)).view(rows, -1, group_size)
-    scale = (padded.abs().amax(-1) / 127).clamp(min=2**-14).half().float()
+    scale = (padded.abs().amax(-1) / 127).clamp(min=LEAST_SCALE).half().float()
     q = (padded / scale[..., None]).round().clamp(-127, 127)
     return Groups(q.view(rows, -1)[:, :columns].to(torch.int8).contiguous(), scale, None, group_size)
 
@@ -125,7 +127,7 @@ def lattice(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     """Float32 scale and zero point, 0 to 15, of groups whose weights are between `low` and `high`."""
     low, high = low.clamp(max=0), high.clamp(min=0)
     # a float16 scale is what the checkpoint keeps: round to it first, so that what is rounded is what will be read
-    scale = ((high - low) / 15).clamp(min=2**-14).half().float()
+    scale = ((high - low) / 15).clamp(min=LEAST_SCALE).half().float()
     return scale, (-low / scale).round().clamp(0, 15)
 
 

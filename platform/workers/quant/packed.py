@@ -16,12 +16,13 @@ TRIMMED_BYTES = 16 << 20
 class Packed:
     """A packed [N, K] matrix as torch's layers see it, for activations of one dtype."""
 
-    def __init__(self, matrix: PackedMatrix, products: Products, dtype: torch.dtype, threads: int) -> None:
+    def __init__(self, matrix: PackedMatrix, products: Products, dtype: torch.dtype, threads: int, rounding: Rounding = Rounding.TWO_TERMS) -> None:
         self.matrix = matrix
         self.shape = matrix.shape
         self.dtype = dtype
         self._products = products
         self._threads = threads
+        self._rounding = rounding
 
     @property
     def nbytes(self) -> int:
@@ -29,15 +30,17 @@ class Packed:
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [T, K] times the transpose: [T, N] in x's dtype."""
-        return self._products.multiply(x, self.matrix, Rounding.TWO_TERMS, self._threads).to(x.dtype)
+        return self._products.multiply(x, self.matrix, self._rounding, self._threads).to(x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows by number, int64 [R]: [R, K]."""
         return self._products.read_rows(self.matrix, ids).to(self.dtype)
 
 
-def pack_all(weights: Iterable[tuple[str, Tensor | Groups]], products: Products, dtype: torch.dtype, threads: int) -> dict[str, Tensor | Packed]:
-    """Packs each matrix as it comes; vectors stay. Raises UnsupportedMatrix, having read no further."""
+def pack_all(
+    weights: Iterable[tuple[str, Tensor | Groups]], products: Products, dtype: torch.dtype, threads: int, rounding: Rounding = Rounding.TWO_TERMS
+) -> dict[str, Tensor | Packed]:
+    """Packs each matrix as it comes; vectors stay. rounding: what torch's layers multiply with. Raises UnsupportedMatrix, having read no further."""
     packed: dict[str, Tensor | Packed] = {}
     fresh_bytes = 0
     for name, weight in weights:
@@ -45,7 +48,7 @@ def pack_all(weights: Iterable[tuple[str, Tensor | Groups]], products: Products,
             packed[name] = weight
             continue
         matrix = _pack(name, weight, products)
-        packed[name] = Packed(matrix, products, dtype, threads)
+        packed[name] = Packed(matrix, products, dtype, threads, rounding)
         fresh_bytes += matrix.nbytes
         if fresh_bytes > TRIMMED_BYTES:
             fresh_bytes = 0

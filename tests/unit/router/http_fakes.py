@@ -52,7 +52,7 @@ def byte_tokenizer(flip: int = 0) -> Tokenizer:
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
     special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    return Tokenizer(Vocabulary(raw, VOCAB_SIZE, frozenset({IM_END}), (), (), special), ChatTemplate(TEMPLATE, special))
+    return Tokenizer(Vocabulary(raw, VOCAB_SIZE, VOCAB_SIZE, frozenset({IM_END}), (), (), special), ChatTemplate(TEMPLATE, special))
 
 
 TOKENIZER = byte_tokenizer()

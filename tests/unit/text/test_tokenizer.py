@@ -235,6 +235,18 @@ def test_a_tokenizer_json_is_encoded_as_transformers_does(kind: str, gguf_of_kin
     assert (tokenizer.vocab_size, len(tokenizer.token_bytes)) == (49280, 49280)
     assert tokenizer.eos_token_ids == {0, 5, IM_END}
     assert tokenizer.token_bytes[49279] == b""
+    assert tokenizer.num_embedded == 49280
+
+
+def test_tokens_that_were_added_to_a_tokenizer_alone_are_not_embedded(gguf_of_kind: Callable[[str], ModelSource], tmp_path: Path) -> None:
+    raw = RawTokenizer.from_str(load_tokenizer(gguf_of_kind(KINDS[0]))._head.to_str())
+    size = raw.get_vocab_size(with_added_tokens=True)
+    raw.add_tokens([AddedToken("<tool>", normalized=False)])
+
+    tokenizer = load_tokenizer(save(raw, tmp_path, {"vocab_size": size}))
+
+    assert (tokenizer.vocab_size, tokenizer.num_embedded) == (size + 1, size)
+    assert tokenizer.encode("<tool>", False) == [size]
 
 
 def pieces(words: list[str]) -> tuple[list[str], list[float]]:

@@ -376,3 +376,13 @@ def test_build_batch_feeds_fused_steps(kernels: Library) -> None:
     logits = fused.logits(batch.token_ids, batch.positions, tables.cache(), batch.attention, batch.rows)
 
     assert torch.equal(logits, logits_of(fused, tables.cache(), tables, [(0, 0, 8)])[5:])
+
+
+@pytest.mark.parametrize("token_id", [-1, PLAIN.vocab_size])
+def test_an_id_without_a_row_in_the_embedding_is_refused(token_id: int, kernels: Library) -> None:
+    _, fused = make_pair(PLAIN, kernels)
+    tables = Tables(PLAIN)
+    _, positions, attention = lay_out([tables.span(0, 0, 2)], BLOCK)
+
+    with pytest.raises(IndexError, match=rf"but the embedding has {PLAIN.vocab_size} rows"):
+        fused.logits(torch.tensor([0, token_id]), positions, tables.cache(), attention, torch.tensor([1]))
