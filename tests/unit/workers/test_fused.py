@@ -234,20 +234,37 @@ def test_quantized_matrices_give_what_their_dequantized_ones_give_within_their_r
             assert error < most_error(activations, rows, level), (activations, rows)
 
 
-def test_few_rows_and_short_prompts_take_two_terms_and_others_one(kernels: Library, level: Level) -> None:
+FEW_OR_SHORT = {
+    "four that decode": [(seq, 0, 1) for seq in range(4)],
+    "a short prompt": [(0, 0, 9)],
+    "two of them": [(0, 0, 80), (1, 0, 80)],
+    "one beside a long one": [(0, 0, 150), (1, 0, 9)],
+    "one beside many that decode": [*((seq, 0, 1) for seq in range(6)), (6, 0, 9)],
+}
+MANY_OR_LONG = {
+    "five that decode": [(seq, 0, 1) for seq in range(5)],
+    "with drafts": [(0, 0, 4), (1, 0, 4)],
+    "a long prompt": [(0, 0, 130)],
+}
+
+
+def logits_of_ends(model: FusedLlama, parts: list[tuple[int, int, int]], *, is_every: bool) -> Tensor:
+    """Of each sequence's last token, or of every one."""
+    tables = Tables(model.config)
+    token_ids, positions, attention = lay_out([tables.span(*part) for part in parts], BLOCK)
+    rows = torch.arange(len(token_ids)) if is_every else attention.query_start[1:].long() - 1
+    return model.logits(token_ids, positions, tables.cache(), attention, rows)
+
+
+def test_few_rows_and_short_prompts_take_two_terms_and_others_one(level: Level, kernels: Library) -> None:
     packed = pack_all(quantized_weights(PLAIN).items(), kernels.products, torch.float32, 1)
-    tables = Tables(PLAIN)
     one, two, mixed = (FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind) for kind in (Activations.ONE_TERM, Activations.TWO_TERMS, Activations.MIXED))
 
-    def logits(model: FusedLlama, parts: list[tuple[int, int, int]]) -> Tensor:
-        return logits_of(model, tables.cache(), tables, parts)
-
-    for parts in ([(seq, 0, 1) for seq in range(4)], [(0, 0, 9)], [(0, 0, 40), (1, 0, 40)]):
-        assert torch.equal(logits(mixed, parts), logits(two, parts))
-        assert level < Level.VNNI or not torch.equal(logits(mixed, parts), logits(one, parts))
-    for parts in ([(seq, 0, 1) for seq in range(5)], [(0, 0, 130)]):
-        assert torch.equal(logits(mixed, parts), logits(one, parts))
-        assert level < Level.VNNI or not torch.equal(logits(mixed, parts), logits(two, parts))
+    for cases, same, other, is_every in ((FEW_OR_SHORT, two, one, False), (MANY_OR_LONG, one, two, True)):
+        for name, parts in cases.items():
+            found = logits_of_ends(mixed, parts, is_every=is_every)
+            assert torch.equal(found, logits_of_ends(same, parts, is_every=is_every)), name
+            assert level < Level.VNNI or not torch.equal(found, logits_of_ends(other, parts, is_every=is_every)), name
 
 
 def test_a_quantized_file_is_served_by_fused_steps_with_the_activations_that_are_asked_for(level: Level, tmp_path: Path) -> None:
