@@ -11,8 +11,9 @@ another, so no prefix is found again. Beside llama.cpp: steps of the runner, as 
 is included in ours. While one is timed the others' processes are stopped; who goes first changes from round to round; a round before the first warms and
 does not count. For perplexity and memory see bench/engine_quality.py. Fails (status 1) when a goal is not met.
 
---only NAME ...: just these contenders, printed and not recorded, and without --quality without perplexity and memory; for work in progress. --engine: more of
-EngineConfig's settings. With everybody there it takes a quarter of an hour on two cores, on which nothing else may run.
+--only NAME ...: just these contenders, and without --quality without perplexity and memory; for work in progress. --engine: more of EngineConfig's settings.
+Recorded is a run of everybody with default settings and at least 5 rounds; another is printed, and says why it is not. With everybody there it takes a
+quarter of an hour on two cores, on which nothing else may run.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import signal
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -41,6 +42,8 @@ from penstock.workers.vllm_model import hf_folder
 
 MODEL, THREADS = "demo", 2
 BATCHES = (1, 8, 32)
+LEAST_ROUNDS = 5
+"""Of what is recorded."""
 PROMPT_TOKENS, ANSWER_TOKENS = 244, 128
 STEP_PROMPT_TOKENS, SHORT_TOKENS, REPETITIONS = 256, 64, 3
 """Of llama.cpp's benchmarks: the prompt, and the tokens decoded from an empty context."""
@@ -185,10 +188,24 @@ def vllm_environment(cores: Iterable[int]) -> dict[str, str]:
     return {**defaults, **os.environ}
 
 
+def has_amx(cpuinfo: str) -> bool:
+    """Whether the text of /proc/cpuinfo says so; llama.cpp is quicker with it."""
+    return "amx_tile" in cpuinfo.split()
+
+
+def unrecorded(only: Sequence[str] | None, rounds: int, settings: Mapping[str, object]) -> str | None:
+    """Why such a run is not recorded; None: it is."""
+    if only:
+        return f"only {', '.join(only)}"
+    if settings:
+        return f"not the default settings: {msgspec.json.encode(settings).decode()}"
+    return None if rounds >= LEAST_ROUNDS else f"rounds: {rounds}, at least {LEAST_ROUNDS} are"
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="these contenders; printed, not recorded")
+    parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS)
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="these contenders")
     parser.add_argument("--quality", action="store_true", help="with --only: perplexity and memory too")
     parser.add_argument("--vllm", default=os.environ.get("PENSTOCK_VLLM_PYTHON"), help="a Python that has vLLM")
     parser.add_argument("--llama", default=os.environ.get("PENSTOCK_BENCH_LLAMA"), help="a folder with llama.cpp's programs")
@@ -207,6 +224,9 @@ def main() -> int:
     prompts = Prompts(load_tokenizer(source), "\n\n".join(texts.held_out.values()))
     llama = LlamaCpp(Path(options.llama), source.path, THREADS) if options.llama and LLAMA in named else None
     notes = [f"SmolLM2-135M-Instruct, Q4_1 (vLLM: the same weights in bf16), {THREADS} threads; {options.rounds} rounds; texts: {texts.origin}"]
+    if llama is not None:
+        amx = "has AMX" if has_amx(Path("/proc/cpuinfo").read_text(encoding="utf-8")) else "has no AMX"
+        notes.append(f"llama.cpp, as llama-bench says: {llama.build()}; this CPU {amx}")
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, ExitStack() as stack:
         folder = Path(name)
         vllm = None
@@ -225,17 +245,18 @@ def main() -> int:
             findings += perplexities(ours, llama, texts.held_out, folder)
             stack.pop_all().close()
             findings += memory(our_command, options.engine, llama, folder)
-    return report(findings, notes, is_recorded=not options.only)
+    return report(findings, notes, unrecorded(options.only, options.rounds, options.engine))
 
 
-def report(findings: list[Finding], notes: list[str], *, is_recorded: bool) -> int:
+def report(findings: list[Finding], notes: list[str], why_not: str | None) -> int:
+    """The status. why_not: it is not recorded."""
     table = [row for finding in findings for row in rows(finding)]
     notes = [*notes, *filter(None, map(verdict, findings))]
-    if is_recorded:
+    if why_not is None:
         write_report("engine", table, notes=notes)
     else:
-        print_table("engine", table, notes)
-    return 0 if all(finding.is_met for finding in findings) or not is_recorded else 1
+        print_table("engine", table, [*notes, f"not recorded ({why_not})"])
+    return 0 if all(finding.is_met for finding in findings) or why_not is not None else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Perplexity counts the second half of windows of 512 tokens, as llama-perplexity does: exp of the mean negative log likelihood. Ours is computed by each
 path that is timed: a window at once, as in prefill, and token by token behind the first half, at batch 1 and at batch 32. llama-perplexity tokenizes by
-itself, so it is checked that it saw as many windows; transformers' bfloat16 and ours get our token ids.
+itself: it is checked that it saw as many windows, and that the model wants no token before a text (add_bos is false), which llama-perplexity would put
+there and our windows don't have. transformers' bfloat16 and ours get our token ids.
 
 Memory is the most that a process of its own has had resident (VmHWM), libraries included, with a KV cache for 512 tokens a sequence (llama.cpp makes
 room in steps of 256): llama-batched-bench with prompts of 384 and 128 decoded, and ours with the same.
@@ -17,6 +18,7 @@ from bench.engine_goals import BF16, LLAMA, Finding, Goal, Pair
 from bench.llama_cpp import LlamaCpp
 from bench.worker import Worker, module_command, peak_bytes, worker
 from penstock.text.source import resolve
+from penstock.text.tokenizer import load_tokenizer
 from penstock.workers.models.config import read_config
 from penstock.workers.models.llama import KvCache
 from penstock.workers.quant.quantize import evaluation_tokens
@@ -52,7 +54,10 @@ def perplexities(ours: Worker, llama: LlamaCpp | None, texts: Mapping[str, str],
 
 
 def windows_of(text: str) -> list[list[int]]:
-    """Raises RuntimeError for a text that is too short."""
+    """Raises RuntimeError for a text that is too short, and for a model whose texts begin with a token of their own."""
+    tokenizer = load_tokenizer(resolve(MODEL))
+    if tokenizer.encode("a", True) != tokenizer.encode("a", False):
+        raise RuntimeError(f"{MODEL} wants a token before or behind a text, which llama-perplexity has in its windows and these have not")
     ids = evaluation_tokens(MODEL, text, WINDOW * NUM_WINDOWS).tolist()
     if len(ids) < WINDOW * NUM_WINDOWS:
         raise RuntimeError(f"a text of {len(ids)} tokens has no {NUM_WINDOWS} windows of {WINDOW}")

@@ -34,6 +34,10 @@ class LlamaCpp(NamedTuple):
     """A GGUF file."""
     threads: int
 
+    def build(self) -> str:
+        """What llama-bench says of itself."""
+        return read_build(self._run("llama-bench", "-m", str(self.model), "-t", str(self.threads), "-p", "1", "-n", "0", "-r", "1", "-o", "json"))
+
     def bench(self, prompt_tokens: int, tokens: int, repetitions: int) -> Speed:
         """A prompt read at once, and decoding from an empty context, each behind a warm-up of its own."""
         counts = ["-p", str(prompt_tokens), "-n", str(tokens), "-r", str(repetitions)]
@@ -83,6 +87,12 @@ def read_bench(printed: str) -> Speed:
     """llama-bench's JSON: medians of the repetitions."""
     speeds = {row["n_gen"] > 0: statistics.median(row["samples_ts"]) for row in json.loads(printed)}
     return Speed(prefill=speeds[False], decode=speeds[True])
+
+
+def read_build(printed: str) -> str:
+    """llama-bench's JSON: of what commit it says it was built, and for what."""
+    row = json.loads(printed)[0]
+    return f"commit {row['build_commit']} (build {row['build_number']}), backends {row['backends']}"
 
 
 def read_batched(printed: str) -> dict[int, Speed]:

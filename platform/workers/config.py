@@ -111,9 +111,9 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     nearest in groups of 32. auto: int8 where the checkpoint's other matrices are quantized and these are not, else keep."""
     activations: Literal["auto", "bf16", "int8", "int16"] = "auto"
     """What quantized matrices are multiplied with, on the CPU. int8: whole steps of 8 bits, with a scale per row and group: quickest, for some 0.4 % of
-    perplexity. int16: steps in two terms of 8 bits, nearer to float32 than bfloat16 is (which steps of many rows take where the CPU is quicker with it).
-    auto: int16 for up to 4 rows, where it costs nothing, and in steps with prompts of fewer than 128 tokens in all, else int8; so close calls between
-    tokens may depend on what runs beside a request, unless `exact`. bf16: always bfloat16."""
+    perplexity. int16: in two terms of 8 bits; from 16 rows on in bfloat16 where the CPU multiplies that. auto: int16 for up to 4 rows, where it costs
+    nothing, and in steps that read a prompt of fewer than 128 tokens, else int8; so close calls between tokens may depend on what runs beside a request,
+    unless `exact`. bf16: always bfloat16. Without AVX-512 VNNI int8 means int16."""
     kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = "auto"
     """Of keys and values. auto: that of the computation. int8 on the CPU, fp8 (e4m3) on a GPU: with a scale for each token's head, half of bf16's
     memory."""
@@ -164,8 +164,12 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(f"engine.exact: true is for device: cpu; on a GPU it has not been shown, so it can't be combined with device: {self.device}")
         if self.kv_dtype == {"cpu": "fp8", "cuda": "int8"}[self.device]:
             raise ConfigError(f"engine.kv_dtype: {self.kv_dtype} is not for device: {self.device}; 8-bit keys and values are int8 on the CPU, fp8 on a GPU")
-        if self.activations == "int8" and (self.device != "cpu" or self.exact or self.dtype == "float32" or self.runner == "vllm"):
-            raise ConfigError("engine.activations: int8 is for our own engine on device: cpu, and neither for exact: true nor for dtype: float32")
+        if self.activations in ("int8", "int16") and (self.device != "cpu" or self.exact or self.dtype == "float32" or self.runner == "vllm"):
+            raise ConfigError(
+                f"engine.activations: {self.activations} is for our own engine on device: cpu, and neither for exact: true nor for dtype: float32"
+            )
+        if self.activations == "bf16" and self.runner == "vllm":
+            raise ConfigError("engine.activations: bf16 is for our own engine; engine.vllm.args can set vLLM's")
         if self.runner == "vllm" and self.kv_dtype != "auto":
             raise ConfigError(f"engine.kv_dtype: {self.kv_dtype} is for our own engine; engine.vllm.args can set vLLM's")
         if self.runner == "vllm" and self.exact:

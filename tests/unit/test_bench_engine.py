@@ -10,15 +10,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.cpu import Spent
-from bench.engine import PROMPT_TOKENS, Prompts, in_turn
+from bench.engine import PROMPT_TOKENS, Prompts, has_amx, in_turn, report, unrecorded
 from bench.engine_goals import LLAMA, VLLM, Finding, Goal, Pair, rows, verdict
-from bench.engine_quality import FIRST, WINDOW, perplexity
-from bench.llama_cpp import Speed, read_batched, read_bench, read_perplexity
+from bench.engine_quality import FIRST, NUM_WINDOWS, WINDOW, perplexity, windows_of
+from bench.engine_worker import Steps
+from bench.llama_cpp import Speed, read_batched, read_bench, read_build, read_perplexity
 from bench.worker import ROOT, module_command, peak_bytes, worker
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
+from penstock.workers.config import EngineConfig
+from penstock.workers.runner import load_runner
+from tests.unit.workers.tiny_models import saved, tiny_model
 
 SPEED = Goal("batch 8: output", VLLM, "tokens/s", 2.0, 3.0)
 MEMORY = Goal("most memory", LLAMA, "MB", 2.0, is_ceiling=True)
@@ -131,6 +136,51 @@ def test_llama_perplexity_is_the_one_behind_its_last_window() -> None:
 
 def test_perplexity_is_over_the_second_halves_without_the_token_that_is_only_read() -> None:
     assert perplexity([(WINDOW - 1 - FIRST) * math.log(7.0)] * 3) == pytest.approx(7.0)
+
+
+def test_only_a_whole_run_with_default_settings_is_recorded() -> None:
+    assert unrecorded(None, 5, {}) is None
+    assert unrecorded(["penstock"], 5, {}) == "only penstock"
+    assert unrecorded(None, 4, {}) == "rounds: 4, at least 5 are"
+    assert unrecorded(None, 5, {"lm_head": "int4"}) == 'not the default settings: {"lm_head":"int4"}'
+
+
+def test_a_run_that_is_not_recorded_says_why_and_does_not_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report([Finding(SPEED, [Pair(1, 10)])], [], "only penstock") == 0
+    assert "not recorded (only penstock)" in capsys.readouterr().out
+
+
+def test_llama_bench_says_what_it_was_built_of() -> None:
+    printed = [{"build_commit": "abc1234", "build_number": 7000, "backends": "CPU", "n_gen": 0}]
+
+    assert read_build(json.dumps(printed)) == "commit abc1234 (build 7000), backends CPU"
+    assert has_amx("flags : fpu avx512_bf16 amx_bf16 amx_tile amx_int8\n")
+    assert not has_amx("flags : fpu avx512_bf16\n")
+
+
+def test_windows_are_whole_and_the_demo_model_puts_no_token_before_them() -> None:
+    windows = windows_of("It was the best of times, it was the worst of times. " * 700)
+
+    assert [len(ids) for ids in windows] == [WINDOW] * NUM_WINDOWS
+    with pytest.raises(RuntimeError, match=r"a text of \d+ tokens has no 16 windows"):
+        windows_of("It was the best of times.")
+
+
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_losses_are_those_of_the_second_halves_in_float32(batch: int, tmp_path: Path) -> None:
+    before, model = torch.get_num_threads(), tiny_model("llama")
+    config = EngineConfig(dtype="float32", threads=1, kv_memory_bytes=2**20)
+    runner = load_runner(saved(model, tmp_path), config, poison=True)
+    windows = torch.randint(0, 96, (4, 40), generator=torch.Generator().manual_seed(1))
+    first = 19
+    with torch.inference_mode():
+        scores = model(windows).logits.double().log_softmax(-1)
+    expected = -scores[:, first:-1].gather(2, windows[:, first + 1 :, None]).sum((1, 2))
+
+    found = Steps(runner, config).losses(windows.tolist(), first, batch)
+    torch.set_num_threads(before)
+
+    assert found == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 CHILD = """

@@ -25,7 +25,7 @@ def test_in_the_interpreter_every_variant_has_torchs_logits_and_its_figures() ->
     assert done.returncode == 0, done.stdout + done.stderr
     for variant in VARIANTS:
         for batch in (1, 3):
-            assert f"{variant.name}, batch {batch}, context 20: decoding (ours), torch (rival)" in done.stdout
+            assert f"{variant.name}, batch {batch}, context 20: decoding (ours), eager torch (rival)" in done.stdout
             assert f"{variant.name}, batch {batch}, context 20: share of copy bandwidth" in done.stdout
     assert "bf16: batch 9999 with a context of 20 does not fit" in done.stdout
     assert "these times mean nothing" in done.stdout

@@ -1,5 +1,5 @@
 """Memory for weights, on huge pages where Linux gives them: a decode step reads all weights once, and with pages of 4 KiB a core waits for
-address translations (SmolLM2's head at batch 1, one core of a Zen 4: 28 against 18 GB/s)."""
+address translations (seen once, SmolLM2's head at batch 1 on one core of a Zen 4: 28 against 18 GB/s)."""
 
 import mmap
 

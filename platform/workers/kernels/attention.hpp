@@ -72,7 +72,8 @@ RunUnit attention_unit(int dim, DType kv_dtype);
 // A query's segments into its result; all units done.
 void merge_query(const Attention& job, int64_t token);
 
-// One token's key or value of all heads, `heads` [num_kv_heads, head_dim], `stride` floats from head to head, into its slot (block * block_size + offset).
+// One token's keys or values of the `num_heads` kv heads from `first_head` on, `heads` [num_heads, head_dim], contiguous, into their slot (block * block_size +
+// offset) of a store that has num_kv_heads.
 void write_slot(const Store& store, DType dtype, int64_t slot, int64_t num_kv_heads, int64_t block_size, int64_t dim, int64_t first_head, int64_t num_heads,
                 const float* heads);
 

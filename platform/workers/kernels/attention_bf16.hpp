@@ -109,7 +109,7 @@ PENSTOCK_BF16 inline void cut_values(const uint32_t* from, int count, uint32_t* 
     }
 }
 
-// A tile into the second cache, ahead of its use.
+// A tile into the nearest cache, ahead of its use. A chunk of heads of 256 in bfloat16 is more than that cache holds and comes out of the next one then.
 template <int D>
 PENSTOCK_BF16 inline void prefetch(const void* tile) {
     for (int line = 0; line < D * TILE * 2; line += 64) _mm_prefetch(static_cast<const char*>(tile) + line, _MM_HINT_T0);

@@ -127,7 +127,7 @@ void read_tiled_bf16(const Attention& job, const Unit& unit, const Store& from, 
     const int64_t first = position % job.block_size;
     const uint16_t* head = static_cast<const uint16_t*>(from.data) + offset_of(job, from, unit, position - first);
     for (int64_t i = 0; i < count; i++)
-        for (int d = 0; d < job.dim; d++) to[i * job.dim + d] = widen(head[tiled_place(from, first + i, d, job.dim, PAIR)]);
+        for (int d = 0; d < job.dim; d++) to[i * job.dim + d] = from_bf16(head[tiled_place(from, first + i, d, job.dim, PAIR)]);
 }
 
 void read_tiled_int8(const Attention& job, const Unit& unit, const Store& from, int64_t position, int64_t count, float* to) {

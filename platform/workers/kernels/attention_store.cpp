@@ -7,7 +7,7 @@ namespace {
 
 // To the head that begins at `head`.
 void write_tiled_bf16(const Store& store, uint16_t* head, int64_t position, int64_t dim, const float* from) {
-    for (int64_t d = 0; d < dim; d++) head[tiled_place(store, position, d, dim, PAIR)] = narrow(from[d]);
+    for (int64_t d = 0; d < dim; d++) head[tiled_place(store, position, d, dim, PAIR)] = to_bf16(from[d]);
 }
 
 void write_tiled_int8(const Store& store, uint8_t* head, float* scale, int64_t position, int64_t dim, const float* from) {

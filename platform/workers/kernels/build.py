@@ -77,7 +77,7 @@ def load_kernels() -> Library | None:
     try:
         return obtain(find_compilers(), cache_folder())
     except BuildFailed as error:
-        logger.warning("Attention runs on torch operators, which is slow, because the C++ kernels could not be built: %s", error)
+        logger.warning("Steps run on torch operators, which is slow, because the C++ kernels could not be built: %s", error)
         return None
 
 

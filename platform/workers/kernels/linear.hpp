@@ -19,7 +19,8 @@ namespace penstock {
 
 enum Kind : int32_t { BF16 = 0, INT8 = 1, INT4 = 2 };
 
-// What the CPU can do, and is allowed to: VNNI is AVX-512 with VNNI, AVX512 has BF16 on top, AMX tiles of bf16.
+// What the CPU can do, and is allowed to: VNNI is AVX-512 with VNNI, AVX512 has BF16 on top, AMX tiles of bf16. Tests set a 5 too: AMX with its tiles
+// computed in C++ (linear.cpp).
 enum Level : int32_t { PORTABLE = 0, AVX2 = 1, VNNI = 2, AVX512 = 3, AMX = 4 };
 
 constexpr int32_t TILE_N = 16;    // outputs of a panel: `multiply` takes whole ones
@@ -47,7 +48,7 @@ struct Inputs {
     int8_t* q;        // [m, k_padded / 4, terms, 4]: of four columns the high bytes, then the low ones
     float* step;      // [m, num_groups]
     float* sum;       // [m, num_groups]: of the rounded activations
-                      // from level VNNI on of R rows side by side [k_padded / 4, terms, R, 4] and [num_groups, R] (linear_vnni_rounding.cpp)
+    // From level VNNI on q is [k_padded / 4, terms, R, 4], step and sum are [num_groups, R], of each R rows side by side (linear_vnni_rounding.cpp).
     void* dense;      // [m, k_padded], bfloat16 from level AVX512 on, float32 below; with AMX rows are padded to a multiple of 16
 };
 

@@ -1,7 +1,8 @@
 // Products by AMX tiles of bfloat16, for many rows: weights are dequantized to pairs once for all rows, sums stay in tiles for CHUNK_K columns.
 //
 // Tiles of bytes would take activations of 8 bits and twice the columns at once, but the sums of a group must leave the tile to be scaled: a tile
-// product of 16 x 16 outputs and a group of 32 columns takes 16 cycles, scaling its result over 30. With bfloat16 there is nothing to scale.
+// product of 16 x 16 outputs and a group of 32 columns takes 16 cycles, scaling its result over 30 (counted, not measured). With bfloat16 there is nothing
+// to scale.
 //
 // Two panels meet 32 rows: four tiles of sums, two of activations, two of weights.
 

@@ -2,7 +2,8 @@
 //
 // A panel meets up to TILE_M rows at once: a vector of weights is unpacked once and multiplied by as many broadcast activations, high bytes and low
 // ones. Every row has its own chain of sums, the same however many rows go with it. What is read of rows that go side by side lies side by side, so that
-// one pointer is enough for all: with a pointer to each row there are not registers enough, and a group costs a third more.
+// one pointer is enough for all: with a pointer to each row there are not registers enough; a group took a third longer, seen
+// once.
 
 #include "linear_avx512.hpp"
 

@@ -31,13 +31,21 @@ PENSTOCK_INLINE void store_rounded(int8_t* to, __m512i steps) {
 
 PENSTOCK_INLINE __m512i rounded(__m512 x, __m512 inverse) { return _mm512_cvtps_epi32(_mm512_mul_ps(x, inverse)); }
 
-// Of up to 4 groups, from the bits of their largest magnitudes: a step, NaN where something was not a number, and its inverse, 0 where all is 0.
+// Of up to 8 groups, from the bits of their largest magnitudes: a step, NaN where something was not a number, and its inverse, 0 where all is 0.
+template <int TERMS>
+PENSTOCK_INLINE void find_steps(__m256i largest, __m256& step, __m256& inverse) {
+    const __m256 most = _mm256_castsi256_ps(largest), steps = _mm256_set1_ps(TERMS == 1 ? MOST_STEPS_OF_ONE : MOST_STEPS);
+    const __mmask8 is_number = _mm256_cmplt_epi32_mask(largest, _mm256_set1_epi32(NOT_FINITE));
+    step = _mm256_mask_blend_ps(is_number, _mm256_set1_ps(__builtin_nanf("")), _mm256_div_ps(most, steps));
+    inverse = _mm256_maskz_div_ps(_mm256_mask_cmpge_epi32_mask(is_number, largest, _mm256_set1_epi32(LEAST_ROUNDED)), steps, most);
+}
+
+// The same of up to 4.
 template <int TERMS>
 PENSTOCK_INLINE void find_steps(__m128i largest, __m128& step, __m128& inverse) {
-    const __m128 most = _mm_castsi128_ps(largest), steps = _mm_set1_ps(TERMS == 1 ? MOST_STEPS_OF_ONE : MOST_STEPS);
-    const __mmask8 is_number = _mm_cmplt_epi32_mask(largest, _mm_set1_epi32(NOT_FINITE));
-    step = _mm_mask_blend_ps(is_number, _mm_set1_ps(__builtin_nanf("")), _mm_div_ps(most, steps));
-    inverse = _mm_maskz_div_ps(_mm_mask_cmpge_epi32_mask(is_number, largest, _mm_set1_epi32(LEAST_ROUNDED)), steps, most);
+    __m256 steps, inverses;
+    find_steps<TERMS>(_mm256_zextsi128_si256(largest), steps, inverses);
+    step = _mm256_castps256_ps128(steps), inverse = _mm256_castps256_ps128(inverses);
 }
 
 template <int TERMS>
@@ -58,8 +66,10 @@ PENSTOCK_INLINE void round_group(const Inputs& inputs, const float* x, int64_t r
     inputs.sum[place] = _mm_cvtss_f32(step) * static_cast<float>(_mm512_reduce_add_epi32(sum));
 }
 
+PENSTOCK_INLINE __m256i halves_max(__m512i x) { return _mm256_max_epu32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1)); }
+
 PENSTOCK_INLINE __m128i largest_of_four(__m512i x) {
-    const __m256i half = _mm256_max_epu32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+    const __m256i half = halves_max(x);
     return _mm_max_epu32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
 }
 
@@ -105,8 +115,6 @@ PENSTOCK_AVX512 void round_row(const Inputs& inputs, const float* x, int64_t row
 
 // ---- rows side by side
 
-PENSTOCK_INLINE __m256i halves_max(__m512i x) { return _mm256_max_epu32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1)); }
-
 // Lane r: the largest lane of x[r].
 PENSTOCK_INLINE __m256i largest_of_each(const __m512i (&x)[8]) {
     __m256i pairs[4], fours[2];
@@ -149,15 +157,6 @@ PENSTOCK_INLINE void store_lanes(void* to, __m256i x) {
     if (R == 8) _mm256_storeu_si256(static_cast<__m256i*>(to), x);
     if (R == 4) _mm_storeu_si128(static_cast<__m128i*>(to), _mm256_castsi256_si128(x));
     if (R == 2) _mm_storel_epi64(static_cast<__m128i*>(to), _mm256_castsi256_si128(x));
-}
-
-// The same as find_steps of one group of eight rows.
-template <int TERMS>
-PENSTOCK_INLINE void find_steps_of_rows(__m256i largest, __m256& step, __m256& inverse) {
-    const __m256 most = _mm256_castsi256_ps(largest), steps = _mm256_set1_ps(TERMS == 1 ? MOST_STEPS_OF_ONE : MOST_STEPS);
-    const __mmask8 is_number = _mm256_cmplt_epi32_mask(largest, _mm256_set1_epi32(NOT_FINITE));
-    step = _mm256_mask_blend_ps(is_number, _mm256_set1_ps(__builtin_nanf("")), _mm256_div_ps(most, steps));
-    inverse = _mm256_maskz_div_ps(_mm256_mask_cmpge_epi32_mask(is_number, largest, _mm256_set1_epi32(LEAST_ROUNDED)), steps, most);
 }
 
 // 32 columns of rows side by side, `left` of them there; adds each row's steps to `sum`.
@@ -214,7 +213,7 @@ PENSTOCK_AVX512 void round_tile(const Inputs& inputs, const float* x, int64_t st
             for (int64_t i = begin; i < end; i += 16) most[r] = _mm512_max_epu32(most[r], magnitude_bits(mask_of(end - i), rows[r] + i));
         }
         __m256 step, inverse;
-        find_steps_of_rows<TERMS>(largest_of_each(most), step, inverse);
+        find_steps<TERMS>(largest_of_each(most), step, inverse);
         alignas(32) float inverses[8];
         _mm256_store_ps(inverses, inverse);
         __m256i sum = _mm256_setzero_si256();

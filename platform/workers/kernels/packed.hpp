@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "linear.hpp"
+#include "numbers.hpp"
 
 namespace penstock {
 
@@ -26,7 +27,6 @@ constexpr int32_t LEAST_ROUNDED = (127 - 64) << 23;  // of 2**-64: groups of sma
 constexpr int64_t MOST_BLOCKS = 16;  // whose sums of 8 bits times MOST_STEPS fit 32 bits
 constexpr int32_t CHUNK_K = 1024;  // columns dequantized at a time; a multiple of every BLOCK_K
 
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t rounded_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 inline int64_t padded_k(const Matrix& matrix) { return rounded_up(matrix.k, BLOCK_K); }
 inline int64_t block_bytes(int32_t kind) { return kind == INT4 ? 256 : kind == INT8 ? 512 : 1024; }
@@ -39,32 +39,6 @@ inline int64_t num_panels(const Matrix& matrix) { return (matrix.n + TILE_N - 1)
 // Blocks of group `group`; the last one may have fewer.
 inline int64_t num_blocks(const Matrix& matrix, int64_t group) {
     return smaller(matrix.group, padded_k(matrix) - group * matrix.group) / BLOCK_K;
-}
-
-inline float from_bits(uint32_t bits) {
-    float result;
-    memcpy(&result, &bits, sizeof result);
-    return result;
-}
-
-inline uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-inline float from_bf16(uint16_t x) { return from_bits(static_cast<uint32_t>(x) << 16); }
-
-inline uint16_t to_bf16(float x) {  // to nearest, ties to even; NaN stays NaN
-    const uint32_t bits = bits_of(x);
-    return static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? bits >> 16 | 0x40 : (bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
-inline float from_f16(uint16_t x) {
-    const uint32_t sign = static_cast<uint32_t>(x & 0x8000) << 16, magnitude = x & 0x7FFF;
-    if (magnitude >= 0x7C00) return from_bits(sign | 0x7F800000 | (magnitude & 0x3FF) << 13);
-    // the exponent's bias differs by 112; the multiplication makes subnormals normal
-    return from_bits(sign | bits_of(from_bits(magnitude << 13) * from_bits((254 - 15) << 23)));
 }
 
 // Scales and offsets of a group's 16 outputs, offset for q as it is stored.

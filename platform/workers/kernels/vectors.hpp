@@ -1,10 +1,12 @@
-// Vectors of floats as wide as the build's CPU has them, by the compilers' vector extensions; and the formats that numbers are stored in.
+// Vectors of floats as wide as the build's CPU has them, by the compilers' vector extensions; and rows of numbers in the formats they are stored in.
 // Needs nothing of C++'s run-time library, not even its headers.
 
 #pragma once
 
 #include <stdint.h>
 #include <string.h>
+
+#include "numbers.hpp"
 
 namespace penstock {
 
@@ -83,27 +85,13 @@ inline float total(Vec x) {
 // SCALED_INT8: with a float scale for so many of them, in an array of its own. TILED: in an order of its own (attention.hpp).
 enum DType : int32_t { FLOAT32 = 0, BFLOAT16 = 1, SCALED_INT8 = 2, TILED_BFLOAT16 = 3, TILED_INT8 = 4 };
 
-inline float widen(uint16_t x) {
-    const uint32_t bits = static_cast<uint32_t>(x) << 16;
-    float result;
-    memcpy(&result, &bits, sizeof result);
-    return result;
-}
-
-inline uint16_t narrow(float x) {  // to nearest, ties to even
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    const uint32_t rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-    return static_cast<uint16_t>((bits & 0x7FFFFFFF) > 0x7F800000 ? bits >> 16 | 0x40 : rounded);  // NaN stays NaN
-}
-
 // Floats and bfloat16; offset and count are elements.
 inline void read(float* to, const void* from, DType dtype, int64_t offset, int64_t count) {
     if (dtype == FLOAT32) {
         memcpy(to, static_cast<const float*>(from) + offset, sizeof(float) * count);
     } else {
         const uint16_t* half = static_cast<const uint16_t*>(from) + offset;
-        for (int64_t i = 0; i < count; i++) to[i] = widen(half[i]);
+        for (int64_t i = 0; i < count; i++) to[i] = from_bf16(half[i]);
     }
 }
 
@@ -112,11 +100,8 @@ inline void write(void* to, DType dtype, int64_t offset, const float* from, int6
         memcpy(static_cast<float*>(to) + offset, from, sizeof(float) * count);
     } else {
         uint16_t* half = static_cast<uint16_t*>(to) + offset;
-        for (int64_t i = 0; i < count; i++) half[i] = narrow(from[i]);
+        for (int64_t i = 0; i < count; i++) half[i] = to_bf16(from[i]);
     }
 }
-
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 }  // namespace penstock

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from penstock.workers import attention
 from penstock.workers.attention import AttentionBatch, attend, write_kv
-from penstock.workers.kernels.build import find_compilers, load_kernels, obtain
+from penstock.workers.kernels.build import find_compilers, obtain
 from penstock.workers.kernels.cache_form import PLAIN, Form
+from penstock.workers.kernels.library import Library
 from penstock.workers.kernels.products import Level, Products
 from tests.unit.workers.built_kernels import built_kernels
 
@@ -100,20 +101,17 @@ MIXED: list[Span] = [(1, 1), (7, 7), (16, 1), (17, 1), (70, 1), (64, 64), (65, 2
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _kernels_and_one_torch_thread() -> Iterator[None]:
-    """Torch is only the oracle here, and on a busy machine its threads wait for each other."""
-    built_kernels()
+def kernels() -> Iterator[Library]:
+    """With one thread of torch, which is only the oracle here, and whose threads wait for each other on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    yield built_kernels()
     torch.set_num_threads(before)
 
 
 @pytest.fixture
-def products() -> Iterator[Products]:
+def products(kernels: Library) -> Iterator[Products]:
     """Those of the kernels, whose level a test may set."""
-    kernels = load_kernels()
-    assert kernels is not None
     yield kernels.products
     kernels.products.set_level(None)
 
@@ -231,6 +229,33 @@ def test_the_kernel_equals_dense_attention_for_odd_shapes(spans: list[Span], dim
     case = make_case(spans, dim=dim, kv_heads=kv_heads, group=group, block_size=block_size, seed=seed)
 
     torch.testing.assert_close(case.attend().double(), dense(case), atol=5e-5, rtol=5e-5)
+
+
+@pytest.mark.parametrize("level", [None, Level.VNNI])
+@settings(max_examples=40, deadline=None)
+@given(
+    spans=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 5)).map(lambda pair: (max(pair), min(pair))), min_size=1, max_size=3),
+    cache=st.sampled_from(("plain", "tiled", "int8", "tiled int8")),
+    dim=st.sampled_from((32, 64, 96, 128, 192, 256)),
+    kv_heads=st.integers(1, 2),
+    group=st.integers(1, 64),
+    block_size=st.sampled_from((16, 32)),
+    seed=st.integers(0, 2**16),
+)
+def test_bfloat16_and_int8_caches_equal_dense_attention_for_any_heads(
+    kernels: Library, level: Level | None, spans: list[Span], cache: str, dim: int, kv_heads: int, group: int, block_size: int, seed: int
+) -> None:
+    if not kernels.products.set_level(level):
+        pytest.skip("this CPU does not have these instructions")
+    try:
+        dtype = torch.float32 if "int8" in cache else torch.bfloat16
+        case = make_case(spans, dim=dim, kv_heads=kv_heads, group=group, block_size=block_size, dtype=dtype, seed=seed, cache=cache)
+        found = case.attend()
+    finally:
+        kernels.products.set_level(None)
+
+    expected = dense(case)
+    assert (found - expected).square().mean().sqrt() < 0.04 * expected.std()
 
 
 def test_callers_in_several_threads_do_not_disturb_each_other() -> None:

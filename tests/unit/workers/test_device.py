@@ -1,3 +1,4 @@
+from itertools import product
 from typing import Any
 
 import pytest
@@ -83,3 +84,17 @@ def test_the_hosts_memory_is_not_checked_here() -> None:
 def test_each_replica_with_device_cuda_takes_a_gpu() -> None:
     assert EngineConfig(device="cuda").num_gpus == 1
     assert EngineConfig().num_gpus == 0
+
+
+@pytest.mark.parametrize(
+    ("activations", "settings"),
+    [*product(("int8", "int16"), ({"device": "cuda"}, {"exact": True}, {"dtype": "float32"}, {"runner": "vllm"})), ("bf16", {"runner": "vllm"})],
+)
+def test_activations_are_refused_where_nothing_would_come_of_them(activations: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"activations: {activations} is for our own engine"):
+        EngineConfig(activations=activations, **settings)
+
+
+@pytest.mark.parametrize("activations", ["auto", "bf16", "int8", "int16"])
+def test_all_activations_are_for_our_own_engine_on_a_cpu(activations: Any) -> None:
+    assert EngineConfig(activations=activations).activations == activations

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
@@ -97,6 +99,33 @@ def test_products_are_those_of_the_same_roundings(products: Products, level: Lev
             error = (products.multiply(x, matrix, rounding, threads=2).double() - expected).abs()
             # a step of float32 for each partial sum; an activation halfway between two integers may go either way
             assert bool((error <= 2e-6 * magnitude + 1e-4 * magnitude.mean()).all()), (shape, count)
+
+
+@pytest.mark.parametrize("level", list(Level), ids=lambda level: level.name.lower())
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.integers(1, 70),
+    columns=st.integers(1, 400),
+    group=st.sampled_from((32, 64, 96, 128, 256, None)),
+    count=st.integers(1, 40),
+    kind=st.sampled_from(list(Kind)),
+    rounding=st.sampled_from(list(Rounding)),
+)
+def test_products_of_any_shape_are_those_of_the_same_roundings(
+    products: Products, level: Level, rows: int, columns: int, group: int | None, count: int, kind: Kind, rounding: Rounding
+) -> None:
+    """group: None is one of all columns."""
+    if not products.set_level(level):
+        pytest.skip(f"this CPU does not have {level.name}")
+    try:
+        matrix, weight = packed(products, kind, rows, columns, group or columns)
+        x = random(count, columns)
+        found = products.multiply(x, matrix, rounding, threads=2).double()
+    finally:
+        products.set_level(None)
+
+    expected, magnitude = twin(x, weight, (group or columns) if matrix.group_size else 0, level, rounding)
+    assert bool(((found - expected).abs() <= 2e-6 * magnitude + 1e-4 * magnitude.mean()).all())
 
 
 @pytest.mark.parametrize("rounding", list(Rounding))

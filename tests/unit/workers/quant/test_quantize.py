@@ -3,7 +3,7 @@
 import fcntl
 import json
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,9 @@ import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, AwqConfig
+from transformers.quantizers.auto import AutoQuantizationConfig
+from transformers.utils.quantization_config import AwqFormat
 
 from penstock.text.source import ModelSource, resolve
 from penstock.wire.errors import ConfigError
@@ -120,6 +123,44 @@ def test_a_written_checkpoint_is_read_back_as_it_was_computed(source: ModelSourc
     assert all(value < 1e4 for value in found)
     assert [perplexity(model, torch.float32, text, 64, 5) for text in TEXTS] == pytest.approx(found, rel=1e-4)
     assert not (tmp_path / "int4.partial").exists()
+
+
+def awq_layer(rows: int, columns: int, group_size: int) -> dict[str, tuple[list[int], torch.dtype]]:
+    """Shapes and types of AutoAWQ's WQLinear_GEMM."""
+    groups = columns // group_size
+    return {"qweight": ([columns, rows // 8], torch.int32), "qzeros": ([groups, rows // 8], torch.int32), "scales": ([groups, rows], torch.float16)}
+
+
+def described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[list[int], torch.dtype]]:
+    return {name: (list(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def test_what_is_expected_of_an_awq_layer_is_what_autoawq_packed() -> None:
+    golden = load_file(Path(__file__).with_name("autoawq_golden.safetensors"))
+    packed = {name: golden[name] for name in ("qweight", "qzeros", "scales")}
+
+    assert described(packed) == awq_layer(*golden["q"].shape, group_size=golden["q"].shape[1] // len(golden["scales"]))
+
+
+@pytest.mark.parametrize("source", ["llama", "qwen2-tied", "llama-biased"], indirect=True)
+def test_transformers_takes_the_configuration_and_has_a_place_for_every_tensor(source: ModelSource, tmp_path: Path) -> None:
+    quantized(source, tmp_path / "int4")
+    config = AutoConfig.from_pretrained(tmp_path / "int4")
+    tensors = {name: tensor for path in (tmp_path / "int4").glob("*.safetensors") for name, tensor in load_file(path).items()}
+
+    accepted = AutoQuantizationConfig.from_dict(config.quantization_config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    linear = {name: module for name, module in model.model.layers.named_modules(prefix="model.layers") if isinstance(module, torch.nn.Linear)}
+    expected = {name: (list(tensor.shape), torch.float16) for name, tensor in model.state_dict().items() if name.removesuffix(".weight") not in linear}
+    for name, module in linear.items():
+        expected |= {f"{name}.{part}": what for part, what in awq_layer(module.out_features, module.in_features, GROUP).items()}
+    if config.tie_word_embeddings:
+        del expected["lm_head.weight"]
+
+    assert isinstance(accepted, AwqConfig)
+    assert (accepted.bits, accepted.group_size, accepted.zero_point, accepted.format) == (4, GROUP, True, AwqFormat.GEMM)
+    assert described(tensors) == expected
 
 
 def test_progress_is_told_layer_by_layer_and_perplexities_can_be_compared(source: ModelSource, tmp_path: Path) -> None:
