@@ -12,7 +12,8 @@ from penstock.workers.triton.plan import FEW_TOKENS
 from penstock.workers.triton.store import store
 from tests.gpu.cases import DEVICE, NAN, SHORT, TOLERANCE, Case, Shape, make_case, planned, random_shape
 
-SEEDS = range(50)
+SEEDS = range(25 if DEVICE.type == "cpu" else 50)
+"""The interpreter takes a second for each."""
 NEW_TOKENS = 6
 """Most of one sequence, where each of them is a program for every head."""
 

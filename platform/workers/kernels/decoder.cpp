@@ -19,14 +19,14 @@ void describe_attention(Run& run) {
 
 constexpr int64_t SHORT_PROMPT_TOKENS = 128;  // a prompt with fewer, those from the prefix cache counted too
 
-// Whether the step reads a short prompt, whatever else is in it: an answer must not hang on what others ask at the same time. A sequence with a row for
-// each of its tokens decodes, with a draft.
+// Whether the step reads a short prompt to its end, whatever else is in it: an answer must not hang on what others ask at the same time. A sequence without
+// a row is a piece of a prompt, as a rule of a long one; one with a row for each of its tokens decodes, with a draft.
 bool has_short_prompt(const Step& step) {
     int64_t row = 0;
     for (int64_t seq = 0; seq < step.num_seqs; seq++) {
         const int64_t begin = step.query_start[seq], end = step.query_start[seq + 1], first = row;
         while (row < step.num_rows && step.rows[row] < end) row++;
-        if (end - begin > 1 && row - first <= 1 && step.context_len[seq] < SHORT_PROMPT_TOKENS) return true;
+        if (end - begin > 1 && row - first == 1 && step.context_len[seq] < SHORT_PROMPT_TOKENS) return true;
     }
     return false;
 }

@@ -267,6 +267,17 @@ def test_few_rows_and_short_prompts_take_two_terms_and_others_one(level: Level, 
             assert level < Level.VNNI or not torch.equal(found, logits_of_ends(other, parts, is_every=is_every)), name
 
 
+def test_a_piece_of_a_prompt_is_none_that_is_short(kernels: Library) -> None:
+    packed = pack_all(quantized_weights(PLAIN).items(), kernels.products, torch.float32, 1)
+    one, mixed = (FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind) for kind in (Activations.ONE_TERM, Activations.MIXED))
+    tables = Tables(PLAIN)
+    token_ids, positions, attention = lay_out([tables.span(0, 0, 130), tables.span(1, 0, 9)], BLOCK)
+
+    found, expected = (model.logits(token_ids, positions, tables.cache(), attention, torch.arange(130)) for model in (mixed, one))
+
+    assert torch.equal(found, expected)
+
+
 def test_a_quantized_file_is_served_by_fused_steps_with_the_activations_that_are_asked_for(level: Level, tmp_path: Path) -> None:
     source = written_as_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", GGMLQuantizationType.Q4_1)
 

@@ -1,6 +1,5 @@
 import importlib.util
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -168,13 +167,20 @@ def test_two_that_start_at_once_compile_once(compiler: Compiler, tmp_path: Path)
     assert sum("-shared" in call for call in log.read_text().splitlines()) == 1
 
 
-def test_the_module_builds_and_says_where(compiler: Compiler, tmp_path: Path) -> None:
-    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+def test_the_module_builds_and_says_where(compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    assert build.main([]) == 0
+    assert Path(capsys.readouterr().out.strip()) == library_in(tmp_path / "penstock" / "kernels")
+
+
+def test_the_module_runs_as_a_program() -> None:
+    """With the user's cache, which has the library as a rule."""
     command = [sys.executable, "-W", "error", "-m", "penstock.workers.kernels.build"]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert (result.returncode, result.stderr) == (0, "")
-    assert Path(result.stdout.strip()) == library_in(tmp_path / "penstock" / "kernels")
+    assert Path(result.stdout.strip()).is_relative_to(build.cache_folder())
 
 
 def test_where_nothing_can_be_built_one_sentence_says_that_it_is_slow_and_why(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[4]
-NUM_SHAPES = 50
+NUM_SHAPES = 25
 
 
 LATER = ("tests/gpu/test_products.py", "tests/gpu/test_float8.py", "tests/gpu/test_low_rank.py", "tests/gpu/test_replay.py", "tests/gpu/test_choose.py")
@@ -42,7 +42,7 @@ def num_passed(*paths: str) -> int:
 
 @pytest.mark.timeout(300)
 def test_in_the_interpreter_quantized_products_8_bit_caches_adapters_replayed_steps_and_chosen_tokens_equal_their_twins() -> None:
-    assert num_passed(*LATER) > NUM_SHAPES
+    assert num_passed(*LATER) > 2 * NUM_SHAPES
 
 
 @pytest.mark.timeout(300)
