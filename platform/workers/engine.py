@@ -1,8 +1,9 @@
 """The engine: a thread that schedules, runs and commits steps, and says after each what its sequences gained.
 
 Not a server: submit, abort and snapshot requests come in from any thread and never wait for a step; reports go out through `on_step`, called
-on the engine's thread, which must not block. Invariants: a submitted sequence is reported with a `finish` exactly once, and nothing after
-it; before a step begins the blocks of aborted and expired sequences are free; an idle engine holds no block.
+on the engine's thread, which must not block; where a device computes by itself, while it computes the next step. Invariants: a submitted
+sequence is reported with a `finish` exactly once, and nothing after it; before a step begins the blocks of aborted and expired sequences are
+free; an idle engine holds no block.
 """
 
 import logging
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from penstock.perf.fit import StepSample, adapt
 from penstock.prefix.hashing import ChainHasher
@@ -60,6 +61,14 @@ class Runner(Protocol):
 
     def forget(self, seq: Sequence) -> None:
         """Drop what is kept of a sequence; called once when it ends, also if it never ran."""
+
+
+@runtime_checkable
+class Launcher(Protocol):
+    """What a `Runner` may be too: its device computes while the host does something else."""
+
+    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
+        """`run` in two: returns when the device has all it needs for the step; what it returns waits for it. Either may raise."""
 
 
 class EngineLoad(NamedTuple):
@@ -111,6 +120,9 @@ class Engine:
         self._scheduler = Scheduler(self._pool, hasher, config, runner.max_model_len, runner.eos_token_ids)
         self._operations: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._watch = Watch(clock, unix_clock)
+        self._launch = runner.launch if isinstance(runner, Launcher) else None
+        self._held: list[SeqOutput] | None = None
+        """What the last step said, until the next one is launched or somebody wants something else."""
         self._ended: list[SeqOutput] = []
         """Sequences that ended outside a commit and are not reported yet."""
         self._next_deadline = math.inf
@@ -172,7 +184,10 @@ class Engine:
         sampled = self._run(step)
         outputs = self._fail(step) if sampled is None else self._settle(self._scheduler.commit(step, sampled))
         self._watch.committed(outputs)
-        self._report(outputs)
+        if self._launch is None:
+            self._report(outputs)
+        else:
+            self._held = outputs
         self._busy_since = None
 
     def _main(self) -> None:
@@ -190,6 +205,8 @@ class Engine:
 
     def _prepare(self) -> bool:
         """Between steps: do what other threads asked for, waiting for it while idle. False: stopped."""
+        if not self._scheduler.has_work or not self._operations.empty():
+            self._report_held()
         if not self._scheduler.has_work and self._operations.empty():
             self._check_idle()
             if self._is_stopping:
@@ -241,6 +258,7 @@ class Engine:
         now = self._unix_clock()
         if now < self._next_deadline:
             return
+        self._report_held()
         for seq in list(self._scheduler.sequences()):
             if seq.deadline is not None and seq.deadline <= now:
                 self._end(seq, Finish.DEADLINE, "The deadline of the request passed.")
@@ -250,16 +268,24 @@ class Engine:
         """None: the runner failed."""
         started_s = self._clock()
         try:
-            sampled = self._runner.run(step)
+            sampled = self._computed(step)
         except Exception:  # noqa: BLE001 whatever it was, it ends the sequences of this step and not the engine
             _log.exception("A step of %d sequences failed.", len(step.chunks))
             self._num_failures += 1
+            self._report_held()  # before the ends of what failed
             return None
         self._num_failures = 0
         self._num_steps += 1
         if self._num_steps % ADAPT_EVERY == 0:
             self._adapt(step, self._clock() - started_s)
         return sampled
+
+    def _computed(self, step: Step) -> list[list[Sampled]]:
+        if self._launch is None:
+            return self._runner.run(step)
+        wait = self._launch(step)
+        self._report_held()
+        return wait()
 
     def _adapt(self, step: Step, seconds: float) -> None:
         shape = step.shape
@@ -277,6 +303,11 @@ class Engine:
             if output.finish is not None:
                 self._runner.forget(output.seq)
         return outputs
+
+    def _report_held(self) -> None:
+        if self._held is not None:
+            outputs, self._held = self._held, None
+            self._report(outputs)
 
     def _report(self, outputs: list[SeqOutput]) -> None:
         outputs, self._ended = self._ended + outputs, []

@@ -1,7 +1,8 @@
 """The torch runner: computes the engine's steps with a real model. It owns weights, KV cache and sampler; blocks and sequences are the engine's."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,12 +39,11 @@ _log = logging.getLogger("penstock.runner")
 
 
 class _Best(NamedTuple):
-    """What a device chose for the rows of a batch."""
+    """What a device chooses for the rows of a batch."""
 
     batch: Batch
-    token_ids: Tensor
-    scores: Tensor
-    """The rows' largest logits."""
+    fetch: Callable[[], Iterable[Tensor]]
+    """Waits for it: token ids, and the rows' largest logits."""
 
 
 class TorchRunner:
@@ -64,12 +64,7 @@ class TorchRunner:
 
     def run(self, step: Step) -> list[list[Sampled]]:
         """Compute the chunks' KV and choose tokens for those that sample: one, and one more for each accepted token of a draft."""
-        self.draft(step)
-        chosen = self._run_by_device(step)
-        if chosen is not None:
-            return chosen
-        batch, logits = self.forward(step)
-        return self.choose(step, batch, logits)
+        return self._begin(step)()
 
     def draft(self, step: Step) -> None:
         """Set the drafts of the chunks that have places for them."""
@@ -101,12 +96,18 @@ class TorchRunner:
             choices[index] = found
         return choices
 
-    def _run_by_device(self, step: Step) -> list[list[Sampled]] | None:
-        """A step whose tokens are chosen where the logits are, which don't leave it; None: it is another one."""
+    def _begin(self, step: Step) -> Callable[[], list[list[Sampled]]]:
+        """What is returned ends the step: with what was chosen where the logits are, which then don't leave it, or with a choice on the host."""
+        self.draft(step)
         found = self._best_fused(step) if isinstance(self._model, FusedLlama) else self._best_on_gpu(step)
         if found is None:
-            return None
-        batch, best, scores = found
+            return partial(self.choose, step, *self.forward(step))
+        return partial(self._take_best, step, found)
+
+    def _take_best(self, step: Step, found: _Best) -> list[list[Sampled]]:
+        batch = found.batch
+        with torch.inference_mode():
+            best, scores = found.fetch()
         choices: list[list[Sampled]] = [[] for _ in step.chunks]
         chosen = self._sampler.take_best(best.long().tolist(), scores.tolist(), [step.chunks[index].draft or [] for index in batch.sampled])
         for index, sampled in zip(batch.sampled, chosen, strict=True):
@@ -120,7 +121,8 @@ class TorchRunner:
             return None
         with torch.inference_mode():
             batch = build_batch(step, self._cache.block_size)
-            return _Best(batch, *self._model.best(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows))
+            best = self._model.best(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows)
+            return _Best(batch, lambda: best)
 
     def _best_on_gpu(self, step: Step) -> _Best | None:
         """On a GPU greedily, or drawn where nothing is drafted and `Sampler.draws` covers all rows."""
@@ -137,12 +139,12 @@ class TorchRunner:
             batch, shares = build_batch(step, self._cache.block_size), shares_of(step.chunks)
             is_replayed = not shares and replay.covers(batch)
             if is_replayed and is_greedy:
-                return _Best(batch, *replay.best(batch))
+                return _Best(batch, replay.best_on_device(batch).cpu)
             if is_replayed:
                 logits = replay.on_device(batch)
             else:
                 logits = model.on_device(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows, shares)
-            return _Best(batch, *fetched(largest(logits) if draws is None else _drawn(logits, draws)))
+            return _Best(batch, partial(fetched, largest(logits) if draws is None else _drawn(logits, draws)))
 
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:
         """From another thread than the one that runs steps. Raises InvalidRequest for one that does not fit the model, OSError."""
@@ -157,6 +159,13 @@ class TorchRunner:
         """Fill blocks with NaN, so that a read of what their owner did not write shows. For tests."""
         with torch.inference_mode():
             self._cache.poison(torch.tensor(list(blocks), dtype=torch.int64))
+
+
+class GpuRunner(TorchRunner):
+    """Satisfies `penstock.workers.engine.Launcher`: steps whose tokens are chosen on the GPU are under way when `launch` returns."""
+
+    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
+        return self._begin(step)
 
 
 def _drawn(logits: Tensor, draws: Draws) -> Tensor:
@@ -193,7 +202,7 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     model = make_model(model_config, weights, max_model_len, threads, config)
     cache = make_cache(model, num_blocks, config.block_size, kv_dtype)
     replay = Replay(model, cache, sizes(config.max_num_seqs), max_model_len) if isinstance(model, Llama) and device.type == "cuda" else None
-    runner = TorchRunner(model, cache, sampler, max_model_len, drafter, replay)
+    runner = (TorchRunner if replay is None else GpuRunner)(model, cache, sampler, max_model_len, drafter, replay)
     release_unused()  # of what loading left
     if poison:
         runner.poison(range(num_blocks))

@@ -8,22 +8,28 @@ from torch import Tensor
 
 CHUNK_BYTES = 32 << 20
 ALIGNMENT = 64
+KEPT = 3
+"""Earlier chunks of which something is left: no more, for a rest keeps its chunk alive."""
 _HUGE_PAGE_BYTES = 2 << 20
 
 
 class Arena:
-    """Cuts tensors out of large chunks. A chunk lives as long as any tensor of it; what is not cut off is never touched, and takes no memory."""
+    """Cuts tensors out of large chunks. A chunk lives as long as any tensor of it; what is not cut off is never touched, and takes no memory but for
+    the rest of a page: so what is left of earlier chunks goes first."""
 
     def __init__(self) -> None:
-        self._rest = torch.empty(0, dtype=torch.uint8)
+        self._rests: list[Tensor] = []
 
     def cut(self, size: int) -> Tensor:
         """uint8 [size], zeros, its address a multiple of ALIGNMENT."""
         taken = -(-size // ALIGNMENT) * ALIGNMENT
-        if taken > len(self._rest):
-            self._rest = _chunk(max(taken, CHUNK_BYTES))
-        found, self._rest = self._rest[:size], self._rest[taken:]
-        return found
+        place = next((place for place, rest in enumerate(self._rests) if taken <= len(rest)), len(self._rests))
+        if place == len(self._rests):
+            self._rests = [*self._rests[-KEPT:], _chunk(max(taken, CHUNK_BYTES))]
+            place = len(self._rests) - 1
+        rest = self._rests[place]
+        self._rests[place] = rest[taken:]
+        return rest[:size]
 
 
 def _chunk(size: int) -> Tensor:

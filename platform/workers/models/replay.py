@@ -38,7 +38,11 @@ class Replay:
 
     def best(self, batch: Batch) -> Tensor:
         """float64 [2, R], on the host: see `largest`."""
-        return self._run(batch).best[:, : len(batch.rows)].cpu()
+        return self.best_on_device(batch).cpu()
+
+    def best_on_device(self, batch: Batch) -> Tensor:
+        """`best` that stays on the GPU, until the next step. Waits for nothing."""
+        return self._run(batch).best[:, : len(batch.rows)]
 
     def logits(self, batch: Batch) -> Tensor:
         """float32 [R, vocab_size], on the host."""

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from penstock.text.source import ModelSource, resolve
-from penstock.text.vocabulary import load_vocabulary
 from penstock.wire.errors import ConfigError
 from penstock.workers.config import EngineConfig
 from penstock.workers.models.config import ModelConfig, read_config
@@ -43,5 +42,7 @@ def _check_vocabulary(source: ModelSource, config: ModelConfig, target: ModelSou
             f"the draft model {source.name} has a vocabulary of {config.vocab_size} tokens, and {target.name} one of {target_config.vocab_size}; "
             "they must be the same"
         )
+    from penstock.text.vocabulary import load_vocabulary  # brings the tokenizers library, which only this needs of a replica
+
     if load_vocabulary(source).raw.get_vocab() != load_vocabulary(target).raw.get_vocab():
         raise ConfigError(f"the draft model {source.name} and {target.name} number their tokens differently; their vocabularies must be the same")

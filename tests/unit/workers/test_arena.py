@@ -32,3 +32,13 @@ def test_a_cut_outlives_its_arena() -> None:
     torch.ones(1 << 20)
 
     assert bool(cut.eq(5).all())
+
+
+def test_what_is_left_of_a_chunk_is_cut_before_the_next_one_is() -> None:
+    arena = Arena()
+    first = arena.cut(CHUNK_BYTES - 4096)
+    large = arena.cut(8192)
+    small = arena.cut(64)
+
+    assert small.data_ptr() == first.data_ptr() + CHUNK_BYTES - 4096
+    assert not 0 <= large.data_ptr() - first.data_ptr() < CHUNK_BYTES

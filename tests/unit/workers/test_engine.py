@@ -47,6 +47,18 @@ class Gate(HashRunner):
         self.passes.release(10_000)
 
 
+class Device(Gate):
+    """Computes by itself: a step is under way when `launch` returns, and waits to be let through when somebody waits for it."""
+
+    def __init__(self, num_blocks: int = 32, *, is_open: bool = True) -> None:
+        super().__init__(num_blocks, is_open=is_open)
+        self.on_launch: Callable[[], None] = lambda: None
+
+    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
+        self.on_launch()
+        return lambda: self.run(step)
+
+
 class Picky(Gate):
     """Finds no token for prompts that begin with 13."""
 
@@ -114,16 +126,16 @@ def houses() -> Iterator[list[House]]:
         house.stop()
 
 
-@pytest.fixture
-def house(houses: list[House]) -> House:
-    houses.append(House(Gate()))
+@pytest.fixture(params=[Gate, Device])
+def house(houses: list[House], request: pytest.FixtureRequest) -> House:
+    houses.append(House(request.param()))
     return houses[0]
 
 
-@pytest.fixture
-def gated(houses: list[House]) -> House:
+@pytest.fixture(params=[Gate, Device])
+def gated(houses: list[House], request: pytest.FixtureRequest) -> House:
     """Its steps wait for `runner.passes`."""
-    houses.append(House(Gate(is_open=False)))
+    houses.append(House(request.param(is_open=False)))
     return houses[0]
 
 
@@ -148,6 +160,40 @@ def test_sequences_from_many_threads_all_finish(house: House) -> None:
 
     assert all(seq.token_ids[3:] == answer(seq.token_ids[:3], seq.sampling) for seq in sequences)
     assert len(house.runner.forgotten) == 20
+
+
+def test_a_step_is_reported_while_a_device_computes_the_next_one(houses: list[House]) -> None:
+    runner = Device(is_open=False)
+    houses.append(house := House(runner))
+    reported_at_launch: list[int] = []
+    runner.on_launch = lambda: reported_at_launch.append(house.reports.qsize())
+    seq = house.submit([1], max_tokens=3)
+
+    for _ in range(2):
+        runner.entered.get(timeout=TIMEOUT_S)
+        runner.passes.release()
+    runner.entered.get(timeout=TIMEOUT_S)  # the third is under way, and has not ended
+
+    assert reported_at_launch == [0, 0, 1]
+    assert house.reports.qsize() == 2
+    runner.open()
+    assert house.until_finished(seq) == [Finish.LENGTH]
+
+
+def test_a_device_that_fails_loses_no_token_of_the_step_before(houses: list[House]) -> None:
+    runner = Device(is_open=False)
+    houses.append(house := House(runner))
+    seq = house.submit([1], max_tokens=3)
+    runner.entered.get(timeout=TIMEOUT_S)
+
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
+    runner.on_launch = fail
+    runner.open()
+
+    assert house.until_finished(seq) == [Finish.ERROR]
+    assert [output.finish for output in house.outputs(seq)] == [None, Finish.ERROR]
 
 
 def test_a_submit_does_not_wait_for_the_step_under_way(gated: House) -> None:
@@ -315,7 +361,8 @@ def test_block_events_and_a_snapshot_tell_the_same(houses: list[House]) -> None:
     assert (snapshot.seq, snapshot.is_snapshot) == (len(events), True)
 
 
-def test_the_load_counts_what_runs_and_what_waits(gated: House) -> None:
+def test_the_load_counts_what_runs_and_what_waits(houses: list[House]) -> None:
+    houses.append(gated := House(Gate(is_open=False)))
     has_submitted = threading.Event()
 
     def hold_up(_: BlockEvents) -> None:
