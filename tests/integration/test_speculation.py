@@ -25,7 +25,7 @@ from penstock.workers.sequence import Sequence
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(200)]
 
-REQUESTS, MAX_TOKENS, STREAMS, WORDS = 8, 10, 8, 10
+REQUESTS, MAX_TOKENS, STREAMS, WORDS = 6, 8, 8, 10
 BODIES = [request(number, 0.8 if number % 4 > 1 else 0.0, MAX_TOKENS, WORDS) for number in range(REQUESTS)]
 DRAFT = {"method": "draft", "model": "demo", "draft_layers": 25, "max_draft_tokens": 2, "adaptive": False}
 ENGINE: dict[str, Any] = {"dtype": "float32", "exact": True, "threads": 1, "kv_memory_bytes": 150_000_000, "max_num_seqs": STREAMS, "max_batched_tokens": 64}

@@ -589,7 +589,7 @@ def submit(bench: Bench, job: Job) -> Sequence:
     return seq
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     jobs=st.lists(jobs, min_size=6, max_size=14),
     capacity=st.integers(20, 80),
