@@ -44,7 +44,8 @@ def test_helm_test_gets_a_completion(release: Release) -> None:
     said = release.helm("test", release.name)
 
     assert re.search(r"Phase: +Succeeded", said), said
-    assert release.kube.client("used", url=release.url(), key=release.key()) == before + 8, "the completion is on the tenant's bill"
+    billed = release.kube.client("used", url=release.url(), key=release.key()) - before
+    assert 0 < billed <= 8, "the completion, which may end early, is on the tenant's bill"
 
 
 def test_the_openai_client_streams_a_chat_through_the_service(release: Release) -> None:
