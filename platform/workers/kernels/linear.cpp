@@ -67,7 +67,7 @@ constexpr Path PATHS[] = {
     // by level
     {prepare_rounded, prepare_dense, multiply_rounded, multiply_dense},
 #if defined(__x86_64__)
-    {prepare_rounded, prepare_dense, multiply_rounded_avx2, multiply_dense_avx2},
+    {prepare_rounded_avx2, prepare_dense, multiply_rounded_avx2, multiply_dense_avx2},
     {prepare_rounded_vnni, prepare_dense, multiply_rounded_vnni, multiply_dense_avx2},
     {prepare_rounded_vnni, prepare_dense_bf16, multiply_rounded_vnni, multiply_dense_bf16},
     {prepare_rounded_vnni, prepare_dense_bf16, multiply_rounded_vnni, multiply_dense_amx},
@@ -83,7 +83,7 @@ int32_t dense_rows(int32_t level, Rounding rounding) {
 
 int32_t terms_of(int32_t level, Rounding rounding, int32_t m) {
     if (rounding == NOT_ROUNDED || m >= dense_rows(level, rounding)) return 0;
-    return rounding == ONE_TERM && level >= VNNI ? 1 : 2;  // below VNNI there is no path for one
+    return rounding == ONE_TERM && level >= AVX2 ? 1 : 2;  // the portable path has two only
 }
 
 // ---- inputs

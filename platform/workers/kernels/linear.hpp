@@ -48,7 +48,7 @@ struct Inputs {
     int8_t* q;        // [m, k_padded / 4, terms, 4]: of four columns the high bytes, then the low ones
     float* step;      // [m, num_groups]
     float* sum;       // [m, num_groups]: of the rounded activations
-    // From level VNNI on q is [k_padded / 4, terms, R, 4], step and sum are [num_groups, R], of each R rows side by side (linear_vnni_rounding.cpp).
+    // From level AVX2 on q is [k_padded / 4, terms, R, 4], step and sum are [num_groups, R], of each R rows side by side (linear_vnni_rounding.cpp).
     void* dense;      // [m, k_padded], bfloat16 from level AVX512 on, float32 below; with AMX rows are padded to a multiple of 16
 };
 

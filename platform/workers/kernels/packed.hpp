@@ -76,7 +76,7 @@ using Multiply = void(const Matrix& matrix, const Inputs& inputs, float* out, in
 Prepare prepare_rounded, prepare_dense;
 Multiply multiply_rounded, multiply_dense;
 #if defined(__x86_64__)
-Prepare prepare_rounded_vnni, prepare_dense_bf16;
+Prepare prepare_rounded_avx2, prepare_rounded_vnni, prepare_dense_bf16;
 Multiply multiply_rounded_avx2, multiply_rounded_vnni, multiply_dense_avx2, multiply_dense_bf16, multiply_dense_amx, multiply_dense_emulated_amx;
 #endif
 

@@ -26,7 +26,7 @@ class Kind(enum.IntEnum):
 
 
 class Rounding(enum.IntEnum):
-    """What becomes of activations for quantized matrices. One term has a path from level VNNI on, below it means two."""
+    """What becomes of activations for quantized matrices. One term has a path from level AVX2 on, below it means two."""
 
     TWO_TERMS = 0
     NONE = 1
