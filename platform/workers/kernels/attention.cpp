@@ -9,7 +9,8 @@ bool is_attention_supported(int64_t head_dim, int64_t group) { return float_unit
 int64_t attention_scratch_bytes(int) { return UNIT_SCRATCH_BYTES; }
 
 RunUnit attention_unit(int dim, DType kv_dtype) {
-    const RunUnit fast = avx512_unit(dim, kv_dtype);
+    RunUnit fast = avx512_unit(dim, kv_dtype);
+    if (fast == nullptr) fast = avx2_unit(dim, kv_dtype);
     return fast != nullptr ? fast : float_unit(dim);
 }
 

@@ -11,17 +11,9 @@
 
 #include <immintrin.h>
 
-#include "attention.hpp"
+#include "attention_walk.hpp"
 
 namespace penstock {
-
-constexpr int TILES = CHUNK / TILE;
-constexpr int ROWS = 4;  // computed side by side, at most
-
-// The running softmax of one (query, head), weights relative to 2**peak.
-struct State {
-    float peak, weight;
-};
 
 namespace bf16 {
 
@@ -107,12 +99,6 @@ PENSTOCK_BF16 inline void cut_values(const uint32_t* from, int count, uint32_t* 
 #pragma GCC unroll 8
         for (int d = 0; d < D; d += TILE) _mm512_store_si512(to + pair * D + d, _mm512_maskz_mov_epi16(mask, load_bits(from + pair * D + d)));
     }
-}
-
-// A tile into the nearest cache, ahead of its use. A chunk of heads of 256 in bfloat16 is more than that cache holds and comes out of the next one then.
-template <int D>
-PENSTOCK_BF16 inline void prefetch(const void* tile) {
-    for (int line = 0; line < D * TILE * 2; line += 64) _mm_prefetch(static_cast<const char*>(tile) + line, _MM_HINT_T0);
 }
 
 PENSTOCK_BF16 inline __m512i splat_pair(const uint16_t* p) {

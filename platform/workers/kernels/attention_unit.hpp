@@ -124,6 +124,7 @@ inline const float* scales_of(const Attention& job, const Store& store, const Un
 // ---- the kinds of units; null for what they don't cover
 
 RunUnit float_unit(int dim);
+RunUnit avx2_unit(int dim, DType kv_dtype);
 RunUnit avx512_unit(int dim, DType kv_dtype);
 
 }  // namespace penstock

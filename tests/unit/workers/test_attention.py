@@ -141,7 +141,7 @@ def test_the_torch_fallback_equals_dense_softmax_attention(exact: bool, group: i
 
 
 @pytest.mark.parametrize(
-    ("level", "dim", "group", "cache"), list(product((None, Level.VNNI, Level.PORTABLE), (32, 64, 96, 128), (1, 3, 8), ("tiled", "int8", "tiled int8")))
+    ("level", "dim", "group", "cache"), list(product((None, Level.VNNI, Level.AVX2, Level.PORTABLE), (32, 64, 96, 128), (1, 3, 8), ("tiled", "int8", "tiled int8")))
 )
 def test_tiled_and_int8_caches_equal_dense_softmax_attention(level: Level | None, dim: int, group: int, cache: str, products: Products) -> None:
     if not products.set_level(level):
@@ -231,7 +231,7 @@ def test_the_kernel_equals_dense_attention_for_odd_shapes(spans: list[Span], dim
     torch.testing.assert_close(case.attend().double(), dense(case), atol=5e-5, rtol=5e-5)
 
 
-@pytest.mark.parametrize("level", [None, Level.VNNI])
+@pytest.mark.parametrize("level", [None, Level.VNNI, Level.AVX2])
 @settings(max_examples=40, deadline=None)
 @given(
     spans=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 5)).map(lambda pair: (max(pair), min(pair))), min_size=1, max_size=3),
