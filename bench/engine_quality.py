@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import torch
+
 from bench.engine_goals import BF16, LLAMA, Finding, Goal, Pair
 from bench.llama_cpp import LlamaCpp
 from bench.worker import Worker, module_command, peak_bytes, worker
@@ -22,7 +24,6 @@ from penstock.text.tokenizer import load_tokenizer
 from penstock.workers.models.config import read_config
 from penstock.workers.models.llama import KvCache
 from penstock.workers.quant.quantize import evaluation_tokens
-from penstock.workers.runner import compute_dtype
 from penstock.workers.vllm_model import hf_folder
 
 MODEL = "demo"
@@ -92,7 +93,7 @@ def memory(our_command: Callable[[Mapping[str, object]], list[str]], settings: M
     found = []
     for batch in MEMORY_BATCHES:
         tokens = MEMORY_PROMPT_TOKENS + MEMORY_ANSWER_TOKENS
-        room = KvCache.block_bytes(read_config(resolve(MODEL)), BLOCK_SIZE, compute_dtype("auto")) * batch * (tokens // BLOCK_SIZE)
+        room = KvCache.block_bytes(read_config(resolve(MODEL)), BLOCK_SIZE, torch.bfloat16) * batch * (tokens // BLOCK_SIZE)
         own = {"kv_memory_bytes": room, "max_num_seqs": batch, "max_model_len": tokens, "block_size": BLOCK_SIZE}
         with worker(f"penstock-{batch}", our_command({**own, **settings}), folder) as ours:
             ours.ask("decode", batch=batch, prompt_tokens=MEMORY_PROMPT_TOKENS, tokens=MEMORY_ANSWER_TOKENS)

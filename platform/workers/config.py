@@ -105,7 +105,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     device: Literal["cpu", "cuda"] = "cpu"
     """cuda: each replica has a GPU of its own."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 where the device computes in it, else float32."""
+    """auto: bfloat16 where the device computes in it, or our CPU kernels serve, which read it and compute in float32; else float32."""
     lm_head: Literal["auto", "keep", "int8", "int4"] = "auto"
     """How the output head and the embedding table are held, which are most of a small model. keep: as the checkpoint has them. int8, int4: rounded to
     nearest in groups of 32. auto: int8 where the checkpoint's other matrices are quantized and these are not, else keep."""
@@ -113,7 +113,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """What quantized matrices are multiplied with, on the CPU. int8: whole steps of 8 bits, with a scale per row and group: quickest, for some 0.4 % of
     perplexity. int16: in two terms of 8 bits; from 16 rows on in bfloat16 where the CPU multiplies that. auto: int16 for up to 4 rows, where it costs
     nothing, and in steps that read a prompt of fewer than 128 tokens, else int8; so close calls between tokens may depend on what runs beside a request,
-    unless `exact`. bf16: always bfloat16. Without AVX-512 VNNI int8 means int16."""
+    unless `exact`. bf16: not rounded (to bfloat16, where the CPU multiplies that)."""
     kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = "auto"
     """Of keys and values. auto: that of the computation. int8 on the CPU, fp8 (e4m3) on a GPU: with a scale for each token's head, half of bf16's
     memory."""

@@ -18,7 +18,7 @@ from penstock.workers.device import CPU, check_cache_fits, check_cache_type, fet
 from penstock.workers.footprint import release_unused
 from penstock.workers.lora import LoraAdapter, load_lora, shares_of
 from penstock.workers.models.config import ModelConfig, read_config
-from penstock.workers.models.fused import FusedLlama, Model, load_for, make_cache, make_model
+from penstock.workers.models.fused import FusedLlama, Model, is_fused, load_for, make_cache, make_model
 from penstock.workers.models.llama import KvCache, Llama, largest
 from penstock.workers.models.replay import Replay, sizes
 from penstock.workers.sampling import Sampler
@@ -182,7 +182,7 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     release_unused()  # of what importing left, before the weights come
     model_config = read_config(source)
     device = find_device(config.device, torch.cuda.is_available())
-    dtype = compute_dtype(config.dtype, device)
+    dtype = compute_dtype(config.dtype, device, is_fused=is_fused(model_config, config, device))
     draft = plan_draft(source, model_config, config)
     kv_dtype = cache_dtype(config.kv_dtype, dtype)
     check_cache_type(kv_dtype, device)
@@ -238,13 +238,13 @@ def _limit(model: ModelConfig, held: int, max_model_len: int) -> str:
     return "the checkpoint was made for no more"
 
 
-def compute_dtype(name: str, device: torch.device = CPU) -> torch.dtype:
-    """auto: bfloat16 where the device has instructions for it, else float32."""
+def compute_dtype(name: str, device: torch.device = CPU, *, is_fused: bool = False) -> torch.dtype:
+    """auto: bfloat16 where the device has instructions for it, or our kernels serve, which compute in float32 with what is kept in it; else float32."""
     if name == "auto":
         is_native = (
             torch.cuda.is_bf16_supported(including_emulation=False)
             if device.type == "cuda"
-            else has_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+            else is_fused or has_bfloat16(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
         )
         name = "bfloat16" if is_native else "float32"
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]

@@ -96,6 +96,11 @@ def load_for(source: ModelSource, config: ModelConfig, engine: EngineConfig, dty
     return placed(read_weights(source, config, dtype, head=engine.lm_head), dtype, device)
 
 
+def is_fused(config: ModelConfig, engine: EngineConfig, device: torch.device) -> bool:
+    """Whether the fused kernels are to serve, as far as that can be known without the weights."""
+    return device.type == "cpu" and not engine.exact and engine.dtype != "float32" and _why_not_fused(config) is None
+
+
 def make_model(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, engine: EngineConfig) -> Model:
     """The model that fits the form of the weights."""
     kernels = load_kernels() if isinstance(weights["embed"], Packed) else None

@@ -141,7 +141,8 @@ def test_the_torch_fallback_equals_dense_softmax_attention(exact: bool, group: i
 
 
 @pytest.mark.parametrize(
-    ("level", "dim", "group", "cache"), list(product((None, Level.VNNI, Level.AVX2, Level.PORTABLE), (32, 64, 96, 128), (1, 3, 8), ("tiled", "int8", "tiled int8")))
+    ("level", "dim", "group", "cache"),
+    list(product((None, Level.VNNI, Level.AVX2, Level.PORTABLE), (32, 64, 96, 128), (1, 3, 8), ("tiled", "int8", "tiled int8"))),
 )
 def test_tiled_and_int8_caches_equal_dense_softmax_attention(level: Level | None, dim: int, group: int, cache: str, products: Products) -> None:
     if not products.set_level(level):

@@ -285,6 +285,8 @@ def test_a_named_dtype_is_taken_as_it_is() -> None:
     assert compute_dtype("float32") is torch.float32
     assert compute_dtype("bfloat16") is torch.bfloat16
     assert compute_dtype("auto") in (torch.float32, torch.bfloat16)
+    assert compute_dtype("auto", is_fused=True) is torch.bfloat16
+    assert compute_dtype("float32", is_fused=True) is torch.float32
 
 
 def test_the_checkpoint_says_where_a_sequence_ends(model: PreTrainedModel, source: ModelSource, tmp_path: Path) -> None:
