@@ -12,8 +12,8 @@ is included in ours. While one is timed the others' processes are stopped; who g
 does not count. For perplexity and memory see bench/engine_quality.py. Fails (status 1) when a goal is not met.
 
 --only NAME ...: just these contenders, and without --quality without perplexity and memory; for work in progress. --engine: more of EngineConfig's settings.
-Recorded is a run of everybody with default settings and at least 5 rounds; another is printed, and says why it is not. With everybody there it takes a
-quarter of an hour on two cores, on which nothing else may run.
+Recorded is a run of everybody with default settings and at least 5 rounds, for each level of our kernels in a file of its own (engine_avx2.json); another is
+printed, and says why it is not. With everybody there it takes a quarter of an hour on two cores with AVX-512, half an hour without, and nothing else may run.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from bench.report import print_table, write_report
 from bench.worker import Worker, module_command, worker
 from penstock.text.source import resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
+from penstock.workers.kernels.build import load_kernels
 from penstock.workers.vllm_model import hf_folder
 
 MODEL, THREADS = "demo", 2
@@ -223,7 +224,8 @@ def main() -> int:
     texts = find_texts(os.environ.get("PENSTOCK_TEST_DATA"))
     prompts = Prompts(load_tokenizer(source), "\n\n".join(texts.held_out.values()))
     llama = LlamaCpp(Path(options.llama), source.path, THREADS) if options.llama and LLAMA in named else None
-    notes = [f"SmolLM2-135M-Instruct, Q4_1 (vLLM: the same weights in bf16), {THREADS} threads; {options.rounds} rounds; texts: {texts.origin}"]
+    weights = "SmolLM2-135M-Instruct, Q4_1 (vLLM: the same weights in bf16)"
+    notes = [f"{weights}, {THREADS} threads; our kernels at level {level()}; {options.rounds} rounds; texts: {texts.origin}"]
     if llama is not None:
         amx = "has AMX" if has_amx(Path("/proc/cpuinfo").read_text(encoding="utf-8")) else "has no AMX"
         notes.append(f"llama.cpp, as llama-bench says: {llama.build()}; this CPU {amx}")
@@ -248,12 +250,18 @@ def main() -> int:
     return report(findings, notes, unrecorded(options.only, options.rounds, options.engine))
 
 
+def level() -> str:
+    """That our kernels compute at on this CPU."""
+    kernels = load_kernels()
+    return "torch" if kernels is None else kernels.products.level().name.lower()
+
+
 def report(findings: list[Finding], notes: list[str], why_not: str | None) -> int:
     """The status. why_not: it is not recorded."""
     table = [row for finding in findings for row in rows(finding)]
     notes = [*notes, *filter(None, map(verdict, findings))]
     if why_not is None:
-        write_report("engine", table, notes=notes)
+        write_report("engine", table, notes=notes, variant=level())
     else:
         print_table("engine", table, [*notes, f"not recorded ({why_not})"])
     return 0 if all(finding.is_met for finding in findings) or why_not is not None else 1

@@ -33,8 +33,8 @@ class Row:
         return self.ours / self.rival if self.ours is not None and self.rival else None
 
 
-def write_report(name: str, rows: Iterable[Row], *, notes: Iterable[str] = (), folder: Path = FOLDER) -> Path:
-    """Print the table and write folder/name.json; returns that path."""
+def write_report(name: str, rows: Iterable[Row], *, notes: Iterable[str] = (), variant: str = "", folder: Path = FOLDER) -> Path:
+    """Print the table and write folder/name.json, or folder/name_variant.json; returns that path."""
     rows, notes = list(rows), list(notes)
     report = {
         "name": name,
@@ -45,7 +45,7 @@ def write_report(name: str, rows: Iterable[Row], *, notes: Iterable[str] = (), f
         "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
         "notes": notes,
     }
-    path = folder / f"{name}.json"
+    path = folder / f"{name}{variant and '_'}{variant}.json"
     path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print_table(name, rows, notes)
     return path

@@ -25,6 +25,13 @@ def test_a_report_says_where_and_how_it_was_measured(tmp_path: Path, capsys: pyt
     assert "[idle] 2 ms" in printed
 
 
+def test_a_variant_has_a_file_of_its_own(tmp_path: Path) -> None:
+    path = write_report("some-thing", [], variant="avx2", folder=tmp_path)
+
+    assert path.name == "some-thing_avx2.json"
+    assert json.loads(path.read_text())["name"] == "some-thing"
+
+
 def test_a_rival_of_zero_has_no_ratio() -> None:
     assert Row("x", 1.0, 0.0, "ms").ratio is None
 
