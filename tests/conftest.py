@@ -37,6 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--allowed-skips", type=Path, metavar="FILE", help="fail when a test is skipped that FILE does not name with its reason")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On several cores, files with tests that take long (a time limit of their own) come first, so that no core ends up alone with one."""
+    if hasattr(config, "workerinput"):
+        long = {item.path for item in items if item.get_closest_marker("timeout")}
+        items.sort(key=lambda item: item.path not in long)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     path: Path | None = config.getoption("--allowed-skips")
     if path is not None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-ALL = (("tests/unit", "-n", str(os.cpu_count() or 1), "--dist", "loadfile"), ("tests/integration",))
+ALL = (("tests/unit", "-n", str(os.cpu_count() or 1), "--dist", "loadfile", "--no-loadscope-reorder"), ("tests/integration",))
 CHOOSING = ("-k", "-m", "--lf", "--last-failed", "--ff", "--sw", "--collect-only", "--co")
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from penstock.base.errors import ConfigError
 from penstock.workers.quant.quantize import Plan, evaluation_tokens, model_perplexity, plain_group_size, quantize_checkpoint
+from penstock.workers.runner import compute_dtype
 
 FIELDS = ("prompt", "text", "question", "turns")
 """Of a JSON line: the first that is there."""
@@ -32,10 +33,10 @@ def quantize(model: str, out: Path, calibration: Path, evaluation: Path | None, 
     console.print(f"{out} is ready: name it as a pool's model.", highlight=False, markup=False, soft_wrap=True)
     if held_out is None:
         return
-    found = {}
-    for name, checkpoint, rounding in (("bfloat16", model, None), ("AWQ", str(out), None), ("round to nearest", model, group_size)):
+    found, dtype = {}, compute_dtype("auto")
+    for name, checkpoint, rounding in ((str(dtype).removeprefix("torch."), model, None), ("AWQ", str(out), None), ("round to nearest", model, group_size)):
         with console.status(f"reading with {name}"):
-            found[name] = model_perplexity(checkpoint, held_out, group_size=rounding)
+            found[name] = model_perplexity(checkpoint, held_out, dtype, group_size=rounding)
     console.print(_perplexities(found, group_size))
 
 

@@ -18,11 +18,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from penstock.base.cores import available_cores
 from penstock.workers.kernels import prebuilt
 from penstock.workers.kernels.library import Library
 
@@ -30,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 HEADERS = tuple(sorted(Path(__file__).parent.glob("*.hpp")))
-FLAGS = ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fPIC", "-shared", "-pthread", "-Wl,--as-needed")
+FLAGS = ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fPIC", "-pthread")
+LINK_FLAGS = ("-O3", "-shared", "-pthread", "-Wl,--as-needed")
 NATIVE = "native"
 BUILD_TIMEOUT_S = 300.0
 _SEAL_BYTES = 16
@@ -121,21 +125,37 @@ def _cached(compiler: Compiler, path: Path) -> Library:
 
 
 def compile_to(path: Path, compiler: Compiler, cpu: str = NATIVE) -> None:
-    """Compile, seal and move to `path`. cpu: as the compiler's -march wants it. Raises BuildFailed with the compiler's first complaint."""
+    """Compile on all cores, link, seal and move to `path`. cpu: as the compiler's -march wants it. Raises BuildFailed with the compiler's first complaint."""
     with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as folder:
-        made = Path(folder) / path.name
+        made, march = Path(folder) / path.name, f"-march={cpu}"
         # zig keeps its own caches: in here they vanish with the folder
         environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
-        command = [*compiler.command, *FLAGS, f"-march={cpu}", "-o", str(made), *map(str, SOURCES)]
-        result = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=BUILD_TIMEOUT_S, check=False)
-        if result.returncode != 0 or not made.exists():
-            raise BuildFailed(_first_complaint(result.stderr) or f"it ended with status {result.returncode} and no library.")
+        objects = [Path(folder) / f"{source.stem}.o" for source in SOURCES]
+        with ThreadPoolExecutor(available_cores()) as pool:
+            commands = [[*compiler.command, *FLAGS, march, "-c", "-o", str(to), str(source)] for source, to in zip(SOURCES, objects, strict=True)]
+            for _ in pool.map(partial(_run, environment=environment), commands):
+                pass
+        _run([*_linker(compiler), *LINK_FLAGS, march, "-o", str(made), *map(str, objects)], environment)
+        if not made.exists():
+            raise BuildFailed("it left no library.")
         content = made.read_bytes()
         with made.open("ab") as file:
             file.write(_seal(content))
             file.flush()
             os.fsync(file.fileno())
         made.replace(path)
+
+
+def _linker(compiler: Compiler) -> tuple[str, ...]:
+    """The compiler, without what it is told of the language of sources: objects have none."""
+    command = compiler.command
+    return command[: command.index("-x")] if "-x" in command else command
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=BUILD_TIMEOUT_S, check=False)
+    if result.returncode != 0:
+        raise BuildFailed(_first_complaint(result.stderr) or f"it ended with status {result.returncode}.")
 
 
 def _first_complaint(text: str) -> str:
@@ -166,7 +186,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _key(compiler: Compiler) -> str:
     version = subprocess.run([*compiler.command, "--version"], capture_output=True, text=True, errors="replace", timeout=BUILD_TIMEOUT_S, check=False)
-    parts = [*(path.read_text() for path in (*SOURCES, *HEADERS)), " ".join((*FLAGS, NATIVE)), " ".join(compiler.command), version.stdout, _cpu()]
+    parts = [*(path.read_text() for path in (*SOURCES, *HEADERS)), " ".join((*FLAGS, *LINK_FLAGS, NATIVE)), " ".join(compiler.command), version.stdout, _cpu()]
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
         state.update(len(part).to_bytes(8, "little") + part.encode())
