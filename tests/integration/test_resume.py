@@ -31,13 +31,13 @@ REQUEST = {
     "seed": 11,
     "top_p": 0.95,
     "frequency_penalty": 0.7,
-    "min_tokens": 60,
-    "max_tokens": 80,
+    "min_tokens": 40,
+    "max_tokens": 50,
     "logprobs": True,
     "top_logprobs": 2,
     "return_token_ids": True,
 }
-KILLED_AFTER = 25
+KILLED_AFTER = 15
 """Tokens."""
 
 
