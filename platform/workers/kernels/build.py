@@ -128,14 +128,15 @@ def compile_to(path: Path, compiler: Compiler, cpu: str = NATIVE) -> None:
     """Compile on all cores, link, seal and move to `path`. cpu: as the compiler's -march wants it. Raises BuildFailed with the compiler's first complaint."""
     with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as folder:
         made, march = Path(folder) / path.name, f"-march={cpu}"
-        # zig keeps its own caches: in here they vanish with the folder
-        environment = os.environ | {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder}
+        # zig keeps its own caches: in here, unless somebody says where, they vanish with the folder
+        environment = {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder} | os.environ
         objects = [Path(folder) / f"{source.stem}.o" for source in SOURCES]
         with ThreadPoolExecutor(available_cores()) as pool:
             commands = [[*compiler.command, *FLAGS, march, "-c", "-o", str(to), str(source)] for source, to in zip(SOURCES, objects, strict=True)]
             for _ in pool.map(partial(_run, environment=environment), commands):
                 pass
-        _run([*_linker(compiler), *LINK_FLAGS, march, "-o", str(made), *map(str, objects)], environment)
+        # whatever language the command names, objects are in none
+        _run([*compiler.command, *LINK_FLAGS, march, "-o", str(made), "-x", "none", *map(str, objects)], environment)
         if not made.exists():
             raise BuildFailed("it left no library.")
         content = made.read_bytes()
@@ -144,12 +145,6 @@ def compile_to(path: Path, compiler: Compiler, cpu: str = NATIVE) -> None:
             file.flush()
             os.fsync(file.fileno())
         made.replace(path)
-
-
-def _linker(compiler: Compiler) -> tuple[str, ...]:
-    """The compiler, without what it is told of the language of sources: objects have none."""
-    command = compiler.command
-    return command[: command.index("-x")] if "-x" in command else command
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> None:
