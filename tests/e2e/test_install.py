@@ -81,7 +81,7 @@ def test_a_burst_spills_from_the_edge_pool_to_the_cloud_pool(release: Release) -
 
     assert {answer["status"] for answer in answers} == {200}
     assert {answer["tier"] for answer in answers} == {"edge", "cloud"}, answers
-    assert all((answer["tier"] == "edge") == (answer["reason"] == "preferred") for answer in answers), answers
+    assert all((answer["tier"] == "edge") == (answer["reason"] in ("preferred", "none_better")) for answer in answers), answers
 
 
 def test_metrics_are_on_the_admin_service_and_not_where_tenants_are(release: Release) -> None:
@@ -114,7 +114,13 @@ def test_no_secret_is_in_a_log_or_on_a_command_line(release: Release) -> None:
     told = set()
     for pod in release.kube.get("pods", "--namespace", release.namespace, "--field-selector=status.phase=Running")["items"]:
         name, part = pod["metadata"]["name"], pod["metadata"]["labels"]["app.kubernetes.io/component"]
-        said = release.kubectl("logs", name, "--all-containers") + release.kubectl("exec", name, "--", "bash", "-c", EVERYTHING_SAID)
+        try:
+            said = release.kubectl("logs", name, "--all-containers") + release.kubectl("exec", name, "--", "bash", "-c", EVERYTHING_SAID)
+        except AssertionError:
+            here = release.kube.get("pods", "--namespace", release.namespace, f"--field-selector=metadata.name={name}")["items"]
+            if any("deletionTimestamp" not in pod["metadata"] for pod in here):
+                raise
+            continue  # the autoscaler has let it go meanwhile, as it does behind the burst
         assert "/penstock" in said or "redis" in said or "ray" in said, "something was read"
         told |= {(part, secret) for value, secret in secrets.items() if value in said}
 
