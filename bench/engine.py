@@ -13,7 +13,8 @@ does not count. For perplexity and memory see bench/engine_quality.py. Fails (st
 
 --only NAME ...: just these contenders, and without --quality without perplexity and memory; for work in progress. --engine: more of EngineConfig's settings.
 Recorded is a run of everybody with default settings and at least 5 rounds, for each level of our kernels in a file of its own (engine_avx2.json); another is
-printed, and says why it is not. With everybody there it takes a quarter of an hour on two cores with AVX-512, several times that without (vLLM), and nothing else may run.
+printed, and says why it is not. With everybody there it takes a quarter of an hour on two cores with AVX-512, longer without;
+nothing else may run.
 """
 
 import argparse
