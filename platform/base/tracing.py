@@ -1,6 +1,6 @@
 """Traces of requests, recorded with OpenTelemetry's SDK and sent away over OTLP/HTTP by a thread of its own.
 
-Not the names (see `telemetry`), and not what they mean (`router.spans`). Whether a request is traced is decided before anything is made of
+Not the names (see `telemetry`), and not what they mean (`router.completions.spans`). Whether a request is traced is decided before anything is made of
 it: who brings a `traceparent` (W3C Trace Context, level 1) has decided, for others a coin does. Invariants: nobody who records ever waits; what
 the collector does not take in time is dropped and counted; what a caller's headers say wrong is ignored, and never logged.
 """

@@ -23,6 +23,7 @@ from penstock.adapters.registry import Registry
 from penstock.adapters.store import AdapterStore
 from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, cluster_secret, provider_key, redis_url
+from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.metrics import Metrics
 from penstock.base.pod import SPREAD_S, this_pod
 from penstock.base.redis import connect as connect_redis
@@ -30,32 +31,31 @@ from penstock.base.telemetry import TelemetryConfig
 from penstock.base.tracing import open_tracing
 from penstock.prefix.index import PrefixIndex
 from penstock.prefix.store import IndexStore
-from penstock.router.adapted import AdaptedModels, AdapterDeps
-from penstock.router.admission import Admission
-from penstock.router.catalogue import Checkpoint, served_models
-from penstock.router.chains import Chains
+from penstock.router.api.asgi import make_app
+from penstock.router.completions.admission import Admission
+from penstock.router.completions.dependencies import GatewayDeps, PoolReplicas
 from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
-from penstock.router.dispatch import RoutingDispatcher
-from penstock.router.fleet import Fleet
-from penstock.router.gateway import GatewayDeps, PoolReplicas
-from penstock.router.leaving import Leaving, arrived
-from penstock.router.link import connect
-from penstock.router.listener import Listener
-from penstock.router.members import Members
-from penstock.router.provider import Providers
-from penstock.router.remote import Link, Member, counted
-from penstock.router.report import Reporter
-from penstock.router.served import ServedModel
-from penstock.router.spread import Spreader
-from penstock.router.surface import make_app
-from penstock.router.waiting import WaitQueue
+from penstock.router.dispatch.dispatcher import RoutingDispatcher
+from penstock.router.dispatch.waiting import WaitQueue
+from penstock.router.models.adapter_models import AdaptedModels, AdapterDeps
+from penstock.router.models.catalogue import Checkpoint, served_models
+from penstock.router.models.served_model import ServedModel
+from penstock.router.providers.provider import Providers
+from penstock.router.replicas.adapter_placement import Spreader
+from penstock.router.replicas.discovery import Members
+from penstock.router.replicas.fleet import Fleet
+from penstock.router.replicas.link import connect
+from penstock.router.replicas.replica_client import Link, Member, counted
+from penstock.router.replicas.report import Reporter, Waiting
+from penstock.router.routing.chains import Chains
+from penstock.router.transport.drain import Leaving, arrived
+from penstock.router.transport.listener import Listener
 from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.usage import UsageLog
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
-from penstock.wire.errors import ConfigError, PenstockError
 from penstock.wire.frames import DownFrame
 from penstock.wire.proof import hello
 
@@ -97,7 +97,7 @@ class Core:
         self._queue = WaitQueue(config.max_queue, config.queue_timeout_s)
         self.fleet = Fleet(self._pools, self._connect, self._index, counted(self._metrics, self._queue.wake), Random(), IndexStore(client).snapshot)
         scaled = [pool.name for pool in pools if pool.is_scaled]
-        self.reporter = Reporter(client, router_id, scaled, self.fleet, self._queue, self._index.num_held, self._metrics) if scaled else None
+        self.reporter = Reporter(client, router_id, scaled, self.fleet, self._waiting, self._index.num_held, self._metrics) if scaled else None
         self.members = Members(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
         self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
@@ -119,6 +119,9 @@ class Core:
             tracing=self.tracing,
         )
         self.app = make_app(self.deps)
+
+    def _waiting(self, pool: str) -> Waiting:
+        return Waiting(self._queue.num_waiting(pool), self._queue.oldest_s(pool))
 
     def _connect(self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> AbstractAsyncContextManager[Link]:
         return connect(member.address, hello(self._secret, self._router_id, member.epoch), on_frame, on_lost)

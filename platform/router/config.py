@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from penstock.adapters.peft import BaseShapes
-from penstock.wire.errors import ConfigError
+from penstock.base.errors import ConfigError
 
 EXTENSIONS = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens"})
 """Parameters of ours that OpenAI's API has not and that need no vocabulary."""

@@ -12,15 +12,15 @@ import msgspec
 
 from penstock.base.metrics import Metrics
 from penstock.prefix.index import PrefixIndex
-from penstock.router.chains import Chains
 from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
-from penstock.router.dispatch import RoutingDispatcher
-from penstock.router.fleet import Fleet
-from penstock.router.generation import Generation
-from penstock.router.provider import Providers
-from penstock.router.remote import Link, Member, counted
-from penstock.router.stream import RoutedStream
-from penstock.router.waiting import WaitQueue
+from penstock.router.dispatch.dispatcher import RoutingDispatcher
+from penstock.router.dispatch.stream import RoutedStream
+from penstock.router.dispatch.waiting import WaitQueue
+from penstock.router.providers.provider import Providers
+from penstock.router.replicas.fleet import Fleet
+from penstock.router.replicas.replica_client import Link, Member, counted
+from penstock.router.routing.chains import Chains
+from penstock.router.routing.request import Generation
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Finish, Load, SamplingParams, StepCosts, Submit, pack_ids, unpack_ids
 
 BLOCK_SIZE = 4

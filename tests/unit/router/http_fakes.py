@@ -16,12 +16,13 @@ from tokenizers import Tokenizer as RawTokenizer
 from penstock.base.metrics import Metrics
 from penstock.base.redis import connect
 from penstock.base.tracing import Tracing
-from penstock.router.adapted import AdapterDeps
-from penstock.router.admission import Admission
+from penstock.router.api.asgi import make_app
+from penstock.router.completions.admission import Admission
+from penstock.router.completions.dependencies import GatewayDeps, PoolReplicas
 from penstock.router.config import GatewayConfig, ProviderConfig
-from penstock.router.gateway import GatewayDeps, PoolReplicas, ServedModel
-from penstock.router.generation import Dispatcher, Generation, Receipt
-from penstock.router.surface import make_app
+from penstock.router.models.adapter_models import AdapterDeps
+from penstock.router.models.served_model import ServedModel
+from penstock.router.routing.request import Dispatcher, Generation, Receipt
 from penstock.tenancy.keys import KeyStore, record_of
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.tenants import Record, Settings, settings_key

@@ -1,0 +1,258 @@
+"""/v1/adapters: a tenant brings, lists and deletes its LoRA adapters, while replicas serve.
+
+An upload counts among its tenant's requests per minute, and begins only where the tenant's share of the disk, and the disk, have room for it.
+What is brought is checked against the base model before anything is kept; then the replicas load it, and the answer tells how far they are.
+Deleting ends it for new requests at once; those under way keep what they have. Invariant: whatever fails, no draft is left, and what was
+registered under the name before still is.
+"""
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from penstock.adapters.config import AdaptersConfig
+from penstock.adapters.peft import FILES, check_folder, refused_name
+from penstock.adapters.registry import NAME_PATTERN, Adapter, Registered
+from penstock.base.errors import PenstockError
+from penstock.router.completions.admission import check_model
+from penstock.router.completions.dependencies import GatewayDeps
+from penstock.router.completions.endpoint import authenticate
+from penstock.router.models.adapter_models import AdapterDeps
+from penstock.router.models.served_model import ServedModel
+from penstock.router.replicas.adapter_placement import Spread
+from penstock.router.transport.exchange import Exchange
+from penstock.router.transport.upload import boundary_of, receive
+from penstock.tenancy.tenants import Tenant
+from penstock.wire.adapters import AdapterDeleted, AdapterList, AdapterOut, AdapterReplicas
+from penstock.wire.bodies import decode_adapter_import
+from penstock.wire.errors import InvalidRequest, NotFound, Overloaded, RateLimited
+
+ADAPTERS_PATH = "/v1/adapters"
+UPLOAD_TIMEOUT_S = 600.0
+MAX_UPLOADS = 4
+MAX_TENANT_UPLOADS = 2
+"""At once in one gateway, of all and of one tenant; another one is refused with Retry-After."""
+KEEP_S = UPLOAD_TIMEOUT_S + 900.0
+"""How long files that nobody owns any more stay, beyond the longest request."""
+FORM_BYTES = 2**16
+"""What a form may hold beside the adapter."""
+MIN_FREE_BYTES = 2**30
+"""Of the disk, left free by all uploads under way, however large they become."""
+FULL_RETRY_S = 60.0
+"""Of a full disk, which others may empty at any time."""
+
+log = logging.getLogger("penstock.adapters")
+
+
+class AdapterPages:
+    def __init__(self, deps: GatewayDeps) -> None:
+        self._deps = deps
+        self._uploading: list[str] = []
+        """Tenants, one entry for each upload under way."""
+
+    async def create(self, exchange: Exchange) -> None:
+        tenant = await authenticate(self._deps, exchange)
+        adapters = self._adapters()
+        num_uploads, num_own = len(self._uploading), self._uploading.count(tenant.id)
+        if num_uploads >= MAX_UPLOADS or num_own >= MAX_TENANT_UPLOADS:
+            raise Overloaded(f"{num_uploads} adapters are on their way to this gateway already, {num_own} of them yours.", retry_after_s=1.0)
+        self._uploading.append(tenant.id)
+        try:
+            if tenant.limits is not None:
+                exchange.limit_headers = await self._deps.admission.charge(tenant.id, tenant.limits, exchange.request_id)
+            await self._make_room(adapters, tenant.id)
+            draft = await asyncio.to_thread(adapters.store.draft)
+            try:
+                name, out = await self._create(exchange, tenant, adapters, draft)
+            finally:
+                await asyncio.to_thread(adapters.store.discard, draft)
+        finally:
+            self._uploading.remove(tenant.id)
+        log.info("adapter registered", extra={"request_id": exchange.request_id, "tenant": tenant.id, "adapter": name, "digest": out.digest})
+        await exchange.answer(msgspec.json.encode(out), 201)
+        await self._sweep(adapters)
+
+    async def list(self, exchange: Exchange) -> None:
+        tenant = await authenticate(self._deps, exchange)
+        adapters = self._adapters()
+        found = await adapters.registry.all(tenant.id)
+        await exchange.answer(msgspec.json.encode(AdapterList(data=[_out(adapters, name, registered) for name, registered in found.items()])))
+
+    async def retrieve(self, exchange: Exchange) -> None:
+        tenant = await authenticate(self._deps, exchange)
+        adapters, name = self._adapters(), _name(exchange)
+        registered = await adapters.registry.get(tenant.id, name)
+        if registered is None:
+            raise _not_found(name)
+        await exchange.answer(msgspec.json.encode(_out(adapters, name, registered)))
+
+    async def delete(self, exchange: Exchange) -> None:
+        tenant = await authenticate(self._deps, exchange)
+        adapters, name = self._adapters(), _name(exchange)
+        registered = await adapters.registry.remove(tenant.id, name)
+        if registered is None:
+            raise _not_found(name)
+        await self._forsake(adapters, registered)
+        log.info("adapter deleted", extra={"request_id": exchange.request_id, "tenant": tenant.id, "adapter": name})
+        await exchange.answer(msgspec.json.encode(AdapterDeleted(id=name)))
+        await self._sweep(adapters)
+
+    async def _make_room(self, adapters: AdapterDeps, tenant: str) -> None:
+        """Sweeps where that is needed. Raises RateLimited when the tenant's files are more than its share, Overloaded when the disk is full.
+
+        The share is a full set of the largest adapters, and one more in each upload under way: what replaces one lies beside it until that is swept.
+        """
+        config = adapters.config
+        share = config.max_per_tenant * config.max_bytes
+        floor = MIN_FREE_BYTES + len(self._uploading) * config.max_bytes
+        room = await asyncio.to_thread(adapters.store.room, tenant)
+        if room.held > share or room.free < floor:
+            await self._sweep(adapters)
+            room = await asyncio.to_thread(adapters.store.room, tenant)
+        if room.held > share:
+            raise RateLimited(
+                f"Your adapters take {room.held} bytes of the disk, those that were replaced or deleted lately included; more are taken up to {share} bytes "
+                f"(adapters.max_per_tenant times adapters.max_bytes). Files of replaced and deleted ones are gone after {self._kept_s:.0f} s.",
+                retry_after_s=self._kept_s,
+            )
+        if room.free < floor:
+            raise Overloaded("There is not enough room for another adapter on this gateway's disk.", retry_after_s=FULL_RETRY_S)
+
+    async def _create(self, exchange: Exchange, tenant: Tenant, adapters: AdapterDeps, draft: Path) -> tuple[str, AdapterOut]:
+        fields = await self._bring(exchange, tenant, adapters, draft)
+        name = self._free_name(fields.get("name", ""))
+        base = self._base(adapters, tenant, fields.get("base_model"))
+        requirements = adapters.models.requirements(base)
+        checked = await asyncio.to_thread(check_folder, draft, requirements.shapes, requirements.max_rank)
+        size_bytes = sum((draft / file).stat().st_size for file in FILES)
+        digest = await asyncio.to_thread(adapters.store.put, draft, tenant.id, self._deps.now())
+        adapter = Adapter(digest, base.name, base.digest, checked.rank, checked.targets, size_bytes, int(self._deps.now()))
+        before = await adapters.registry.get(tenant.id, name)
+        registered = await adapters.registry.put(tenant.id, name, adapter)
+        if before is not None and before.adapter.digest != digest:
+            await self._forsake(adapters, before)
+        spread = await adapters.spreader.load(adapters.models.pools_for(base.digest), digest, adapters.config.load_timeout_s)
+        return name, _as_out(name, registered, spread)
+
+    async def _bring(self, exchange: Exchange, tenant: Tenant, adapters: AdapterDeps, draft: Path) -> Mapping[str, str]:
+        """The two files into the draft; returns what else was said."""
+        content_type = exchange.header(b"content-type") or b""
+        boundary = boundary_of(content_type)
+        length = exchange.header(b"content-length")
+        content_length = int(length[:20]) if length is not None and length.isdigit() else None
+        config = self._deps.config
+        if boundary is not None:
+            parts = exchange.client.parts(content_length, adapters.config.max_bytes + FORM_BYTES, config.body_timeout_s, UPLOAD_TIMEOUT_S)
+            return await receive(boundary, parts, draft)
+        asked = decode_adapter_import(await exchange.client.body(content_length, FORM_BYTES, config.body_timeout_s))
+        await asyncio.to_thread(_import, adapters.config, tenant.id, asked.path, draft)
+        return {"name": asked.name} | ({} if asked.base_model is None else {"base_model": asked.base_model})
+
+    def _free_name(self, name: str) -> str:
+        if NAME_PATTERN.fullmatch(name) is None:
+            raise InvalidRequest(f"'name' must be 1 to 64 letters, digits, dots, dashes or underscores, not {name[:100]!r}.", param="name")
+        if name in self._deps.models:
+            raise InvalidRequest(f"'{name}' is the name of a model; choose another one.", param="name")
+        return name
+
+    def _base(self, adapters: AdapterDeps, tenant: Tenant, asked: str | None) -> ServedModel:
+        bases = {name: model for name, model in adapters.models.bases().items() if tenant.may_use(name)}
+        if asked is not None:
+            check_model(tenant, asked)
+            if asked not in bases:
+                raise InvalidRequest(f"No model '{asked[:100]}' is served with adapters; there are: {', '.join(bases) or 'none'}.", param="base_model")
+            return bases[asked]
+        if not bases:
+            raise InvalidRequest("No model here is served with adapters.", param="base_model")
+        if len({model.digest for model in bases.values()}) > 1:
+            raise InvalidRequest(f"Several models are served with adapters; name the one it was made for: {', '.join(bases)}.", param="base_model")
+        return next(iter(bases.values()))
+
+    async def _forsake(self, adapters: AdapterDeps, registered: Registered) -> None:
+        """What a name stood for; another name, perhaps of another tenant, may stand for the same files."""
+        digest = registered.adapter.digest
+        await asyncio.to_thread(adapters.store.touch, digest, self._deps.now())
+        if digest not in await adapters.registry.owned_digests():
+            adapters.spreader.drop(adapters.models.pools_for(registered.adapter.model_digest), digest)
+
+    async def _sweep(self, adapters: AdapterDeps) -> None:
+        """What goes wrong here is only told to the log, and the next one tries again."""
+        try:
+            owned = await adapters.registry.owned_digests()
+            removed = await asyncio.to_thread(adapters.store.sweep, owned, self._deps.now() - self._kept_s)
+        except (PenstockError, OSError) as error:
+            log.warning("adapters not swept", extra={"error": type(error).__name__})
+        else:
+            if removed:
+                log.info("adapters removed", extra={"digests": removed})
+
+    @property
+    def _kept_s(self) -> float:
+        """How long files that nobody owns any more stay."""
+        return self._deps.config.request_timeout_s + KEEP_S
+
+    def _adapters(self) -> AdapterDeps:
+        if self._deps.adapters is None:
+            raise NotFound("This gateway serves no adapters.")
+        return self._deps.adapters
+
+
+def _import(config: AdaptersConfig, tenant: str, path: str, draft: Path) -> None:
+    """Copy from the tenant's import folder. Raises InvalidRequest."""
+    if config.import_folder is None:
+        raise InvalidRequest("This gateway has no import folder (adapters.import_folder); upload the two files as multipart/form-data.", param="path")
+    try:
+        files = _found((Path(config.import_folder) / tenant).resolve(), path, config.max_bytes)
+    except (OSError, ValueError, RuntimeError) as error:  # too long, a byte 0, a ring of links, not readable
+        raise InvalidRequest(f"The folder {path[:200]!r} can't be read ({type(error).__name__}).", param="path") from error
+    for file, name in zip(files, FILES, strict=True):
+        shutil.copyfile(file, draft / name)
+
+
+def _found(home: Path, path: str, max_bytes: int) -> list[Path]:
+    """The two files in a folder under `home`, without links in them. Raises InvalidRequest where they are not there, or elsewhere."""
+    folder = (home / path).resolve()
+    if not folder.is_relative_to(home) or not folder.is_dir():
+        raise InvalidRequest(f"There is no folder {path[:200]!r} in your import folder.", param="path")
+    files = [(folder / name).resolve() for name in FILES]
+    for file, name in zip(files, FILES, strict=True):
+        if not file.is_relative_to(home) or not file.is_file():
+            pickles = sorted(other.name for other in folder.iterdir() if other.suffix in (".bin", ".pt"))
+            raise refused_name(pickles[0]) if pickles else InvalidRequest(f"The folder {path[:200]!r} lacks the file {name}.", param="path")
+    if sum(file.stat().st_size for file in files) > max_bytes:
+        raise InvalidRequest(f"The adapter is larger than {max_bytes} bytes (adapters.max_bytes).", param="path")
+    return files
+
+
+def _name(exchange: Exchange) -> str:
+    return exchange.path.removeprefix(f"{ADAPTERS_PATH}/")
+
+
+def _not_found(name: str) -> NotFound:
+    return NotFound(f"You have no adapter '{name[:100]}'.")
+
+
+def _out(adapters: AdapterDeps, name: str, registered: Registered) -> AdapterOut:
+    adapter = registered.adapter
+    return _as_out(name, registered, adapters.spreader.look(adapters.models.pools_for(adapter.model_digest), adapter.digest))
+
+
+def _as_out(name: str, registered: Registered, spread: Spread) -> AdapterOut:
+    adapter = registered.adapter
+    return AdapterOut(
+        id=name,
+        created=adapter.created,
+        base_model=adapter.base_model,
+        digest=adapter.digest,
+        version=registered.version,
+        rank=adapter.rank,
+        target_modules=adapter.targets,
+        size_bytes=adapter.size_bytes,
+        state="stored" if not spread.loaded else "loaded" if spread.loaded == spread.live else "partly_loaded",
+        replicas=AdapterReplicas(live=spread.live, loaded=spread.loaded),
+        error=spread.error,
+    )

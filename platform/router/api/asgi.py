@@ -1,0 +1,156 @@
+"""The gateway's HTTP surface as a plain ASGI app: paths to handlers, errors to responses, and the count of both.
+
+Not the composition of the gateway, and no framework: two routes take all the traffic, and what a framework does per request would cost
+more than they do. Invariant: every request gets exactly one response (or a closed stream), whatever a handler raises.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.base.errors import PenstockError
+from penstock.router.api.adapters import ADAPTERS_PATH, AdapterPages
+from penstock.router.api.pages import MODELS_PATH, RECEIPTS_PATH, Pages
+from penstock.router.completions import spans
+from penstock.router.completions.dependencies import GatewayDeps
+from penstock.router.completions.endpoint import Generator
+from penstock.router.completions.receipts import Receipts
+from penstock.router.completions.request_metrics import CLIENT_GONE, Meters
+from penstock.router.transport.client import ClientGone
+from penstock.router.transport.exchange import Exchange
+from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloaded, http_error
+
+BUSY_RETRY_AFTER_S = 1.0
+METRICS_PATH = "/metrics"
+ADMIN_PATHS = frozenset({METRICS_PATH, "/healthz", "/readyz"})
+"""All that there is on `gateway.admin_port`."""
+
+Handler = Callable[[Exchange], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+
+
+def make_app(deps: GatewayDeps) -> ASGIApp:
+    """Serves /v1/chat/completions, /v1/completions, /v1/models, /v1/receipts, /v1/usage, /healthz, /readyz, /metrics and /openapi.json;
+    with `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else."""
+    return _App(deps)
+
+
+class _App:
+    def __init__(self, deps: GatewayDeps) -> None:
+        self._clock = deps.clock
+        self._random = deps.random
+        self._max_held = deps.config.max_ongoing_requests
+        self._admin_port = deps.config.admin_port
+        self._num_held = 0
+        """Posts to the API that are not over."""
+        self._meters = Meters(deps.metrics, deps.models)
+        receipts = Receipts(deps.config.max_receipts)
+        generator, pages = Generator(deps, self._meters, receipts), Pages(deps, receipts)
+        adapters = AdapterPages(deps)
+        self._routes: Mapping[str, Mapping[str, Handler]] = {
+            "/v1/chat/completions": {"POST": generator.chat},
+            "/v1/completions": {"POST": generator.complete},
+            MODELS_PATH: _page(pages.models),
+            ADAPTERS_PATH: {**_page(adapters.list), "POST": adapters.create},
+            "/v1/usage": _page(pages.usage),
+            "/healthz": _page(pages.health),
+            "/readyz": _page(pages.readiness),
+            METRICS_PATH: _page(pages.metrics),
+            "/openapi.json": _page(pages.openapi),
+        }
+        self._adapter_page: Mapping[str, Handler] = {**_page(adapters.retrieve), "DELETE": adapters.delete}
+        self._model_page, self._receipt_page = _page(pages.model), _page(pages.receipt)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            exchange = Exchange(scope, receive, send, f"{self._random.getrandbits(96):024x}", self._clock())
+            if self._admin_port is None or self._is_offered(exchange.path, scope["server"][1]):
+                await self._http(exchange)
+            else:
+                await _fail(exchange, _nothing_at(exchange.path))
+        elif scope["type"] == "lifespan":
+            await _lifespan(receive, send)
+        else:
+            await send({"type": "websocket.close"})
+
+    def _is_offered(self, path: str, port: int | None) -> bool:
+        return path in ADMIN_PATHS if port == self._admin_port else path != METRICS_PATH
+
+    async def _http(self, exchange: Exchange) -> None:
+        is_api = exchange.path.startswith("/v1/")
+        is_held = is_api and exchange.method == "POST"
+        self._num_held += is_held
+        try:
+            await self._respond(exchange)
+        finally:
+            self._num_held -= is_held
+            if is_api:
+                self._count(exchange)
+            if exchange.traced.trace is not None:
+                spans.ended(exchange, exchange.traced.trace)
+
+    async def _respond(self, exchange: Exchange) -> None:
+        try:
+            await self._dispatch(exchange)
+        except ClientGone:
+            self._meters.of(exchange.model).gone()
+        except PenstockError as error:
+            if http_error(error).status >= INTERNAL.status and not isinstance(error, Overloaded):
+                log.warning("request failed", extra={"request_id": exchange.request_id, "error": type(error).__name__})
+            await _fail(exchange, error)
+        except Exception as error:  # the top: one request's failure must not become the server's
+            log.error("request failed", extra={"request_id": exchange.request_id}, exc_info=error)
+            await _fail(exchange, error)
+
+    async def _dispatch(self, exchange: Exchange) -> None:
+        handlers = self._routes.get(exchange.path)
+        if handlers is None and exchange.path.startswith(f"{MODELS_PATH}/"):
+            handlers = self._model_page
+        if handlers is None and exchange.path.startswith(f"{ADAPTERS_PATH}/"):
+            handlers = self._adapter_page
+        if handlers is None and exchange.path.startswith(RECEIPTS_PATH):
+            handlers = self._receipt_page
+        if handlers is None:
+            raise _nothing_at(exchange.path)
+        handler = handlers.get(exchange.method)
+        if handler is None:
+            error = MethodNotAllowed(f"{exchange.path} takes {' or '.join(handlers)}, not {exchange.method[:20]}.")
+            await exchange.fail(error, [(b"allow", ", ".join(handlers).encode())])
+            return
+        if self._num_held > self._max_held and exchange.method == "POST":
+            raise Overloaded(f"This gateway has {self._max_held} requests in hand already.", retry_after_s=BUSY_RETRY_AFTER_S)
+        try:
+            await handler(exchange)
+        except BaseException as error:
+            exchange.failure = type(error).__name__
+            raise
+
+    def _count(self, exchange: Exchange) -> None:
+        code = CLIENT_GONE if exchange.status is None else str(exchange.status)
+        self._meters.of(exchange.model).answered(code, self._clock() - exchange.began_s)
+
+
+def _nothing_at(path: str) -> NotFound:
+    return NotFound(f"There is nothing at {path[:200]}.")
+
+
+def _page(handler: Handler) -> Mapping[str, Handler]:
+    return {"GET": handler, "HEAD": handler}
+
+
+async def _fail(exchange: Exchange, error: BaseException) -> None:
+    try:
+        await exchange.fail(error)
+    except ClientGone:
+        return  # nobody is left to be told
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """Nothing is opened or closed here: what the app uses belongs to who made it."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

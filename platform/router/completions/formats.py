@@ -1,0 +1,227 @@
+"""Answers as OpenAI's JSON: chat and legacy completions, whole and as the chunks of a stream. Pure.
+
+The structs of `wire.openai` are the truth. For the chunk that is sent most, text and nothing else, their encoding is made once per choice
+with a mark in place of the text; a chunk is then what stood before the mark, the text, and what stood behind it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from penstock.router.completions.logprobs import chat_logprobs, text_logprobs
+from penstock.router.completions.text_assembly import Piece
+from penstock.router.routing.request import Receipt
+from penstock.text.tokenizer import Tokenizer
+from penstock.wire.frames import TokenLogprobs
+from penstock.wire.openai import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessageOut,
+    FinishReason,
+    TextChoice,
+    TextCompletion,
+    TextLogprobs,
+    Usage,
+)
+
+_MARK = "\x00text\x00"
+_encode = msgspec.json.Encoder().encode
+encode_text: Callable[[str], bytes] = _encode
+"""A text as JSON."""
+_ENCODED_MARK = _encode(_MARK)
+
+
+class Asked(NamedTuple):
+    """What of a request shows in the answer's form."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+    tokenizer: Tokenizer
+    has_usage_chunk: bool = False
+    has_token_ids: bool = False
+    has_logprobs: bool = False
+    """Shown as far as there are any: the timed runner has none."""
+
+    def by(self, receipt: Receipt) -> "Asked":
+        return self if receipt.answerer is None else self._replace(fingerprint=receipt.answerer.fingerprint)
+
+    @property
+    def chunk_usage(self) -> UnsetType | None:
+        return None if self.has_usage_chunk else UNSET
+
+
+@dataclass(slots=True)
+class Whole:
+    """A finished choice."""
+
+    index: int
+    text: str = ""
+    finish: FinishReason = "stop"
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+
+class Format(Protocol):
+    asked: Asked
+
+    def answered_by(self, receipt: Receipt) -> None:
+        """Known before anything is formatted: who answers may not be whom the request was read for."""
+
+    def chunk(self, index: int, piece: Piece, is_first: bool) -> bytes:
+        """JSON of the chunk for a piece, its finish aside."""
+
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        """What stands before and behind the text (`encode_text`) in a chunk that has nothing else."""
+
+    def end(self, index: int, finish: FinishReason) -> bytes:
+        """JSON of a choice's last chunk."""
+
+    def usage(self, usage: Usage) -> bytes:
+        """JSON of the stream's last chunk."""
+
+    def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
+        """JSON of the whole answer."""
+
+
+class ChatFormat:
+    """/v1/chat/completions."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self._plain: dict[int, tuple[bytes, bytes]] = {}
+
+    def chunk(self, index: int, piece: Piece, is_first: bool) -> bytes:
+        if is_first or self.asked.has_token_ids or self.asked.has_logprobs:
+            return self._chunk(self._choice(index, piece, is_first))
+        before, behind = self.around_text(index)
+        return before + encode_text(piece.text) + behind
+
+    def answered_by(self, receipt: Receipt) -> None:
+        self.asked = self.asked.by(receipt)
+
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        if index not in self._plain:
+            self._plain[index] = _cut(self._chunk(self._choice(index, Piece(_MARK, []), is_first=False)))
+        return self._plain[index]
+
+    def end(self, index: int, finish: FinishReason) -> bytes:
+        return self._chunk(ChatChunkChoice(index=index, delta=ChatDelta(), finish_reason=finish, token_ids=[] if self.asked.has_token_ids else UNSET))
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._chunk(None, usage)
+
+    def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
+        asked = self.asked
+        answers = [
+            ChatChoice(
+                index=choice.index,
+                message=ChatMessageOut(choice.text),
+                logprobs=self._logprobs(choice.token_ids, choice.logprobs),
+                finish_reason=choice.finish,
+                token_ids=choice.token_ids if asked.has_token_ids else UNSET,
+            )
+            for choice in choices
+        ]
+        return _encode(
+            ChatCompletion(id=asked.id, created=asked.created, model=asked.model, system_fingerprint=asked.fingerprint, choices=answers, usage=usage)
+        )
+
+    def _choice(self, index: int, piece: Piece, is_first: bool) -> ChatChunkChoice:
+        return ChatChunkChoice(
+            index=index,
+            delta=ChatDelta(role="assistant" if is_first else UNSET, content=piece.text),
+            logprobs=self._logprobs(piece.token_ids, piece.logprobs or ()),
+            token_ids=piece.token_ids if self.asked.has_token_ids else UNSET,
+        )
+
+    def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
+        return chat_logprobs(self.asked.tokenizer, token_ids, logprobs) if self.asked.has_logprobs and logprobs else None
+
+    def _chunk(self, choice: ChatChunkChoice | None, usage: Usage | None = None) -> bytes:
+        asked = self.asked
+        return _encode(
+            ChatCompletionChunk(
+                id=asked.id,
+                created=asked.created,
+                model=asked.model,
+                system_fingerprint=asked.fingerprint,
+                choices=[choice] if choice else [],
+                usage=usage or asked.chunk_usage,
+            )
+        )
+
+
+class TextFormat:
+    """/v1/completions."""
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
+        self._plain: dict[int, tuple[bytes, bytes]] = {}
+
+    def chunk(self, index: int, piece: Piece, is_first: bool) -> bytes:  # noqa: ARG002 (there is no role to begin with)
+        if self.asked.has_token_ids or self.asked.has_logprobs:
+            return self._chunk(self._choice(index, piece))
+        before, behind = self.around_text(index)
+        return before + encode_text(piece.text) + behind
+
+    def around_text(self, index: int) -> tuple[bytes, bytes]:
+        if index not in self._plain:
+            self._plain[index] = _cut(self._chunk(self._choice(index, Piece(_MARK, []))))
+        return self._plain[index]
+
+    def end(self, index: int, finish: FinishReason) -> bytes:
+        return self._chunk(TextChoice(index=index, text="", finish_reason=finish, token_ids=[] if self.asked.has_token_ids else UNSET))
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._chunk(None, usage)
+
+    def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
+        answers = [
+            TextChoice(
+                index=choice.index,
+                text=choice.text,
+                logprobs=self._logprobs(choice.token_ids, choice.logprobs, choice.offsets),
+                finish_reason=choice.finish,
+                token_ids=choice.token_ids if self.asked.has_token_ids else UNSET,
+            )
+            for choice in choices
+        ]
+        return self._completion(answers, usage)
+
+    def answered_by(self, receipt: Receipt) -> None:
+        self.asked = self.asked.by(receipt)
+
+    def _choice(self, index: int, piece: Piece) -> TextChoice:
+        return TextChoice(
+            index=index,
+            text=piece.text,
+            logprobs=self._logprobs(piece.token_ids, piece.logprobs or (), piece.offsets),
+            token_ids=piece.token_ids if self.asked.has_token_ids else UNSET,
+        )
+
+    def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]) -> TextLogprobs | None:
+        return text_logprobs(self.asked.tokenizer, token_ids, logprobs, offsets) if self.asked.has_logprobs and logprobs else None
+
+    def _chunk(self, choice: TextChoice | None, usage: Usage | None = None) -> bytes:
+        return self._completion([choice] if choice else [], usage or self.asked.chunk_usage)
+
+    def _completion(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> bytes:
+        asked = self.asked
+        return _encode(
+            TextCompletion(id=asked.id, created=asked.created, model=asked.model, system_fingerprint=asked.fingerprint, choices=choices, usage=usage)
+        )
+
+
+def _cut(chunk: bytes) -> tuple[bytes, bytes]:
+    before, _, behind = chunk.partition(_ENCODED_MARK)
+    return before, behind

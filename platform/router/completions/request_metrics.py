@@ -1,0 +1,80 @@
+"""What a request leaves in the metrics: a handful of observations when it is over, none while it streams.
+
+Invariant: a label is a served model's name or a constant, never what a caller sent.
+"""
+
+from collections.abc import Iterable
+
+from penstock.base.metrics import Metrics
+from penstock.router.completions.completion import Choice, Completion
+
+NO_MODEL = "none"
+"""Label of requests that failed before their model was known."""
+CLIENT_GONE = "499"
+"""Code of requests whose client hung up before the status was out."""
+
+
+class ModelMeters:
+    """The instruments of one model, looked up once."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._metrics = metrics
+        self._model = model
+        self._codes = {code: metrics.requests.labels(model, code) for code in ("200", "400")}
+        self._request_s = metrics.request_s.labels(model)
+        self._ttft_s = metrics.ttft_s.labels(model)
+        self._tpot_s = metrics.tpot_s.labels(model)
+        self._queue_s = metrics.queue_s.labels(model)
+        self._prompt_tokens = metrics.tokens.labels(model, "prompt")
+        self._output_tokens = metrics.tokens.labels(model, "output")
+        self._lookup_tokens = metrics.prefix_lookup_tokens.labels(model)
+        self._hit_tokens = metrics.prefix_hit_tokens.labels(model)
+        self._predicted_tokens = metrics.prefix_predicted_tokens.labels(model)
+        self._true_tokens = metrics.prefix_true_tokens.labels(model)
+        self._disconnects = metrics.client_disconnects.labels(model)
+
+    def answered(self, code: str, seconds: float) -> None:
+        """Any request that is over."""
+        counter = self._codes.get(code)
+        if counter is None:
+            counter = self._codes[code] = self._metrics.requests.labels(self._model, code)
+        counter.inc()
+        self._request_s.observe(seconds)
+
+    def gone(self) -> None:
+        self._disconnects.inc()
+
+    def generated(self, completion: Completion, began_s: float) -> None:
+        """What the request's sequences have come to, also when it was cut off."""
+        choices = [choice for prompt in completion.prompts for choice in prompt]
+        firsts = [choice.first_token_s for choice in choices if choice.first_token_s is not None]
+        if firsts:
+            self._ttft_s.observe(min(firsts) - began_s)
+        for choice in choices:
+            self._sequence(choice)
+        if all(choice.is_finished for choice in choices):
+            usage = completion.usage()
+            self._prompt_tokens.inc(usage.prompt_tokens)
+            self._output_tokens.inc(usage.completion_tokens)
+
+    def _sequence(self, choice: Choice) -> None:
+        receipt = choice.receipt
+        if receipt is None or choice.first_token_s is None:
+            return
+        self._queue_s.observe(receipt.queued_s)
+        if not receipt.is_provided:
+            self._lookup_tokens.inc(choice.generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens)
+        self._hit_tokens.inc(receipt.cached_tokens)
+        self._predicted_tokens.inc(receipt.predicted_cached_tokens)
+        self._true_tokens.inc(min(receipt.predicted_cached_tokens, receipt.cached_tokens))
+        if choice.num_tokens > 1:
+            self._tpot_s.observe((choice.last_token_s - choice.first_token_s) / (choice.num_tokens - 1))
+
+
+class Meters:
+    def __init__(self, metrics: Metrics, models: Iterable[str]) -> None:
+        self._none = ModelMeters(metrics, NO_MODEL)
+        self._models = {model: ModelMeters(metrics, model) for model in models}
+
+    def of(self, model: str | None) -> ModelMeters:
+        return self._none if model is None else self._models[model]

@@ -1,0 +1,93 @@
+"""An answer as server-sent events (WHATWG HTML, 9.2), in OpenAI's framing: `data: JSON` events, `data: [DONE]` at the end.
+
+The response starts with the first token, not before: until then an error can still be a status. Invariant: chunks of one choice leave in
+order; what ends the stream (last finish, usage, [DONE]) leaves in one piece, with the last text.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from penstock.router.completions.completion import Choice, Listener
+from penstock.router.completions.formats import Format, encode_text
+from penstock.router.completions.text_assembly import Piece
+from penstock.router.transport.exchange import EVENT, EVENT_END, EVENTS, Exchange
+from penstock.router.transport.headers import receipt_headers
+from penstock.wire.frames import Delta
+from penstock.wire.openai import Usage
+
+DONE = EVENT + b"[DONE]" + EVENT_END
+_HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+
+
+class EventStream:
+    """num_choices: how many will finish."""
+
+    def __init__(self, exchange: Exchange, form: Format, num_choices: int) -> None:
+        self._exchange = exchange
+        self._form = form
+        self._num_open = num_choices
+        self._begun: set[int] = set()
+        self._tail = b""
+        self._has_started = False
+        self._starting = asyncio.Lock()
+        asked = form.asked
+        self._sends_every_token = asked.has_token_ids or asked.has_logprobs
+
+    async def emit(self, choice: Choice, piece: Piece) -> None:
+        """Waits while the client is not reading."""
+        if not self._begun:
+            assert choice.receipt is not None
+            self._form.answered_by(choice.receipt)
+        events = self._events(choice.index, piece)
+        is_last = self._num_open == 0  # now: others may finish while this one waits
+        if not self._has_started:
+            await self._start(choice)
+        if is_last:
+            self._tail = events
+        elif events:
+            await self._exchange.write(events)
+
+    def listener(self, choice: Choice, clock: Callable[[], float]) -> Listener | None:
+        """Of chunks with text and nothing else; most of a gateway's time is spent in here."""
+        if self._sends_every_token or not choice.assembler.is_plain:
+            return None
+        exchange, text_of = self._exchange, choice.assembler.text
+        before, behind = self._form.around_text(choice.index)
+        before, behind = EVENT + before, behind + EVENT_END
+
+        def take(delta: Delta) -> bool:
+            if not exchange.is_writable:
+                return False
+            text = text_of(delta.token_ids)
+            choice.num_tokens += len(delta.token_ids)
+            choice.last_token_s = clock()
+            if text:
+                exchange.write_now(before + encode_text(text) + behind)
+            return True
+
+        return take
+
+    async def end(self, usage: Usage) -> None:
+        """After the last choice's finish."""
+        if self._form.asked.has_usage_chunk:
+            self._tail += EVENT + self._form.usage(usage) + EVENT_END
+        await self._exchange.write(self._tail + DONE, is_last=True)
+
+    def _events(self, index: int, piece: Piece) -> bytes:
+        is_first = index not in self._begun
+        events = b""
+        if is_first or piece.text or (self._sends_every_token and piece.token_ids):
+            self._begun.add(index)
+            events = EVENT + self._form.chunk(index, piece, is_first) + EVENT_END
+        if piece.finish is not None:
+            self._num_open -= 1
+            events += EVENT + self._form.end(index, piece.finish) + EVENT_END
+        return events
+
+    async def _start(self, choice: Choice) -> None:
+        """Once; other choices wait until it is done."""
+        async with self._starting:
+            if not self._has_started:
+                assert choice.receipt is not None
+                await self._exchange.start(200, EVENTS, (*_HEADERS, *receipt_headers(choice.receipt)))
+                self._has_started = True

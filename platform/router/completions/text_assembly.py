@@ -1,0 +1,100 @@
+"""Deltas of token ids into pieces of text: detokenizing, stop strings, and where an answer ends because of one. Pure.
+
+Invariant: the pieces' texts together are the answer, without the stop string; their token ids are the tokens it took, the ones that
+completed the stop string included and none after them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.router.routing.request import TextDelta
+from penstock.text.detokenizer import Detokenizer
+from penstock.text.stops import StopStrings
+from penstock.text.tokenizer import Tokenizer
+from penstock.wire.frames import Delta, Finish, TokenLogprobs
+from penstock.wire.openai import FinishReason
+
+
+class Piece(NamedTuple):
+    text: str
+    """May be empty: half a character, or what may become a stop string, is held back."""
+    token_ids: list[int]
+    finish: FinishReason | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """Aligned with `token_ids`, where asked for."""
+    offsets: Sequence[int] = ()
+    """Aligned with `token_ids`, where asked for: whole characters of the answer before each token."""
+    num_text_tokens: int = 0
+    """Tokens of an answer that comes as text; see `TextDelta`."""
+
+
+class Assembler:
+    """Of one sequence. min_tokens: stop strings count only in what comes after that many tokens."""
+
+    __slots__ = ("_detokenizer", "_has_offsets", "_has_stops", "_min_tokens", "_num_chars", "_num_tokens", "_stops", "_stops_wanted")
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), min_tokens: int = 0, has_offsets: bool = False) -> None:
+        self._detokenizer = Detokenizer(tokenizer)
+        self._stops = StopStrings(stops)
+        self._stops_wanted = stops
+        self._has_stops = bool(stops)
+        self._has_offsets = has_offsets
+        self._min_tokens = min_tokens
+        self._num_chars = 0
+        self._num_tokens = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only a delta's own finish can end the text."""
+        return not (self._has_stops or self._has_offsets)
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """`push` of a plain delta where `is_plain`: only the text, and what comes after it counts on nothing else."""
+        return self._detokenizer.push(token_ids)
+
+    def over(self, tokenizer: Tokenizer) -> "Assembler":
+        """The same for an answer that another model gives; before anything is pushed."""
+        return Assembler(tokenizer, self._stops_wanted, self._min_tokens, self._has_offsets)
+
+    def push(self, delta: Delta) -> Piece:
+        """delta.finish: None, STOP or LENGTH."""
+        if isinstance(delta, TextDelta):
+            return self._push_text(delta)
+        if self._has_stops or self._has_offsets:
+            piece = self._step(delta)
+        else:
+            piece = Piece(self._detokenizer.push(delta.token_ids), delta.token_ids, None, delta.logprobs)
+        if piece.finish is None and delta.finish is not None:
+            return self._finished(piece, delta.finish)
+        return piece
+
+    def _push_text(self, delta: TextDelta) -> Piece:
+        """Who sends it watches for some stop strings, but not for all."""
+        text, has_stopped = self._stops.push(delta.text)
+        if has_stopped:
+            return Piece(text, [], "stop", num_text_tokens=delta.num_tokens)
+        piece = Piece(text, [], num_text_tokens=delta.num_tokens)
+        return piece if delta.finish is None else self._finished(piece, delta.finish)
+
+    def _step(self, delta: Delta) -> Piece:
+        """Token by token, so that the one that completes a stop string is known."""
+        texts: list[str] = []
+        offsets: list[int] = []
+        for count, token_id in enumerate(delta.token_ids, 1):
+            offsets.append(self._num_chars)
+            text = self._detokenizer.push((token_id,))
+            self._num_chars += len(text)
+            self._num_tokens += 1
+            has_stopped = False
+            if self._num_tokens > self._min_tokens:
+                text, has_stopped = self._stops.push(text)
+            texts.append(text)
+            if has_stopped:
+                return Piece("".join(texts), delta.token_ids[:count], "stop", delta.logprobs and delta.logprobs[:count], offsets)
+        return Piece("".join(texts), delta.token_ids, None, delta.logprobs, offsets)
+
+    def _finished(self, piece: Piece, finish: Finish) -> Piece:
+        tail, has_stopped = self._stops.push(self._detokenizer.finish())
+        if not has_stopped:
+            tail += self._stops.finish()
+        return piece._replace(text=piece.text + tail, finish="length" if finish is Finish.LENGTH and not has_stopped else "stop")

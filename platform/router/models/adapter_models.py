@@ -1,0 +1,93 @@
+"""A tenant's adapters as models of the API: a name to the base model, the adapter's digest, and the pools that serve it.
+
+Not the files and not the HTTP surface (adapters). Invariant: a name is only ever looked up among the asking tenant's own, so that another's does
+not exist for it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from penstock.adapters.config import AdaptersConfig
+from penstock.adapters.registry import Registered, Registry
+from penstock.adapters.store import AdapterStore
+from penstock.router.config import AdapterBase, PoolSpec
+from penstock.router.models.served_model import ServedModel
+from penstock.router.replicas.adapter_placement import Spreader
+
+
+class AdaptedModels:
+    def __init__(self, registry: Registry, models: Mapping[str, ServedModel], pools: Mapping[str, PoolSpec]) -> None:
+        """models: by served name. pools: by name."""
+        self._registry = registry
+        self._models = models
+        self._pools = pools
+
+    async def find(self, tenant: str, name: str) -> ServedModel | None:
+        """The model that `name`, or `base:name`, means for this tenant. Raises Overloaded when that can't be looked up."""
+        base, _, rest = name.rpartition(":")
+        registered = await self._registry.get(tenant, rest)
+        if registered is None:
+            return None
+        model = self._base(registered, base)
+        return None if model is None else self._adapted(model, registered, name, tenant)
+
+    async def all(self, tenant: str) -> list[ServedModel]:
+        """Those whose base model is served. Raises Overloaded."""
+        found = []
+        for name, registered in (await self._registry.all(tenant)).items():
+            model = self._base(registered, "")
+            if model is not None and name not in self._models:
+                found.append(self._adapted(model, registered, name, tenant))
+        return found
+
+    def bases(self) -> dict[str, ServedModel]:
+        """The models that adapters can be made for, by served name."""
+        return {name: model for name, model in self._models.items() if self.pools_of(model)}
+
+    def requirements(self, model: ServedModel) -> AdapterBase:
+        """What all pools of a base model ask of an adapter."""
+        first, *others = (base for pool in self.pools_of(model) if (base := self._pools[pool].adapters) is not None)
+        return AdapterBase(shapes=first.shapes, max_rank=min(base.max_rank for base in (first, *others)))
+
+    def pools_of(self, model: ServedModel) -> tuple[str, ...]:
+        """Those with slots for adapters; further models under the same name are others."""
+        return tuple(pool for pool in model.pools if self._pools[pool].adapters is not None)
+
+    def pools_for(self, model_digest: str) -> tuple[str, ...]:
+        """All that serve adapters of a checkpoint, whatever name it has there."""
+        return tuple(dict.fromkeys(pool for model in self._models.values() if model.digest == model_digest for pool in self.pools_of(model)))
+
+    def _base(self, registered: Registered, asked: str) -> ServedModel | None:
+        """asked: a served name, or nothing. None: the checkpoint it was made for is not served (under that name)."""
+        names: Iterable[str] = (asked,) if asked else (registered.adapter.base_model, *self._models)
+        for name in names:
+            model = self._models.get(name)
+            if model is not None and model.digest == registered.adapter.model_digest and self.pools_of(model):
+                return model
+        return None
+
+    def _adapted(self, base: ServedModel, registered: Registered, name: str, tenant: str) -> ServedModel:
+        pools = self.pools_of(base)
+        routes = [route._replace(pools=tuple(pool for pool in route.pools if pool in pools)) for route in base.routes if route.provider is None]
+        return replace(
+            base,
+            name=name,
+            pools=pools,
+            routes=tuple(route for route in routes if route.pools),
+            others=(),
+            created=registered.adapter.created,
+            owned_by=tenant,
+            base=base.name,
+            adapter=registered.adapter.digest,
+        )
+
+
+@dataclass(frozen=True)
+class AdapterDeps:
+    """What a gateway that serves adapters has for them."""
+
+    config: AdaptersConfig
+    registry: Registry
+    store: AdapterStore
+    models: AdaptedModels
+    spreader: Spreader

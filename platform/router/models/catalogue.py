@@ -1,0 +1,74 @@
+"""The model names of the API, from the pools and providers behind them. Pure.
+
+Pools of one tier that share a name share the model; those of other tiers may have another one (a small one at the edge, a large one behind).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from penstock.router.config import PoolSpec, ProviderConfig
+from penstock.router.models.served_model import ServedModel
+from penstock.router.routing.request import Route
+from penstock.text.tokenizer import Tokenizer
+
+
+class Checkpoint(NamedTuple):
+    """What a gateway reads of a model."""
+
+    tokenizer: Tokenizer
+    digest: str
+
+
+Context = Callable[[Sequence[PoolSpec]], int]
+"""The longest context among pools, as far as it is known now."""
+
+
+def served_models(
+    pools: Sequence[PoolSpec], providers: Sequence[ProviderConfig], checkpoints: Mapping[str, Checkpoint], context: Context
+) -> dict[str, ServedModel]:
+    """By name. checkpoints: by `PoolSpec.model`."""
+    names = dict.fromkeys(name for pool in pools for name in pool.served_names)
+    return {
+        name: _served(
+            name, [pool for pool in pools if name in pool.served_names], [item for item in providers if name in item.served_names], checkpoints, context
+        )
+        for name in names
+    }
+
+
+def _served(name: str, pools: Sequence[PoolSpec], providers: Sequence[ProviderConfig], checkpoints: Mapping[str, Checkpoint], context: Context) -> ServedModel:
+    checkpoint_names = list(dict.fromkeys(pool.model for pool in pools))
+    first, *others = (_model(name, [pool for pool in pools if pool.model == model], checkpoints[model], context) for model in checkpoint_names)
+    return _with_routes(first, tuple(others), _routes(pools, checkpoint_names, providers))
+
+
+def _model(name: str, pools: Sequence[PoolSpec], checkpoint: Checkpoint, context: Context) -> ServedModel:
+    return ServedModel(
+        name=name,
+        pools=tuple(pool.name for pool in pools),
+        tokenizer=checkpoint.tokenizer,
+        max_model_len=partial(context, pools),
+        digest=checkpoint.digest,
+        exact=all(pool.exact for pool in pools),
+    )
+
+
+def _with_routes(model: ServedModel, others: tuple[ServedModel, ...], routes: tuple[Route, ...]) -> ServedModel:
+    return ServedModel(
+        name=model.name,
+        pools=model.pools,
+        tokenizer=model.tokenizer,
+        max_model_len=model.max_model_len,
+        digest=model.digest,
+        exact=model.exact and all(other.exact for other in others) and all(route.provider is None for route in routes),
+        routes=routes,
+        others=others,
+    )
+
+
+def _routes(pools: Sequence[PoolSpec], models: Sequence[str], providers: Sequence[ProviderConfig]) -> tuple[Route, ...]:
+    """Pools of one tier and model are one route; providers come last."""
+    kinds = dict.fromkeys((pool.tier, pool.model) for pool in pools)
+    local = [Route(tier, tuple(pool.name for pool in pools if (pool.tier, pool.model) == (tier, model)), models.index(model)) for tier, model in kinds]
+    return (*local, *(Route(provider.tier, (), provider=provider.name) for provider in providers))

@@ -1,0 +1,199 @@
+"""What is said to a provider and what it says: a request as OpenAI's JSON, the events of its stream, its refusals. Pure.
+
+Only fields that every server with OpenAI's API understands are sent, and of ours those that the provider is configured to know.
+Source: OpenAI's API reference, chat and legacy completions, streaming.
+"""
+
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from math import isnan
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.base.errors import PenstockError
+from penstock.router.config import EXTENSIONS, ProviderConfig
+from penstock.router.routing.request import Ask
+from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded
+from penstock.wire.frames import Finish
+from penstock.wire.openai import ChatRequest, CompletionRequest
+
+MAX_STOPS = 4
+"""OpenAI's bound; of more, the others are watched for here."""
+MAX_MESSAGE_CHARS = 500
+_SHARED = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "ignore_eos": (False,),
+    "min_tokens": (0,),
+}
+"""Values of our extensions that ask for nothing."""
+_MAX_TOKENS = 2**31
+"""No answer has more; a sum beyond it is taken for none."""
+_MAX_RETRY_AFTER_S = 86_400.0
+_CALLER_AT_FAULT = frozenset({400, 413, 422})
+
+
+class Said(NamedTuple):
+    """What an event of the stream adds."""
+
+    text: str = ""
+    finish: Finish | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+
+class Refusal(NamedTuple):
+    """An answer that is none."""
+
+    error: PenstockError
+    is_failure: bool
+    """It says something about the provider's health, or our account there; else about the request."""
+    pause_s: float | None = None
+    """It asked to be left alone that long."""
+
+
+class StreamBroken(Exception):
+    """The provider's stream is not what it should be, or says that it failed."""
+
+
+class _Delta(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+class _Error(msgspec.Struct):
+    message: str | None = None
+    code: str | int | None = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: _Error
+
+
+_chunks = msgspec.json.Decoder(_Chunk)
+_errors = msgspec.json.Decoder(_ErrorBody)
+
+
+def is_bound_to_tokens(request: ChatRequest | CompletionRequest) -> bool:
+    """Whether it speaks of token ids, or wants to be told of them: then only the vocabulary it was written for will do."""
+    if request.logit_bias or request.stop_token_ids or request.return_token_ids:
+        return True
+    if isinstance(request, ChatRequest):
+        return bool(request.logprobs)
+    return request.logprobs is not None or not (isinstance(request.prompt, str) or all(isinstance(item, str) for item in request.prompt))
+
+
+def is_understood(request: ChatRequest | CompletionRequest, provider: ProviderConfig) -> bool:
+    """Whether the provider can do all that the request asks for."""
+    return not is_bound_to_tokens(request) and _extensions(request).keys() <= frozenset(provider.extra_fields)
+
+
+def path_of(ask: Ask) -> str:
+    return "/chat/completions" if isinstance(ask.request, ChatRequest) else "/completions"
+
+
+def body_of(ask: Ask, provider: ProviderConfig, max_tokens: int, seed: int) -> bytes:
+    """JSON of the request, always as a stream. seed: sent where the caller gave one."""
+    request = ask.request
+    body: dict[str, object] = {"model": provider.model, "stream": True, "stream_options": {"include_usage": True}}
+    if isinstance(request, ChatRequest):
+        body["messages"] = [{"role": message.role, "content": _content(message.content)} for message in request.messages]
+        body[provider.max_tokens_field] = max_tokens
+    else:
+        body["prompt"] = request.prompt if isinstance(request.prompt, str) else request.prompt[ask.prompt]
+        body["max_tokens"] = max_tokens
+    body |= {name: value for name in _SHARED if (value := getattr(request, name)) is not None}
+    if request.seed is not None:
+        body["seed"] = seed
+    if request.stop:
+        body["stop"] = request.stop if isinstance(request.stop, str) else request.stop[:MAX_STOPS]
+    return msgspec.json.encode(body | _extensions(request))
+
+
+def read_event(data: bytes) -> Said:
+    """Of an event's data, `[DONE]` aside. Raises StreamBroken."""
+    try:
+        chunk = _chunks.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StreamBroken("an event of its stream can't be read") from error
+    if chunk.error is not None and bytes(chunk.error) != b"null":
+        raise StreamBroken("its stream ended with an error")
+    usage = chunk.usage or _Usage()
+    counts = _plausible(usage.prompt_tokens), _plausible(usage.completion_tokens)
+    if not chunk.choices:
+        return Said("", None, *counts)
+    choice = chunk.choices[0]
+    text = choice.text or (choice.delta.content if choice.delta is not None else None) or ""
+    finish = None if choice.finish_reason is None else Finish.LENGTH if choice.finish_reason == "length" else Finish.STOP
+    return Said(text, finish, *counts)
+
+
+def refusal(name: str, status: int, retry_after: str | None, body: bytes, now: float) -> Refusal:
+    """What a status other than 200 means. now: Unix time, for a Retry-After that is a date."""
+    pause_s = _retry_after_s(retry_after, now)
+    if status in _CALLER_AT_FAULT:
+        return Refusal(_request_error(body), is_failure=False)
+    if status == 429:
+        return Refusal(Overloaded(f"the provider {name} is at its limit", retry_after_s=pause_s or 1.0), is_failure=True, pause_s=pause_s)
+    return Refusal(
+        Overloaded(f"the provider {name} answered with status {status}", retry_after_s=pause_s or 1.0),
+        is_failure=True,
+        pause_s=pause_s if status == 503 else None,
+    )
+
+
+def _request_error(body: bytes) -> PenstockError:
+    try:
+        error = _errors.decode(body).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        error = _Error()
+    said = f"The provider refused the request: {(error.message or 'it gave no reason')[:MAX_MESSAGE_CHARS]}"
+    return ContextTooLong(said) if error.code == "context_length_exceeded" else InvalidRequest(said)
+
+
+def _retry_after_s(value: str | None, now: float) -> float | None:
+    """RFC 9110, 10.2.3: seconds or a date. Bounded, since it may be told to the caller; what is neither is None."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - now
+        except (ValueError, OverflowError):
+            return None
+    return None if isnan(seconds) else min(max(seconds, 0.0), _MAX_RETRY_AFTER_S)
+
+
+def _plausible(num_tokens: int | None) -> int | None:
+    """What is no count would spoil the sums of limits, usage and cost."""
+    return num_tokens if num_tokens is not None and 0 <= num_tokens <= _MAX_TOKENS else None
+
+
+def _extensions(request: ChatRequest | CompletionRequest) -> dict[str, object]:
+    found = {name: getattr(request, name) for name in sorted(EXTENSIONS)}
+    return {name: value for name, value in found.items() if value is not None and value not in _NEUTRAL[name]}
+
+
+def _content(content: object) -> object:
+    """Parts are known to be text by the time anybody is asked."""
+    return msgspec.to_builtins(content)

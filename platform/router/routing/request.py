@@ -1,0 +1,185 @@
+"""The seam between the HTTP surface and dispatch: what is asked for, what comes back, and who says so.
+
+The HTTP side builds a `Generation`, awaits `Dispatcher.start` (queueing happens in there), reads the stream until a delta has a
+`finish`, and closes the stream whatever happened. Retries, other replicas and resumption are invisible from here.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from penstock.base.tracing import NOT_TRACED, Started
+from penstock.router.routing.tiers import Tier, TierReason
+from penstock.text.tokenizer import Tokenizer
+from penstock.wire.errors import RequestError
+from penstock.wire.frames import Delta, SamplingParams
+from penstock.wire.openai import ChatRequest, CompletionRequest
+
+
+class Ask(NamedTuple):
+    """One sequence of a request, in the caller's own words."""
+
+    request: ChatRequest | CompletionRequest
+    prompt: int = 0
+    """Which of a completion's prompts."""
+
+
+class Route(NamedTuple):
+    """Where a request may be answered: by pools of one tier and one model, or by a provider."""
+
+    tier: Tier
+    pools: tuple[str, ...]
+    model: int = 0
+    """Which reading of the prompt they need: 0 is the generation's own, n its `others[n - 1]`."""
+    provider: str | None = None
+
+
+class Reading(NamedTuple):
+    """The prompt in the tokens of one model, with the parameters that follow from its context."""
+
+    packed_ids: bytes
+    """As they travel."""
+    num_prompt_tokens: int
+    sampling: SamplingParams
+
+
+class Answerer(NamedTuple):
+    """Who answers, where that is not the generation's first model."""
+
+    fingerprint: str
+    tokenizer: Tokenizer | None
+    """None: it answers in text."""
+
+
+class Other:
+    """The prompt for another model of the same name, read when it is first wanted. `reading` or `error` is set then."""
+
+    __slots__ = ("_read", "answerer", "error", "reading")
+
+    def __init__(self, read: Callable[[], Awaitable[Reading]], answerer: Answerer) -> None:
+        self._read = read
+        self.answerer = answerer
+        self.reading: Reading | None = None
+        self.error: RequestError | None = None
+
+    @property
+    def is_known(self) -> bool:
+        return self.reading is not None or self.error is not None
+
+    async def load(self) -> None:
+        if not self.is_known:
+            try:
+                self.reading = await self._read()
+            except RequestError as error:
+                self.error = error
+
+
+class TextDelta(Delta, frozen=True, array_like=True):
+    """What an answer gained that comes as text: a provider's. It has no token ids, and never travels."""
+
+    text: str = ""
+    num_tokens: int = 0
+    """Estimated, and corrected by the last one (which may be negative) where the provider gives the sum."""
+    num_prompt_tokens: int | None = None
+    """As the provider counts; on the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One sequence that a caller waits for; `n` choices are n generations."""
+
+    request_id: str
+    pools: tuple[str, ...]
+    """Candidate pools, and providers by name, in no order."""
+    packed_ids: bytes
+    """Prompt token ids as they travel."""
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    tenant: str
+    salt: bytes
+    """The tenant's server-derived cache salt."""
+    deadline: float
+    """Unix time."""
+    adapter: str | None = None
+    """Digest; None: the base model."""
+    traced: Started = NOT_TRACED
+    """The request's trace; and what to tell whoever else works on it, if anything."""
+    routes: tuple[Route, ...] = ()
+    """The same places in the order of the tenant's tier policy; none: all of the pools are one route."""
+    others: tuple[Other, ...] = ()
+    skipped: TierReason | None = None
+    """Why a route before all of these was left out."""
+    ask: Ask | None = None
+    """The request in its own words, where a provider is among the routes."""
+
+    @property
+    def reading(self) -> Reading:
+        return Reading(self.packed_ids, self.num_prompt_tokens, self.sampling)
+
+
+class Considered(NamedTuple):
+    """A route as it looked when one was chosen."""
+
+    tier: Tier
+    places: tuple[str, ...]
+    """Pools, or the provider."""
+    predicted_ttft_s: float | None
+    obstacle: str | None
+
+
+@dataclass(slots=True)
+class Receipt:
+    """Why this replica; what is known when the first token is there goes into the response's headers."""
+
+    request_id: str
+    tier: str = ""
+    tier_reason: str = ""
+    pool: str = ""
+    replica: str = ""
+    reason: str = ""
+    predicted_ttft_s: float | None = None
+    predicted_cached_tokens: int = 0
+    cached_tokens: int = 0
+    queued_s: float = 0.0
+    attempts: int = 1
+    is_taken: bool = False
+    """Somebody has it, or had it to its end; not where that refused it, failed on it or was lost."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """Predicted TTFT in seconds of each candidate replica, and provider."""
+    considered: list[Considered] = field(default_factory=list)
+    """The routes looked at, in the policy's order, where there was more than one."""
+    answerer: Answerer | None = None
+    num_prompt_tokens: int | None = None
+    """Of the answerer, where it is known and not the generation's."""
+
+    @property
+    def is_provided(self) -> bool:
+        """By a provider, which says nothing of tokens in a cache."""
+        return self.answerer is not None and self.answerer.tokenizer is None
+
+
+class Stream(Protocol):
+    """The answer to one Generation."""
+
+    receipt: Receipt
+
+    async def next(self) -> Delta:
+        """What has come since the last call, merged into one delta; waits until there is something.
+
+        The delta with a `finish` is the last. Raises ReplicaLost, EngineFault, Overloaded or DeadlineExceeded instead of a delta whose
+        finish says so: what is returned finished as stop or length.
+        """
+
+    def listen(self, listener: Callable[[Delta], bool]) -> None:
+        """Offer plain deltas (tokens, no end) to `listener` as they come, which saves waking the reader for each.
+
+        What the listener declines (False), and whatever is not a plain delta, waits for `next`; so does what comes while something waits.
+        """
+
+    def close(self) -> None:
+        """Release everything; aborts the sequence unless it finished. Safe to call twice."""
+
+
+class Dispatcher(Protocol):
+    async def start(self, generation: Generation) -> Stream:
+        """Queue, route and submit. Raises Overloaded (with retry_after_s) or DeadlineExceeded."""

@@ -1,0 +1,126 @@
+"""Which tier answers, and why: routes in the order of the tenant's policy, each with its prediction or its obstacle. Pure.
+
+Not the choice of a replica inside a tier (policy). Invariants: what a policy does not allow is no route, so no state of the others can lead
+there; the same input always gives the same decision; a route that has an obstacle is never chosen.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Literal, NamedTuple, Protocol, TypeVar
+
+from penstock.router.routing.policy import Wait
+
+Tier = Literal["edge", "cloud"]
+
+
+class TierPolicy(StrEnum):
+    """Where a tenant's requests may be answered."""
+
+    EDGE_FIRST = "edge_first"
+    CLOUD_FIRST = "cloud_first"
+    EDGE_ONLY = "edge_only"
+    """Nothing ever leaves: neither to a pool of another tier nor to a provider."""
+
+
+NEVER_LEAVE = "never_leave"
+"""Another name for EDGE_ONLY."""
+
+_ORDER: dict[TierPolicy, tuple[Tier, ...]] = {
+    TierPolicy.EDGE_FIRST: ("edge", "cloud"),
+    TierPolicy.CLOUD_FIRST: ("cloud", "edge"),
+    TierPolicy.EDGE_ONLY: ("edge",),
+}
+
+
+class TierReason(StrEnum):
+    """Why the tier that answers; where that is not the policy's first, what was wrong with the first."""
+
+    ONLY_TIER = "only_tier"
+    """Model and policy leave one route."""
+    PREFERRED = "preferred"
+    """The policy's first, and its prediction meets the target."""
+    NONE_BETTER = "none_better"
+    """The policy's first; it misses the target, but no other route that is allowed is sooner."""
+    PREDICTED_TTFT = "predicted_ttft"
+    """The first would miss the target, and this one is sooner."""
+    TIER_DOWN = "tier_down"
+    """No replica of the first is connected."""
+    TIER_FULL = "tier_full"
+    """The first can take nothing at the moment: no credit, no KV blocks, or as many requests there as a provider may have."""
+    BREAKER_OPEN = "breaker_open"
+    """The first is a provider that failed lately, or asked to be left alone."""
+    CONTEXT_TOO_LONG = "context_too_long"
+    REFUSED = "refused"
+    """The first was asked, and refused or failed before its first token."""
+    CAPABILITY = "capability"
+    """The request asks for what the first can't do: token ids of another vocabulary, or a parameter that a provider does not know."""
+
+
+OBSTACLE: dict[Wait, TierReason] = {
+    Wait.NO_REPLICA: TierReason.TIER_DOWN,
+    Wait.CONTEXT: TierReason.CONTEXT_TOO_LONG,
+    Wait.NO_CREDIT: TierReason.TIER_FULL,
+    Wait.NO_BLOCKS: TierReason.TIER_FULL,
+}
+
+
+class Placed(Protocol):
+    @property
+    def tier(self) -> Tier: ...
+
+
+P = TypeVar("P", bound=Placed)
+
+
+class Outlook(NamedTuple):
+    """What a route promises now: a predicted time to first token, or an obstacle."""
+
+    ttft_s: float | None = None
+    obstacle: TierReason | None = None
+
+
+class TierDecision(NamedTuple):
+    """`route` None: every route has an obstacle, and `reason` is the first one's."""
+
+    route: int | None
+    reason: TierReason
+
+
+def parse_policy(name: str) -> TierPolicy:
+    """Raises ValueError for a name that is none."""
+    return TierPolicy.EDGE_ONLY if name == NEVER_LEAVE else TierPolicy(name)
+
+
+def in_order(routes: Iterable[P], policy: TierPolicy) -> list[P]:
+    """Those that the policy allows, its first tier first; inside a tier as they came."""
+    order = _ORDER[policy]
+    return sorted((route for route in routes if route.tier in order), key=lambda route: order.index(route.tier))
+
+
+def decide(outlooks: Iterable[Outlook], target_s: float, skipped: TierReason | None = None) -> TierDecision:
+    """The first route while it meets the target, else the first sooner one that does, else the soonest.
+
+    outlooks: of the routes, in the policy's order; looked at one by one, and no further than needed. skipped: why a route before all of
+    these was left out beforehand.
+    """
+    seen: list[Outlook] = []
+    best: int | None = None
+    best_s = float("inf")
+    for index, outlook in enumerate(outlooks):
+        seen.append(outlook)
+        if outlook.obstacle is not None or outlook.ttft_s is None or outlook.ttft_s >= best_s:
+            continue
+        best, best_s = index, outlook.ttft_s
+        if best_s <= target_s:
+            break
+    return TierDecision(best, _reason(seen, best, best_s <= target_s, skipped))
+
+
+def _reason(seen: Sequence[Outlook], chosen: int | None, is_in_time: bool, skipped: TierReason | None) -> TierReason:
+    if skipped is not None:
+        return skipped
+    if not seen:
+        return TierReason.TIER_DOWN
+    if chosen == 0:
+        return TierReason.PREFERRED if is_in_time else TierReason.NONE_BETTER
+    return seen[0].obstacle or TierReason.PREDICTED_TTFT

@@ -1,0 +1,143 @@
+"""One HTTP request and the answer to it, over ASGI.
+
+Not what is answered. Invariants: a response starts once; after it has started as a stream, an error is an event of the stream, and the
+stream ends with it.
+"""
+
+from collections.abc import Generator, Iterable
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from penstock.base.tracing import NOT_TRACED
+from penstock.router.transport.client import Client, ClientGone
+from penstock.router.transport.headers import Headers, error_headers
+from penstock.wire.errors import error_json, http_error
+
+JSON = b"application/json"
+EVENTS = b"text/event-stream; charset=utf-8"
+EVENT, EVENT_END = b"data: ", b"\n\n"
+
+
+class Exchange:
+    """began_s: of the caller's monotonic clock."""
+
+    __slots__ = (
+        "_num_writing",
+        "_send",
+        "_suspended",
+        "adapter",
+        "began_s",
+        "client",
+        "failure",
+        "headers",
+        "is_stream",
+        "is_writable",
+        "limit_headers",
+        "method",
+        "model",
+        "path",
+        "request_id",
+        "status",
+        "traced",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, began_s: float) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+        self.client = Client(receive)
+        self.request_id = request_id
+        self.began_s = began_s
+        self.status: int | None = None
+        """Sent to the client; None before that."""
+        self.is_stream = False
+        self.model: str | None = None
+        """Served name, once it is known."""
+        self.adapter = ""
+        """The tenant's name of it, where the request names one."""
+        self.failure: str | None = None
+        """Class of the error that ended it."""
+        self.limit_headers: Headers = ()
+        """What the response says of its tenant's limits, where there are any."""
+        self.traced = NOT_TRACED
+        self._send = send
+        self._num_writing = 0
+        self._suspended: _Suspended | None = None
+        self.is_writable = True
+        """Whether `write_now` may be called: no write is under way, and the client reads."""
+
+    def header(self, name: bytes) -> bytes | None:
+        """name: in lower case."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return None
+
+    def all_headers(self, name: bytes) -> list[bytes]:
+        """The values of every header of that name, which is in lower case."""
+        return [value for key, value in self.headers if key == name]
+
+    async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
+        self.status = status
+        self.is_stream = content_type is EVENTS
+        request_id = self.request_id.encode()
+        common = [(b"content-type", content_type), (b"x-penstock-request-id", request_id), (b"x-request-id", request_id)]  # OpenAI's clients read the latter
+        if self.traced.traceparent is not None:
+            common.append((b"traceparent", self.traced.traceparent.encode()))
+        await self._sent({"type": "http.response.start", "status": status, "headers": [*common, *headers, *self.limit_headers]})
+
+    async def write(self, data: bytes, is_last: bool = False) -> None:
+        await self._sent({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+    def write_now(self, data: bytes) -> None:
+        """`write` without waiting. When the server makes it wait, because the client does not read, the next `write` waits for it first."""
+        sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
+        steps = sending.__await__()
+        try:
+            waited = next(steps)
+        except StopIteration:
+            return
+        except OSError:
+            return  # the client is gone; whoever awaits `write`, or the connection, learns it
+        self._suspended = _Suspended(steps, waited)
+        self.is_writable = False
+
+    async def answer(self, body: bytes, status: int = 200, content_type: bytes = JSON, headers: Headers = ()) -> None:
+        """A whole response."""
+        await self.start(status, content_type, ((b"content-length", b"%d" % len(body)), *headers))
+        await self.write(body, is_last=True)
+
+    async def fail(self, error: BaseException, headers: Headers = ()) -> None:
+        """The error as OpenAI's JSON: the response, or the last event of the stream that is under way."""
+        body = error_json(error)
+        if self.status is None:
+            await self.answer(body, http_error(error).status, headers=(*error_headers(error), *headers))
+        elif self.is_stream:
+            await self.write(EVENT + body + EVENT_END, is_last=True)
+
+    async def _sent(self, message: dict[str, object]) -> None:
+        self._num_writing += 1
+        self.is_writable = False
+        try:
+            if self._suspended is not None:
+                suspended, self._suspended = self._suspended, None
+                await suspended
+            await self._send(message)
+        except OSError:
+            raise ClientGone from None
+        finally:
+            self._num_writing -= 1
+            self.is_writable = not self._num_writing and self._suspended is None
+
+
+class _Suspended:
+    """The rest of an awaitable that was begun outside of a task, and what it waits for. To be awaited in one."""
+
+    def __init__(self, steps: Generator[Any, Any, Any], waited: Any) -> None:
+        self._steps = steps
+        self._waited = waited
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        yield self._waited
+        yield from self._steps

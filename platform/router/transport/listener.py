@@ -1,0 +1,71 @@
+"""The gateway's HTTP sockets: uvicorn over an ASGI app, in the gateway's own event loop, stopped without cutting answers short.
+
+Serve can listen for a deployment itself ("direct ingress"), and we don't let it. It binds without SO_REUSEADDR, so a gateway that was killed
+while clients were connected can't have its port again for the minute those connections stay in TIME_WAIT; Serve's controller then marks
+the port as taken for good. It also puts a task, a queue and metrics around every request, and keeps a proxy on the head node.
+"""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Sequence
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from penstock.base.errors import ConfigError
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+"""Longer than the usual idle timeout (60 s) of a load balancer in front, which must be the one that closes."""
+
+log = logging.getLogger("penstock.listener")
+
+
+class Listener:
+    """`start`, and `stop` once."""
+
+    def __init__(self, app: ASGIApp, host: str, ports: Sequence[int], drain_s: int) -> None:
+        """drain_s: what answers under way get at the end, before they are cut."""
+        self._sockets = [bind(host, port) for port in ports]
+        config = uvicorn.Config(
+            app,
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=drain_s,
+        )
+        self._server = uvicorn.Server(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    def start(self) -> asyncio.Task[None]:
+        """The task that serves; it doesn't end before `stop`."""
+        self._serving = asyncio.create_task(self._server.serve(sockets=self._sockets), name="http")
+        return self._serving
+
+    async def stop(self) -> None:
+        """Take no more connections, let answers under way finish, for `drain_s`, and cut the others."""
+        self._server.should_exit = True
+        if self._serving is not None:
+            await asyncio.gather(self._serving, return_exceptions=True)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError when it can't be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise ConfigError(f"the gateway can't listen on {host}:{port}: {error.strerror}") from error
+    listening.setblocking(False)
+    return listening

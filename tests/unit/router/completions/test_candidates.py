@@ -1,0 +1,151 @@
+import asyncio
+import sys
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.router.completions.candidates import Reach, Readings, reach_of
+from penstock.router.config import PoolSpec, ProviderConfig
+from penstock.router.models.catalogue import Checkpoint, served_models
+from penstock.router.models.served_model import ServedModel
+from penstock.router.routing.request import Route
+from penstock.router.routing.tiers import TierReason
+from penstock.text.tokenizer import Tokenizer
+from penstock.wire.errors import ContextTooLong, Forbidden
+from penstock.wire.frames import SamplingParams, unpack_ids
+from penstock.wire.openai import ChatMessageIn, ChatRequest
+from tests.unit.router.http_fakes import OTHER_TOKENIZER, TOKENIZER
+
+PROVIDER = msgspec.convert({"name": "up", "base_url": "http://x/v1", "model": "huge", "served_names": ["m"]}, ProviderConfig)
+CHECKPOINTS = {"small": Checkpoint(TOKENIZER, "digest-small"), "large": Checkpoint(OTHER_TOKENIZER, "digest-large")}
+CONTEXTS = {"small": 100, "large": 1000}
+
+
+def pool(name: str, tier: str, model: str) -> PoolSpec:
+    fields = {"name": name, "served_names": ["m"], "tier": tier, "model": model, "app_name": name, "max_model_len": CONTEXTS[model]}
+    return msgspec.convert(fields, PoolSpec)
+
+
+EDGE, EDGE_2, CLOUD, LARGE = pool("e", "edge", "small"), pool("e2", "edge", "small"), pool("c", "cloud", "small"), pool("l", "cloud", "large")
+
+
+def served(*pools: PoolSpec, providers: tuple[ProviderConfig, ...] = ()) -> ServedModel:
+    return served_models(pools, providers, CHECKPOINTS, lambda found: max(spec.max_model_len for spec in found))["m"]
+
+
+def reach(model: ServedModel, policy: str = "edge_first", **fields: Any) -> Reach:
+    request = ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="Hi")], **fields)
+    return reach_of(model, policy, request, {"up": PROVIDER})
+
+
+ALL = served(LARGE, EDGE, EDGE_2, CLOUD, providers=(PROVIDER,))
+
+
+def test_pools_of_one_tier_and_model_are_one_route_and_a_model_of_its_own_has_its_tokenizer() -> None:
+    assert ALL.routes == (Route("cloud", ("l",)), Route("edge", ("e", "e2"), 1), Route("cloud", ("c",), 1), Route("cloud", (), provider="up"))
+    assert (ALL.digest, ALL.tokenizer, ALL.max_model_len()) == ("digest-large", OTHER_TOKENIZER, 1000)
+    (small,) = ALL.others
+    assert (small.digest, small.tokenizer, small.max_model_len(), small.pools) == ("digest-small", TOKENIZER, 100, ("e", "e2", "c"))
+
+
+def test_edge_first_reads_for_the_edge_and_counts_models_from_there() -> None:
+    found = reach(ALL)
+
+    assert found.model.tokenizer is TOKENIZER
+    assert found.routes == (Route("edge", ("e", "e2"), 0), Route("cloud", ("l",), 1), Route("cloud", ("c",), 0), Route("cloud", (), provider="up"))
+    assert [other.digest for other in found.others] == ["digest-large"]
+    assert found.pools == ("e", "e2", "l", "c", "up")
+    assert (found.skipped, found.has_provider) == (None, True)
+
+
+def test_cloud_first_reads_for_the_cloud() -> None:
+    found = reach(ALL, "cloud_first")
+
+    assert found.model.tokenizer is OTHER_TOKENIZER
+    assert [route.pools or (route.provider,) for route in found.routes] == [("l",), ("c",), ("up",), ("e", "e2")]
+
+
+@pytest.mark.parametrize("policy", ["edge_only", "never_leave"])
+def test_who_never_leaves_reaches_the_edge_and_nothing_else(policy: str) -> None:
+    found = reach(ALL, policy)
+
+    assert found.pools == ("e", "e2")
+    assert found.others == ()
+    assert found.beyond_first_model() is None
+    with pytest.raises(Forbidden):
+        reach(served(CLOUD), policy)
+
+
+def test_what_speaks_of_token_ids_stays_with_the_first_model() -> None:
+    found = reach(ALL, logprobs=True)
+
+    assert found.pools == ("e", "e2", "c")
+    assert found.others == ()
+
+
+def test_what_a_provider_does_not_know_does_not_go_there_and_that_is_a_reason_where_it_came_first() -> None:
+    model = served(EDGE, providers=(PROVIDER,))
+
+    assert reach(model, "cloud_first").skipped is None
+    found = reach(model, "cloud_first", top_k=5)
+    assert (found.pools, found.skipped) == (("e",), TierReason.CAPABILITY)
+
+
+def test_beyond_a_context_too_short_are_the_other_models_and_providers() -> None:
+    found = reach(ALL).beyond_first_model()
+
+    assert found is not None
+    assert found.model.tokenizer is OTHER_TOKENIZER
+    assert (found.pools, found.skipped) == (("l", "up"), TierReason.CONTEXT_TOO_LONG)
+    last = found.beyond_first_model()
+    assert last is not None
+    assert (last.pools, last.max_model_len()) == (("up",), sys.maxsize)
+    assert last.beyond_first_model() is None
+
+
+def test_one_pool_is_one_route() -> None:
+    model = served(CLOUD)
+
+    assert reach(model) == Reach(model, (Route("cloud", ("c",)),))
+    assert reach(served(EDGE), "never_leave").pools == ("e",)
+
+
+def test_a_further_model_is_read_once_for_all_choices_and_only_when_asked() -> None:
+    read: list[Tokenizer] = []
+
+    async def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+        read.append(tokenizer)
+        return [tokenizer.encode(text, add_special=False) for text in ("one", "three")]
+
+    async def main() -> None:
+        readings = Readings(reach(ALL).others, prompts, SamplingParams(0, seed=5), default_max_tokens=20)
+        first, sibling = (readings.of(1, choice)[0] for choice in (0, 1))
+        assert read == []
+        await first.load()
+        await sibling.load()
+        await sibling.load()
+
+        assert read == [OTHER_TOKENIZER]
+        assert first.reading is not None
+        assert sibling.reading is not None
+        assert unpack_ids(first.reading.packed_ids) == [byte ^ 1 for byte in b"three"]
+        assert (first.reading.num_prompt_tokens, first.reading.sampling.max_tokens) == (5, 20)
+        assert (first.reading.sampling.seed, sibling.reading.sampling.seed != 5) == (5, True)
+        assert first.answerer == ("fp_digest-large", OTHER_TOKENIZER)
+
+    asyncio.run(main())
+
+
+def test_a_further_model_that_is_too_small_says_so() -> None:
+    async def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+        return [[1] * 200]
+
+    async def main() -> None:
+        (other,) = Readings(reach(ALL, "cloud_first").others, prompts, SamplingParams(0), default_max_tokens=20).of(0, 0)
+        await other.load()
+
+        assert isinstance(other.error, ContextTooLong)
+        assert other.reading is None
+
+    asyncio.run(main())

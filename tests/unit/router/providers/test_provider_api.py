@@ -1,0 +1,140 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.router.config import ProviderConfig
+from penstock.router.providers.provider_api import Said, StreamBroken, body_of, is_bound_to_tokens, is_understood, path_of, read_event, refusal
+from penstock.router.routing.request import Ask
+from penstock.wire.bodies import decode_chat, decode_completion
+from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded
+from penstock.wire.frames import Finish
+from penstock.wire.openai import ChatRequest, CompletionRequest
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+FINE = {"name": "up", "base_url": "http://x/v1", "model": "large", "served_names": ["m"]}
+
+
+def provider(**changes: object) -> ProviderConfig:
+    return msgspec.convert(FINE | changes, ProviderConfig)
+
+
+def chat(**fields: object) -> ChatRequest:
+    return decode_chat(msgspec.json.encode({"model": "m", "messages": MESSAGES, **fields}))
+
+
+def completion(**fields: object) -> CompletionRequest:
+    return decode_completion(msgspec.json.encode({"model": "m", "prompt": "Once", **fields}))
+
+
+def body(request: ChatRequest | CompletionRequest, prompt: int = 0, **changes: object) -> Any:
+    return msgspec.json.decode(body_of(Ask(request, prompt), provider(**changes), 32, 7))
+
+
+def test_a_chat_goes_as_it_came_under_the_providers_model_name_and_as_a_stream() -> None:
+    assert body(chat()) == {"model": "large", "messages": MESSAGES, "max_tokens": 32, "stream": True, "stream_options": {"include_usage": True}}
+    assert path_of(Ask(chat())) == "/chat/completions"
+
+
+def test_only_what_the_caller_set_is_sent() -> None:
+    fields = {"temperature": 0.0, "top_p": 0.9, "frequency_penalty": 0.5, "presence_penalty": -0.5, "seed": 99, "stop": ["a", "b", "c", "d", "e"]}
+    found = body(chat(user="somebody", metadata={"a": "b"}, n=3, **fields))
+
+    assert {name: found[name] for name in fields} == fields | {"seed": 7, "stop": ["a", "b", "c", "d"]}
+    assert found.keys() == {"model", "messages", "max_tokens", "stream", "stream_options", *fields}
+
+
+def test_the_bound_of_an_answer_has_the_name_that_the_provider_gives_it() -> None:
+    assert body(chat(), max_tokens_field="max_completion_tokens")["max_completion_tokens"] == 32
+    assert body(completion(), max_tokens_field="max_completion_tokens")["max_tokens"] == 32
+
+
+def test_each_prompt_of_a_completion_is_a_request_of_its_own() -> None:
+    assert [body(completion(prompt=["a", "b"]), prompt)["prompt"] for prompt in (0, 1)] == ["a", "b"]
+    assert path_of(Ask(completion())) == "/completions"
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        chat(logprobs=True),
+        chat(logit_bias={"5": 1.0}),
+        chat(stop_token_ids=[5]),
+        chat(return_token_ids=True),
+        completion(logprobs=0),
+        completion(prompt=[1, 2]),
+        completion(prompt=[[1], [2]]),
+    ],
+)
+def test_what_speaks_of_token_ids_is_bound_to_a_vocabulary(request_: ChatRequest | CompletionRequest) -> None:
+    assert is_bound_to_tokens(request_)
+    assert not is_understood(request_, provider())
+
+
+@pytest.mark.parametrize("request_", [chat(), chat(logprobs=False, top_k=-1, min_p=0, ignore_eos=False, min_tokens=0), completion(prompt=["a"])])
+def test_what_asks_for_nothing_special_is_understood(request_: ChatRequest | CompletionRequest) -> None:
+    assert not is_bound_to_tokens(request_)
+    assert is_understood(request_, provider())
+
+
+def test_an_extension_is_understood_where_the_provider_is_said_to_know_it() -> None:
+    assert not is_understood(chat(top_k=5), provider())
+    assert is_understood(chat(top_k=5), provider(extra_fields=["top_k"]))
+    assert not is_understood(chat(top_k=5, min_p=0.1), provider(extra_fields=["top_k"]))
+    assert body(chat(top_k=5, min_p=0.0), extra_fields=["top_k"])["top_k"] == 5
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}', Said()),
+        (b'{"choices":[{"delta":{"content":"Hi"},"finish_reason":null}],"usage":null,"x":1}', Said("Hi")),
+        (b'{"choices":[{"text":"Hi","finish_reason":"stop"}]}', Said("Hi", Finish.STOP)),
+        (b'{"choices":[{"delta":{},"finish_reason":"length"}]}', Said("", Finish.LENGTH)),
+        (b'{"choices":[{"delta":{},"finish_reason":"content_filter"}]}', Said("", Finish.STOP)),
+        (b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}', Said("", None, 3, 9)),
+        (b'{"choices":[],"usage":{"prompt_tokens":-3,"completion_tokens":900000000000000000}}', Said()),
+    ],
+)
+def test_events_are_read(event: bytes, said: Said) -> None:
+    assert read_event(event) == said
+
+
+@pytest.mark.parametrize("event", [b"nonsense", b'{"error":{"message":"x"}}', b"\xff", b'{"choices":5}'])
+def test_an_event_that_is_none_breaks_the_stream(event: bytes) -> None:
+    with pytest.raises(StreamBroken):
+        read_event(event)
+
+
+def test_the_callers_mistakes_are_told_and_say_nothing_of_the_providers_health() -> None:
+    found = refusal("up", 400, None, b'{"error":{"message":"No such voice.","code":null}}', 0.0)
+
+    assert isinstance(found.error, InvalidRequest)
+    assert "No such voice." in found.error.message
+    assert not found.is_failure
+    assert isinstance(refusal("up", 400, None, b'{"error":{"message":"x","code":"context_length_exceeded"}}', 0.0).error, ContextTooLong)
+    assert isinstance(refusal("up", 422, None, b"<html>", 0.0).error, InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    ("status", "retry_after", "pause_s"),
+    [
+        (429, "30", 30.0),
+        (429, None, None),
+        (429, "Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
+        (429, "soon", None),
+        (429, "nan", None),
+        (429, "-1", 0.0),
+        (429, "inf", 86_400.0),
+        (429, "Fri, 31 Dec 9999 23:59:59 GMT", 86_400.0),
+        (503, "5", 5.0),
+        (500, "5", None),
+        (401, None, None),
+    ],
+)
+def test_the_providers_own_trouble_counts_against_it_and_a_pause_it_asks_for_is_told(status: int, retry_after: str | None, pause_s: float | None) -> None:
+    found = refusal("up", status, retry_after, b"", 10.0)
+
+    assert isinstance(found.error, Overloaded)
+    assert found.error.retry_after_s
+    assert (found.is_failure, found.pause_s) == (True, pause_s)

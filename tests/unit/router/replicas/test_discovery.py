@@ -1,0 +1,35 @@
+from types import SimpleNamespace
+from typing import Any
+
+from penstock.router.replicas.discovery import Member, Members
+from penstock.wire.discovery import ReplicaMetadata, to_metadata
+
+
+def running(replica_id: str, pool: str = "a", **metadata: Any) -> SimpleNamespace:
+    """A replica as Serve's broadcast describes it."""
+    published = metadata or to_metadata(ReplicaMetadata(f"host-{replica_id}:1", f"epoch-{replica_id}", pool, "digest", 100, 16))
+    return SimpleNamespace(replica_id=SimpleNamespace(unique_id=replica_id), replica_metadata=published)
+
+
+def member(replica_id: str, pool: str = "a") -> Member:
+    return Member(replica_id, pool, f"host-{replica_id}:1", f"epoch-{replica_id}", "digest", 100, 16)
+
+
+def test_every_broadcast_gives_the_members_of_all_pools() -> None:
+    changes: list[list[Member]] = []
+    members = Members("r", {"a": "pool-a", "b": "pool-b"}, changes.append)
+
+    members.take("a", SimpleNamespace(running_replicas=[running("1"), running("2")]))
+    members.take("b", SimpleNamespace(running_replicas=[running("3", "b")]))
+    members.take("a", SimpleNamespace(running_replicas=[running("2")]))
+
+    assert changes == [[member("1"), member("2")], [member("1"), member("2"), member("3", "b")], [member("2"), member("3", "b")]]
+
+
+def test_replicas_of_another_version_or_pool_are_left_out() -> None:
+    changes: list[list[Member]] = []
+    members = Members("r", {"a": "pool-a"}, changes.append)
+
+    members.take("a", SimpleNamespace(running_replicas=[running("1", version="older"), running("2", "b"), running("3")]))
+
+    assert changes == [[member("3")]]

@@ -1,0 +1,266 @@
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import uvloop
+
+from penstock.router.replicas import link as module
+from penstock.router.replicas.link import connect
+from penstock.wire.channel import Channel
+from penstock.wire.errors import ReplicaLost
+from penstock.wire.frames import Abort, Announce, Delta, DownFrame, Hello, Load, SamplingParams, StepCosts, Submit, UpFrame, decode_up, encode
+
+TIMEOUT_S = 10.0
+LOAD = Load("epoch", 0, 8, 0, 0, 0, 0, 100, 100, StepCosts(), 512)
+FIRST = DownFrame([], LOAD)
+FRAME = encode(DownFrame([Delta(1, [5])]))
+
+
+class FakeReplica:
+    """One connection's replica; answers the first message with what the test says, and remembers all."""
+
+    def __init__(self, answers: tuple[bytes, ...], *, closes: bool) -> None:
+        self.channel = Channel(self._on_message, self._on_end)
+        self.received: asyncio.Queue[UpFrame] = asyncio.Queue()
+        self.ended = asyncio.Event()
+        self._answers = answers
+        self._closes = closes
+
+    def _on_message(self, data: bytes) -> None:
+        self.received.put_nowait(decode_up(data))
+        for answer in self._answers:
+            self.channel.send(answer)
+        self._answers = ()
+        if self._closes:
+            self.channel.close()
+
+    def _on_end(self, _error: Exception | None) -> None:
+        self.ended.set()
+
+    async def ops(self) -> list[object]:
+        async with asyncio.timeout(TIMEOUT_S):
+            return [*(await self.received.get()).ops]
+
+
+class Place:
+    """Where fake replicas are made for whoever connects."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.replicas: list[FakeReplica] = []
+
+
+@asynccontextmanager
+async def replica(*answers: bytes, closes: bool = False) -> AsyncIterator[Place]:
+    """answers: to the Hello."""
+    place = Place()
+
+    def accept() -> Channel:
+        place.replicas.append(FakeReplica(answers, closes=closes))
+        return place.replicas[-1].channel
+
+    server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
+    place.address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield place
+    finally:
+        server.close()
+        for made in place.replicas:
+            if made.channel.is_open:
+                made.channel.abort()
+
+
+class Heard:
+    """What a link told its owner."""
+
+    def __init__(self) -> None:
+        self.frames: asyncio.Queue[DownFrame] = asyncio.Queue()
+        self.losses: asyncio.Queue[None] = asyncio.Queue()
+
+    def on_frame(self, frame: DownFrame) -> None:
+        self.frames.put_nowait(frame)
+
+    def on_lost(self) -> None:
+        self.losses.put_nowait(None)
+
+    async def frame(self) -> DownFrame:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await self.frames.get()
+
+    async def loss(self) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            await self.losses.get()
+
+
+def submit(sid: int) -> Submit:
+    return Submit(sid, f"q{sid}", b"", b"", b"c" * 16, SamplingParams(max_tokens=1))
+
+
+def test_a_link_says_hello_first_and_passes_on_the_first_load() -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
+            assert await heard.frame() == FIRST
+            assert await place.replicas[0].ops() == [Hello("me")]
+
+    uvloop.run(main())
+
+
+def test_no_frame_is_passed_on_before_the_owner_has_the_link() -> None:
+    async def main() -> None:
+        heard = Heard()
+        second = DownFrame([Delta(1, [5])])
+        async with replica(encode(FIRST), encode(second)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
+            assert heard.frames.empty()
+
+            assert [await heard.frame(), await heard.frame()] == [FIRST, second]
+
+    uvloop.run(main())
+
+
+def test_what_is_sent_in_one_turn_of_the_loop_travels_in_one_frame_in_order() -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost) as link:
+            link.announce()
+            link.submit(submit(1))
+            link.abort(1)
+            link.submit(submit(2))
+
+            assert await place.replicas[0].ops() == [Hello("me")]
+            assert await place.replicas[0].ops() == [Announce(), submit(1), Abort(1), submit(2)]
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("last", [encode(DownFrame([], error="too slow")), b"\xc1"], ids=["with a word", "gibberish"])
+def test_a_broken_stream_is_reported_once_and_nothing_after_it(last: bytes) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost) as link:
+            await heard.frame()
+            for message in (FRAME, last, FRAME):
+                place.replicas[0].channel.send(message)
+            await heard.loss()
+            link.submit(submit(1))
+            await place.replicas[0].ended.wait()
+
+        assert (heard.frames.qsize(), heard.losses.qsize()) == (1, 0)
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("end", [Channel.close, Channel.abort], ids=["ended", "reset"])
+def test_a_replica_that_dies_is_lost_at_once(end: Callable[[Channel], None]) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
+            await heard.frame()
+            end(place.replicas[0].channel)
+
+            await heard.loss()
+
+    uvloop.run(main())
+
+
+def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENCE_S", 0.2)
+
+    async def main() -> None:
+        heard = Heard()
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
+            await heard.loss()
+
+    uvloop.run(main())
+
+
+def test_a_replica_that_is_heard_of_now_and_then_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENCE_S", 0.4)
+
+    async def main() -> None:
+        heard = Heard()
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
+            for _ in range(12):
+                await heard.frame()
+                asyncio.get_running_loop().call_later(0.1, place.replicas[0].channel.send, encode(FIRST))
+
+            assert heard.losses.empty()
+
+    uvloop.run(main())
+
+
+def test_a_closed_link_ends_the_stream_and_reports_no_loss() -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with replica(encode(FIRST)) as place:
+            async with connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
+                await heard.frame()
+            async with asyncio.timeout(TIMEOUT_S):
+                await place.replicas[0].ended.wait()
+
+        assert heard.losses.empty()
+
+    uvloop.run(main())
+
+
+def test_an_error_of_the_owner_ends_the_link_as_a_loss(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        heard = Heard()
+
+        def fail(_frame: DownFrame) -> None:
+            raise LookupError("ours")
+
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), fail, heard.on_lost):
+            await heard.loss()
+
+    uvloop.run(main())
+
+    assert [record.message for record in caplog.records] == ["link failed", "replica lost"]
+
+
+def test_where_nobody_listens_there_is_no_link() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+
+        async def main() -> None:
+            with pytest.raises(ReplicaLost, match=address):
+                async with connect(address, Hello("me"), lambda _: None, lambda: None):
+                    pass
+
+        uvloop.run(main())
+
+
+@pytest.mark.parametrize(
+    ("answers", "closes", "sentence"),
+    [
+        ((encode(DownFrame([], error="The router speaks protocol 1, this replica 2.")),), True, "this replica 2"),
+        ((b"\xc1",), False, "not a replica of this version"),
+        ((encode(FIRST), encode(DownFrame([], error="changed its mind"))), False, "changed its mind"),
+        ((), True, "the connection ended"),
+        ((), False, "did not answer"),
+    ],
+    ids=["refused", "gibberish", "refused late", "closed", "silent"],
+)
+def test_a_replica_that_does_not_answer_the_hello_is_no_link(answers: tuple[bytes, ...], closes: bool, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.5)
+
+    async def main() -> None:
+        async with replica(*answers, closes=closes) as place:
+            with pytest.raises(ReplicaLost, match=sentence):
+                async with connect(place.address, Hello("me"), lambda _: None, lambda: None):
+                    pass
+
+    uvloop.run(main())
+
+
+def test_an_error_in_the_owners_block_is_its_own() -> None:
+    async def main() -> None:
+        async with replica(encode(FIRST)) as place:
+            with pytest.raises(ConnectionError, match="of the owner"):
+                async with connect(place.address, Hello("me"), lambda _: None, lambda: None):
+                    raise ConnectionError("of the owner")
+
+    uvloop.run(main())

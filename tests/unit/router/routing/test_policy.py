@@ -1,0 +1,204 @@
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.router.routing.policy import Reason, ReplicaView, Since, Wait, choose
+from penstock.wire.frames import Load, StepCosts
+
+COSTS = StepCosts(base_s=0.01, row_s=0.002, prefill_token_s=0.001, kv_token_s=1e-6)
+"""Of a CPU replica: a cached token saves a millisecond, a row costs two."""
+IDLE = Load(
+    "epoch",
+    0,
+    max_inflight=8,
+    num_running=0,
+    num_waiting=0,
+    prefill_tokens_outstanding=0,
+    kv_tokens=0,
+    free_blocks=1000,
+    total_blocks=1000,
+    costs=COSTS,
+    max_batched_tokens=512,
+)
+
+NOTHING = Since()
+
+
+def replica(
+    name: str, cached: int = 0, inflight: int = 0, since: Since = NOTHING, max_model_len: int = 8192, pool: str = "pool", **load: object
+) -> ReplicaView:
+    return ReplicaView(name, pool, msgspec.structs.replace(IDLE, **load), since, inflight, 16, max_model_len, cached)
+
+
+def pick(*replicas: ReplicaView, num_tokens: int = 1024, expected: float = 64.0, seed: int = 0):
+    return choose(num_tokens, expected, replicas, Random(seed))
+
+
+def test_the_replica_that_holds_the_prefix_wins_among_equals():
+    decision = pick(replica("a"), replica("b", cached=512))
+
+    assert (decision.replica_id, decision.reason, decision.cached_tokens) == ("b", Reason.PREFIX, 512)
+    assert decision.scores["b"] == decision.predicted_ttft_s < decision.scores["a"]
+
+
+def test_the_idle_replica_wins_without_a_prefix():
+    decision = pick(replica("a", num_running=4), replica("b"))
+
+    assert (decision.replica_id, decision.reason) == ("b", Reason.LEAST_LOADED)
+
+
+def test_a_prefix_is_left_when_the_batch_there_costs_more_than_computing_it_again():
+    assert pick(replica("a", cached=512), replica("b")).replica_id == "a"
+    assert pick(replica("a", cached=512, num_running=7), replica("b")).replica_id == "b"
+
+
+def test_a_prefix_is_left_when_the_prefill_queue_there_is_longer_than_what_it_saves():
+    queued = replica("a", cached=512, num_waiting=1, prefill_tokens_outstanding=2000)
+
+    assert pick(queued, replica("b"), expected=1).replica_id == "b"
+
+
+def test_what_was_sent_since_the_load_report_counts():
+    decision = pick(replica("a", cached=128, since=Since(2, 1000)), replica("b"))
+
+    assert (decision.replica_id, decision.reason) == ("b", Reason.LEAST_LOADED)
+
+
+def test_prompts_sent_since_the_load_report_are_waited_for():
+    decision = pick(replica("a", since=Since(1, 4000)), replica("b", since=Since(1, 100)))
+
+    assert (decision.replica_id, decision.reason) == ("b", Reason.LEAST_LOADED)
+
+
+def test_what_ended_since_the_load_report_no_longer_counts():
+    decision = pick(replica("a", cached=512, num_running=8, kv_tokens=8000, since=Since(num_ended=8)), replica("b"))
+
+    assert (decision.replica_id, decision.reason) == ("a", Reason.PREFIX)
+    assert decision.scores == pick(replica("a", cached=512), replica("b")).scores
+
+
+def test_a_prompt_goes_where_its_prefill_holds_nobody_up():
+    """Alone it would be quicker on a: half its prefill is saved, and three rows more cost less than that; but the three would stand still."""
+    assert pick(replica("a", cached=512, num_running=3), replica("b")).replica_id == "b"
+
+
+def slower(by: float) -> StepCosts:
+    return StepCosts(*(value * by for value in msgspec.structs.astuple(COSTS)))
+
+
+def test_a_few_per_cent_between_replicas_of_a_pool_do_not_outweigh_a_prefix():
+    assert pick(replica("a", cached=64, costs=slower(1.1)), replica("b"), expected=500).replica_id == "a"
+
+
+def test_a_replica_that_is_much_slower_is_left_alone():
+    assert pick(replica("a", cached=64, costs=slower(3)), replica("b"), expected=500).replica_id == "b"
+
+
+def test_replicas_of_different_pools_are_compared_as_they_are():
+    assert pick(replica("a", cached=64, costs=slower(1.1)), replica("b", pool="other"), expected=500).replica_id == "b"
+
+
+def test_the_only_replica_left_says_so():
+    assert pick(replica("a")).reason is Reason.ONLY_REPLICA
+    assert pick(replica("a"), replica("b", is_draining=True)).reason is Reason.ONLY_REPLICA
+
+
+def test_equals_are_drawn_and_the_emptier_of_two_wins():
+    free_costs = StepCosts(base_s=0.01)
+    replicas = [replica(name, inflight=inflight, costs=free_costs) for name, inflight in (("a", 3), ("b", 1), ("c", 2))]
+
+    chosen = {pick(*replicas, seed=seed).replica_id for seed in range(30)}
+
+    assert chosen == {"b", "c"}
+    assert pick(*replicas).reason is Reason.TIE
+
+
+def test_costs_within_a_millisecond_are_a_tie():
+    assert pick(replica("a", cached=16), replica("b", cached=0), num_tokens=32).reason is Reason.PREFIX
+    assert pick(replica("a", kv_tokens=1), replica("b"), num_tokens=32).reason is Reason.TIE
+
+
+@pytest.mark.parametrize(
+    ("blocked", "wait"),
+    [
+        (replica("a", is_draining=True), Wait.NO_REPLICA),
+        (replica("a", inflight=8), Wait.NO_CREDIT),
+        (replica("a", max_model_len=1024), Wait.CONTEXT),
+        (replica("a", free_blocks=60, num_running=1), Wait.NO_BLOCKS),
+    ],
+)
+def test_a_replica_that_cannot_take_it_is_not_chosen(blocked, wait):
+    decision = pick(blocked)
+
+    assert (decision.replica_id, decision.reason) == (None, wait)
+
+
+def test_no_replica_at_all_is_a_wait():
+    assert pick().reason is Wait.NO_REPLICA
+
+
+def test_the_mildest_obstacle_names_the_wait():
+    assert pick(replica("a", inflight=8), replica("b", max_model_len=10)).reason is Wait.NO_CREDIT
+
+
+def test_an_idle_replica_takes_even_what_its_report_says_does_not_fit():
+    assert pick(replica("a", free_blocks=0)).replica_id == "a"
+
+
+def test_a_cached_prefix_needs_no_blocks():
+    assert pick(replica("a", free_blocks=40, num_running=1, cached=512)).replica_id == "a"
+
+
+def test_a_hot_prefix_does_not_pile_everything_onto_one_replica():
+    """256 requests share 200 of 1,000 tokens that only one of four replicas holds at first; nothing finishes meanwhile."""
+    since = [Since()] * 4
+    held = [192, 0, 0, 0]
+    counts = [0] * 4
+    for seed in range(256):
+        views = [replica(str(i), cached=held[i], inflight=counts[i], since=since[i], max_inflight=256, free_blocks=100_000) for i in range(4)]
+        chosen = int(pick(*views, num_tokens=1000, seed=seed).replica_id or "")
+        since[chosen] = Since(since[chosen].num_sent + 1, since[chosen].prefill_tokens + 1000 - held[chosen])
+        held[chosen] = 192
+        counts[chosen] += 1
+
+    assert min(counts) > 256 / 4 * 0.8
+
+
+views = st.builds(
+    lambda name, cached, inflight, running, waiting, prefill, free, draining: replica(
+        name, cached, inflight, num_running=running, num_waiting=waiting, prefill_tokens_outstanding=prefill, free_blocks=free, is_draining=draining
+    ),
+    st.uuids().map(str),
+    st.integers(0, 63).map(lambda blocks: 16 * blocks),
+    st.integers(0, 9),
+    st.integers(0, 64),
+    st.integers(0, 8),
+    st.integers(0, 5000),
+    st.integers(0, 200),
+    st.booleans(),
+)
+
+
+@given(st.lists(views, max_size=6), st.integers(0, 5))
+def test_who_is_chosen_had_credit_and_room_and_is_not_draining(replicas, seed):
+    decision = pick(*replicas, seed=seed)
+
+    assert decision == pick(*replicas, seed=seed)
+    if decision.replica_id is None:
+        assert isinstance(decision.reason, Wait)
+        return
+    view = next(view for view in replicas if view.replica_id == decision.replica_id)
+    assert not view.load.is_draining
+    assert view.num_inflight < view.load.max_inflight
+    assert decision.replica_id in decision.scores
+
+
+@given(st.integers(0, 63), st.integers(0, 64), st.integers(0, 5000))
+def test_of_two_that_differ_in_cache_only_the_emptier_cache_never_wins(blocks, running, prefill):
+    load = {"num_running": running, "prefill_tokens_outstanding": prefill, "num_waiting": 1}
+    decision = pick(replica("a", cached=16 * blocks, **load), replica("b", cached=0, **load))
+
+    assert decision.replica_id == "a" or decision.reason is Reason.TIE

@@ -1,0 +1,50 @@
+import asyncio
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from penstock.router.transport import drain as leaving_module
+from penstock.router.transport.drain import Leaving, arrived
+
+
+async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"x-mine", b"1")]})
+    await send({"type": "http.response.body", "body": b"ready"})
+
+
+def get(leaving: Leaving, path: str) -> httpx.Response:
+    async def main() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(leaving), base_url="http://test") as http:
+            return await http.get(path)
+
+    return asyncio.run(main())
+
+
+def test_before_it_leaves_nothing_is_different() -> None:
+    answer = get(Leaving(app), "/readyz")
+
+    assert (answer.status_code, answer.text, "connection" in answer.headers) == (200, "ready", False)
+
+
+def test_who_leaves_is_not_ready_and_sends_its_clients_elsewhere() -> None:
+    leaving = Leaving(app)
+    leaving.begin()
+
+    assert get(leaving, "/readyz").status_code == 503
+    answer = get(leaving, "/v1/models")
+    assert (answer.status_code, answer.headers["connection"], answer.headers["x-mine"]) == (200, "close", "1"), "and still answers"
+
+
+def test_one_that_arrives_is_there_once_it_is_ready_and_that_has_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving_module, "SPREAD_S", 0.2)
+    monkeypatch.setattr(leaving_module, "MEET_S", 0.6)
+
+    async def took_s(ready_after_s: float) -> float:
+        start = asyncio.get_running_loop().time()
+        await arrived(lambda: asyncio.get_running_loop().time() - start > ready_after_s)
+        return asyncio.get_running_loop().time() - start
+
+    assert 0.2 <= asyncio.run(took_s(-1.0)) < 0.45
+    assert asyncio.run(took_s(0.3)) >= 0.5
+    assert asyncio.run(took_s(1000.0)) >= 0.8, "without a replica it arrives all the same"

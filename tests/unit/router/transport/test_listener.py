@@ -1,0 +1,116 @@
+import asyncio
+import socket
+
+import pytest
+import uvloop
+from starlette.types import Receive, Scope, Send
+
+from penstock.base.errors import ConfigError
+from penstock.router.transport.listener import Listener, bind
+
+TIMEOUT_S = 10.0
+REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class App:
+    """Answers `begun`, and `done` once it may."""
+
+    def __init__(self) -> None:
+        self.may_finish = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        await self.may_finish.wait()
+        await send({"type": "http.response.body", "body": b"done"})
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def asking(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection on which an answer has begun."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(REQUEST)
+    async with asyncio.timeout(TIMEOUT_S):
+        await reader.readuntil(b"begun\r\n")
+    return reader, writer
+
+
+async def rest_of(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(TIMEOUT_S):
+        return await reader.read()
+
+
+def test_it_listens_on_several_ports() -> None:
+    async def main() -> None:
+        app, ports = App(), [free_port(), free_port()]
+        listener = Listener(app, "127.0.0.1", ports, 10)
+        listener.start()
+        connections = [await asking(port) for port in ports]
+        app.may_finish.set()
+        stopping = asyncio.create_task(listener.stop())
+
+        for reader, writer in connections:
+            assert b"done" in await rest_of(reader)
+            writer.close()
+        await stopping
+
+    uvloop.run(main())
+
+
+def test_an_answer_under_way_is_finished_before_the_listener_stops() -> None:
+    async def main() -> None:
+        app, port = App(), free_port()
+        listener = Listener(app, "127.0.0.1", [port], 10)
+        serving = listener.start()
+        reader, writer = await asking(port)
+        stopping = asyncio.create_task(listener.stop())
+        app.may_finish.set()
+
+        assert b"done" in await rest_of(reader)
+        await stopping
+        assert serving.done()
+        writer.close()
+
+    uvloop.run(main())
+
+
+def test_an_answer_that_takes_too_long_is_cut() -> None:
+    async def main() -> None:
+        port = free_port()
+        listener = Listener(App(), "127.0.0.1", [port], 1)
+        listener.start()
+        reader, writer = await asking(port)
+        async with asyncio.timeout(TIMEOUT_S):
+            await listener.stop()
+
+        assert b"done" not in await rest_of(reader)
+        writer.close()
+
+    uvloop.run(main())
+
+
+def test_the_port_can_be_had_again_at_once_after_connections_were_closed_from_this_side() -> None:
+    port = free_port()
+    first = bind("127.0.0.1", port)
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        accepted, _ = first.accept()
+        accepted.close()
+        first.close()
+        assert client.recv(1) == b""  # and this side's connection is in TIME_WAIT after this block
+
+    bind("127.0.0.1", port).close()
+
+
+def test_a_port_in_use_is_refused_with_a_sentence() -> None:
+    taken = bind("127.0.0.1", 0)
+    port = taken.getsockname()[1]
+
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
+        bind("127.0.0.1", port)
+    taken.close()
