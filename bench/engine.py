@@ -39,8 +39,8 @@ from bench.report import print_table, write_report
 from bench.worker import Worker, module_command, worker
 from penstock.text.source import resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
-from penstock.workers.kernels.build import load_kernels
-from penstock.workers.vllm_model import hf_folder
+from penstock.workers.compute.kernels.build import load_kernels
+from penstock.workers.vllm.model import hf_folder
 
 MODEL, THREADS = "demo", 2
 BATCHES = (1, 8, 32)

@@ -26,14 +26,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench.report import Row, print_table, write_report
-from penstock.workers.attention import AttentionBatch
-from penstock.workers.batch import Batch
-from penstock.workers.models.config import ModelConfig
-from penstock.workers.models.llama import KvCache, Llama, gated, rms_norm, rotate
-from penstock.workers.models.replay import Replay
-from penstock.workers.quant.int4 import Groups
-from penstock.workers.triton.grouped import GroupedMatrix
-from penstock.workers.weights import TABLES, layout, parameter_shapes
+from penstock.workers.compute.attention import AttentionBatch
+from penstock.workers.compute.batch import Batch
+from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.models.llama import KvCache, Llama, gated, rms_norm, rotate
+from penstock.workers.compute.models.replay import Replay
+from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.triton.grouped import GroupedMatrix
+from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
 
 LLAMA_8B = ModelConfig(
     family="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,

@@ -9,9 +9,9 @@ import time
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, SamplingParams
 from penstock.workers.config import EngineConfig, TimedConfig
-from penstock.workers.engine import Engine, StepReport
-from penstock.workers.sequence import Sequence
-from penstock.workers.timed import TimedRunner
+from penstock.workers.engine.engine import Engine, StepReport
+from penstock.workers.engine.sequence import Sequence
+from penstock.workers.engine.timed import TimedRunner
 
 REPLICAS = 2
 

@@ -26,12 +26,12 @@ from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.frames import Finish, SamplingParams
+from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.runner import TorchRunner, load_runner
+from penstock.workers.compute.weights import layout, load_weights
 from penstock.workers.config import EngineConfig
-from penstock.workers.engine import Engine, StepReport
-from penstock.workers.models.config import read_config
-from penstock.workers.runner import TorchRunner, load_runner
-from penstock.workers.sequence import Sampled, Sequence, Step
-from penstock.workers.weights import layout, load_weights
+from penstock.workers.engine.engine import Engine, StepReport
+from penstock.workers.engine.sequence import Sampled, Sequence, Step
 
 NEAR_TIE = 1e-4
 MAX_NEAR_TIES = 2

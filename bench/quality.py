@@ -28,14 +28,14 @@ from bench.quantize import MAX_TOKENS, find_texts
 from bench.report import Row, print_table, write_report
 from penstock.base.cores import available_cores
 from penstock.text.source import resolve
-from penstock.workers.kernels.build import load_kernels
-from penstock.workers.kernels.decoder import Activations
-from penstock.workers.models.config import read_config
-from penstock.workers.models.fused import FusedLlama
-from penstock.workers.quant.packed import pack_all
-from penstock.workers.quant.perplexity import perplexity
-from penstock.workers.quant.quantize import EVALUATION_WINDOW, evaluation_tokens
-from penstock.workers.weights import Head, read_weights
+from penstock.workers.compute.kernels.build import load_kernels
+from penstock.workers.compute.kernels.decoder import Activations
+from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.models.fused import FusedLlama
+from penstock.workers.compute.quant.packed import pack_all
+from penstock.workers.compute.weights import Head, read_weights
+from penstock.workers.quantize.perplexity import perplexity
+from penstock.workers.quantize.quantize import EVALUATION_WINDOW, evaluation_tokens
 
 STEP = 8
 """Tokens."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bench.report import Row, write_report
 from penstock.cli.quantize import read_text
-from penstock.workers.quant.quantize import Plan, evaluation_tokens, model_perplexity, quantize_checkpoint
+from penstock.workers.quantize.quantize import Plan, evaluation_tokens, model_perplexity, quantize_checkpoint
 
 MAX_TOKENS = 8192
 LEAST_RECOVERED = 20.0

@@ -12,8 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.base.errors import ConfigError
-from penstock.workers.quant.quantize import Plan, evaluation_tokens, model_perplexity, plain_group_size, quantize_checkpoint
-from penstock.workers.runner import compute_dtype
+from penstock.workers.compute.runner import compute_dtype
+from penstock.workers.quantize.quantize import Plan, evaluation_tokens, model_perplexity, plain_group_size, quantize_checkpoint
 
 FIELDS = ("prompt", "text", "question", "turns")
 """Of a JSON line: the first that is there."""

@@ -36,7 +36,7 @@ from penstock.cli.progress import Progress
 from penstock.cli.state import TEMP_PREFIX, PoolState, RunState, StateDir
 from penstock.tenancy.keys import create_key, put_key
 from penstock.text.source import resolve
-from penstock.workers.vllm_launch import find_python
+from penstock.workers.vllm.launch import find_python
 
 DEMO_TENANT = "demo"
 RAY_TIMEOUT_S = 90.0

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.wire.errors import ConfigError
+from penstock.base.errors import ConfigError
 from penstock.wire.frames import StepCosts
 
 MAX_DRAFT_TOKENS = 16

@@ -29,14 +29,14 @@ from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, to_meta
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import BlockEvents, StepCosts
 from penstock.wire.proof import is_proved
-from penstock.workers.adapters import Adapters
 from penstock.workers.config import EngineConfig
-from penstock.workers.engine import Engine, EngineLoad, Runner, StepReport
-from penstock.workers.probe import measure
-from penstock.workers.stream import StreamInfo, StreamServer
-from penstock.workers.timed import TimedRunner
-from penstock.workers.vllm_engine import Launch, VllmEngine
-from penstock.workers.vllm_launch import find_python, launch_of
+from penstock.workers.engine.engine import Engine, EngineLoad, Runner, StepReport
+from penstock.workers.engine.probe import measure
+from penstock.workers.engine.timed import TimedRunner
+from penstock.workers.serving.adapters import Adapters
+from penstock.workers.serving.stream import StreamInfo, StreamServer
+from penstock.workers.vllm.engine import Launch, VllmEngine
+from penstock.workers.vllm.launch import find_python, launch_of
 
 DRAIN_S = 30.0
 """What running sequences get when the replica is to go, where nothing else is said."""
@@ -209,7 +209,7 @@ def _start(model: str, config: EngineConfig, hasher: ChainHasher, on_step: Calla
 
 def _launch(source: ModelSource, config: EngineConfig) -> Launch:
     python = find_python(config, vllm_python())
-    from penstock.workers.vllm_model import hf_folder  # torch takes seconds to import
+    from penstock.workers.vllm.model import hf_folder  # torch takes seconds to import
 
     return launch_of(source, str(hf_folder(source)), config, python, os.environ)
 
@@ -219,7 +219,7 @@ def _load(source: ModelSource, config: EngineConfig) -> Runner:
     if config.runner == "timed":
         runner: Runner = TimedRunner(config)
     else:
-        from penstock.workers.runner import load_runner  # torch takes seconds to import, and a timed replica never needs it
+        from penstock.workers.compute.runner import load_runner  # torch takes seconds to import, and a timed replica never needs it
 
         runner = load_runner(source, config)
     log.info("model loaded", extra={"model_digest": source.digest})

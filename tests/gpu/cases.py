@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from penstock.workers.attention import AttentionBatch
-from penstock.workers.triton.plan import make_plan
+from penstock.workers.compute.attention import AttentionBatch
+from penstock.workers.compute.triton.plan import make_plan
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 NAN = float("nan")

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from penstock.wire.frames import SamplingParams
-from penstock.workers.sampling import Sampler
-from penstock.workers.sequence import Sequence
-from penstock.workers.triton.choose import choose
-from penstock.workers.triton.draws import make_draws
+from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.triton.sample import choose
+from penstock.workers.compute.triton.sampling_inputs import make_draws
+from penstock.workers.engine.sequence import Sequence
 from tests.gpu.cases import DEVICE, NAN
 
 VOCAB = 2500

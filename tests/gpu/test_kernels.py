@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.workers.triton import attention
-from penstock.workers.triton.attention import attend_planned
-from penstock.workers.triton.decode import SPLIT_TOKENS
-from penstock.workers.triton.plan import FEW_TOKENS
-from penstock.workers.triton.store import store
+from penstock.workers.compute.triton import attention
+from penstock.workers.compute.triton.attention import attend_planned
+from penstock.workers.compute.triton.decode import SPLIT_TOKENS
+from penstock.workers.compute.triton.plan import FEW_TOKENS
+from penstock.workers.compute.triton.store import store
 from tests.gpu.cases import DEVICE, NAN, SHORT, TOLERANCE, Case, Shape, make_case, planned, random_shape
 
 SEEDS = range(25 if DEVICE.type == "cpu" else 50)

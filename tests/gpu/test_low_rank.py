@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.workers.lora import FUSED, LoraAdapter, LowRank, Part, Share, add_shares, make_adapter, segments_of
-from penstock.workers.triton import low_rank
-from penstock.workers.triton.segments import FEW_ROWS, LONG_TILE, Segments
+from penstock.workers.compute.lora import FUSED, LoraAdapter, LowRank, Part, Share, add_shares, make_adapter, segments_of
+from penstock.workers.compute.triton import low_rank
+from penstock.workers.compute.triton.segments import FEW_ROWS, LONG_TILE, Segments
 from tests.gpu.cases import DEVICE, NAN
 
 SEEDS = range(8)

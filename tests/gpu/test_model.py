@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from penstock.wire.frames import SamplingParams
-from penstock.workers.batch import build_batch
-from penstock.workers.device import placed
-from penstock.workers.models.config import ModelConfig
-from penstock.workers.models.llama import KvCache, Llama
-from penstock.workers.quant.int4 import Groups, quantize, quantize_int8
-from penstock.workers.sequence import Chunk, Sequence, Step
-from penstock.workers.weights import TABLES, layout, parameter_shapes
+from penstock.workers.compute.batch import build_batch
+from penstock.workers.compute.device import placed
+from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.models.llama import KvCache, Llama
+from penstock.workers.compute.quant.quantized import Groups, quantize, quantize_int8
+from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
+from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE, planned
 
 CPU = torch.device("cpu")

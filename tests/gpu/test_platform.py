@@ -11,9 +11,9 @@ from bench.platform_process import PlatformProcess, running_platform
 from penstock.text.source import resolve
 from penstock.wire.errors import ConfigError
 from penstock.wire.frames import SamplingParams
+from penstock.workers.compute.runner import TorchRunner, load_runner
 from penstock.workers.config import EngineConfig
-from penstock.workers.runner import TorchRunner, load_runner
-from penstock.workers.sequence import Chunk, Sequence, Step
+from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE
 
 pytestmark = [pytest.mark.skipif(DEVICE.type != "cuda", reason="Triton's interpreter is no platform"), pytest.mark.timeout(300)]

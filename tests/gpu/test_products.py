@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.workers.quant.int4 import Groups, quantize, quantize_int8
-from penstock.workers.triton import grouped, products
-from penstock.workers.triton.grouped import SMALL_ROWS, TILE_ROWS, GroupedMatrix
+from penstock.workers.compute.quant.quantized import Groups, quantize, quantize_int8
+from penstock.workers.compute.triton import matmul as products
+from penstock.workers.compute.triton.grouped import SMALL_ROWS, TILE_ROWS, GroupedMatrix
+from penstock.workers.triton import grouped
 from tests.gpu.cases import DEVICE, NAN
 
 SEEDS = range(12)

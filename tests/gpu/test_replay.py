@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from penstock.wire.frames import SamplingParams
-from penstock.workers.batch import Batch, build_batch
-from penstock.workers.models.replay import Replay
-from penstock.workers.runner import GpuRunner, TorchRunner
-from penstock.workers.sampling import Sampler
-from penstock.workers.sequence import Chunk, Sequence, Step
+from penstock.workers.compute.batch import Batch, build_batch
+from penstock.workers.compute.models.replay import Replay
+from penstock.workers.compute.runner import GpuRunner, TorchRunner
+from penstock.workers.compute.sampling import Sampler
+from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE
 from tests.gpu.test_model import BLOCK_SIZE, CONFIG, Harness
 

@@ -14,18 +14,18 @@ from torch import Tensor
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, SamplingParams
-from penstock.workers.blocks import BlockPool
+from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.models.llama import KvCache, Llama
+from penstock.workers.compute.runner import TorchRunner
+from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.speculation.draft_model import DraftModel
+from penstock.workers.compute.speculation.drafter import Drafter
+from penstock.workers.compute.speculation.ngram import NgramDrafter
+from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig, SpeculationConfig
-from penstock.workers.models.config import ModelConfig
-from penstock.workers.models.llama import KvCache, Llama
-from penstock.workers.runner import TorchRunner
-from penstock.workers.sampling import Sampler
-from penstock.workers.scheduler import Scheduler
-from penstock.workers.sequence import Chunk, Sequence
-from penstock.workers.speculation.draft_model import DraftModel
-from penstock.workers.speculation.drafter import Drafter
-from penstock.workers.speculation.ngram import NgramDrafter
-from penstock.workers.weights import layout, parameter_shapes
+from penstock.workers.engine.blocks import BlockPool
+from penstock.workers.engine.scheduler import Scheduler
+from penstock.workers.engine.sequence import Chunk, Sequence
 
 VOCAB, MAX_LEN, BLOCK, THREADS = 211, 160, 8, 2
 HASHER = ChainHasher(b"exactness-secret", BLOCK)

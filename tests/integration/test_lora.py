@@ -30,9 +30,9 @@ from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.errors import InvalidRequest, Overloaded
 from penstock.wire.frames import SamplingParams
+from penstock.workers.compute.runner import load_runner
 from penstock.workers.config import EngineConfig
-from penstock.workers.runner import load_runner
-from penstock.workers.sequence import Chunk, Sequence, Step
+from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.lora_files import adapted
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]

@@ -17,11 +17,11 @@ from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.frames import SamplingParams
-from penstock.workers.blocks import BlockPool
+from penstock.workers.compute.runner import TorchRunner, load_runner
 from penstock.workers.config import EngineConfig, SpeculationConfig
-from penstock.workers.runner import TorchRunner, load_runner
-from penstock.workers.scheduler import Scheduler
-from penstock.workers.sequence import Sequence
+from penstock.workers.engine.blocks import BlockPool
+from penstock.workers.engine.scheduler import Scheduler
+from penstock.workers.engine.sequence import Sequence
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(200)]
 

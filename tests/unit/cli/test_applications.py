@@ -6,7 +6,7 @@ from penstock.cli.applications import pool_spec
 from penstock.cli.config import PoolConfig
 from penstock.text.source import resolve
 from penstock.workers.config import AdapterSlots, EngineConfig, TimedConfig
-from penstock.workers.timed import TimedRunner
+from penstock.workers.engine.timed import TimedRunner
 
 
 def test_a_gateway_is_told_the_context_that_is_configured_or_else_the_checkpoints() -> None:

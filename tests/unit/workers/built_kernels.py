@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.workers.kernels.build import find_compilers, load_kernels
-from penstock.workers.kernels.library import Library
+from penstock.workers.compute.kernels.build import find_compilers, load_kernels
+from penstock.workers.compute.kernels.library import Library
 
 
 def built_kernels() -> Library:

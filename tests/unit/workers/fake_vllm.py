@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any
 
-from penstock.workers.vllm_bridge import Add, Logprob, Output, Ready, run
+from penstock.workers.vllm.bridge import Add, Logprob, Output, Ready, run
 
 STEP_S = 0.002
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 64, 32, 256

@@ -10,8 +10,8 @@ from itertools import count
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import SamplingParams
-from penstock.workers.blocks import BlockPool
-from penstock.workers.sequence import Chunk, Sampled, Sequence, Step
+from penstock.workers.engine.blocks import BlockPool
+from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 
 VOCAB = 40
 EOS = 3

@@ -20,9 +20,9 @@ from penstock.wire.frames import (
     encode,
     pack_ids,
 )
-from penstock.workers.engine import EngineLoad, StepReport
-from penstock.workers.sequence import SeqOutput, Sequence, Status
-from penstock.workers.stream import StreamInfo, StreamServer
+from penstock.workers.engine.engine import EngineLoad, StepReport
+from penstock.workers.engine.sequence import SeqOutput, Sequence, Status
+from penstock.workers.serving.stream import StreamInfo, StreamServer
 
 TIMEOUT_S = 10.0
 NUM_PLACES = 8

@@ -1,0 +1,68 @@
+"""The device that a replica computes on, and what of a model lies there. Sampling, and what a step is made of, stay on the host."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from penstock.base.errors import ConfigError
+from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.triton.grouped import GroupedMatrix, is_covered
+
+CPU = torch.device("cpu")
+FLOAT8_CAPABILITY = (8, 9)
+"""Compute capability from which on GPUs convert float8."""
+
+
+def find_device(name: str, has_gpu: bool) -> torch.device:
+    """Of `engine.device`. has_gpu: torch can use one. Raises ConfigError."""
+    if name == "cuda" and not has_gpu:
+        raise ConfigError("engine.device: cuda needs a GPU that torch can use, and here torch finds none; set engine.device: cpu, or install torch for CUDA")
+    return torch.device(name)
+
+
+def placed(weights: Iterable[tuple[str, Tensor | Groups]], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor | GroupedMatrix]:
+    """Parameters from the host on a GPU, each as it comes. Quantized matrices are packed there; those whose groups the kernels don't cover are
+    dequantized in `dtype`, that of the activations."""
+    return {name: _placed(weight, dtype, device) for name, weight in weights}
+
+
+def _placed(weight: Tensor | Groups, dtype: torch.dtype, device: torch.device) -> Tensor | GroupedMatrix:
+    if isinstance(weight, Tensor):
+        return weight.to(device)
+    return GroupedMatrix(weight, dtype, device) if is_covered(weight) else weight.dequantized_in(dtype).to(device)
+
+
+def check_cache_type(dtype: torch.dtype, device: torch.device) -> None:
+    """Whether the device reads such keys and values. Raises ConfigError."""
+    if device.type == "cuda" and dtype == torch.float8_e4m3fn:
+        check_float8(torch.cuda.get_device_capability(device))
+
+
+def check_float8(capability: tuple[int, int]) -> None:
+    if capability < FLOAT8_CAPABILITY:
+        raise ConfigError(
+            f"engine.kv_dtype: fp8 needs a GPU of compute capability 8.9 or more, and this one has {capability[0]}.{capability[1]}; set engine.kv_dtype: auto"
+        )
+
+
+def check_cache_fits(wanted_bytes: int, device: torch.device) -> None:
+    """Whether the KV cache fits beside the weights that are on the device already. Raises ConfigError. The host is checked before replicas start."""
+    if device.type == "cuda":
+        check_room(wanted_bytes, torch.cuda.mem_get_info(device)[0])
+
+
+def check_room(wanted_bytes: int, free_bytes: int) -> None:
+    if wanted_bytes > free_bytes:
+        raise ConfigError(
+            f"the KV cache takes {wanted_bytes / 2**30:.1f} GiB (engine.kv_memory_bytes), "
+            f"more than the {free_bytes / 2**30:.1f} GiB that are free on the GPU beside the weights"
+        )
+
+
+def fetched(result: Tensor) -> Tensor:
+    """A step's result on the host, when all of the step is done: whoever times it times the device's work, and a step without a result too."""
+    on_host = result.cpu()
+    if result.is_cuda:
+        torch.cuda.synchronize(result.device)
+    return on_host

@@ -1,0 +1,198 @@
+"""decoder.cpp's C ABI: a model and a cache as it wants them, and the call that computes a step. Shapes and types are checked here, because C can't."""
+
+import ctypes
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.workers.compute.kernels.cache_form import Form, cache_code
+from penstock.workers.compute.kernels.matmul import PackedMatrix
+
+_P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+_ALIGNMENT = 64
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = tuple(
+        (name, _P)
+        for name in (
+            "input_norm", "post_norm", "q_norm", "k_norm", "qkv", "o", "gate_up", "down", "qkv_bias", "o_bias", "gate_up_bias", "down_bias",
+        )
+    )  # fmt: skip
+
+
+class _Model(ctypes.Structure):
+    _fields_ = (
+        *((name, _I64) for name in ("num_layers", "hidden", "inner", "num_heads", "num_kv_heads", "dim", "vocab")),
+        *((name, _P) for name in ("layers", "embed", "head", "norm", "cos", "sin")),
+        ("eps", _F32),
+        ("activations", _I32),
+    )
+
+
+class _Store(ctypes.Structure):
+    _fields_ = (("data", _P), ("scales", _P), ("block_stride", _I64), ("is_values", ctypes.c_bool))
+
+
+class _Cache(ctypes.Structure):
+    _fields_ = (("stores", _P), ("block_size", _I64), ("dtype", _I32))
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, _I64) for name in ("num_tokens", "num_seqs", "num_rows")),
+        *((name, _P) for name in ("token_ids", "positions", "slots", "query_start", "context_len", "block_tables")),
+        ("table_stride", _I64),
+        *((name, _P) for name in ("rows", "logits", "best", "best_score")),
+    )
+
+
+class Activations(enum.IntEnum):
+    """What they become where they are multiplied with quantized matrices; as decoder.hpp has it."""
+
+    MIXED = 0
+    """Two terms of 8 bits for few rows and in steps of short prompts, else one."""
+    BFLOAT16 = 1
+    ONE_TERM = 2
+    TWO_TERMS = 3
+
+
+class Shape(NamedTuple):
+    num_layers: int
+    hidden: int
+    inner: int
+    num_heads: int
+    num_kv_heads: int
+    dim: int
+    vocab: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Of a model: matrices packed, vectors float32."""
+
+    shape: Shape
+    layers: Sequence[Mapping[str, PackedMatrix | Tensor]]
+    """By the names of `_Layer`; what is not there the model does not have."""
+    embed: PackedMatrix
+    head: PackedMatrix
+    norm: Tensor
+    cos: Tensor
+    """float32 [positions, dim]; sin likewise, its first half negative."""
+    sin: Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayer:
+    keys: Tensor
+    """[num_blocks, num_kv_heads, block_size, dim], as `values`; blocks may lie apart."""
+    values: Tensor
+    form: Form
+
+
+class BoundCache:
+    """A KV cache as the kernel sees it; keeps its tensors."""
+
+    def __init__(self, layers: Sequence[CacheLayer]) -> None:
+        self._layers = layers
+        self.num_blocks, _, self.block_size, _ = layers[0].keys.shape
+        code = cache_code(layers[0].keys, layers[0].form)
+        self._stores = (_Store * (2 * len(layers)))()
+        for index, layer in enumerate(layers):
+            for is_values, data in enumerate((layer.keys, layer.values)):
+                assert data[0].is_contiguous()
+                assert cache_code(data, layer.form) == code
+                scales = None if layer.form.scales is None else layer.form.scales[is_values].data_ptr()
+                self._stores[2 * index + is_values] = _Store(data.data_ptr(), scales, data.stride(0), is_values)
+        self._struct = _Cache(ctypes.addressof(self._stores), self.block_size, code)
+        self.address = ctypes.addressof(self._struct)
+
+
+class Places(NamedTuple):
+    """Where a step's tokens lie; as `attention.AttentionBatch` says."""
+
+    query_start: Tensor
+    context_len: Tensor
+    block_tables: Tensor
+    slot_mapping: Tensor
+
+
+class Chosen(NamedTuple):
+    best: Tensor
+    """int64 [R]: the id with the largest logit, of equals the lowest."""
+    scores: Tensor
+    """float32 [R]: that logit; NaN where one of the row is."""
+
+
+class Decoder:
+    """A model whose steps are one call. One thread at a time."""
+
+    def __init__(self, library: ctypes.CDLL, parameters: Parameters, threads: int, activations: Activations) -> None:
+        self._call = library.penstock_step
+        self._call.restype, self._call.argtypes = _I64, [_P, _P, _P, _I32, _P, _I64]
+        self._threads = threads
+        self._parameters = parameters
+        shape = parameters.shape
+        self._layers = (_Layer * shape.num_layers)(*(_Layer(**{name: _address(value) for name, value in layer.items()}) for layer in parameters.layers))
+        self._model = _Model(
+            *shape, ctypes.addressof(self._layers), parameters.embed.handle, parameters.head.handle, _address(parameters.norm),
+            _address(parameters.cos), _address(parameters.sin), parameters.eps, activations,
+        )  # fmt: skip
+        self._step = _Step()
+        self._arguments = (ctypes.addressof(self._model), ctypes.addressof(self._step))
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._memory_address = self._memory_bytes = 0
+
+    def step(self, token_ids: Tensor, positions: Tensor, cache: BoundCache, places: Places, rows: Tensor, logits: Tensor | None) -> Chosen:
+        """token_ids, positions: int64 [T]. rows: int64 [R], tokens whose logits are wanted, in order. logits: float32 [R, vocab], where they go.
+
+        Raises IndexError for an id without a row in the embedding.
+        """
+        num_tokens, num_seqs, num_rows = len(token_ids), len(places.context_len), len(rows)
+        shape = self._parameters.shape
+        if num_tokens and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < shape.vocab:
+            raise IndexError(f"token ids {int(token_ids.min())} to {int(token_ids.max())}, but the embedding has {shape.vocab} rows")
+        assert token_ids.dtype == positions.dtype == places.slot_mapping.dtype == rows.dtype == torch.int64
+        assert places.query_start.dtype == places.context_len.dtype == places.block_tables.dtype == torch.int32
+        assert len(positions) == len(places.slot_mapping) == num_tokens
+        assert len(places.query_start) == num_seqs + 1 == len(places.block_tables) + 1
+        assert logits is None or (logits.shape == (num_rows, shape.vocab) and logits.dtype == torch.float32 and logits.is_contiguous())
+        tables = places.block_tables if places.block_tables.stride(1) == 1 else places.block_tables.contiguous()
+        best, scores = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
+        kept = [part.contiguous() for part in (token_ids, positions, places.slot_mapping, places.query_start, places.context_len)]
+        rows = rows.contiguous()
+        step = self._step
+        step.num_tokens, step.num_seqs, step.num_rows = num_tokens, num_seqs, num_rows
+        step.token_ids, step.positions, step.slots, step.query_start, step.context_len = (part.data_ptr() for part in kept)
+        step.block_tables, step.table_stride = tables.data_ptr(), tables.stride(0)
+        step.rows, step.logits = rows.data_ptr(), None if logits is None else logits.data_ptr()
+        step.best, step.best_score = best.data_ptr(), scores.data_ptr()
+        self._compute(cache)
+        return Chosen(best, scores)
+
+    def _compute(self, cache: BoundCache) -> None:
+        needed = self._run(cache)
+        if needed:
+            self._memory = torch.empty(needed + needed // 4 + _ALIGNMENT, dtype=torch.uint8)
+            self._memory_address = -(-self._memory.data_ptr() // _ALIGNMENT) * _ALIGNMENT
+            self._memory_bytes = needed + needed // 4
+            needed = self._run(cache)
+            assert not needed, "the step's size changed between two calls"
+
+    def _run(self, cache: BoundCache) -> int:
+        """Bytes it lacks, if it does."""
+        model, step = self._arguments
+        return int(self._call(model, cache.address, step, self._threads, self._memory_address, self._memory_bytes))
+
+
+def _address(value: PackedMatrix | Tensor) -> int:
+    if isinstance(value, PackedMatrix):
+        return value.handle
+    assert value.dtype == torch.float32
+    assert value.is_contiguous()
+    return value.data_ptr()

@@ -1,0 +1,170 @@
+"""LoRA (Hu et al. 2021) beside the base model's matrices: y = x W^T + scaling * x A^T B^T, each row of a step with its own A and B, or none.
+
+Adapters of different tenants and the base share a step: its rows are grouped by adapter, and each group is added to the rows of the base
+product. Modules that the model has fused share one product with their As side by side. A step without adapters pays one comparison a matrix.
+In exact mode both small products go by the same fixed tiles as the large ones (`linear`), so a row's bits do not depend on its company.
+On a GPU each of the two products is one launch for all adapters of a step (`penstock.workers.compute.triton.low_rank`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from penstock.adapters.peft import WEIGHTS_FILE, BaseShapes, Checked, check_folder
+from penstock.adapters.store import digest_of
+from penstock.wire.errors import InvalidRequest
+from penstock.workers.compute.device import CPU
+from penstock.workers.compute.linear import linear
+from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.triton.segments import Placed, Segments, make_segments, table_of
+from penstock.workers.engine.sequence import Chunk
+
+FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "o": ("o_proj",), "gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
+"""The model's matrices, and the modules stacked in each, in order."""
+
+
+class Part(NamedTuple):
+    """One module in a fused matrix: output columns [start, end), and B [end - start, rank] with the scaling in it."""
+
+    start: int
+    end: int
+    b: Tensor
+
+
+class LowRank:
+    """What an adapter adds to one fused matrix."""
+
+    def __init__(self, a: Tensor, parts: Sequence[Part]) -> None:
+        """a: [rank of all parts, K], in their order."""
+        self.a = a
+        self.parts = parts
+
+    def add_to(self, out: Tensor, x: Tensor, rows: Tensor | None, exact: bool) -> None:
+        """out [T, N] += of x [T, K], at `rows` (int64; None: all of them)."""
+        inner = linear(x if rows is None else x[rows], self.a, None, exact)
+        begin = 0
+        for start, end, b in self.parts:
+            rank = b.shape[1]
+            added = linear(inner[:, begin : begin + rank], b, None, exact)
+            if rows is None:
+                out[:, start:end] += added
+            else:
+                out[:, start:end].index_add_(0, rows, added)
+            begin += rank
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoraAdapter:
+    """An adapter in its slot."""
+
+    digest: str
+    layers: Sequence[Mapping[str, LowRank]]
+    """By the names of FUSED, where the adapter has something to add."""
+    num_bytes: int
+    table: Tensor
+    """For a GPU's kernels: see `penstock.workers.compute.triton.segments`."""
+    max_rank: int
+    """Of all modules of a matrix together."""
+
+
+class Share(NamedTuple):
+    """The rows of a step that belong to one adapter; None: all of them."""
+
+    adapter: LoraAdapter
+    rows: Tensor | None
+
+
+Shares = Sequence[Share] | Segments
+"""The adapters of a step, on the CPU and for a GPU."""
+
+
+def shares_of(chunks: Sequence[Chunk]) -> list[Share]:
+    """The adapters of a step, whose chunks lie one behind the other with their drafts."""
+    if all(chunk.seq.lora is None for chunk in chunks):
+        return []
+    spans: dict[int, tuple[LoraAdapter, list[Tensor]]] = {}
+    start = num_adapted = 0
+    for chunk in chunks:
+        end = start + chunk.num_tokens + len(chunk.draft or ())
+        adapter = chunk.seq.lora
+        if adapter is not None:
+            assert isinstance(adapter, LoraAdapter)
+            spans.setdefault(id(adapter), (adapter, []))[1].append(torch.arange(start, end))
+            num_adapted += end - start
+        start = end
+    is_alone = len(spans) == 1 and num_adapted == start
+    return [Share(adapter, None if is_alone else torch.cat(rows)) for adapter, rows in spans.values()]
+
+
+def segments_of(shares: Sequence[Share], num_tokens: int, device: torch.device) -> Segments:
+    """The adapters of a step of so many tokens, of which there is one at least, for a GPU's kernels."""
+    adapters = [share.adapter for share in shares]
+    return make_segments([adapter.table for adapter in adapters], max(adapter.max_rank for adapter in adapters), [s.rows for s in shares], num_tokens, device)
+
+
+def add_shares(shares: Shares, layer: int, exact: bool, name: str, out: Tensor, x: Tensor) -> None:
+    """out += what the adapters of a step add to the matrix `name` of FUSED, given its input."""
+    if isinstance(shares, Segments):
+        from penstock.workers.compute.triton.low_rank import add_low_rank  # Triton is there only where torch is made for a GPU
+
+        add_low_rank(out, x, shares, layer, list(FUSED).index(name))
+        return
+    for adapter, rows in shares:
+        low_rank = adapter.layers[layer].get(name)
+        if low_rank is not None:
+            low_rank.add_to(out, x, rows, exact)
+
+
+def load_lora(digest: str, folder: Path, config: ModelConfig, max_rank: int, dtype: torch.dtype, device: torch.device = CPU) -> LoraAdapter:
+    """Read an adapter in PEFT's format for a model of `config` on `device`. Raises InvalidRequest for one that does not fit, or is not of that digest."""
+    shapes = BaseShapes(config.num_layers, config.linear_shapes)
+    checked = check_folder(folder, shapes, max_rank)
+    if digest_of(folder) != digest:
+        raise InvalidRequest("its files are not those of its digest.")
+    try:
+        with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
+            tensors = {name: file.get_tensor(name).float().to(device) for pair in checked.pairs.values() for name in pair}
+    except SafetensorError as error:
+        raise InvalidRequest(f"its tensors can't be read ({error}).") from error
+    layers = [_layer(index, checked, tensors, shapes, dtype) for index in range(config.num_layers)]
+    return make_adapter(digest, layers, sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize, device)
+
+
+def make_adapter(digest: str, layers: Sequence[Mapping[str, LowRank]], num_bytes: int, device: torch.device = CPU) -> LoraAdapter:
+    """layers: on the device, with one matrix at least."""
+    table = table_of([[_placed(layer.get(name)) for name in FUSED] for layer in layers], device)
+    return LoraAdapter(digest, layers, num_bytes, table, max(len(low_rank.a) for layer in layers for low_rank in layer.values()))
+
+
+def _placed(low_rank: LowRank | None) -> Placed | None:
+    return None if low_rank is None else Placed(low_rank.a, low_rank.parts)
+
+
+def _layer(index: int, checked: Checked, tensors: Mapping[str, Tensor], shapes: BaseShapes, dtype: torch.dtype) -> dict[str, LowRank]:
+    found = {name: _fused(index, modules, checked, tensors, shapes, dtype) for name, modules in FUSED.items()}
+    return {name: low_rank for name, low_rank in found.items() if low_rank is not None}
+
+
+def _fused(index: int, modules: Sequence[str], checked: Checked, tensors: Mapping[str, Tensor], shapes: BaseShapes, dtype: torch.dtype) -> LowRank | None:
+    inner: list[Tensor] = []
+    parts: list[Part] = []
+    start = 0
+    for module in modules:
+        end = start + shapes.modules[module][0]
+        pair = checked.pairs.get((index, module))
+        if pair is not None:
+            inner.append(_finite(pair.a, tensors[pair.a].to(dtype)))
+            parts.append(Part(start, end, _finite(pair.b, (tensors[pair.b] * checked.scaling).to(dtype))))
+        start = end
+    return LowRank(torch.cat(inner), parts) if parts else None
+
+
+def _finite(name: str, tensor: Tensor) -> Tensor:
+    if not tensor.isfinite().all():
+        raise InvalidRequest(f"its tensor {name}, in {tensor.dtype} and scaled, holds numbers that are not finite.")
+    return tensor

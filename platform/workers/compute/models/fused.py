@@ -1,0 +1,159 @@
+"""The decoder of the Llama family on a CPU, a step at a time in one call of the kernels (`kernels/decoder.cpp`), over packed matrices.
+
+What the kernels don't do, torch does over the same matrices and the same cache: steps with LoRA shares. Activations are float32, and for
+products with quantized matrices rounded to one or two terms of 8 bits, so logits differ from torch's as roundings do. A row's result depends on other
+rows in the step only as far as the products choose another path for many rows.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from penstock.text.source import ModelSource
+from penstock.workers.compute.attention import AttentionBatch
+from penstock.workers.compute.device import placed
+from penstock.workers.compute.kernels.build import load_kernels
+from penstock.workers.compute.kernels.cache_form import can_tile
+from penstock.workers.compute.kernels.decoder import Activations, BoundCache, CacheLayer, Chosen, Parameters, Places, Shape
+from penstock.workers.compute.kernels.library import Library
+from penstock.workers.compute.kernels.matmul import Level, PackedMatrix, Rounding
+from penstock.workers.compute.lora import Share
+from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
+from penstock.workers.compute.quant.packed import Packed, UnsupportedMatrix, pack_all
+from penstock.workers.compute.weights import load_weights, read_weights
+from penstock.workers.config import EngineConfig
+
+_log = logging.getLogger("penstock.fused")
+ACTIVATIONS = {"auto": Activations.MIXED, "bf16": Activations.BFLOAT16, "int8": Activations.ONE_TERM, "int16": Activations.TWO_TERMS}
+"""Of `engine.activations`."""
+_ROUNDINGS = {"auto": Rounding.TWO_TERMS, "bf16": Rounding.NONE, "int8": Rounding.ONE_TERM, "int16": Rounding.TWO_TERMS}
+"""The same for steps with LoRA shares, whose products are torch's calls one by one."""
+_LAYER_PARTS = ("input_norm", "post_norm", "q_norm", "k_norm", "qkv", "o", "gate_up", "down", "qkv_bias", "o_bias", "gate_up_bias", "down_bias")
+
+
+class FusedLlama:
+    """`Llama` with its weights packed. One thread at a time."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Mapping[str, Matrix],
+        max_model_len: int,
+        threads: int,
+        library: Library,
+        activations: Activations = Activations.MIXED,
+    ) -> None:
+        """weights: as `quant.packed.pack_all` returns them."""
+        self.config = config
+        self.torch = Llama(config, weights, max_model_len, threads, exact=False)
+        self.dtype, self.device = self.torch.dtype, self.torch.device
+        self._decoder = library.decoder(_parameters(config, weights, self.torch), threads, activations)
+        self._bound: tuple[KvCache, BoundCache] | None = None
+
+    def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Sequence[Share] = ()) -> Tensor:
+        """See `Llama.logits`."""
+        if shares:
+            return self.torch.logits(token_ids, positions, cache, batch, rows, shares)
+        logits = torch.empty(len(rows), self.config.vocab_size)
+        self._step(token_ids, positions, cache, batch, rows, logits)
+        return logits
+
+    def best(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor) -> Chosen:
+        """The same step, without shares; of the logits only the largest ones."""
+        return self._step(token_ids, positions, cache, batch, rows, None)
+
+    def _step(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, logits: Tensor | None) -> Chosen:
+        places = Places(batch.query_start, batch.context_len, batch.block_tables, batch.slot_mapping)
+        return self._decoder.step(token_ids, positions, self._bind(cache), places, rows, logits)
+
+    def _bind(self, cache: KvCache) -> BoundCache:
+        if self._bound is None or self._bound[0] is not cache:
+            layers = [CacheLayer(keys, values, form) for (keys, values), form in zip(cache.layers, cache.forms, strict=True)]
+            self._bound = cache, BoundCache(layers)
+        return self._bound[1]
+
+
+Model = Llama | FusedLlama
+
+
+def load_for(source: ModelSource, config: ModelConfig, engine: EngineConfig, dtype: torch.dtype, device: torch.device, threads: int) -> Mapping[str, Matrix]:
+    """The weights in the form that the engine's device and settings want; says in the log where torch's operators must do. Raises ConfigError."""
+    if device.type == "cpu" and not engine.exact:
+        reason = "engine.dtype asks for float32" if engine.dtype == "float32" else _why_not_fused(config)
+        if reason is None:
+            kernels = load_kernels()
+            assert kernels is not None
+            try:
+                return pack_all(read_weights(source, config, dtype, head=engine.lm_head), kernels.products, dtype, threads, _ROUNDINGS[engine.activations])
+            except UnsupportedMatrix as error:
+                reason = str(error)
+        _log.info("Steps run on torch's operators, not in the fused kernels: %s.", reason)
+    if device.type == "cpu":
+        return load_weights(source, config, dtype, head=engine.lm_head)
+    return placed(read_weights(source, config, dtype, head=engine.lm_head), dtype, device)
+
+
+def is_fused(config: ModelConfig, engine: EngineConfig, device: torch.device) -> bool:
+    """Whether the fused kernels are to serve, as far as that can be known without the weights."""
+    return device.type == "cpu" and not engine.exact and engine.dtype != "float32" and _why_not_fused(config) is None
+
+
+def make_model(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, engine: EngineConfig) -> Model:
+    """The model that fits the form of the weights."""
+    kernels = load_kernels() if isinstance(weights["embed"], Packed) else None
+    if kernels is None:
+        return Llama(config, weights, max_model_len, threads, engine.exact)
+    return FusedLlama(config, weights, max_model_len, threads, kernels, ACTIVATIONS[engine.activations])
+
+
+def make_cache(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype) -> KvCache:
+    """A KV cache for the model on its device, in the order that its kernels like best."""
+    is_tiled = isinstance(model, FusedLlama) and can_tile(block_size, model.config.head_dim, dtype)
+    return KvCache(model.config, num_blocks, block_size, dtype, model.device, by_block=model.device.type == "cpu", is_tiled=is_tiled)
+
+
+def _why_not_fused(config: ModelConfig) -> str | None:
+    kernels = load_kernels()
+    if kernels is None:
+        return "there are no kernels"
+    if kernels.products.level() is Level.PORTABLE:
+        return "this CPU has none of the instructions that they are quick with"
+    if not kernels.covers(config.head_dim, config.num_heads // config.num_kv_heads):
+        return f"they don't cover {config.num_heads} heads of {config.head_dim} in groups of {config.num_heads // config.num_kv_heads}"
+    return None
+
+
+def _parameters(config: ModelConfig, weights: Mapping[str, Matrix], model: Llama) -> Parameters:
+    embed = _matrix(weights["embed"])
+    shape = Shape(
+        config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size
+    )  # fmt: skip
+    cos, sin = (table.flatten(1).contiguous() for table in model.rope)
+    return Parameters(
+        shape,
+        [_layer(weights, index) for index in range(config.num_layers)],
+        embed,
+        _matrix(weights["lm_head"]) if "lm_head" in weights else embed,
+        _vector(weights["norm"]),
+        cos,
+        sin,
+        config.rms_norm_eps,
+    )
+
+
+def _layer(weights: Mapping[str, Matrix], index: int) -> dict[str, PackedMatrix | Tensor]:
+    found = {name: weights[f"layers.{index}.{name}"] for name in _LAYER_PARTS if f"layers.{index}.{name}" in weights}
+    return {name: value.matrix if isinstance(value, Packed) else _vector(value) for name, value in found.items()}
+
+
+def _matrix(weight: Matrix) -> PackedMatrix:
+    assert isinstance(weight, Packed)
+    return weight.matrix
+
+
+def _vector(weight: Matrix) -> Tensor:
+    assert isinstance(weight, Tensor)
+    return weight.float().contiguous()

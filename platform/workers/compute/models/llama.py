@@ -1,0 +1,280 @@
+"""The decoder of the Llama family over a paged KV cache: Llama 2/3, SmolLM2, Mistral, Qwen2/2.5, Qwen3.
+
+The tokens of a step are one flat list, whatever sequences they belong to; only attention knows which is whose. Norms, RoPE and softmax are
+computed in float32, the rest in the model's dtype, as in transformers. In exact mode every row of the output is bit-identical whatever
+other rows are in the step: matrix products go by fixed tiles (`linear`), and operations whose inner order may depend on the tensor's shape
+go row by row.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.workers.compute.attention import AttentionBatch, attend, write_kv
+from penstock.workers.compute.device import CPU, fetched
+from penstock.workers.compute.kernels.arena import Arena
+from penstock.workers.compute.kernels.cache_form import PLAIN, Form
+from penstock.workers.compute.linear import linear
+from penstock.workers.compute.lora import Shares, add_shares, segments_of
+from penstock.workers.compute.models.config import Llama3Scaling, ModelConfig
+from penstock.workers.compute.quant.packed import Packed
+from penstock.workers.compute.quant.quantized import Matrix as QuantizedMatrix
+from penstock.workers.compute.triton.grouped import GroupedMatrix
+from penstock.workers.compute.triton.segments import Segments
+from penstock.workers.compute.weights import ROPE_FACTORS
+
+Matrix = QuantizedMatrix | Packed | GroupedMatrix
+"""[N, K], dense, quantized or packed."""
+Adapt = Callable[[str, Tensor, Tensor], None]
+"""Adds to a matrix's output what the step's adapters add, given its name in `lora.FUSED`, the output and the input."""
+
+EIGHT_BITS = (torch.int8, torch.float8_e4m3fn)
+"""Types of keys and values that come with scales."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Parameters of one decoder layer; matrices are [out, in]."""
+
+    input_norm: Tensor
+    qkv: Matrix
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Matrix
+    o_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Matrix
+    gate_up_bias: Tensor | None
+    down: Matrix
+    down_bias: Tensor | None
+
+
+class KvCache:
+    """Keys and values of all layers, in blocks: per layer two tensors [num_blocks, num_kv_heads, block_size, head_dim].
+
+    In 8 bits (int8 on the CPU, float8 e4m3 on a GPU) each token's head has a scale of its own: beside them two float32 tensors
+    [num_blocks, num_kv_heads, block_size].
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        *,
+        by_block: bool = False,
+        is_tiled: bool = False,
+    ) -> None:
+        """by_block: each block lies in one piece, all layers of it; on the host. is_tiled: see `cache_form`; asks for kernels."""
+        shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        count = 2 * config.num_layers
+        made = _by_block(shape, count, dtype) if by_block else [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
+        self.layers = list(zip(made[::2], made[1::2], strict=True))
+        self.forms = [Form(is_tiled=True) if is_tiled else PLAIN] * config.num_layers
+        if dtype in EIGHT_BITS:
+            self.forms = [Form((torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device)), is_tiled) for _ in self.layers]
+
+    @staticmethod
+    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+        row_bytes = config.head_dim * dtype.itemsize + (torch.float32.itemsize if dtype in EIGHT_BITS else 0)
+        return 2 * config.num_layers * config.num_kv_heads * block_size * row_bytes
+
+    def poison(self, blocks: Tensor) -> None:
+        """Fill blocks with NaN, so that a read of what nobody wrote shows. For tests."""
+        for pair, form in zip(self.layers, self.forms, strict=True):
+            for part in form.scales or pair:
+                part[blocks] = math.nan
+
+
+def _by_block(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) -> list[Tensor]:
+    """Tensors of zeros in which the same block of all lies side by side, on huge pages: memory is taken as blocks are, and few pages are in use."""
+    num_blocks, *inner = shape
+    whole = Arena().cut(count * math.prod(shape) * dtype.itemsize).view(dtype).view(num_blocks, count, *inner)
+    return list(whole.unbind(1))
+
+
+class Llama:
+    """The model with its weights. Stateless between calls: the KV cache is the caller's."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, exact: bool) -> None:
+        """weights: as `weights.load_weights` or `device.placed` returns them, all on one device. threads: of attention, on the CPU."""
+        self.config = config
+        self.embed = weights["embed"]
+        self.dtype = self.embed.dtype
+        self.device = self.embed.device if isinstance(self.embed, Tensor | GroupedMatrix) else CPU
+        self.layers = [_layer(weights, index) for index in range(config.num_layers)]
+        self.norm = _dense(weights["norm"])
+        self.lm_head = weights.get("lm_head", self.embed)
+        factors = weights.get(ROPE_FACTORS)
+        inverse = inverse_frequencies(config, None if factors is None else _dense(factors).cpu())
+        self._cos, self._sin = (table.to(self.device) for table in rope_tables(inverse, max_model_len))
+        self._threads = threads
+        self._exact = exact
+
+    @property
+    def rope(self) -> tuple[Tensor, Tensor]:
+        """See `rope_tables`."""
+        return self._cos, self._sin
+
+    def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
+        """float32 [R, vocab_size] at the flat indices `rows`; the KV of all tokens is written to the cache.
+
+        token_ids, positions: int64 [T]. rows: int64 [R]; with none of them the head is skipped. shares: adapters, and the tokens they belong to.
+        All of these and the result are on the host, wherever the model is; only adapters and cache are beside it.
+        """
+        if self.device.type == "cpu":
+            return self.compute(token_ids, positions, cache, batch, rows, shares)
+        return fetched(self.on_device(token_ids, positions, cache, batch, rows, shares))
+
+    def on_device(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
+        """`logits` that stay on the GPU. Waits for nothing."""
+        if shares and not isinstance(shares, Segments):
+            shares = segments_of(shares, len(token_ids), self.device)
+        token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))
+        return self.compute(token_ids, positions, cache, batch.on(self.device, cache.block_size, self._exact), rows, shares)
+
+    def compute(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
+        """`logits` of what is where the model is, and so is the result. On a GPU nothing here waits for it."""
+        x = self.embed[token_ids] if isinstance(self.embed, Tensor) else _rows(self.embed, token_ids)
+        cos, sin = self._cos[positions], self._sin[positions]
+        for index, layer in enumerate(self.layers):
+            adapt = partial(add_shares, shares, index, self._exact) if shares else None
+            x += self._attention(layer, self._norm(x, layer.input_norm), cos, sin, cache, index, batch, adapt)
+            x += self._mlp(layer, self._norm(x, layer.post_norm), adapt)
+        return self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
+
+    def _attention(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, cache: KvCache, index: int, batch: AttentionBatch, adapt: Adapt | None) -> Tensor:
+        config = self.config
+        (keys, values), form = cache.layers[index], cache.forms[index]
+        num_queries, head_dim = config.num_heads, config.head_dim
+        qkv = self._adapted("qkv", x, layer.qkv, layer.qkv_bias, adapt).view(len(x), -1, head_dim)
+        qk, v = qkv[:, : num_queries + config.num_kv_heads], qkv[:, num_queries + config.num_kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = qk[:, :num_queries], qk[:, num_queries:]
+            qk = torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), dim=1)
+        qk = rotate(qk, cos, sin)
+        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping, form, is_planned=batch.plan is not None)
+        out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact, form)
+        return self._adapted("o", out.view(len(x), -1), layer.o, layer.o_bias, adapt)
+
+    def _mlp(self, layer: Layer, x: Tensor, adapt: Adapt | None) -> Tensor:
+        gate_up = self._adapted("gate_up", x, layer.gate_up, layer.gate_up_bias, adapt)
+        return self._adapted("down", self._by_row(gated, gate_up), layer.down, layer.down_bias, adapt)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._by_row(lambda rows: rms_norm(rows, weight, self.config.rms_norm_eps), x)
+
+    def _adapted(self, name: str, x: Tensor, weight: Matrix, bias: Tensor | None, adapt: Adapt | None) -> Tensor:
+        out = self._linear(x, weight, bias)
+        if adapt is not None:
+            adapt(name, out, x)
+        return out
+
+    def _linear(self, x: Tensor, weight: Matrix, bias: Tensor | None) -> Tensor:
+        return linear(x, weight, bias, self._exact)
+
+    def _by_row(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """function(x); in exact mode row by row, so that shapes, and with them vector tails and summation orders, are always the same."""
+        if not self._exact or len(x) < 2:
+            return function(x)
+        return torch.cat([function(x[row : row + 1]) for row in range(len(x))])
+
+
+def largest(logits: Tensor) -> Tensor:
+    """float64 [2, R] of logits [R, vocab_size]: ids and values of the largest ones, of equals the first, NaN before all numbers. One tensor to fetch."""
+    if not len(logits):
+        return logits.new_empty(2, 0, dtype=torch.float64)
+    values, ids = logits.max(dim=1)
+    return torch.stack((ids.double(), values.double()))
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square norm over the last dimension (Zhang and Sennrich 2019); the root in float32."""
+    if x.dtype == torch.float32:
+        return functional.rms_norm(x, weight.shape, weight, eps)
+    return functional.rms_norm(x.float(), weight.shape, None, eps).to(x.dtype) * weight
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """SwiGLU (Shazeer 2020): silu of the first half times the second."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate).mul_(up)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE (Su et al. 2021), halves form, of x [T, heads, head_dim] by rows [T, 1, head_dim] of `rope_tables`; computed in float32."""
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return (x * cos).add_(swapped * sin).to(x.dtype)
+
+
+def rope_tables(inverse: Tensor, max_model_len: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of each position, float32 [max_model_len, 1, head_dim]; the sine's first half is negative, so `rotate` need not negate."""
+    angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), inverse)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
+
+
+def inverse_frequencies(config: ModelConfig, factors: Tensor | None) -> Tensor:
+    """float32 [head_dim / 2]. factors: divisors out of the checkpoint."""
+    inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
+    if factors is not None:
+        return inverse / factors
+    return inverse if config.rope_scaling is None else _llama3_scaled(inverse, config.rope_scaling)
+
+
+def _llama3_scaled(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Llama 3.1's stretch (`apply_scaling` in Meta's llama_models): long waves by `factor`, short ones not at all, between them a blend."""
+    context, low, high = scaling.original_max_position_embeddings, scaling.low_freq_factor, scaling.high_freq_factor
+    waves = 2 * math.pi / inverse
+    share = (context / waves - low) / (high - low)
+    blended = (1 - share) * inverse / scaling.factor + share * inverse
+    stretched = torch.where(waves > context / low, inverse / scaling.factor, inverse)
+    is_between = (waves <= context / low) & (waves >= context / high)
+    return torch.where(is_between, blended, stretched)
+
+
+def _dense(weight: Matrix) -> Tensor:
+    assert isinstance(weight, Tensor), "only linear layers are quantized"
+    return weight
+
+
+def _rows(table: Matrix, ids: Tensor) -> Tensor:
+    assert isinstance(table, Packed | GroupedMatrix), "a table that is looked up in is dense or packed"
+    return table.rows(ids)
+
+
+def _layer(weights: Mapping[str, Matrix], index: int) -> Layer:
+    def get(name: str) -> Tensor | None:
+        found = weights.get(f"layers.{index}.{name}")
+        return None if found is None else _dense(found)
+
+    def require(name: str) -> Tensor:
+        return _dense(weights[f"layers.{index}.{name}"])
+
+    def matrix(name: str) -> Matrix:
+        return weights[f"layers.{index}.{name}"]
+
+    return Layer(
+        input_norm=require("input_norm"),
+        qkv=matrix("qkv"),
+        qkv_bias=get("qkv_bias"),
+        q_norm=get("q_norm"),
+        k_norm=get("k_norm"),
+        o=matrix("o"),
+        o_bias=get("o_bias"),
+        post_norm=require("post_norm"),
+        gate_up=matrix("gate_up"),
+        gate_up_bias=get("gate_up_bias"),
+        down=matrix("down"),
+        down_bias=get("down_bias"),
+    )

@@ -1,0 +1,72 @@
+"""Matrices in the kernels' own packed form: what a whole model on the CPU holds, once, for its fused steps and for torch's."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from penstock.workers.compute.footprint import release_unused
+from penstock.workers.compute.kernels.matmul import PackedMatrix, Products, Rounding, is_group
+from penstock.workers.compute.quant.quantized import Groups
+
+TRIMMED_BYTES = 16 << 20
+"""Behind so many bytes of packed matrices what reading them left is given back: it would pile up beside them."""
+
+
+class Packed:
+    """A packed [N, K] matrix as torch's layers see it, for activations of one dtype."""
+
+    def __init__(self, matrix: PackedMatrix, products: Products, dtype: torch.dtype, threads: int, rounding: Rounding = Rounding.TWO_TERMS) -> None:
+        self.matrix = matrix
+        self.shape = matrix.shape
+        self.dtype = dtype
+        self._products = products
+        self._threads = threads
+        self._rounding = rounding
+
+    @property
+    def nbytes(self) -> int:
+        return self.matrix.nbytes
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x [T, K] times the transpose: [T, N] in x's dtype."""
+        return self._products.multiply(x, self.matrix, self._rounding, self._threads).to(x.dtype)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """Rows by number, int64 [R]: [R, K]."""
+        return self._products.read_rows(self.matrix, ids).to(self.dtype)
+
+
+def pack_all(
+    weights: Iterable[tuple[str, Tensor | Groups]], products: Products, dtype: torch.dtype, threads: int, rounding: Rounding = Rounding.TWO_TERMS
+) -> dict[str, Tensor | Packed]:
+    """Packs each matrix as it comes; vectors stay. rounding: what torch's layers multiply with. Raises UnsupportedMatrix, having read no further."""
+    packed: dict[str, Tensor | Packed] = {}
+    fresh_bytes = 0
+    for name, weight in weights:
+        if isinstance(weight, Tensor) and weight.dim() == 1:
+            packed[name] = weight
+            continue
+        matrix = _pack(name, weight, products)
+        packed[name] = Packed(matrix, products, dtype, threads, rounding)
+        fresh_bytes += matrix.nbytes
+        if fresh_bytes > TRIMMED_BYTES:
+            fresh_bytes = 0
+            release_unused()
+    return packed
+
+
+class UnsupportedMatrix(Exception):
+    """The kernels have no packed form for a matrix."""
+
+
+def _pack(name: str, weight: Tensor | Groups, products: Products) -> PackedMatrix:
+    if isinstance(weight, Tensor):
+        if weight.dtype != torch.bfloat16:
+            raise UnsupportedMatrix(f"{name} is dense in {weight.dtype}")
+        return products.pack_bf16(weight)
+    if not is_group(weight.group_size, weight.q.shape[1]):
+        raise UnsupportedMatrix(f"{name} is quantized in groups of {weight.group_size}")
+    if weight.offset is None:
+        return products.pack_int8(weight.q, weight.scale, weight.group_size)
+    return products.pack_int4(weight.q, weight.scale, weight.offset, weight.group_size)

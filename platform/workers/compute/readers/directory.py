@@ -1,0 +1,160 @@
+"""Safetensors in a Hugging Face directory: plain tensors, or layers packed by AutoAWQ or compressed-tensors."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from penstock.base.errors import ConfigError
+from penstock.text.source import ModelSource
+from penstock.workers.compute.models.config import Awq, ModelConfig, PackQuantized
+from penstock.workers.compute.quant import awq, compressed
+from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.readers.entry import Entry, Quantized, quantized_entry
+
+FLOATS = ("F32", "F16", "BF16")
+
+
+class _TensorFile(Protocol):
+    """What is used of safetensors.safe_open, whose methods have no types."""
+
+    def keys(self) -> list[str]: ...
+    def get_slice(self, name: str) -> "_TensorView": ...
+    def get_tensor(self, name: str) -> Tensor: ...
+
+
+class _TensorView(Protocol):
+    def get_dtype(self) -> str: ...
+    def get_shape(self) -> list[int]: ...
+
+
+_Holders = Mapping[str, _TensorFile]
+"""By the name of a tensor, the file that holds it."""
+
+
+def directory_entries(source: ModelSource, files: ExitStack, config: ModelConfig) -> dict[str, Entry]:
+    """By Hugging Face name; a packed layer is one entry, `.weight`. Raises ConfigError."""
+    holders: dict[str, _TensorFile] = {}
+    for path in _files(source):
+        try:
+            file = files.enter_context(safe_open(path, framework="pt"))
+            holders |= dict.fromkeys(file.keys(), file)
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"can't read {path}: {error}") from error
+    packed = {} if config.quantization is None else _packed_layers(holders, config.quantization)
+    taken = {name for layer in packed.values() for name in layer.names.values()}
+    entries = {name: _plain_entry(file, name) for name, file in holders.items() if name not in taken}
+    return entries | {f"{name}.weight": layer.entry() for name, layer in packed.items()}
+
+
+def _files(source: ModelSource) -> list[Path]:
+    """Those that the index names; without one the only file, or model.safetensors."""
+    index = source.read_json("model.safetensors.index.json")
+    if index is not None:
+        weight_map = index.get("weight_map")
+        names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+        if not names or any(Path(str(name)).name != name for name in names):
+            raise ConfigError(f"the weight_map in {source.path / 'model.safetensors.index.json'} does not name files of that directory")
+        return [source.path / name for name in sorted(names)]
+    found = sorted(source.path.glob("*.safetensors"))
+    usual = source.path / "model.safetensors"
+    if usual not in found and len(found) != 1:
+        raise ConfigError(f"{source.path} holds {len(found)} *.safetensors and neither model.safetensors nor model.safetensors.index.json says which to read")
+    return [usual] if usual in found else found
+
+
+def _plain_entry(file: _TensorFile, name: str) -> Entry:
+    view = file.get_slice(name)
+    kind = view.get_dtype()
+    if kind not in FLOATS:
+        raise ConfigError(f"tensor {name} has the type {kind}, which is not supported; these are: {', '.join(FLOATS)}")
+    return Entry(tuple(view.get_shape()), partial(_copy_stored, file, name))
+
+
+def _copy_stored(file: _TensorFile, name: str, out: Tensor) -> None:
+    out.copy_(file.get_tensor(name))
+
+
+# layers of several tensors
+
+
+class _Layer(NamedTuple):
+    """The tensors that a packed matrix consists of."""
+
+    holders: _Holders
+    names: dict[str, str]
+    """By part."""
+    entry_of: "Callable[[_Layer], Entry]"
+
+    def entry(self) -> Entry:
+        for name in self.names.values():
+            if name not in self.holders:
+                raise ConfigError(f"the checkpoint has no tensor {name}, which belongs to its quantized layer")
+        return self.entry_of(self)
+
+    def shape(self, part: str) -> tuple[int, ...]:
+        return tuple(self.holders[self.names[part]].get_slice(self.names[part]).get_shape())
+
+    def read(self, part: str) -> Tensor:
+        return self.holders[self.names[part]].get_tensor(self.names[part])
+
+    def check_types(self, layout: str, kinds: Mapping[str, tuple[str, ...]]) -> None:
+        for part, wanted in kinds.items():
+            found = self.holders[self.names[part]].get_slice(self.names[part]).get_dtype()
+            if found not in wanted:
+                raise ConfigError(f"tensor {self.names[part]} of the checkpoint has the type {found}; {layout} has {' or '.join(wanted)} there")
+
+    def check_shapes(self, group_size: int, wanted: Mapping[str, tuple[int, ...]]) -> None:
+        for part, shape in wanted.items():
+            if self.shape(part) != shape:
+                raise ConfigError(
+                    f"tensor {self.names[part]} of the checkpoint has the shape {list(self.shape(part))}; groups of {group_size} ask for {list(shape)}"
+                )
+
+
+def _packed_layers(holders: _Holders, quantization: Awq | PackQuantized) -> dict[str, _Layer]:
+    """By the name of the layer."""
+    if isinstance(quantization, Awq):
+        mark, parts, entry_of = "qweight", ("qweight", "qzeros", "scales"), partial(_awq_entry, quantization)
+    else:
+        mark, entry_of = "weight_packed", partial(_compressed_entry, quantization)
+        parts = ("weight_packed", "weight_scale", "weight_shape", *(() if quantization.is_symmetric else ("weight_zero_point",)))
+    layers = [name.removesuffix(f".{mark}") for name in holders if name.endswith(f".{mark}")]
+    return {layer: _Layer(holders, {part: f"{layer}.{part}" for part in parts}, entry_of) for layer in layers}
+
+
+def _awq_entry(quantization: Awq, layer: _Layer) -> Entry:
+    layer.check_types("AWQ", {"qweight": ("I32",), "qzeros": ("I32",), "scales": FLOATS})
+    shape = layer.shape("qweight")
+    columns, words = shape if len(shape) == 2 else (0, 0)
+    groups, rows = -(-columns // quantization.group_size), words * awq.PER_INT
+    layer.check_shapes(quantization.group_size, {"qweight": (columns, words), "qzeros": (groups, words), "scales": (groups, rows)})
+
+    def copy_groups(out: Groups) -> None:
+        awq.copy_groups(layer.read("qweight"), layer.read("qzeros"), layer.read("scales"), out)
+
+    return quantized_entry(rows, columns, Quantized(awq.BITS, quantization.group_size, copy_groups))
+
+
+def _compressed_entry(quantization: PackQuantized, layer: _Layer) -> Entry:
+    layer.check_types("compressed-tensors", {"weight_packed": ("I32",), "weight_scale": FLOATS, "weight_shape": ("I64", "I32")})
+    if layer.shape("weight_shape") != (2,):
+        raise ConfigError(f"tensor {layer.names['weight_shape']} of the checkpoint has the shape {list(layer.shape('weight_shape'))}; two numbers belong there")
+    rows, columns = layer.read("weight_shape").tolist()
+    bits, group_size = quantization.bits, quantization.group_size or max(1, columns)
+    groups = -(-columns // group_size)
+    wanted = {"weight_packed": (rows, -(-columns * bits // 32)), "weight_scale": (rows, groups)}
+    if not quantization.is_symmetric:
+        layer.check_types("compressed-tensors", {"weight_zero_point": ("I32",)})
+        wanted["weight_zero_point"] = (-(-rows * bits // 32), groups)
+    layer.check_shapes(group_size, wanted)
+
+    def copy_groups(out: Groups) -> None:
+        zero = None if quantization.is_symmetric else layer.read("weight_zero_point")
+        compressed.copy_groups(layer.read("weight_packed"), layer.read("weight_scale"), zero, out)
+
+    return quantized_entry(rows, columns, Quantized(bits, group_size, copy_groups))

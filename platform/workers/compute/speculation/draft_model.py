@@ -1,0 +1,165 @@
+"""A draft model with KV of its own in the target's blocks: the same block ids and tables, other layers.
+
+The drafter is to each sequence a second engine that lags behind: at every proposal it first computes the tokens it has not seen, then one at
+a time those it guesses, with the target's sampler and noise. Whatever the target rejects is written over, as the target does it.
+
+Blocks are shared between sequences and found again by prefix, so a block may come with the target's KV and without the drafter's: the drafter
+was behind, or asleep, when it was computed. Each block is therefore marked with the key of the chain whose draft KV it holds, all of it. A mark
+that is not the block's key in the sequence at hand says that there is none, whoever used the block meanwhile, and the drafter computes it,
+CATCH_UP_TOKENS a step at most; until it has caught up it proposes nothing.
+
+Invariant: a mark is true: only this class writes this cache, and it takes a block's mark away before it writes to it.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.workers.compute.batch import Span, lay_out
+from penstock.workers.compute.models.fused import Model
+from penstock.workers.compute.models.llama import KvCache
+from penstock.workers.compute.sampling import Sampler
+from penstock.workers.engine.sequence import Chunk, Sequence
+
+CATCH_UP_TOKENS = 512
+"""Known tokens computed in one proposal, all sequences together, so that no step waits for a drafter's long prompt."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What the draft cache holds of a sequence: its first `num_computed` tokens and, behind them, `ahead`."""
+
+    num_preemptions: int
+    """Since then its blocks have been other ones."""
+    num_computed: int
+    num_marked: int
+    """Leading blocks whose marks are set."""
+    ahead: list[int] = field(default_factory=list)
+
+
+class _Draft(NamedTuple):
+    place: int
+    """Of its chunk."""
+    seq: Sequence
+    num_wanted: int
+    state: _State
+    tokens: list[int]
+
+
+class DraftModel:
+    """Satisfies `penstock.workers.compute.speculation.drafter.Drafter`."""
+
+    def __init__(self, model: Model, cache: KvCache, sampler: Sampler, max_model_len: int, catch_up_tokens: int = CATCH_UP_TOKENS) -> None:
+        """cache: as many blocks, of the same size, as the target's. sampler: the target's. max_model_len: tokens the model can place."""
+        self._model = model
+        self._cache = cache
+        self._sampler = sampler
+        self._max_model_len = max_model_len
+        self._catch_up_tokens = catch_up_tokens
+        self._marks: list[bytes | None] = [None] * cache.num_blocks
+        self._states: dict[Sequence, _State] = {}
+
+    def propose(self, chunks: list[Chunk]) -> list[list[int]]:
+        with torch.inference_mode():
+            drafts = self._catch_up(chunks)
+            proposals: list[list[int]] = [[] for _ in chunks]
+            for draft in drafts:
+                proposals[draft.place] = draft.tokens
+            going = [draft for draft in drafts if 0 < len(draft.tokens) < draft.num_wanted]
+            while going:
+                going = self._extend(going)
+            return proposals
+
+    def forget(self, seq: Sequence) -> None:
+        self._states.pop(seq, None)
+
+    def poison(self, blocks: Tensor) -> None:
+        """Fill blocks with NaN, so that a read of what was not written shows. For tests."""
+        self._cache.poison(blocks)
+        for block in blocks.tolist():
+            self._marks[block] = None
+
+    def _catch_up(self, chunks: list[Chunk]) -> list[_Draft]:
+        """Compute known tokens; for the sequences that have them all now, the first guess."""
+        budget = self._catch_up_tokens
+        spans: list[Span] = []
+        drafts: list[_Draft] = []
+        rows: list[int] = []
+        for place, chunk in enumerate(chunks):
+            seq, count = chunk.seq, min(chunk.max_drafts, self._max_model_len - chunk.seq.num_tokens)
+            if count < 1 or not budget:
+                continue
+            state = self._resumed(seq)
+            num_lacking = seq.num_tokens - state.num_computed
+            num_tokens = min(num_lacking, budget)
+            spans.append(Span(seq.token_ids[state.num_computed : state.num_computed + num_tokens], state.num_computed, seq.block_table))
+            self._unmark(seq, state)
+            state.num_computed += num_tokens
+            budget -= num_tokens
+            if num_tokens == num_lacking:
+                drafts.append(_Draft(place, seq, count, state, []))
+                rows.append(self._catch_up_tokens - budget - 1)
+        if spans:
+            self._guess(spans, drafts, rows)
+        return drafts
+
+    def _extend(self, drafts: list[_Draft]) -> list[_Draft]:
+        """One guess more for each; returns those that go on."""
+        spans: list[Span] = []
+        for draft in drafts:
+            last = draft.tokens[-1]
+            spans.append(Span([last], draft.seq.num_tokens + len(draft.tokens) - 1, draft.seq.block_table))
+            draft.state.ahead.append(last)
+        lengths = [len(draft.tokens) for draft in drafts]
+        self._guess(spans, drafts, list(range(len(drafts))))
+        return [draft for draft, length in zip(drafts, lengths, strict=True) if length < len(draft.tokens) < draft.num_wanted]
+
+    def _guess(self, spans: list[Span], drafts: list[_Draft], rows: list[int]) -> None:
+        """Compute the spans; rows[i] of their tokens is behind what drafts[i] has, which gains a token if there is one."""
+        token_ids, positions, attention = lay_out(spans, self._cache.block_size)
+        logits = self._model.logits(token_ids, positions, self._cache, attention, torch.tensor(rows, dtype=torch.int64))
+        guesses = self._sampler.guess(logits, [draft.seq for draft in drafts], [draft.tokens for draft in drafts]) if drafts else []
+        for draft, guess in zip(drafts, guesses, strict=True):
+            if guess is not None:
+                draft.tokens.append(guess)
+
+    def _resumed(self, seq: Sequence) -> _State:
+        """The sequence's state with what was guessed right counted as known; at least its last token is not computed."""
+        state = self._states.get(seq)
+        if state is None or state.num_preemptions != seq.num_preemptions:
+            num_blocks = self._num_marked(seq)
+            state = self._states[seq] = _State(seq.num_preemptions, num_blocks * self._cache.block_size, num_blocks)
+        known = seq.token_ids[state.num_computed : state.num_computed + len(state.ahead)]
+        for token_id, guess in zip(known, state.ahead, strict=False):
+            if token_id != guess:
+                break
+            state.num_computed += 1
+        state.ahead = []
+        state.num_computed = min(state.num_computed, seq.num_tokens - 1)
+        self._mark(seq, state)
+        return state
+
+    def _num_marked(self, seq: Sequence) -> int:
+        """Leading blocks of a sequence that are full of this chain's draft KV; the last token's is not asked for."""
+        num_blocks = 0
+        for block, key in zip(seq.block_table, seq.block_keys[: (seq.num_tokens - 1) // self._cache.block_size], strict=False):
+            if self._marks[block] != key:
+                break
+            num_blocks += 1
+        return num_blocks
+
+    def _mark(self, seq: Sequence, state: _State) -> None:
+        """The full blocks whose keys have become known."""
+        num_full = min(state.num_computed // self._cache.block_size, len(seq.block_keys))
+        for index in range(state.num_marked, num_full):
+            self._marks[seq.block_table[index]] = seq.block_keys[index]
+        state.num_marked = max(state.num_marked, num_full)
+
+    def _unmark(self, seq: Sequence, state: _State) -> None:
+        """The blocks that the next tokens, and guesses behind them, are written to."""
+        first = state.num_computed // self._cache.block_size
+        for block in seq.block_table[first:]:
+            self._marks[block] = None
+        state.num_marked = min(state.num_marked, first)

@@ -1,0 +1,48 @@
+"""Which draft model a pool's settings ask for, read from its headers and checked against the target; no weights."""
+
+from dataclasses import dataclass, replace
+
+from penstock.base.errors import ConfigError
+from penstock.text.source import ModelSource, resolve
+from penstock.workers.compute.models.config import ModelConfig, read_config
+from penstock.workers.config import EngineConfig
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    source: ModelSource
+    whole: ModelConfig
+    """As the checkpoint says."""
+    config: ModelConfig
+    """As it is used: perhaps with its first layers only."""
+    is_target: bool
+    """It is the target's own checkpoint, so that weights are shared."""
+
+
+def plan_draft(target: ModelSource, target_config: ModelConfig, config: EngineConfig) -> DraftPlan | None:
+    """None: no draft model is wanted. Raises ConfigError for one that can't draft for this target."""
+    speculation = config.speculation
+    if speculation.model is None:
+        return None
+    source = resolve(speculation.model)
+    is_target = source.path == target.path
+    whole = target_config if is_target else read_config(source)
+    if not is_target:
+        _check_vocabulary(source, whole, target, target_config)
+    num_layers = speculation.draft_layers or whole.num_layers
+    if num_layers > whole.num_layers:
+        raise ConfigError(f"engine.speculation.draft_layers is {num_layers}, and {speculation.model} has only {whole.num_layers} layers")
+    return DraftPlan(source, whole, replace(whole, num_layers=num_layers), is_target)
+
+
+def _check_vocabulary(source: ModelSource, config: ModelConfig, target: ModelSource, target_config: ModelConfig) -> None:
+    """A guess is a token id: it must mean the same to both."""
+    if config.vocab_size != target_config.vocab_size:
+        raise ConfigError(
+            f"the draft model {source.name} has a vocabulary of {config.vocab_size} tokens, and {target.name} one of {target_config.vocab_size}; "
+            "they must be the same"
+        )
+    from penstock.text.vocabulary import load_vocabulary  # brings the tokenizers library, which only this needs of a replica
+
+    if load_vocabulary(source).raw.get_vocab() != load_vocabulary(target).raw.get_vocab():
+        raise ConfigError(f"the draft model {source.name} and {target.name} number their tokens differently; their vocabularies must be the same")

@@ -1,0 +1,59 @@
+"""What a GPU needs to know to choose tokens as `penstock.workers.compute.sampling` does. Tensors, no kernels."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from penstock.wire.frames import SamplingParams
+from penstock.workers.compute.noise import stream_start
+
+MOST_KEPT = 256
+"""Of top_k; more of them are sorted on the host."""
+MIN_TEMPERATURE = 1e-5
+"""Dividing by less leaves the range of float32, and would choose the same token."""
+_SIGN = 1 << 63
+
+
+class Draws(NamedTuple):
+    """Of R rows."""
+
+    streams: Tensor
+    """int64 [R]: where the noise of the position begins, the bits of a uint64."""
+    temperatures: Tensor
+    """float32 [R]; 0: the best, without noise."""
+    least_scaled: Tensor
+    """float64 [R]: of logits relative to the best and by the temperature, those that min_p leaves."""
+    top_k: Tensor
+    """int64 [R]; 0: all."""
+    most_kept: int
+    """The largest top_k."""
+
+    def on(self, device: torch.device) -> "Draws":
+        streams, temperatures, least_scaled, top_k, most_kept = self
+        return Draws(streams.to(device), temperatures.to(device), least_scaled.to(device), top_k.to(device), most_kept)
+
+
+def can_draw(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether the GPU chooses by these parameters. Not top_p, whose sums would be rounded otherwise than the host's."""
+    return params.temperature == 0 or (params.top_p >= 1 and (params.top_k <= MOST_KEPT or params.top_k >= vocab_size))
+
+
+def make_draws(params: Sequence[SamplingParams], positions: Sequence[int], vocab_size: int) -> Draws:
+    """positions: where the chosen tokens will stand."""
+    streams = [_signed(stream_start(own.seed, position)) for own, position in zip(params, positions, strict=True)]
+    kept = [own.top_k if 0 < own.top_k < vocab_size and own.temperature > 0 else 0 for own in params]
+    return Draws(
+        torch.tensor(streams, dtype=torch.int64),
+        torch.tensor([max(own.temperature, MIN_TEMPERATURE) if own.temperature > 0 else 0.0 for own in params], dtype=torch.float32),
+        torch.tensor([float(np.log(own.min_p)) if own.min_p > 0 and own.temperature > 0 else -math.inf for own in params], dtype=torch.float64),
+        torch.tensor(kept, dtype=torch.int64),
+        max(kept, default=0),
+    )
+
+
+def _signed(bits: int) -> int:
+    return (bits ^ _SIGN) - _SIGN

@@ -1,0 +1,183 @@
+"""Checkpoints into one normal form: the parameters of `models/llama.py` by name, fused, contiguous; matrices dense or in groups of small integers.
+
+Parameters are read one after the other, so a caller that packs each at once holds the model in its own form plus one parameter. GGUF files are
+read piece by piece, safetensors are mapped. Invariant: the names and shapes are exactly those of `layout`; a checkpoint that lacks a tensor, has
+one too many or one of another shape is refused with a ConfigError that names it.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from penstock.base.errors import ConfigError
+from penstock.text.source import ModelSource
+from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.quant.quantized import Groups, Int4Matrix, Matrix, quantize, quantize_int8
+from penstock.workers.compute.readers.directory import directory_entries
+from penstock.workers.compute.readers.entry import Entry
+from penstock.workers.compute.readers.gguf_file import gguf_entries
+
+ROPE_FACTORS = "rope_factors"
+"""Parameter kept in float32: divisors of the RoPE frequencies."""
+TABLES = ("embed", "lm_head")
+"""The embedding table and the output head, which is often the same."""
+HEAD_GROUP = 32
+"""Group size of a table that is rounded at loading."""
+CHUNK_ELEMENTS = 1 << 20
+"""Elements of a table rounded at once."""
+
+Head = Literal["auto", "keep", "int8", "int4"]
+"""How the tables are held. keep: as the checkpoint has them. int8, int4: rounded to nearest. auto: int8 where the checkpoint's other matrices are
+quantized and the tables are not, else as they are."""
+
+
+class Piece(NamedTuple):
+    """Where a checkpoint's tensor goes: rows [start, start + shape[0]) of the parameter `target`."""
+
+    target: str
+    start: int
+    shape: tuple[int, ...]
+
+
+def read_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "", head: Head = "keep") -> Iterator[tuple[str, Tensor | Groups]]:
+    """Parameters whose names begin with `prefix`, one after the other: quantized where the checkpoint has all of one so, else in `dtype`.
+
+    Raises ConfigError for a checkpoint that does not fit `config` or has a type that is not supported.
+    """
+    plan = layout(config)
+    with ExitStack() as files:
+        entries = gguf_entries(source.path, source.gguf, config) if source.format == "gguf" else directory_entries(source, files, config)
+        _check(plan, entries, config)
+        pieces: dict[str, list[tuple[Piece, Entry]]] = {}
+        for name, piece in plan.items():
+            pieces.setdefault(piece.target, []).append((piece, entries[name]))
+        head_bits = _head_bits(head, entries)
+        for target, shape in parameter_shapes(plan).items():
+            if target.startswith(prefix):
+                value = _parameter(target, shape, pieces[target], dtype)
+                yield target, value if target not in TABLES or head_bits is None else rounded_table(value, head_bits)
+
+
+def load_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "", head: Head = "keep") -> dict[str, Matrix]:
+    """`read_weights` for torch's operators: all in `dtype`, but 4-bit matrices of a directory, which stay packed."""
+    is_packed = source.format != "gguf"
+    return {name: _for_torch(name, value, dtype, is_packed) for name, value in read_weights(source, config, dtype, prefix, head)}
+
+
+def _for_torch(name: str, value: Tensor | Groups, dtype: torch.dtype, is_packed: bool) -> Matrix:
+    if isinstance(value, Tensor):
+        return value
+    if is_packed and value.bits == 4 and name not in TABLES:
+        return Int4Matrix(value, dtype)
+    return value.dequantized_in(dtype)
+
+
+def _parameter(target: str, shape: tuple[int, ...], pieces: list[tuple[Piece, Entry]], dtype: torch.dtype) -> Tensor | Groups:
+    """Stays quantized where all its pieces are, alike."""
+    kinds = {None if entry.quantized is None else (entry.quantized.group_size, entry.quantized.bits) for _, entry in pieces}
+    kind = kinds.pop()
+    if kind is not None and not kinds:
+        groups = Groups.empty(shape[0], shape[1], *kind)
+        for piece, entry in pieces:
+            assert entry.quantized is not None
+            entry.quantized.copy_groups(groups.rows(piece.start, piece.start + piece.shape[0]))
+        return groups
+    parameter = _allocate(target, shape, dtype)
+    for piece, entry in pieces:
+        entry.copy_into(parameter[piece.start : piece.start + piece.shape[0]])
+    return parameter
+
+
+def _head_bits(head: Head, entries: Mapping[str, Entry]) -> int | None:
+    if head in ("int8", "int4"):
+        return {"int8": 8, "int4": 4}[head]
+    return 8 if head == "auto" and any(entry.quantized is not None for entry in entries.values()) else None
+
+
+def rounded_table(table: Tensor | Groups, bits: int) -> Tensor | Groups:
+    """In so many bits, to nearest; one that has as few stays as it is."""
+    if isinstance(table, Groups) and table.bits <= bits:
+        return table
+    rows, columns = (table.q if isinstance(table, Groups) else table).shape
+    out = Groups.empty(rows, columns, HEAD_GROUP, bits)
+    step = max(1, CHUNK_ELEMENTS // columns)
+    for start in range(0, rows, step):
+        end = min(rows, start + step)
+        dense = table.rows(start, end).dequantized() if isinstance(table, Groups) else table[start:end]
+        out.rows(start, end).copy_(quantize(dense, HEAD_GROUP) if bits == 4 else quantize_int8(dense, HEAD_GROUP))
+    return out
+
+
+def layout(config: ModelConfig) -> dict[str, Piece]:
+    """For each tensor of a checkpoint, by its Hugging Face name, the place where it goes."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    plan = {
+        "model.embed_tokens.weight": Piece("embed", 0, (config.vocab_size, hidden)),
+        "model.norm.weight": Piece("norm", 0, (hidden,)),
+    }
+    if not config.is_tied:
+        plan["lm_head.weight"] = Piece("lm_head", 0, (config.vocab_size, hidden))
+    if config.has_rope_factors:
+        plan["rope_freqs.weight"] = Piece(ROPE_FACTORS, 0, (config.head_dim // 2,))
+    for index in range(config.num_layers):
+        theirs, ours = f"model.layers.{index}", f"layers.{index}"
+        plan[f"{theirs}.input_layernorm.weight"] = Piece(f"{ours}.input_norm", 0, (hidden,))
+        plan[f"{theirs}.post_attention_layernorm.weight"] = Piece(f"{ours}.post_norm", 0, (hidden,))
+        plan |= _attention_layout(config, f"{theirs}.self_attn", ours)
+        for fused, parts in (("gate_up", ("gate_proj", "up_proj")), ("down", ("down_proj",))):
+            rows, columns = (hidden, inner) if fused == "down" else (inner, hidden)
+            plan |= _fused(f"{theirs}.mlp", dict.fromkeys(parts, rows), f"{ours}.{fused}", columns, config.has_mlp_bias)
+    return plan
+
+
+def _attention_layout(config: ModelConfig, theirs: str, ours: str) -> dict[str, Piece]:
+    query, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    plan = _fused(theirs, {"q_proj": query, "k_proj": shared, "v_proj": shared}, f"{ours}.qkv", config.hidden_size, config.has_qkv_bias)
+    plan |= _fused(theirs, {"o_proj": config.hidden_size}, f"{ours}.o", query, config.has_o_bias)
+    if config.has_qk_norm:
+        for name in ("q_norm", "k_norm"):
+            plan[f"{theirs}.{name}.weight"] = Piece(f"{ours}.{name}", 0, (config.head_dim,))
+    return plan
+
+
+def _fused(theirs: str, rows: Mapping[str, int], target: str, columns: int, has_bias: bool) -> dict[str, Piece]:
+    """Matrices (and biases) stacked in order: `rows` of each."""
+    plan: dict[str, Piece] = {}
+    start = 0
+    for name, count in rows.items():
+        plan[f"{theirs}.{name}.weight"] = Piece(target, start, (count, columns))
+        if has_bias:
+            plan[f"{theirs}.{name}.bias"] = Piece(f"{target}_bias", start, (count,))
+        start += count
+    return plan
+
+
+def parameter_shapes(plan: Mapping[str, Piece]) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for piece in plan.values():
+        rows = piece.start + piece.shape[0]
+        shapes[piece.target] = (max(rows, shapes.get(piece.target, (0,))[0]), *piece.shape[1:])
+    return shapes
+
+
+def _allocate(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32 if name == ROPE_FACTORS else dtype)
+
+
+def _check(plan: Mapping[str, Piece], entries: Mapping[str, Entry], config: ModelConfig) -> None:
+    for name, piece in plan.items():
+        if name not in entries:
+            raise ConfigError(f"the checkpoint has no tensor {name}")
+        if entries[name].shape != piece.shape:
+            raise ConfigError(f"tensor {name} of the checkpoint has the shape {list(entries[name].shape)}; its configuration asks for {list(piece.shape)}")
+    for name in entries:
+        if name not in plan and not _is_redundant(name, config):
+            raise ConfigError(f"the checkpoint has a tensor {name}, for which a model of its configuration has no use")
+
+
+def _is_redundant(name: str, config: ModelConfig) -> bool:
+    """Old checkpoints store the RoPE frequencies, some tied ones the embedding twice."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.is_tied)

@@ -1,0 +1,106 @@
+"""How many tokens to draft for each sequence of a step: as many as pay, none where none does. Pure.
+
+A draft's j-th token is kept with probability a**j, a being the estimated chance that the target agrees with one more guess. Tokens a step
+gains are (decode rows + sum of those), its time is the performance model's. For every greatest length, drafts are taken in order of worth for
+as long as the ratio, the goodput, rises (the criterion of SmartSpec, Liu et al. 2024, arXiv 2406.14066, with a length for each sequence).
+
+Not a drafter, and of no influence on what an answer says: any length gives the same tokens.
+"""
+
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.perf.model import step_time_s
+from penstock.wire.frames import StepCosts
+from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
+
+FIRST_ACCEPTANCE = 0.7
+"""Assumed of a pool's drafter before anything is known."""
+SEQUENCE_RATE, POOL_RATE = 0.1, 0.03
+"""What one verified guess moves the estimates of its sequence, and of all, where a new sequence starts."""
+MAX_ACCEPTANCE = 0.98
+FORGET_RATE = 0.01
+"""What a step without a draft moves a sequence's estimate towards that of all: answers change their nature."""
+RETRY_EVERY = 64
+"""After so many steps in which no draft paid, one token is drafted for one sequence: estimates of what is never tried can't change."""
+
+
+class Guess(NamedTuple):
+    """A draft's `length`-th token; in order, the best comes first, and none before the shorter ones of its sequence."""
+
+    less_worth: float
+    """Minus the chance that it is kept."""
+    place: int
+    """Of the sequence in the batch."""
+    length: int
+
+
+class DraftLengths:
+    """Chooses lengths, learns acceptance, and counts for the metrics."""
+
+    def __init__(self, max_draft_tokens: int, *, is_adaptive: bool = True) -> None:
+        """is_adaptive: False drafts as much as is allowed, whether it pays or not."""
+        self.max_draft_tokens = max_draft_tokens
+        self._is_adaptive = is_adaptive
+        self._num_idle_steps = 0
+        self.num_drafted = 0
+        """Draft tokens verified since the start."""
+        self.num_accepted = 0
+        self._acceptance = FIRST_ACCEPTANCE
+
+    def choose(self, chunks: list[Chunk], caps: list[int], shape: StepShape, costs: StepCosts, budget: int) -> list[int]:
+        """Draft tokens for each of the decoding `chunks`, at most caps[i], together at most `budget` >= 0.
+
+        shape: of the step without drafts. Costs that are all 0 are unknown: everything pays.
+        """
+        worths = (enumerate(self._worths(chunk.seq, caps[place]), 1) for place, chunk in enumerate(chunks))
+        guesses = sorted(Guess(-worth, place, length) for place, row in enumerate(worths) for length, worth in row)
+        chosen = best_guesses(guesses, budget, shape, costs) if self._is_adaptive else guesses[:budget]
+        chosen = chosen or guesses[: min(budget, self._num_retried())]
+        self._num_idle_steps = 0 if chosen else self._num_idle_steps + 1
+        counts = [0] * len(chunks)
+        for guess in chosen:
+            counts[guess.place] += 1
+        for count, chunk in zip(counts, chunks, strict=True):
+            if not count and chunk.seq.acceptance is not None:
+                chunk.seq.acceptance += FORGET_RATE * (self._acceptance - chunk.seq.acceptance)
+        return counts
+
+    def note(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """What became of a draft: its first `num_accepted` tokens were kept; the next one, if there was one, was not."""
+        self.num_drafted += num_drafted
+        self.num_accepted += num_accepted
+        own = self._acceptance if seq.acceptance is None else seq.acceptance
+        for place in range(min(num_drafted, num_accepted + 1)):
+            is_accepted = place < num_accepted
+            own += SEQUENCE_RATE * (is_accepted - own)
+            self._acceptance += POOL_RATE * (is_accepted - self._acceptance)
+        seq.acceptance = own
+
+    def _worths(self, seq: Sequence, cap: int) -> list[float]:
+        acceptance = min(MAX_ACCEPTANCE, self._acceptance if seq.acceptance is None else seq.acceptance)
+        return [acceptance**length for length in range(1, cap + 1)]
+
+    def _num_retried(self) -> int:
+        return 1 if self._num_idle_steps >= RETRY_EVERY else 0
+
+
+def best_guesses(guesses: list[Guess], budget: int, shape: StepShape, costs: StepCosts) -> list[Guess]:
+    """Those, at most `budget`, that give the most tokens in the least time; of equals, more. guesses: the best first."""
+    # where rounds cost nothing, the greatest length decides nothing
+    depths = range(1, max((guess.length for guess in guesses), default=0) + 1) if costs.draft_round_s else (max((g.length for g in guesses), default=0),)
+    line = msgspec.structs.replace(costs, knee_s=0.0)
+    plain_s = step_time_s(line, rows=shape.rows, prefill_tokens=shape.prefill_tokens, query_context=shape.query_context, kv_tokens=shape.kv_tokens)
+    best: list[Guess] = []
+    best_tokens, best_s = float(shape.decode_rows), max(costs.knee_s, plain_s)
+    for depth in depths:
+        candidates = [guess for guess in guesses if guess.length <= depth][:budget]
+        tokens, seconds = float(shape.decode_rows), plain_s + depth * costs.draft_round_s
+        for count, guess in enumerate(candidates, 1):
+            tokens -= guess.less_worth
+            seconds += costs.draft_token_s
+            step_s = max(costs.knee_s, seconds)
+            if tokens * best_s >= best_tokens * step_s:
+                best, best_tokens, best_s = candidates[:count], tokens, step_s
+    return best

@@ -1,0 +1,345 @@
+"""The engine: a thread that schedules, runs and commits steps, and says after each what its sequences gained.
+
+Not a server: submit, abort and snapshot requests come in from any thread and never wait for a step; reports go out through `on_step`, called
+on the engine's thread, which must not block; where a device computes by itself, while it computes the next step. Invariants: a submitted
+sequence is reported with a `finish` exactly once, and nothing after it; before a step begins the blocks of aborted and expired sequences are
+free; an idle engine holds no block.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from penstock.perf.fit import StepSample, adapt
+from penstock.prefix.hashing import ChainHasher
+from penstock.wire.errors import EngineFault
+from penstock.wire.frames import BlockEvents, Finish, StepCosts
+from penstock.workers.config import EngineConfig
+from penstock.workers.engine.blocks import BlockPool
+from penstock.workers.engine.probe import measure
+from penstock.workers.engine.scheduler import Scheduler
+from penstock.workers.engine.sequence import Resident, Sampled, SeqOutput, Sequence, Step
+from penstock.workers.engine.watch import Watch
+
+ADAPT_EVERY = 8
+"""One step in so many corrects the costs."""
+ADAPT_RATE = 0.02
+"""Share of a measured step's relative error that the costs take over; more in the beginning, since a probe on a busy machine can be far off."""
+ADAPT_FIRST = 4
+"""The first correction takes over 1 / (ADAPT_FIRST + 1), the second 1 / (ADAPT_FIRST + 2), ..."""
+MAX_FAILURES = 3
+"""Failed steps in a row that make the engine unhealthy."""
+CHECK_EVERY_S = 60.0
+"""Least time between two full checks of the block pool; they cost milliseconds, and only an idle engine makes them."""
+
+_log = logging.getLogger("penstock.engine")
+
+
+class Runner(Protocol):
+    """What computes a step: the model on its device, or the timed one."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> frozenset[int]: ...
+
+    def run(self, step: Step) -> list[list[Sampled]]:
+        """Compute the chunks' KV into their block tables, perhaps behind drafts of its own. Returns for each what `Scheduler.commit` wants.
+
+        The sequences in `step.preempted` have lost their blocks and will start over.
+        """
+
+    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> Resident:
+        """Read an adapter, in any thread. Raises PenstockError where it does not fit, OSError."""
+
+    def forget(self, seq: Sequence) -> None:
+        """Drop what is kept of a sequence; called once when it ends, also if it never ran."""
+
+
+@runtime_checkable
+class Launcher(Protocol):
+    """What a `Runner` may be too: its device computes while the host does something else."""
+
+    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
+        """`run` in two: returns when the device has all it needs for the step; what it returns waits for it. Either may raise."""
+
+
+class EngineLoad(NamedTuple):
+    """See `penstock.wire.frames.Load`."""
+
+    num_running: int
+    num_waiting: int
+    prefill_tokens_outstanding: int
+    kv_tokens: int
+    free_blocks: int
+    total_blocks: int
+    event_seq: int
+    costs: StepCosts
+    num_drafted: int = 0
+    num_accepted: int = 0
+    is_closed: bool = False
+    """The engine refuses whatever comes."""
+
+
+class StepReport(NamedTuple):
+    outputs: list[SeqOutput]
+    events: BlockEvents | None
+    """What the cache gained and lost; their numbers are consecutive from 1."""
+    load: EngineLoad
+
+
+class Engine:
+    """Built stopped; `start` measures the runner's step costs and then serves."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        hasher: ChainHasher,
+        on_step: Callable[[StepReport], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        unix_clock: Callable[[], float] = time.time,
+        measure_costs: Callable[[Runner, EngineConfig], StepCosts] = measure,
+    ) -> None:
+        """clock: of `Sequence.arrival_s` and `is_healthy`. unix_clock: of deadlines. measure_costs: called once, before the first step."""
+        self._runner = runner
+        self._config = config
+        self._on_step = on_step
+        self._clock = clock
+        self._unix_clock = unix_clock
+        self._measure_costs = measure_costs
+        self._pool = BlockPool(runner.num_blocks, config.block_size)
+        self._scheduler = Scheduler(self._pool, hasher, config, runner.max_model_len, runner.eos_token_ids)
+        self._operations: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._watch = Watch(clock, unix_clock)
+        self._launch = runner.launch if isinstance(runner, Launcher) else None
+        self._held: list[SeqOutput] | None = None
+        """What the last step said, until the next one is launched or somebody wants something else."""
+        self._ended: list[SeqOutput] = []
+        """Sequences that ended outside a commit and are not reported yet."""
+        self._next_deadline = math.inf
+        self._event_seq = 0
+        self._costs = StepCosts()
+        self._num_steps = 0
+        self._num_failures = 0
+        self._busy_since: float | None = None
+        self._checked_s = -math.inf
+        self._is_stopping = False
+        self._is_serving = False
+        self._has_started = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="penstock-engine", daemon=True)
+
+    # from any thread
+
+    def start(self) -> None:
+        """Returns when the costs are measured and the engine serves; raises EngineFault if that failed."""
+        self._thread.start()
+        self._has_started.wait()
+        if not self._is_serving:
+            raise EngineFault("The engine ended while it measured the runner's step times; the log has the cause.")
+
+    def stop(self, *, drain: bool = False, timeout_s: float = 30.0) -> bool:
+        """End the thread and wait for it: with `drain` when every sequence has finished, else with all of them aborted. Safe to call again.
+
+        What is submitted from now on is refused, and dropped once the thread has ended. False: the thread still runs after `timeout_s`; a second
+        call without `drain` aborts what is left.
+        """
+        if self._thread.ident is None:
+            return True
+        self._operations.put(self._refuse_more if drain else self._abort_all)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def submit(self, seq: Sequence) -> None:
+        self._operations.put(lambda: self._add(seq))
+
+    def abort(self, seq: Sequence) -> None:
+        """Frees the sequence's KV before the next step begins; one that has finished is left as it is."""
+        self._operations.put(lambda: self._end(seq, Finish.ABORT))
+
+    def request_snapshot(self, callback: Callable[[BlockEvents], None]) -> None:
+        """Calls back on the engine's thread, between steps, with every key of the cache as of the last block events."""
+        self._operations.put(lambda: callback(BlockEvents(self._event_seq, b"".join(self._pool.cached_keys()), is_snapshot=True)))
+
+    def is_healthy(self, now: float) -> bool:
+        """False when the thread is gone, steps fail one after the other, or one takes longer than `config.stall_s`."""
+        busy_since = self._busy_since
+        has_stalled = busy_since is not None and now - busy_since > self._config.stall_s
+        return self._thread.is_alive() and self._num_failures < MAX_FAILURES and not has_stalled
+
+    # on the engine's thread
+
+    def step(self) -> None:
+        self._busy_since = self._clock()
+        step = self._scheduler.schedule(self._costs)
+        self._watch.scheduled()
+        sampled = self._run(step)
+        outputs = self._fail(step) if sampled is None else self._settle(self._scheduler.commit(step, sampled))
+        self._watch.committed(outputs)
+        if self._launch is None:
+            self._report(outputs)
+        else:
+            self._held = outputs
+        self._busy_since = None
+
+    def _main(self) -> None:
+        try:
+            self._costs = self._measure_costs(self._runner, self._config)
+            self._is_serving = True
+            self._has_started.set()
+            while self._prepare():
+                if self._scheduler.has_work:
+                    self.step()
+        except Exception:  # noqa: BLE001 a dead thread is noticed by `is_healthy`
+            _log.exception("The engine's thread ends.")
+        finally:
+            self._has_started.set()
+
+    def _prepare(self) -> bool:
+        """Between steps: do what other threads asked for, waiting for it while idle. False: stopped."""
+        if not self._scheduler.has_work or not self._operations.empty():
+            self._report_held()
+        if not self._scheduler.has_work and self._operations.empty():
+            self._check_idle()
+            if self._is_stopping:
+                return False
+            self._operations.get()()
+        while not self._operations.empty():
+            self._operations.get()()
+        self._expire()
+        if self._ended:
+            self._report([])
+        return True
+
+    def _check_idle(self) -> None:
+        assert self._pool.num_free == self._pool.num_blocks, f"{self._pool.num_blocks - self._pool.num_free} blocks are held by nobody"
+        now = self._clock()
+        if now - self._checked_s >= CHECK_EVERY_S:
+            self._pool.check([])
+            self._checked_s = now
+
+    def _add(self, seq: Sequence) -> None:
+        if self._is_stopping:
+            self._end(seq, Finish.REFUSED, "The replica is draining.")
+        elif not self._scheduler.add(seq):
+            self._note_end(seq)
+            return
+        if seq.deadline is not None:
+            self._next_deadline = min(self._next_deadline, seq.deadline)
+        if seq.times is not None:
+            self._watch.add(seq)
+
+    def _end(self, seq: Sequence, finish: Finish, error: str | None = None) -> None:
+        if seq.finish is None:
+            self._scheduler.finish(seq, finish, error)
+            self._note_end(seq)
+
+    def _note_end(self, seq: Sequence) -> None:
+        self._runner.forget(seq)
+        self._ended.append(SeqOutput(seq, [], finish=seq.finish))
+
+    def _refuse_more(self) -> None:
+        self._is_stopping = True
+
+    def _abort_all(self) -> None:
+        self._is_stopping = True
+        for seq in list(self._scheduler.sequences()):
+            self._end(seq, Finish.ABORT)
+
+    def _expire(self) -> None:
+        now = self._unix_clock()
+        if now < self._next_deadline:
+            return
+        self._report_held()
+        for seq in list(self._scheduler.sequences()):
+            if seq.deadline is not None and seq.deadline <= now:
+                self._end(seq, Finish.DEADLINE, "The deadline of the request passed.")
+        self._next_deadline = min((seq.deadline for seq in self._scheduler.sequences() if seq.deadline is not None), default=math.inf)
+
+    def _run(self, step: Step) -> list[list[Sampled]] | None:
+        """None: the runner failed."""
+        started_s = self._clock()
+        try:
+            sampled = self._computed(step)
+        except Exception:  # noqa: BLE001 whatever it was, it ends the sequences of this step and not the engine
+            _log.exception("A step of %d sequences failed.", len(step.chunks))
+            self._num_failures += 1
+            self._report_held()  # before the ends of what failed
+            return None
+        self._num_failures = 0
+        self._num_steps += 1
+        if self._num_steps % ADAPT_EVERY == 0:
+            self._adapt(step, self._clock() - started_s)
+        return sampled
+
+    def _computed(self, step: Step) -> list[list[Sampled]]:
+        if self._launch is None:
+            return self._runner.run(step)
+        wait = self._launch(step)
+        self._report_held()
+        return wait()
+
+    def _adapt(self, step: Step, seconds: float) -> None:
+        shape = step.shape
+        sample = StepSample(shape.rows, shape.prefill_tokens, shape.query_context, shape.kv_tokens, shape.draft_tokens, seconds, shape.draft_rounds)
+        rate = max(ADAPT_RATE, 1 / (ADAPT_FIRST + self._num_steps // ADAPT_EVERY))
+        self._costs = adapt(self._costs, sample, rate)
+
+    def _fail(self, step: Step) -> list[SeqOutput]:
+        for chunk in step.chunks:
+            self._end(chunk.seq, Finish.ERROR, "The engine failed while it computed this sequence.")
+        return []
+
+    def _settle(self, outputs: list[SeqOutput]) -> list[SeqOutput]:
+        for output in outputs:
+            if output.finish is not None:
+                self._runner.forget(output.seq)
+        return outputs
+
+    def _report_held(self) -> None:
+        if self._held is not None:
+            outputs, self._held = self._held, None
+            self._report(outputs)
+
+    def _report(self, outputs: list[SeqOutput]) -> None:
+        outputs, self._ended = self._ended + outputs, []
+        events = self._drain_events()
+        self._on_step(StepReport(outputs, events, self._load()))
+
+    def _drain_events(self) -> BlockEvents | None:
+        changes = self._pool.drain_changes()
+        if changes is None:
+            return None
+        self._event_seq += 1
+        return BlockEvents(self._event_seq, b"".join(changes.stored), b"".join(changes.removed))
+
+    def _load(self) -> EngineLoad:
+        running, waiting = self._scheduler.running, self._scheduler.waiting
+        kv_tokens = 0
+        prefill_tokens = sum(len(seq.token_ids) for seq in waiting)
+        for seq in running:
+            num_tokens = len(seq.token_ids)
+            kv_tokens += num_tokens
+            if num_tokens - seq.num_computed_tokens > 1:
+                prefill_tokens += num_tokens - seq.num_computed_tokens
+        drafts = self._scheduler.drafts
+        return EngineLoad(
+            len(running),
+            len(waiting),
+            prefill_tokens,
+            kv_tokens,
+            self._pool.num_free,
+            self._pool.num_blocks,
+            self._event_seq,
+            self._costs,
+            0 if drafts is None else drafts.num_drafted,
+            0 if drafts is None else drafts.num_accepted,
+        )

@@ -1,0 +1,121 @@
+"""The probe at start: made-up sequences through the runner over a small grid, so that every coefficient of the step costs shows.
+
+Not a benchmark, and nothing of it stays: it runs before the engine's first step, in blocks that nobody holds and nobody publishes. Steady
+decoding alone can't tell the cost of a row from that of its context, so rows, prefill and context vary independently.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+from typing import NamedTuple, Protocol
+
+from penstock.perf.fit import StepSample, fit
+from penstock.wire.frames import SamplingParams, StepCosts
+from penstock.workers.config import EngineConfig
+from penstock.workers.engine.sequence import Chunk, Sequence, Step
+from penstock.workers.engine.timed import TimedRunner
+
+BUDGET_S = 4.0
+"""The probe stops after the step that exceeds this; the points that matter most come first."""
+REPEATS = 2
+"""Times each point is measured; the fastest counts."""
+CONTEXT = 1024
+"""Context tokens of the long decode rows and chunks, as far as the cache holds them."""
+
+DRAFT_CONTEXT = 8
+"""Context tokens of rows that speculate."""
+
+
+class Probed(Protocol):
+    """What the probe needs of `penstock.workers.engine.engine.Runner`."""
+
+    @property
+    def num_blocks(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    def run(self, step: Step) -> object: ...
+    def forget(self, seq: Sequence) -> None: ...
+
+
+class Point(NamedTuple):
+    """A step to measure: `rows` sequences that decode behind `context` tokens, and a chunk of `prefill` tokens behind `prefill_context`."""
+
+    rows: int
+    context: int
+    prefill: int = 0
+    prefill_context: int = 0
+    drafts: int = 0
+    """Places for draft tokens behind each decoding row."""
+
+
+def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> StepCosts:
+    """Step costs of a runner, in BUDGET_S and a step at most; those of a timed runner are known."""
+    if isinstance(runner, TimedRunner):
+        return runner.costs
+    until_s = clock() + BUDGET_S
+    best: dict[Point, StepSample] = {}
+    points = list(grid(config, runner.num_blocks, runner.max_model_len))
+    _run(runner, points[0], config.block_size, clock)  # the first step builds and warms what the others only use
+    for point in points * REPEATS:
+        sample = _run(runner, point, config.block_size, clock)
+        best[point] = min(best.get(point, sample), sample, key=lambda sample: sample.seconds)
+        if clock() > until_s:
+            break
+    return fit(list(best.values()))
+
+
+def grid(config: EngineConfig, num_blocks: int, max_model_len: int) -> Iterator[Point]:
+    """Points that fit the runner, the most telling first."""
+    rows = config.max_num_seqs
+    longest = min(max_model_len, num_blocks * config.block_size) - 1
+    chunk = max(2, min(config.max_batched_tokens, longest // 2))
+    piece = max(2, chunk // 8)
+    context = max(1, min(CONTEXT, longest - chunk, num_blocks // rows * config.block_size - 1))
+    few = min(rows, 8)
+    yield Point(1, 1)
+    yield Point(few, 1)
+    yield Point(0, 0, piece)
+    yield from _draft_points(config, few, context)
+    yield Point(few, context)
+    yield Point(0, 0, piece, context)
+    yield Point(1, context)
+    yield Point(0, 0, chunk)
+    yield Point(rows, 1)
+    yield Point(rows, context)
+    yield Point(few, context, chunk // 2 + 1, context)
+
+
+def _draft_points(config: EngineConfig, few: int, context: int) -> Iterator[Point]:
+    """Contexts short, but long enough that a look-up finds something in tokens that are all the same."""
+    speculation = config.speculation
+    if speculation.method == "none" or context <= DRAFT_CONTEXT + speculation.max_draft_tokens:
+        return
+    few = min(few, config.max_batched_tokens // (1 + speculation.max_draft_tokens))
+    for rows in sorted({1, few} - {0}):
+        yield Point(rows, DRAFT_CONTEXT, drafts=speculation.max_draft_tokens)
+
+
+def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], float]) -> StepSample:
+    """Measure one point once."""
+    blocks = count()
+    chunks = [_chunk(point.context, 1, blocks, runner.num_blocks, block_size, point.drafts) for _ in range(point.rows)]
+    if point.prefill:
+        chunks.append(_chunk(point.prefill_context, point.prefill, blocks, runner.num_blocks, block_size))
+    step = Step(chunks, [])
+    if point.drafts:
+        runner.run(step)  # a drafter that sees a sequence for the first time has all of it to catch up with
+    begin_s = clock()
+    runner.run(step)
+    seconds = clock() - begin_s
+    for chunk in chunks:
+        runner.forget(chunk.seq)
+    shape = step.shape
+    return StepSample(shape.rows, shape.prefill_tokens, shape.query_context, shape.kv_tokens, shape.draft_tokens, max(seconds, 1e-6), shape.draft_rounds)
+
+
+def _chunk(context: int, num_tokens: int, blocks: Iterator[int], num_blocks: int, block_size: int, max_drafts: int = 0) -> Chunk:
+    """The last `num_tokens` of a made-up sequence, its blocks taken in turn; those of a small cache are used twice."""
+    length = context + num_tokens
+    table = [next(blocks) % num_blocks for _ in range(-(-(length + max_drafts) // block_size))]
+    seq = Sequence("probe", [0] * length, SamplingParams(max_tokens=1, temperature=0.0), length, [], b"", 0.0, block_table=table, num_computed_tokens=context)
+    return Chunk(seq, context, num_tokens, max_drafts)

@@ -1,0 +1,293 @@
+"""The one-phase scheduler: a token budget per step, so that `num_computed_tokens` catches up with the tokens known.
+
+Prefill chunks, decode rows, resumed sequences, prefix hits and speculation are the same arithmetic (vLLM V1's scheduler, without its phases).
+Pure: no torch, no clock. First come, first served:
+
+* running sequences first, each with all it lacks, as far as the budget goes after a row for every decoding one;
+* then waiting ones, admitted when the blocks of all their known tokens are free, minus what the cache holds;
+* a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its published blocks stay in
+  the cache as long as nobody needs them). The oldest always proceeds, so every sequence finishes;
+* last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
+
+Invariants: `schedule` and `commit` alternate; between them nothing else is called. Only tokens the target chose enter `token_ids`, and only
+their KV is counted as computed, published or kept: what was drafted in vain leaves nothing but stale slots that are written over.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+
+from penstock.prefix.hashing import ChainHasher
+from penstock.wire.frames import Finish, StepCosts, TokenLogprobs
+from penstock.workers.config import EngineConfig
+from penstock.workers.engine.blocks import BlockPool
+from penstock.workers.engine.draft_lengths import DraftLengths
+from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence, Status, Step
+
+NO_COSTS = StepCosts()
+MAX_DEFERRED = 16
+"""Waiting sequences looked past in a step, because a running one is just computing their prefix."""
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, hasher: ChainHasher, config: EngineConfig, max_model_len: int, eos_token_ids: frozenset[int]) -> None:
+        """max_model_len: tokens of a sequence, prompt and output, that the model allows."""
+        self.pool = pool
+        self.running: list[Sequence] = []
+        """In order of admission."""
+        self.waiting: deque[Sequence] = deque()
+        self.max_len = min(max_model_len, pool.num_blocks * pool.block_size)
+        self._hasher = hasher
+        self._config = config
+        self._block_size = pool.block_size
+        self._eos_token_ids = eos_token_ids
+        speculation = config.speculation
+        self.drafts = None if speculation.method == "none" else DraftLengths(speculation.max_draft_tokens, is_adaptive=speculation.adaptive)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def sequences(self) -> Iterator[Sequence]:
+        yield from self.running
+        yield from self.waiting
+
+    def add(self, seq: Sequence) -> bool:
+        """Queue a sequence. False: it is finished already, refused with a sentence in `error`, or resumed when it had all its tokens."""
+        seq.error = self._refusal(seq)
+        if seq.error is not None:
+            self._end(seq, Finish.REFUSED)
+        elif seq.num_output_tokens >= seq.sampling.max_tokens:
+            self._end(seq, Finish.LENGTH)
+        else:
+            self.waiting.append(seq)
+        return seq.finish is None
+
+    def _refusal(self, seq: Sequence) -> str | None:
+        num_blocks = seq.num_tokens // self._block_size
+        if not seq.token_ids:
+            return "The sequence has no tokens."
+        if seq.num_tokens >= self.max_len:
+            return f"The sequence has {seq.num_tokens} tokens; this replica holds at most {self.max_len}, and one must be left for output."
+        if len(seq.block_keys) > num_blocks:
+            return f"The sequence came with {len(seq.block_keys)} block keys and has only {num_blocks} full blocks of {self._block_size} tokens."
+        return None
+
+    def finish(self, seq: Sequence, finish: Finish, error: str | None = None) -> None:
+        """End a sequence, wherever it is, and free its blocks; nothing happens if it has ended. Not between `schedule` and `commit`."""
+        if seq.finish is not None:
+            return
+        if seq.status is Status.RUNNING:
+            self.running.remove(seq)
+        elif seq in self.waiting:
+            self.waiting.remove(seq)
+        self._end(seq, finish)
+        seq.error = error or seq.error
+
+    def _end(self, seq: Sequence, finish: Finish) -> None:
+        seq.status, seq.finish = Status.FINISHED, finish
+        self._release(seq)
+
+    def _release(self, seq: Sequence) -> None:
+        self.pool.free(seq.block_table)
+        seq.block_table = []
+        seq.num_computed_tokens = seq.num_published_blocks = 0
+
+    # schedule
+
+    def schedule(self, costs: StepCosts = NO_COSTS) -> Step:
+        """The next step; empty only when there is no work. costs: what drafts are weighed with."""
+        step = Step([], [])
+        budget = self._schedule_running(step)
+        if self.waiting and not step.preempted:
+            budget = self._admit(step, budget)
+        if self.drafts is not None and budget and not step.preempted:
+            self._reserve_drafts(step, budget, costs, self.drafts)
+        return step
+
+    def _schedule_running(self, step: Step) -> int:
+        """Chunks for the running sequences, in order; returns the budget left."""
+        running, chunks, size = self.running, step.chunks, self._block_size
+        budget = self._config.max_batched_tokens
+        num_decodes = sum(len(seq.token_ids) - seq.num_computed_tokens == 1 for seq in running)
+        position = 0
+        while position < len(running):
+            seq = running[position]
+            position += 1
+            start = seq.num_computed_tokens
+            count = len(seq.token_ids) - start
+            if count == 1:
+                num_decodes -= 1
+            else:
+                count = min(count, budget - num_decodes)
+            if count and (start + count <= len(seq.block_table) * size or self._grow(seq, start + count, step)):
+                chunks.append(Chunk(seq, start, count))
+                budget -= count
+        return budget
+
+    def _grow(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
+        """Blocks for the first `num_tokens` of `seq`, taken from newer ones if there are none left; False: it was the newest itself."""
+        missing = -(-num_tokens // self._block_size) - len(seq.block_table)
+        while self.pool.num_free < missing:
+            victim = self.running.pop()
+            self._preempt(victim)
+            step.preempted.append(victim)
+            if victim is seq:
+                return False
+        seq.block_table += self.pool.allocate(missing)
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._release(seq)
+        seq.status = Status.WAITING
+        seq.num_preemptions += 1
+        self.waiting.appendleft(seq)
+
+    def _admit(self, step: Step, budget: int) -> int:
+        """Let waiting sequences run; returns the budget left."""
+        deferred: list[Sequence] = []
+        prefilling = [seq for seq in self.running if seq.num_uncomputed_tokens > 1]
+        while self.waiting and budget and len(self.running) < self._config.max_num_seqs and len(deferred) < MAX_DEFERRED:
+            seq = self.waiting.popleft()
+            num_usable = (seq.num_tokens - 1) // self._block_size  # the last token is always computed: it makes the logits
+            hits = self.pool.match(seq.block_keys, num_usable)
+            if len(hits) < num_usable and _is_next_block_in_flight(seq, len(hits), prefilling):
+                deferred.append(seq)
+                continue
+            if not self._place(seq, hits):
+                self.waiting.appendleft(seq)
+                break
+            chunk = Chunk(seq, seq.num_computed_tokens, min(seq.num_uncomputed_tokens, budget))
+            step.chunks.append(chunk)
+            budget -= chunk.num_tokens
+            prefilling.append(seq)
+        self.waiting.extendleft(reversed(deferred))
+        return budget
+
+    def _place(self, seq: Sequence, hits: list[int]) -> bool:
+        """Give a waiting sequence the blocks of all its tokens and make it run; False: there are not enough."""
+        missing = -(-seq.num_tokens // self._block_size) - len(hits)
+        if not self.pool.can_take(hits, missing):
+            return False
+        self.pool.take(hits)
+        seq.block_table = hits + self.pool.allocate(missing)
+        seq.num_computed_tokens = len(hits) * self._block_size
+        seq.num_published_blocks = len(hits)
+        if seq.num_cached_tokens is None:
+            seq.num_cached_tokens = min(seq.num_computed_tokens, seq.num_prompt_tokens)
+        seq.status = Status.RUNNING
+        self.running.append(seq)
+        return True
+
+    def _reserve_drafts(self, step: Step, budget: int, costs: StepCosts, drafts: DraftLengths) -> None:
+        """Places behind the decoding rows, where a draft pays; nobody is preempted for them."""
+        chunks = [chunk for chunk in step.chunks if chunk.num_tokens == 1 and chunk.is_sampled]
+        if not chunks:
+            return
+        counts = drafts.choose(chunks, [self._draft_cap(chunk.seq) for chunk in chunks], step.shape, costs, budget)
+        for chunk, count in zip(chunks, counts, strict=True):
+            if count:
+                chunk.max_drafts = self._hold_places(chunk.seq, count)
+
+    def _draft_cap(self, seq: Sequence) -> int:
+        """Behind an accepted draft another token is chosen: one place is left for it."""
+        assert self.drafts is not None
+        left = min(seq.sampling.max_tokens - seq.num_output_tokens, self.max_len - seq.num_tokens)
+        return min(self.drafts.max_draft_tokens, left - 1)
+
+    def _hold_places(self, seq: Sequence, count: int) -> int:
+        """KV slots behind the sequence's tokens, as far as free blocks give them; returns how many."""
+        missing = -(-(seq.num_tokens + count) // self._block_size) - len(seq.block_table)
+        seq.block_table += self.pool.allocate(max(0, min(missing, self.pool.num_free)))
+        return min(count, len(seq.block_table) * self._block_size - seq.num_tokens)
+
+    # commit
+
+    def commit(self, step: Step, sampled: list[list[Sampled]]) -> list[SeqOutput]:
+        """Take over what the runner computed.
+
+        sampled: for each chunk what was chosen at the places behind its known tokens, in order: nothing where it does not reach the last of
+        them, else as many as there are places up to the first that differs from the draft, and that one.
+        """
+        outputs: list[SeqOutput] = []
+        has_finished = False
+        for chunk, choices in zip(step.chunks, sampled, strict=True):
+            seq = chunk.seq
+            if not choices:
+                seq.num_computed_tokens = chunk.start + chunk.num_tokens
+                self._publish(seq)
+                continue
+            output = self._take(chunk, choices)
+            outputs.append(output)
+            if output.finish is not Finish.ERROR:  # what was computed before an error is not to be trusted
+                seq.num_computed_tokens = len(seq.token_ids) - 1
+                self._publish(seq)
+            if output.finish is not None:
+                self._end(seq, output.finish)
+                has_finished = True
+            elif chunk.max_drafts:
+                self._trim(seq)
+        if has_finished:
+            self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
+        return outputs
+
+    def _take(self, chunk: Chunk, choices: list[Sampled]) -> SeqOutput:
+        """Append what was chosen, for as long as the draft it was computed behind is what was chosen before."""
+        seq, draft = chunk.seq, chunk.draft or ()
+        taken: list[int] = []
+        logprobs: list[TokenLogprobs] | None = None
+        finish = None
+        for choice in choices:
+            if choice.error is not None:
+                seq.error, finish = choice.error, Finish.ERROR
+                break
+            place, token_id = len(taken), choice.token_id
+            seq.token_ids.append(token_id)
+            taken.append(token_id)
+            if choice.logprobs is not None:
+                logprobs = [choice.logprobs] if logprobs is None else [*logprobs, choice.logprobs]
+            finish = self._finish_of(seq, token_id)
+            if finish is not None or place == len(draft) or draft[place] != token_id:
+                break
+        if draft and self.drafts is not None:
+            num_accepted = sum(token_id == guess for token_id, guess in zip(taken, draft, strict=False))
+            is_cut = finish is not None and num_accepted == len(taken)  # nobody knows what would have become of the rest
+            self.drafts.note(seq, num_accepted if is_cut else len(draft), num_accepted)
+        return SeqOutput(seq, taken, logprobs, finish)
+
+    def _trim(self, seq: Sequence) -> None:
+        """Give back the blocks that only a rejected draft needed."""
+        needed = -(-len(seq.token_ids) // self._block_size)
+        self.pool.free(seq.block_table[needed:])
+        del seq.block_table[needed:]
+
+    def _publish(self, seq: Sequence) -> None:
+        """Offer the blocks that have become full; keys the router did not send are made here."""
+        size = self._block_size
+        num_full = seq.num_computed_tokens // size
+        if num_full <= seq.num_published_blocks:
+            return
+        if len(seq.block_keys) < num_full:
+            keys = self._hasher.extend(seq.chain_key, seq.token_ids[len(seq.block_keys) * size : num_full * size])
+            seq.block_keys += keys
+            seq.chain_key = keys[-1]
+        for index in range(seq.num_published_blocks, num_full):
+            self.pool.publish(seq.block_table[index], seq.block_keys[index])
+        seq.num_published_blocks = num_full
+
+    def _finish_of(self, seq: Sequence, token_id: int) -> Finish | None:
+        sampling = seq.sampling
+        if token_id in sampling.stop_token_ids or (token_id in self._eos_token_ids and not sampling.ignore_eos):
+            return Finish.STOP
+        num_tokens = len(seq.token_ids)
+        if num_tokens - seq.num_prompt_tokens >= sampling.max_tokens or num_tokens >= self.max_len:
+            return Finish.LENGTH
+        return None
+
+
+def _is_next_block_in_flight(seq: Sequence, index: int, prefilling: list[Sequence]) -> bool:
+    """Whether a running sequence computes block `index` of `seq`, or is about to: waiting for it is cheaper than computing it twice.
+
+    The wait is bounded: running sequences proceed, and none that shares the block is admitted ahead of `seq`. Equal keys have equal indices.
+    """
+    key = seq.block_keys[index : index + 1]
+    return bool(key) and any(other.block_keys[index : index + 1] == key for other in prefilling)

@@ -1,0 +1,223 @@
+"""The timed runner: tokens that are a hash of their history, in steps that take a measured time. The engine around it is the real one.
+
+Not a model: what it says means nothing, but it is checkable. A token depends on the seed and on every token before it, and the hash of the
+history is kept per KV block, as KV is: a resumed sequence goes on as if nothing had happened, and a prefix hit on a wrong block shows as a
+wrong token. A pool of any speed and cache size can be played on few cores, because a step sleeps.
+
+Step times come from constants (`TimedConfig`) or from a table, a JSON file:
+
+    {"decode_rows": [0, 1, 8, 64], "prefill_tokens": [0, 64, 512], "kv_tokens": [0, 4096, 65536], "seconds": [[[...], ...], ...]}
+
+Axes increase strictly and have two points or more; `seconds[i][j][k]` is the measured time of a step with decode_rows[i] sequences that
+decode, prefill_tokens[j] prompt tokens, and kv_tokens[k] context tokens read by the decode rows. Between points times are interpolated
+linearly on each axis; beyond the last point the last interval's slope goes on, before the first its value stays. A draft token takes
+`draft_token_s`, and `draft_acceptance` of them are right, whatever method of speculation the settings name.
+"""
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from itertools import pairwise, product
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from penstock.adapters.store import digest_of
+from penstock.base.errors import ConfigError
+from penstock.perf.fit import StepSample, fit
+from penstock.wire.errors import InvalidRequest
+from penstock.wire.frames import StepCosts, pack_ids
+from penstock.workers.config import EngineConfig, TimedConfig
+from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step, StepShape
+
+CATCH_UP_S = 0.002
+"""A step that begins at most this long after the last one's end counts from that end: the engine's own work between steps does not add up."""
+
+_ODD = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: spreads neighbouring hashes
+_MASK = 2**64 - 1
+
+
+class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Measured step times on a grid; see the module's text."""
+
+    decode_rows: list[int]
+    prefill_tokens: list[int]
+    kv_tokens: list[int]
+    seconds: list[list[list[float]]]
+
+    def __post_init__(self) -> None:
+        for name in ("decode_rows", "prefill_tokens", "kv_tokens"):
+            axis = getattr(self, name)
+            if len(axis) < 2 or any(a >= b for a, b in pairwise(axis)):
+                raise ValueError(f"the axis {name} must have two points or more and increase, not {axis}")
+        sizes = len(self.decode_rows), len(self.prefill_tokens), len(self.kv_tokens)
+        is_full = len(self.seconds) == sizes[0] and all(len(plane) == sizes[1] and all(len(row) == sizes[2] for row in plane) for plane in self.seconds)
+        if not is_full:
+            raise ValueError(f"seconds must be a grid of {sizes[0]} x {sizes[1]} x {sizes[2]} numbers")
+
+    def at(self, shape: StepShape) -> float:
+        """Seconds of a step, by trilinear interpolation."""
+        i, x = _locate(self.decode_rows, shape.decode_rows)
+        j, y = _locate(self.prefill_tokens, shape.prefill_tokens)
+        k, z = _locate(self.kv_tokens, shape.kv_tokens)
+        lower, upper = (_bilinear(plane, j, y, k, z) for plane in self.seconds[i : i + 2])
+        return max(0.0, lower + x * (upper - lower))
+
+    @property
+    def costs(self) -> StepCosts:
+        """The coefficients that fit the grid best; `query_context` of prefill at its start."""
+        samples = [
+            StepSample(rows + (prefill > 0), prefill, prefill * (prefill + 1) / 2, kv, 0, self.seconds[i][j][k])
+            for (i, rows), (j, prefill), (k, kv) in product(enumerate(self.decode_rows), enumerate(self.prefill_tokens), enumerate(self.kv_tokens))
+            if rows + prefill
+        ]
+        return fit(samples)
+
+
+def load_table(path: str) -> StepTable:
+    """Raises ConfigError for a file that is missing or is not a step table."""
+    try:
+        return msgspec.json.decode(Path(path).read_bytes(), type=StepTable)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"engine.timed.table: {path} is no step table: {error}") from error
+
+
+class TimedAdapter(NamedTuple):
+    """An adapter of which only the identity counts: histories begin with it."""
+
+    digest: str
+
+
+class TimedRunner:
+    """A runner (see `penstock.workers.engine.engine.Runner`) without a model.
+
+    Never ends a sequence by itself: `eos_token_ids` are left out of what it says. clock and sleep: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        eos_token_ids: frozenset[int] = frozenset(),
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        timed = config.timed
+        self.num_blocks = timed.num_blocks
+        self.max_model_len = min(timed.max_model_len, config.max_model_len or timed.max_model_len, timed.num_blocks * config.block_size)
+        self.eos_token_ids = eos_token_ids
+        table = load_table(timed.table) if timed.table is not None else None
+        self.costs = timed.costs if table is None else msgspec.structs.replace(table.costs, draft_token_s=timed.draft_token_s)
+        self._step_time_s = table.at if table is not None else _constant_times(timed)
+        self._draft_token_s = timed.draft_token_s
+        self._vocab_size = timed.vocab_size
+        self._draft_acceptance = timed.draft_acceptance
+        self._block_size = config.block_size
+        self._clock = clock
+        self._sleep = sleep
+        self._ended_s = clock()
+        self._kv = [0] * timed.num_blocks
+        """For each full block the hash of the history up to its end: what KV is to a model."""
+        self._states: dict[Sequence, tuple[int, int]] = {}
+        """For each running sequence: tokens hashed, hash."""
+
+    def run(self, step: Step) -> list[list[Sampled]]:
+        now = self._clock()
+        begin_s = self._ended_s if now - self._ended_s <= CATCH_UP_S else now
+        sampled = [self._compute(chunk) for chunk in step.chunks]
+        shape = step.shape
+        self._ended_s = begin_s + self._step_time_s(shape) + self._draft_token_s * shape.draft_tokens
+        left_s = self._ended_s - self._clock()
+        if left_s > 0:
+            self._sleep(left_s)
+        return sampled
+
+    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> TimedAdapter:  # noqa: ARG002 a rank costs nothing here
+        """Raises InvalidRequest for files that are not those of the digest, OSError."""
+        if digest_of(folder) != digest:
+            raise InvalidRequest("its files are not those of its digest.")
+        return TimedAdapter(digest)
+
+    def forget(self, seq: Sequence) -> None:
+        self._states.pop(seq, None)
+
+    def _compute(self, chunk: Chunk) -> list[Sampled]:
+        seq, start, end = chunk.seq, chunk.start, chunk.start + chunk.num_tokens
+        size = self._block_size
+        num_hashed, state = self._states.get(seq, (-1, 0))
+        if num_hashed != start:  # new, admitted again after a preemption, or behind a prefix that was found
+            state = self._kv[seq.block_table[start // size - 1]] if start else _origin(seq)
+        state = self._written(seq, start, seq.token_ids[start], state) if chunk.num_tokens == 1 else self._prefill(seq, start, end, state)
+        self._states[seq] = end, state
+        return self._choose(chunk, state) if end == len(seq.token_ids) else []
+
+    def _choose(self, chunk: Chunk, state: int) -> list[Sampled]:
+        """The next token and, where places for a draft are given, one that is right for as long as the dice say so."""
+        seq = chunk.seq
+        token_id = self._token_after(state, seq.sampling.seed)
+        sampled = [Sampled(token_id)]
+        if not chunk.max_drafts:
+            return sampled
+        draft: list[int] = []
+        for position in range(chunk.end, chunk.end + chunk.max_drafts):
+            if not self._is_accepted(state):
+                draft.append((token_id + 1) % self._vocab_size)
+                break
+            draft.append(token_id)
+            state = self._written(seq, position, token_id, state)
+            self._states[seq] = position + 1, state
+            token_id = self._token_after(state, seq.sampling.seed)
+            sampled.append(Sampled(token_id))
+        chunk.draft = draft + [token_id] * (chunk.max_drafts - len(draft))
+        return sampled
+
+    def _is_accepted(self, state: int) -> bool:
+        """A coin that belongs to the history, so that a run can be repeated."""
+        return (state ^ state >> 15) * _ODD % 2**32 < self._draft_acceptance * 2**32
+
+    def _written(self, seq: Sequence, position: int, token_id: int, state: int) -> int:
+        """The history with one token more, kept where its block ends."""
+        state = crc32(token_id.to_bytes(4, "little"), state)
+        if not (position + 1) % self._block_size:
+            self._kv[seq.block_table[position // self._block_size]] = state
+        return state
+
+    def _prefill(self, seq: Sequence, start: int, end: int, state: int) -> int:
+        size = self._block_size
+        packed = memoryview(pack_ids(seq.token_ids[start:end]))
+        position = start
+        while position < end:
+            until = min(end, (position // size + 1) * size)
+            state = crc32(packed[4 * (position - start) : 4 * (until - start)], state)
+            if not until % size:
+                self._kv[seq.block_table[position // size]] = state
+            position = until
+        return state
+
+    def _token_after(self, state: int, seed: int) -> int:
+        mixed = ((state + 1) * _ODD ^ seed * 0xD1342543DE82EF95) & _MASK
+        token_id = (mixed ^ mixed >> 32) * _ODD % 2**61 % self._vocab_size
+        while token_id in self.eos_token_ids:
+            token_id = (token_id + 1) % self._vocab_size
+        return token_id
+
+
+def _origin(seq: Sequence) -> int:
+    return 0 if seq.lora is None else crc32(seq.lora.digest.encode())
+
+
+def _constant_times(timed: TimedConfig) -> Callable[[StepShape], float]:
+    base_s, row_s, prefill_token_s, kv_token_s = timed.base_s, timed.row_s, timed.prefill_token_s, timed.kv_token_s
+    return lambda shape: base_s + row_s * shape.decode_rows + prefill_token_s * shape.prefill_tokens + kv_token_s * shape.kv_tokens
+
+
+def _locate(axis: list[int], value: int) -> tuple[int, float]:
+    """The interval of `axis` for `value`, and the place in it: 0 at its begin, 1 at its end, more beyond the last point."""
+    index = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
+    return index, max(0.0, (value - axis[index]) / (axis[index + 1] - axis[index]))
+
+
+def _bilinear(plane: list[list[float]], j: int, y: float, k: int, z: float) -> float:
+    lower, upper = (row[k] + z * (row[k + 1] - row[k]) for row in plane[j : j + 2])
+    return lower + y * (upper - lower)

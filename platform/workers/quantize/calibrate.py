@@ -1,0 +1,147 @@
+"""Quantizes a model layer by layer, with what its layers see of calibration text. The forward pass is in float32, dense, without a cache.
+
+Only the layer at hand is in memory: a few times its weights, what the texts have become behind it, and a square matrix for the inputs of each of
+its linear layers. A linear layer's columns are scaled by folding the inverse into what is before it: norms for qkv and gate_up, the rows of `up`
+for down, those of `v` for o (only where every query head has a value head of its own).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.models.llama import gated, inverse_frequencies, rms_norm, rope_tables, rotate
+from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.weights import ROPE_FACTORS
+from penstock.workers.quantize.search import clipped, scales_for
+
+Weights = dict[str, Tensor]
+"""Parameters as `penstock.workers.compute.weights.load_weights` names them, float32; of one layer, without its prefix."""
+Load = Callable[[str], Weights]
+"""Reads the parameters whose names begin so."""
+LINEAR = ("qkv", "o", "gate_up", "down")
+
+
+class Seen:
+    """What a linear layer was given: magnitudes and Gram matrix, summed over the calibration text."""
+
+    def __init__(self, columns: int) -> None:
+        self.gram = torch.zeros(columns, columns)
+        self._sum = torch.zeros(columns)
+        self._count = 0
+
+    def add(self, x: Tensor) -> None:
+        """x: [T, K]."""
+        self.gram.addmm_(x.t(), x)
+        self._sum += x.abs().sum(0)
+        self._count += len(x)
+
+    @property
+    def magnitude(self) -> Tensor:
+        return self._sum / max(1, self._count)
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLayer:
+    index: int
+    matrices: dict[str, Groups]
+    """By the last part of the parameter's name."""
+    dense: Weights
+    """Its other parameters, with the scales folded in."""
+
+
+def quantize_awq(load: Load, config: ModelConfig, texts: list[Tensor], group_size: int, first: int = 0) -> Iterator[QuantizedLayer]:
+    """Layers from `first` on, one after the other; those before it are only read through. texts: int64 token ids, each a sequence."""
+    rope = rope_tables(inverse_frequencies(config, load(ROPE_FACTORS).get(ROPE_FACTORS)), max(map(len, texts)))
+    hidden = _embedded(load, texts)
+    for index in range(config.num_layers):
+        layer = DenseLayer(load(f"layers.{index}."), config, index, rope)
+        seen = {name: Seen(layer.get(name).shape[1]) for name in LINEAR} if index >= first else {}
+        for place, x in enumerate(hidden):
+            hidden[place] = layer.forward(x, seen)
+        if index >= first:
+            layer.fold(seen, group_size)
+            yield layer.quantized(seen, group_size)
+
+
+def _embedded(load: Load, texts: list[Tensor]) -> list[Tensor]:
+    table = load("embed")["embed"]
+    return [table[text] for text in texts]
+
+
+class DenseLayer:
+    """One layer in float32, whose columns can be scaled without changing what it computes."""
+
+    def __init__(self, weights: Weights, config: ModelConfig, index: int, rope: tuple[Tensor, Tensor]) -> None:
+        """weights: by their whole names."""
+        self._weights = {name.removeprefix(f"layers.{index}."): value for name, value in weights.items()}
+        self._config = config
+        self._index = index
+        self._cos, self._sin = rope
+        self._scales: dict[str, Tensor] = {}
+
+    def get(self, name: str) -> Tensor:
+        return self._weights[name]
+
+    def quantized(self, seen: dict[str, Seen], group_size: int) -> QuantizedLayer:
+        matrices = {name: clipped(self.get(name), self.scaled_gram(name, seen[name]), group_size) for name in LINEAR}
+        return QuantizedLayer(self._index, matrices, {name: value for name, value in self._weights.items() if name not in LINEAR})
+
+    def scaled_gram(self, name: str, seen: Seen) -> Tensor:
+        """Of the inputs as they are once the scales are folded in."""
+        scales = self._scales.get(name)
+        return seen.gram if scales is None else seen.gram / scales[:, None] / scales[None, :]
+
+    def forward(self, x: Tensor, seen: dict[str, Seen]) -> Tensor:
+        """x [T, hidden] of one sequence through the layer; `seen` is told the inputs of the linear layers it names."""
+        x = x + self._linear("o", self._attended(self._norm(x, "input_norm"), seen), seen)
+        gate_up = self._linear("gate_up", self._norm(x, "post_norm"), seen)
+        return x + self._linear("down", gated(gate_up), seen)
+
+    def _attended(self, x: Tensor, seen: dict[str, Seen]) -> Tensor:
+        config, count = self._config, len(x)
+        qkv = self._linear("qkv", x, seen).view(count, -1, config.head_dim)
+        q, k, v = torch.split(qkv, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        if config.has_qk_norm:
+            q, k = self._norm(q, "q_norm"), self._norm(k, "k_norm")
+        q, k = rotate(q, self._cos[:count], self._sin[:count]), rotate(k, self._cos[:count], self._sin[:count])
+        shared = config.num_heads // config.num_kv_heads
+        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+        q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True)[0].transpose(0, 1).reshape(count, -1)
+
+    def _norm(self, x: Tensor, name: str) -> Tensor:
+        return rms_norm(x, self.get(name), self._config.rms_norm_eps)
+
+    def _linear(self, name: str, x: Tensor, seen: dict[str, Seen]) -> Tensor:
+        if name in seen:
+            seen[name].add(x)
+        return functional.linear(x, self.get(name), self._weights.get(f"{name}_bias"))
+
+    def fold(self, seen: dict[str, Seen], group_size: int) -> None:
+        """Find the scales of every linear layer and move them into what is before it; the layer computes what it did."""
+        for name in LINEAR:
+            if name == "o" and self._config.num_heads != self._config.num_kv_heads:
+                continue
+            scales = scales_for(self.get(name), seen[name].magnitude, seen[name].gram, group_size)
+            self._scales[name] = scales
+            self._weights[name] = self.get(name) * scales
+            self._divide_before(name, scales)
+
+    def _divide_before(self, name: str, scales: Tensor) -> None:
+        if name in ("qkv", "gate_up"):
+            norm = "input_norm" if name == "qkv" else "post_norm"
+            self._weights[norm] = self.get(norm) / scales
+            return
+        # the last rows of the matrix before it: `v` of qkv, `up` of gate_up
+        source = "qkv" if name == "o" else "gate_up"
+        rows = slice(len(self.get(source)) - len(scales), None)
+        for part in (source, f"{source}_bias"):
+            values = self._weights.get(part)
+            if values is not None:
+                values = values.clone()
+                values[rows] /= scales[:, None] if values.dim() == 2 else scales
+                self._weights[part] = values

@@ -1,0 +1,184 @@
+"""Brings adapters into the replica's slots while it serves: a sequence waits for its own, the others go on.
+
+All state belongs to one event loop; files are read in a thread. First come, first served: an adapter that finds every slot needed waits, and
+those behind it; meanwhile one of those in the slots takes no newcomers, so that busy adapters can't starve the others. Invariants: each `want`
+ends in exactly one of `ready`, `failed`, or `cancel`; `ready` comes with a pin, which `release` returns.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+
+from penstock.base.errors import PenstockError
+from penstock.workers.engine.sequence import Resident
+from penstock.workers.serving.residency import Slots
+
+MAX_FAILURES = 8
+"""Adapters of whose failure routers are told, the latest."""
+
+log = logging.getLogger("penstock.adapters")
+
+
+class Want:
+    """A sequence's wait for its adapter."""
+
+    def __init__(self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None]) -> None:
+        self.digest = digest
+        self.ready = ready
+        self.failed = failed
+
+
+class Adapters:
+    def __init__(self, folder: Path, load: Callable[[str, Path], Resident], num_slots: int) -> None:
+        """folder: of the store. load: reads an adapter, in a thread, from a folder of its own; raises PenstockError or OSError."""
+        self._folder = folder
+        self._load = load
+        self._slots: Slots[Resident] = Slots(num_slots)
+        self._wanted: OrderedDict[str, list[Want]] = OrderedDict()
+        """What is not in a slot, in order of arrival; without a Want it is a preload."""
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._dropped: set[str] = set()
+        """Of those loading, what nobody will ask for any more."""
+        self._failures: OrderedDict[str, str] = OrderedDict()
+        self._told: tuple[object, object] = ((), ())
+        self.on_change: Callable[[], None] = _nothing
+        """Called when `resident` or `failures` have changed."""
+
+    @property
+    def resident(self) -> tuple[str, ...]:
+        return self._slots.digests
+
+    @property
+    def failures(self) -> tuple[tuple[str, str], ...]:
+        """The latest, by digest, with a sentence."""
+        return tuple(self._failures.items())
+
+    def want(self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None]) -> Want | None:
+        """None: `ready` has been called already. Else one of the two is called later."""
+        adapter = self._slots.pin(digest)
+        if adapter is not None:
+            ready(adapter)
+            return None
+        want = Want(digest, ready, failed)
+        self._wanted.setdefault(digest, []).append(want)
+        self._dropped.discard(digest)
+        self._load_next()
+        self._tell()
+        return want if want in self._wanted.get(digest, ()) else None
+
+    def cancel(self, want: Want) -> None:
+        """Neither `ready` nor `failed` will be called."""
+        wants = self._wanted[want.digest]
+        wants.remove(want)
+        if not wants and want.digest not in self._loading:
+            del self._wanted[want.digest]
+            self._load_next()  # it may have been the one for which others were closed
+            self._tell()
+
+    def release(self, digest: str) -> None:
+        """A sequence that was `ready` has ended."""
+        self._slots.unpin(digest)
+        self._load_next()
+        self._tell()
+
+    def preload(self, digest: str) -> None:
+        """Load it if there is a slot that nobody needs."""
+        self._failures.pop(digest, None)
+        self._dropped.discard(digest)
+        if digest not in self._slots:
+            self._wanted.setdefault(digest, [])
+            self._load_next()
+        elif self._slots.pin(digest) is not None:  # used, though by nobody
+            self._slots.unpin(digest)
+        self.on_change()
+
+    def drop(self, digest: str) -> None:
+        """It has been deleted: sequences that have it finish, then its slot is free."""
+        self._failures.pop(digest, None)
+        if digest in self._loading:
+            self._dropped.add(digest)
+        self._slots.drop(digest)
+        self._load_next()
+        self.on_change()
+
+    def stop(self) -> None:
+        for task in self._loading.values():
+            task.cancel()
+
+    def _load_next(self) -> None:
+        for digest, wants in list(self._wanted.items()):
+            if digest in self._loading:
+                continue
+            if digest in self._slots:  # it was closed when these came; now it is their turn
+                del self._wanted[digest]
+                self._slots.reopen(digest)
+                self._grant(digest, wants)
+            elif self._slots.reserve():
+                self._loading[digest] = asyncio.get_running_loop().create_task(self._bring(digest), name=f"adapter {digest}")
+            elif wants:
+                self._slots.close_one()
+                break
+        for digest in [digest for digest, wants in self._wanted.items() if not wants and digest not in self._loading]:
+            del self._wanted[digest]  # a preload is not worth a wait
+
+    def _grant(self, digest: str, wants: list[Want]) -> None:
+        for want in wants:
+            adapter = self._slots.pin(digest)
+            assert adapter is not None
+            want.ready(adapter)
+
+    def _tell(self) -> None:
+        news = self._slots.digests, self.failures
+        if news != self._told:
+            self._told = news
+            self.on_change()
+
+    async def _bring(self, digest: str) -> None:
+        try:
+            adapter = await asyncio.to_thread(self._load, digest, self._folder / digest)
+        except asyncio.CancelledError:
+            self._slots.unreserve()
+            raise
+        except Exception as error:  # noqa: BLE001 whatever is wrong with its files, it is the affair of those who want it
+            self._end(digest, None, _sentence(error))
+            log.warning("adapter not loaded", extra={"digest": digest, "error": str(error)})
+        else:
+            self._end(digest, adapter, "")
+            log.info("adapter loaded", extra={"digest": digest})
+
+    def _end(self, digest: str, adapter: Resident | None, error: str) -> None:
+        del self._loading[digest]
+        wants = self._wanted.pop(digest)
+        is_wanted = bool(wants) or digest not in self._dropped
+        self._dropped.discard(digest)
+        if adapter is None:
+            self._slots.unreserve()
+            self._failures[digest] = error
+            if len(self._failures) > MAX_FAILURES:
+                self._failures.popitem(last=False)
+        elif is_wanted:
+            self._slots.put(digest, adapter)
+            self._failures.pop(digest, None)
+        else:
+            self._slots.unreserve()
+        if adapter is None:
+            for want in wants:
+                want.failed(error)
+        else:
+            self._grant(digest, wants)
+        self._load_next()
+        self._tell()
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, PenstockError):
+        return f"The adapter can't be loaded: {error.message}"
+    if isinstance(error, FileNotFoundError):
+        return "The adapter's files are not in this replica's store; every gateway and replica must share the folder."
+    return f"The adapter can't be loaded ({type(error).__name__})."
+
+
+def _nothing() -> None:
+    """For a replica that tells nobody."""

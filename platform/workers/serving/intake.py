@@ -1,0 +1,54 @@
+"""What a router says, checked, and as the engine wants it: the first message of a stream, and submissions as sequences. Pure."""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from penstock.wire.frames import KEY_BYTES, PROTOCOL_VERSION, Abort, Announce, DropAdapter, Hello, LoadAdapter, Submit, split_keys, unpack_ids
+from penstock.workers.engine.sequence import Sequence, Times
+
+Op: TypeAlias = Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter
+
+
+class Broken(Exception):
+    """The stream can't go on; the router is told why."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+def router_id_of(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
+    """Of a stream's first message. Raises Broken when it is no Hello, of another protocol, or not to be trusted."""
+    hello = ops[0] if ops else None
+    if not isinstance(hello, Hello):
+        raise Broken("The first message of a stream is a Hello.")
+    if hello.protocol != PROTOCOL_VERSION:
+        raise Broken(f"The router speaks protocol {hello.protocol}, this replica {PROTOCOL_VERSION}.")
+    if not is_trusted(hello):
+        raise Broken("The router does not know this platform's secret.")
+    return hello.router_id
+
+
+def check(op: Submit) -> None:
+    """Raises Broken for lengths that can't be."""
+    has_odd_length = len(op.token_ids) % 4 or len(op.block_keys) % KEY_BYTES or len(op.chain_key) != KEY_BYTES
+    if has_odd_length or not 0 <= op.num_output_tokens <= len(op.token_ids) // 4:
+        raise Broken(f"Sequence {op.sid} is malformed.")
+
+
+def sequence_of(op: Submit, now_s: float) -> Sequence:
+    """now_s: the clock of `Sequence.arrival_s`."""
+    token_ids = unpack_ids(op.token_ids)
+    return Sequence(
+        request_id=op.request_id,
+        token_ids=token_ids,
+        sampling=op.sampling,
+        num_prompt_tokens=len(token_ids) - op.num_output_tokens,
+        block_keys=split_keys(op.block_keys),
+        chain_key=op.chain_key,
+        arrival_s=now_s,
+        deadline=op.deadline,
+        adapter=op.adapter,
+        tenant=op.tenant,
+        times=None if op.traceparent is None else Times(),
+    )

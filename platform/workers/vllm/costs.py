@@ -1,0 +1,122 @@
+"""Step costs of vLLM: what its steps hold, measured at the start over a few made-up sequences. Pure but for who steps.
+
+vLLM says of a step how long it took and which sequences gained a token, not what it scheduled. A sequence's first token means that its prompt was
+computed, all of it in that step where the prompts fit a step's budget, as those of the probe do.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
+from typing import Any, NamedTuple
+
+from penstock.perf.fit import StepSample, fit
+from penstock.wire.frames import StepCosts, pack_ids
+from penstock.workers.config import EngineConfig
+from penstock.workers.vllm.bridge import Add, Stepped
+
+BUDGET_S = 4.0
+"""The probe stops after the point that exceeds this."""
+NUM_DECODES = 4
+"""Steps measured behind each point's prefill; the fastest counts."""
+SHORT = 16
+"""Tokens of a short prompt."""
+GREEDY: dict[str, Any] = {"max_tokens": NUM_DECODES + 1, "temperature": 0.0, "ignore_eos": True}
+EVERYTHING: dict[str, Any] = GREEDY | {
+    "temperature": 0.8,
+    "seed": 1,
+    "top_k": 20,
+    "top_p": 0.9,
+    "min_p": 0.05,
+    "repetition_penalty": 1.1,
+    "frequency_penalty": 0.1,
+    "presence_penalty": 0.1,
+    "logit_bias": {1: -1.0},
+    "min_tokens": 2,
+    "stop_token_ids": [2],
+    "logprobs": 3,
+}
+"""Of vLLM's SamplingParams; compiling what log probabilities want has taken it 40 s on a busy machine."""
+
+
+class Point(NamedTuple):
+    """So many sequences with prompts of so many tokens, all in one step."""
+
+    rows: int
+    prompt: int
+
+
+class Progress(NamedTuple):
+    """Of a sequence before a step."""
+
+    context: int
+    """Tokens, prompt and output."""
+    is_prefilled: bool
+
+
+def measure(ask: Callable[[list[Add]], Iterator[Stepped]], config: EngineConfig, max_model_len: int, clock: Callable[[], float]) -> StepCosts:
+    """ask: adds sequences, all before the next step, and yields the steps until they have finished."""
+    rids = count(1)
+    points = list(grid(config, max_model_len))
+    _warm(ask, rids)
+    samples: list[StepSample] = []
+    until_s = clock() + BUDGET_S
+    for point in points:
+        samples += _run(ask, point, rids)
+        if clock() > until_s:
+            break
+    return fit(samples)
+
+
+def _warm(ask: Callable[[list[Add]], Iterator[Stepped]], rids: Iterator[int]) -> None:
+    """What vLLM builds when it is first used, it is to build now: the forward pass, and each kind of sampling, of one row and of several."""
+    for rows in (1, 2):
+        for sampling in (GREEDY, EVERYTHING):
+            for _ in ask([_add(next(rids), SHORT, sampling) for _ in range(rows)]):
+                pass
+
+
+def grid(config: EngineConfig, max_model_len: int) -> Iterator[Point]:
+    """Points that fit a step's budget, the most telling first."""
+    longest = max(1, min(config.max_batched_tokens, max_model_len - NUM_DECODES - 1))
+    few = min(8, config.max_num_seqs)
+    many = min(config.max_num_seqs, 64)
+    yield Point(1, min(SHORT, longest))
+    yield Point(few, max(1, min(SHORT, longest // few)))
+    yield Point(1, longest)
+    yield Point(few, max(1, longest // few))
+    yield Point(1, max(1, longest // 4))
+    yield Point(many, max(1, min(SHORT, longest // many)))
+
+
+def sample_of(stepped: Stepped, before: Mapping[int, Progress]) -> StepSample:
+    """A step's shape and time. before: the sequences as they were; those without output were not in it."""
+    prefill_tokens = kv_tokens = 0
+    query_context = 0.0
+    for output in stepped.outputs:
+        context, is_prefilled = before[output.rid]
+        if is_prefilled:
+            kv_tokens += context
+        else:
+            computed = context - output.num_cached_tokens
+            prefill_tokens += computed
+            query_context += computed * (output.num_cached_tokens + (computed + 1) / 2)
+    return StepSample(len(stepped.outputs), prefill_tokens, query_context, kv_tokens, 0, max(stepped.seconds, 1e-6))
+
+
+def _run(ask: Callable[[list[Add]], Iterator[Stepped]], point: Point, rids: Iterator[int]) -> list[StepSample]:
+    """The prefill and the fastest decode step of a point."""
+    adds = [_add(next(rids), point.prompt, GREEDY) for _ in range(point.rows)]
+    progress = {add.rid: Progress(point.prompt, False) for add in adds}
+    prefills: list[StepSample] = []
+    decodes: list[StepSample] = []
+    for stepped in ask(adds):
+        if len(stepped.outputs) == point.rows:
+            sample = sample_of(stepped, progress)
+            (prefills if sample.prefill_tokens else decodes).append(sample)
+        for output in stepped.outputs:
+            progress[output.rid] = Progress(progress[output.rid].context + len(output.token_ids), True)
+    return prefills[:1] + sorted(decodes, key=lambda sample: sample.seconds)[:1]
+
+
+def _add(rid: int, num_tokens: int, sampling: dict[str, Any]) -> Add:
+    """A salt of its own: nothing of it is found in the cache, and nobody finds it there."""
+    return Add(rid, pack_ids([1] * num_tokens), sampling, f"probe:{rid}")

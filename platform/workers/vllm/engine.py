@@ -1,0 +1,378 @@
+"""vLLM as a replica's engine: the surface of `penstock.workers.engine.engine.Engine`, the computing in a child process.
+
+Not a scheduler: what runs in a step is vLLM's choice, and so is the KV cache; no block events come of it, so the prefix index stays empty.
+Invariants, as there: a submitted sequence is reported with a `finish` exactly once, and nothing after it; submit, abort and snapshot requests
+come in from any thread and never wait; reports go out on the engine's thread. When the child has ended, every sequence is refused, so that
+another replica goes on with it, and the engine is unhealthy for good: the replica is replaced, never the child alone.
+"""
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from penstock.perf.fit import adapt
+from penstock.wire.errors import EngineFault
+from penstock.wire.frames import BlockEvents, Finish, StepCosts
+from penstock.workers.config import EngineConfig
+from penstock.workers.engine.engine import ADAPT_EVERY, ADAPT_FIRST, ADAPT_RATE, EngineLoad, StepReport
+from penstock.workers.engine.sequence import SeqOutput, Sequence, Status
+from penstock.workers.engine.watch import Watch
+from penstock.workers.vllm.bridge import Abort, Add, Closed, Failed, Message, Op, Output, Ready, Start, Stepped
+from penstock.workers.vllm.child import Child
+from penstock.workers.vllm.costs import Progress, measure, sample_of
+from penstock.workers.vllm.request import FINISHES, add_of, logprobs_of, refusal
+
+END_S = 10.0
+"""For the child's processes to be gone."""
+LOST = "vLLM's process has ended."
+
+_log = logging.getLogger("penstock.vllm")
+
+
+class Launch(NamedTuple):
+    """What the child is started with."""
+
+    command: list[str]
+    """Without the descriptor."""
+    environment: Mapping[str, str]
+    args: Mapping[str, object]
+    """Of vLLM's EngineArgs."""
+    eos_token_ids: frozenset[int]
+
+
+class VllmEngine:
+    """Built stopped; `start` starts the child, measures its step costs and then serves."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        config: EngineConfig,
+        on_step: Callable[[StepReport], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        unix_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """clock: of `Sequence.arrival_s` and `is_healthy`. unix_clock: of deadlines."""
+        self._launch = launch
+        self._config = config
+        self._on_step = on_step
+        self._clock = clock
+        self._unix_clock = unix_clock
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._child: Child | None = None
+        self._ready: Ready | None = None
+        self._failure: str | None = None
+        """Why the child is of no more use."""
+        self._live: dict[int, Sequence] = {}
+        self._rids: dict[Sequence, int] = {}
+        self._last_rid = 0
+        self._ops: list[Op] = []
+        """Not sent yet."""
+        self._outputs: list[SeqOutput] = []
+        """Not reported yet."""
+        self._probed: list[Stepped] = []
+        self._behind_s = 0.0
+        """By which the watch's clocks go back: a step is heard of at its end."""
+        self._watch = Watch(lambda: clock() - self._behind_s, lambda: unix_clock() - self._behind_s)
+        self._next_deadline = math.inf
+        self._kv_usage = 0.0
+        self._costs = StepCosts()
+        self._num_steps = 0
+        self._is_stopping = False
+        self._is_serving = False
+        self._waiting_since: float | None = None
+        """The child owes an answer since then."""
+        self._has_started = threading.Event()
+        self._thread = threading.Thread(target=self._main, name="penstock-engine", daemon=True)
+
+    # from any thread
+
+    def start(self) -> None:
+        """Returns when the costs are measured and the engine serves. Raises EngineFault when vLLM did not come up in `config.vllm.start_timeout_s`."""
+        self._thread.start()
+        self._has_started.wait()
+        if not self._is_serving:
+            last_words = self._child.last_words if self._child is not None else ""
+            raise EngineFault(f"vLLM could not start: {self._failure}\n{last_words}".rstrip())
+
+    def stop(self, *, drain: bool = False, timeout_s: float = 30.0) -> bool:
+        """End the thread and the child: with `drain` when every sequence has finished, else with all of them aborted. Safe to call again.
+
+        False: the thread still runs after `timeout_s`; a second call without `drain` aborts what is left.
+        """
+        if self._thread.ident is None:
+            return True
+        self._inbox.put(self._refuse_more if drain else self._abort_all)
+        self._thread.join(timeout_s)
+        if self._thread.is_alive() and not drain and self._child is not None:
+            self._child.end(END_S)  # it may wait for a child that does not read
+            self._thread.join(END_S)
+        return not self._thread.is_alive()
+
+    def submit(self, seq: Sequence) -> None:
+        self._inbox.put(partial(self._add, seq))
+
+    def abort(self, seq: Sequence) -> None:
+        """vLLM frees its KV before its next step; a sequence that has finished is left as it is."""
+        self._inbox.put(partial(self._abort, seq))
+
+    def request_snapshot(self, callback: Callable[[BlockEvents], None]) -> None:
+        """Calls back with no block: which ones vLLM's cache holds is not known here."""
+        self._inbox.put(lambda: callback(BlockEvents(0, is_snapshot=True)))
+
+    def is_healthy(self, now: float) -> bool:
+        """False when the child or the thread is gone, or the child has not answered for `config.stall_s`."""
+        since = self._waiting_since
+        has_stalled = since is not None and now - since > self._config.stall_s
+        return self._thread.is_alive() and self._failure is None and not has_stalled
+
+    @property
+    def max_model_len(self) -> int:
+        assert self._ready is not None
+        return self._ready.max_model_len
+
+    @property
+    def load(self) -> EngineLoad:
+        """On the engine's thread; on any before the first submission."""
+        seqs = self._live.values()
+        num_running = sum(seq.status is Status.RUNNING for seq in seqs)
+        total = self._num_blocks
+        return EngineLoad(
+            num_running=num_running,
+            num_waiting=len(seqs) - num_running,
+            prefill_tokens_outstanding=sum(len(seq.token_ids) for seq in seqs if seq.status is Status.WAITING),
+            kv_tokens=sum(len(seq.token_ids) for seq in seqs if seq.status is Status.RUNNING),
+            free_blocks=total - math.ceil(self._kv_usage * total) if seqs else total,
+            total_blocks=total,
+            event_seq=0,
+            costs=self._costs,
+            is_closed=self._failure is not None,
+        )
+
+    # on the engine's thread
+
+    def _main(self) -> None:
+        try:
+            if self._launched():
+                self._is_serving = True
+                self._has_started.set()
+                while self._turn():
+                    pass
+        except Exception as error:  # noqa: BLE001 a dead thread is noticed by `is_healthy`
+            _log.exception("The engine's thread ends.")
+            self._failure = self._failure or f"{type(error).__name__}: {error}"
+        finally:
+            if self._child is not None:
+                self._child.end(END_S)
+            self._has_started.set()
+
+    def _launched(self) -> bool:
+        """Whether the child is up and measured."""
+        start = Start(dict(self._launch.args))
+        try:
+            self._child = Child(self._launch.command, self._launch.environment, start, self._receive, self._lose)
+        except OSError as error:
+            self._failure = f"{self._launch.command[0]} can't be run: {error.strerror}."
+            return False
+        deadline = self._clock() + self._config.vllm.start_timeout_s
+        while self._ready is None and self._failure is None:
+            self._await(deadline, "to be ready")
+        if self._failure is None:
+            self._costs = measure(self._probe, self._config, self.max_model_len, time.perf_counter)
+            self._waiting_since = None  # the probe's answers have come
+        if self._failure is None and self._ready is not None:
+            _log.info("vllm ready", extra={"vllm_version": self._ready.version, "num_blocks": self._num_blocks, "child_pid": self._child.pid})
+        return self._failure is None
+
+    def _await(self, deadline: float, what: str) -> None:
+        """The next operation, up to a time; raises EngineFault then."""
+        try:
+            self._inbox.get(timeout=max(0.0, deadline - self._clock()))()
+        except Empty:
+            raise EngineFault(f"it took longer than engine.vllm.start_timeout_s ({self._config.vllm.start_timeout_s:.0f} s) {what}") from None
+
+    def _probe(self, adds: list[Add]) -> Iterator[Stepped]:
+        self._ops += adds
+        self._send()
+        unfinished = {add.rid for add in adds}
+        deadline = self._clock() + self._config.vllm.start_timeout_s
+        while unfinished:
+            self._await(deadline, "to compute a probe")
+            if self._failure is not None:
+                raise EngineFault(self._failure)
+            probed, self._probed = self._probed, []
+            for stepped in probed:
+                unfinished -= {output.rid for output in stepped.outputs if output.finish is not None}
+                yield stepped
+
+    def _turn(self) -> bool:
+        """Wait for something to do, do all there is, tell both sides. False: stopped, and nothing is left."""
+        with contextlib.suppress(Empty):
+            self._inbox.get(timeout=self._seconds_to_deadline())()
+        while not self._inbox.empty():
+            self._inbox.get()()
+        self._expire()
+        self._send()
+        if self._outputs or self._failure is not None:
+            self._report()
+        return not self._is_stopping or bool(self._live)
+
+    def _seconds_to_deadline(self) -> float | None:
+        return None if self._next_deadline == math.inf else min(max(0.0, self._next_deadline - self._unix_clock()), threading.TIMEOUT_MAX)
+
+    # what routers want
+
+    def _add(self, seq: Sequence) -> None:
+        reason = refusal(seq)
+        if self._failure is not None:
+            self._end(seq, Finish.REFUSED, LOST)
+        elif self._is_stopping:
+            self._end(seq, Finish.REFUSED, "The replica is draining.")
+        elif reason is not None:
+            self._end(seq, Finish.INVALID, reason)
+        elif len(seq.token_ids) >= self.max_model_len:
+            self._end(seq, Finish.REFUSED, f"The sequence has {len(seq.token_ids)} tokens; vLLM's context is {self.max_model_len}.")
+        else:
+            self._last_rid = rid = self._last_rid + 1
+            self._live[rid], self._rids[seq] = seq, rid
+            self._ops.append(add_of(seq, rid, self._launch.eos_token_ids))
+            if seq.deadline is not None:
+                self._next_deadline = min(self._next_deadline, seq.deadline)
+            if seq.times is not None:
+                self._watch.add(seq)
+
+    def _abort(self, seq: Sequence) -> None:
+        self._drop(seq, Finish.ABORT)
+
+    def _drop(self, seq: Sequence, finish: Finish, error: str | None = None) -> None:
+        """End a sequence that vLLM would go on with."""
+        rid = self._rids.get(seq)
+        if rid is not None:
+            self._ops.append(Abort([rid]))
+            self._end(seq, finish, error)
+
+    def _expire(self) -> None:
+        now = self._unix_clock()
+        if now < self._next_deadline:
+            return
+        for seq in list(self._live.values()):
+            if seq.deadline is not None and seq.deadline <= now:
+                self._drop(seq, Finish.DEADLINE, "The deadline of the request passed.")
+        self._next_deadline = min((seq.deadline for seq in self._live.values() if seq.deadline is not None), default=math.inf)
+
+    def _refuse_more(self) -> None:
+        self._is_stopping = True
+
+    def _abort_all(self) -> None:
+        self._is_stopping = True
+        for seq in list(self._live.values()):
+            self._drop(seq, Finish.ABORT)
+
+    def _send(self) -> None:
+        ops, self._ops = self._ops, []
+        if not ops or self._failure is not None:
+            return
+        assert self._child is not None
+        if self._waiting_since is None and any(isinstance(op, Add) for op in ops):
+            self._waiting_since = self._clock()
+        with contextlib.suppress(Closed):  # its reader says so too, with the reason
+            self._child.send(ops)
+
+    # what vLLM says
+
+    def _receive(self, message: Message) -> None:
+        """On the child's thread."""
+        self._inbox.put(partial(self._take, message))
+
+    def _lose(self, reason: str) -> None:
+        """On the child's thread."""
+        self._inbox.put(partial(self._fail, reason))
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Ready):
+            self._ready = message
+        elif isinstance(message, Failed):
+            self._fail(message.reason)
+        elif self._is_serving:
+            self._settle(message)
+        else:
+            self._probed.append(message)
+
+    def _fail(self, reason: str) -> None:
+        """The first reason stays."""
+        if self._failure is None:
+            self._failure = reason
+            if not self._is_stopping:
+                _log.error("vllm lost", extra={"reason": reason, "num_live": len(self._live)})
+        for seq in list(self._live.values()):
+            self._end(seq, Finish.REFUSED, LOST)
+
+    def _settle(self, stepped: Stepped) -> None:
+        self._kv_usage = stepped.kv_usage
+        self._adapt(stepped)
+        gains = [(seq, output) for output in stepped.outputs if (seq := self._live.get(output.rid)) is not None]
+        self._note_begin([seq for seq, _ in gains], stepped.seconds)
+        outputs = [self._gain(seq, output) for seq, output in gains]
+        self._watch.committed(outputs)
+        self._outputs += outputs
+        self._waiting_since = self._clock() if self._live else None
+        if not outputs:
+            self._report()
+
+    def _note_begin(self, seqs: list[Sequence], ago_s: float) -> None:
+        for seq in seqs:
+            seq.status = Status.RUNNING
+        self._behind_s = ago_s
+        self._watch.scheduled()
+        self._behind_s = 0.0
+
+    def _gain(self, seq: Sequence, output: Output) -> SeqOutput:
+        seq.token_ids += output.token_ids
+        if seq.num_cached_tokens is None:
+            seq.num_cached_tokens = output.num_cached_tokens
+        finish = None if output.finish is None else FINISHES[output.finish]
+        if finish is not None:
+            self._forget(seq, finish, output.error)
+        return SeqOutput(seq, output.token_ids, logprobs_of(output.logprobs, seq.sampling.logprobs), finish)
+
+    def _adapt(self, stepped: Stepped) -> None:
+        """Only by steps in which every sequence decoded: of the others it is not known what was computed."""
+        decoding = {rid: seq for rid, seq in self._live.items() if seq.status is Status.RUNNING}
+        if not decoding or len(decoding) != len(self._live) or {output.rid for output in stepped.outputs} != decoding.keys():
+            return
+        self._num_steps += 1
+        if self._num_steps % ADAPT_EVERY == 0:
+            before = {rid: Progress(len(seq.token_ids), True) for rid, seq in decoding.items()}
+            rate = max(ADAPT_RATE, 1 / (ADAPT_FIRST + self._num_steps // ADAPT_EVERY))
+            self._costs = adapt(self._costs, sample_of(stepped, before), rate)
+
+    # ends
+
+    def _end(self, seq: Sequence, finish: Finish, error: str | None = None) -> None:
+        if seq.finish is None:
+            self._forget(seq, finish, error)
+            self._outputs.append(SeqOutput(seq, [], finish=finish))
+
+    def _forget(self, seq: Sequence, finish: Finish, error: str | None) -> None:
+        seq.finish, seq.error, seq.status = finish, error, Status.FINISHED
+        rid = self._rids.pop(seq, None)
+        if rid is not None:
+            del self._live[rid]
+        if not self._live:
+            self._waiting_since = None
+
+    def _report(self) -> None:
+        outputs, self._outputs = self._outputs, []
+        self._on_step(StepReport(outputs, None, self.load))
+
+    @property
+    def _num_blocks(self) -> int:
+        """In our block size, since routers count in that."""
+        assert self._ready is not None
+        return self._ready.num_blocks * self._ready.block_size // self._config.block_size

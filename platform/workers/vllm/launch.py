@@ -1,0 +1,53 @@
+"""What a pool's settings mean for vLLM: its interpreter, its arguments, its environment."""
+
+import os
+import shutil
+from collections.abc import Mapping
+
+from penstock.base.cores import available_cores
+from penstock.base.environment import VLLM_PYTHON
+from penstock.base.errors import ConfigError
+from penstock.text.source import ModelSource
+from penstock.workers.compute.models.config import read_eos_token_ids
+from penstock.workers.config import EngineConfig
+from penstock.workers.vllm.child import bridge_command, environment
+from penstock.workers.vllm.engine import Launch
+
+MAX_LOGPROBS = 20
+"""As many as our API allows."""
+AUTO_MAX_MODEL_LEN = -1
+"""vLLM then takes what the checkpoint says, as far as the KV cache holds it."""
+
+
+def find_python(config: EngineConfig, default: str | None) -> str:
+    """The interpreter with vLLM. default: where the pool names none. Raises ConfigError when there is none."""
+    named = config.vllm.python or default
+    if named is None:
+        raise ConfigError(f"runner: vllm needs engine.vllm.python or {VLLM_PYTHON}, the interpreter of an environment that has vLLM (docs/vllm.md)")
+    found = shutil.which(os.path.expanduser(named))
+    if found is None:
+        raise ConfigError(f"{named} (engine.vllm.python or {VLLM_PYTHON}) is not a program; it must be the interpreter of an environment that has vLLM")
+    return found
+
+
+def launch_of(source: ModelSource, folder: str, config: EngineConfig, python: str, inherited: Mapping[str, str]) -> Launch:
+    """folder: the checkpoint as vLLM reads it. Raises ConfigError."""
+    threads = config.threads or available_cores()
+    return Launch(bridge_command(python), environment(inherited, threads), engine_args(folder, config), read_eos_token_ids(source))
+
+
+def engine_args(folder: str, config: EngineConfig) -> dict[str, object]:
+    return {
+        "model": folder,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # sampling defaults are the gateway's affair
+        "dtype": config.dtype,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_batched_tokens,
+        "max_model_len": config.max_model_len or AUTO_MAX_MODEL_LEN,
+        "kv_cache_memory_bytes": config.kv_memory_bytes,
+        "max_logprobs": MAX_LOGPROBS,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        **config.vllm.args,
+    }

@@ -1,0 +1,51 @@
+"""A sequence as vLLM is asked for it, and its answer as ours. Pure.
+
+What vLLM does not do as our engine does: its noise comes from a generator that starts with the seed, not from the position, so seeded answers are
+others than ours and a resumed sequence goes on with other noise; and penalties of a resumed sequence do not see the output from before.
+"""
+
+from typing import Any
+
+from penstock.wire.frames import Finish, TokenLogprobs, pack_ids
+from penstock.workers.engine.sequence import Sequence
+from penstock.workers.vllm.bridge import Add, EndReason, Logprob
+
+FINISHES: dict[EndReason, Finish] = {"stop": Finish.STOP, "length": Finish.LENGTH, "error": Finish.ERROR, "refused": Finish.INVALID}
+
+
+def refusal(seq: Sequence) -> str | None:
+    """Why a sequence can't be asked of vLLM; None: it can. What vLLM itself refuses is heard from it."""
+    if seq.adapter is not None:
+        return f"The pool of this model runs vLLM, which serves no adapters here; {seq.adapter!r} needs a pool with our own engine."
+    return None
+
+
+def add_of(seq: Sequence, rid: int, eos_token_ids: frozenset[int]) -> Add:
+    return Add(rid, pack_ids(seq.token_ids), sampling_of(seq, eos_token_ids), f"tenant:{seq.tenant}")
+
+
+def sampling_of(seq: Sequence, eos_token_ids: frozenset[int]) -> dict[str, Any]:
+    """vLLM's SamplingParams; what is as its default is left out. Bounds count from the end of the prompt, vLLM's from what it is given."""
+    ours, done = seq.sampling, seq.num_output_tokens
+    stops = set(ours.stop_token_ids) | (set() if ours.ignore_eos else eos_token_ids)
+    found: dict[str, Any] = {
+        "max_tokens": max(1, ours.max_tokens - done),
+        "temperature": ours.temperature,
+        "ignore_eos": True,  # vLLM gets no tokenizer, and so knows none: they are among the stops
+        "stop_token_ids": sorted(stops),
+        "min_tokens": max(0, ours.min_tokens - done),
+    }
+    if ours.temperature:
+        found["seed"] = (ours.seed + done) % 2**63  # a resumed sequence must not draw the noise of its beginning again
+    for name in ("top_k", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logprobs"):
+        found[name] = getattr(ours, name)
+    if ours.logit_bias:
+        found["logit_bias"] = dict(ours.logit_bias)
+    return found
+
+
+def logprobs_of(found: list[Logprob] | None, wanted: int | None) -> list[TokenLogprobs] | None:
+    """vLLM shows the chosen token among the likeliest even where it is none of them."""
+    if found is None or wanted is None:
+        return None
+    return [TokenLogprobs(item.logprob, tuple(item.top[:wanted])) for item in found]

@@ -1,0 +1,78 @@
+import pytest
+import torch
+from torch import Tensor
+
+from penstock.workers.compute.quant.quantized import Groups, quantize, quantize_int8
+from penstock.workers.compute.triton.grouped import TILE_ROWS, GroupedMatrix, is_covered
+
+CPU = torch.device("cpu")
+
+
+def packed(groups: Groups) -> GroupedMatrix:
+    return GroupedMatrix(groups, torch.float32, CPU)
+
+
+def element(matrix: GroupedMatrix, row: int, column: int) -> int:
+    """As the module's docstring says where it is."""
+    run = matrix.run
+    if matrix.bits == 8:
+        return int(matrix.q[row // TILE_ROWS, column // run, row % TILE_ROWS, column % run].view(torch.int8))
+    byte = int(matrix.q[row // TILE_ROWS, column // (2 * run), row % TILE_ROWS, column % run])
+    return byte >> 4 if column // run % 2 else byte & 15
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_element_is_where_the_layout_says(bits: int) -> None:
+    weight = torch.randn(TILE_ROWS + 3, 150)
+    groups = quantize(weight, 64) if bits == 4 else quantize_int8(weight, 64)
+
+    matrix = packed(groups)
+
+    assert all(element(matrix, row, column) == groups.q[row, column] for row in (0, 7, TILE_ROWS, TILE_ROWS + 2) for column in range(150))
+
+
+@pytest.mark.parametrize(
+    ("columns", "group_size", "run"), [(4096, 128, 128), (14336, 64, 64), (4096, 32, 32), (576, 128, 64), (130, 128, 32), (2048, 2048, 128)]
+)
+def test_a_run_is_as_long_as_groups_and_columns_allow(columns: int, group_size: int, run: int) -> None:
+    assert packed(quantize(torch.randn(2, columns), group_size)).run == run
+
+
+def test_half_a_byte_is_kept_for_a_weight_and_two_bytes_for_a_scale() -> None:
+    matrix = packed(quantize(torch.randn(TILE_ROWS, 4096), 128))
+
+    assert matrix.q.nbytes == TILE_ROWS * 4096 // 2
+    assert matrix.nbytes == matrix.q.nbytes + 2 * 2 * TILE_ROWS * 32
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype"),
+    [(0.5, torch.float16), (2.0**-30, torch.bfloat16), (1 / 3, torch.float32)],
+)
+def test_scales_are_kept_as_short_as_they_lose_nothing(scale: float, dtype: torch.dtype) -> None:
+    groups = Groups(torch.zeros(2, 32, dtype=torch.int8), torch.full((2, 1), scale), None, 32)
+
+    matrix = packed(groups)
+
+    assert matrix.scale.dtype == dtype
+    assert matrix.second_kind == "none"
+    assert torch.equal(matrix.scale[:, :2].float(), groups.scale.T)
+
+
+def test_integer_zero_points_are_kept_as_such_and_other_offsets_as_they_are() -> None:
+    groups = quantize(torch.randn(2, 32), 32)
+    shifted = Groups(groups.q, groups.scale, torch.full_like(groups.scale, 0.013), 32)
+
+    assert packed(groups).second_kind == "zero"
+    assert packed(shifted).second_kind == "offset"
+    assert torch.equal(stored(packed(groups)), groups.zero)
+    assert torch.equal(stored(packed(shifted)), torch.full((2, 1), 0.013))
+
+
+def stored(matrix: GroupedMatrix) -> Tensor:
+    return matrix.second[:, :2].float().T
+
+
+@pytest.mark.parametrize(("columns", "group_size", "is_taken"), [(64, 32, True), (40, 40, True), (40, 48, True), (96, 48, False), (64, 16, False)])
+def test_groups_of_whole_runs_and_rows_of_one_group_are_covered(columns: int, group_size: int, is_taken: bool) -> None:
+    assert is_covered(quantize(torch.randn(2, columns), group_size)) == is_taken

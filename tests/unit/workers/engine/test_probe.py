@@ -1,0 +1,108 @@
+from dataclasses import dataclass, field
+
+import pytest
+from msgspec import structs
+
+from penstock.perf.model import step_time_s
+from penstock.wire.frames import StepCosts
+from penstock.workers.config import EngineConfig, SpeculationConfig, TimedConfig
+from penstock.workers.engine.probe import BUDGET_S, REPEATS, grid, measure
+from penstock.workers.engine.sequence import Sequence, Step
+from penstock.workers.engine.timed import TimedRunner
+
+TRUTH = StepCosts(base_s=0.004, row_s=0.0005, prefill_token_s=0.00005, attention_s=1e-8, kv_token_s=2e-7)
+CONFIG = EngineConfig(block_size=16, max_num_seqs=16, max_batched_tokens=256)
+
+
+@dataclass
+class ModelledRunner:
+    """Takes the time the model says, `slowness` times."""
+
+    num_blocks: int = 2048
+    max_model_len: int = 4096
+    slowness: float = 1.0
+    now: float = 0.0
+    steps: list[Step] = field(default_factory=list)
+    forgotten: list[Sequence] = field(default_factory=list)
+
+    def run(self, step: Step) -> None:
+        shape = step.shape
+        self.steps.append(step)
+        self.now += self.slowness * step_time_s(
+            TRUTH, rows=shape.rows, prefill_tokens=shape.prefill_tokens, query_context=shape.query_context, kv_tokens=shape.kv_tokens
+        )
+
+    def forget(self, seq: Sequence) -> None:
+        self.forgotten.append(seq)
+
+    def clock(self) -> float:
+        return self.now
+
+
+def test_the_probe_finds_every_coefficient() -> None:
+    runner = ModelledRunner()
+    costs = measure(runner, CONFIG, runner.clock)
+
+    for name in ("base_s", "row_s", "prefill_token_s", "attention_s", "kv_token_s"):
+        assert getattr(costs, name) == pytest.approx(getattr(TRUTH, name), rel=0.05), name
+
+
+def test_every_step_of_the_probe_fits_the_runner_and_is_forgotten() -> None:
+    runner = ModelledRunner(num_blocks=20, max_model_len=300)
+    measure(runner, CONFIG, runner.clock)
+    chunks = [chunk for step in runner.steps for chunk in step.chunks]
+
+    for chunk in chunks:
+        assert chunk.seq.num_tokens <= 300
+        assert len(chunk.seq.block_table) * CONFIG.block_size >= chunk.end
+        assert all(0 <= block < 20 for block in chunk.seq.block_table)
+    assert all(step.num_tokens <= CONFIG.max_batched_tokens for step in runner.steps)
+    assert {chunk.seq for chunk in chunks} == set(runner.forgotten)
+
+
+def test_a_slow_runner_is_probed_for_a_bounded_time() -> None:
+    runner = ModelledRunner(slowness=100)
+    costs = measure(runner, CONFIG, runner.clock)
+
+    longest = max(100 * step_time_s(TRUTH, rows=16, prefill_tokens=256, query_context=256 * 1500, kv_tokens=16 * 1024), 0)
+    assert runner.now < BUDGET_S + 2 * longest
+    assert costs.base_s > 0
+
+
+def test_the_fastest_of_the_repeats_counts() -> None:
+    class Hiccup(ModelledRunner):
+        def run(self, step: Step) -> None:
+            super().run(step)
+            if len(self.steps) == 4:
+                self.now += 0.5
+
+    runner = Hiccup()
+    costs = measure(runner, CONFIG, runner.clock)
+
+    assert len(runner.steps) == 1 + REPEATS * len(list(grid(CONFIG, 2048, 4096)))
+    assert costs.base_s == pytest.approx(TRUTH.base_s, rel=0.05)
+
+
+def test_a_timed_runner_is_taken_at_its_word() -> None:
+    timed = TimedConfig(base_s=1000.0, row_s=0.5)
+
+    assert measure(TimedRunner(EngineConfig(runner="timed", timed=timed)), EngineConfig(runner="timed", timed=timed)) == StepCosts(base_s=1000.0, row_s=0.5)
+
+
+def test_the_cost_of_a_draft_token_is_measured_where_drafts_are_made() -> None:
+    class Drafting(ModelledRunner):
+        def run(self, step: Step) -> None:
+            for chunk in step.chunks:
+                chunk.draft = [0] * chunk.max_drafts
+                assert len(chunk.seq.block_table) * CONFIG.block_size >= chunk.end + chunk.max_drafts
+            super().run(step)
+            self.now += 0.0003 * step.shape.draft_tokens
+
+    runner, plain = Drafting(), ModelledRunner()
+    costs = measure(runner, structs.replace(CONFIG, speculation=SpeculationConfig(method="ngram", max_draft_tokens=5)), runner.clock)
+    measure(plain, CONFIG, plain.clock)
+
+    assert costs.draft_token_s == pytest.approx(0.0003, rel=0.05)
+    assert costs.row_s == pytest.approx(TRUTH.row_s, rel=0.05)
+    assert all(step.num_tokens <= CONFIG.max_batched_tokens for step in runner.steps)
+    assert {chunk.max_drafts for step in plain.steps for chunk in step.chunks} == {0}

@@ -1,0 +1,29 @@
+from penstock.wire.frames import SamplingParams
+from penstock.workers.engine.sequence import Chunk, Sequence, Step, StepShape
+
+
+def sequence(length: int) -> Sequence:
+    return Sequence("r", [0] * length, SamplingParams(max_tokens=9), length, [], b"", 0.0)
+
+
+def test_a_chunk_samples_when_it_reaches_the_last_known_token() -> None:
+    seq = sequence(10)
+
+    assert not Chunk(seq, 0, 9).is_sampled
+    assert Chunk(seq, 4, 6).is_sampled
+
+
+def test_the_shape_of_a_step_counts_context_for_every_prompt_token_and_every_decoding_row() -> None:
+    step = Step([Chunk(sequence(10), 9, 1), Chunk(sequence(5), 4, 1), Chunk(sequence(9), 2, 3)], [])
+
+    assert step.shape == StepShape(rows=3, decode_rows=2, prefill_tokens=3, query_context=3 + 4 + 5, kv_tokens=10 + 5)
+    assert step.num_tokens == 5
+
+
+def test_places_for_drafts_are_taken_of_the_budget_and_drafts_count_in_the_shape() -> None:
+    chunk = Chunk(sequence(10), 9, 1, max_drafts=4)
+    step = Step([chunk, Chunk(sequence(9), 2, 3)], [])
+
+    assert (step.num_tokens, step.shape.draft_tokens) == (8, 0)
+    chunk.draft = [1, 2]
+    assert step.shape == StepShape(rows=2, decode_rows=1, prefill_tokens=3, query_context=3 + 4 + 5, kv_tokens=10, draft_tokens=2, draft_rounds=2)

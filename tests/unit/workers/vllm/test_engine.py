@@ -1,0 +1,376 @@
+"""The engine, its child process and the bridge, with a played vLLM behind the bridge (tests/unit/workers/vllm/fake_vllm.py)."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+from typing import Any
+
+import psutil
+import pytest
+
+from penstock.wire.errors import EngineFault
+from penstock.wire.frames import BlockEvents, Finish, SamplingParams, TokenLogprobs
+from penstock.workers.config import EngineConfig, VllmConfig
+from penstock.workers.engine.engine import EngineLoad, StepReport
+from penstock.workers.engine.sequence import SeqOutput, Sequence, Times
+from penstock.workers.vllm.engine import LOST, Launch, VllmEngine
+from tests.unit.workers.vllm.fake_vllm import BABBLE, DIE, HANG, MAX_MODEL_LEN, NUM_BLOCKS, RAISE
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+TIMEOUT_S = 20.0
+EOS = 50000
+
+
+class Bench:
+    """An engine that serves, and what it has reported."""
+
+    def __init__(self, config: EngineConfig, args: dict[str, object], command: Seq[str] = (sys.executable, str(FAKE))) -> None:
+        self.reports: SimpleQueue[StepReport] = SimpleQueue()
+        self.unix_s = 1000.0
+        launch = Launch(list(command), os.environ, args, frozenset({EOS}))
+        self.engine = VllmEngine(launch, config, self.reports.put, unix_clock=lambda: self.unix_s)
+        self.load: EngineLoad | None = None
+
+    def outputs(self, seqs: Seq[Sequence]) -> dict[Sequence, list[SeqOutput]]:
+        """All that is reported until each of them has a finish."""
+        found: dict[Sequence, list[SeqOutput]] = {seq: [] for seq in seqs}
+        deadline = time.monotonic() + TIMEOUT_S
+        while not all(found[seq] and found[seq][-1].finish for seq in seqs):
+            report = self.reports.get(timeout=max(0.0, deadline - time.monotonic()))
+            self.load = report.load
+            for output in report.outputs:
+                found.setdefault(output.seq, []).append(output)
+        return found
+
+    def finish(self, seq: Sequence) -> Finish | None:
+        return self.outputs([seq])[seq][-1].finish
+
+    def until_running(self, seq: Sequence) -> None:
+        """Its first token is there."""
+        while not any(output.seq is seq and output.token_ids for output in self.reports.get(timeout=TIMEOUT_S).outputs):
+            pass
+
+    @property
+    def child(self) -> psutil.Process:
+        (found,) = [process for process in psutil.Process().children() if str(FAKE) in process.cmdline()]
+        return found
+
+
+@contextmanager
+def serving(args: dict[str, object] | None = None, **changes: Any) -> Iterator[Bench]:
+    bench = Bench(config(**changes), args or {})
+    bench.engine.start()
+    try:
+        yield bench
+    finally:
+        assert bench.engine.stop(timeout_s=TIMEOUT_S)
+
+
+def config(**changes: Any) -> EngineConfig:
+    return EngineConfig(runner="vllm", max_num_seqs=4, max_batched_tokens=64, **changes)
+
+
+def sequence(*token_ids: int, deadline: float | None = None, adapter: str | None = None, **sampling: Any) -> Sequence:
+    prompt = list(token_ids) or [10, 11, 12]
+    params = SamplingParams(**({"max_tokens": 4, "temperature": 0.0} | sampling))
+    return Sequence("q", prompt, params, len(prompt), [], b"", time.monotonic(), deadline, adapter, "tenant")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_tokens_come_step_by_step_to_the_last_with_its_finish() -> None:
+    with serving() as bench:
+        seq = sequence(10, 11, 12)
+        bench.engine.submit(seq)
+        outputs = bench.outputs([seq])[seq]
+
+        assert [output.token_ids for output in outputs] == [[13], [14], [15], [16]]
+        assert [output.finish for output in outputs] == [None, None, None, Finish.LENGTH]
+        assert (seq.token_ids[3:], seq.num_cached_tokens, seq.finish) == ([13, 14, 15, 16], 7, Finish.LENGTH)
+
+
+def test_sequences_of_many_run_together_and_each_ends_once() -> None:
+    with serving() as bench:
+        seqs = [sequence(100 * place, max_tokens=3 + place) for place in range(1, 9)]
+        for seq in seqs:
+            bench.engine.submit(seq)
+        found = bench.outputs(seqs)
+
+        for place, seq in enumerate(seqs, 1):
+            assert seq.token_ids == list(range(100 * place, 100 * place + 4 + place))
+            assert [output.finish for output in found[seq]].count(Finish.LENGTH) == 1
+        assert bench.load is not None
+        assert (bench.load.num_running, bench.load.num_waiting, bench.load.free_blocks) == (0, 0, bench.load.total_blocks)
+
+
+def test_an_end_of_sequence_token_stops_unless_it_is_to_be_ignored() -> None:
+    with serving() as bench:
+        stopped, ignoring = sequence(EOS - 2, max_tokens=9), sequence(EOS - 2, max_tokens=9, ignore_eos=True)
+        bench.engine.submit(stopped)
+        bench.engine.submit(ignoring)
+        bench.outputs([stopped, ignoring])
+
+        assert (stopped.token_ids[1:], stopped.finish) == ([EOS - 1, EOS], Finish.STOP)
+        assert (ignoring.num_output_tokens, ignoring.finish) == (9, Finish.LENGTH)
+
+
+def test_logprobs_are_those_of_the_chosen_token_and_as_many_of_the_likeliest_as_wanted() -> None:
+    with serving() as bench:
+        seqs = [sequence(max_tokens=1, logprobs=wanted) for wanted in (None, 0, 1)]
+        for seq in seqs:
+            bench.engine.submit(seq)
+        found = bench.outputs(seqs)
+
+        assert [found[seq][-1].logprobs for seq in seqs] == [None, [TokenLogprobs(-0.5)], [TokenLogprobs(-0.5, ((13, -0.5),))]]
+
+
+def test_an_aborted_sequence_is_reported_once_and_its_kv_is_free_while_the_others_go_on() -> None:
+    with serving() as bench:
+        victim, other = sequence(max_tokens=100_000), sequence(20, max_tokens=50)
+        bench.engine.submit(victim)
+        bench.until_running(victim)
+        bench.engine.submit(other)
+        bench.until_running(other)
+        bench.engine.abort(victim)
+        found = bench.outputs([victim, other])
+        bench.engine.abort(victim)
+        last = sequence(30)
+        bench.engine.submit(last)
+        later = bench.outputs([last])
+
+        assert [output.finish for output in found[victim] if output.finish] == [Finish.ABORT]
+        assert victim not in later
+        assert other.finish is Finish.LENGTH
+        assert bench.load is not None
+        assert bench.load.free_blocks == bench.load.total_blocks
+
+
+def test_the_load_counts_blocks_in_the_routers_size_and_tokens_by_their_state() -> None:
+    with serving() as bench:
+        running = sequence(max_tokens=100_000)
+        bench.engine.submit(running)
+        bench.until_running(running)
+        load = bench.reports.get(timeout=TIMEOUT_S).load
+
+        assert load.total_blocks == NUM_BLOCKS * 32 // 16
+        assert (load.num_running, load.num_waiting, load.free_blocks) == (1, 0, load.total_blocks - 2)
+        assert load.kv_tokens > 3
+        assert load.costs.base_s > 0
+
+
+@pytest.mark.parametrize("how", ["killed", "ended", "babbled"])
+def test_a_lost_child_leaves_every_sequence_to_other_replicas_and_the_engine_unhealthy(how: str) -> None:
+    with serving() as bench:
+        child = bench.child
+        seqs = [sequence(max_tokens=100_000), sequence(20, max_tokens=100_000)]
+        for seq in seqs:
+            bench.engine.submit(seq)
+        for seq in seqs:
+            bench.until_running(seq)
+        assert bench.engine.is_healthy(time.monotonic())
+        if how == "killed":
+            child.kill()
+        else:
+            seqs.append(sequence(DIE if how == "ended" else BABBLE))
+            bench.engine.submit(seqs[-1])
+        found = bench.outputs(seqs)
+        late = sequence()
+        bench.engine.submit(late)
+
+        assert [found[seq][-1].finish for seq in seqs] == [Finish.REFUSED] * len(seqs)
+        assert bench.finish(late) is Finish.REFUSED
+        assert late.error == LOST
+        assert bench.load is not None
+        assert bench.load.is_closed
+        assert not bench.engine.is_healthy(time.monotonic())
+        wait_until(lambda: not child.is_running())
+
+
+def test_a_step_that_raises_fails_its_sequences_for_good_since_others_would_fail_too() -> None:
+    with serving() as bench:
+        seq = sequence(RAISE)
+        bench.engine.submit(seq)
+
+        assert bench.finish(seq) is Finish.ERROR
+        wait_until(lambda: not bench.engine.is_healthy(time.monotonic()))
+
+
+def test_what_vllm_does_not_take_is_invalid_and_harms_nobody() -> None:
+    with serving() as bench:
+        running, refused = sequence(max_tokens=50), sequence(logit_bias=((3, 1.0),))
+        bench.engine.submit(running)
+        bench.engine.submit(refused)
+        found = bench.outputs([running, refused])
+
+        assert found[refused][-1].finish is Finish.INVALID
+        assert refused.error == "vLLM does not take this request: no biases today"
+        assert running.finish is Finish.LENGTH
+        assert bench.engine.is_healthy(time.monotonic())
+
+
+def test_adapters_are_invalid_and_sequences_beyond_the_context_are_refused() -> None:
+    with serving() as bench:
+        adapted, long = sequence(adapter="d1"), sequence(*range(1, MAX_MODEL_LEN + 1))
+        bench.engine.submit(adapted)
+        bench.engine.submit(long)
+        found = bench.outputs([adapted, long])
+
+        assert (found[adapted][-1].finish, found[long][-1].finish) == (Finish.INVALID, Finish.REFUSED)
+        assert "d1" in (adapted.error or "")
+
+
+def test_a_step_that_does_not_end_makes_the_engine_unhealthy_in_time() -> None:
+    with serving(stall_s=30.0) as bench:
+        bench.engine.submit(sequence(HANG))
+        bench.engine.submit(seq := sequence(EOS, deadline=0.0))  # its end shows that the other one has been sent
+        bench.finish(seq)
+        now = time.monotonic()
+
+        assert bench.engine.is_healthy(now)
+        assert not bench.engine.is_healthy(now + 31.0)
+
+
+def test_an_idle_engine_does_not_stall_however_long_its_start_took() -> None:
+    with serving(stall_s=1.0) as bench:
+        assert bench.engine.is_healthy(time.monotonic() + 3600)
+        bench.engine.submit(seq := sequence())
+        bench.finish(seq)
+
+        assert bench.engine.is_healthy(time.monotonic() + 3600)
+
+
+def test_a_sequence_ends_at_its_deadline() -> None:
+    with serving() as bench:
+        seq, other = sequence(max_tokens=100_000, deadline=1005.0), sequence(20, max_tokens=100_000, deadline=9000.0)
+        bench.engine.submit(seq)
+        bench.engine.submit(other)
+        bench.until_running(seq)
+        bench.unix_s = 1005.0
+
+        assert bench.finish(seq) is Finish.DEADLINE
+        assert other.finish is None
+
+
+def test_draining_lets_sequences_finish_refuses_new_ones_and_ends_the_child() -> None:
+    with serving() as bench:
+        child = bench.child
+        seq, late = sequence(max_tokens=100), sequence(20)
+        bench.engine.submit(seq)
+        bench.until_running(seq)
+        assert not bench.engine.stop(drain=True, timeout_s=0.0)
+        bench.engine.submit(late)
+        found = bench.outputs([seq, late])
+
+        assert (found[seq][-1].finish, found[late][-1].finish) == (Finish.LENGTH, Finish.REFUSED)
+        assert bench.engine.stop(drain=True, timeout_s=TIMEOUT_S)
+        assert not child.is_running()
+
+
+def test_stopping_aborts_what_runs() -> None:
+    with serving() as bench:
+        seq = sequence(max_tokens=100_000)
+        bench.engine.submit(seq)
+        bench.until_running(seq)
+
+        assert bench.engine.stop(timeout_s=TIMEOUT_S)
+        assert bench.finish(seq) is Finish.ABORT
+
+
+def test_a_frozen_child_can_be_stopped_also_when_it_does_not_read() -> None:
+    with serving() as bench:
+        child = bench.child
+        child.suspend()
+        for _ in range(1000):  # more than the socket holds
+            bench.engine.submit(sequence(*[1] * 250))
+
+        assert bench.engine.stop(timeout_s=0.5)
+        assert not child.is_running()
+
+
+def test_a_child_ends_with_the_process_that_started_it() -> None:
+    script = (
+        "import os, signal, sys, threading\n"
+        "from penstock.workers.vllm.bridge import Start\n"
+        "from penstock.workers.vllm.child import Child\n"
+        "ready = threading.Event()\n"
+        f"child = Child([sys.executable, {str(FAKE)!r}], os.environ, Start({{}}), lambda message: ready.set(), print)\n"
+        "assert ready.wait(20)\n"
+        "print(child.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+
+    assert result.returncode == -signal.SIGKILL, result.stderr
+    wait_until(lambda: not psutil.pid_exists(int(result.stdout)) or psutil.Process(int(result.stdout)).status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize(
+    ("args", "command", "says"),
+    [
+        ({"fails": "no such model"}, [sys.executable, str(FAKE)], "RuntimeError: no such model"),
+        ({}, ["/no/such/python", str(FAKE)], "/no/such/python can't be run"),
+        ({}, [sys.executable, "-c", "raise SystemExit(7)"], "status 7"),
+        ({}, [sys.executable, "-c", "import no_such_module"], "status 1\nIts last lines:\n(.*\n)*ModuleNotFoundError: No module named 'no_such_module'"),
+        ({}, [sys.executable, "-uc", "print('10 %\\r20 %'); raise SystemExit('no room')"], "Its last lines:\n20 %\nno room$"),
+        ({"sleeps": 60.0}, [sys.executable, str(FAKE)], "longer than engine.vllm.start_timeout_s"),
+    ],
+    ids=["load fails", "no interpreter", "ends", "lacks a module", "says why", "slow"],
+)
+def test_a_start_that_fails_says_why(args: dict[str, object], command: list[str], says: str) -> None:
+    bench = Bench(config(vllm=VllmConfig(start_timeout_s=1.5 if "sleeps" in args else TIMEOUT_S)), args, command)
+
+    with pytest.raises(EngineFault, match=says):
+        bench.engine.start()
+    assert bench.engine.stop(timeout_s=TIMEOUT_S)
+
+
+def test_a_snapshot_holds_no_block() -> None:
+    with serving() as bench:
+        found: SimpleQueue[BlockEvents] = SimpleQueue()
+        bench.engine.request_snapshot(found.put)
+
+        assert found.get(timeout=TIMEOUT_S) == BlockEvents(0, is_snapshot=True)
+
+
+def test_a_traced_sequence_is_timed() -> None:
+    with serving() as bench:
+        seq = sequence(max_tokens=2)
+        seq.times = Times()
+        bench.engine.submit(seq)
+        bench.finish(seq)
+
+        assert seq.times.admitted_s is not None
+        assert seq.times.admitted_s < 1000.0
+        assert (seq.times.first_token_s, seq.times.last_token_s) == (1000.0, 1000.0)
+
+
+def test_whatever_is_submitted_and_aborted_ends_exactly_once() -> None:
+    random = Random(5)
+    with serving() as bench:
+        seqs = [sequence(random.randrange(1, 1000), max_tokens=random.randrange(1, 30)) for _ in range(60)]
+        for seq in seqs:
+            bench.engine.submit(seq)
+            if random.random() < 0.5:
+                bench.engine.abort(random.choice(seqs))
+        found = bench.outputs(seqs)
+        last = sequence()
+        bench.engine.submit(last)
+        found |= bench.outputs([last])
+
+        for seq in seqs:
+            assert [output.finish for output in found[seq] if output.finish is not None] == [seq.finish]
+            assert found[seq][-1].finish is seq.finish
+            assert seq.token_ids == list(range(seq.token_ids[0], seq.token_ids[0] + len(seq.token_ids)))

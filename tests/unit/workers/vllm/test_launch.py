@@ -1,0 +1,88 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.base.errors import ConfigError
+from penstock.text.source import resolve
+from penstock.workers.config import EngineConfig, SpeculationConfig, VllmConfig
+from penstock.workers.vllm.child import BRIDGE, environment
+from penstock.workers.vllm.launch import engine_args, find_python, launch_of
+
+
+def config(**vllm: object) -> EngineConfig:
+    return EngineConfig(runner="vllm", vllm=VllmConfig(**vllm))  # type: ignore[arg-type]
+
+
+def test_the_pools_interpreter_wins_over_the_machines() -> None:
+    assert find_python(config(python=sys.executable), "/no/such") == sys.executable
+    assert find_python(config(), sys.executable) == sys.executable
+
+
+@pytest.mark.parametrize(("default", "says"), [(None, "PENSTOCK_VLLM_PYTHON"), ("/no/such/python", "/no/such/python")])
+def test_without_an_interpreter_the_sentence_says_how_to_name_one(default: str | None, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        find_python(config(), default)
+
+
+def test_settings_become_arguments_and_given_arguments_win() -> None:
+    args = engine_args("/model", EngineConfig(runner="vllm", max_num_seqs=8, max_model_len=512, vllm=VllmConfig(args={"dtype": "float16", "seed": 3})))
+
+    assert args["model"] == "/model"
+    assert (args["max_num_seqs"], args["max_model_len"], args["kv_cache_memory_bytes"]) == (8, 512, 512 * 2**20)
+    assert (args["dtype"], args["seed"]) == ("float16", 3)
+    assert engine_args("/model", config())["max_model_len"] == -1
+
+
+def test_the_child_gets_the_bridge_and_its_threads() -> None:
+    inherited = {"PATH": "/bin", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    launch = launch_of(resolve("demo"), "/model", EngineConfig(runner="vllm", threads=3), "/venv/bin/python", inherited)
+
+    assert launch.command == ["/venv/bin/python", "-I", str(BRIDGE)]
+    assert Path(launch.command[-1]).is_file()
+    assert (launch.environment["PATH"], launch.environment["OMP_NUM_THREADS"], launch.environment["VLLM_LOGGING_LEVEL"]) == ("/bin", "3", "DEBUG")
+    assert launch.eos_token_ids == {2}
+
+
+SECRETS = (
+    *("PENSTOCK_CLUSTER_SECRET", "PENSTOCK_REDIS_URL", "RAY_AUTH_TOKEN", "OPENAI_API_KEY", "MISTRAL_KEY", "UPSTREAM", "VLLM_API_KEY", "VLLM_PROVIDER_TOKEN"),
+    *("OTEL_EXPORTER_OTLP_HEADERS", "HTTPS_PROXY", "HF_TOKEN", "HF_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY"),
+)
+"""Of the platform, of providers (whose keys have names of the operator's choice), of a trace exporter, of a proxy and of hubs."""
+NEEDED = (
+    "PATH",
+    "HOME",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "KMP_BLOCKTIME",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "HF_HOME",
+    "XDG_CACHE_HOME",
+    "VLLM_TARGET_DEVICE",
+)
+
+
+def test_the_child_inherits_what_it_needs_and_no_secret() -> None:
+    inherited = {name: f"value of {name}" for name in (*SECRETS, *NEEDED, "PYTHONPATH", "LDAP_PASSWORD")}
+
+    found = environment(inherited, threads=2)
+
+    assert {name for name in inherited if found.get(name) == inherited[name]} == set(NEEDED)
+    assert [secret for secret in (*SECRETS, "LDAP_PASSWORD") if secret in found] == []
+    assert "PYTHONPATH" not in found, "it is meant for our own Python"
+
+
+def test_a_gpu_is_asked_of_ray_as_for_our_own_engine() -> None:
+    assert (EngineConfig(runner="vllm").num_gpus, EngineConfig(runner="vllm", device="cuda").num_gpus) == (0, 1)
+
+
+def test_what_vllm_can_not_keep_is_refused() -> None:
+    with pytest.raises(ConfigError, match="exact"):
+        EngineConfig(runner="vllm", exact=True)
+    with pytest.raises(ConfigError, match=r"engine\.lm_head: int8 is for our own engine"):
+        EngineConfig(runner="vllm", lm_head="int8")
+    with pytest.raises(ConfigError, match="speculation"):
+        EngineConfig(runner="vllm", speculation=SpeculationConfig(method="ngram"))
+    with pytest.raises(ConfigError, match="start_timeout_s"):
+        VllmConfig(start_timeout_s=0)
