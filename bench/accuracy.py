@@ -13,15 +13,15 @@ import msgspec
 import numpy as np
 import uvloop
 
-from penstock_loadtest.client import Answer, Client, Clock
+from penstock_loadtest.client.client import Answer, Client, Clock
+from penstock_loadtest.client.target import find_target
 from penstock_loadtest.fake.behaviour import Behaviour, Stall
 from penstock_loadtest.fake.process import FakeProcess, fake_server_process
 from penstock_loadtest.fake.truth import Chunk, Truth, released_s
-from penstock_loadtest.records import Record
-from penstock_loadtest.runner import run_load
+from penstock_loadtest.results.records import Record
+from penstock_loadtest.results.summary import Distribution, Summary, summarize
+from penstock_loadtest.run.runner import run_load
 from penstock_loadtest.scenario import Arrivals, Kind, Lengths, Prompts, Scenario
-from penstock_loadtest.summary import Distribution, Summary, summarize
-from penstock_loadtest.target import find_target
 from penstock_loadtest.workload.plan import plan
 
 FIGURES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "inter_token_s": "inter-token", "e2e_s": "end-to-end"}

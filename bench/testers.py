@@ -31,8 +31,8 @@ from bench.loopback import WORDS
 from bench.platform_process import running_platform
 from bench.report import Row, write_report
 from bench.rival_tester import EXPORT, Load, Seen, configuration, read_export
-from penstock_loadtest.intervals import Estimate, paired_ratio
-from penstock_loadtest.records import Record, read_records, write_json
+from penstock_loadtest.results.intervals import Estimate, paired_ratio
+from penstock_loadtest.results.records import Record, read_records, write_json
 from penstock_loadtest.scenario import load_scenario
 from penstock_loadtest.workload.plan import plan
 
@@ -235,7 +235,7 @@ def is_within(ratio: Estimate, bounds: tuple[float, float]) -> bool:
 def fake_server(folder: Path) -> Iterator[Server]:
     """The fake server in a process of its own."""
     write_json(folder / "fake.yaml", FAKE)
-    command = [sys.executable, "-m", "penstock_loadtest.fake_server", "--config", str(folder / "fake.yaml")]
+    command = [sys.executable, "-m", "penstock_loadtest.fake.server", "--config", str(folder / "fake.yaml")]
     with (folder / "fake.log").open("wb") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
         try:
             assert process.stdout is not None

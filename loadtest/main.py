@@ -11,15 +11,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from penstock_loadtest.compare import compare
+from penstock_loadtest.client.destination import reach
 from penstock_loadtest.errors import LoadtestError
-from penstock_loadtest.fake_server import fake_server
-from penstock_loadtest.ladder import ladder
-from penstock_loadtest.measure import EXIT_INTERRUPTED, Measurement, measure, must_have_plots
-from penstock_loadtest.overhead import overhead
-from penstock_loadtest.reach import reach
+from penstock_loadtest.fake.server import fake_server
 from penstock_loadtest.report.table import summary_table
 from penstock_loadtest.scenario import load_scenario
+from penstock_loadtest.studies.compare import compare
+from penstock_loadtest.studies.ladder import ladder
+from penstock_loadtest.studies.measure import EXIT_INTERRUPTED, Measurement, measure, must_have_plots
+from penstock_loadtest.studies.overhead import overhead
 
 VIOLATED = 1
 """Exit status of a run whose ledger does not balance."""

@@ -16,7 +16,7 @@ import yaml
 from penstock_loadtest.checks import above_zero, not_negative, require, shown
 from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.overrides import override, path_of
-from penstock_loadtest.workload.planned import Endpoint
+from penstock_loadtest.planned import Endpoint
 
 EXAMPLES: Final = Path(__file__).parent / "scenarios"
 

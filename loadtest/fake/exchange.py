@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator
 
+from penstock_loadtest.client.schedule import Schedule
 from penstock_loadtest.fake.answer import Frame
 from penstock_loadtest.fake.connection import Connection
 from penstock_loadtest.fake.truth import Truth
-from penstock_loadtest.schedule import Schedule
 
 
 class Exchange:

@@ -12,7 +12,7 @@ from penstock_loadtest.report.markup import Card, Column
 from penstock_loadtest.report.shell import page
 from penstock_loadtest.report.style import BLUE, GREY, INK, MUTED, NAVY, ORANGE, PAPER, Picture, Plot, axes, drawing, legend, save, seconds_axis, whole_steps
 from penstock_loadtest.report.words import NONE, duration, number, share
-from penstock_loadtest.sides import Comparison, Row, Run
+from penstock_loadtest.results.sides import Comparison, Row, Run
 
 _OTHER_UNITS = {"throughput": lambda value: f"{number(value)} tokens/s", "goodput": share}  # every other figure is a time
 

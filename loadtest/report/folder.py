@@ -9,12 +9,12 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from penstock_loadtest.columns import Columns, read_columns
 from penstock_loadtest.errors import RecordsInvalid
-from penstock_loadtest.records import Record, read_records, write_json
+from penstock_loadtest.results.columns import Columns, read_columns
+from penstock_loadtest.results.records import Record, read_records, write_json
+from penstock_loadtest.results.series import Observed
+from penstock_loadtest.results.summary import Summary, summary_of
 from penstock_loadtest.scenario import Scenario
-from penstock_loadtest.series import Observed
-from penstock_loadtest.summary import Summary, summary_of
 
 SLOWEST = 12
 T = TypeVar("T")

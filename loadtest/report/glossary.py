@@ -1,8 +1,8 @@
 """What every figure of a report means, in sentences: the one place where the page gets them from."""
 
 from penstock_loadtest.report.words import duration
+from penstock_loadtest.results.summary import MAX_LATENESS_S
 from penstock_loadtest.scenario import Targets
-from penstock_loadtest.summary import MAX_LATENESS_S
 
 TERMS = (
     ("Intended time", "When a request should have left by the plan; a later turn of a conversation never before the answer it follows."),

@@ -7,8 +7,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from penstock_loadtest.columns import Floats
-from penstock_loadtest.knee import Ladder, Step, is_held
 from penstock_loadtest.report import markup
 from penstock_loadtest.report.folder import read_json
 from penstock_loadtest.report.markup import Card, Column
@@ -33,6 +31,8 @@ from penstock_loadtest.report.style import (
     seconds_axis,
 )
 from penstock_loadtest.report.words import duration, number, share
+from penstock_loadtest.results.columns import Floats
+from penstock_loadtest.results.knee import Ladder, Step, is_held
 
 
 def write_ladder_report(folder: Path) -> Path:

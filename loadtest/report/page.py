@@ -4,7 +4,6 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-from penstock_loadtest.records import Record
 from penstock_loadtest.report import markup
 from penstock_loadtest.report.comparison import write_comparison_report
 from penstock_loadtest.report.folder import Ending, Run, Verdict, read_run, waited_s
@@ -17,8 +16,9 @@ from penstock_loadtest.report.shell import page
 from penstock_loadtest.report.style import Picture, drawing, save
 from penstock_loadtest.report.table import late_sentence
 from penstock_loadtest.report.words import NONE, duration, number, share
-from penstock_loadtest.series import replicas, series
-from penstock_loadtest.summary import Distribution, Goodput, Group, Summary
+from penstock_loadtest.results.records import Record
+from penstock_loadtest.results.series import replicas, series
+from penstock_loadtest.results.summary import Distribution, Goodput, Group, Summary
 
 MAX_GROUPS = 30
 

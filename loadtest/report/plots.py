@@ -7,8 +7,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, PercentFormatter
 
-from penstock_loadtest.columns import Columns, Floats, Sample, token_gaps
-from penstock_loadtest.records import Outcome
 from penstock_loadtest.report.style import (
     BLUE,
     GREEN,
@@ -30,9 +28,11 @@ from penstock_loadtest.report.style import (
     seconds_axis,
 )
 from penstock_loadtest.report.words import duration, number, share
+from penstock_loadtest.results.columns import Columns, Floats, Sample, token_gaps
+from penstock_loadtest.results.records import Outcome
+from penstock_loadtest.results.series import Percentiles, Replicas, Series
+from penstock_loadtest.results.summary import Group
 from penstock_loadtest.scenario import Targets
-from penstock_loadtest.series import Percentiles, Replicas, Series
-from penstock_loadtest.summary import Group
 
 OUTCOME_COLOURS: dict[Outcome, Colour] = {"finished": SKY, "cancelled": GREY, "shed": ORANGE, "failed": RED, "unfinished": PURPLE}
 MAX_TENANTS = 14

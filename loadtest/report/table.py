@@ -6,7 +6,7 @@ from rich.text import Text
 
 from penstock_loadtest.report.folder import Verdict
 from penstock_loadtest.report.words import duration, number, share
-from penstock_loadtest.summary import Distribution, Summary
+from penstock_loadtest.results.summary import Distribution, Summary
 
 MAX_TENANTS = 8
 MAX_ERRORS = 5

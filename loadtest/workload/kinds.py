@@ -9,9 +9,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from penstock_loadtest.planned import Prompt
 from penstock_loadtest.scenario import Kind
 from penstock_loadtest.workload.lengths import draw, draw_tokens
-from penstock_loadtest.workload.planned import Prompt
 from penstock_loadtest.workload.text import TextMaker
 from penstock_loadtest.workload.trace_row import TraceRow
 

@@ -11,11 +11,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
+from penstock_loadtest.planned import Planned
 from penstock_loadtest.scenario import Cancel, Scenario
 from penstock_loadtest.workload.arrivals import arrival_times
 from penstock_loadtest.workload.kinds import Ask, KindDraws, number_of
 from penstock_loadtest.workload.lengths import draw
-from penstock_loadtest.workload.planned import Planned
 from penstock_loadtest.workload.text import TextMaker
 from penstock_loadtest.workload.trace_row import TraceRow
 from penstock_loadtest.workload.traces import read_trace

@@ -14,7 +14,7 @@ import pytest
 
 from penstock_loadtest.fake.behaviour import Behaviour, Fault
 from penstock_loadtest.fake.process import fake_server_process
-from penstock_loadtest.records import read_records
+from penstock_loadtest.results.records import read_records
 from penstock_loadtest.scenario import Lengths
 
 QUICK = Behaviour(ttft_s=Lengths(constant=0.02), gap_s=Lengths(constant=0.002))

@@ -13,18 +13,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock_loadtest.compare import Contender, run_comparison
-from penstock_loadtest.cost import Path as Way
+from penstock_loadtest.client.destination import reach
+from penstock_loadtest.client.target import Target
 from penstock_loadtest.fake.behaviour import Behaviour
 from penstock_loadtest.fake.process import fake_server_process
-from penstock_loadtest.knee import Ladder, Rules
-from penstock_loadtest.ladder import Pace, run_ladder
-from penstock_loadtest.overhead import Load, Meter, run_overhead
-from penstock_loadtest.process_tree import tree_cpu_s
-from penstock_loadtest.reach import reach
+from penstock_loadtest.results.cost import Path as Way
+from penstock_loadtest.results.knee import Ladder, Rules
+from penstock_loadtest.results.sides import Setting
 from penstock_loadtest.scenario import Arrivals, Kind, Lengths, Prompts, Scenario, Targets
-from penstock_loadtest.sides import Setting
-from penstock_loadtest.target import Target
+from penstock_loadtest.studies.compare import Contender, run_comparison
+from penstock_loadtest.studies.ladder import Pace, run_ladder
+from penstock_loadtest.studies.overhead import Load, Meter, run_overhead
+from penstock_loadtest.studies.process_tree import tree_cpu_s
 
 TOKENS = 8
 SLOTS, TTFT_S, GAP_S = 4, 0.041, 0.010

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock_loadtest import ledger as entries
+from penstock_loadtest.client.destination import reach
 from penstock_loadtest.fake.behaviour import Behaviour, Fault, FaultKind, Shedding
 from penstock_loadtest.fake.process import fake_server_process
-from penstock_loadtest.ledger import Ledger
-from penstock_loadtest.measure import measure
-from penstock_loadtest.reach import reach
+from penstock_loadtest.results import ledger as entries
+from penstock_loadtest.results.ledger import Ledger
 from penstock_loadtest.scenario import Arrivals, Cancel, Kind, Lengths, Prompts, Scenario
+from penstock_loadtest.studies.measure import measure
 
 SLOW = Lengths(constant=0.005)
 KIND = Kind(prompts=Prompts(tokens=Lengths(constant=8)), output_tokens=Lengths(constant=8))

@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 from bench.platform_process import PlatformProcess, penstock, running_platform
 from penstock.cli.main import app
-from penstock_loadtest.measure import measure
-from penstock_loadtest.reach import reach
+from penstock_loadtest.client.destination import reach
 from penstock_loadtest.scenario import Arrivals, Cancel, Kind, Lengths, Prompts, Scenario, Share
+from penstock_loadtest.studies.measure import measure
 from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]

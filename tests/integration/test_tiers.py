@@ -19,7 +19,7 @@ import pytest
 from bench.platform_process import PlatformProcess, running_platform
 from penstock.tenancy.tenants import Settings
 from penstock_loadtest.fake.behaviour import Behaviour
-from penstock_loadtest.fake_server import FakeServer
+from penstock_loadtest.fake.server import FakeServer
 from penstock_loadtest.scenario import Lengths
 from tests.integration.new_tenants import new_key
 from tests.integration.waiting import wait_for

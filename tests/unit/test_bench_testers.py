@@ -8,7 +8,7 @@ import pytest
 
 from bench.rival_tester import Load, Seen
 from bench.testers import FIGURES, Comparison, Figures, Server, figures, is_within, prompts, rows, run, seen
-from penstock_loadtest.records import Record
+from penstock_loadtest.results.records import Record
 
 LOAD = Load("two at a time", requests=3, output_tokens=5, at_once=2)
 SERVER = Server("server", "http://127.0.0.1:1/v1", "", (0.95, 1.05), keeps_prompts=False)

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from penstock_loadtest.ledger import check
-from penstock_loadtest.measure import Measurement
-from penstock_loadtest.records import Record
+from penstock_loadtest.client.target import Target
+from penstock_loadtest.results.ledger import check
+from penstock_loadtest.results.records import Record
+from penstock_loadtest.results.summary import summarize
 from penstock_loadtest.scenario import Scenario
-from penstock_loadtest.summary import summarize
-from penstock_loadtest.target import Target
+from penstock_loadtest.studies.measure import Measurement
 
 TARGET = Target(url="http://127.0.0.1:1/v1", model="m", models=["m"], keys={}, exact=None, metrics_url=None)
 

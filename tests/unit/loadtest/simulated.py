@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock_loadtest.records import Record, RecordWriter
+from penstock_loadtest.results.records import Record, RecordWriter
 from penstock_loadtest.scenario import Arrivals, Kind, Lengths, Prompts, Scenario, Share, Targets
 
 TENANTS = {"acme": 5.0, "initech <beta>": 3.0, "umbrella": 1.5, "hooli": 0.5}

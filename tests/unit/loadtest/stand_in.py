@@ -4,9 +4,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from penstock_loadtest.client import Answer, Clock
-from penstock_loadtest.records import Outcome, Record
-from penstock_loadtest.workload.planned import Message, Planned
+from penstock_loadtest.client.client import Answer, Clock
+from penstock_loadtest.planned import Message, Planned
+from penstock_loadtest.results.records import Outcome, Record
 
 Serve = Callable[[Planned], Awaitable[Outcome]]
 

@@ -1,0 +1,47 @@
+"""What the server says about itself while it is loaded: its replicas, from /metrics, once a second. A server that says nothing is left alone."""
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+
+from penstock_loadtest.errors import TargetUnreachable
+from penstock_loadtest.results.series import Observed
+
+METRIC = "penstock_replicas"
+PERIOD_S = 1.0
+TIMEOUT_S = 2.0
+TRIES = 3
+"""So many pages in a row without the metric, and it is not asked for any more."""
+
+Get = Callable[[str, float], Awaitable[tuple[int, bytes]]]
+"""Status and body of a URL, within so many seconds; raises TargetUnreachable."""
+
+_LINE = re.compile(rf"^{METRIC}\{{(?P<labels>.*)\}}\s+(?P<value>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\b", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def replicas_of(page: bytes) -> dict[str, float]:
+    """Replicas by "pool/tier" (summed over other labels) in a page of the Prometheus text format; empty: it does not say."""
+    replicas: dict[str, float] = {}
+    if METRIC.encode() in page:
+        for line in _LINE.finditer(page.decode("utf-8", errors="replace")):
+            labels = dict(_LABEL.findall(line["labels"]))
+            name = f"{labels.get('pool', '')}/{labels.get('tier', '')}"
+            replicas[name] = replicas.get(name, 0.0) + float(line["value"])
+    return replicas
+
+
+async def observe(get: Get, url: str, now: Callable[[], float], note: Callable[[Observed], None], *, period_s: float = PERIOD_S) -> None:
+    """Until cancelled, or until the server turns out not to say anything. One question at a time, however slow the answers are."""
+    silent = 0
+    while silent < TRIES:
+        asked_s = now()
+        try:
+            status, page = await get(url, TIMEOUT_S)
+        except TargetUnreachable:
+            status, page = 0, b""
+        replicas = replicas_of(page) if status == 200 else {}
+        if replicas:
+            note(Observed(t_s=round(asked_s, 6), replicas=replicas))
+        silent = 0 if replicas or not status else silent + 1
+        await asyncio.sleep(max(0.0, asked_s + period_s - now()))
