@@ -15,7 +15,7 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from penstock.autoscale import serve_controller
 from penstock.autoscale.observation import Placed
 from penstock.wire.discovery import GATEWAY_APP, REPLICA_DEPLOYMENT
-from penstock.wire.hand import AppPlaces, Place
+from penstock.wire.serve_agent import AppPlaces, Place
 
 CALL_S = 5.0
 

@@ -16,13 +16,12 @@ from redis.exceptions import RedisError
 from penstock.autoscale.actuator import ServeActuator
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.observe import Reports
-from penstock.autoscale.scaler import ScaledPool as ScaledPool
-from penstock.autoscale.scaler import Scaler
+from penstock.autoscale.scaler import ScaledPool, Scaler
 from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, redis_url
+from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.redis import connect
 from penstock.wire.discovery import AUTOSCALER_APP
-from penstock.wire.errors import ConfigError, PenstockError
 
 PERIOD_S = 1.0
 """Between two looks."""

@@ -1,4 +1,4 @@
-"""Serve seen from outside of its Ray cluster: the scaler's actuator by way of the hand, see `wire.hand`.
+"""Serve seen from outside of its Ray cluster: the scaler's actuator by way of the hand, see `wire.serve_agent`.
 
 It speaks to one Ray cluster, which may be another one next time (the active one of a RayService).
 """
@@ -12,7 +12,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from penstock.autoscale.observation import Placed
-from penstock.wire.hand import ANSWER_S, LAPSE_MS, WANTED_KEY, WANTED_MS, Answer, AppPlaces, Call, answer_key, call_key, calls_key, decode_answer, encode
+from penstock.wire.serve_agent import ANSWER_S, LAPSE_MS, WANTED_KEY, WANTED_MS, Answer, AppPlaces, Call, answer_key, call_key, calls_key, decode_answer, encode
 
 SLICE_S = 1
 """Below the time that the Redis client gives a command."""

@@ -13,15 +13,15 @@ from ray import serve
 from redis.exceptions import RedisError
 
 from penstock.adapters.config import AdaptersConfig
-from penstock.autoscale.hand import hand_app
+from penstock.autoscale.serve_agent import hand_app
 from penstock.base.config import convert
 from penstock.base.environment import redis_url
+from penstock.base.errors import ConfigError
 from penstock.base.redis import connect
 from penstock.cli.applications import Placement, gateway_application, pool_application
 from penstock.cli.config import PlatformConfig, PoolConfig
 from penstock.wire.discovery import GATEWAY_APP, pool_app_name
-from penstock.wire.errors import ConfigError
-from penstock.wire.hand import HAND_RESOURCE, WANTED_KEY, decode_wanted
+from penstock.wire.serve_agent import HAND_RESOURCE, WANTED_KEY, decode_wanted
 
 GATEWAY_RESOURCE = GATEWAY_APP
 

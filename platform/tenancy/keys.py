@@ -19,9 +19,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from penstock.tenancy.tenants import Tenant as Tenant
-from penstock.tenancy.tenants import Tenants, decode_record, keys_key, settings_key
-from penstock.tenancy.tenants import tenant_of as tenant_of
+from penstock.tenancy.tenants import Tenant, Tenants, decode_record, keys_key, settings_key, tenant_of
 from penstock.wire.errors import InvalidRequest, Overloaded, Unauthenticated
 
 KEY_PATTERN = re.compile(r"sk-penstock-[0-9a-f]{48}")

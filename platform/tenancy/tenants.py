@@ -18,7 +18,8 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import WatchError
 
-from penstock.wire.errors import ConfigError, InvalidRequest
+from penstock.base.errors import ConfigError
+from penstock.wire.errors import InvalidRequest
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 TIER_POLICIES = ("edge_first", "cloud_first", "edge_only", "never_leave")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from penstock.wire.errors import ConfigError
+from penstock.base.errors import ConfigError
 
 Scalar = int | float | bool | str
 

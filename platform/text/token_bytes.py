@@ -9,7 +9,7 @@ import re
 
 from tokenizers import Tokenizer as RawTokenizer
 
-from penstock.wire.errors import ConfigError
+from penstock.base.errors import ConfigError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

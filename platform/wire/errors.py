@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from penstock.base.errors import ConfigError as ConfigError
-from penstock.base.errors import PenstockError as PenstockError
+from penstock.base.errors import PenstockError
 
 
 class RequestError(PenstockError):

@@ -12,8 +12,8 @@ from penstock.autoscale.kubernetes.resources import Pod
 from penstock.autoscale.kubernetes.watched import Watched
 from penstock.autoscale.scaler import ScaledPool
 from penstock.wire.frames import Load, StepCosts
-from penstock.wire.hand import AppPlaces, Place
 from penstock.wire.scaling import GATEWAYS_KEY, LAPSE_MS, REPORT_S, GatewayReport, PoolFlow, PoolReport, ReplicaReport, encode, report_key
+from penstock.wire.serve_agent import AppPlaces, Place
 from tests.e2e.ray_objects import APP
 from tests.e2e.recorded import MAX_ROWS, SETTINGS, Players
 

@@ -20,13 +20,13 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from bench.platform_process import free_port
-from penstock.autoscale.hand import Executor, serve_calls
 from penstock.autoscale.kubernetes.api import Api, ApiAway, Document, Missing
 from penstock.autoscale.kubernetes.elector import end
 from penstock.autoscale.kubernetes.lease import Times
 from penstock.autoscale.kubernetes.resources import CLUSTER_LABEL, WORKERS, Pod, RayCluster, cluster_of, pod_of
 from penstock.autoscale.kubernetes.watched import Watched
 from penstock.autoscale.scaler import ScaledPool
+from penstock.autoscale.serve_agent import Executor, serve_calls
 from penstock.base.redis import connect
 from tests.cluster import Cluster
 from tests.e2e.played_serve import Gateway, Gateways, PlayedServe

@@ -20,7 +20,7 @@ from penstock.autoscale.kubernetes.lease import Times
 from penstock.autoscale.kubernetes.resources import WORKERS, Pod, RayCluster, Service, cluster_of, pod_of, service_of
 from penstock.autoscale.kubernetes.watched import Watched
 from penstock.autoscale.kubernetes.workers import Workers
-from penstock.wire.hand import AppPlaces
+from penstock.wire.serve_agent import AppPlaces
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.ray_objects import APP, RBAC, account_of, ray_cluster_spec
 from tests.e2e.rig import until

@@ -15,7 +15,7 @@ from penstock.autoscale.kubernetes.api import Account, Api
 from penstock.autoscale.kubernetes.resources import RayCluster, cluster_of
 from penstock.autoscale.kubernetes.watched import Watched
 from penstock.autoscale.kubernetes.workers import Workers
-from penstock.wire.hand import AppPlaces
+from penstock.wire.serve_agent import AppPlaces
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.ray_objects import APP, RAY_CLUSTERS, server_of
 from tests.e2e.rig import Rig, a_rig, num_turns, until, up_and_down

@@ -13,9 +13,9 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from penstock.workers.compute.triton import decode, grouped, low_rank, segments, store
 from penstock.workers.compute.triton import matmul as products
 from penstock.workers.compute.triton import sample as choose
-from penstock.workers.triton import decode, grouped, low_rank, segments, store
 
 VARIANTS = ((80, "float32", 128), (90, "float16", 64), (90, "bfloat16", 128))
 """Compute capability, type of queries and cache, size of a head; the first takes the most shared memory."""

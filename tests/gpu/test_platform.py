@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bench.platform_process import PlatformProcess, running_platform
+from penstock.base.errors import ConfigError
 from penstock.text.source import resolve
-from penstock.wire.errors import ConfigError
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.runner import TorchRunner, load_runner
 from penstock.workers.config import EngineConfig

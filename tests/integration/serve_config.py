@@ -22,7 +22,7 @@ from bench.platform_process import read_metric
 from penstock.autoscale.remote import RemoteServe
 from penstock.base.redis import connect
 from penstock.tenancy.keys import create_key
-from penstock.wire.hand import AppPlaces
+from penstock.wire.serve_agent import AppPlaces
 
 POOL: dict[str, Any] = {
     "name": "played",

@@ -8,12 +8,12 @@ import pytest
 import redis.asyncio
 
 from penstock.autoscale import remote
-from penstock.autoscale.hand import Executor, next_call, serve_calls
 from penstock.autoscale.observation import Placed
 from penstock.autoscale.remote import RemoteServe
+from penstock.autoscale.serve_agent import Executor, next_call, serve_calls
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
-from penstock.wire.hand import AppPlaces, Place, call_key, decode_wanted
+from penstock.wire.serve_agent import AppPlaces, Place, call_key, decode_wanted
 
 APPS = {"a": "pool-a"}
 

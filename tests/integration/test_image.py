@@ -223,10 +223,11 @@ def test_what_kuberay_calls_is_there_also_for_a_login_shell(running: Running) ->
 def test_serve_can_import_it_and_its_kernels_were_built_ahead(running: Running) -> None:
     said = running.inside(
         "for tool in cc gcc c++ g++ clang zig; do command -v $tool; done; python -m ziglang version 2>/dev/null; "
-        "python -c 'import penstock.router.app, penstock.workers.replica; from penstock.workers.compute.kernels.build import load_kernels; print(load_kernels().path)'"
+        "python -c 'import penstock.router.app, penstock.workers.replica; "
+        "from penstock.workers.compute.kernels.build import load_kernels; print(load_kernels().path)'"
     )
 
-    assert re.fullmatch(r"/opt/penstock/penstock/workers/kernels/prebuilt/x86_64_v\d\.so\n", said)
+    assert re.fullmatch(r"/opt/penstock/penstock/workers/compute/kernels/prebuilt/x86_64_v\d\.so\n", said)
 
 
 def test_told_to_stop_it_finishes_its_answers_first(running: Running) -> None:

@@ -52,9 +52,9 @@ REPORT_S = 3.0
 """Ample for a replica's load and a batch of spans."""
 ELSEWHERE = {
     # a TCP stream loses no block event
-    "penstock_index_gaps_total": "unit/router/test_fleet.py::test_a_gap_asks_once_for_a_snapshot",
+    "penstock_index_gaps_total": "unit/router/replicas/test_fleet.py::test_a_gap_asks_once_for_a_snapshot",
     # loopback takes megabytes before a writer must wait
-    "penstock_slow_clients_total": "unit/router/test_dispatch.py::test_a_reader_that_is_too_slow_loses_its_sequence_but_not_what_has_come",
+    "penstock_slow_clients_total": "unit/router/dispatch/test_dispatcher.py::test_a_reader_that_is_too_slow_loses_its_sequence_but_not_what_has_come",
     # only an autoscaler in Kubernetes has them, on a page of its own
     "penstock_autoscaler_is_leader": "unit/autoscale/kubernetes/test_pages.py::test_the_metrics_say_who_leads",
     "penstock_kubernetes_calls_total": "unit/autoscale/kubernetes/test_api.py::test_every_call_counts_by_verb_resource_and_status",

@@ -71,7 +71,7 @@ def test_the_readme_has_a_line_for_every_module_and_no_other() -> None:
 
 
 def test_triton_is_imported_only_by_the_gpus_kernels_and_those_only_where_a_gpu_computes() -> None:
-    kernels = {f"penstock.workers.compute.triton.{name}" for name in ("store", "decode", "attention", "products", "low_rank", "choose")}
+    kernels = {f"penstock.workers.compute.triton.{name}" for name in ("store", "decode", "attention", "matmul", "low_rank", "sample")}
     importers = set()
     for path in (ROOT / "platform").rglob("*.py"):
         statements = ast.parse(path.read_text(encoding="utf-8")).body

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import httpx
 import msgspec
 
-from penstock.wire.errors import ConfigError, PenstockError
+from penstock.base.errors import ConfigError, PenstockError
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where Kubernetes puts a pod's token and certificate authority."""

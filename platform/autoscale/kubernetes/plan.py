@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from penstock.autoscale.kubernetes.api import Document
 from penstock.autoscale.kubernetes.resources import Group, Pod
-from penstock.wire.hand import AppPlaces
+from penstock.wire.serve_agent import AppPlaces
 
 STOPPING = "STOPPING"
 

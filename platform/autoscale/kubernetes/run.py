@@ -30,10 +30,10 @@ from penstock.autoscale.observe import Reports
 from penstock.autoscale.remote import RemoteServe
 from penstock.autoscale.scaler import ScaledPool, Scaler
 from penstock.base.environment import REDIS_URL, redis_url
+from penstock.base.errors import ConfigError
 from penstock.base.metrics import Metrics
 from penstock.base.redis import connect
-from penstock.wire.errors import ConfigError
-from penstock.wire.hand import ANSWER_S, AppPlaces
+from penstock.wire.serve_agent import ANSWER_S, AppPlaces
 
 PERIOD_S = 1.0
 """Between two looks."""

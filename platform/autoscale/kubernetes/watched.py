@@ -11,7 +11,7 @@ from random import Random
 from typing import Generic, TypeVar
 
 from penstock.autoscale.kubernetes.api import Api, ApiAway, ApiRefused, Document, Expired, refusal
-from penstock.wire.errors import PenstockError
+from penstock.base.errors import PenstockError
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
 """Before trying again: doubled each time, with jitter."""

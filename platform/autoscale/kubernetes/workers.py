@@ -11,7 +11,7 @@ from penstock.autoscale.kubernetes.api import Api, ApiAway, ApiRefused, Conflict
 from penstock.autoscale.kubernetes.plan import Change, patch_of, plan
 from penstock.autoscale.kubernetes.resources import Pod, RayCluster
 from penstock.autoscale.kubernetes.watched import Watched
-from penstock.wire.hand import AppPlaces
+from penstock.wire.serve_agent import AppPlaces
 
 TRIES = 3
 GROUP = "/apis/ray.io/v1"

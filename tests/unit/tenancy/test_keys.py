@@ -8,8 +8,8 @@ import pytest
 from redis.exceptions import ConnectionError as RedisAway
 
 from penstock.tenancy import keys
-from penstock.tenancy.keys import KeyStore, tenant_of
-from penstock.tenancy.tenants import Limits, Record, Settings, settings_key
+from penstock.tenancy.keys import KeyStore
+from penstock.tenancy.tenants import Limits, Record, Settings, settings_key, tenant_of
 from penstock.wire.errors import Overloaded, Unauthenticated
 
 SECRET = b"s" * 32

@@ -7,9 +7,9 @@ import gguf
 import numpy as np
 import pytest
 
+from penstock.base.errors import ConfigError
 from penstock.text.gguf_header import Strings, read_gguf_header
 from penstock.text.source import ModelSource
-from penstock.wire.errors import ConfigError
 
 
 def every_type(writer: gguf.GGUFWriter) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from penstock.base.errors import ConfigError
 from penstock.text.digest import FULL_BYTES
 from penstock.text.source import ModelSource, resolve
-from penstock.wire.errors import ConfigError
 
 
 @pytest.fixture

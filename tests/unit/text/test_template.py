@@ -7,8 +7,9 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models
 from transformers import PreTrainedTokenizerFast
 
+from penstock.base.errors import ConfigError
 from penstock.text.template import MAX_RENDERED_CHARS, ChatTemplate
-from penstock.wire.errors import ConfigError, InvalidRequest
+from penstock.wire.errors import InvalidRequest
 
 CHAT = [
     {"role": "system", "content": ' Be <b>kind</b> & "brief".\n'},

@@ -15,9 +15,10 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
-from penstock.wire.errors import ConfigError, InvalidRequest
+from penstock.wire.errors import InvalidRequest
 from tests.unit.text.conftest import NASTY
 from tests.unit.text.naive_bpe import NaiveBpe, sentencepiece
 

@@ -2,7 +2,7 @@ from itertools import product
 
 from penstock.autoscale.kubernetes.plan import Change, patch_of, plan
 from penstock.autoscale.kubernetes.resources import Group, Pod
-from penstock.wire.hand import AppPlaces, Place
+from penstock.wire.serve_agent import AppPlaces, Place
 
 
 def pod(name: str, is_ready: bool = True, is_ending: bool = False) -> Pod:

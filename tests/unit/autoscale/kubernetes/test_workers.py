@@ -9,7 +9,7 @@ from penstock.autoscale.kubernetes.api import Api, ApiAway
 from penstock.autoscale.kubernetes.resources import Pod, RayCluster, cluster_of, pod_of
 from penstock.autoscale.kubernetes.watched import Watched
 from penstock.autoscale.kubernetes.workers import Workers, follow_all
-from penstock.wire.hand import AppPlaces, Place
+from penstock.wire.serve_agent import AppPlaces, Place
 from tests.unit.autoscale.kubernetes.api_fake import FakeServer, api_of
 
 PATH = "/apis/ray.io/v1/namespaces/n/rayclusters"

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.quant.quantized import Groups, quantize, quantize_int8
+from penstock.workers.compute.triton import grouped
 from penstock.workers.compute.triton import matmul as products
 from penstock.workers.compute.triton.grouped import SMALL_ROWS, TILE_ROWS, GroupedMatrix
-from penstock.workers.triton import grouped
 from tests.gpu.cases import DEVICE, NAN
 
 SEEDS = range(12)

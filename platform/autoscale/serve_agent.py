@@ -1,4 +1,4 @@
-"""The autoscaler's hand inside a Ray cluster: executes its calls, one after another, through Serve's controller. See `wire.hand`.
+"""The autoscaler's hand inside a Ray cluster: executes its calls, one after another, through Serve's controller. See `wire.serve_agent`.
 
 It decides nothing. Serve places it and replaces it when it dies; then the calls that wait are executed by the next one, if they have not lapsed.
 Invariant: a call is executed at most once, and only while things are as its caller saw them.
@@ -18,9 +18,9 @@ from redis.exceptions import RedisError
 from penstock.autoscale.actuator import ServeActuator
 from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, ray_cluster, redis_url
+from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.redis import connect
-from penstock.wire.errors import ConfigError, PenstockError
-from penstock.wire.hand import HAND_APP, LAPSE_MS, Answer, AppPlaces, Call, answer_key, call_key, calls_key, decode_call, encode
+from penstock.wire.serve_agent import HAND_APP, LAPSE_MS, Answer, AppPlaces, Call, answer_key, call_key, calls_key, decode_call, encode
 
 WAIT_S = 1
 """For the next call, below the time that the Redis client gives a command."""

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 import pytest
 from ray.exceptions import RayError
 
-from penstock.autoscale.hand import Executor
-from penstock.wire.hand import Answer, AppPlaces, Call, Place, decode_answer, decode_call, decode_wanted, encode
+from penstock.autoscale.serve_agent import Executor
+from penstock.wire.serve_agent import Answer, AppPlaces, Call, Place, decode_answer, decode_call, decode_wanted, encode
 
 PLACES = AppPlaces("pool-a", 2, [Place("r1", "RUNNING", "10.0.0.1")])
 
