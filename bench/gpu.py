@@ -31,7 +31,7 @@ from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.models.config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama, gated, rms_norm, rotate
 from penstock.workers.compute.models.replay import Replay
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.triton.grouped import GroupedMatrix
 from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
 
@@ -83,7 +83,7 @@ class Bench(NamedTuple):
 class TorchMatrix(NamedTuple):
     """What torch's side dequantizes for each product."""
 
-    groups: Groups
+    groups: QuantizedTensor
     dtype: torch.dtype
 
     @property
@@ -112,14 +112,14 @@ def make_weights(bench: Bench, *, is_quantized: bool) -> dict[str, Weight]:
     return found
 
 
-def _random_groups(bench: Bench, rows: int, columns: int, *, is_table: bool) -> Groups:
+def _random_groups(bench: Bench, rows: int, columns: int, *, is_table: bool) -> QuantizedTensor:
     """Of weights about as large as the dense ones; tables in 8 bits and groups of 32, as the engine keeps them."""
     if is_table:
         q = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, device=bench.device)
-        return Groups(q, torch.full((rows, columns // 32), columns**-0.5 / 73, device=bench.device).half().float(), None, 32)
+        return QuantizedTensor(q, torch.full((rows, columns // 32), columns**-0.5 / 73, device=bench.device).half().float(), None, 32)
     q = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, device=bench.device)
     scale = torch.rand(rows, columns // bench.group_size, device=bench.device).add_(0.5).mul_(columns**-0.5 / 4.6).half().float()
-    return Groups(q, scale, -8 * scale, bench.group_size)
+    return QuantizedTensor(q, scale, -8 * scale, bench.group_size)
 
 
 def packed(weight: Weight, bench: Bench) -> Tensor | GroupedMatrix:
@@ -203,7 +203,7 @@ class TorchStep:
         weight = self._weights[name]
         if isinstance(weight, Tensor):
             return weight[ids]
-        return TorchMatrix(Groups(weight.groups.q[ids], weight.groups.scale[ids], None, weight.groups.group_size), weight.dtype).dense
+        return TorchMatrix(QuantizedTensor(weight.groups.q[ids], weight.groups.scale[ids], None, weight.groups.group_size), weight.dtype).dense
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight = self._weights[name]

@@ -49,7 +49,7 @@ def is_address(host: str) -> bool:
 
 
 def resolved(host: str, port: int) -> asyncio.Future[list[str]]:
-    """Ask for the name in a thread that nobody waits for at exit: a name server that does not answer must not keep the command from ending."""
+    """PromptRequest for the name in a thread that nobody waits for at exit: a name server that does not answer must not keep the command from ending."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[str]] = loop.create_future()
     threading.Thread(target=_ask, args=(host, port, loop, answer), daemon=True).start()

@@ -93,7 +93,7 @@ def authorization(key: str | None) -> str:
 
 
 async def find_target(url: str, *, keys: dict[str, str], model: str | None = None, timeout_s: float = 1.0) -> Target:
-    """Ask the server for its models. url: with or without /v1. model: None takes the first it lists.
+    """PromptRequest the server for its models. url: with or without /v1. model: None takes the first it lists.
 
     Raises TargetUnreachable within timeout_s, with one sentence: not there, not speaking the API, refusing the key, not serving the model.
     """

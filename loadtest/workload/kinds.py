@@ -22,7 +22,7 @@ SESSION: Final = 4
 """What a text is for: a part of its key, so that no two are equal by chance."""
 
 
-class Ask(NamedTuple):
+class PromptRequest(NamedTuple):
     """One turn."""
 
     prompt: Prompt
@@ -47,7 +47,7 @@ class KindDraws:
     def draw_turns(self) -> int:
         return draw_tokens(self.kind.sessions.turns, self._turns) if self.kind.sessions is not None else 1
 
-    def asks(self, arrival: int, turns: int) -> Iterator[Ask]:
+    def asks(self, arrival: int, turns: int) -> Iterator[PromptRequest]:
         """The turns of the arrival-th request or session of the plan. To be drawn to the end before the next one's."""
         corpus: list[str] = []
         for turn in range(turns):
@@ -59,7 +59,7 @@ class KindDraws:
                 own = max(1, count - self.kind.prompts.shared_prefix_tokens) if turn == 0 else count
                 text = self._make(own, OWN, arrival, turn)
             think_s = draw(self.kind.sessions.think_s, self._thinking) if self.kind.sessions is not None and turn else 0.0
-            yield Ask(
+            yield PromptRequest(
                 prompt=text if turn else self._with_prefix(text),
                 max_tokens=draw_tokens(self.kind.output_tokens, self._outputs),
                 seed=self._draw_seed(),
@@ -67,7 +67,7 @@ class KindDraws:
                 system=None if turn else self._system,
             )
 
-    def replay(self, arrival: int, row: TraceRow) -> Ask:
+    def replay(self, arrival: int, row: TraceRow) -> PromptRequest:
         """A trace's request: with its lengths, and with the leading tokens that others have too.
 
         Requests of one session of a trace without hash_ids begin alike as far as both go: each carries the conversation so far.
@@ -83,7 +83,7 @@ class KindDraws:
             text = self._make(count, SESSION, number_of(row.session))
         else:
             text = self._with_prefix(self._make(max(1, count - shared), OWN, arrival))
-        return Ask(prompt=text, max_tokens=row.output_tokens, seed=self._draw_seed(), think_s=0.0, system=None)
+        return PromptRequest(prompt=text, max_tokens=row.output_tokens, seed=self._draw_seed(), think_s=0.0, system=None)
 
     def _make(self, count: int, *key: int) -> Prompt:
         make = self._texts.tokens if self.kind.prompts.source == "tokens" else self._texts.words

@@ -14,7 +14,7 @@ import numpy as np
 from penstock_loadtest.planned import Planned
 from penstock_loadtest.scenario import Cancel, Scenario
 from penstock_loadtest.workload.arrivals import arrival_times
-from penstock_loadtest.workload.kinds import Ask, KindDraws, number_of
+from penstock_loadtest.workload.kinds import KindDraws, PromptRequest, number_of
 from penstock_loadtest.workload.lengths import draw
 from penstock_loadtest.workload.text import TextMaker
 from penstock_loadtest.workload.trace_row import TraceRow
@@ -94,7 +94,7 @@ class _Draws:
         session, client = (row.session, row.client or row.session) if row is not None else (None, None)
         draws, tenant, model = self._kinds.pick(session), self._tenants.pick(client), self._models.pick(session)
         kind = draws.kind
-        asks: Iterator[Ask]
+        asks: Iterator[PromptRequest]
         if row is None:
             turns = draws.draw_turns()
             turns = turns if room is None else min(turns, room)

@@ -13,7 +13,7 @@ from ray.serve._private.common import DeploymentID
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 from penstock.autoscale import serve_controller
-from penstock.autoscale.observation import Placed
+from penstock.autoscale.observation import ServeState
 from penstock.wire.discovery import GATEWAY_APP, REPLICA_DEPLOYMENT
 from penstock.wire.serve_agent import AppPlaces, Place
 
@@ -29,7 +29,7 @@ class ServeActuator:
         """apps: Serve application of each pool; each is deployed with `external_scaler_enabled`."""
         self._deployments = {pool: DeploymentID(name=GATEWAY_APP if app == GATEWAY_APP else REPLICA_DEPLOYMENT, app_name=app) for pool, app in apps.items()}
 
-    async def read(self) -> dict[str, Placed]:
+    async def read(self) -> dict[str, ServeState]:
         """The pools that Serve knows, but for those of which it is finding the replicas again."""
         controller = await asyncio.to_thread(_controller)
         found = await _answer(controller.__ray_call__.remote(serve_controller.read, list(self._deployments.values())))

@@ -69,7 +69,7 @@ async def run(scaler: Scaler, period_s: float = PERIOD_S) -> None:
     while True:
         began = loop.time()
         try:
-            await scaler.look()
+            await scaler.reconcile()
         except Exception:  # the top: one look that fails must not be the last
             log.exception("look failed")
         await asyncio.sleep(max(0.0, began + period_s - loop.time()))

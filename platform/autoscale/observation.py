@@ -19,7 +19,7 @@ class ReplicaSeen(NamedTuple):
     """Prompt tokens that all gateways expected in its cache, since their links to it began."""
 
 
-class Placed(NamedTuple):
+class ServeState(NamedTuple):
     """A pool in Serve's own words."""
 
     target: int
@@ -30,7 +30,7 @@ class Placed(NamedTuple):
 
 
 class Observation(NamedTuple):
-    placed: Placed
+    placed: ServeState
     flows: dict[str, PoolFlow]
     """By gateway, since its start."""
     num_queued: int

@@ -6,14 +6,14 @@ from typing import NamedTuple, cast
 
 import redis.asyncio
 
-from penstock.autoscale.observation import Observation, Placed, ReplicaSeen
+from penstock.autoscale.observation import Observation, ReplicaSeen, ServeState
 from penstock.wire.scaling import GATEWAYS_KEY, LAPSE_MS, TARGETS_KEY, GatewayReport, PoolFlow, Targets, decode_report, encode, report_key
 
 SILENT_S = 2.5
 """A gateway whose last report is older is left out while another one is heard: it may have died."""
 
 
-class Heard(NamedTuple):
+class AgedReport(NamedTuple):
     report: GatewayReport
     age_s: float
 
@@ -27,7 +27,7 @@ class Reports:
         self._news: dict[str, tuple[int, float]] = {}
         """By gateway: number of its last report, and when that was new."""
 
-    async def read(self) -> list[Heard]:
+    async def read(self) -> list[AgedReport]:
         """The latest report of every gateway."""
         names = sorted(name.decode() for name in cast(set[bytes], await self._client.smembers(GATEWAYS_KEY)))
         found = [cast(bytes | None, await self._client.get(report_key(name))) for name in names]
@@ -36,7 +36,7 @@ class Reports:
             await self._client.srem(GATEWAYS_KEY, *gone)
         reports = [report for data in found if data is not None and (report := decode_report(data)) is not None]
         self._news = {report.gateway: self._since(report) for report in reports}
-        return [Heard(report, self._clock() - self._news[report.gateway][1]) for report in reports]
+        return [AgedReport(report, self._clock() - self._news[report.gateway][1]) for report in reports]
 
     async def tell(self, targets: Targets) -> None:
         await self._client.set(TARGETS_KEY, encode(targets), px=LAPSE_MS)
@@ -46,7 +46,7 @@ class Reports:
         return known if known is not None and known[0] == report.number else (report.number, self._clock())
 
 
-def observe(pool: str, placed: Placed, heard: Iterable[Heard]) -> Observation:
+def observe(pool: str, placed: ServeState, heard: Iterable[AgedReport]) -> Observation:
     """A pool in the words of all gateways that are heard; of a replica's load the youngest report counts, for each says the same."""
     fresh = sorted((item for item in heard if item.age_s <= SILENT_S), key=lambda item: -item.age_s)
     rows = {item.report.gateway: row for item in fresh for row in item.report.pools if row.pool == pool}

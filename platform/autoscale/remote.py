@@ -11,7 +11,7 @@ from typing import cast
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from penstock.autoscale.observation import Placed
+from penstock.autoscale.observation import ServeState
 from penstock.wire.serve_agent import ANSWER_S, LAPSE_MS, WANTED_KEY, WANTED_MS, Answer, AppPlaces, Call, answer_key, call_key, calls_key, decode_answer, encode
 
 SLICE_S = 1
@@ -42,7 +42,7 @@ class RemoteServe:
         self._targets: dict[str, int] = {}
         """As last read."""
 
-    async def read(self) -> dict[str, Placed]:
+    async def read(self) -> dict[str, ServeState]:
         """The pools that Serve knows and is not finding again."""
         found = await self.locate(self._named())
         by_name = {places.app: places for places in found}
@@ -98,10 +98,10 @@ class RemoteServe:
         raise TimeoutError("the hand does not answer")
 
 
-def placed(app: AppPlaces) -> Placed:
+def placed(app: AppPlaces) -> ServeState:
     """In the scaler's words."""
     words = [replica.state for replica in app.replicas]
-    return Placed(
+    return ServeState(
         target=app.target,
         running=tuple(replica.replica_id for replica in app.replicas if replica.state == RUNNING),
         num_starting=sum(word in STARTING for word in words),

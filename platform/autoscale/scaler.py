@@ -17,8 +17,8 @@ from redis.exceptions import RedisError
 
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.journal import Journal
-from penstock.autoscale.observation import Observation, Placed
-from penstock.autoscale.observe import Heard, observe
+from penstock.autoscale.observation import Observation, ServeState
+from penstock.autoscale.observe import AgedReport, observe
 from penstock.autoscale.policy import Decision, State, decide
 from penstock.autoscale.victim import choose_victims
 from penstock.wire.scaling import PoolTarget, Targets
@@ -38,12 +38,12 @@ class ScaledPool(NamedTuple):
 
 
 class Source(Protocol):
-    async def read(self) -> Sequence[Heard]: ...
+    async def read(self) -> Sequence[AgedReport]: ...
     async def tell(self, targets: Targets) -> None: ...
 
 
 class Actuator(Protocol):
-    async def read(self) -> Mapping[str, Placed]: ...
+    async def read(self) -> Mapping[str, ServeState]: ...
     async def set_target(self, pool: str, target: int) -> None: ...
     async def step_down(self, pool: str, victims: tuple[str, ...], target: int) -> bool: ...
 
@@ -80,22 +80,22 @@ class Scaler:
         self._away: set[str] = set()
         """What did not answer the last time it was asked."""
 
-    async def look(self) -> None:
-        heard = await self._hear()
-        placed = await self._see()
+    async def reconcile(self) -> None:
+        heard = await self._read_reports()
+        placed = await self._read_replicas()
         for pool in self._pools:
             if pool.name in placed:
-                await self._attend(pool, observe(pool.name, placed[pool.name], heard))
+                await self._reconcile_pool(pool, observe(pool.name, placed[pool.name], heard))
         with self._reaching("Redis for targets", (RedisError, OSError)):
             await self._source.tell(self._targets())
 
-    async def _hear(self) -> Sequence[Heard]:
+    async def _read_reports(self) -> Sequence[AgedReport]:
         """Nothing, while Redis is away: then there is no news, and nothing changes."""
         with self._reaching("Redis for reports", (RedisError, OSError)):
             return await self._source.read()
         return []
 
-    async def _see(self) -> Mapping[str, Placed]:
+    async def _read_replicas(self) -> Mapping[str, ServeState]:
         """No pool, while Serve's controller is away or has to find its replicas again: then no pool has its turn."""
         with self._reaching("Serve's controller", (RayError, ValueError, TimeoutError)):
             return await self._actuator.read()
@@ -115,7 +115,7 @@ class Scaler:
                 log.info("reached again", extra={"whom": whom})
             self._away.discard(whom)
 
-    async def _attend(self, pool: ScaledPool, seen: Observation) -> None:
+    async def _reconcile_pool(self, pool: ScaledPool, seen: Observation) -> None:
         kept, now = self._kept[pool.name], self._clock()
         hits = {replica.replica_id: replica.hit_tokens for replica in seen.replicas}
         kept.hits.append((now, hits))
@@ -135,7 +135,7 @@ class Scaler:
             return ()
         return choose_victims(seen.placed.running, seen.replicas, hits_before, count)
 
-    async def _act(self, pool: ScaledPool, placed: Placed, decision: Decision, victims: tuple[str, ...]) -> str:
+    async def _act(self, pool: ScaledPool, placed: ServeState, decision: Decision, victims: tuple[str, ...]) -> str:
         if pool.settings.dry_run:
             return "dry run"
         try:

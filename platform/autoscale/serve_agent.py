@@ -20,7 +20,7 @@ from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, ray_cluster, redis_url
 from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.redis import connect
-from penstock.wire.serve_agent import HAND_APP, LAPSE_MS, Answer, AppPlaces, Call, answer_key, call_key, calls_key, decode_call, encode
+from penstock.wire.serve_agent import LAPSE_MS, SERVE_AGENT_APP, Answer, AppPlaces, Call, answer_key, call_key, calls_key, decode_call, encode
 
 WAIT_S = 1
 """For the next call, below the time that the Redis client gives a command."""
@@ -35,7 +35,7 @@ NUM_CPUS = 0.001
 log = logging.getLogger("penstock.hand")
 
 
-class Reach(Protocol):
+class ServeControl(Protocol):
     """What `autoscale.actuator.ServeActuator` can do."""
 
     async def locate(self) -> list[AppPlaces]: ...
@@ -46,7 +46,7 @@ class Reach(Protocol):
 class Executor:
     """What becomes of a call."""
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: ServeControl) -> None:
         self._reach = reach
         self._term = 0
         """The latest leader's, as far as it was heard."""
@@ -101,7 +101,7 @@ async def _reply(client: redis.asyncio.Redis, call: Call, answer: Answer) -> Non
         log.info("executed", extra={"op": call.op, "app": call.app, "target": call.target, "victims": list(call.victims), "is_done": answer.is_done})
 
 
-class Hand:
+class ServeAgent:
     """The Serve deployment."""
 
     async def __init__(self, apps: Sequence[str]) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -124,11 +124,11 @@ class Hand:
         await asyncio.wait([self._main], timeout=STOP_S)
 
 
-def hand_app(apps: Sequence[str], resource: str | None = None) -> serve.Application:
-    """The Serve application of the hand, to be run as HAND_APP with `route_prefix=None`. apps: the Serve applications that it reaches.
+def serve_agent_app(apps: Sequence[str], resource: str | None = None) -> serve.Application:
+    """The Serve application of the hand, to be run as SERVE_AGENT_APP with `route_prefix=None`. apps: the Serve applications that it reaches.
     resource: Ray's, of which it takes one unit."""
     deployment = serve.deployment(
-        name=HAND_APP,
+        name=SERVE_AGENT_APP,
         num_replicas=1,
         ray_actor_options={"num_cpus": NUM_CPUS} | ({"resources": {resource: 1}} if resource is not None else {}),
         health_check_period_s=HEALTH_PERIOD_S,
@@ -137,5 +137,5 @@ def hand_app(apps: Sequence[str], resource: str | None = None) -> serve.Applicat
         graceful_shutdown_wait_loop_s=0.1,
         logging_config={"enable_access_log": False},
     )
-    application: serve.Application = deployment(Hand).bind(tuple(apps))
+    application: serve.Application = deployment(ServeAgent).bind(tuple(apps))
     return application

@@ -9,10 +9,10 @@ and the target is lowered by as many. Everything here rests on private names of 
 
 from typing import Any
 
-from penstock.autoscale.observation import Placed
+from penstock.autoscale.observation import ServeState
 
 
-def read(controller: Any, deployment_ids: list[Any]) -> list[Placed | None]:
+def read(controller: Any, deployment_ids: list[Any]) -> list[ServeState | None]:
     """As Serve has it now; None: it does not know that deployment (yet, or any more), or not yet again: a controller that was replaced asks the
     replicas that it finds, and until each has answered it would take them for ones that are only starting."""
     states = controller.deployment_state_manager._deployment_states
@@ -40,12 +40,12 @@ def step_down(controller: Any, deployment_id: Any, victims: tuple[str, ...], tar
     return True
 
 
-def _placed(state: Any) -> Placed | None:
+def _placed(state: Any) -> ServeState | None:
     replicas = state._replicas.get()
     words = [replica.actor_details.state.value for replica in replicas]
     if "RECOVERING" in words:
         return None
-    return Placed(
+    return ServeState(
         target=state.target_num_replicas,
         running=tuple(replica.replica_id.unique_id for replica in sorted(replicas, key=_age) if _is_running(replica)),
         num_starting=sum(word in ("STARTING", "UPDATING") for word in words),

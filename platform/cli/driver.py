@@ -85,7 +85,7 @@ def _run(config: PlatformConfig, temp_dir: Path, journal: str, tell: Callable[[E
 
 
 def deploy(config: PlatformConfig, journal: str) -> list[str]:
-    """Hand gateway, pools and, where one is scaled, the autoscaler to Serve, all at once and without waiting; returns the names of their
+    """ServeAgent gateway, pools and, where one is scaled, the autoscaler to Serve, all at once and without waiting; returns the names of their
     applications. No proxy: the gateway answers for itself. journal: path of the autoscaler's event log."""
     gateway = serve.RunTarget(gateway_application(config, Placement(replicas=1)), GATEWAY_APP, route_prefix=None)
     pools = [

@@ -13,7 +13,7 @@ from ray import serve
 from redis.exceptions import RedisError
 
 from penstock.adapters.config import AdaptersConfig
-from penstock.autoscale.serve_agent import hand_app
+from penstock.autoscale.serve_agent import serve_agent_app
 from penstock.base.config import convert
 from penstock.base.environment import redis_url
 from penstock.base.errors import ConfigError
@@ -21,7 +21,7 @@ from penstock.base.redis import connect
 from penstock.cli.applications import Placement, gateway_application, pool_application
 from penstock.cli.config import PlatformConfig, PoolConfig
 from penstock.wire.discovery import GATEWAY_APP, pool_app_name
-from penstock.wire.serve_agent import HAND_RESOURCE, WANTED_KEY, decode_wanted
+from penstock.wire.serve_agent import SERVE_AGENT_RESOURCE, WANTED_KEY, decode_wanted
 
 GATEWAY_RESOURCE = GATEWAY_APP
 
@@ -71,7 +71,7 @@ def pool(args: dict[str, object]) -> serve.Application:
 def hand(args: dict[str, object]) -> serve.Application:
     """Of the autoscaler's hand, to be named `hand`. Raises ConfigError."""
     found = convert(args, HandArguments, name="args of the application hand")
-    return hand_app([GATEWAY_APP, *(pool_app_name(pool.name) for pool in found.config.pools)], HAND_RESOURCE)
+    return serve_agent_app([GATEWAY_APP, *(pool_app_name(pool.name) for pool in found.config.pools)], SERVE_AGENT_RESOURCE)
 
 
 def first_replicas(pool: PoolConfig, wanted: dict[str, int]) -> int:

@@ -11,7 +11,7 @@ Invariant: equal keys mean equal tokens, model, adapter and (behind the shared p
 import hashlib
 from collections.abc import Sequence
 
-from penstock.wire.frames import KEY_BYTES, pack_ids
+from penstock.wire.frames import KEY_BYTES, pack_token_ids
 
 FORMAT_VERSION = 1
 _BLOCK, _ROOT, _SALT = b"penstock-block", b"penstock-root", b"penstock-salt"  # blake2b person: at most 16 bytes
@@ -50,16 +50,16 @@ class ChainHasher:
 
     def extend(self, parent: bytes, token_ids: Sequence[int]) -> list[bytes]:
         """Keys of the full blocks of `token_ids`, which follow `parent`; a rest shorter than a block is left out."""
-        return self.extend_packed(parent, pack_ids(token_ids))
+        return self.extend_packed(parent, pack_token_ids(token_ids))
 
-    def extend_packed(self, parent: bytes, packed_ids: bytes) -> list[bytes]:
+    def extend_packed(self, parent: bytes, packed_token_ids: bytes) -> list[bytes]:
         """`extend` over ids as they travel (little-endian uint32)."""
         size = 4 * self.block_size
         keys: list[bytes] = []
-        for end in range(size, len(packed_ids) + 1, size):
+        for end in range(size, len(packed_token_ids) + 1, size):
             state = self._block.copy()
             state.update(parent)
-            state.update(packed_ids[end - size : end])
+            state.update(packed_token_ids[end - size : end])
             parent = state.digest()
             keys.append(parent)
         return keys

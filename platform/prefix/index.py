@@ -31,7 +31,7 @@ class Applied(Enum):
 class _Replica:
     bit: int
     epoch: str
-    seq: int | None = None
+    event_seq: int | None = None
     """Of the last events applied; None: unknown until a snapshot."""
     held: set[bytes] = field(default_factory=set)
     predicted: dict[bytes, float] = field(default_factory=dict)
@@ -71,14 +71,14 @@ class PrefixIndex:
             replica = self._add(replica_id, epoch)
         if events.is_snapshot:
             return self._replace(replica, events)
-        if replica.seq is None or events.seq > replica.seq + 1:
+        if replica.event_seq is None or events.event_seq > replica.event_seq + 1:
             self._forget(replica)
             return Applied.GAP
-        if events.seq <= replica.seq:
+        if events.event_seq <= replica.event_seq:
             return Applied.STALE
         self._drop(replica, split_keys(events.removed))
         self._hold(replica, split_keys(events.stored))
-        replica.seq = events.seq
+        replica.event_seq = events.event_seq
         return Applied.OK
 
     def lookup(self, keys: Sequence[bytes], now: float) -> dict[str, int]:
@@ -137,11 +137,11 @@ class PrefixIndex:
         return replica
 
     def _replace(self, replica: _Replica, events: BlockEvents) -> Applied:
-        if replica.seq is not None and events.seq < replica.seq:
+        if replica.event_seq is not None and events.event_seq < replica.event_seq:
             return Applied.STALE
         self._drop(replica, list(replica.held))
         self._hold(replica, split_keys(events.stored))
-        replica.seq = events.seq
+        replica.event_seq = events.event_seq
         return Applied.OK
 
     def _forget(self, replica: _Replica) -> None:
@@ -149,7 +149,7 @@ class PrefixIndex:
         self._drop(replica, list(replica.held))
         self._unmark(replica, list(replica.predicted))
         replica.predicted.clear()
-        replica.seq = None
+        replica.event_seq = None
 
     def _hold(self, replica: _Replica, keys: list[bytes]) -> None:
         masks, held, predicted, bit = self._masks, replica.held, replica.predicted, replica.bit

@@ -2,7 +2,7 @@
 
 The replica writes (`IndexWriter`), a new router reads (`IndexStore`). Layout, in one Redis Cluster slot: `penstock:prefix:{EPOCH}:blocks`, a
 set of 16-byte keys, and `penstock:prefix:{EPOCH}:meta`, a hash of seq (last events applied), count (size of the set) and replica. Only
-hashes, never text. Invariant: where meta exists and its count is the set's size, the set is what the replica held at seq; anything else
+hashes, never text. Invariant: where meta exists and its count is the set's size, the set is what the replica held at event_seq; anything else
 (lease over, Redis restarted, flushed, evicted, write half done) reads as "no copy", and the writer announces the replica's truth again.
 """
 
@@ -42,7 +42,7 @@ redis.call('PEXPIRE', blocks, ARGV[5])
 redis.call('PEXPIRE', meta, ARGV[5])
 return 1
 """
-"""ARGV: seq known, seq new, stored, removed, lease in ms, bytes to a key, keys to a command. 1: applied; 0: Redis holds something else."""
+"""ARGV: event_seq known, event_seq new, stored, removed, lease in ms, bytes to a key, keys to a command. 1: applied; 0: Redis holds something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +79,12 @@ class IndexStore:
             async with asyncio.timeout(self._times.command_s), self._client.pipeline(transaction=True) as pipe:
                 pipe.hmget(meta, ["seq", "count"])
                 pipe.smembers(blocks)
-                (seq, count), keys = await pipe.execute()
+                (event_seq, count), keys = await pipe.execute()
         except _AWAY:
             return None
-        if seq is None or count is None or int(count) != len(keys):
+        if event_seq is None or count is None or int(count) != len(keys):
             return None
-        return BlockEvents(int(seq), b"".join(keys), is_snapshot=True)
+        return BlockEvents(int(event_seq), b"".join(keys), is_snapshot=True)
 
 
 class IndexWriter:
@@ -177,26 +177,26 @@ class IndexWriter:
             await self._command(self._client.sadd(self._blocks, *keys[start : start + CHUNK]))
             await self._command(self._client.pexpire(self._blocks, self._lease_ms))
         async with asyncio.timeout(self._times.command_s), self._client.pipeline(transaction=True) as pipe:
-            pipe.hset(self._meta, mapping={"seq": truth.seq, "count": len(set(keys)), "replica": self._replica_id})
+            pipe.hset(self._meta, mapping={"seq": truth.event_seq, "count": len(set(keys)), "replica": self._replica_id})
             pipe.pexpire(self._meta, self._lease_ms)
             pipe.pexpire(self._blocks, self._lease_ms)
             await pipe.execute()
-        self._seq = truth.seq
+        self._seq = truth.event_seq
         self.num_announced += 1
 
     async def _continue(self, known: int) -> None:
-        batch = [events for events in self._pending if events.seq > known]
+        batch = [events for events in self._pending if events.event_seq > known]
         self._forget_pending()
-        is_consecutive = [events.seq for events in batch] == list(range(known + 1, known + 1 + len(batch)))
+        is_consecutive = [events.event_seq for events in batch] == list(range(known + 1, known + 1 + len(batch)))
         if self._has_dropped or not is_consecutive or any(events.is_snapshot for events in batch):
             self._lose_track()
             return
         stored, removed = _net(batch)
-        seq = known + len(batch)
-        arguments: list[str | int | bytes] = [known, seq, stored, removed, self._lease_ms, KEY_BYTES, CHUNK]
+        event_seq = known + len(batch)
+        arguments: list[str | int | bytes] = [known, event_seq, stored, removed, self._lease_ms, KEY_BYTES, CHUNK]
         is_applied = await self._command(self._apply(keys=[self._blocks, self._meta], args=arguments))
         if is_applied:
-            self._seq = seq
+            self._seq = event_seq
         else:
             self._lose_track()
 

@@ -37,12 +37,12 @@ from penstock.router.completions.dependencies import GatewayDeps, PoolReplicas
 from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch.dispatcher import RoutingDispatcher
 from penstock.router.dispatch.waiting import WaitQueue
-from penstock.router.models.adapter_models import AdaptedModels, AdapterDeps
+from penstock.router.models.adapter_models import AdapterDeps, AdapterModels
 from penstock.router.models.catalogue import Checkpoint, served_models
 from penstock.router.models.served_model import ServedModel
 from penstock.router.providers.provider import Providers
 from penstock.router.replicas.adapter_placement import Spreader
-from penstock.router.replicas.discovery import Members
+from penstock.router.replicas.discovery import ReplicaDiscovery
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.link import connect
 from penstock.router.replicas.replica_client import Link, Member, counted
@@ -98,7 +98,7 @@ class Core:
         self.fleet = Fleet(self._pools, self._connect, self._index, counted(self._metrics, self._queue.wake), Random(), IndexStore(client).snapshot)
         scaled = [pool.name for pool in pools if pool.is_scaled]
         self.reporter = Reporter(client, router_id, scaled, self.fleet, self._waiting, self._index.num_held, self._metrics) if scaled else None
-        self.members = Members(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
+        self.members = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
         self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
         models = served_models(pools, providers, checkpoints, partial(_context, self.fleet))
@@ -130,7 +130,7 @@ class Core:
         assert config.folder is not None, "who starts a gateway says where the adapters lie"
         registry = Registry(client, config.max_per_tenant)
         spreader = Spreader(self.fleet.remotes)
-        return AdapterDeps(config, registry, AdapterStore(Path(config.folder)), AdaptedModels(registry, models, self._pools), spreader)
+        return AdapterDeps(config, registry, AdapterStore(Path(config.folder)), AdapterModels(registry, models, self._pools), spreader)
 
     def _replicas(self) -> list[PoolReplicas]:
         return [PoolReplicas(name, self._pools[name].tier, status.num_connected) for name, status in self.fleet.status().items()]

@@ -24,7 +24,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from penstock.tenancy.tenants import Limits, tenant_key
-from penstock.tenancy.window import LIMIT_NAMES, MINUTE, PARALLEL_WAIT_MS, Ask, Book, Debt, Settled, Verdict, Window, share
+from penstock.tenancy.window import LIMIT_NAMES, MINUTE, PARALLEL_WAIT_MS, LimitLedger, LimitRequest, Settled, UnsettledUsage, Verdict, Window, share
 from penstock.wire.errors import Overloaded
 
 TIMEOUT_S = 0.5
@@ -150,7 +150,7 @@ redis.call('PEXPIRE', leases, math.max(window, lease_ms))
 if wait == math.huge then wait = -1 end
 return {is_admitted, limit, wait, sum_requests, sum_tokens, reset_requests, reset_tokens, parallel}
 """
-"""ARGV: an Ask as JSON, the Window, the wait for a place among parallel requests. Does what `window.Book.apply` does."""
+"""ARGV: an LimitRequest as JSON, the Window, the wait for a place among parallel requests. Does what `window.LimitLedger.apply` does."""
 
 _PRESENT = """
 local time = redis.call('TIME')
@@ -170,7 +170,7 @@ class LimitScript:
         self._script = client.register_script(_APPLY)
         self._window = window
 
-    async def apply(self, tenant_id: str, ask: Ask) -> Verdict:
+    async def apply(self, tenant_id: str, ask: LimitRequest) -> Verdict:
         """One round trip. Raises RedisError or OSError."""
         keys = [tenant_key(tenant_id, f"limits:{part}") for part in ("requests", "tokens", "held", "leases")]
         arguments: list[bytes | int] = [msgspec.json.encode(ask), *self._window, PARALLEL_WAIT_MS]
@@ -192,7 +192,7 @@ class _Unknown:
 class _Account:
     """One tenant at one gateway. Whatever was admitted here is in the book, and in one of the others until it is settled."""
 
-    book: Book
+    book: LimitLedger
     running: set[str] = field(default_factory=set)
     """Requests that Redis holds, and that are not over."""
     settled: dict[str, int] = field(default_factory=dict)
@@ -213,19 +213,19 @@ class _Account:
     def has_asked(self) -> None:
         self.num_asking -= 1
 
-    def debts(self, now_ms: int, window: Window) -> list[Debt]:
+    def debts(self, now_ms: int, window: Window) -> list[UnsettledUsage]:
         """The running ones one by one, the others summed up by their age."""
         over: dict[int, tuple[int, int]] = {}
         debts = []
         for request_id, unknown in self.unknown.items():
             age_ms = now_ms - unknown.at_ms
             if unknown.is_running:
-                debts.append(Debt(request_id, age_ms, 1, unknown.tokens, True))
+                debts.append(UnsettledUsage(request_id, age_ms, 1, unknown.tokens, True))
             else:
                 age = window.bucket(age_ms)
                 requests, tokens = over.get(age, (0, 0))
                 over[age] = requests + 1, tokens + unknown.tokens
-        return [*debts, *(Debt("", age * window.bucket_ms, *counts, False) for age, counts in over.items() if age <= window.num_buckets)]
+        return [*debts, *(UnsettledUsage("", age * window.bucket_ms, *counts, False) for age, counts in over.items() if age <= window.num_buckets)]
 
     def has_told(self, were_running: Mapping[str, bool]) -> None:
         """Redis has now heard of these; some may have ended since."""
@@ -249,7 +249,7 @@ class _Account:
         oldest_ms = now_ms - window.bucket_ms * (window.num_buckets + 1)
         self.unknown = {request_id: unknown for request_id, unknown in self.unknown.items() if unknown.is_running or unknown.at_ms > oldest_ms}
         under_way = [*self.running, *(request_id for request_id, unknown in self.unknown.items() if unknown.is_running)]
-        self.book.apply(Ask(renewed=under_way), now_ms)
+        self.book.apply(LimitRequest(renewed=under_way), now_ms)
         self.renewed_at_ms = now_ms
         self.renewing = dict.fromkeys(self.running)
         return [*self.running]
@@ -292,8 +292,8 @@ class Limiter:
         """
         account = self._accounts.get(tenant_id)
         if account is None:
-            account = self._accounts[tenant_id] = _Account(Book(self._window), renewed_at_ms=self._now_ms())
-        ask = Ask(id=request_id, tokens=min(tokens, MAX_TOKENS), limits=limits)
+            account = self._accounts[tenant_id] = _Account(LimitLedger(self._window), renewed_at_ms=self._now_ms())
+        ask = LimitRequest(id=request_id, tokens=min(tokens, MAX_TOKENS), limits=limits)
         if self._is_left_alone:
             return self._alone(account, ask)
         task = asyncio.create_task(self._together(tenant_id, account, ask))
@@ -312,7 +312,7 @@ class Limiter:
         if account is None:
             return
         used_tokens = min(max(used_tokens, 0), MAX_TOKENS)
-        account.book.apply(Ask(settled=[Settled(request_id, used_tokens)]), self._now_ms())
+        account.book.apply(LimitRequest(settled=[Settled(request_id, used_tokens)]), self._now_ms())
         unknown = account.unknown.get(request_id)
         if unknown is not None and unknown.is_running:
             unknown.tokens, unknown.is_running = used_tokens, False
@@ -344,7 +344,7 @@ class Limiter:
     def _is_left_alone(self) -> bool:
         return self._away_until_ms is not None and self._now_ms() < self._away_until_ms
 
-    async def _together(self, tenant_id: str, account: _Account, ask: Ask) -> Verdict:
+    async def _together(self, tenant_id: str, account: _Account, ask: LimitRequest) -> Verdict:
         """What Redis says, else what this gateway may say by itself."""
         assert ask.id is not None
         try:
@@ -355,10 +355,10 @@ class Limiter:
             return self._alone(account, ask)
         if verdict.is_admitted:
             account.running.add(ask.id)
-            account.book.apply(Ask(debts=[Debt(ask.id, 0, 1, ask.tokens, True)]), self._now_ms())
+            account.book.apply(LimitRequest(debts=[UnsettledUsage(ask.id, 0, 1, ask.tokens, True)]), self._now_ms())
         return verdict
 
-    def _alone(self, account: _Account, ask: Ask) -> Verdict:
+    def _alone(self, account: _Account, ask: LimitRequest) -> Verdict:
         assert ask.id is not None
         if self.num_gateways is None:
             raise Overloaded("the limits of this tenant can't be checked at the moment", retry_after_s=1.0)
@@ -371,7 +371,7 @@ class Limiter:
             )
         return verdict
 
-    async def _tell(self, tenant_id: str, account: _Account, ask: Ask) -> Verdict:
+    async def _tell(self, tenant_id: str, account: _Account, ask: LimitRequest) -> Verdict:
         """The ask, and all that Redis has to hear before it."""
         if not account.unknown:
             return await self._apply(tenant_id, account, ask)
@@ -382,7 +382,7 @@ class Limiter:
             account.has_told(were_running)
             return verdict
 
-    async def _apply(self, tenant_id: str, account: _Account, ask: Ask) -> Verdict:
+    async def _apply(self, tenant_id: str, account: _Account, ask: LimitRequest) -> Verdict:
         async with self._slots:
             if self._is_left_alone:
                 raise TimeoutError  # it went while this one waited
@@ -407,7 +407,7 @@ class Limiter:
                 del self._accounts[tenant_id]
             elif (renewed or account.settled or account.unknown) and not self._is_left_alone:
                 try:
-                    await self._tell(tenant_id, account, Ask(renewed=renewed))
+                    await self._tell(tenant_id, account, LimitRequest(renewed=renewed))
                 except _AWAY as error:
                     self._note(error)
                 finally:

@@ -50,7 +50,7 @@ class Settled(NamedTuple):
     used_tokens: int
 
 
-class Debt(NamedTuple):
+class UnsettledUsage(NamedTuple):
     """What was admitted without this book's knowledge."""
 
     id: str
@@ -61,14 +61,14 @@ class Debt(NamedTuple):
     is_running: bool
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LimitRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything a gateway has to say about one tenant, and perhaps one request to be admitted. Applied in the order of the fields.
 
     Every part of it may be repeated: what a book has heard once changes nothing the second time (debts without an id are charged twice: the safe side).
     """
 
     settled: Sequence[Settled] = ()
-    debts: Sequence[Debt] = ()
+    debts: Sequence[UnsettledUsage] = ()
     renewed: Sequence[str] = ()
     """Requests that are still under way."""
     id: str | None = None
@@ -105,7 +105,7 @@ _UNKNOWN = _Hold(0, 0, 0)
 """Of a renewed request that was forgotten: it counts as one, and has nothing to settle."""
 
 
-class Book:
+class LimitLedger:
     """What counts against one tenant's limits."""
 
     def __init__(self, window: Window = MINUTE) -> None:
@@ -124,7 +124,7 @@ class Book:
         """As of the last `apply`."""
         return not (self._requests or self._tokens or self._held)
 
-    def apply(self, ask: Ask, now_ms: int) -> Verdict:
+    def apply(self, ask: LimitRequest, now_ms: int) -> Verdict:
         oldest = self._window.bucket(now_ms) - self._window.num_buckets
         lease_until_ms = now_ms + self._window.lease_ms
         self._end_leases(now_ms)
@@ -137,7 +137,7 @@ class Book:
         self._forget(oldest)
         limit, wait_ms = self._obstacle(ask, now_ms)
         if ask.id is not None and limit is None:
-            self._charge(Debt(ask.id, 0, 1, ask.tokens, True), self._window.bucket(now_ms), oldest, lease_until_ms)
+            self._charge(UnsettledUsage(ask.id, 0, 1, ask.tokens, True), self._window.bucket(now_ms), oldest, lease_until_ms)
         return Verdict(
             ask.id is not None and limit is None,
             limit,
@@ -154,7 +154,7 @@ class Book:
         if hold is not None and hold.bucket in self._tokens:
             self._tokens[hold.bucket] += settled.used_tokens - hold.tokens
 
-    def _charge(self, debt: Debt, bucket: int, oldest: int, lease_until_ms: int) -> None:
+    def _charge(self, debt: UnsettledUsage, bucket: int, oldest: int, lease_until_ms: int) -> None:
         if debt.id in self._held:
             return
         if bucket >= oldest:
@@ -179,7 +179,7 @@ class Book:
             self._requests = {bucket: count for bucket, count in self._requests.items() if bucket >= oldest}
             self._tokens = {bucket: count for bucket, count in self._tokens.items() if bucket >= oldest}
 
-    def _obstacle(self, ask: Ask, now_ms: int) -> tuple[LimitName | None, int | None]:
+    def _obstacle(self, ask: LimitRequest, now_ms: int) -> tuple[LimitName | None, int | None]:
         """The limit that stands in the way for longest, and how long."""
         if ask.id is None or ask.id in self._held:
             return None, 0

@@ -5,7 +5,7 @@ block events and the replica's load. Invariant: a submitted sequence gets exactl
 the stream itself ends. Text never travels here, only token ids: stop strings are the gateway's affair.
 
 Arrays of numbers travel as bytes (token ids: little-endian uint32; block keys: 16 bytes each), which costs a copy instead of an object
-per element. `pack_ids` and `unpack_ids` are the only codec.
+per element. `pack_token_ids` and `unpack_token_ids` are the only codec.
 """
 
 import sys
@@ -161,12 +161,12 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BlockEvents(msgspec.Struct, frozen=True, array_like=True):
-    """What the replica's cache gained and lost. Consecutive `seq` numbers; a gap means something was missed.
+    """What the replica's cache gained and lost. Consecutive `event_seq` numbers; a gap means something was missed.
 
-    `is_snapshot`: `stored` is all the replica holds as of `seq`, and replaces what was known.
+    `is_snapshot`: `stored` is all the replica holds as of `event_seq`, and replaces what was known.
     """
 
-    seq: int
+    event_seq: int
     stored: bytes = b""
     removed: bytes = b""
     is_snapshot: bool = False
@@ -245,14 +245,14 @@ def decode_down(data: bytes) -> DownFrame:
     return _down_decoder.decode(data)
 
 
-def pack_ids(token_ids: Iterable[int]) -> bytes:
+def pack_token_ids(token_ids: Iterable[int]) -> bytes:
     packed = array("I", token_ids)
     if sys.byteorder != "little":
         packed.byteswap()
     return packed.tobytes()
 
 
-def unpack_ids(data: bytes) -> list[int]:
+def unpack_token_ids(data: bytes) -> list[int]:
     packed = array("I")
     packed.frombytes(data)
     if sys.byteorder != "little":

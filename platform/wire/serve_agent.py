@@ -9,8 +9,8 @@ from typing import Literal
 
 import msgspec
 
-HAND_APP = "hand"
-HAND_RESOURCE = "hand"
+SERVE_AGENT_APP = "hand"
+SERVE_AGENT_RESOURCE = "hand"
 """Ray's custom resource that says where it may live."""
 ANSWER_S = 6.0
 """An answer comes within that, or not at all."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.quant.quantized import Groups, quantize, quantize_int8
+from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from penstock.workers.compute.triton import grouped
 from penstock.workers.compute.triton import matmul as products
 from penstock.workers.compute.triton.grouped import SMALL_ROWS, TILE_ROWS, GroupedMatrix
@@ -38,14 +38,14 @@ def random_shape(seed: int) -> Shape:
     )
 
 
-def make_groups(shape: Shape, seed: int) -> Groups:
+def make_groups(shape: Shape, seed: int) -> QuantizedTensor:
     torch.manual_seed(seed)
     weight = torch.randn(shape.outputs, shape.columns)
     if shape.bits == 8:
         return quantize_int8(weight, shape.group_size)
     groups = quantize(weight, shape.group_size)
     assert groups.offset is not None
-    return groups if shape.has_zero else Groups(groups.q, groups.scale, groups.offset + 0.013, groups.group_size)
+    return groups if shape.has_zero else QuantizedTensor(groups.q, groups.scale, groups.offset + 0.013, groups.group_size)
 
 
 def assert_close(result: Tensor, expected: Tensor, shape: Shape) -> None:

@@ -12,7 +12,7 @@ from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.device import placed
 from penstock.workers.compute.models.config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama
-from penstock.workers.compute.quant.quantized import Groups, quantize, quantize_int8
+from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE, planned
@@ -33,13 +33,13 @@ def drawn(dtype: torch.dtype) -> list[tuple[str, Tensor]]:
     return [(name, (torch.randn(shape, generator=generator) * 0.15 + (len(shape) == 1)).to(dtype)) for name, shape in shapes.items()]
 
 
-def rounded(name: str, weight: Tensor) -> Tensor | Groups:
+def rounded(name: str, weight: Tensor) -> Tensor | QuantizedTensor:
     if weight.dim() == 1:
         return weight
     return quantize_int8(weight, 32) if name in TABLES else quantize(weight, 32)
 
 
-def dequantized(weights: Iterable[tuple[str, Tensor | Groups]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def dequantized(weights: Iterable[tuple[str, Tensor | QuantizedTensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     for name, weight in weights:
         yield name, weight if isinstance(weight, Tensor) else weight.dequantized_in(dtype)
 

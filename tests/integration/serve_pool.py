@@ -15,7 +15,7 @@ import ray
 from ray import serve
 
 from penstock.autoscale.actuator import ServeActuator
-from penstock.autoscale.observation import Placed
+from penstock.autoscale.observation import ServeState
 from penstock.wire.discovery import REPLICA_DEPLOYMENT
 
 APP = "pool-a"
@@ -28,7 +28,7 @@ class Empty:
         await asyncio.sleep(DRAIN_S)
 
 
-async def settled(actuator: ServeActuator, is_so: Callable[[Placed], bool]) -> Placed:
+async def settled(actuator: ServeActuator, is_so: Callable[[ServeState], bool]) -> ServeState:
     deadline = time.monotonic() + 20
     while not is_so(placed := (await actuator.read())["a"]):
         assert time.monotonic() < deadline, placed
@@ -86,7 +86,7 @@ def main() -> None:
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
         serve.run_many([serve.RunTarget(Empty.bind(), APP, route_prefix=None, external_scaler_enabled=True)])
         found = asyncio.run(go())
-        sys.stdout.write(json.dumps({key: value._asdict() if isinstance(value, Placed) else value for key, value in found.items()}) + "\n")
+        sys.stdout.write(json.dumps({key: value._asdict() if isinstance(value, ServeState) else value for key, value in found.items()}) + "\n")
     finally:
         serve.shutdown()
         ray.shutdown()

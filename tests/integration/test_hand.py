@@ -8,7 +8,7 @@ import pytest
 import redis.asyncio
 
 from penstock.autoscale import remote
-from penstock.autoscale.observation import Placed
+from penstock.autoscale.observation import ServeState
 from penstock.autoscale.remote import RemoteServe
 from penstock.autoscale.serve_agent import Executor, next_call, serve_calls
 from penstock.base.redis import connect
@@ -50,9 +50,9 @@ def test_each_ray_cluster_has_its_own_hand(server: EmbeddedRedis) -> None:
             hands = [asyncio.create_task(serve_calls(client, name, Executor(reach))) for name, reach in (("rc1", active), ("rc2", pending))]
             serve = RemoteServe(client, APPS, lambda: "rc1", lambda: 1)
             try:
-                assert await serve.read() == {"a": Placed(2, ("r0", "r1"))}
+                assert await serve.read() == {"a": ServeState(2, ("r0", "r1"))}
                 await serve.set_target("a", 3)
-                assert await serve.read() == {"a": Placed(3, ("r0", "r1", "r2"))}
+                assert await serve.read() == {"a": ServeState(3, ("r0", "r1", "r2"))}
                 assert await serve.step_down("a", ("r0",), 2)
                 assert (await serve.locate("rc2"))[0].target == 7
                 assert (active.target, pending.target) == (2, 7)

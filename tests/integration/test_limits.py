@@ -21,7 +21,7 @@ from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.tenancy.limits import Limiter, LimitScript
 from penstock.tenancy.tenants import Limits
 from penstock.tenancy.usage import UsageLog, Used, day_name, read_usage
-from penstock.tenancy.window import Ask, Book, Debt, Settled, Window
+from penstock.tenancy.window import LimitLedger, LimitRequest, Settled, UnsettledUsage, Window
 from penstock.wire.errors import Overloaded
 
 WINDOW = Window(bucket_ms=10_000, num_buckets=6, lease_ms=200_000)
@@ -33,11 +33,11 @@ LIMITS = Limits(requests_per_minute=5, tokens_per_minute=100, max_parallel=3)
 NAMES = st.sampled_from([f"r{number}" for number in range(12)])
 AMOUNTS = st.integers(0, 60)
 ASKS = st.builds(
-    Ask,
+    LimitRequest,
     settled=st.lists(st.builds(Settled, NAMES, AMOUNTS), max_size=2),
     debts=st.lists(
-        st.builds(Debt, NAMES, st.integers(0, 90_000), st.just(1), AMOUNTS, st.just(True))
-        | st.builds(Debt, st.just(""), st.integers(0, 90_000), st.integers(1, 3), AMOUNTS, st.just(False)),
+        st.builds(UnsettledUsage, NAMES, st.integers(0, 90_000), st.just(1), AMOUNTS, st.just(True))
+        | st.builds(UnsettledUsage, st.just(""), st.integers(0, 90_000), st.integers(1, 3), AMOUNTS, st.just(False)),
         max_size=2,
     ),
     renewed=st.lists(NAMES, max_size=2),
@@ -92,11 +92,11 @@ async def gateway(client: redis.asyncio.Redis, name: str, window: Window) -> Asy
 
 @given(st.lists(st.tuples(st.integers(0, 40_000), ASKS), max_size=25))
 @settings(max_examples=60, deadline=None)
-def test_the_script_does_what_the_arithmetic_says(url: str, steps: list[tuple[int, Ask]]) -> None:
+def test_the_script_does_what_the_arithmetic_says(url: str, steps: list[tuple[int, LimitRequest]]) -> None:
     async def main() -> None:
         async with connect(url) as client:
             tenant = new_tenant()
-            script, book, now_ms = LimitScript(client, WINDOW), Book(WINDOW), START_MS
+            script, book, now_ms = LimitScript(client, WINDOW), LimitLedger(WINDOW), START_MS
             for pause_ms, ask in steps:
                 now_ms += pause_ms
                 ask = msgspec.structs.replace(ask, now_ms=now_ms)
@@ -200,7 +200,7 @@ def test_a_dead_gateways_requests_stop_counting_as_running_when_their_lease_is_o
         tenant, limits = new_tenant(), Limits(max_parallel=1, tokens_per_minute=100)
         async with connect(url) as client:
             script = LimitScript(client, window)
-            assert (await script.apply(tenant, Ask(id="dead", tokens=60, limits=limits))).is_admitted
+            assert (await script.apply(tenant, LimitRequest(id="dead", tokens=60, limits=limits))).is_admitted
             async with gateway(client, "one", window) as limiter:
 
                 async def is_admitted() -> bool:
@@ -234,7 +234,7 @@ def test_while_redis_is_away_one_gateway_goes_on_within_the_limit_and_charges_it
                 script = LimitScript(client, WINDOW)
 
                 async def is_charged() -> bool:
-                    status = await script.apply("acme", Ask())
+                    status = await script.apply("acme", LimitRequest())
                     # the request that Redis did not answer may count twice as a request, its tokens count once
                     return (status.parallel, status.tokens) == (1, 70) and status.requests >= 2
 

@@ -30,18 +30,18 @@ class Replica:
 
     def __init__(self) -> None:
         self.held: set[bytes] = set()
-        self.seq = 0
+        self.event_seq = 0
         self.num_asked = 0
 
     def change(self, stored: set[bytes], removed: set[bytes]) -> BlockEvents:
         stored, removed = stored - self.held, (removed & self.held) - stored
         self.held = (self.held | stored) - removed
-        self.seq += 1
-        return BlockEvents(self.seq, b"".join(stored), b"".join(removed))
+        self.event_seq += 1
+        return BlockEvents(self.event_seq, b"".join(stored), b"".join(removed))
 
     async def snapshot(self) -> BlockEvents:
         self.num_asked += 1
-        return BlockEvents(self.seq, b"".join(self.held), is_snapshot=True)
+        return BlockEvents(self.event_seq, b"".join(self.held), is_snapshot=True)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ class World:
 
     async def is_true(self) -> bool:
         found = await self.store.snapshot(EPOCH)
-        return found is not None and found.seq == self.replica.seq and set(split_keys(found.stored)) == self.replica.held
+        return found is not None and found.event_seq == self.replica.event_seq and set(split_keys(found.stored)) == self.replica.held
 
 
 @contextlib.asynccontextmanager

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from penstock.autoscale.observation import Placed
-from penstock.autoscale.observe import Heard, observe
+from penstock.autoscale.observation import ServeState
+from penstock.autoscale.observe import AgedReport, observe
 from penstock.autoscale.policy import State, decide
 from penstock.wire.scaling import REPORT_S, ReplicaReport
 from tests.e2e.recorded import DURATION_S, ENDING_S, LENGTH_S, MAX_ROWS, NUM_GATEWAYS, ONSET_S, PIECES, SETTINGS, Players, recording, stretches
@@ -36,8 +36,8 @@ class Pool:
             self.due.popleft()
         running = range(1, 1 + self.target - len(self.due))
         reports = [self.players.reports(running) for _ in range(round(1 / REPORT_S))][-1]
-        placed = Placed(self.target, tuple(f"r{number}" for number in running), num_starting=len(self.due))
-        seen = observe("a", placed, [Heard(report, 0.0) for report in reports])
+        placed = ServeState(self.target, tuple(f"r{number}" for number in running), num_starting=len(self.due))
+        seen = observe("a", placed, [AgedReport(report, 0.0) for report in reports])
         self._state, decision = decide(SETTINGS, self._state, seen, MAX_ROWS, self.now_s)
         self.due.extend([self.now_s + START_S] * max(0, decision.target - self.target))
         self.target = decision.target

@@ -93,7 +93,7 @@ class Autoscaler:
         while True:
             began_s = time.monotonic()
             try:
-                await scaler.look()
+                await scaler.reconcile()
                 await self._follow()
             except Exception:  # the top: one turn that fails must not be the last
                 log.exception("turn failed")

@@ -12,18 +12,18 @@ from penstock.router.completions.parameters import bounded, sibling
 from penstock.router.config import ProviderConfig
 from penstock.router.models.served_model import ServedModel
 from penstock.router.providers.provider_api import is_bound_to_tokens, is_understood
-from penstock.router.routing.request import Answerer, Other, Reading, Route
+from penstock.router.routing.request import AnsweringModel, LazyPrompt, Route, TokenizedPrompt
 from penstock.router.routing.tiers import TierPolicy, TierReason, in_order, parse_policy
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import Forbidden
-from penstock.wire.frames import SamplingParams, pack_ids
+from penstock.wire.frames import SamplingParams, pack_token_ids
 from penstock.wire.openai import ChatRequest, CompletionRequest
 
 Read = Callable[[Tokenizer], Awaitable[list[list[int]]]]
 """A request's prompts as token ids."""
 
 
-class Reach(NamedTuple):
+class Candidates(NamedTuple):
     model: ServedModel
     """Its tokenizer reads the request first."""
     routes: tuple[Route, ...]
@@ -49,7 +49,7 @@ class Reach(NamedTuple):
         is_computed_here = not self.routes or any(route.provider is None for route in self.routes)
         return self.model.max_model_len() if is_computed_here else sys.maxsize
 
-    def beyond_first_model(self) -> "Reach | None":
+    def beyond_first_model(self) -> "Candidates | None":
         """For a request that is too long for it; None: there is nothing else."""
         rest = [route for route in self.routes if route.provider is not None or route.model]
         if not rest or len(rest) == len(self.routes):
@@ -58,11 +58,11 @@ class Reach(NamedTuple):
         return _indexed((self.model, *self.others), rest, skipped)
 
 
-def reach_of(model: ServedModel, policy: str, request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]) -> Reach:
+def find_candidates(model: ServedModel, policy: str, request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]) -> Candidates:
     """policy: as a tenant's settings name it. Raises Forbidden where the policy leaves nothing."""
     order = parse_policy(policy)
     if len(model.routes) <= 1 and order is not TierPolicy.EDGE_ONLY:
-        return Reach(model, model.routes)
+        return Candidates(model, model.routes)
     allowed = in_order(model.routes, order)
     if not allowed:
         raise Forbidden(f"The model '{model.name}' is only served outside of the tier that your organization's policy '{policy}' allows.", param="model")
@@ -79,15 +79,15 @@ def _able(routes: Sequence[Route], request: ChatRequest | CompletionRequest, pro
     ]
 
 
-def _indexed(models: Sequence[ServedModel], routes: Sequence[Route], skipped: TierReason | None) -> Reach:
+def _indexed(models: Sequence[ServedModel], routes: Sequence[Route], skipped: TierReason | None) -> Candidates:
     """With the models that the routes name, in the order in which they are come to."""
     named = list(dict.fromkeys(route.model for route in routes if route.provider is None))
     renamed = tuple(route._replace(model=named.index(route.model)) if route.provider is None else route._replace(model=0) for route in routes)
     found = [models[index] for index in named]
-    return Reach(found[0] if found else models[0], renamed, tuple(found[1:]), skipped)
+    return Candidates(found[0] if found else models[0], renamed, tuple(found[1:]), skipped)
 
 
-class Readings:
+class LazyPrompts:
     """A request for its further models: tokenized once for each, and only when somebody wants it."""
 
     def __init__(self, models: Sequence[ServedModel], read: Read, sampling: SamplingParams, default_max_tokens: int) -> None:
@@ -98,17 +98,18 @@ class Readings:
         self._default_max_tokens = default_max_tokens
         self._token_ids: dict[int, list[list[int]]] = {}
 
-    def of(self, prompt: int, choice: int) -> tuple[Other, ...]:
+    def of(self, prompt: int, choice: int) -> tuple[LazyPrompt, ...]:
         """For one sequence."""
         return tuple(
-            Other(partial(self._reading, index, prompt, choice), Answerer(model.fingerprint, model.tokenizer)) for index, model in enumerate(self._models)
+            LazyPrompt(partial(self._reading, index, prompt, choice), AnsweringModel(model.fingerprint, model.tokenizer))
+            for index, model in enumerate(self._models)
         )
 
-    async def _reading(self, index: int, prompt: int, choice: int) -> Reading:
+    async def _reading(self, index: int, prompt: int, choice: int) -> TokenizedPrompt:
         """Raises RequestError where that model can't take it."""
         model = self._models[index]
         if index not in self._token_ids:
             self._token_ids[index] = await self._read(model.tokenizer)
         ids = self._token_ids[index][prompt]
         fitting = bounded(self._sampling, len(ids), model.max_model_len(), self._default_max_tokens)
-        return Reading(pack_ids(ids), len(ids), sibling(fitting, choice))
+        return TokenizedPrompt(pack_token_ids(ids), len(ids), sibling(fitting, choice))

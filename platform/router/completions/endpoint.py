@@ -9,10 +9,10 @@ from typing import Generic, NamedTuple, TypeVar
 
 from penstock.router.completions import spans
 from penstock.router.completions.admission import check_model, default_max_tokens
-from penstock.router.completions.candidates import Reach, Readings, reach_of
+from penstock.router.completions.candidates import Candidates, LazyPrompts, find_candidates
 from penstock.router.completions.completion import Choice, Collector, Completion, Prompt
 from penstock.router.completions.dependencies import GatewayDeps
-from penstock.router.completions.formats import Asked, ChatFormat, Format, TextFormat
+from penstock.router.completions.formats import ChatFormat, Format, ResponseMeta, TextFormat
 from penstock.router.completions.parameters import bounded, sampling_params, sibling, stop_strings
 from penstock.router.completions.prompts import chat_prompt, completion_prompts
 from penstock.router.completions.receipts import Receipts
@@ -20,14 +20,14 @@ from penstock.router.completions.request_metrics import Meters
 from penstock.router.completions.sse import EventStream
 from penstock.router.completions.text_assembly import Assembler
 from penstock.router.models.served_model import ServedModel
-from penstock.router.routing.request import Ask, Generation
+from penstock.router.routing.request import Generation, ProviderRequest
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.headers import receipt_headers
 from penstock.tenancy.tenants import Tenant
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import InvalidRequest, ModelNotFound, Unauthenticated
-from penstock.wire.frames import SamplingParams, pack_ids
+from penstock.wire.frames import SamplingParams, pack_token_ids
 from penstock.wire.openai import MAX_CHOICES, ChatRequest, CompletionRequest
 from penstock.wire.support import check
 
@@ -40,7 +40,7 @@ class Endpoint(NamedTuple, Generic[Request]):
     id_prefix: str
     decode: Callable[[bytes], Request]
     prompts: Callable[[Tokenizer, Request], Awaitable[list[list[int]]]]
-    form: Callable[[Asked], Format]
+    form: Callable[[ResponseMeta], Format]
     has_offsets: bool
     """Its logprobs tell where in the text each token is."""
 
@@ -78,13 +78,13 @@ class Generator:
             await self._answer(exchange, endpoint, request, model, tenant)
 
     async def _answer(self, exchange: Exchange, endpoint: Endpoint[Request], request: Request, model: ServedModel, tenant: Tenant) -> None:
-        reach = reach_of(model, tenant.tier_policy, request, self._deps.providers)
+        reach = find_candidates(model, tenant.tier_policy, request, self._deps.providers)
         sampling = sampling_params(request, self._deps.random.getrandbits(63), reach.model.tokenizer.vocab_size)
         has_usage_chunk = _has_usage_chunk(request)
         reach, token_ids = await _read(endpoint, request, reach, sampling)
         model = reach.model
         prompts = self._prompts(exchange, endpoint, request, reach, tenant, sampling, token_ids)
-        asked = Asked(
+        asked = ResponseMeta(
             endpoint.id_prefix + exchange.request_id,
             int(self._deps.now()),
             model.name,
@@ -140,7 +140,7 @@ class Generator:
         exchange: Exchange,
         endpoint: Endpoint[Request],
         request: Request,
-        reach: Reach,
+        reach: Candidates,
         tenant: Tenant,
         sampling: SamplingParams,
         token_ids: list[list[int]],
@@ -152,20 +152,20 @@ class Generator:
         deadline = self._deps.now() + self._deps.config.request_timeout_s
         max_model_len, pools, model = reach.max_model_len(), reach.pools, reach.model
         max_tokens = default_max_tokens(tenant.limits, self._deps.config.default_max_tokens, sum(map(len, token_ids)), num_choices * len(token_ids))
-        readings = Readings(reach.others, lambda tokenizer: endpoint.prompts(tokenizer, request), sampling, max_tokens)
+        readings = LazyPrompts(reach.others, lambda tokenizer: endpoint.prompts(tokenizer, request), sampling, max_tokens)
         stops = stop_strings(request)
         has_offsets = endpoint.has_offsets and sampling.logprobs is not None
         prompts: list[Prompt] = []
         for ids in token_ids:
             fitting = bounded(sampling, len(ids), max_model_len, max_tokens)
-            packed = pack_ids(ids)
+            packed = pack_token_ids(ids)
             choices = []
             for number in range(num_choices):
                 index = len(prompts) * num_choices + number
                 generation = Generation(
                     request_id=exchange.request_id if index == 0 else f"{exchange.request_id}-{index}",
                     pools=pools,
-                    packed_ids=packed,
+                    packed_token_ids=packed,
                     num_prompt_tokens=len(ids),
                     sampling=sibling(fitting, number),
                     tenant=tenant.id,
@@ -176,14 +176,14 @@ class Generator:
                     routes=reach.routes,
                     others=readings.of(len(prompts), number) if reach.others else (),
                     skipped=reach.skipped,
-                    ask=Ask(request, len(prompts)) if reach.has_provider else None,
+                    ask=ProviderRequest(request, len(prompts)) if reach.has_provider else None,
                 )
                 choices.append(Choice(index, generation, Assembler(model.tokenizer, stops, sampling.min_tokens, has_offsets)))
             prompts.append(choices)
         return prompts
 
 
-async def _read(endpoint: Endpoint[Request], request: Request, reach: Reach, sampling: SamplingParams) -> tuple[Reach, list[list[int]]]:
+async def _read(endpoint: Endpoint[Request], request: Request, reach: Candidates, sampling: SamplingParams) -> tuple[Candidates, list[list[int]]]:
     """The prompts for the first model whose context holds them; where there is none, for the last."""
     while True:
         token_ids = await endpoint.prompts(reach.model.tokenizer, request)

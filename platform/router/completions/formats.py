@@ -38,7 +38,7 @@ encode_text: Callable[[str], bytes] = _encode
 _ENCODED_MARK = _encode(_MARK)
 
 
-class Asked(NamedTuple):
+class ResponseMeta(NamedTuple):
     """What of a request shows in the answer's form."""
 
     id: str
@@ -51,7 +51,7 @@ class Asked(NamedTuple):
     has_logprobs: bool = False
     """Shown as far as there are any: the timed runner has none."""
 
-    def by(self, receipt: Receipt) -> "Asked":
+    def by(self, receipt: Receipt) -> "ResponseMeta":
         return self if receipt.answerer is None else self._replace(fingerprint=receipt.answerer.fingerprint)
 
     @property
@@ -72,7 +72,7 @@ class Whole:
 
 
 class Format(Protocol):
-    asked: Asked
+    asked: ResponseMeta
 
     def answered_by(self, receipt: Receipt) -> None:
         """Known before anything is formatted: who answers may not be whom the request was read for."""
@@ -96,7 +96,7 @@ class Format(Protocol):
 class ChatFormat:
     """/v1/chat/completions."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ResponseMeta) -> None:
         self.asked = asked
         self._plain: dict[int, tuple[bytes, bytes]] = {}
 
@@ -164,7 +164,7 @@ class ChatFormat:
 class TextFormat:
     """/v1/completions."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: ResponseMeta) -> None:
         self.asked = asked
         self._plain: dict[int, tuple[bytes, bytes]] = {}
 

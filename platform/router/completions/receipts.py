@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.router.completions.completion import Completion
-from penstock.router.routing.request import Considered, Receipt
+from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.wire.errors import NotFound
 from penstock.wire.openai import ChoiceReceipt, ConsideredRoute, RequestReceipt
 
@@ -63,5 +63,5 @@ def _choice(receipt: Receipt) -> ChoiceReceipt:
     )
 
 
-def _route(seen: Considered) -> ConsideredRoute:
+def _route(seen: RouteAttempt) -> ConsideredRoute:
     return ConsideredRoute(tier=seen.tier, places=list(seen.places), predicted_ttft_s=seen.predicted_ttft_s, obstacle=seen.obstacle)

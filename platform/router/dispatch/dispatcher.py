@@ -25,13 +25,13 @@ from penstock.router.dispatch.stream import RoutedStream
 from penstock.router.dispatch.waiting import Lane, WaitQueue
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.fleet import Fleet
-from penstock.router.replicas.replica_client import Remote
+from penstock.router.replicas.replica_client import ReplicaClient
 from penstock.router.routing.chains import Chain, ChainKind, Chains
 from penstock.router.routing.policy import Decision, Wait, choose
-from penstock.router.routing.request import Answerer, Considered, Generation, Reading, Route
-from penstock.router.routing.tiers import OBSTACLE, Outlook, TierReason, decide
+from penstock.router.routing.request import AnsweringModel, Generation, Route, RouteAttempt, TokenizedPrompt
+from penstock.router.routing.tiers import OBSTACLE, RouteForecast, TierReason, decide
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, Overloaded, RequestError
-from penstock.wire.frames import Submit, pack_ids
+from penstock.wire.frames import Submit, pack_token_ids
 
 FIRST_OUTPUT_TOKENS = 128.0
 """Expected length of an answer before any has finished."""
@@ -39,23 +39,23 @@ OUTPUT_TOKENS_RATE = 0.02
 """Weight of the latest answer in that expectation."""
 PROVIDER_REASON = "provider"
 """A receipt's reason where no replica was chosen."""
-_REFUSED, _TOO_LONG, _INCAPABLE = (Outlook(obstacle=reason) for reason in (TierReason.REFUSED, TierReason.CONTEXT_TOO_LONG, TierReason.CAPABILITY))
+_REFUSED, _TOO_LONG, _INCAPABLE = (RouteForecast(obstacle=reason) for reason in (TierReason.REFUSED, TierReason.CONTEXT_TOO_LONG, TierReason.CAPABILITY))
 EXPECT_GRACE_S = 2.0
 """A replica is taken to hold a prompt it was sent for twice its predicted TTFT and this long; by then its own event has come."""
 
 
 class _Candidate(NamedTuple):
-    remote: Remote
+    remote: ReplicaClient
     chain: Chain
     cached_tokens: int
 
 
-class _Look(NamedTuple):
+class _RouteState(NamedTuple):
     """A route as it is now."""
 
     route: Route
-    outlook: Outlook
-    reading: Reading
+    outlook: RouteForecast
+    reading: TokenizedPrompt
     decision: Decision | None = None
     """Among the replicas of its pools; a provider has none."""
     candidates: Sequence[_Candidate] = ()
@@ -153,7 +153,7 @@ class RoutingDispatcher:
             return True
         began = self._clock()
         routes = self._routes(stream)
-        looks: list[_Look] = []
+        looks: list[_RouteState] = []
         choice = decide(self._outlooks(stream, routes, looks), self._ttft_target_s, stream.generation.skipped)
         if stream.unread:
             return True
@@ -182,7 +182,7 @@ class RoutingDispatcher:
         pools = [pool for route in self._routes(stream) for pool in route.pools] if stream.output else stream.generation.pools
         return tuple(sorted(pools))
 
-    def _outlooks(self, stream: RoutedStream, routes: Sequence[Route], looks: list[_Look]) -> Iterator[Outlook]:
+    def _outlooks(self, stream: RoutedStream, routes: Sequence[Route], looks: list[_RouteState]) -> Iterator[RouteForecast]:
         """Of one route after the other, as far as asked; `looks` has what they rest on."""
         for route in routes:
             look = self._look(stream, route)
@@ -190,19 +190,19 @@ class RoutingDispatcher:
                 looks.append(look)
                 yield look.outlook
 
-    def _look(self, stream: RoutedStream, route: Route) -> _Look | None:
+    def _look(self, stream: RoutedStream, route: Route) -> _RouteState | None:
         """None: the prompt has not been read for that model."""
         reading = stream.generation.reading
         if route.provider is not None:
             is_refused = route.provider in stream.refused_by
-            return _Look(route, _REFUSED if is_refused else self._providers[route.provider].outlook(), reading)
+            return _RouteState(route, _REFUSED if is_refused else self._providers[route.provider].outlook(), reading)
         if route.model:
             other = stream.generation.others[route.model - 1]
             if not other.is_known:
                 stream.unread.append(other)
                 return None
             if other.reading is None:
-                return _Look(route, _TOO_LONG if isinstance(other.error, ContextTooLong) else _INCAPABLE, reading)
+                return _RouteState(route, _TOO_LONG if isinstance(other.error, ContextTooLong) else _INCAPABLE, reading)
             reading = other.reading
         remotes = self._fleet.remotes(route.pools)
         able = [remote for remote in remotes if remote.member.replica_id not in stream.refused_by] if stream.refused_by else remotes
@@ -210,9 +210,9 @@ class RoutingDispatcher:
         candidates = self._candidates(stream, reading, num_tokens, able)
         views = [candidate.remote.view(candidate.cached_tokens, stream.generation.adapter) for candidate in candidates]
         decision = choose(num_tokens, self._expected_tokens(stream, reading), views, self._random)
-        return _Look(route, _outlook(decision, remotes, candidates), reading, decision, candidates)
+        return _RouteState(route, _outlook(decision, remotes, candidates), reading, decision, candidates)
 
-    def _candidates(self, stream: RoutedStream, reading: Reading, num_tokens: int, remotes: list[Remote]) -> list[_Candidate]:
+    def _candidates(self, stream: RoutedStream, reading: TokenizedPrompt, num_tokens: int, remotes: list[ReplicaClient]) -> list[_Candidate]:
         now = self._clock()
         held: dict[ChainKind, tuple[Chain, Mapping[str, int]]] = {}
         candidates = []
@@ -227,27 +227,27 @@ class RoutingDispatcher:
             candidates.append(_Candidate(remote, chain, num_blocks * kind.block_size))
         return candidates
 
-    def _chain(self, stream: RoutedStream, reading: Reading, kind: ChainKind) -> Chain:
+    def _chain(self, stream: RoutedStream, reading: TokenizedPrompt, kind: ChainKind) -> Chain:
         """Of all tokens so far; the prompt's is made once."""
         chain = stream.chains.get(kind)
         if chain is None:
-            chain = stream.chains[kind] = self._chains.chain(kind, stream.generation.salt, reading.packed_ids, stream.generation.adapter)
+            chain = stream.chains[kind] = self._chains.chain(kind, stream.generation.salt, reading.packed_token_ids, stream.generation.adapter)
         return self._chains.extended(chain, kind, _packed(stream, reading)) if stream.output else chain
 
-    def _go(self, stream: RoutedStream, look: _Look) -> None:
+    def _go(self, stream: RoutedStream, look: _RouteState) -> None:
         """Submit it, there and now."""
         route, receipt = look.route, stream.receipt
         stream.reading, stream.model = look.reading, route.model
         receipt.answerer, receipt.num_prompt_tokens = None, None
         if route.provider is not None:
-            receipt.answerer = Answerer(f"fp_{route.provider}", None)
+            receipt.answerer = AnsweringModel(f"fp_{route.provider}", None)
             self._ask(stream, self._providers[route.provider], look.reading)
             return
         if route.model:
             receipt.answerer, receipt.num_prompt_tokens = stream.generation.others[route.model - 1].answerer, look.reading.num_prompt_tokens
         self._submit(stream, look.chosen)
 
-    def _ask(self, stream: RoutedStream, provider: Provider, reading: Reading) -> None:
+    def _ask(self, stream: RoutedStream, provider: Provider, reading: TokenizedPrompt) -> None:
         ask, sampling = stream.generation.ask, reading.sampling
         assert ask is not None
         sid = provider.begin(ask, sampling.max_tokens, sampling.seed, reading.num_prompt_tokens, stream, stream.generation.traced.headers)
@@ -271,7 +271,7 @@ class RoutingDispatcher:
         sid = chosen.remote.submit(submit, reading.num_prompt_tokens + len(stream.output) - chosen.cached_tokens, stream)
         stream.begin(chosen.remote, sid, generation.deadline - self._now())
 
-    def _explain(self, stream: RoutedStream, look: _Look, looks: Sequence[_Look], reason: TierReason) -> None:
+    def _explain(self, stream: RoutedStream, look: _RouteState, looks: Sequence[_RouteState], reason: TierReason) -> None:
         """Receipt, metrics, and the foresight that the replica will hold this prompt."""
         receipt, decision, provider = stream.receipt, look.decision, look.route.provider
         receipt.predicted_ttft_s, receipt.predicted_cached_tokens = look.outlook.ttft_s, 0
@@ -301,26 +301,26 @@ class RoutingDispatcher:
             counter = self._tier_decisions[pool, tier, reason] = self._metrics.tier_decisions.labels(pool, tier, reason)
         counter.inc()
 
-    def _expected_tokens(self, stream: RoutedStream, reading: Reading) -> float:
+    def _expected_tokens(self, stream: RoutedStream, reading: TokenizedPrompt) -> float:
         mean = self._output_tokens.get(stream.generation.pools, FIRST_OUTPUT_TOKENS)
         return max(1.0, min(mean, reading.sampling.max_tokens) - len(stream.output))
 
 
-def _packed(stream: RoutedStream, reading: Reading) -> bytes:
-    return reading.packed_ids + pack_ids(stream.output) if stream.output else reading.packed_ids
+def _packed(stream: RoutedStream, reading: TokenizedPrompt) -> bytes:
+    return reading.packed_token_ids + pack_token_ids(stream.output) if stream.output else reading.packed_token_ids
 
 
-def _outlook(decision: Decision, remotes: Sequence[Remote], candidates: Sequence[_Candidate]) -> Outlook:
+def _outlook(decision: Decision, remotes: Sequence[ReplicaClient], candidates: Sequence[_Candidate]) -> RouteForecast:
     """remotes: with those that refused; one on its way out may have refused for that, and its successor would not."""
     if decision.replica_id is not None:
-        return Outlook(decision.predicted_ttft_s)
+        return RouteForecast(decision.predicted_ttft_s)
     if remotes and not candidates and not any(remote.load is not None and remote.load.is_draining for remote in remotes):
         return _REFUSED
     assert isinstance(decision.reason, Wait)
-    return Outlook(obstacle=OBSTACLE[decision.reason])
+    return RouteForecast(obstacle=OBSTACLE[decision.reason])
 
 
-def _scores(looks: Sequence[_Look]) -> dict[str, float]:
+def _scores(looks: Sequence[_RouteState]) -> dict[str, float]:
     scores: dict[str, float] = {}
     for look in looks:
         if look.decision is not None:
@@ -330,12 +330,12 @@ def _scores(looks: Sequence[_Look]) -> dict[str, float]:
     return scores
 
 
-def _considered(look: _Look) -> Considered:
+def _considered(look: _RouteState) -> RouteAttempt:
     route, outlook = look.route, look.outlook
-    return Considered(route.tier, (route.provider,) if route.provider is not None else route.pools, outlook.ttft_s, outlook.obstacle)
+    return RouteAttempt(route.tier, (route.provider,) if route.provider is not None else route.pools, outlook.ttft_s, outlook.obstacle)
 
 
-def _raise_if_hopeless(stream: RoutedStream, looks: Sequence[_Look]) -> None:
+def _raise_if_hopeless(stream: RoutedStream, looks: Sequence[_RouteState]) -> None:
     """Waiting can't help when each route's context is too short for it, or its model can't read it, or it was refused.
 
     What a provider says of the request itself is final too where no replica is left that might say otherwise.

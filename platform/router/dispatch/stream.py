@@ -15,7 +15,7 @@ import msgspec
 from penstock.base.errors import PenstockError
 from penstock.router.dispatch import spans
 from penstock.router.routing.chains import Chain, ChainKind
-from penstock.router.routing.request import Generation, Other, Receipt, TextDelta
+from penstock.router.routing.request import Generation, LazyPrompt, Receipt, TextDelta
 from penstock.wire.errors import DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
 
@@ -59,7 +59,7 @@ class RoutedStream:
         """For the model it is on; until the first token another one may get it."""
         self.model = 0
         """Of its route."""
-        self.unread: list[Other] = []
+        self.unread: list[LazyPrompt] = []
         """What must be read before a place can be chosen."""
         self.refusal: PenstockError | None = None
         """A provider's, the latest."""

@@ -15,7 +15,7 @@ from penstock.router.models.served_model import ServedModel
 from penstock.router.replicas.adapter_placement import Spreader
 
 
-class AdaptedModels:
+class AdapterModels:
     def __init__(self, registry: Registry, models: Mapping[str, ServedModel], pools: Mapping[str, PoolSpec]) -> None:
         """models: by served name. pools: by name."""
         self._registry = registry
@@ -89,5 +89,5 @@ class AdapterDeps:
     config: AdaptersConfig
     registry: Registry
     store: AdapterStore
-    models: AdaptedModels
+    models: AdapterModels
     spreader: Spreader

@@ -20,9 +20,9 @@ from penstock.base.errors import PenstockError
 from penstock.base.metrics import Metrics
 from penstock.router.config import ProviderConfig
 from penstock.router.providers.breaker import Breaker
-from penstock.router.providers.provider_api import Refusal, Said, StreamBroken, body_of, path_of, read_event, refusal
-from penstock.router.routing.request import Ask, TextDelta
-from penstock.router.routing.tiers import Outlook, TierReason
+from penstock.router.providers.provider_api import ProviderEvent, Refusal, StreamBroken, body_of, path_of, read_event, refusal
+from penstock.router.routing.request import ProviderRequest, TextDelta
+from penstock.router.routing.tiers import RouteForecast, TierReason
 from penstock.wire.errors import Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
 
@@ -106,15 +106,17 @@ class Provider:
             self._reopening.cancel()
         await self._client.aclose()
 
-    def outlook(self) -> Outlook:
+    def outlook(self) -> RouteForecast:
         if not self._breaker.allows(self._clock()):
-            return Outlook(obstacle=TierReason.BREAKER_OPEN)
+            return RouteForecast(obstacle=TierReason.BREAKER_OPEN)
         if len(self._calls) >= self.config.max_concurrency:
-            return Outlook(obstacle=TierReason.TIER_FULL)
-        return Outlook(self._ttft_s)
+            return RouteForecast(obstacle=TierReason.TIER_FULL)
+        return RouteForecast(self._ttft_s)
 
-    def begin(self, ask: Ask, max_tokens: int, seed: int, num_prompt_tokens: int, sink: TextSink, headers: Mapping[str, str] = MappingProxyType({})) -> int:
-        """Ask, and return the call's number. headers: of the request's trace. Only after an `outlook` without obstacle, with nothing awaited since.
+    def begin(
+        self, ask: ProviderRequest, max_tokens: int, seed: int, num_prompt_tokens: int, sink: TextSink, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> int:
+        """ProviderRequest, and return the call's number. headers: of the request's trace. Only after an `outlook` without obstacle, with nothing awaited since.
 
         num_prompt_tokens: as another model counts, for the cost of an answer that ends before the provider has told.
         """
@@ -162,14 +164,14 @@ class Provider:
 
     async def _read(self, call: _Call, events: AsyncIterator[bytes]) -> None:
         """All of an answer, to the sink. Raises StreamBroken, and httpx's errors."""
-        last = Said()
+        last = ProviderEvent()
         async for data in events:
             if data == b"[DONE]":
                 break
             said = read_event(data)
             if said.text:
                 self._tell(call, said.text)
-            last = Said("", said.finish or last.finish, _newer(said.prompt_tokens, last.prompt_tokens), _newer(said.output_tokens, last.output_tokens))
+            last = ProviderEvent("", said.finish or last.finish, _newer(said.prompt_tokens, last.prompt_tokens), _newer(said.output_tokens, last.output_tokens))
         if last.finish is None:
             raise StreamBroken("its stream ended without a finish")
         self._finish(call, last.finish, last.prompt_tokens, last.output_tokens)

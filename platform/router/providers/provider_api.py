@@ -13,7 +13,7 @@ import msgspec
 
 from penstock.base.errors import PenstockError
 from penstock.router.config import EXTENSIONS, ProviderConfig
-from penstock.router.routing.request import Ask
+from penstock.router.routing.request import ProviderRequest
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded
 from penstock.wire.frames import Finish
 from penstock.wire.openai import ChatRequest, CompletionRequest
@@ -36,7 +36,7 @@ _MAX_RETRY_AFTER_S = 86_400.0
 _CALLER_AT_FAULT = frozenset({400, 413, 422})
 
 
-class Said(NamedTuple):
+class ProviderEvent(NamedTuple):
     """What an event of the stream adds."""
 
     text: str = ""
@@ -107,11 +107,11 @@ def is_understood(request: ChatRequest | CompletionRequest, provider: ProviderCo
     return not is_bound_to_tokens(request) and _extensions(request).keys() <= frozenset(provider.extra_fields)
 
 
-def path_of(ask: Ask) -> str:
+def path_of(ask: ProviderRequest) -> str:
     return "/chat/completions" if isinstance(ask.request, ChatRequest) else "/completions"
 
 
-def body_of(ask: Ask, provider: ProviderConfig, max_tokens: int, seed: int) -> bytes:
+def body_of(ask: ProviderRequest, provider: ProviderConfig, max_tokens: int, seed: int) -> bytes:
     """JSON of the request, always as a stream. seed: sent where the caller gave one."""
     request = ask.request
     body: dict[str, object] = {"model": provider.model, "stream": True, "stream_options": {"include_usage": True}}
@@ -129,7 +129,7 @@ def body_of(ask: Ask, provider: ProviderConfig, max_tokens: int, seed: int) -> b
     return msgspec.json.encode(body | _extensions(request))
 
 
-def read_event(data: bytes) -> Said:
+def read_event(data: bytes) -> ProviderEvent:
     """Of an event's data, `[DONE]` aside. Raises StreamBroken."""
     try:
         chunk = _chunks.decode(data)
@@ -140,11 +140,11 @@ def read_event(data: bytes) -> Said:
     usage = chunk.usage or _Usage()
     counts = _plausible(usage.prompt_tokens), _plausible(usage.completion_tokens)
     if not chunk.choices:
-        return Said("", None, *counts)
+        return ProviderEvent("", None, *counts)
     choice = chunk.choices[0]
     text = choice.text or (choice.delta.content if choice.delta is not None else None) or ""
     finish = None if choice.finish_reason is None else Finish.LENGTH if choice.finish_reason == "length" else Finish.STOP
-    return Said(text, finish, *counts)
+    return ProviderEvent(text, finish, *counts)
 
 
 def refusal(name: str, status: int, retry_after: str | None, body: bytes, now: float) -> Refusal:

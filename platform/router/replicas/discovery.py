@@ -37,7 +37,7 @@ class Member(NamedTuple):
     block_size: int
 
 
-class Members:
+class ReplicaDiscovery:
     """on_change: called on the loop with all members of all pools, whenever Serve says something new; by that a dead replica is gone within
     about a second of its death, a stopping one before it has drained, and a new one is there as soon as it is ready."""
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 from penstock.base.errors import PenstockError
 from penstock.prefix.index import PrefixIndex
 from penstock.router.config import PoolSpec
-from penstock.router.replicas.replica_client import Hooks, Link, Member, Remote
+from penstock.router.replicas.replica_client import Hooks, Link, Member, ReplicaClient
 from penstock.router.replicas.traffic import Flow
 from penstock.wire.frames import BlockEvents, DownFrame
 
@@ -52,7 +52,7 @@ class PoolStatus(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    remote: Remote
+    remote: ReplicaClient
     task: asyncio.Task[None]
 
 
@@ -94,10 +94,10 @@ class Fleet:
             self._go_on(kept, listed.get(replica_id))
         for replica_id, member in listed.items():
             if replica_id not in self._kept:
-                remote = Remote(member, self._index, self._hooks, self.flows[member.pool])
+                remote = ReplicaClient(member, self._index, self._hooks, self.flows[member.pool])
                 self._kept[replica_id] = _Kept(remote, self._tasks.create_task(self._keep(remote), name=f"link to {replica_id}"))
 
-    def remotes(self, pools: Iterable[str]) -> list[Remote]:
+    def remotes(self, pools: Iterable[str]) -> list[ReplicaClient]:
         """The ready replicas of these pools."""
         wanted = frozenset(pools)
         return [kept.remote for kept in self._kept.values() if kept.remote.is_ready and kept.remote.member.pool in wanted]
@@ -122,7 +122,7 @@ class Fleet:
         else:
             _drop(kept)
 
-    async def _keep(self, remote: Remote) -> None:
+    async def _keep(self, remote: ReplicaClient) -> None:
         backoff_s = FIRST_BACKOFF_S
         while True:
             was_ready = await self._hold(remote)
@@ -132,7 +132,7 @@ class Fleet:
             backoff_s = FIRST_BACKOFF_S if was_ready else min(2 * backoff_s, MAX_BACKOFF_S)
             await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
 
-    async def _hold(self, remote: Remote) -> bool:
+    async def _hold(self, remote: ReplicaClient) -> bool:
         """One link, until it ends; whether it ever was ready."""
         replica_id = remote.member.replica_id
         reports_before = remote.num_reports
@@ -155,7 +155,7 @@ def _drop(kept: _Kept) -> None:
     kept.remote.detach()
 
 
-def _added(row: PoolStatus, remote: Remote) -> PoolStatus:
+def _added(row: PoolStatus, remote: ReplicaClient) -> PoolStatus:
     row = row._replace(num_listed=row.num_listed + 1, num_inflight=row.num_inflight + remote.num_inflight)
     if remote.load is None or not remote.is_ready:
         return row

@@ -55,7 +55,7 @@ class Link:
         self._push(Abort(sid))
 
     def announce(self) -> None:
-        """Ask for a snapshot of the replica's blocks."""
+        """ProviderRequest for a snapshot of the replica's blocks."""
         self._push(Announce())
 
     def load_adapter(self, digest: str) -> None:

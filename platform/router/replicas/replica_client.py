@@ -92,7 +92,7 @@ class _Sent(NamedTuple):
     """How many loads had come when it was sent."""
 
 
-class Remote:
+class ReplicaClient:
     """A replica, listed or retiring. `on_frame` runs for each frame of its link: what it does per delta is the router's cost per token."""
 
     def __init__(self, member: Member, index: PrefixIndex, hooks: Hooks, flow: Flow) -> None:
@@ -117,7 +117,7 @@ class Remote:
         self._is_open = False
         self._is_syncing = False
         """A snapshot has been asked for; what comes before it may be out of order."""
-        self._seq: int | None = None
+        self._event_seq: int | None = None
         """Of the last block events in the index."""
         self.is_retiring = False
         """It is listed no more: the stream ends with the last live sequence. Set by the fleet while there is one."""
@@ -180,7 +180,7 @@ class Remote:
         if not self._is_open:
             return
         self._is_open = False
-        self._link, self.load, self._seq = None, None, None
+        self._link, self.load, self._event_seq = None, None, None
         self._is_syncing = False
         self._sent.clear()
         self._num_ended = 0
@@ -263,7 +263,7 @@ class Remote:
             drafts = load.num_drafted, load.num_accepted
             self._hooks.on_drafts(self.member.pool, drafts[0] - self._drafts[0], drafts[1] - self._drafts[1])
             self._drafts = drafts
-        if self._seq is not None and load.event_seq > self._seq:
+        if self._event_seq is not None and load.event_seq > self._event_seq:
             self._index.remove(self.member.replica_id)  # what is there is of before the events that are missing
             self._miss()
 
@@ -281,14 +281,14 @@ class Remote:
     def _apply(self, events: BlockEvents) -> None:
         applied = self._index.apply(self.member.replica_id, self.member.epoch, events)
         if applied is Applied.OK:
-            self._seq = events.seq
+            self._event_seq = events.event_seq
             self._is_syncing = self._is_syncing and not events.is_snapshot
         elif applied is Applied.GAP and self._miss():
             self._hooks.on_gap(self.member.pool)
 
     def _miss(self) -> bool:
         """Events are missing; whether that is news."""
-        self._seq = None
+        self._event_seq = None
         if self._link is None or self._is_syncing:
             return False
         self._sync()

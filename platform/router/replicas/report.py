@@ -13,7 +13,7 @@ from redis.exceptions import RedisError
 
 from penstock.base.metrics import Metrics
 from penstock.router.replicas.fleet import Fleet
-from penstock.router.replicas.replica_client import Remote
+from penstock.router.replicas.replica_client import ReplicaClient
 from penstock.router.replicas.traffic import Flow
 from penstock.wire.scaling import (
     GATEWAYS_KEY,
@@ -100,7 +100,7 @@ class Reporter:
     def _flows(self) -> Mapping[str, Flow]:
         return {pool: self._fleet.flows[pool] for pool in self._pools}
 
-    def _replica(self, remote: Remote) -> ReplicaReport:
+    def _replica(self, remote: ReplicaClient) -> ReplicaReport:
         member = remote.member
         assert remote.load is not None, "a ready remote has one"
         return ReplicaReport(member.replica_id, member.pool, remote.load, member.block_size, self._num_held(member.replica_id), remote.hit_tokens)

@@ -28,17 +28,17 @@ class Chains:
         self._hashers: dict[int, ChainHasher] = {}
         self._roots: dict[ChainKind, bytes] = {}
 
-    def chain(self, kind: ChainKind, salt: bytes, packed_ids: bytes, adapter: str | None = None) -> Chain:
+    def chain(self, kind: ChainKind, salt: bytes, packed_token_ids: bytes, adapter: str | None = None) -> Chain:
         """All of it private to `salt`. adapter: digest; KV computed with it is found by nobody else."""
         root = self._hasher(kind).root(kind.model_digest, adapter) if adapter is not None else self._roots.get(kind)
         if root is None:
             root = self._roots[kind] = self._hasher(kind).root(kind.model_digest)
-        return self.extended(Chain([], self._hasher(kind).salted(root, salt)), kind, packed_ids)
+        return self.extended(Chain([], self._hasher(kind).salted(root, salt)), kind, packed_token_ids)
 
-    def extended(self, chain: Chain, kind: ChainKind, packed_ids: bytes) -> Chain:
-        """The chain of `packed_ids`, which begin with the tokens of `chain`."""
+    def extended(self, chain: Chain, kind: ChainKind, packed_token_ids: bytes) -> Chain:
+        """The chain of `packed_token_ids`, which begin with the tokens of `chain`."""
         known_bytes = len(chain.keys) * kind.block_size * 4
-        keys = self._hasher(kind).extend_packed(chain.parent, packed_ids[known_bytes:])
+        keys = self._hasher(kind).extend_packed(chain.parent, packed_token_ids[known_bytes:])
         return Chain(chain.keys + keys, keys[-1]) if keys else chain
 
     def _hasher(self, kind: ChainKind) -> ChainHasher:

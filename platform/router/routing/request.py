@@ -16,7 +16,7 @@ from penstock.wire.frames import Delta, SamplingParams
 from penstock.wire.openai import ChatRequest, CompletionRequest
 
 
-class Ask(NamedTuple):
+class ProviderRequest(NamedTuple):
     """One sequence of a request, in the caller's own words."""
 
     request: ChatRequest | CompletionRequest
@@ -34,16 +34,16 @@ class Route(NamedTuple):
     provider: str | None = None
 
 
-class Reading(NamedTuple):
+class TokenizedPrompt(NamedTuple):
     """The prompt in the tokens of one model, with the parameters that follow from its context."""
 
-    packed_ids: bytes
+    packed_token_ids: bytes
     """As they travel."""
     num_prompt_tokens: int
     sampling: SamplingParams
 
 
-class Answerer(NamedTuple):
+class AnsweringModel(NamedTuple):
     """Who answers, where that is not the generation's first model."""
 
     fingerprint: str
@@ -51,15 +51,15 @@ class Answerer(NamedTuple):
     """None: it answers in text."""
 
 
-class Other:
+class LazyPrompt:
     """The prompt for another model of the same name, read when it is first wanted. `reading` or `error` is set then."""
 
     __slots__ = ("_read", "answerer", "error", "reading")
 
-    def __init__(self, read: Callable[[], Awaitable[Reading]], answerer: Answerer) -> None:
+    def __init__(self, read: Callable[[], Awaitable[TokenizedPrompt]], answerer: AnsweringModel) -> None:
         self._read = read
         self.answerer = answerer
-        self.reading: Reading | None = None
+        self.reading: TokenizedPrompt | None = None
         self.error: RequestError | None = None
 
     @property
@@ -91,7 +91,7 @@ class Generation:
     request_id: str
     pools: tuple[str, ...]
     """Candidate pools, and providers by name, in no order."""
-    packed_ids: bytes
+    packed_token_ids: bytes
     """Prompt token ids as they travel."""
     num_prompt_tokens: int
     sampling: SamplingParams
@@ -106,18 +106,18 @@ class Generation:
     """The request's trace; and what to tell whoever else works on it, if anything."""
     routes: tuple[Route, ...] = ()
     """The same places in the order of the tenant's tier policy; none: all of the pools are one route."""
-    others: tuple[Other, ...] = ()
+    others: tuple[LazyPrompt, ...] = ()
     skipped: TierReason | None = None
     """Why a route before all of these was left out."""
-    ask: Ask | None = None
+    ask: ProviderRequest | None = None
     """The request in its own words, where a provider is among the routes."""
 
     @property
-    def reading(self) -> Reading:
-        return Reading(self.packed_ids, self.num_prompt_tokens, self.sampling)
+    def reading(self) -> TokenizedPrompt:
+        return TokenizedPrompt(self.packed_token_ids, self.num_prompt_tokens, self.sampling)
 
 
-class Considered(NamedTuple):
+class RouteAttempt(NamedTuple):
     """A route as it looked when one was chosen."""
 
     tier: Tier
@@ -146,9 +146,9 @@ class Receipt:
     """Somebody has it, or had it to its end; not where that refused it, failed on it or was lost."""
     scores: dict[str, float] = field(default_factory=dict)
     """Predicted TTFT in seconds of each candidate replica, and provider."""
-    considered: list[Considered] = field(default_factory=list)
+    considered: list[RouteAttempt] = field(default_factory=list)
     """The routes looked at, in the policy's order, where there was more than one."""
-    answerer: Answerer | None = None
+    answerer: AnsweringModel | None = None
     num_prompt_tokens: int | None = None
     """Of the answerer, where it is known and not the generation's."""
 

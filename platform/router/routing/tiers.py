@@ -64,15 +64,15 @@ OBSTACLE: dict[Wait, TierReason] = {
 }
 
 
-class Placed(Protocol):
+class HasTier(Protocol):
     @property
     def tier(self) -> Tier: ...
 
 
-P = TypeVar("P", bound=Placed)
+P = TypeVar("P", bound=HasTier)
 
 
-class Outlook(NamedTuple):
+class RouteForecast(NamedTuple):
     """What a route promises now: a predicted time to first token, or an obstacle."""
 
     ttft_s: float | None = None
@@ -97,13 +97,13 @@ def in_order(routes: Iterable[P], policy: TierPolicy) -> list[P]:
     return sorted((route for route in routes if route.tier in order), key=lambda route: order.index(route.tier))
 
 
-def decide(outlooks: Iterable[Outlook], target_s: float, skipped: TierReason | None = None) -> TierDecision:
+def decide(outlooks: Iterable[RouteForecast], target_s: float, skipped: TierReason | None = None) -> TierDecision:
     """The first route while it meets the target, else the first sooner one that does, else the soonest.
 
     outlooks: of the routes, in the policy's order; looked at one by one, and no further than needed. skipped: why a route before all of
     these was left out beforehand.
     """
-    seen: list[Outlook] = []
+    seen: list[RouteForecast] = []
     best: int | None = None
     best_s = float("inf")
     for index, outlook in enumerate(outlooks):
@@ -116,7 +116,7 @@ def decide(outlooks: Iterable[Outlook], target_s: float, skipped: TierReason | N
     return TierDecision(best, _reason(seen, best, best_s <= target_s, skipped))
 
 
-def _reason(seen: Sequence[Outlook], chosen: int | None, is_in_time: bool, skipped: TierReason | None) -> TierReason:
+def _reason(seen: Sequence[RouteForecast], chosen: int | None, is_in_time: bool, skipped: TierReason | None) -> TierReason:
     if skipped is not None:
         return skipped
     if not seen:

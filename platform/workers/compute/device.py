@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from penstock.base.errors import ConfigError
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.triton.grouped import GroupedMatrix, is_covered
 
 CPU = torch.device("cpu")
@@ -21,13 +21,13 @@ def find_device(name: str, has_gpu: bool) -> torch.device:
     return torch.device(name)
 
 
-def placed(weights: Iterable[tuple[str, Tensor | Groups]], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor | GroupedMatrix]:
+def placed(weights: Iterable[tuple[str, Tensor | QuantizedTensor]], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor | GroupedMatrix]:
     """Parameters from the host on a GPU, each as it comes. Quantized matrices are packed there; those whose groups the kernels don't cover are
     dequantized in `dtype`, that of the activations."""
     return {name: _placed(weight, dtype, device) for name, weight in weights}
 
 
-def _placed(weight: Tensor | Groups, dtype: torch.dtype, device: torch.device) -> Tensor | GroupedMatrix:
+def _placed(weight: Tensor | QuantizedTensor, dtype: torch.dtype, device: torch.device) -> Tensor | GroupedMatrix:
     if isinstance(weight, Tensor):
         return weight.to(device)
     return GroupedMatrix(weight, dtype, device) if is_covered(weight) else weight.dequantized_in(dtype).to(device)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.workers.compute.quant.packed import Packed
-from penstock.workers.compute.quant.quantized import Int4Matrix, Matrix
+from penstock.workers.compute.quant.quantized import Matrix, TorchQuantizedMatrix
 from penstock.workers.compute.triton.grouped import GroupedMatrix
 
 TILE_ROWS = 16
@@ -28,7 +28,7 @@ def linear(x: Tensor, weight: Matrix | Packed | GroupedMatrix, bias: Tensor | No
 
 
 def _product(x: Tensor, weight: Matrix | Packed | GroupedMatrix, bias: Tensor | None) -> Tensor:
-    if isinstance(weight, Int4Matrix | Packed | GroupedMatrix):
+    if isinstance(weight, TorchQuantizedMatrix | Packed | GroupedMatrix):
         out = weight.multiply(x)
         return out if bias is None else out.add_(bias)
     return functional.linear(x, weight, bias)

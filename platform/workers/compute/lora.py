@@ -21,7 +21,7 @@ from penstock.wire.errors import InvalidRequest
 from penstock.workers.compute.device import CPU
 from penstock.workers.compute.linear import linear
 from penstock.workers.compute.models.config import ModelConfig
-from penstock.workers.compute.triton.segments import Placed, Segments, make_segments, table_of
+from penstock.workers.compute.triton.segments import AdapterSlots, Segments, make_segments, table_of
 from penstock.workers.engine.sequence import Chunk
 
 FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "o": ("o_proj",), "gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
@@ -141,8 +141,8 @@ def make_adapter(digest: str, layers: Sequence[Mapping[str, LowRank]], num_bytes
     return LoraAdapter(digest, layers, num_bytes, table, max(len(low_rank.a) for layer in layers for low_rank in layer.values()))
 
 
-def _placed(low_rank: LowRank | None) -> Placed | None:
-    return None if low_rank is None else Placed(low_rank.a, low_rank.parts)
+def _placed(low_rank: LowRank | None) -> AdapterSlots | None:
+    return None if low_rank is None else AdapterSlots(low_rank.a, low_rank.parts)
 
 
 def _layer(index: int, checked: Checked, tensors: Mapping[str, Tensor], shapes: BaseShapes, dtype: torch.dtype) -> dict[str, LowRank]:

@@ -25,7 +25,7 @@ from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.compute.speculation.plan import plan_draft
-from penstock.workers.compute.triton.sampling_inputs import Draws
+from penstock.workers.compute.triton.sampling_inputs import SamplingInputs
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Sampled, Sequence, Step
 
@@ -109,7 +109,7 @@ class TorchRunner:
         with torch.inference_mode():
             best, scores = found.fetch()
         choices: list[list[Sampled]] = [[] for _ in step.chunks]
-        chosen = self._sampler.take_best(best.long().tolist(), scores.tolist(), [step.chunks[index].draft or [] for index in batch.sampled])
+        chosen = self._sampler.greedy_tokens(best.long().tolist(), scores.tolist(), [step.chunks[index].draft or [] for index in batch.sampled])
         for index, sampled in zip(batch.sampled, chosen, strict=True):
             choices[index] = sampled
         return choices
@@ -168,7 +168,7 @@ class GpuRunner(TorchRunner):
         return self._begin(step)
 
 
-def _drawn(logits: Tensor, draws: Draws) -> Tensor:
+def _drawn(logits: Tensor, draws: SamplingInputs) -> Tensor:
     from penstock.workers.compute.triton.sample import choose  # Triton is there only where torch is made for a GPU
 
     return choose(logits, draws.on(logits.device))

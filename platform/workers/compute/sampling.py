@@ -22,7 +22,7 @@ from torch import Tensor
 
 from penstock.wire.frames import SamplingParams, TokenLogprobs
 from penstock.workers.compute.noise import noisy_argmax
-from penstock.workers.compute.triton.sampling_inputs import MIN_TEMPERATURE, Draws, can_draw, make_draws
+from penstock.workers.compute.triton.sampling_inputs import MIN_TEMPERATURE, SamplingInputs, can_draw, make_draws
 from penstock.workers.engine.sequence import Sampled, Sequence
 
 Row = NDArray[np.float32]
@@ -88,7 +88,7 @@ class Sampler:
         rows = logits.detach().float().numpy()
         if self.takes_best(seqs):
             best = rows.argmax(axis=-1)
-            return self.take_best(best.tolist(), rows[np.arange(len(rows)), best].tolist(), drafts)
+            return self.greedy_tokens(best.tolist(), rows[np.arange(len(rows)), best].tolist(), drafts)
         found: list[list[Sampled]] = []
         first = 0
         for seq, draft in zip(seqs, drafts, strict=True):
@@ -107,13 +107,13 @@ class Sampler:
         """Whether every one of them wants the largest logit as the model gives it, and nothing else."""
         return all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs)
 
-    def draws(self, seqs: list[Sequence], positions: list[int]) -> Draws | None:
+    def draws(self, seqs: list[Sequence], positions: list[int]) -> SamplingInputs | None:
         """For a GPU that chooses by itself what `sample` would; None: for one of them the host must."""
         if not all(_is_drawn(seq, self.vocab_size) for seq in seqs):
             return None
         return make_draws([seq.sampling for seq in seqs], positions, self.vocab_size)
 
-    def take_best(self, best: list[int], scores: list[float], drafts: list[list[int]]) -> list[list[Sampled]]:
+    def greedy_tokens(self, best: list[int], scores: list[float], drafts: list[list[int]]) -> list[list[Sampled]]:
         """`verify` for such sequences: best[r] and scores[r] are of row r the id with the largest logit, of equals the lowest, and that logit."""
         if len(best) == len(drafts):
             return [[_checked(score, token_id)] for score, token_id in zip(scores, best, strict=True)]

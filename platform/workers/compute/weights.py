@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.models.config import ModelConfig
-from penstock.workers.compute.quant.quantized import Groups, Int4Matrix, Matrix, quantize, quantize_int8
+from penstock.workers.compute.quant.quantized import Matrix, QuantizedTensor, TorchQuantizedMatrix, quantize, quantize_int8
 from penstock.workers.compute.readers.directory import directory_entries
 from penstock.workers.compute.readers.entry import Entry
 from penstock.workers.compute.readers.gguf_file import gguf_entries
@@ -42,7 +42,9 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
 
 
-def read_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "", head: Head = "keep") -> Iterator[tuple[str, Tensor | Groups]]:
+def read_weights(
+    source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "", head: Head = "keep"
+) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
     """Parameters whose names begin with `prefix`, one after the other: quantized where the checkpoint has all of one so, else in `dtype`.
 
     Raises ConfigError for a checkpoint that does not fit `config` or has a type that is not supported.
@@ -67,20 +69,20 @@ def load_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype, p
     return {name: _for_torch(name, value, dtype, is_packed) for name, value in read_weights(source, config, dtype, prefix, head)}
 
 
-def _for_torch(name: str, value: Tensor | Groups, dtype: torch.dtype, is_packed: bool) -> Matrix:
+def _for_torch(name: str, value: Tensor | QuantizedTensor, dtype: torch.dtype, is_packed: bool) -> Matrix:
     if isinstance(value, Tensor):
         return value
     if is_packed and value.bits == 4 and name not in TABLES:
-        return Int4Matrix(value, dtype)
+        return TorchQuantizedMatrix(value, dtype)
     return value.dequantized_in(dtype)
 
 
-def _parameter(target: str, shape: tuple[int, ...], pieces: list[tuple[Piece, Entry]], dtype: torch.dtype) -> Tensor | Groups:
+def _parameter(target: str, shape: tuple[int, ...], pieces: list[tuple[Piece, Entry]], dtype: torch.dtype) -> Tensor | QuantizedTensor:
     """Stays quantized where all its pieces are, alike."""
     kinds = {None if entry.quantized is None else (entry.quantized.group_size, entry.quantized.bits) for _, entry in pieces}
     kind = kinds.pop()
     if kind is not None and not kinds:
-        groups = Groups.empty(shape[0], shape[1], *kind)
+        groups = QuantizedTensor.empty(shape[0], shape[1], *kind)
         for piece, entry in pieces:
             assert entry.quantized is not None
             entry.quantized.copy_groups(groups.rows(piece.start, piece.start + piece.shape[0]))
@@ -97,16 +99,16 @@ def _head_bits(head: Head, entries: Mapping[str, Entry]) -> int | None:
     return 8 if head == "auto" and any(entry.quantized is not None for entry in entries.values()) else None
 
 
-def rounded_table(table: Tensor | Groups, bits: int) -> Tensor | Groups:
+def rounded_table(table: Tensor | QuantizedTensor, bits: int) -> Tensor | QuantizedTensor:
     """In so many bits, to nearest; one that has as few stays as it is."""
-    if isinstance(table, Groups) and table.bits <= bits:
+    if isinstance(table, QuantizedTensor) and table.bits <= bits:
         return table
-    rows, columns = (table.q if isinstance(table, Groups) else table).shape
-    out = Groups.empty(rows, columns, HEAD_GROUP, bits)
+    rows, columns = (table.q if isinstance(table, QuantizedTensor) else table).shape
+    out = QuantizedTensor.empty(rows, columns, HEAD_GROUP, bits)
     step = max(1, CHUNK_ELEMENTS // columns)
     for start in range(0, rows, step):
         end = min(rows, start + step)
-        dense = table.rows(start, end).dequantized() if isinstance(table, Groups) else table[start:end]
+        dense = table.rows(start, end).dequantized() if isinstance(table, QuantizedTensor) else table[start:end]
         out.rows(start, end).copy_(quantize(dense, HEAD_GROUP) if bits == 4 else quantize_int8(dense, HEAD_GROUP))
     return out
 

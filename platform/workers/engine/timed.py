@@ -28,7 +28,7 @@ from penstock.adapters.store import digest_of
 from penstock.base.errors import ConfigError
 from penstock.perf.fit import StepSample, fit
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.frames import StepCosts, pack_ids
+from penstock.wire.frames import StepCosts, pack_token_ids
 from penstock.workers.config import EngineConfig, TimedConfig
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step, StepShape
 
@@ -185,7 +185,7 @@ class TimedRunner:
 
     def _prefill(self, seq: Sequence, start: int, end: int, state: int) -> int:
         size = self._block_size
-        packed = memoryview(pack_ids(seq.token_ids[start:end]))
+        packed = memoryview(pack_token_ids(seq.token_ids[start:end]))
         position = start
         while position < end:
             until = min(end, (position // size + 1) * size)

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from penstock.workers.compute.models.config import ModelConfig
 from penstock.workers.compute.models.llama import gated, inverse_frequencies, rms_norm, rope_tables, rotate
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.weights import ROPE_FACTORS
 from penstock.workers.quantize.search import clipped, scales_for
 
@@ -47,7 +47,7 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class QuantizedLayer:
     index: int
-    matrices: dict[str, Groups]
+    matrices: dict[str, QuantizedTensor]
     """By the last part of the parameter's name."""
     dense: Weights
     """Its other parameters, with the scales folded in."""

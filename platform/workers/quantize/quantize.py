@@ -15,7 +15,7 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.workers.compute.models.config import ModelConfig, read_config
 from penstock.workers.compute.models.llama import Llama
 from penstock.workers.compute.quant import awq
-from penstock.workers.compute.quant.quantized import Int4Matrix, Matrix, quantize
+from penstock.workers.compute.quant.quantized import Matrix, TorchQuantizedMatrix, quantize
 from penstock.workers.compute.weights import load_weights
 from penstock.workers.quantize.calibrate import LINEAR, QuantizedLayer, Weights, quantize_awq
 from penstock.workers.quantize.checkpoint import write_checkpoint
@@ -106,7 +106,7 @@ def _rounded(source: ModelSource, config: ModelConfig, dtype: torch.dtype, group
     for prefix in ("embed", "norm", "lm_head", *(f"layers.{index}." for index in range(config.num_layers))):
         for name, value in dense_weights(source, config, prefix).items():
             is_matrix = name.rpartition(".")[2] in LINEAR
-            found[name] = Int4Matrix(quantize(value, group_size), dtype) if is_matrix else value.to(dtype)
+            found[name] = TorchQuantizedMatrix(quantize(value, group_size), dtype) if is_matrix else value.to(dtype)
     return found
 
 

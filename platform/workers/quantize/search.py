@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.workers.compute.quant.quantized import Groups, lattice, quantize
+from penstock.workers.compute.quant.quantized import QuantizedTensor, lattice, quantize
 
 ALPHAS = 20
 """Exponents tried between 0 (no scaling) and 1 (by the activations' full magnitude)."""
@@ -34,7 +34,7 @@ def scales_for(weight: Tensor, magnitude: Tensor, gram: Tensor, group_size: int)
     return best
 
 
-def clipped(weight: Tensor, gram: Tensor, group_size: int) -> Groups:
+def clipped(weight: Tensor, gram: Tensor, group_size: int) -> QuantizedTensor:
     """The matrix in 4 bits, each row's group clipped to the share of its range that hurts the output least."""
     rows, columns = weight.shape
     padding = -columns % group_size

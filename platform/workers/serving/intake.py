@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
-from penstock.wire.frames import KEY_BYTES, PROTOCOL_VERSION, Abort, Announce, DropAdapter, Hello, LoadAdapter, Submit, split_keys, unpack_ids
+from penstock.wire.frames import KEY_BYTES, PROTOCOL_VERSION, Abort, Announce, DropAdapter, Hello, LoadAdapter, Submit, split_keys, unpack_token_ids
 from penstock.workers.engine.sequence import Sequence, Times
 
 Op: TypeAlias = Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter
@@ -38,7 +38,7 @@ def check(op: Submit) -> None:
 
 def sequence_of(op: Submit, now_s: float) -> Sequence:
     """now_s: the clock of `Sequence.arrival_s`."""
-    token_ids = unpack_ids(op.token_ids)
+    token_ids = unpack_token_ids(op.token_ids)
     return Sequence(
         request_id=op.request_id,
         token_ids=token_ids,

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from penstock.perf.fit import StepSample, fit
-from penstock.wire.frames import StepCosts, pack_ids
+from penstock.wire.frames import StepCosts, pack_token_ids
 from penstock.workers.config import EngineConfig
 from penstock.workers.vllm.bridge import Add, Stepped
 
@@ -119,4 +119,4 @@ def _run(ask: Callable[[list[Add]], Iterator[Stepped]], point: Point, rids: Iter
 
 def _add(rid: int, num_tokens: int, sampling: dict[str, Any]) -> Add:
     """A salt of its own: nothing of it is found in the cache, and nobody finds it there."""
-    return Add(rid, pack_ids([1] * num_tokens), sampling, f"probe:{rid}")
+    return Add(rid, pack_token_ids([1] * num_tokens), sampling, f"probe:{rid}")

@@ -16,7 +16,7 @@ from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.kernels.build import cache_folder
 from penstock.workers.compute.models.config import from_gguf, to_hf
-from penstock.workers.compute.quant.quantized import Int4Matrix
+from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix
 from penstock.workers.compute.weights import layout, load_weights
 
 
@@ -42,7 +42,7 @@ def _export(source: ModelSource, folder: Path) -> None:
     tensors = {}
     for name, piece in layout(config).items():
         whole = weights[piece.target]
-        assert not isinstance(whole, Int4Matrix), "GGUF types are dequantized"
+        assert not isinstance(whole, TorchQuantizedMatrix), "GGUF types are dequantized"
         tensors[name] = whole[piece.start : piece.start + piece.shape[0]].clone()
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix="making-", dir=folder.parent))

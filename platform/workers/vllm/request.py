@@ -6,7 +6,7 @@ others than ours and a resumed sequence goes on with other noise; and penalties 
 
 from typing import Any
 
-from penstock.wire.frames import Finish, TokenLogprobs, pack_ids
+from penstock.wire.frames import Finish, TokenLogprobs, pack_token_ids
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.vllm.bridge import Add, EndReason, Logprob
 
@@ -21,7 +21,7 @@ def refusal(seq: Sequence) -> str | None:
 
 
 def add_of(seq: Sequence, rid: int, eos_token_ids: frozenset[int]) -> Add:
-    return Add(rid, pack_ids(seq.token_ids), sampling_of(seq, eos_token_ids), f"tenant:{seq.tenant}")
+    return Add(rid, pack_token_ids(seq.token_ids), sampling_of(seq, eos_token_ids), f"tenant:{seq.tenant}")
 
 
 def sampling_of(seq: Sequence, eos_token_ids: frozenset[int]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 import pytest
 
 from penstock.autoscale.demand import FIRST_REQUESTS, FIRST_SHAPE, REMEMBER_S, Learned, Sample, Total, extended, learned, measured, remembered, sample
-from penstock.autoscale.observation import Observation, Placed
+from penstock.autoscale.observation import Observation, ServeState
 from penstock.perf.capacity import Shape
 from penstock.wire.scaling import PoolFlow
 
 
 def seen(flows: dict[str, PoolFlow], queued: int = 0) -> Observation:
-    return Observation(Placed(1, ("r",)), flows, queued, 0.0, (), 0.0)
+    return Observation(ServeState(1, ("r",)), flows, queued, 0.0, (), 0.0)
 
 
 def test_what_gateways_gained_is_summed_gateway_by_gateway() -> None:

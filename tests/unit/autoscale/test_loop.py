@@ -12,7 +12,7 @@ class Failing:
         self.num_looks = 0
         self.has_succeeded = asyncio.Event()
 
-    async def look(self) -> None:
+    async def reconcile(self) -> None:
         self.num_looks += 1
         if self.num_looks < 3:
             raise RuntimeError("nobody foresaw this")

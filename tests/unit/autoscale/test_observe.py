@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.autoscale.observation import Placed, mean_costs
-from penstock.autoscale.observe import SILENT_S, Heard, Reports, observe
+from penstock.autoscale.observation import ServeState, mean_costs
+from penstock.autoscale.observe import SILENT_S, AgedReport, Reports, observe
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.wire.frames import Load, StepCosts
 from penstock.wire.scaling import GATEWAYS_KEY, GatewayReport, PoolFlow, PoolReport, ReplicaReport, encode, report_key
 
-PLACED = Placed(2, ("r1", "r2"))
+PLACED = ServeState(2, ("r1", "r2"))
 
 
 def load(running: int, costs: StepCosts = StepCosts(base_s=0.01)) -> Load:  # noqa: B008 (a frozen struct)
@@ -24,7 +24,7 @@ def report(gateway: str, number: int = 1, *, running: int = 0, waiting: int = 0,
 
 
 def test_several_gateways_are_one_pool() -> None:
-    seen = observe("a", PLACED, [Heard(report("g1", running=7, waiting=3, hits=10), 0.2), Heard(report("g2", running=8, waiting=2, hits=5), 0.1)])
+    seen = observe("a", PLACED, [AgedReport(report("g1", running=7, waiting=3, hits=10), 0.2), AgedReport(report("g2", running=8, waiting=2, hits=5), 0.1)])
 
     assert (seen.num_queued, seen.oldest_wait_s, seen.age_s) == (5, 0.3, 0.2)
     assert set(seen.flows) == {"g1", "g2"}
@@ -35,26 +35,26 @@ def test_several_gateways_are_one_pool() -> None:
 
 
 def test_a_gateway_that_fell_silent_is_left_out_while_another_speaks() -> None:
-    seen = observe("a", PLACED, [Heard(report("dead", waiting=100), SILENT_S + 1), Heard(report("g2", waiting=1), 0.1)])
+    seen = observe("a", PLACED, [AgedReport(report("dead", waiting=100), SILENT_S + 1), AgedReport(report("g2", waiting=1), 0.1)])
 
     assert (seen.num_queued, seen.age_s) == (1, 0.1)
 
 
 def test_silence_has_no_age() -> None:
-    seen = observe("a", PLACED, [Heard(report("dead"), SILENT_S + 1)])
+    seen = observe("a", PLACED, [AgedReport(report("dead"), SILENT_S + 1)])
 
     assert math.isinf(seen.age_s)
     assert seen.replicas == ()
 
 
 def test_other_pools_are_not_looked_at() -> None:
-    seen = observe("a", PLACED, [Heard(report("g1", pool="b", waiting=9), 0.1)])
+    seen = observe("a", PLACED, [AgedReport(report("g1", pool="b", waiting=9), 0.1)])
 
     assert (seen.num_queued, seen.replicas) == (0, ())
 
 
 def test_costs_are_averaged_over_the_replicas_that_know_theirs() -> None:
-    seen = observe("a", PLACED, [Heard(report("g1"), 0.1)])
+    seen = observe("a", PLACED, [AgedReport(report("g1"), 0.1)])
     other = seen.replicas[0]._replace(load=load(0, StepCosts(base_s=0.03)))
     unmeasured = seen.replicas[0]._replace(load=load(0, StepCosts()))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.demand import Learned
-from penstock.autoscale.observation import Observation, Placed, ReplicaSeen
+from penstock.autoscale.observation import Observation, ReplicaSeen, ServeState
 from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
 from penstock.perf.capacity import Shape
 from penstock.wire.frames import Load, StepCosts
@@ -37,7 +37,7 @@ def observation(
     names = tuple(f"r{number}" for number in range(serving))
     share = running // max(1, serving)
     replicas = tuple(replica(name, share) for name in names)
-    return Observation(Placed(target, names, max(0, target - serving)), {"gateway": flow or PoolFlow()}, queued, oldest_s, replicas, 0.1)
+    return Observation(ServeState(target, names, max(0, target - serving)), {"gateway": flow or PoolFlow()}, queued, oldest_s, replicas, 0.1)
 
 
 @dataclass
@@ -190,7 +190,7 @@ def test_a_gateway_that_starts_anew_under_a_steady_load_moves_nothing() -> None:
 
     for second in (1, 2):  # it has no links yet, and what comes waits
         lonely = observation(settled, serving=0, queued=20 * second, oldest_s=float(second))
-        lonely = lonely._replace(flows={"its successor": PoolFlow()}, placed=Placed(settled, ("r0",) * settled))
+        lonely = lonely._replace(flows={"its successor": PoolFlow()}, placed=ServeState(settled, ("r0",) * settled))
         pool.state, decision = decide(pool.settings, pool.state, lonely, MAX_ROWS, pool.now + second)
         assert (decision.target, decision.reason) == (settled, Reason.STARTING)
     pool.now += 2

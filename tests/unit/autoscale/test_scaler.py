@@ -10,8 +10,8 @@ from redis.exceptions import ConnectionError as RedisAway
 
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.journal import Journal
-from penstock.autoscale.observation import Placed
-from penstock.autoscale.observe import Heard
+from penstock.autoscale.observation import ServeState
+from penstock.autoscale.observe import AgedReport
 from penstock.autoscale.scaler import ScaledPool, Scaler
 from penstock.wire.frames import Load, StepCosts
 from penstock.wire.scaling import GatewayReport, PoolFlow, PoolReport, ReplicaReport, Targets
@@ -20,21 +20,21 @@ COSTS = StepCosts(base_s=0.02, row_s=0.001)
 SETTINGS = AutoscaleConfig(max_replicas=3, scale_down_delay_s=5.0, window_s=3.0)
 
 
-def busy(queued: int, names: Sequence[str] = ("r1",), blocks: Sequence[int] = (0, 0, 0), pool: str = "a") -> Heard:
+def busy(queued: int, names: Sequence[str] = ("r1",), blocks: Sequence[int] = (0, 0, 0), pool: str = "a") -> AgedReport:
     replicas = [
         ReplicaReport(name, pool, Load("e", 0, 4, 8 if queued else 0, 0, 0, 800, 100, 2048, COSTS, 512), 16, held, 0)
         for name, held in zip(names, blocks, strict=False)
     ]
-    return Heard(GatewayReport("g", 1, [PoolReport(pool, PoolFlow(), queued, queued / 4)], replicas), 0.1)
+    return AgedReport(GatewayReport("g", 1, [PoolReport(pool, PoolFlow(), queued, queued / 4)], replicas), 0.1)
 
 
 @dataclass
 class Source:
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[AgedReport] = field(default_factory=list)
     told: list[Targets] = field(default_factory=list)
     is_away: bool = False
 
-    async def read(self) -> Sequence[Heard]:
+    async def read(self) -> Sequence[AgedReport]:
         if self.is_away:
             raise RedisAway("away")
         return self.heard
@@ -49,13 +49,13 @@ class Source:
 class Serve:
     """What Serve runs: targets are met at once, victims take until `gone`."""
 
-    placed: dict[str, Placed]
+    placed: dict[str, ServeState]
     calls: list[tuple[object, ...]] = field(default_factory=list)
     fails: bool = False
     refuses: bool = False
     is_away: bool = False
 
-    async def read(self) -> dict[str, Placed]:
+    async def read(self) -> dict[str, ServeState]:
         if self.is_away:
             raise ValueError("Failed to look up actor")
         return self.placed
@@ -66,14 +66,14 @@ class Serve:
         self.calls.append(("set", pool, target))
         before = self.placed[pool]
         names = tuple(f"r{number + 1}" for number in range(target))
-        self.placed[pool] = Placed(target, names if target > before.target else before.running[:target])
+        self.placed[pool] = ServeState(target, names if target > before.target else before.running[:target])
 
     async def step_down(self, pool: str, victims: tuple[str, ...], target: int) -> bool:
         if self.refuses:
             return False
         self.calls.append(("down", pool, victims, target))
         before = self.placed[pool]
-        self.placed[pool] = Placed(target, tuple(name for name in before.running if name not in victims), num_stopping=len(victims))
+        self.placed[pool] = ServeState(target, tuple(name for name in before.running if name not in victims), num_stopping=len(victims))
         return True
 
     def gone(self, pool: str) -> None:
@@ -92,10 +92,10 @@ class Rig:
         pools = [ScaledPool(name, f"pool-{name}", 8, self.settings) for name in self.serve.placed]
         self.scaler = Scaler("autoscaler-1", pools, self.source, self.serve, Journal(self.journal), lambda: self.now, lambda: 1000.0 + self.now)
 
-    def look(self, times: int = 1) -> None:
+    def reconcile(self, times: int = 1) -> None:
         for _ in range(times):
             self.now += 1.0
-            asyncio.run(self.scaler.look())
+            asyncio.run(self.scaler.reconcile())
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -103,9 +103,9 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_a_queue_is_answered_with_replicas_and_told_to_gateways(tmp_path: Path) -> None:
-    rig = Rig(Source([busy(queued=40)]), Serve({"a": Placed(1, ("r1",))}), tmp_path / "log.jsonl")
+    rig = Rig(Source([busy(queued=40)]), Serve({"a": ServeState(1, ("r1",))}), tmp_path / "log.jsonl")
 
-    rig.look()
+    rig.reconcile()
 
     assert rig.serve.calls == [("set", "a", 3)]
     (row,) = rig.source.told[-1].pools
@@ -116,34 +116,34 @@ def test_a_queue_is_answered_with_replicas_and_told_to_gateways(tmp_path: Path) 
 
 def test_the_replica_that_holds_least_is_the_one_that_goes() -> None:
     names = ("r1", "r2", "r3")
-    rig = Rig(Source([busy(0, names, (9, 2, 5))]), Serve({"a": Placed(3, names)}))
+    rig = Rig(Source([busy(0, names, (9, 2, 5))]), Serve({"a": ServeState(3, names)}))
 
-    rig.look(9)
+    rig.reconcile(9)
 
     assert rig.serve.calls == [("down", "a", ("r2",), 2)]
-    rig.look(20)
+    rig.reconcile(20)
     assert len(rig.serve.calls) == 1, "the next one waits until this one is gone"
     rig.serve.gone("a")
-    rig.look(9)
+    rig.reconcile(9)
     assert rig.serve.calls[1:] == [("down", "a", ("r3",), 1)]
     rig.serve.gone("a")
-    rig.look(20)
+    rig.reconcile(20)
     assert len(rig.serve.calls) == 2
 
 
 def test_replicas_that_are_still_starting_go_before_any_that_runs() -> None:
-    rig = Rig(Source([busy(0)]), Serve({"a": Placed(3, ("r1",), num_starting=2)}))
+    rig = Rig(Source([busy(0)]), Serve({"a": ServeState(3, ("r1",), num_starting=2)}))
 
-    rig.look(9)
+    rig.reconcile(9)
 
     assert rig.serve.calls == [("set", "a", 2)]
 
 
 def test_a_dry_run_only_says_what_it_would_do(tmp_path: Path) -> None:
     settings = AutoscaleConfig(max_replicas=3, dry_run=True)
-    rig = Rig(Source([busy(queued=40)]), Serve({"a": Placed(1, ("r1",))}), tmp_path / "log.jsonl", settings)
+    rig = Rig(Source([busy(queued=40)]), Serve({"a": ServeState(1, ("r1",))}), tmp_path / "log.jsonl", settings)
 
-    rig.look(3)
+    rig.reconcile(3)
 
     assert rig.serve.calls == []
     assert {line["outcome"] for line in lines(tmp_path / "log.jsonl")} == {"dry run"}
@@ -151,70 +151,70 @@ def test_a_dry_run_only_says_what_it_would_do(tmp_path: Path) -> None:
 
 
 def test_while_redis_is_away_nothing_changes(tmp_path: Path) -> None:
-    rig = Rig(Source([busy(queued=40)], is_away=True), Serve({"a": Placed(2, ("r1", "r2"))}), tmp_path / "log.jsonl")
+    rig = Rig(Source([busy(queued=40)], is_away=True), Serve({"a": ServeState(2, ("r1", "r2"))}), tmp_path / "log.jsonl")
 
-    rig.look(30)
+    rig.reconcile(30)
 
     assert rig.serve.calls == []
     (line,) = lines(tmp_path / "log.jsonl")
     assert (line["reason"], line["age_s"]) == ("stale", None)
     rig.source.is_away = False
-    rig.look()
+    rig.reconcile()
     assert rig.serve.calls == [("set", "a", 3)]
 
 
 def test_while_serves_controller_is_away_nothing_changes_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    rig = Rig(Source([busy(queued=40)]), Serve({"a": Placed(1, ("r1",))}, is_away=True))
+    rig = Rig(Source([busy(queued=40)]), Serve({"a": ServeState(1, ("r1",))}, is_away=True))
 
     with caplog.at_level("INFO", "penstock.autoscale"):
-        rig.look(5)
+        rig.reconcile(5)
         rig.serve.is_away = False
-        rig.look(2)
+        rig.reconcile(2)
 
     assert rig.serve.calls == [("set", "a", 3)]
     assert [record.message for record in caplog.records if "reached" in record.message] == ["not reached", "reached again"]
 
 
 def test_an_event_log_that_can_not_be_written_keeps_no_pool_from_its_turn(tmp_path: Path) -> None:
-    rig = Rig(Source([busy(queued=40), busy(queued=40, pool="b")]), Serve({"a": Placed(1, ("r1",)), "b": Placed(1, ("r1",))}), tmp_path)
+    rig = Rig(Source([busy(queued=40), busy(queued=40, pool="b")]), Serve({"a": ServeState(1, ("r1",)), "b": ServeState(1, ("r1",))}), tmp_path)
 
-    rig.look()
+    rig.reconcile()
 
     assert {call[1] for call in rig.serve.calls} == {"a", "b"}
 
 
 def test_a_pool_that_could_not_be_changed_is_decided_on_anew(tmp_path: Path) -> None:
-    rig = Rig(Source([busy(queued=40)]), Serve({"a": Placed(1, ("r1",))}, fails=True), tmp_path / "log.jsonl")
+    rig = Rig(Source([busy(queued=40)]), Serve({"a": ServeState(1, ("r1",))}, fails=True), tmp_path / "log.jsonl")
 
-    rig.look()
+    rig.reconcile()
     rig.serve.fails = False
-    rig.look(9)
+    rig.reconcile(9)
 
     assert ("set", "a", 3) in rig.serve.calls
     assert lines(tmp_path / "log.jsonl")[0]["outcome"] == "failed"
 
 
 def test_a_step_down_that_serve_refuses_is_noted(tmp_path: Path) -> None:
-    rig = Rig(Source([busy(0, ("r1", "r2"))]), Serve({"a": Placed(2, ("r1", "r2"))}, refuses=True), tmp_path / "log.jsonl")
+    rig = Rig(Source([busy(0, ("r1", "r2"))]), Serve({"a": ServeState(2, ("r1", "r2"))}, refuses=True), tmp_path / "log.jsonl")
 
-    rig.look(9)
+    rig.reconcile(9)
 
     assert lines(tmp_path / "log.jsonl")[-1]["outcome"] == "refused"
     assert rig.serve.placed["a"].target == 2
 
 
 def test_a_pool_that_serve_does_not_know_is_left_alone() -> None:
-    rig = Rig(Source([busy(queued=40)]), Serve({"a": Placed(1, ("r1",))}))
+    rig = Rig(Source([busy(queued=40)]), Serve({"a": ServeState(1, ("r1",))}))
     rig.serve.placed = {}
 
-    rig.look()
+    rig.reconcile()
 
     assert rig.serve.calls == []
 
 
 def test_the_log_has_a_line_for_what_changes_only(tmp_path: Path) -> None:
-    rig = Rig(Source([busy(0)]), Serve({"a": Placed(1, ("r1",))}), tmp_path / "log.jsonl")
+    rig = Rig(Source([busy(0)]), Serve({"a": ServeState(1, ("r1",))}), tmp_path / "log.jsonl")
 
-    rig.look(20)
+    rig.reconcile(20)
 
     assert [line["reason"] for line in lines(tmp_path / "log.jsonl")] == ["unknown", "steady"]

@@ -11,7 +11,7 @@ PLACES = AppPlaces("pool-a", 2, [Place("r1", "RUNNING", "10.0.0.1")])
 
 
 @dataclass
-class Reach:
+class ServeControl:
     fails: Exception | None = None
     done: list[tuple[object, ...]] = field(default_factory=list)
 
@@ -28,7 +28,7 @@ class Reach:
         return True
 
 
-def execute(reach: Reach, *calls: Call) -> list[Answer]:
+def execute(reach: ServeControl, *calls: Call) -> list[Answer]:
     async def main() -> list[Answer]:
         executor = Executor(reach)
         return [await executor.execute(call) for call in calls]
@@ -37,7 +37,7 @@ def execute(reach: Reach, *calls: Call) -> list[Answer]:
 
 
 def test_calls_are_executed() -> None:
-    reach = Reach()
+    reach = ServeControl()
 
     answers = execute(reach, Call("1", 1, "read"), Call("2", 1, "set", "pool-a", 2, 5), Call("3", 1, "down", "pool-a", 2, 1, ("r1",)))
 
@@ -46,14 +46,14 @@ def test_calls_are_executed() -> None:
 
 
 def test_a_target_that_has_changed_since_is_not_set() -> None:
-    reach = Reach()
+    reach = ServeControl()
 
     assert execute(reach, Call("1", 1, "set", "pool-a", 3, 5), Call("2", 1, "set", "pool-b", 2, 5)) == [Answer(is_done=False)] * 2
     assert reach.done == []
 
 
 def test_a_leader_of_an_earlier_term_is_not_obeyed() -> None:
-    reach = Reach()
+    reach = ServeControl()
 
     answers = execute(reach, Call("1", 5, "read"), Call("2", 4, "set", "pool-a", 2, 5))
 
@@ -63,7 +63,7 @@ def test_a_leader_of_an_earlier_term_is_not_obeyed() -> None:
 
 @pytest.mark.parametrize("error", [RayError("gone"), ValueError("no controller"), TimeoutError()])
 def test_what_ray_raises_is_an_answer(error: Exception) -> None:
-    assert execute(Reach(fails=error), Call("1", 1, "read")) == [Answer(is_done=False, error=type(error).__name__)]
+    assert execute(ServeControl(fails=error), Call("1", 1, "read")) == [Answer(is_done=False, error=type(error).__name__)]
 
 
 def test_messages_survive_the_way_and_others_are_no_messages() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.autoscale.observation import Placed
+from penstock.autoscale.observation import ServeState
 from penstock.autoscale.serve_controller import read
 
 
@@ -22,7 +22,7 @@ def controller(*replicas: tuple[str, str, float], target: int = 2) -> Any:
 def test_running_replicas_come_oldest_first_and_others_are_counted() -> None:
     found = read(controller(("new", "RUNNING", 2.0), ("old", "RUNNING", 1.0), ("next", "STARTING", 3.0), ("last", "STOPPING", 0.0)), ["a", "unknown"])
 
-    assert found == [Placed(2, ("old", "new"), num_starting=1, num_stopping=1), None]
+    assert found == [ServeState(2, ("old", "new"), num_starting=1, num_stopping=1), None]
 
 
 @pytest.mark.parametrize("other", ["RUNNING", "STARTING"])

@@ -13,16 +13,16 @@ from penstock.wire.frames import BlockEvents
 KEYS = [bytes([i]) * 16 for i in range(12)]
 
 
-def snapshot(seq: int, *keys: bytes) -> BlockEvents:
-    return BlockEvents(seq, b"".join(keys), is_snapshot=True)
+def snapshot(event_seq: int, *keys: bytes) -> BlockEvents:
+    return BlockEvents(event_seq, b"".join(keys), is_snapshot=True)
 
 
-def stored(seq: int, *keys: bytes) -> BlockEvents:
-    return BlockEvents(seq, b"".join(keys))
+def stored(event_seq: int, *keys: bytes) -> BlockEvents:
+    return BlockEvents(event_seq, b"".join(keys))
 
 
-def removed(seq: int, *keys: bytes) -> BlockEvents:
-    return BlockEvents(seq, b"", b"".join(keys))
+def removed(event_seq: int, *keys: bytes) -> BlockEvents:
+    return BlockEvents(event_seq, b"", b"".join(keys))
 
 
 def synced(*replicas: str) -> PrefixIndex:
@@ -159,7 +159,7 @@ class Naive:
     """What one replica is known to hold."""
 
     epoch: str
-    seq: int | None = None
+    event_seq: int | None = None
     held: set[bytes] = field(default_factory=set)
     predicted: dict[bytes, int] = field(default_factory=dict)
 
@@ -192,17 +192,17 @@ class Model:
         there = {events.stored[i : i + 16] for i in range(0, len(events.stored), 16)}
         gone = {events.removed[i : i + 16] for i in range(0, len(events.removed), 16)}
         if events.is_snapshot:
-            if known.seq is not None and events.seq < known.seq:
+            if known.event_seq is not None and events.event_seq < known.event_seq:
                 return Applied.STALE
             known.held = there
-        elif known.seq is None or events.seq > known.seq + 1:
+        elif known.event_seq is None or events.event_seq > known.event_seq + 1:
             self.replicas[name] = Naive(epoch)
             return Applied.GAP
-        elif events.seq <= known.seq:
+        elif events.event_seq <= known.event_seq:
             return Applied.STALE
         else:
             known.held = (known.held - gone) | there
-        known.seq = events.seq
+        known.event_seq = events.event_seq
         for key in there:
             known.predicted.pop(key, None)
         return Applied.OK
@@ -226,13 +226,13 @@ def test_the_index_agrees_with_plain_sets(steps: list[tuple]) -> None:  # type: 
     index, model, now = PrefixIndex(), Model(), 0
     for step in steps:
         match step:
-            case ("snapshot", name, epoch, seq, there):
-                events = snapshot(seq, *there)
+            case ("snapshot", name, epoch, event_seq, there):
+                events = snapshot(event_seq, *there)
                 assert index.apply(name, epoch, events) is model.apply(name, epoch, events)
             case ("events", name, epoch, ahead, there, gone):
                 known = model.replicas.get(name)
-                seq = (known.seq or 0) + ahead if known else 0
-                events = BlockEvents(seq, b"".join(there), b"".join(key for key in gone if key not in there))
+                event_seq = (known.event_seq or 0) + ahead if known else 0
+                events = BlockEvents(event_seq, b"".join(there), b"".join(key for key in gone if key not in there))
                 assert index.apply(name, epoch, events) is model.apply(name, epoch, events)
             case ("expect", name, wanted, ttl):
                 index.expect(name, wanted, now, ttl)

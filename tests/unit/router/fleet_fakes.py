@@ -21,7 +21,7 @@ from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.replica_client import Link, Member, counted
 from penstock.router.routing.chains import Chains
 from penstock.router.routing.request import Generation
-from penstock.wire.frames import BlockEvents, Delta, DownFrame, Finish, Load, SamplingParams, StepCosts, Submit, pack_ids, unpack_ids
+from penstock.wire.frames import BlockEvents, Delta, DownFrame, Finish, Load, SamplingParams, StepCosts, Submit, pack_token_ids, unpack_token_ids
 
 BLOCK_SIZE = 4
 COSTS = StepCosts(base_s=0.01, row_s=0.002, prefill_token_s=0.001)
@@ -29,7 +29,7 @@ SECRET = b"0123456789abcdef"
 
 
 def next_token(history: list[int]) -> int:
-    return int.from_bytes(hashlib.blake2b(pack_ids(history), digest_size=2).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(pack_token_ids(history), digest_size=2).digest(), "little")
 
 
 def answer_to(prompt: list[int], num_tokens: int) -> list[int]:
@@ -87,7 +87,7 @@ class FakeReplica:
     def submit(self, submit: Submit) -> None:
         self.submits.append(submit)
         self.last_sid = submit.sid
-        self.running[submit.sid] = Running(submit, unpack_ids(submit.token_ids), submit.num_output_tokens)
+        self.running[submit.sid] = Running(submit, unpack_token_ids(submit.token_ids), submit.num_output_tokens)
 
     def abort(self, sid: int) -> None:
         self.aborts.append(sid)
@@ -237,4 +237,4 @@ def generation(
     adapter: str | None = None,
 ) -> Generation:
     sampling, deadline = SamplingParams(max_tokens, seed=5), time.time() + deadline_in_s
-    return Generation(request_id, pools, pack_ids(prompt), len(prompt), sampling, "tenant", salt, deadline, adapter)
+    return Generation(request_id, pools, pack_token_ids(prompt), len(prompt), sampling, "tenant", salt, deadline, adapter)

@@ -11,7 +11,7 @@ from redis.exceptions import ResponseError
 
 from penstock.tenancy.limits import MAX_TOKENS, Limiter
 from penstock.tenancy.tenants import Limits, tenant_key
-from penstock.tenancy.window import LIMIT_NAMES, Ask, Book, Verdict, Window
+from penstock.tenancy.window import LIMIT_NAMES, LimitLedger, LimitRequest, Verdict, Window
 
 WINDOW = Window(bucket_ms=1000, num_buckets=60, lease_ms=15_000)
 DUE_MS = WINDOW.lease_ms // 3
@@ -23,15 +23,15 @@ class PlayedRedis:
     """Applies what it is asked once `before` has let it through."""
 
     def __init__(self) -> None:
-        self.books: dict[str, Book] = {}
+        self.books: dict[str, LimitLedger] = {}
         self.now_ms = 1_000_000
-        self.asks: list[Ask] = []
-        self.before: Callable[[Ask], Awaitable[None]] | None = None
+        self.asks: list[LimitRequest] = []
+        self.before: Callable[[LimitRequest], Awaitable[None]] | None = None
 
     @property
     def status(self) -> Verdict:
         """Of TENANT."""
-        return self.books[tenant_key(TENANT, "limits:requests")].apply(Ask(), self.now_ms)
+        return self.books[tenant_key(TENANT, "limits:requests")].apply(LimitRequest(), self.now_ms)
 
     def register_script(self, text: str) -> Callable[..., Awaitable[Any]]:
         return self._present if "ZCARD" in text else self._apply
@@ -40,14 +40,14 @@ class PlayedRedis:
         return 1
 
     async def _apply(self, keys: Sequence[str], args: Sequence[bytes]) -> list[int]:
-        ask = msgspec.json.decode(args[0], type=Ask)
+        ask = msgspec.json.decode(args[0], type=LimitRequest)
         if self.before is not None:
             await self.before(ask)
         numbers = [ask.tokens, *(settled.used_tokens for settled in ask.settled), *(debt.tokens for debt in ask.debts)]
         if any(not 0 <= number <= 2**53 for number in numbers):
             raise ResponseError("ERR value is not an integer or out of range")
         self.asks.append(ask)
-        is_admitted, limit, wait_ms, *rest = self.books.setdefault(keys[0], Book(WINDOW)).apply(ask, self.now_ms)
+        is_admitted, limit, wait_ms, *rest = self.books.setdefault(keys[0], LimitLedger(WINDOW)).apply(ask, self.now_ms)
         return [int(is_admitted), LIMIT_NAMES.index(limit) + 1 if limit else 0, -1 if wait_ms is None else wait_ms, *rest]
 
 
@@ -79,7 +79,7 @@ def test_what_ends_while_its_renewal_is_under_way_is_not_held_again() -> None:
         store, limiter = made()
         is_renewing, may_renew = asyncio.Event(), asyncio.Event()
 
-        async def renewals_come_late(ask: Ask) -> None:
+        async def renewals_come_late(ask: LimitRequest) -> None:
             if ask.renewed:
                 is_renewing.set()
                 await may_renew.wait()
@@ -111,7 +111,7 @@ def test_a_tenant_that_comes_back_just_when_it_is_forgotten_is_settled_as_any() 
             await until(lambda: store.status.parallel == 0)
             is_asked, may_answer = asyncio.Event(), asyncio.Event()
 
-            async def hold(ask: Ask) -> None:
+            async def hold(ask: LimitRequest) -> None:
                 if ask.id is not None:
                     is_asked.set()
                     await may_answer.wait()

@@ -18,7 +18,7 @@ from penstock.wire.frames import (
     UpFrame,
     decode_down,
     encode,
-    pack_ids,
+    pack_token_ids,
 )
 from penstock.workers.engine.engine import EngineLoad, StepReport
 from penstock.workers.engine.sequence import SeqOutput, Sequence, Status
@@ -121,7 +121,7 @@ async def serving() -> AsyncIterator[Bench]:
 
 
 def submit(sid: int = 1, num_tokens: int = 4, **changes: Any) -> Submit:
-    values: dict[str, Any] = {"sid": sid, "request_id": f"q{sid}", "token_ids": pack_ids(range(num_tokens)), "block_keys": b"", "chain_key": b"c" * 16}
+    values: dict[str, Any] = {"sid": sid, "request_id": f"q{sid}", "token_ids": pack_token_ids(range(num_tokens)), "block_keys": b"", "chain_key": b"c" * 16}
     return Submit(**{**values, "sampling": SamplingParams(max_tokens=8), **changes})
 
 

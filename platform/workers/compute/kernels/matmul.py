@@ -12,7 +12,7 @@ from penstock.workers.compute.kernels.arena import Arena
 _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 BLOCK_K = 32
-"""Groups are multiples of so many columns."""
+"""QuantizedTensor are multiples of so many columns."""
 _LARGEST = 2.0**15
 """Scales and offsets are kept in float16, in a unit of which they are no more than so many."""
 

@@ -8,7 +8,7 @@ goes beyond AutoAWQ, whose own kernels then refuse the checkpoint.
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 BITS = 4
 PER_INT = 32 // BITS
@@ -32,7 +32,7 @@ def pack(columns: Tensor) -> Tensor:
     return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
-def copy_groups(qweight: Tensor, qzeros: Tensor, scales: Tensor, out: Groups) -> None:
+def copy_groups(qweight: Tensor, qzeros: Tensor, scales: Tensor, out: QuantizedTensor) -> None:
     """A layer's tensors, as stored, into rows of the normal form."""
     assert out.offset is not None
     out.q.copy_(unpack(qweight).t())
@@ -40,7 +40,7 @@ def copy_groups(qweight: Tensor, qzeros: Tensor, scales: Tensor, out: Groups) ->
     out.offset.copy_(unpack(qzeros).t()).mul_(out.scale).neg_()
 
 
-def tensors_of(groups: Groups) -> dict[str, Tensor]:
+def tensors_of(groups: QuantizedTensor) -> dict[str, Tensor]:
     """What a checkpoint keeps of a layer; its zero points must be integers, 0 to 15."""
     return {
         "qweight": pack(groups.q.t().contiguous()),

@@ -8,7 +8,7 @@ first; `weight_scale` [N, G]; `weight_shape` [2], which is N and K; and, where g
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 
 def unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
@@ -18,7 +18,7 @@ def unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
     return values.view(len(packed), -1)[:, :columns]
 
 
-def copy_groups(packed: Tensor, scale: Tensor, zero: Tensor | None, out: Groups) -> None:
+def copy_groups(packed: Tensor, scale: Tensor, zero: Tensor | None, out: QuantizedTensor) -> None:
     """A layer's tensors, as stored, into rows of the normal form. zero: of 4 bits; None: symmetric."""
     rows, columns = out.q.shape
     values = unpack(packed, out.bits, columns)

@@ -14,12 +14,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 BLOCK = 32
 
 
-def unpack_q4_0(blocks: Tensor, out: Groups) -> None:
+def unpack_q4_0(blocks: Tensor, out: QuantizedTensor) -> None:
     """blocks: uint8 [N, G, 18]."""
     assert out.offset is not None
     out.scale.copy_(_halves(blocks, 0))
@@ -27,7 +27,7 @@ def unpack_q4_0(blocks: Tensor, out: Groups) -> None:
     out.q.copy_(_nibbles(blocks[..., 2:]))
 
 
-def unpack_q4_1(blocks: Tensor, out: Groups) -> None:
+def unpack_q4_1(blocks: Tensor, out: QuantizedTensor) -> None:
     """blocks: uint8 [N, G, 20]."""
     assert out.offset is not None
     out.scale.copy_(_halves(blocks, 0))
@@ -35,13 +35,13 @@ def unpack_q4_1(blocks: Tensor, out: Groups) -> None:
     out.q.copy_(_nibbles(blocks[..., 4:]))
 
 
-def unpack_q8_0(blocks: Tensor, out: Groups) -> None:
+def unpack_q8_0(blocks: Tensor, out: QuantizedTensor) -> None:
     """blocks: uint8 [N, G, 34]."""
     out.scale.copy_(_halves(blocks, 0))
     out.q.copy_(blocks[..., 2:].contiguous().view(torch.int8).flatten(1))
 
 
-UNPACK: dict[str, tuple[int, Callable[[Tensor, Groups], None]]] = {"Q4_0": (4, unpack_q4_0), "Q4_1": (4, unpack_q4_1), "Q8_0": (8, unpack_q8_0)}
+UNPACK: dict[str, tuple[int, Callable[[Tensor, QuantizedTensor], None]]] = {"Q4_0": (4, unpack_q4_0), "Q4_1": (4, unpack_q4_1), "Q8_0": (8, unpack_q8_0)}
 """By type: bits, and how blocks become rows of the normal form."""
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from penstock.workers.compute.footprint import release_unused
 from penstock.workers.compute.kernels.matmul import PackedMatrix, Products, Rounding, is_group
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 TRIMMED_BYTES = 16 << 20
 """Behind so many bytes of packed matrices what reading them left is given back: it would pile up beside them."""
@@ -38,7 +38,7 @@ class Packed:
 
 
 def pack_all(
-    weights: Iterable[tuple[str, Tensor | Groups]], products: Products, dtype: torch.dtype, threads: int, rounding: Rounding = Rounding.TWO_TERMS
+    weights: Iterable[tuple[str, Tensor | QuantizedTensor]], products: Products, dtype: torch.dtype, threads: int, rounding: Rounding = Rounding.TWO_TERMS
 ) -> dict[str, Tensor | Packed]:
     """Packs each matrix as it comes; vectors stay. rounding: what torch's layers multiply with. Raises UnsupportedMatrix, having read no further."""
     packed: dict[str, Tensor | Packed] = {}
@@ -60,7 +60,7 @@ class UnsupportedMatrix(Exception):
     """The kernels have no packed form for a matrix."""
 
 
-def _pack(name: str, weight: Tensor | Groups, products: Products) -> PackedMatrix:
+def _pack(name: str, weight: Tensor | QuantizedTensor, products: Products) -> PackedMatrix:
     if isinstance(weight, Tensor):
         if weight.dtype != torch.bfloat16:
             raise UnsupportedMatrix(f"{name} is dense in {weight.dtype}")

@@ -1,6 +1,6 @@
 """Matrices of small integers, in groups along the input: w[n, k] = q[n, k] * scale[n, g] + offset[n, g], g = k // group_size.
 
-`Groups` is the normal form that every quantized format is read into, without loss:
+`QuantizedTensor` is the normal form that every quantized format is read into, without loss:
 
 | format | q | scale | offset | group_size |
 |---|---|---|---|---|
@@ -12,7 +12,7 @@
 
 Products of a scale in float16 or bfloat16 and 4 bits are exact in float32, so an integer zero point can be had back from an offset (`zero`).
 
-`Int4Matrix` is what torch's layers compute with: in bfloat16 our kernels or, where there are none, torch's int4 operator, both of which read packed
+`TorchQuantizedMatrix` is what torch's layers compute with: in bfloat16 our kernels or, where there are none, torch's int4 operator, both of which read packed
 weights; in other dtypes the operator is slower than dense products by tens of times, so the weights are dequantized once.
 """
 
@@ -35,7 +35,7 @@ CHUNK_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class QuantizedTensor:
     """The normal form. Contiguous as read; views of its rows are not copies."""
 
     q: Tensor
@@ -48,11 +48,11 @@ class Groups:
     """Columns of a group; the last one may be short: G = ceil(K / group_size)."""
 
     @staticmethod
-    def empty(rows: int, columns: int, group_size: int, bits: int = 4) -> "Groups":
+    def empty(rows: int, columns: int, group_size: int, bits: int = 4) -> "QuantizedTensor":
         """bits: 4 or 8."""
         count = -(-columns // group_size)
         q = torch.zeros(rows, columns, dtype=torch.uint8 if bits == 4 else torch.int8)
-        return Groups(q, torch.zeros(rows, count), torch.zeros(rows, count) if bits == 4 else None, group_size)
+        return QuantizedTensor(q, torch.zeros(rows, count), torch.zeros(rows, count) if bits == 4 else None, group_size)
 
     @property
     def bits(self) -> int:
@@ -65,11 +65,11 @@ class Groups:
             return torch.zeros_like(self.scale)
         return torch.where(self.scale == 0, 0.0, -self.offset / self.scale)
 
-    def rows(self, start: int, end: int) -> "Groups":
+    def rows(self, start: int, end: int) -> "QuantizedTensor":
         """A view of some rows."""
-        return Groups(self.q[start:end], self.scale[start:end], None if self.offset is None else self.offset[start:end], self.group_size)
+        return QuantizedTensor(self.q[start:end], self.scale[start:end], None if self.offset is None else self.offset[start:end], self.group_size)
 
-    def copy_(self, other: "Groups") -> None:
+    def copy_(self, other: "QuantizedTensor") -> None:
         """From one of the same shape and form."""
         self.q.copy_(other.q)
         self.scale.copy_(other.scale)
@@ -90,7 +90,7 @@ class Groups:
             out[start : start + step] = self.rows(start, start + step).dequantized()
         return out
 
-    def regrouped(self, group_size: int) -> "Groups":
+    def regrouped(self, group_size: int) -> "QuantizedTensor":
         """The same matrix in smaller groups, of a size that divides its own (or, where a row is one group, its columns)."""
         count = -(-self.q.shape[1] // group_size)
         scale, offset = (
@@ -98,29 +98,29 @@ class Groups:
             for values in (self.scale, self.offset)
         )
         assert scale is not None
-        return Groups(self.q, scale, offset, group_size)
+        return QuantizedTensor(self.q, scale, offset, group_size)
 
     def _spread(self, values: Tensor) -> Tensor:
         """[N, G] to [N, K]."""
         return values.repeat_interleave(self.group_size, dim=1)[:, : self.q.shape[1]]
 
 
-def quantize(weight: Tensor, group_size: int) -> Groups:
+def quantize(weight: Tensor, group_size: int) -> QuantizedTensor:
     """Round to nearest: per row and group the range of the weights, zero included, in 15 equal steps. weight: [N, K], any float."""
     rows, columns = weight.shape
     padded = functional.pad(weight.float(), (0, -columns % group_size)).view(rows, -1, group_size)
     scale, zero = lattice(padded.amin(-1), padded.amax(-1))
     q = (padded / scale[..., None]).round().add(zero[..., None]).clamp(0, 15)
-    return Groups(q.view(rows, -1)[:, :columns].to(torch.uint8).contiguous(), scale, -zero * scale, group_size)
+    return QuantizedTensor(q.view(rows, -1)[:, :columns].to(torch.uint8).contiguous(), scale, -zero * scale, group_size)
 
 
-def quantize_int8(weight: Tensor, group_size: int) -> Groups:
+def quantize_int8(weight: Tensor, group_size: int) -> QuantizedTensor:
     """Round to nearest in -127 to 127, symmetric, per row and group; scales as float16 would keep them. weight: [N, K], any float."""
     rows, columns = weight.shape
     padded = functional.pad(weight.float(), (0, -columns % group_size)).view(rows, -1, group_size)
     scale = (padded.abs().amax(-1) / 127).clamp(min=LEAST_SCALE).half().float()
     q = (padded / scale[..., None]).round().clamp(-127, 127)
-    return Groups(q.view(rows, -1)[:, :columns].to(torch.int8).contiguous(), scale, None, group_size)
+    return QuantizedTensor(q.view(rows, -1)[:, :columns].to(torch.int8).contiguous(), scale, None, group_size)
 
 
 def lattice(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,10 +131,10 @@ def lattice(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     return scale, (-low / scale).round().clamp(0, 15)
 
 
-class Int4Matrix:
+class TorchQuantizedMatrix:
     """A quantized [N, K] matrix on the CPU, for products with activations of one dtype, which are not rounded."""
 
-    def __init__(self, groups: Groups, dtype: torch.dtype) -> None:
+    def __init__(self, groups: QuantizedTensor, dtype: torch.dtype) -> None:
         self.shape = groups.q.shape
         self.dtype = dtype
         self._dense: Tensor | None = None
@@ -174,7 +174,7 @@ class Int4Matrix:
 class _OperatorForm:
     """For torch's int4 operator: (q - 8) * scale + offset, scales and offsets [G, N, 2] in bfloat16."""
 
-    def __init__(self, groups: Groups, group_size: int) -> None:
+    def __init__(self, groups: QuantizedTensor, group_size: int) -> None:
         self.group_size = group_size
         fine = groups.regrouped(group_size)
         assert fine.offset is not None
@@ -182,17 +182,17 @@ class _OperatorForm:
         self.packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(groups.q.int(), 8)
 
 
-def _packed(groups: Groups, products: Products) -> PackedMatrix:
+def _packed(groups: QuantizedTensor, products: Products) -> PackedMatrix:
     if groups.offset is None:
         return products.pack_int8(groups.q, groups.scale, groups.group_size)
     return products.pack_int4(groups.q, groups.scale, groups.offset, groups.group_size)
 
 
-Matrix = Tensor | Int4Matrix
+Matrix = Tensor | TorchQuantizedMatrix
 """[N, K], dense or quantized."""
 
 
-def _operator_group(groups: Groups) -> int | None:
+def _operator_group(groups: QuantizedTensor) -> int | None:
     """Group size for torch's operator: the matrix's own, or a smaller one that divides it and the columns; None: it can't take the matrix."""
     rows, columns = groups.q.shape
     if rows % _OUT_MULTIPLE:

@@ -13,7 +13,7 @@ from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.models.config import Awq, ModelConfig, PackQuantized
 from penstock.workers.compute.quant import awq, compressed
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.readers.entry import Entry, Quantized, quantized_entry
 
 FLOATS = ("F32", "F16", "BF16")
@@ -134,7 +134,7 @@ def _awq_entry(quantization: Awq, layer: _Layer) -> Entry:
     groups, rows = -(-columns // quantization.group_size), words * awq.PER_INT
     layer.check_shapes(quantization.group_size, {"qweight": (columns, words), "qzeros": (groups, words), "scales": (groups, rows)})
 
-    def copy_groups(out: Groups) -> None:
+    def copy_groups(out: QuantizedTensor) -> None:
         awq.copy_groups(layer.read("qweight"), layer.read("qzeros"), layer.read("scales"), out)
 
     return quantized_entry(rows, columns, Quantized(awq.BITS, quantization.group_size, copy_groups))
@@ -153,7 +153,7 @@ def _compressed_entry(quantization: PackQuantized, layer: _Layer) -> Entry:
         wanted["weight_zero_point"] = (-(-rows * bits // 32), groups)
     layer.check_shapes(group_size, wanted)
 
-    def copy_groups(out: Groups) -> None:
+    def copy_groups(out: QuantizedTensor) -> None:
         zero = None if quantization.is_symmetric else layer.read("weight_zero_point")
         compressed.copy_groups(layer.read("weight_packed"), layer.read("weight_scale"), zero, out)
 

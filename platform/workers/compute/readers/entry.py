@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class Quantized:
 
     bits: int
     group_size: int
-    copy_groups: Callable[[Groups], None]
+    copy_groups: Callable[[QuantizedTensor], None]
     """Into rows of the normal form, of the entry's shape."""
 
 
@@ -32,7 +32,7 @@ def quantized_entry(rows: int, columns: int, quantized: Quantized) -> Entry:
     """Of a matrix that is dequantized through its normal form."""
 
     def copy_into(out: Tensor) -> None:
-        whole = Groups.empty(rows, columns, quantized.group_size, quantized.bits)
+        whole = QuantizedTensor.empty(rows, columns, quantized.group_size, quantized.bits)
         quantized.copy_groups(whole)
         out.copy_(whole.dequantized())
 

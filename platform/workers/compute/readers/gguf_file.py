@@ -18,7 +18,7 @@ from penstock.base.errors import ConfigError
 from penstock.text.gguf_header import GgufHeader, TensorInfo
 from penstock.workers.compute.models.config import ModelConfig
 from penstock.workers.compute.quant.gguf_blocks import BLOCK, UNPACK
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.readers.entry import Entry, Quantized
 
 
@@ -172,7 +172,7 @@ def _dequantized(rows: Tensor, kind: Type) -> Tensor:
     return torch.from_numpy(gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind.name]))
 
 
-def _copy_groups(rows: _Rows, kind: str, num_heads: int | None, out: Groups) -> None:
+def _copy_groups(rows: _Rows, kind: str, num_heads: int | None, out: QuantizedTensor) -> None:
     unpack = UNPACK[kind][1]
     for start, chunk in rows.chunks(num_heads, out.q.shape[1]):
         unpack(torch.from_numpy(chunk).view(len(chunk), out.scale.shape[1], -1), out.rows(start, start + len(chunk)))

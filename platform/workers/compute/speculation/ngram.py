@@ -6,7 +6,7 @@ code, summaries.
 
 from dataclasses import dataclass, field
 
-from penstock.wire.frames import pack_ids
+from penstock.wire.frames import pack_token_ids
 from penstock.workers.engine.sequence import Chunk, Sequence
 
 LONGEST, SHORTEST = 4, 2
@@ -21,13 +21,13 @@ _TOKEN_BYTES = 4
 
 @dataclass(slots=True)
 class _Packed:
-    """A sequence's tokens as `pack_ids` packs them."""
+    """A sequence's tokens as `pack_token_ids` packs them."""
 
     data: bytearray = field(default_factory=bytearray)
 
     def update(self, token_ids: list[int]) -> None:
         """Tokens are only ever appended."""
-        self.data += pack_ids(token_ids[len(self.data) // _TOKEN_BYTES :])
+        self.data += pack_token_ids(token_ids[len(self.data) // _TOKEN_BYTES :])
 
 
 class NgramDrafter:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 TILE_ROWS = 64
 _RUNS = (128, 64, 32)
@@ -37,7 +37,7 @@ Second = Literal["none", "zero", "offset"]
 class GroupedMatrix:
     """A quantized [N, K] matrix on a device, for products with activations of one dtype."""
 
-    def __init__(self, groups: Groups, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, groups: QuantizedTensor, dtype: torch.dtype, device: torch.device) -> None:
         """groups: on any device; `is_covered` of them."""
         assert is_covered(groups)
         self.shape = groups.q.shape
@@ -83,12 +83,12 @@ class GroupedMatrix:
         return read_rows(self, ids)
 
 
-def is_covered(groups: Groups) -> bool:
+def is_covered(groups: QuantizedTensor) -> bool:
     """Whether the groups are of a whole number of runs, or a row is one group."""
     return groups.group_size % _RUNS[-1] == 0 or groups.scale.shape[1] == 1
 
 
-def _run(groups: Groups) -> int:
+def _run(groups: QuantizedTensor) -> int:
     """The longest that a group is a multiple of and that needs little to fill its last block up."""
     columns, runs = groups.q.shape[1], 2 if groups.bits == 4 else 1
     fitting = [run for run in _RUNS if groups.group_size % run == 0 or groups.scale.shape[1] == 1]
@@ -110,7 +110,7 @@ def _transposed(values: Tensor) -> Tensor:
     return _shortest(filled.t().contiguous())
 
 
-def _second(groups: Groups) -> tuple[Second, Tensor | None]:
+def _second(groups: QuantizedTensor) -> tuple[Second, Tensor | None]:
     if groups.offset is None:
         return "none", None
     zero = groups.zero

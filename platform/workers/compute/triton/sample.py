@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.sampling_inputs import Draws
+from penstock.workers.compute.triton.sampling_inputs import SamplingInputs
 
 TILE_TOKENS = 1024
 _GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
@@ -73,7 +73,7 @@ def _best_of_tile(logits, tops, least, streams, temperatures, least_scaled, scor
     tl.store(chosen + row * num_tiles + tile, tl.min(tl.where(is_kept & (score == most), ids, vocab_size), 0))
 
 
-def choose(logits: Tensor, draws: Draws) -> Tensor:
+def choose(logits: Tensor, draws: SamplingInputs) -> Tensor:
     """float64 [2, R]: the ids that the host would draw from logits [R, vocab_size], and the largest logit of each row, which is no number where there is
     nothing to draw from. Waits for nothing."""
     num_rows, vocab_size = logits.shape

@@ -18,7 +18,7 @@ MIN_TEMPERATURE = 1e-5
 _SIGN = 1 << 63
 
 
-class Draws(NamedTuple):
+class SamplingInputs(NamedTuple):
     """Of R rows."""
 
     streams: Tensor
@@ -32,9 +32,9 @@ class Draws(NamedTuple):
     most_kept: int
     """The largest top_k."""
 
-    def on(self, device: torch.device) -> "Draws":
+    def on(self, device: torch.device) -> "SamplingInputs":
         streams, temperatures, least_scaled, top_k, most_kept = self
-        return Draws(streams.to(device), temperatures.to(device), least_scaled.to(device), top_k.to(device), most_kept)
+        return SamplingInputs(streams.to(device), temperatures.to(device), least_scaled.to(device), top_k.to(device), most_kept)
 
 
 def can_draw(params: SamplingParams, vocab_size: int) -> bool:
@@ -42,11 +42,11 @@ def can_draw(params: SamplingParams, vocab_size: int) -> bool:
     return params.temperature == 0 or (params.top_p >= 1 and (params.top_k <= MOST_KEPT or params.top_k >= vocab_size))
 
 
-def make_draws(params: Sequence[SamplingParams], positions: Sequence[int], vocab_size: int) -> Draws:
+def make_draws(params: Sequence[SamplingParams], positions: Sequence[int], vocab_size: int) -> SamplingInputs:
     """positions: where the chosen tokens will stand."""
     streams = [_signed(stream_start(own.seed, position)) for own, position in zip(params, positions, strict=True)]
     kept = [own.top_k if 0 < own.top_k < vocab_size and own.temperature > 0 else 0 for own in params]
-    return Draws(
+    return SamplingInputs(
         torch.tensor(streams, dtype=torch.int64),
         torch.tensor([max(own.temperature, MIN_TEMPERATURE) if own.temperature > 0 else 0.0 for own in params], dtype=torch.float32),
         torch.tensor([float(np.log(own.min_p)) if own.min_p > 0 and own.temperature > 0 else -math.inf for own in params], dtype=torch.float64),

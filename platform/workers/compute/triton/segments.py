@@ -20,7 +20,7 @@ SHORT_TILE, LONG_TILE = 16, 64
 """Rows that a program takes, of a step with up to FEW_ROWS adapted rows, and with more."""
 
 
-class Placed(NamedTuple):
+class AdapterSlots(NamedTuple):
     """What an adapter adds to one matrix; see `penstock.workers.compute.lora.LowRank`."""
 
     a: Tensor
@@ -42,7 +42,7 @@ class Segments(NamedTuple):
     """Of all parts of a matrix together, the most of the step."""
 
 
-def table_of(layers: Sequence[Sequence[Placed | None]], device: torch.device) -> Tensor:
+def table_of(layers: Sequence[Sequence[AdapterSlots | None]], device: torch.device) -> Tensor:
     """int64 [layers, matrices, FIELDS] of contiguous matrices, which must outlive it."""
     return torch.tensor([[_entry(placed) for placed in matrices] for matrices in layers], dtype=torch.int64, device=device)
 
@@ -61,7 +61,7 @@ def make_segments(tables: Sequence[Tensor], max_rank: int, rows: Sequence[Tensor
     return Segments(torch.stack(list(tables)), torch.cat(of_each).to(device), placed_tiles.to(device), tile_rows, max_rank)
 
 
-def _entry(placed: Placed | None) -> list[int]:
+def _entry(placed: AdapterSlots | None) -> list[int]:
     if placed is None:
         return [0] * FIELDS
     assert placed.a.is_contiguous()

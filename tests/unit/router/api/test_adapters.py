@@ -19,7 +19,7 @@ from penstock.adapters.registry import Adapter, Registered, Registry
 from penstock.adapters.store import AdapterStore
 from penstock.router.api.adapters import MAX_TENANT_UPLOADS, MAX_UPLOADS
 from penstock.router.config import AdapterBase, PoolSpec, ProviderConfig
-from penstock.router.models.adapter_models import AdaptedModels, AdapterDeps
+from penstock.router.models.adapter_models import AdapterDeps, AdapterModels
 from penstock.router.models.served_model import ServedModel
 from penstock.router.replicas.adapter_placement import Spreader
 from penstock.router.routing.request import Route
@@ -121,7 +121,7 @@ async def serving(
     """pool-a serves adapters, pool-b does not."""
     registry, store = FakeRegistry(), AdapterStore(tmp_path / "store")
     by_name = {model.name: model for model in models}
-    adapted = AdaptedModels(cast(Registry, registry), by_name, {"pool-a": pool("pool-a"), "pool-b": pool("pool-b", max_rank=None)})
+    adapted = AdapterModels(cast(Registry, registry), by_name, {"pool-a": pool("pool-a"), "pool-b": pool("pool-b", max_rank=None)})
 
     def ready(pools: Iterable[str]) -> Iterable[FakeRemote]:
         wanted = tuple(pools)

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.router.config import GatewayConfig
 from penstock.wire.errors import DeadlineExceeded, EngineFault, Overloaded, ReplicaLost
-from penstock.wire.frames import Finish, unpack_ids
+from penstock.wire.frames import Finish, unpack_token_ids
 from penstock.wire.openai import ChatCompletion, ErrorDetail, ErrorResponse, ModelList, TextCompletion
 from tests.unit.router.http_fakes import CONTEXT, IM_END, IM_START, KEY, MODEL, VOCAB_SIZE, Script, gateway, run
 
@@ -63,7 +63,7 @@ def test_messages_go_through_the_chat_template() -> None:
             (generation,) = world.dispatcher.generations
 
             prompt = [IM_START, *b"system\nBe kind", IM_END, *b"\n", IM_START, *b"user\nHi you<|im_end|>", IM_END, *b"\n", IM_START, *b"assistant"]
-            assert unpack_ids(generation.packed_ids) == prompt
+            assert unpack_token_ids(generation.packed_token_ids) == prompt
             assert generation.num_prompt_tokens == len(prompt)
             assert (generation.tenant, len(generation.salt), generation.pools) == ("tenant-1", 32, ("pool-a",))
 
@@ -84,7 +84,7 @@ def test_a_completions_prompt_is_text_or_token_ids_or_several(prompt: object, ex
         async with gateway() as world:
             answer = text_of(await world.complete(prompt=prompt))
 
-            assert [bytes(unpack_ids(generation.packed_ids)) for generation in world.dispatcher.generations] == expected
+            assert [bytes(unpack_token_ids(generation.packed_token_ids)) for generation in world.dispatcher.generations] == expected
             assert [choice.index for choice in answer.choices] == list(range(len(expected)))
             assert answer.usage
             assert answer.usage.prompt_tokens == sum(map(len, expected))
@@ -153,9 +153,9 @@ def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> None:
             answer = text_of(await world.complete(prompt=["a", "b"], n=2, seed=1))
 
             assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-            seeds = {unpack_ids(g.packed_ids)[0]: [] for g in world.dispatcher.generations}
+            seeds = {unpack_token_ids(g.packed_token_ids)[0]: [] for g in world.dispatcher.generations}
             for generation in world.dispatcher.generations:
-                seeds[unpack_ids(generation.packed_ids)[0]].append(generation.sampling.seed)
+                seeds[unpack_token_ids(generation.packed_token_ids)[0]].append(generation.sampling.seed)
             assert seeds[ord("a")] == seeds[ord("b")]
 
     run(main)

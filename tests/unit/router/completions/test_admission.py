@@ -11,7 +11,7 @@ from penstock.router.routing.request import Generation, Receipt
 from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
 from penstock.tenancy.window import Verdict
-from penstock.wire.frames import SamplingParams, pack_ids
+from penstock.wire.frames import SamplingParams, pack_token_ids
 from tests.unit.router.http_fakes import MODEL, TOKENIZER, FakeDispatcher, Script, gateway, run
 
 FORTY_TOKENS = Settings(limits=Limits(tokens_per_minute=40))
@@ -19,7 +19,7 @@ FORTY_TOKENS = Settings(limits=Limits(tokens_per_minute=40))
 
 def choice(index: int, num_prompt_tokens: int, num_tokens: int, receipt: Receipt | None) -> Choice:
     ids = [1] * num_prompt_tokens
-    generation = Generation(f"r-{index}", ("pool-a",), pack_ids(ids), len(ids), SamplingParams(10), "tenant-1", b"salt", 0.0)
+    generation = Generation(f"r-{index}", ("pool-a",), pack_token_ids(ids), len(ids), SamplingParams(10), "tenant-1", b"salt", 0.0)
     return Choice(index, generation, Assembler(TOKENIZER, (), 0, False), receipt, num_tokens)
 
 

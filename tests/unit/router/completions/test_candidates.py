@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.router.completions.candidates import Reach, Readings, reach_of
+from penstock.router.completions.candidates import Candidates, LazyPrompts, find_candidates
 from penstock.router.config import PoolSpec, ProviderConfig
 from penstock.router.models.catalogue import Checkpoint, served_models
 from penstock.router.models.served_model import ServedModel
@@ -13,7 +13,7 @@ from penstock.router.routing.request import Route
 from penstock.router.routing.tiers import TierReason
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import ContextTooLong, Forbidden
-from penstock.wire.frames import SamplingParams, unpack_ids
+from penstock.wire.frames import SamplingParams, unpack_token_ids
 from penstock.wire.openai import ChatMessageIn, ChatRequest
 from tests.unit.router.http_fakes import OTHER_TOKENIZER, TOKENIZER
 
@@ -34,9 +34,9 @@ def served(*pools: PoolSpec, providers: tuple[ProviderConfig, ...] = ()) -> Serv
     return served_models(pools, providers, CHECKPOINTS, lambda found: max(spec.max_model_len for spec in found))["m"]
 
 
-def reach(model: ServedModel, policy: str = "edge_first", **fields: Any) -> Reach:
+def reach(model: ServedModel, policy: str = "edge_first", **fields: Any) -> Candidates:
     request = ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="Hi")], **fields)
-    return reach_of(model, policy, request, {"up": PROVIDER})
+    return find_candidates(model, policy, request, {"up": PROVIDER})
 
 
 ALL = served(LARGE, EDGE, EDGE_2, CLOUD, providers=(PROVIDER,))
@@ -107,7 +107,7 @@ def test_beyond_a_context_too_short_are_the_other_models_and_providers() -> None
 def test_one_pool_is_one_route() -> None:
     model = served(CLOUD)
 
-    assert reach(model) == Reach(model, (Route("cloud", ("c",)),))
+    assert reach(model) == Candidates(model, (Route("cloud", ("c",)),))
     assert reach(served(EDGE), "never_leave").pools == ("e",)
 
 
@@ -119,7 +119,7 @@ def test_a_further_model_is_read_once_for_all_choices_and_only_when_asked() -> N
         return [tokenizer.encode(text, add_special=False) for text in ("one", "three")]
 
     async def main() -> None:
-        readings = Readings(reach(ALL).others, prompts, SamplingParams(0, seed=5), default_max_tokens=20)
+        readings = LazyPrompts(reach(ALL).others, prompts, SamplingParams(0, seed=5), default_max_tokens=20)
         first, sibling = (readings.of(1, choice)[0] for choice in (0, 1))
         assert read == []
         await first.load()
@@ -129,7 +129,7 @@ def test_a_further_model_is_read_once_for_all_choices_and_only_when_asked() -> N
         assert read == [OTHER_TOKENIZER]
         assert first.reading is not None
         assert sibling.reading is not None
-        assert unpack_ids(first.reading.packed_ids) == [byte ^ 1 for byte in b"three"]
+        assert unpack_token_ids(first.reading.packed_token_ids) == [byte ^ 1 for byte in b"three"]
         assert (first.reading.num_prompt_tokens, first.reading.sampling.max_tokens) == (5, 20)
         assert (first.reading.sampling.seed, sibling.reading.sampling.seed != 5) == (5, True)
         assert first.answerer == ("fp_digest-large", OTHER_TOKENIZER)
@@ -142,7 +142,7 @@ def test_a_further_model_that_is_too_small_says_so() -> None:
         return [[1] * 200]
 
     async def main() -> None:
-        (other,) = Readings(reach(ALL, "cloud_first").others, prompts, SamplingParams(0), default_max_tokens=20).of(0, 0)
+        (other,) = LazyPrompts(reach(ALL, "cloud_first").others, prompts, SamplingParams(0), default_max_tokens=20).of(0, 0)
         await other.load()
 
         assert isinstance(other.error, ContextTooLong)

@@ -7,12 +7,12 @@ from penstock.router.completions.completion import Choice, Collector, Completion
 from penstock.router.completions.text_assembly import Assembler, Piece
 from penstock.router.routing.request import Generation
 from penstock.wire.errors import ReplicaLost
-from penstock.wire.frames import Delta, SamplingParams, pack_ids
+from penstock.wire.frames import Delta, SamplingParams, pack_token_ids
 from tests.unit.router.http_fakes import TOKENIZER, FakeDispatcher, Script, run
 
 
 def choice(index: int, stops: tuple[str, ...] = ()) -> Choice:
-    generation = Generation(f"r-{index}", ("pool-a",), pack_ids([1, 2, 3]), 3, SamplingParams(10), "tenant-1", b"salt", 0.0)
+    generation = Generation(f"r-{index}", ("pool-a",), pack_token_ids([1, 2, 3]), 3, SamplingParams(10), "tenant-1", b"salt", 0.0)
     return Choice(index, generation, Assembler(TOKENIZER, stops))
 
 

@@ -12,7 +12,7 @@ import msgspec
 from penstock.router.config import PoolSpec, ProviderConfig
 from penstock.router.models.catalogue import Checkpoint, served_models
 from penstock.tenancy.tenants import Settings
-from penstock.wire.frames import Delta, Finish, unpack_ids
+from penstock.wire.frames import Delta, Finish, unpack_token_ids
 from penstock_loadtest.fake.behaviour import Behaviour
 from penstock_loadtest.fake.server import FakeServer
 from penstock_loadtest.scenario import Lengths
@@ -69,7 +69,7 @@ def test_the_model_that_answers_reads_and_writes_with_its_own_tokenizer() -> Non
             body = response.json()
 
             submit = cluster.replicas["l"].submits[0]
-            assert bytes(token ^ 1 for token in unpack_ids(submit.token_ids) if token < 256).count(b"Capital of France?") == 1
+            assert bytes(token ^ 1 for token in unpack_token_ids(submit.token_ids) if token < 256).count(b"Capital of France?") == 1
             assert body["choices"][0]["message"]["content"] == "Paris."
             assert body["system_fingerprint"] == "fp_" + "l" * 12
             assert body["usage"]["prompt_tokens"] == len(submit.token_ids) // 4

@@ -3,7 +3,7 @@ import pytest
 from penstock.router.completions.completion import Choice, Completion
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.text_assembly import Assembler
-from penstock.router.routing.request import Considered, Receipt
+from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.wire.errors import NotFound
 from tests.unit.router.fleet_fakes import generation
 from tests.unit.router.http_fakes import TOKENIZER
@@ -16,7 +16,9 @@ def completion(*receipts: Receipt | None) -> Completion:
 
 def test_a_receipt_holds_the_decision_of_every_sequence_that_was_placed() -> None:
     receipts = Receipts(max_kept=4)
-    placed = Receipt("r1-0", "cloud", "tier_full", "up", "up", "provider", 0.1, scores={"up": 0.1}, considered=[Considered("edge", ("e",), None, "tier_full")])
+    placed = Receipt(
+        "r1-0", "cloud", "tier_full", "up", "up", "provider", 0.1, scores={"up": 0.1}, considered=[RouteAttempt("edge", ("e",), None, "tier_full")]
+    )
     receipts.keep("r1", "acme", "m", 5, completion(placed, None))
 
     found = receipts.find("r1", "acme")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.router.config import GatewayConfig
 from penstock.router.dispatch.stream import MAX_ATTEMPTS
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
-from penstock.wire.frames import BlockEvents, Delta, Finish, split_keys, unpack_ids
+from penstock.wire.frames import BlockEvents, Delta, Finish, split_keys, unpack_token_ids
 from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, answer_to, settle
 
 A, B, C = FakeMember("a"), FakeMember("b"), FakeMember("c")
@@ -43,7 +43,7 @@ def test_a_submit_carries_the_whole_chain_of_its_prompt():
             keys = split_keys(submit.block_keys)
             stream.close()
 
-            assert unpack_ids(submit.token_ids) == PROMPT
+            assert unpack_token_ids(submit.token_ids) == PROMPT
             assert len(keys) == len(PROMPT) // BLOCK_SIZE
             assert submit.chain_key == keys[-1]
             assert submit.num_output_tokens == 0
@@ -272,7 +272,7 @@ def test_a_replica_lost_in_the_middle_is_resumed_to_the_token():
 
             assert head.token_ids + tail == answer_to(PROMPT, 8)
             submit = cluster.replicas[stream.receipt.replica].submits[-1]
-            assert unpack_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 5)
+            assert unpack_token_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 5)
             assert (submit.num_output_tokens, submit.sampling.seed, submit.sampling.max_tokens) == (5, 5, 8)
             whole = cluster.chains.chain(next(iter(stream.chains)), b"salt", submit.token_ids)
             assert (split_keys(submit.block_keys), submit.chain_key) == (whole.keys, whole.parent)
@@ -327,7 +327,7 @@ def test_what_a_listener_has_taken_is_part_of_a_resumed_prompt():
             stream.close()
 
             submit = cluster.replicas[stream.receipt.replica].submits[-1]
-            assert unpack_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 4)
+            assert unpack_token_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 4)
             assert len(heard) >= 3
             assert sorted([*head.token_ids, *heard, *tail]) == sorted(answer_to(PROMPT, 8))
 

@@ -9,9 +9,9 @@ import pytest
 from penstock.base.errors import PenstockError
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.dispatch.stream import RoutedStream
-from penstock.router.routing.request import Answerer, Ask, Generation, Other, Reading, Route
+from penstock.router.routing.request import AnsweringModel, Generation, LazyPrompt, ProviderRequest, Route, TokenizedPrompt
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded, ReplicaLost
-from penstock.wire.frames import Finish, SamplingParams, pack_ids, unpack_ids
+from penstock.wire.frames import Finish, SamplingParams, pack_token_ids, unpack_token_ids
 from penstock.wire.openai import ChatMessageIn, ChatRequest
 from penstock_loadtest.fake.behaviour import Behaviour, Fault, Shedding
 from penstock_loadtest.fake.server import FakeServer
@@ -22,12 +22,12 @@ from tests.unit.router.http_fakes import OTHER_TOKENIZER
 EDGE, EDGE_2, CLOUD = FakeMember("e", "edge"), FakeMember("e2", "edge"), FakeMember("c", "cloud")
 LARGE = FakeMember("l", "cloud", model_digest="large")
 PROMPT, OTHER_PROMPT = list(range(10, 40)), list(range(100, 120))
-ANSWERER = Answerer("fp_large", OTHER_TOKENIZER)
+ANSWERER = AnsweringModel("fp_large", OTHER_TOKENIZER)
 EDGE_ROUTE, CLOUD_ROUTE, LARGE_ROUTE = Route("edge", ("edge",)), Route("cloud", ("cloud",)), Route("cloud", ("cloud",), model=1)
 PROVIDER_ROUTE = Route("cloud", (), provider="up")
 BUSY = 100_000
 """Prefill tokens outstanding of a replica that is far over any target."""
-ASK = Ask(ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="What is the capital of France?")]))
+ASK = ProviderRequest(ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="What is the capital of France?")]))
 
 
 class Reader:
@@ -37,18 +37,18 @@ class Reader:
         self.num_read = 0
         self._error = error
 
-    async def read(self) -> Reading:
+    async def read(self) -> TokenizedPrompt:
         self.num_read += 1
         await asyncio.sleep(0)
         if self._error is not None:
             raise self._error
-        return Reading(pack_ids(OTHER_PROMPT), len(OTHER_PROMPT), SamplingParams(6, seed=5))
+        return TokenizedPrompt(pack_token_ids(OTHER_PROMPT), len(OTHER_PROMPT), SamplingParams(6, seed=5))
 
 
 def routed(*routes: Route, reader: Reader | None = None, **changes: object) -> Generation:
     places = tuple(dict.fromkeys(place for route in routes for place in (route.pools or (route.provider or "",))))
     plain = generation(PROMPT, pools=places)
-    others = () if reader is None else (Other(reader.read, ANSWERER),)
+    others = () if reader is None else (LazyPrompt(reader.read, ANSWERER),)
     fields = {name: getattr(plain, name) for name in plain.__dataclass_fields__} | {"routes": routes, "others": others, "ask": ASK} | changes
     return Generation(**fields)
 
@@ -85,7 +85,7 @@ def test_over_the_target_another_tiers_model_gets_its_own_tokens() -> None:
 
             submit = cluster.replicas["l"].submits[0]
             receipt = stream.receipt
-            assert unpack_ids(submit.token_ids) == OTHER_PROMPT
+            assert unpack_token_ids(submit.token_ids) == OTHER_PROMPT
             assert tokens == answer_to(OTHER_PROMPT, 6)
             assert (receipt.tier, receipt.tier_reason, receipt.pool) == ("cloud", "predicted_ttft", "cloud")
             assert (receipt.answerer, receipt.num_prompt_tokens) == (ANSWERER, len(OTHER_PROMPT))

@@ -1,4 +1,4 @@
-"""Reading a provider's stream, and calls of a server that says exactly what a test wants; what dispatch makes of them is in test_dispatch_tiers."""
+"""TokenizedPrompt a provider's stream, and calls of a server that says exactly what a test wants; what dispatch makes of them is in test_dispatch_tiers."""
 
 import asyncio
 import logging
@@ -18,7 +18,7 @@ from penstock.router.config import ProviderConfig
 from penstock.router.providers import provider
 from penstock.router.providers.provider import Provider, Providers
 from penstock.router.providers.provider_api import StreamBroken
-from penstock.router.routing.request import Ask, TextDelta
+from penstock.router.routing.request import ProviderRequest, TextDelta
 from penstock.router.routing.tiers import TierReason
 from penstock.wire.errors import InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
@@ -55,7 +55,7 @@ def test_an_event_without_end_is_not_collected_for_ever() -> None:
 # --- calls
 
 KEY = "a-secret-of-the-provider"
-ASK = Ask(ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="What is the capital of France?")]))
+ASK = ProviderRequest(ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="What is the capital of France?")]))
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 TEXT = b'data: {"choices":[{"delta":{"content":"Hi"}}]}\n\n'
 FINISH = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from penstock.router.config import ProviderConfig
-from penstock.router.providers.provider_api import Said, StreamBroken, body_of, is_bound_to_tokens, is_understood, path_of, read_event, refusal
-from penstock.router.routing.request import Ask
+from penstock.router.providers.provider_api import ProviderEvent, StreamBroken, body_of, is_bound_to_tokens, is_understood, path_of, read_event, refusal
+from penstock.router.routing.request import ProviderRequest
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded
 from penstock.wire.frames import Finish
@@ -28,12 +28,12 @@ def completion(**fields: object) -> CompletionRequest:
 
 
 def body(request: ChatRequest | CompletionRequest, prompt: int = 0, **changes: object) -> Any:
-    return msgspec.json.decode(body_of(Ask(request, prompt), provider(**changes), 32, 7))
+    return msgspec.json.decode(body_of(ProviderRequest(request, prompt), provider(**changes), 32, 7))
 
 
 def test_a_chat_goes_as_it_came_under_the_providers_model_name_and_as_a_stream() -> None:
     assert body(chat()) == {"model": "large", "messages": MESSAGES, "max_tokens": 32, "stream": True, "stream_options": {"include_usage": True}}
-    assert path_of(Ask(chat())) == "/chat/completions"
+    assert path_of(ProviderRequest(chat())) == "/chat/completions"
 
 
 def test_only_what_the_caller_set_is_sent() -> None:
@@ -51,7 +51,7 @@ def test_the_bound_of_an_answer_has_the_name_that_the_provider_gives_it() -> Non
 
 def test_each_prompt_of_a_completion_is_a_request_of_its_own() -> None:
     assert [body(completion(prompt=["a", "b"]), prompt)["prompt"] for prompt in (0, 1)] == ["a", "b"]
-    assert path_of(Ask(completion())) == "/completions"
+    assert path_of(ProviderRequest(completion())) == "/completions"
 
 
 @pytest.mark.parametrize(
@@ -87,16 +87,16 @@ def test_an_extension_is_understood_where_the_provider_is_said_to_know_it() -> N
 @pytest.mark.parametrize(
     ("event", "said"),
     [
-        (b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}', Said()),
-        (b'{"choices":[{"delta":{"content":"Hi"},"finish_reason":null}],"usage":null,"x":1}', Said("Hi")),
-        (b'{"choices":[{"text":"Hi","finish_reason":"stop"}]}', Said("Hi", Finish.STOP)),
-        (b'{"choices":[{"delta":{},"finish_reason":"length"}]}', Said("", Finish.LENGTH)),
-        (b'{"choices":[{"delta":{},"finish_reason":"content_filter"}]}', Said("", Finish.STOP)),
-        (b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}', Said("", None, 3, 9)),
-        (b'{"choices":[],"usage":{"prompt_tokens":-3,"completion_tokens":900000000000000000}}', Said()),
+        (b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}', ProviderEvent()),
+        (b'{"choices":[{"delta":{"content":"Hi"},"finish_reason":null}],"usage":null,"x":1}', ProviderEvent("Hi")),
+        (b'{"choices":[{"text":"Hi","finish_reason":"stop"}]}', ProviderEvent("Hi", Finish.STOP)),
+        (b'{"choices":[{"delta":{},"finish_reason":"length"}]}', ProviderEvent("", Finish.LENGTH)),
+        (b'{"choices":[{"delta":{},"finish_reason":"content_filter"}]}', ProviderEvent("", Finish.STOP)),
+        (b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":9}}', ProviderEvent("", None, 3, 9)),
+        (b'{"choices":[],"usage":{"prompt_tokens":-3,"completion_tokens":900000000000000000}}', ProviderEvent()),
     ],
 )
-def test_events_are_read(event: bytes, said: Said) -> None:
+def test_events_are_read(event: bytes, said: ProviderEvent) -> None:
     assert read_event(event) == said
 
 

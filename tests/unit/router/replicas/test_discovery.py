@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.router.replicas.discovery import Member, Members
+from penstock.router.replicas.discovery import Member, ReplicaDiscovery
 from penstock.wire.discovery import ReplicaMetadata, to_metadata
 
 
@@ -17,7 +17,7 @@ def member(replica_id: str, pool: str = "a") -> Member:
 
 def test_every_broadcast_gives_the_members_of_all_pools() -> None:
     changes: list[list[Member]] = []
-    members = Members("r", {"a": "pool-a", "b": "pool-b"}, changes.append)
+    members = ReplicaDiscovery("r", {"a": "pool-a", "b": "pool-b"}, changes.append)
 
     members.take("a", SimpleNamespace(running_replicas=[running("1"), running("2")]))
     members.take("b", SimpleNamespace(running_replicas=[running("3", "b")]))
@@ -28,7 +28,7 @@ def test_every_broadcast_gives_the_members_of_all_pools() -> None:
 
 def test_replicas_of_another_version_or_pool_are_left_out() -> None:
     changes: list[list[Member]] = []
-    members = Members("r", {"a": "pool-a"}, changes.append)
+    members = ReplicaDiscovery("r", {"a": "pool-a"}, changes.append)
 
     members.take("a", SimpleNamespace(running_replicas=[running("1", version="older"), running("2", "b"), running("3")]))
 

@@ -72,7 +72,7 @@ async def replica(*answers: bytes, closes: bool = False) -> AsyncIterator[Place]
                 made.channel.abort()
 
 
-class Heard:
+class Received:
     """What a link told its owner."""
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ def submit(sid: int) -> Submit:
 
 def test_a_link_says_hello_first_and_passes_on_the_first_load() -> None:
     async def main() -> None:
-        heard = Heard()
+        heard = Received()
         async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
             assert await heard.frame() == FIRST
             assert await place.replicas[0].ops() == [Hello("me")]
@@ -110,7 +110,7 @@ def test_a_link_says_hello_first_and_passes_on_the_first_load() -> None:
 
 def test_no_frame_is_passed_on_before_the_owner_has_the_link() -> None:
     async def main() -> None:
-        heard = Heard()
+        heard = Received()
         second = DownFrame([Delta(1, [5])])
         async with replica(encode(FIRST), encode(second)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
             assert heard.frames.empty()
@@ -122,7 +122,7 @@ def test_no_frame_is_passed_on_before_the_owner_has_the_link() -> None:
 
 def test_what_is_sent_in_one_turn_of_the_loop_travels_in_one_frame_in_order() -> None:
     async def main() -> None:
-        heard = Heard()
+        heard = Received()
         async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost) as link:
             link.announce()
             link.submit(submit(1))
@@ -138,7 +138,7 @@ def test_what_is_sent_in_one_turn_of_the_loop_travels_in_one_frame_in_order() ->
 @pytest.mark.parametrize("last", [encode(DownFrame([], error="too slow")), b"\xc1"], ids=["with a word", "gibberish"])
 def test_a_broken_stream_is_reported_once_and_nothing_after_it(last: bytes) -> None:
     async def main() -> None:
-        heard = Heard()
+        heard = Received()
         async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost) as link:
             await heard.frame()
             for message in (FRAME, last, FRAME):
@@ -155,7 +155,7 @@ def test_a_broken_stream_is_reported_once_and_nothing_after_it(last: bytes) -> N
 @pytest.mark.parametrize("end", [Channel.close, Channel.abort], ids=["ended", "reset"])
 def test_a_replica_that_dies_is_lost_at_once(end: Callable[[Channel], None]) -> None:
     async def main() -> None:
-        heard = Heard()
+        heard = Received()
         async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
             await heard.frame()
             end(place.replicas[0].channel)
@@ -169,7 +169,7 @@ def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "SILENCE_S", 0.2)
 
     async def main() -> None:
-        heard = Heard()
+        heard = Received()
         async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
             await heard.loss()
 
@@ -180,7 +180,7 @@ def test_a_replica_that_is_heard_of_now_and_then_is_kept(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "SILENCE_S", 0.4)
 
     async def main() -> None:
-        heard = Heard()
+        heard = Received()
         async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
             for _ in range(12):
                 await heard.frame()
@@ -193,7 +193,7 @@ def test_a_replica_that_is_heard_of_now_and_then_is_kept(monkeypatch: pytest.Mon
 
 def test_a_closed_link_ends_the_stream_and_reports_no_loss() -> None:
     async def main() -> None:
-        heard = Heard()
+        heard = Received()
         async with replica(encode(FIRST)) as place:
             async with connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
                 await heard.frame()
@@ -207,7 +207,7 @@ def test_a_closed_link_ends_the_stream_and_reports_no_loss() -> None:
 
 def test_an_error_of_the_owner_ends_the_link_as_a_loss(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        heard = Heard()
+        heard = Received()
 
         def fail(_frame: DownFrame) -> None:
             raise LookupError("ours")

@@ -4,11 +4,11 @@ from itertools import combinations
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.router.routing.chains import ChainKind, Chains
-from penstock.wire.frames import pack_ids
+from penstock.wire.frames import pack_token_ids
 
 SECRET = b"0123456789abcdef"
 KIND = ChainKind("digest", 4)
-IDS = pack_ids(range(16))
+IDS = pack_token_ids(range(16))
 
 
 def test_no_block_is_shared_between_adapters_their_versions_or_the_base() -> None:

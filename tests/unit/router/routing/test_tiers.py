@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.router.routing.policy import Wait
-from penstock.router.routing.tiers import OBSTACLE, Outlook, Tier, TierDecision, TierPolicy, TierReason, decide, in_order, parse_policy
+from penstock.router.routing.tiers import OBSTACLE, RouteForecast, Tier, TierDecision, TierPolicy, TierReason, decide, in_order, parse_policy
 
 TARGET_S = 0.5
-SOON, LATE, LATER = Outlook(0.1), Outlook(0.8), Outlook(2.0)
-DOWN, FULL, OPEN = (Outlook(obstacle=reason) for reason in (TierReason.TIER_DOWN, TierReason.TIER_FULL, TierReason.BREAKER_OPEN))
+SOON, LATE, LATER = RouteForecast(0.1), RouteForecast(0.8), RouteForecast(2.0)
+DOWN, FULL, OPEN = (RouteForecast(obstacle=reason) for reason in (TierReason.TIER_DOWN, TierReason.TIER_FULL, TierReason.BREAKER_OPEN))
 
 
 class Place(NamedTuple):
@@ -38,18 +38,18 @@ EDGE, CLOUD, PROVIDER = Place("edge", "a"), Place("cloud", "b"), Place("cloud", 
         ([], None, TierReason.TIER_DOWN),
     ],
 )
-def test_the_first_route_is_left_only_for_a_reason(outlooks: list[Outlook], route: int | None, reason: TierReason) -> None:
+def test_the_first_route_is_left_only_for_a_reason(outlooks: list[RouteForecast], route: int | None, reason: TierReason) -> None:
     assert decide(outlooks, TARGET_S) == TierDecision(route, reason)
 
 
 def test_a_prediction_that_just_meets_the_target_stays() -> None:
-    assert decide([Outlook(TARGET_S), Outlook(0.0)], TARGET_S).route == 0
+    assert decide([RouteForecast(TARGET_S), RouteForecast(0.0)], TARGET_S).route == 0
 
 
 def test_no_further_route_is_looked_at_than_needed() -> None:
     looked = []
 
-    def look(index: int) -> Outlook:
+    def look(index: int) -> RouteForecast:
         looked.append(index)
         return (LATE, SOON, SOON)[index]
 
@@ -84,11 +84,11 @@ def test_every_wait_for_a_replica_is_an_obstacle_of_its_tier() -> None:
     assert OBSTACLE.keys() == set(Wait)
 
 
-outlooks = st.lists(st.one_of(st.builds(Outlook, st.floats(0, 5)), st.sampled_from([DOWN, FULL, OPEN])), max_size=6)
+outlooks = st.lists(st.one_of(st.builds(RouteForecast, st.floats(0, 5)), st.sampled_from([DOWN, FULL, OPEN])), max_size=6)
 
 
 @given(outlooks)
-def test_what_is_chosen_has_no_obstacle_and_nothing_before_it_is_as_good(found: list[Outlook]) -> None:
+def test_what_is_chosen_has_no_obstacle_and_nothing_before_it_is_as_good(found: list[RouteForecast]) -> None:
     route, _ = decide(found, TARGET_S)
 
     able = [index for index, outlook in enumerate(found) if outlook.obstacle is None]

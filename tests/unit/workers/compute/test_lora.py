@@ -18,7 +18,7 @@ from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.lora import FUSED, LoraAdapter, load_lora, shares_of
 from penstock.workers.compute.models.config import read_config
 from penstock.workers.compute.models.llama import KvCache, Llama
-from penstock.workers.compute.quant.quantized import Int4Matrix, quantize
+from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix, quantize
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
@@ -51,7 +51,7 @@ class Harness:
         for name, weight in weights.items():
             if quantized is not None and name.rsplit(".")[-1] in FUSED:
                 groups = quantize(weight, 32)
-                weights[name] = Int4Matrix(groups, torch.float32) if quantized == "int4" else groups.dequantized()
+                weights[name] = TorchQuantizedMatrix(groups, torch.float32) if quantized == "int4" else groups.dequantized()
         self.model = Llama(self.config, weights, max_model_len=200, threads=1, exact=exact)
         self.cache = KvCache(self.config, NUM_BLOCKS, BLOCK_SIZE, torch.float32)
         self.cache.poison(torch.arange(NUM_BLOCKS))

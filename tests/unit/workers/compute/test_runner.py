@@ -16,7 +16,7 @@ from penstock.text.source import ModelSource
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.models.config import read_config
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.runner import TorchRunner, compute_dtype, has_bfloat16, load_runner, plan_kv
 from penstock.workers.compute.weights import rounded_table
 from penstock.workers.config import EngineConfig, SpeculationConfig
@@ -130,7 +130,7 @@ def test_head_and_embedding_are_held_as_the_settings_say(source: ModelSource) ->
     rounded = tiny_model("llama")
     for part in (rounded.lm_head, rounded.model.embed_tokens):
         table = rounded_table(part.weight.detach(), 4)
-        assert isinstance(table, Groups)
+        assert isinstance(table, QuantizedTensor)
         part.weight.data = table.dequantized()
     chunk = Chunk(sequence(21, [9, 3, 7, 1, 5, 2]), 0, 21)
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
 from penstock.workers.compute.models.config import read_config
-from penstock.workers.compute.quant.quantized import Groups, Int4Matrix
+from penstock.workers.compute.quant.quantized import QuantizedTensor, TorchQuantizedMatrix
 from penstock.workers.compute.readers.gguf_file import TYPES
 from penstock.workers.compute.weights import CHUNK_ELEMENTS, Head, layout, load_weights, parameter_shapes, read_weights
 from tests.unit.workers.tiny_models import KINDS, gguf_name, saved, tiny_model, written_as_gguf
@@ -120,7 +120,7 @@ def test_a_large_tensor_is_dequantized_in_parts(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.numpy(), gguf.dequantize(gguf.quantize(embedding, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0))
 
 
-def as_groups(source: ModelSource, head: Head = "keep") -> dict[str, Tensor | Groups]:
+def as_groups(source: ModelSource, head: Head = "keep") -> dict[str, Tensor | QuantizedTensor]:
     return dict(read_weights(source, read_config(source), torch.float32, head=head))
 
 
@@ -134,8 +134,8 @@ def test_a_gguf_file_stays_quantized_and_its_rows_are_where_dense_ones_would_be(
 
     assert found.keys() == dense.keys()
     for name, value in found.items():
-        assert isinstance(value, Groups) == (dense[name].dim() == 2), name
-        if isinstance(value, Groups):
+        assert isinstance(value, QuantizedTensor) == (dense[name].dim() == 2), name
+        if isinstance(value, QuantizedTensor):
             assert (value.bits, value.group_size) == (bits, 32)
             assert torch.equal(value.dequantized(), dense[name]), name
             assert torch.equal(value.dequantized_in(torch.bfloat16), dense[name].bfloat16()), name
@@ -150,7 +150,7 @@ def test_a_parameter_whose_parts_are_quantized_in_different_ways_is_dequantized(
     found = as_groups(source)
 
     assert isinstance(found["layers.0.qkv"], Tensor)
-    assert isinstance(found["layers.1.qkv"], Groups)  # offsets hold both
+    assert isinstance(found["layers.1.qkv"], QuantizedTensor)  # offsets hold both
     assert torch.equal(found["layers.0.qkv"], load(source)["layers.0.qkv"])
     assert torch.equal(found["layers.1.qkv"].dequantized(), load(source)["layers.1.qkv"])
 
@@ -163,7 +163,7 @@ def test_the_demo_models_own_file_is_read_as_the_gguf_package_dequantizes_it() -
 
     found = dict(read_weights(source, read_config(source), torch.float32, "layers.29."))
 
-    quantized = {name: (value.bits, value.group_size) for name, value in found.items() if isinstance(value, Groups)}
+    quantized = {name: (value.bits, value.group_size) for name, value in found.items() if isinstance(value, QuantizedTensor)}
     assert quantized == dict.fromkeys(("layers.29.qkv", "layers.29.o", "layers.29.gate_up", "layers.29.down"), (4, 32))
     np.testing.assert_array_equal(found["layers.29.down"].dequantized().numpy(), gguf.dequantize(data, GGMLQuantizationType.Q4_1))
 
@@ -209,7 +209,7 @@ def test_a_checkpoint_by_compressed_tensors_is_read_as_upstream_reads_it(weights
     assert all(len(groups.q.unique()) > 12 for groups in parts.values())
     assert isinstance(found["embed"], Tensor)
     torch_form = load(source)["layers.0.down"]
-    torch_form = torch_form.multiply(torch.eye(160)).t() if isinstance(torch_form, Int4Matrix) else torch_form
+    torch_form = torch_form.multiply(torch.eye(160)).t() if isinstance(torch_form, TorchQuantizedMatrix) else torch_form
     assert torch.equal(torch_form, found["layers.0.down"].dequantized())
 
 
@@ -241,7 +241,7 @@ def test_a_dense_table_is_rounded_where_that_is_asked_for(kind: str, head: Head,
     plain, rounded = as_groups(source), as_groups(source, head)
     of_torch = load_weights(source, read_config(source), torch.float32, head=head)
 
-    tables = [name for name in rounded if isinstance(rounded[name], Groups)]
+    tables = [name for name in rounded if isinstance(rounded[name], QuantizedTensor)]
 
     assert tables == (["embed"] if kind == "llama-tied" else ["embed", "lm_head"])
     for name in tables:
@@ -260,7 +260,7 @@ def test_a_quantized_table_is_rounded_only_to_fewer_bits(quantized: str, head: H
 
     table = as_groups(source, head)["embed"]
 
-    assert (table.bits if isinstance(table, Groups) else None) == bits
+    assert (table.bits if isinstance(table, QuantizedTensor) else None) == bits
 
 
 def test_a_dense_table_beside_quantized_layers_is_rounded_to_8_bits_by_itself(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
 from penstock.workers.compute.models.config import read_config, to_hf
 from penstock.workers.compute.models.llama import Llama, inverse_frequencies, rope_tables
-from penstock.workers.compute.quant.quantized import Int4Matrix
+from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix
 from penstock.workers.compute.weights import load_weights
 from penstock.workers.quantize.calibrate import LINEAR, DenseLayer, Seen, quantize_awq
 from penstock.workers.quantize.checkpoint import write_checkpoint
@@ -117,7 +117,7 @@ def test_a_written_checkpoint_is_read_back_as_it_was_computed(source: ModelSourc
     for layer in layers:
         for name, groups in layer.matrices.items():
             matrix = loaded[f"layers.{layer.index}.{name}"]
-            assert isinstance(matrix, Int4Matrix)
+            assert isinstance(matrix, TorchQuantizedMatrix)
             assert torch.equal(matrix.multiply(torch.eye(matrix.shape[1])).t(), groups.dequantized())
     model = Llama(read_config(again), loaded, 128, 1, exact=False)
     found = [perplexity(model, torch.float32, text, 64) for text in TEXTS]

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 import uvloop
 
-from penstock.wire.frames import PROTOCOL_VERSION, Abort, Announce, BlockEvents, Delta, Finish, Hello, SamplingParams, Timing, UpFrame, encode, pack_ids
+from penstock.wire.frames import PROTOCOL_VERSION, Abort, Announce, BlockEvents, Delta, Finish, Hello, SamplingParams, Timing, UpFrame, encode, pack_token_ids
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.serving import outbox, stream
 from penstock.workers.serving.outbox import FRAME_S
@@ -399,7 +399,7 @@ def test_steps_that_come_quickly_share_a_frame() -> None:
 def test_token_ids_travel_as_they_are() -> None:
     async def main() -> None:
         async with serving() as bench, bench.router() as router:
-            router.send(submit(1, token_ids=pack_ids([0, 2**32 - 1])))
+            router.send(submit(1, token_ids=pack_token_ids([0, 2**32 - 1])))
 
             assert (await soon(bench.engine.submitted)).token_ids == [0, 2**32 - 1]
 

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.perf.model import step_time_s
-from penstock.wire.frames import SamplingParams, StepCosts, unpack_ids
+from penstock.wire.frames import SamplingParams, StepCosts, unpack_token_ids
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.vllm.bridge import Add, Output, Stepped
@@ -15,7 +15,7 @@ TRUE = StepCosts(base_s=0.02, row_s=0.0005, prefill_token_s=0.0003)
 
 def play(adds: list[Add]) -> Iterator[Stepped]:
     """A prefill of all prompts in one step, then decode steps; each takes what TRUE says."""
-    contexts = {add.rid: len(unpack_ids(add.token_ids)) for add in adds}
+    contexts = {add.rid: len(unpack_token_ids(add.token_ids)) for add in adds}
     prefill = sum(contexts.values())
     for step in range(NUM_DECODES + 1):
         seconds = step_time_s(TRUE, rows=len(adds), prefill_tokens=0 if step else prefill, query_context=0.0, kv_tokens=0)

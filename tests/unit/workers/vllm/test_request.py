@@ -1,6 +1,6 @@
 from typing import Any
 
-from penstock.wire.frames import SamplingParams, TokenLogprobs, unpack_ids
+from penstock.wire.frames import SamplingParams, TokenLogprobs, unpack_token_ids
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.vllm.bridge import Logprob
 from penstock.workers.vllm.request import add_of, logprobs_of, refusal, sampling_of
@@ -72,7 +72,7 @@ def test_cached_kv_is_shared_inside_a_tenant_only() -> None:
     other.tenant = "umbrella"
     first, again, others = add_of(seq, 1, EOS), add_of(seq, 2, EOS), add_of(other, 3, EOS)
 
-    assert unpack_ids(first.token_ids) == seq.token_ids
+    assert unpack_token_ids(first.token_ids) == seq.token_ids
     assert first.cache_salt == again.cache_salt
     assert first.cache_salt != others.cache_salt
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.workers.compute.kernels.matmul import Kind, Level, PackedMatrix, Products, Rounding, is_group
-from penstock.workers.compute.quant.quantized import Groups, quantize, quantize_int8
+from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from tests.unit.workers.built_kernels import built_kernels
 
 SHAPES = [(16, 32, 32), (64, 256, 64), (33, 100, 32), (36, 300, 32), (7, 96, 128), (50, 576, 128), (48, 40, 40), (1, 2080, 1024)]
@@ -46,13 +46,13 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def groups_of(kind: Kind, rows: int, columns: int, group_size: int) -> Groups:
+def groups_of(kind: Kind, rows: int, columns: int, group_size: int) -> QuantizedTensor:
     weight = random(rows, columns) * 0.05
     if kind is Kind.INT8:
         return quantize_int8(weight, group_size)
     groups = quantize(weight, group_size)
     # offsets that are no multiples of the scale, in half of the matrices
-    return groups if rows % 2 else Groups(groups.q, groups.scale, random(*groups.scale.shape).half().float(), group_size)
+    return groups if rows % 2 else QuantizedTensor(groups.q, groups.scale, random(*groups.scale.shape).half().float(), group_size)
 
 
 def packed(products: Products, kind: Kind, rows: int, columns: int, group_size: int) -> tuple[PackedMatrix, Tensor]:
@@ -210,7 +210,7 @@ def test_scales_of_any_size_keep_their_digits(products: Products, level: Level, 
     q = torch.randint(0, 16, (16, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     scale = torch.tensor([[1.0, -0.5]]).repeat(16, 1) * size
     scale[3] = 0
-    groups = Groups(q, scale.bfloat16().float(), (random(16, 2) * size).bfloat16().float(), 32)
+    groups = QuantizedTensor(q, scale.bfloat16().float(), (random(16, 2) * size).bfloat16().float(), 32)
     assert groups.offset is not None
     matrix = products.pack_int4(groups.q, groups.scale, groups.offset, 32)
 

@@ -21,7 +21,7 @@ from penstock.workers.compute.models.config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import FusedLlama, load_for, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.quant.packed import UnsupportedMatrix, pack_all
-from penstock.workers.compute.quant.quantized import Groups, quantize, quantize_int8
+from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from penstock.workers.compute.runner import TorchRunner, load_runner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.weights import layout, parameter_shapes
@@ -194,7 +194,7 @@ def most_error(activations: Activations, rows: int, level: Level) -> float:
     return 0.05 if is_one_term and level >= Level.AVX2 else 5e-4
 
 
-def quantized_weights(config: ModelConfig) -> dict[str, Tensor | Groups]:
+def quantized_weights(config: ModelConfig) -> dict[str, Tensor | QuantizedTensor]:
     """4 bits, tables 8."""
     return {
         name: weight if weight.dim() == 1 else quantize_int8(weight, 32) if name in ("embed", "lm_head") else quantize(weight, 32)

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from penstock.workers.compute.quant import awq
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 GOLDEN = load_file(Path(__file__).with_name("autoawq_golden.safetensors"))
 
 
 def test_what_autoawq_packed_is_unpacked_to_the_same_integers() -> None:
     rows, columns = GOLDEN["q"].shape
-    groups = Groups.empty(rows, columns, columns // GOLDEN["scales"].shape[0])
+    groups = QuantizedTensor.empty(rows, columns, columns // GOLDEN["scales"].shape[0])
 
     awq.copy_groups(GOLDEN["qweight"], GOLDEN["qzeros"], GOLDEN["scales"], groups)
 
@@ -26,7 +26,7 @@ def test_what_autoawq_packed_is_unpacked_to_the_same_integers() -> None:
 
 def test_what_is_packed_here_equals_what_autoawq_packed_bit_for_bit() -> None:
     scale = GOLDEN["scales"].float().t().contiguous()
-    groups = Groups(GOLDEN["q"], scale, -GOLDEN["zero"].float() * scale, 128)
+    groups = QuantizedTensor(GOLDEN["q"], scale, -GOLDEN["zero"].float() * scale, 128)
 
     packed = awq.tensors_of(groups)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.workers.compute.quant import compressed
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 
 def upstream(
@@ -39,7 +39,7 @@ def test_what_compressed_tensors_packed_is_unpacked_to_the_same_weights(
     rows: int, columns: int, group_size: int | None, bits: int, is_symmetric: bool, dtype: torch.dtype
 ) -> None:
     kept, wanted = upstream(rows, columns, bits, group_size, is_symmetric, dtype)
-    groups = Groups.empty(rows, columns, group_size or columns, bits)
+    groups = QuantizedTensor.empty(rows, columns, group_size or columns, bits)
 
     compressed.copy_groups(kept["weight_packed"], kept["weight_scale"], kept.get("weight_zero_point"), groups)
 

@@ -7,7 +7,7 @@ import torch
 from gguf import GGMLQuantizationType
 
 from penstock.workers.compute.quant.gguf_blocks import BLOCK, UNPACK
-from penstock.workers.compute.quant.quantized import Groups
+from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
@@ -17,7 +17,7 @@ def test_what_gguf_packed_is_unpacked_to_the_same_weights(kind: str, rows: int, 
     values[0, :BLOCK] = 0.25  # a group of equal weights: Q4_1's scale is 0
     packed = gguf.quantize(values, GGMLQuantizationType[kind])
     bits, unpack = UNPACK[kind]
-    groups = Groups.empty(rows, columns, BLOCK, bits)
+    groups = QuantizedTensor.empty(rows, columns, BLOCK, bits)
 
     unpack(torch.from_numpy(packed).view(rows, columns // BLOCK, -1), groups)
 

@@ -6,7 +6,7 @@ import torch
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.matmul import Level
 from penstock.workers.compute.linear import linear
-from penstock.workers.compute.quant.quantized import Groups, Int4Matrix, quantize, quantize_int8
+from penstock.workers.compute.quant.quantized import QuantizedTensor, TorchQuantizedMatrix, quantize, quantize_int8
 
 
 def random_weight(rows: int, columns: int) -> torch.Tensor:
@@ -40,13 +40,13 @@ def test_zero_points_are_had_back_from_offsets() -> None:
     zero = torch.randint(0, 16, (16, 3)).float()
     scale[0, 0] = zero[0, 0] = 0
 
-    assert torch.equal(Groups(torch.zeros(16, 96, dtype=torch.uint8), scale, -zero * scale, 32).zero, zero)
+    assert torch.equal(QuantizedTensor(torch.zeros(16, 96, dtype=torch.uint8), scale, -zero * scale, 32).zero, zero)
 
 
 def test_weights_on_the_lattice_stay_as_they_are() -> None:
     q = torch.randint(0, 16, (16, 64), dtype=torch.uint8)
     q[:, 0], q[:, 1] = 0, 15  # the whole range is in use
-    lattice = Groups(q, torch.full((16, 1), 0.0078125), torch.full((16, 1), -7 * 0.0078125), 64)
+    lattice = QuantizedTensor(q, torch.full((16, 1), 0.0078125), torch.full((16, 1), -7 * 0.0078125), 64)
 
     again = quantize(lattice.dequantized(), 64)
 
@@ -69,21 +69,21 @@ def test_products_are_those_of_the_dequantized_matrix(rows: int, columns: int, g
     x = torch.randn(num_tokens, columns, generator=torch.Generator().manual_seed(1))
     exact = x @ groups.dequantized().t()
 
-    rough = linear(x.bfloat16(), Int4Matrix(groups, torch.bfloat16), None, exact=False)
+    rough = linear(x.bfloat16(), TorchQuantizedMatrix(groups, torch.bfloat16), None, exact=False)
 
     assert rough.dtype == torch.bfloat16
     assert torch.allclose(rough.float(), exact, atol=0.02 * exact.abs().max().item())
-    assert torch.allclose(linear(x, Int4Matrix(groups, torch.float32), None, exact=False), exact, atol=1e-5)
+    assert torch.allclose(linear(x, TorchQuantizedMatrix(groups, torch.float32), None, exact=False), exact, atol=1e-5)
 
 
 def test_without_kernels_of_ours_products_are_those_of_torchs_operator() -> None:
     kernels = load_kernels()
     assert kernels is not None
     groups, x = quantize(random_weight(64, 256), 64), torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
-    ours = Int4Matrix(groups, torch.bfloat16)
+    ours = TorchQuantizedMatrix(groups, torch.bfloat16)
     kernels.products.set_level(Level.PORTABLE)
     try:
-        theirs = Int4Matrix(groups, torch.bfloat16)
+        theirs = TorchQuantizedMatrix(groups, torch.bfloat16)
     finally:
         kernels.products.set_level(None)
 
@@ -93,14 +93,14 @@ def test_without_kernels_of_ours_products_are_those_of_torchs_operator() -> None
 
 def test_a_bias_is_added() -> None:
     groups, bias = quantize(random_weight(16, 64), 32), torch.arange(16).bfloat16()
-    x, matrix = torch.zeros(2, 64, dtype=torch.bfloat16), Int4Matrix(groups, torch.bfloat16)
+    x, matrix = torch.zeros(2, 64, dtype=torch.bfloat16), TorchQuantizedMatrix(groups, torch.bfloat16)
 
     assert torch.equal(linear(x, matrix, bias, exact=False), bias.expand(2, 16))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_in_exact_mode_a_row_is_the_same_whatever_is_beside_it(dtype: torch.dtype) -> None:
-    matrix = Int4Matrix(quantize(random_weight(64, 576), 128), dtype)
+    matrix = TorchQuantizedMatrix(quantize(random_weight(64, 576), 128), dtype)
     x = torch.randn(37, 576, generator=torch.Generator().manual_seed(2)).to(dtype)
 
     together = linear(x, matrix, None, exact=True)
@@ -109,6 +109,6 @@ def test_in_exact_mode_a_row_is_the_same_whatever_is_beside_it(dtype: torch.dtyp
 
 
 def test_packed_weights_take_little_more_than_half_a_byte() -> None:
-    matrix = Int4Matrix(quantize(random_weight(64, 1536), 128), torch.bfloat16)
+    matrix = TorchQuantizedMatrix(quantize(random_weight(64, 1536), 128), torch.bfloat16)
 
     assert matrix.nbytes <= 0.54 * 64 * 1536

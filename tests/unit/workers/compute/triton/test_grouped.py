@@ -2,13 +2,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.quant.quantized import Groups, quantize, quantize_int8
+from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from penstock.workers.compute.triton.grouped import TILE_ROWS, GroupedMatrix, is_covered
 
 CPU = torch.device("cpu")
 
 
-def packed(groups: Groups) -> GroupedMatrix:
+def packed(groups: QuantizedTensor) -> GroupedMatrix:
     return GroupedMatrix(groups, torch.float32, CPU)
 
 
@@ -50,7 +50,7 @@ def test_half_a_byte_is_kept_for_a_weight_and_two_bytes_for_a_scale() -> None:
     [(0.5, torch.float16), (2.0**-30, torch.bfloat16), (1 / 3, torch.float32)],
 )
 def test_scales_are_kept_as_short_as_they_lose_nothing(scale: float, dtype: torch.dtype) -> None:
-    groups = Groups(torch.zeros(2, 32, dtype=torch.int8), torch.full((2, 1), scale), None, 32)
+    groups = QuantizedTensor(torch.zeros(2, 32, dtype=torch.int8), torch.full((2, 1), scale), None, 32)
 
     matrix = packed(groups)
 
@@ -61,7 +61,7 @@ def test_scales_are_kept_as_short_as_they_lose_nothing(scale: float, dtype: torc
 
 def test_integer_zero_points_are_kept_as_such_and_other_offsets_as_they_are() -> None:
     groups = quantize(torch.randn(2, 32), 32)
-    shifted = Groups(groups.q, groups.scale, torch.full_like(groups.scale, 0.013), 32)
+    shifted = QuantizedTensor(groups.q, groups.scale, torch.full_like(groups.scale, 0.013), 32)
 
     assert packed(groups).second_kind == "zero"
     assert packed(shifted).second_kind == "offset"
