@@ -1,6 +1,7 @@
 """The load tester's figures against what a fake server was programmed to do: evidence that its numbers can be trusted.
 
-Programmed figures follow from the plan's intended times and the behaviour alone, also through a stall, when most requests that matter are late.
+Programmed figures follow from the plan's intended times and the behaviour alone, also through a stall, when most
+requests that matter are late.
 """
 
 import asyncio
@@ -34,7 +35,9 @@ BEHAVIOUR = Behaviour(ttft_s=Lengths(lognormal=(0.12, 0.5)), gap_s=Lengths(unifo
 
 def scenario(rate: float, duration_s: float) -> Scenario:
     """Streams of 8 to 24 tokens, at Poisson times."""
-    kind = Kind(prompts=Prompts(tokens=Lengths(uniform=(10, 50))), output_tokens=Lengths(uniform=(8, 24)), ignore_eos=True)
+    kind = Kind(
+        prompts=Prompts(tokens=Lengths(uniform=(10, 50))), output_tokens=Lengths(uniform=(8, 24)), ignore_eos=True
+    )
     return Scenario(duration_s=duration_s, arrivals=Arrivals(rate=rate), kinds=[kind], drain_s=20.0)
 
 
@@ -65,14 +68,19 @@ class Measured(NamedTuple):
 
 
 def measure_accuracy(behaviour: Behaviour, load: Scenario, *, core: int | None = None) -> Measured:
-    """The real tester's run, client and summary in this process, the fake server in one of its own. Raises RuntimeError when a request went astray."""
+    """The real tester's run, client and summary in this process, the fake server in one of its own. Raises RuntimeError
+    when a request went astray."""
     with fake_server_process(behaviour, core=core) as fake:
         records, zero_s = uvloop.run(_run(load, fake))
         truths = {truth.request_id: truth for truth in fake.stop()}
     summary = summarize(records, load)
     if summary.outcomes.finished != len(records) or len(truths) != len(records):
-        raise RuntimeError(f"{summary.outcomes.finished} of {len(records)} requests finished, the server saw {len(truths)}: {summary.errors}")
-    programmed = _programmed(behaviour, [(truths[record.request_id or ""], zero_s + record.intended_s) for record in records])
+        raise RuntimeError(
+            f"{summary.outcomes.finished} of {len(records)} requests finished, the server saw {len(truths)}: {summary.errors}"
+        )
+    programmed = _programmed(
+        behaviour, [(truths[record.request_id or ""], zero_s + record.intended_s) for record in records]
+    )
     late_s = np.quantile([truth.late_s for truth in truths.values()], 0.99)
     return Measured(list(_compare(summary, programmed)), summary, float(late_s))
 
@@ -109,7 +117,8 @@ def _programmed(behaviour: Behaviour, requests: list[tuple[Truth, float]]) -> di
 
 
 def _sent_s(behaviour: Behaviour, zero_s: float, arrival_s: float, intended_s: float, chunk: Chunk) -> float:
-    """When a chunk is to go out. Only whether a stall holds it is decided by the arrival: on its way, a request may just miss the stall's beginning."""
+    """When a chunk is to go out. Only whether a stall holds it is decided by the arrival: on its way, a request may
+    just miss the stall's beginning."""
     due_s = arrival_s + chunk.offset_s - zero_s
     held_s = released_s(behaviour.stalls, due_s)
     return zero_s + held_s if held_s != due_s else intended_s + chunk.offset_s
@@ -120,4 +129,6 @@ def _compare(summary: Summary, programmed: dict[str, list[float]]) -> Iterable[C
         reported: Distribution = getattr(summary, figure)
         for label, q in QUANTILES.items():
             value = getattr(reported, label)
-            yield Compared(f"{name} {label}", math.inf if value is None else value, float(np.quantile(programmed[figure], q)))
+            yield Compared(
+                f"{name} {label}", math.inf if value is None else value, float(np.quantile(programmed[figure], q))
+            )

@@ -2,10 +2,11 @@
 
     python -m bench.autoscale [--record] [--out demo-autoscale] [--set arrivals.to_rate=10]
 
-Starts examples/autoscale/penstock.yaml, loads it with examples/autoscale/load.yaml through `penstock-loadtest`, asks /metrics for replicas, target
-and queue twice a second, and draws them over the offered load and TTFT. Prints what the autoscaler did. Everything stays in OUT/load-TIME; `--record`
-also writes docs/autoscale.png and bench/autoscale.json. The exit status is 1 unless the pool went from 1 replica up to 3 and down to 1, without
-a detour, every request finished, and the ledger balances; what is wrong is said.
+Starts examples/autoscale/penstock.yaml, loads it with examples/autoscale/load.yaml through `penstock-loadtest`, asks
+/metrics for replicas, target and queue twice a second, and draws them over the offered load and TTFT. Prints what the
+autoscaler did. Everything stays in OUT/load-TIME; `--record` also writes docs/autoscale.png and bench/autoscale.json.
+The exit status is 1 unless the pool went from 1 replica up to 3 and down to 1, without a detour, every request
+finished, and the ledger balances; what is wrong is said.
 """
 
 import argparse
@@ -101,8 +102,21 @@ def gauges(page: str, pool: str) -> dict[str, float]:
 def run_load(platform: PlatformProcess, scenario: Path, settings: Sequence[str], out: Path) -> int:
     """`penstock-loadtest run`; its exit status."""
     changed = [word for setting in settings for word in ("--set", setting)]
-    command = [sys.executable, "-m", "penstock_loadtest.main", "run", str(scenario), "--url", f"{platform.url}/v1", "--out", str(out), *changed]
-    return subprocess.run(command, env={"OPENAI_API_KEY": platform.key, "PATH": "/usr/bin:/bin"}, check=False).returncode
+    command = [
+        sys.executable,
+        "-m",
+        "penstock_loadtest.main",
+        "run",
+        str(scenario),
+        "--url",
+        f"{platform.url}/v1",
+        "--out",
+        str(out),
+        *changed,
+    ]
+    return subprocess.run(
+        command, env={"OPENAI_API_KEY": platform.key, "PATH": "/usr/bin:/bin"}, check=False
+    ).returncode
 
 
 def steps(values: Iterable[float]) -> list[int]:
@@ -119,11 +133,20 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def wrongs(counts: Sequence[int], outcomes: Iterable[str], is_balanced: bool) -> list[str]:
-    """What keeps a run from being what it should be, in sentences. counts: replicas over time, without repeats. outcomes: of every request."""
+    """What keeps a run from being what it should be, in sentences. counts: replicas over time, without repeats.
+    outcomes: of every request."""
     peak = counts.index(MOST) if MOST in counts else None
-    is_hill = peak is not None and counts[0] == counts[-1] == 1 and list(counts) == sorted(set(counts[:peak])) + sorted(set(counts[peak:]), reverse=True)
+    is_hill = (
+        peak is not None
+        and counts[0] == counts[-1] == 1
+        and list(counts) == sorted(set(counts[:peak])) + sorted(set(counts[peak:]), reverse=True)
+    )
     lost = [outcome for outcome in outcomes if outcome != "finished"]
-    found = [] if is_hill else [f"replicas went {' -> '.join(map(str, counts)) or 'nowhere'}, not from 1 up to {MOST} and down to 1"]
+    found = (
+        []
+        if is_hill
+        else [f"replicas went {' -> '.join(map(str, counts)) or 'nowhere'}, not from 1 up to {MOST} and down to 1"]
+    )
     if lost:
         found.append(f"{len(lost)} requests did not finish: {', '.join(sorted(set(lost)))}")
     return found if is_balanced else [*found, "the ledger of penstock-loadtest does not balance"]
@@ -143,7 +166,9 @@ class Course(NamedTuple):
 
 def load_began_s(load: Path) -> float:
     """Unix time."""
-    return (load / "observed.jsonl").stat().st_mtime - float(read_lines(load / "observed.jsonl")[-1]["t_s"])  # its last line was written at once
+    return (load / "observed.jsonl").stat().st_mtime - float(
+        read_lines(load / "observed.jsonl")[-1]["t_s"]
+    )  # its last line was written at once
 
 
 def course(load: Path, watch: Watch) -> Course:
@@ -165,10 +190,26 @@ def figures(run: Course, begin_s: float, length_s: float) -> list[Row]:
     down_s = run.at[(run.at > begin_s + length_s) & (run.shown["replicas"] == 1)][:1]
     return [
         Row("requests", len(run.ttft), None, ""),
-        Row(f"step to {MOST} replicas that serve", round(float(up_s[0] - begin_s), 1) if len(up_s) else None, None, "s"),
-        Row("end of the step to 1 replica", round(float(down_s[0] - begin_s - length_s), 1) if len(down_s) else None, None, "s"),
-        *[Row(f"TTFT {name}, p{percent}", _percentile(part, percent), None, "s") for name, part in _parts(run, is_step) for percent in (50, 99)],
-        Row(f"first tokens within {TTFT_TARGET_S:g} s", round(float(np.mean(run.ttft <= TTFT_TARGET_S)), 4), None, "share"),
+        Row(
+            f"step to {MOST} replicas that serve", round(float(up_s[0] - begin_s), 1) if len(up_s) else None, None, "s"
+        ),
+        Row(
+            "end of the step to 1 replica",
+            round(float(down_s[0] - begin_s - length_s), 1) if len(down_s) else None,
+            None,
+            "s",
+        ),
+        *[
+            Row(f"TTFT {name}, p{percent}", _percentile(part, percent), None, "s")
+            for name, part in _parts(run, is_step)
+            for percent in (50, 99)
+        ],
+        Row(
+            f"first tokens within {TTFT_TARGET_S:g} s",
+            round(float(np.mean(run.ttft <= TTFT_TARGET_S)), 4),
+            None,
+            "share",
+        ),
     ]
 
 
@@ -196,7 +237,14 @@ def draw(run: Course, picture: Path) -> None:
     replicas.set_yticks(range(MOST + 2))
     replicas.set_ylabel("replicas")
     replicas.legend(loc="upper right", frameon=False)
-    queue.fill_between(at, shown["queued"] + shown["admitted"], step="post", color="#b93a1e", alpha=0.6, label="waiting, in the gateway or on a replica")
+    queue.fill_between(
+        at,
+        shown["queued"] + shown["admitted"],
+        step="post",
+        color="#b93a1e",
+        alpha=0.6,
+        label="waiting, in the gateway or on a replica",
+    )
     queue.step(at, shown["running"], where="post", color="#16806a", label="running on replicas")
     queue.set_ylabel("requests")
     queue.legend(loc="upper right", frameon=False)
@@ -215,7 +263,9 @@ def draw(run: Course, picture: Path) -> None:
     figure.savefig(picture, dpi=110)
 
 
-def _percentiles(at: "np.ndarray[Any, Any]", values: "np.ndarray[Any, Any]", edges: "np.ndarray[Any, Any]") -> tuple[list[float], list[float], list[float]]:
+def _percentiles(
+    at: "np.ndarray[Any, Any]", values: "np.ndarray[Any, Any]", edges: "np.ndarray[Any, Any]"
+) -> tuple[list[float], list[float], list[float]]:
     middle, p50, p99 = [], [], []
     for begin, end in itertools.pairwise(edges):
         inside = values[(at >= begin) & (at < end) & ~np.isnan(values)]
@@ -233,18 +283,30 @@ def tell(journal: list[dict[str, Any]]) -> None:
         states = f"{len(line['running'])} running, {line['starting']} starting, {line['stopping']} stopping"
         wait = "endless" if line["predicted_wait_s"] is None else f"{line['predicted_wait_s']:.2f} s"
         why = f"{line['reason']}; demand {line['demand']:.2f} replicas, {line['queued']} queued, predicted wait {wait}"
-        print(f"{line['unix_s'] - begin:7.1f} s  {line['pool']}: {line['was']} -> {line['target']} ({line['outcome']}{victims}); {states}; {why}")
+        print(
+            f"{line['unix_s'] - begin:7.1f} s  {line['pool']}: {line['was']} -> {line['target']} ({line['outcome']}{victims}); {states}; {why}"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo-autoscale"))
     parser.add_argument("--record", action="store_true", help="write docs/autoscale.png and bench/autoscale.json too")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="a setting of the load, as in penstock-loadtest")
+    parser.add_argument(
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of the load, as in penstock-loadtest",
+    )
     options = parser.parse_args()
     config = (EXAMPLE / "penstock.yaml").read_text(encoding="utf-8").replace("port: 8000", "port: {port}")
     load = options.out / f"load-{time.strftime('%Y%m%d-%H%M%S')}"
-    with tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder, running_platform(Path(folder), config) as platform:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-demo-") as folder,
+        running_platform(Path(folder), config) as platform,
+    ):
         print(f"the platform answers on {platform.url}; the load takes about three minutes", flush=True)
         with Watch(platform.url, POOL).running() as watch:
             watch.wait_for_replicas(1, SETTLE_S)
@@ -259,7 +321,9 @@ def main() -> None:
     outcomes = [row.get("outcome", "unfinished") for row in read_lines(load / "records.jsonl")]
     wrong = wrongs(counts, outcomes, is_balanced=status == 0)
     conclude(course(load, watch), load, is_record=options.record and not wrong)
-    print(f"replicas {' -> '.join(map(str, counts))}; {outcomes.count('finished')} of {len(outcomes)} requests finished; {load / 'report.html'}")
+    print(
+        f"replicas {' -> '.join(map(str, counts))}; {outcomes.count('finished')} of {len(outcomes)} requests finished; {load / 'report.html'}"
+    )
     sys.exit("\n".join(wrong) or None)
 
 
@@ -267,7 +331,9 @@ def conclude(run: Course, load: Path, *, is_record: bool) -> None:
     """The picture and the figures; only what went as it should is for the record."""
     arrivals = json.loads((load / "scenario.json").read_text(encoding="utf-8"))["arrivals"]
     draw(run, load / "autoscale.png")
-    write_report("autoscale", figures(run, arrivals["at_s"], arrivals["length_s"]), folder=FOLDER if is_record else load)
+    write_report(
+        "autoscale", figures(run, arrivals["at_s"], arrivals["length_s"]), folder=FOLDER if is_record else load
+    )
     if is_record:
         shutil.copy(load / "autoscale.png", PICTURE)
     print(PICTURE if is_record else load / "autoscale.png")

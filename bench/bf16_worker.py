@@ -1,4 +1,5 @@
-"""The reference for bench.engine's perplexities: transformers in bfloat16 over a checkpoint in Hugging Face's form (`python -m bench.bf16_worker FOLDER`)."""
+"""The reference for bench.engine's perplexities: transformers in bfloat16 over a checkpoint in Hugging Face's form
+(`python -m bench.bf16_worker FOLDER`)."""
 
 import sys
 from collections.abc import Callable, Mapping

@@ -1,4 +1,5 @@
-"""CPU time of other processes, to the nanosecond: the scheduler's own per-thread account (/proc/PID/task/TID/schedstat, Linux)."""
+"""CPU time of other processes, to the nanosecond: the scheduler's own per-thread account (/proc/PID/task/TID/schedstat,
+Linux)."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -17,7 +18,9 @@ def threads(pid: int) -> dict[int, ThreadCpu]:
     found: dict[int, ThreadCpu] = {}
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
-            found[int(task.name)] = ThreadCpu((task / "comm").read_text().strip(), int((task / "schedstat").read_text().split()[0]) / 1e9)
+            found[int(task.name)] = ThreadCpu(
+                (task / "comm").read_text().strip(), int((task / "schedstat").read_text().split()[0]) / 1e9
+            )
         except OSError:
             continue  # the thread has just ended
     return found

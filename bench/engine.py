@@ -1,20 +1,23 @@
-"""Our engine beside what a user would install instead: vLLM for CPU in bfloat16, and llama.cpp on the same Q4_1 file; two cores, in turn, in one run.
+"""Our engine beside what a user would install instead: vLLM for CPU in bfloat16, and llama.cpp on the same Q4_1 file;
+two cores, in turn, in one run.
 
-    PENSTOCK_VLLM_PYTHON=PYTHON PENSTOCK_BENCH_LLAMA=FOLDER PENSTOCK_TEST_DATA=FOLDER python -m bench.engine [--rounds 5] [--only penstock] [--engine JSON]
+    PENSTOCK_VLLM_PYTHON=PYTHON PENSTOCK_BENCH_LLAMA=FOLDER PENSTOCK_TEST_DATA=FOLDER python -m bench.engine [--rounds
+    5] [--only penstock] [--engine JSON]
 
-PENSTOCK_VLLM_PYTHON (or --vllm): the Python of an environment with vLLM (docs/vllm.md). PENSTOCK_BENCH_LLAMA (or --llama): a folder with llama-bench,
-llama-batched-bench and llama-perplexity. A goal whose rival is missing is not met. PENSTOCK_TEST_DATA: as for bench.quantize, of which only texts that no
-calibration sees are used.
+PENSTOCK_VLLM_PYTHON (or --vllm): the Python of an environment with vLLM (docs/vllm.md). PENSTOCK_BENCH_LLAMA (or
+--llama): a folder with llama-bench, llama-batched-bench and llama-perplexity. A goal whose rival is missing is not met.
+PENSTOCK_TEST_DATA: as for bench.quantize, of which only texts that no calibration sees are used.
 
-End to end, beside vLLM: token ids of real text in, 128 greedy tokens out, each through its whole engine in a process of its own; no prompt begins like
-another, so no prefix is found again. Beside llama.cpp: steps of the runner, as llama-bench and llama-batched-bench time theirs, but choosing the tokens
-is included in ours. While one is timed the others' processes are stopped; who goes first changes from round to round; a round before the first warms and
-does not count. For perplexity and memory see bench/engine_quality.py. Fails (status 1) when a goal is not met.
+End to end, beside vLLM: token ids of real text in, 128 greedy tokens out, each through its whole engine in a process of
+its own; no prompt begins like another, so no prefix is found again. Beside llama.cpp: steps of the runner, as
+llama-bench and llama-batched-bench time theirs, but choosing the tokens is included in ours. While one is timed the
+others' processes are stopped; who goes first changes from round to round; a round before the first warms and does not
+count. For perplexity and memory see bench/engine_quality.py. Fails (status 1) when a goal is not met.
 
---only NAME ...: just these contenders, and without --quality without perplexity and memory; for work in progress. --engine: more of EngineConfig's settings.
-Recorded is a run of everybody with default settings and at least 5 rounds, for each level of our kernels in a file of its own (engine_avx2.json); another is
-printed, and says why it is not. With everybody there it takes a quarter of an hour on two cores with AVX-512, longer without;
-nothing else may run.
+--only NAME ...: just these contenders, and without --quality without perplexity and memory; for work in progress.
+--engine: more of EngineConfig's settings. Recorded is a run of everybody with default settings and at least 5 rounds,
+for each level of our kernels in a file of its own (engine_avx2.json); another is printed, and says why it is not. With
+everybody there it takes a quarter of an hour on two cores with AVX-512, longer without; nothing else may run.
 """
 
 import argparse
@@ -57,7 +60,9 @@ END_TO_END = {
     8: Goal("end to end, batch 8: output", VLLM, "tokens/s", 2.5),
     32: Goal("end to end, batch 32: output", VLLM, "tokens/s", 1.5, 2.0),
 }
-END_TO_END_PREFILL = Goal(f"end to end, 32 prompts of {PROMPT_TOKENS}, 1 token each: prefill", VLLM, "tokens/s", 1.0, 1.3)
+END_TO_END_PREFILL = Goal(
+    f"end to end, 32 prompts of {PROMPT_TOKENS}, 1 token each: prefill", VLLM, "tokens/s", 1.0, 1.3
+)
 SHORT_DECODE = Goal("steps, batch 1 from an empty context: decode", LLAMA, "tokens/s", 1.1, 1.3)
 SHORT_PREFILL = Goal("steps, 1 prompt of 256: prefill", LLAMA, "tokens/s", 2.5)
 DECODE = {
@@ -113,14 +118,26 @@ def a_round(contenders: Contenders, prompts: Prompts, number: int) -> Iterator[t
     count = max(BATCHES)
     yield END_TO_END_PREFILL, end_to_end(contenders, prompts.take(count), 1, count * PROMPT_TOKENS, number)
     llama = contenders.llama
-    short = in_turn(number, lambda: our_bench(contenders.ours), llama and (lambda: llama.bench(STEP_PROMPT_TOKENS, SHORT_TOKENS, REPETITIONS)))
+    short = in_turn(
+        number,
+        lambda: our_bench(contenders.ours),
+        llama and (lambda: llama.bench(STEP_PROMPT_TOKENS, SHORT_TOKENS, REPETITIONS)),
+    )
     yield from speeds(SHORT_PREFILL, SHORT_DECODE, *short)
-    many = in_turn(number, lambda: our_batched(contenders.ours), llama and (lambda: llama.batched(STEP_PROMPT_TOKENS, ANSWER_TOKENS, BATCHES)))
+    many = in_turn(
+        number,
+        lambda: our_batched(contenders.ours),
+        llama and (lambda: llama.batched(STEP_PROMPT_TOKENS, ANSWER_TOKENS, BATCHES)),
+    )
     for batch, goal in DECODE.items():
-        yield from speeds(PREFILL if batch == count else None, goal, many[0][batch], None if many[1] is None else many[1][batch])
+        yield from speeds(
+            PREFILL if batch == count else None, goal, many[0][batch], None if many[1] is None else many[1][batch]
+        )
 
 
-def end_to_end(contenders: Contenders, prompts: list[list[int]], max_tokens: int, counted_tokens: int, number: int) -> Pair:
+def end_to_end(
+    contenders: Contenders, prompts: list[list[int]], max_tokens: int, counted_tokens: int, number: int
+) -> Pair:
     """Counted tokens per second of both, for the same prompts."""
     ours, vllm = contenders.ours, contenders.vllm
     rival = None if vllm is None else (lambda: generated(vllm, prompts, max_tokens))
@@ -132,14 +149,18 @@ def generated(contender: Worker, prompts: list[list[int]], max_tokens: int) -> f
     """Seconds. Raises RuntimeError where an answer is shorter than asked for, or a prefix was found again."""
     said = contender.ask("generate", prompts=prompts, max_tokens=max_tokens)
     if said["tokens"] != [max_tokens] * len(prompts) or said.get("cached"):
-        raise RuntimeError(f"{len(prompts)} answers have {said['tokens']} tokens, not {max_tokens} each; {said.get('cached')} prompt tokens were cached")
+        raise RuntimeError(
+            f"{len(prompts)} answers have {said['tokens']} tokens, not {max_tokens} each; {said.get('cached')} prompt tokens were cached"
+        )
     return float(said["seconds"])
 
 
 def our_bench(ours: Worker) -> Speed:
     """As llama-bench: medians of the repetitions."""
     read = [stepped(ours, 1, STEP_PROMPT_TOKENS, 1).prefill for _ in range(REPETITIONS)]
-    return Speed(statistics.median(read), statistics.median(stepped(ours, 1, 0, SHORT_TOKENS).decode for _ in range(REPETITIONS)))
+    return Speed(
+        statistics.median(read), statistics.median(stepped(ours, 1, 0, SHORT_TOKENS).decode for _ in range(REPETITIONS))
+    )
 
 
 def our_batched(ours: Worker) -> dict[int, Speed]:
@@ -162,7 +183,10 @@ def all_rounds(contenders: Contenders, prompts: Prompts, count: int) -> list[Fin
     found: dict[Goal, list[Pair]] = {}
     for number in range(count + 1):
         for goal, pair in a_round(contenders, prompts, number):
-            print(f"{f'round {number} of {count}' if number else 'warming'}, {goal.what}: {_said(pair, goal)}", file=sys.stderr)
+            print(
+                f"{f'round {number} of {count}' if number else 'warming'}, {goal.what}: {_said(pair, goal)}",
+                file=sys.stderr,
+            )
             if number:
                 found.setdefault(goal, []).append(pair)
     return [Finding(goal, pairs) for goal, pairs in found.items()]
@@ -175,7 +199,9 @@ def _said(pair: Pair, goal: Goal) -> str:
 
 def our_command(settings: Mapping[str, object]) -> list[str]:
     """settings: of EngineConfig."""
-    return module_command(sys.executable, "bench.engine_worker", msgspec.json.encode({"threads": THREADS, **settings}).decode())
+    return module_command(
+        sys.executable, "bench.engine_worker", msgspec.json.encode({"threads": THREADS, **settings}).decode()
+    )
 
 
 def vllm_environment(cores: Iterable[int]) -> dict[str, str]:
@@ -210,7 +236,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, help="these contenders")
     parser.add_argument("--quality", action="store_true", help="with --only: perplexity and memory too")
     parser.add_argument("--vllm", default=os.environ.get("PENSTOCK_VLLM_PYTHON"), help="a Python that has vLLM")
-    parser.add_argument("--llama", default=os.environ.get("PENSTOCK_BENCH_LLAMA"), help="a folder with llama.cpp's programs")
+    parser.add_argument(
+        "--llama", default=os.environ.get("PENSTOCK_BENCH_LLAMA"), help="a folder with llama.cpp's programs"
+    )
     parser.add_argument("--engine", type=msgspec.json.decode, default={}, help="settings of EngineConfig, as JSON")
     return parser.parse_args()
 
@@ -226,7 +254,9 @@ def main() -> int:
     prompts = Prompts(load_tokenizer(source), "\n\n".join(texts.held_out.values()))
     llama = LlamaCpp(Path(options.llama), source.path, THREADS) if options.llama and LLAMA in named else None
     weights = "SmolLM2-135M-Instruct, Q4_1 (vLLM: the same weights in bf16)"
-    notes = [f"{weights}, {THREADS} threads; our kernels at level {level()}; {options.rounds} rounds; texts: {texts.origin}"]
+    notes = [
+        f"{weights}, {THREADS} threads; our kernels at level {level()}; {options.rounds} rounds; texts: {texts.origin}"
+    ]
     if llama is not None:
         amx = "has AMX" if has_amx(Path("/proc/cpuinfo").read_text(encoding="utf-8")) else "has no AMX"
         notes.append(f"llama.cpp, as llama-bench says: {llama.build()}; this CPU {amx}")

@@ -47,17 +47,25 @@ class Finding(NamedTuple):
 
 
 def rows(finding: Finding) -> Iterator[Row]:
-    """Medians, and where there is a goal and more than one round, the median and the worst of the rounds' ratios, with the goal in the rival's column."""
+    """Medians, and where there is a goal and more than one round, the median and the worst of the rounds' ratios, with
+    the goal in the rival's column."""
     goal, ratios = finding.goal, finding.ratios
     rivals = [pair.rival for pair in finding.rounds if pair.rival is not None]
     name = f"{goal.what} (rival: {goal.rival})"
     if goal.bound is not None and len(finding.rounds) == 1:
         name = f"{goal.what}, {_wanted(goal)} of {goal.rival}'s"
-    yield Row(name, statistics.median(pair.ours for pair in finding.rounds), statistics.median(rivals) if rivals else None, goal.unit)
+    yield Row(
+        name,
+        statistics.median(pair.ours for pair in finding.rounds),
+        statistics.median(rivals) if rivals else None,
+        goal.unit,
+    )
     if goal.bound is None or len(ratios) < 2:
         return
     worst, extreme = ("highest", max(ratios)) if goal.is_ceiling else ("lowest", min(ratios))
-    yield Row(f"{name}: ratio, median of {len(ratios)} rounds, {_wanted(goal)}", statistics.median(ratios), goal.bound, "")
+    yield Row(
+        f"{name}: ratio, median of {len(ratios)} rounds, {_wanted(goal)}", statistics.median(ratios), goal.bound, ""
+    )
     yield Row(f"{name}: ratio, {worst} of them", extreme, goal.bound, "")
 
 

@@ -1,8 +1,10 @@
-"""Our engine as bench.engine asks it: built as a replica builds it, without stream, router or Redis (`python -m bench.engine_worker CONFIG`).
+"""Our engine as bench.engine asks it: built as a replica builds it, without stream, router or Redis (`python -m
+bench.engine_worker CONFIG`).
 
-CONFIG: an EngineConfig as JSON. `generate` goes through the whole engine (scheduler, prefix cache, runner, sampler, commit). `decode` and `losses` call the
-runner step by step, as llama.cpp's benchmarks call theirs; greedy sampling is included in ours and not in theirs. They write to KV blocks that the
-engine's prefix cache may know, which is harmless as long as no prompt is ever asked twice.
+CONFIG: an EngineConfig as JSON. `generate` goes through the whole engine (scheduler, prefix cache, runner, sampler,
+commit). `decode` and `losses` call the runner step by step, as llama.cpp's benchmarks call theirs; greedy sampling is
+included in ours and not in theirs. They write to KV blocks that the engine's prefix cache may know, which is harmless
+as long as no prompt is ever asked twice.
 """
 
 import queue
@@ -57,12 +59,24 @@ class WholeEngine:
         wrong = [seq.finish for seq in ended if seq.finish is not Finish.LENGTH]
         if wrong:
             raise RuntimeError(f"sequences ended with {wrong}")
-        return {"seconds": seconds, "tokens": [seq.num_output_tokens for seq in ended], "cached": sum(seq.num_cached_tokens or 0 for seq in ended)}
+        return {
+            "seconds": seconds,
+            "tokens": [seq.num_output_tokens for seq in ended],
+            "cached": sum(seq.num_cached_tokens or 0 for seq in ended),
+        }
 
     def _sequence(self, request_id: str, ids: list[int], max_tokens: int) -> Sequence:
         keys = self._hasher.extend(self._root, ids)
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-        return Sequence(request_id, list(ids), sampling, len(ids), keys, keys[-1] if keys else self._root, arrival_s=time.monotonic())
+        return Sequence(
+            request_id,
+            list(ids),
+            sampling,
+            len(ids),
+            keys,
+            keys[-1] if keys else self._root,
+            arrival_s=time.monotonic(),
+        )
 
     def _on_step(self, report: StepReport) -> None:
         for output in report.outputs:
@@ -78,8 +92,12 @@ class Steps:
         self._config = config
 
     def decode(self, batch: int, prompt_tokens: int, tokens: int) -> dict[str, float]:
-        """Seconds to read `batch` prompts, and then for `tokens` steps of all. prompt_tokens: 0 begins with a single token from an empty context."""
-        prompts = [[1000 + (7919 * row + 104729 * place) % 40_000 for place in range(max(prompt_tokens, 1))] for row in range(batch)]
+        """Seconds to read `batch` prompts, and then for `tokens` steps of all. prompt_tokens: 0 begins with a single
+        token from an empty context."""
+        prompts = [
+            [1000 + (7919 * row + 104729 * place) % 40_000 for place in range(max(prompt_tokens, 1))]
+            for row in range(batch)
+        ]
         seqs = self._placed(prompts, tokens)
         begin = time.perf_counter()
         if prompt_tokens:
@@ -95,11 +113,16 @@ class Steps:
     def losses(self, windows: list[list[int]], first: int, batch: int) -> list[float]:
         """Negative log likelihood of each window's tokens behind the first + 1 that are only read, summed.
 
-        batch: so many windows at once, one token of each a step, as in decoding; 0: each window in a single step, as in prefill.
+        batch: so many windows at once, one token of each a step, as in decoding; 0: each window in a single step, as in
+        prefill.
         """
         if not batch:
             return [self._loss_of_prefill(ids, first) for ids in windows]
-        return [loss for start in range(0, len(windows), batch) for loss in self._losses_of_decode(windows[start : start + batch], first)]
+        return [
+            loss
+            for start in range(0, len(windows), batch)
+            for loss in self._losses_of_decode(windows[start : start + batch], first)
+        ]
 
     def _loss_of_prefill(self, ids: list[int], first: int) -> float:
         """All but the window's first token are given as a draft, because the runner says logits only of those."""
@@ -134,7 +157,9 @@ class Steps:
         blocks = count()
         seqs = [self._sequence(ids, more_tokens, blocks) for ids in prompts]
         if next(blocks) > self._runner.num_blocks:
-            raise RuntimeError(f"{len(prompts)} sequences of {len(prompts[0]) + more_tokens} tokens do not fit {self._runner.num_blocks} KV blocks")
+            raise RuntimeError(
+                f"{len(prompts)} sequences of {len(prompts[0]) + more_tokens} tokens do not fit {self._runner.num_blocks} KV blocks"
+            )
         return seqs
 
     def _sequence(self, ids: list[int], more_tokens: int, blocks: Iterator[int]) -> Sequence:

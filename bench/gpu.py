@@ -1,14 +1,18 @@
-"""Decode steps on an NVIDIA GPU: a model of Llama-3.1-8B's shape with random weights, bfloat16 and 4 bits in groups of 128 (tables in 8 bits).
+"""Decode steps on an NVIDIA GPU: a model of Llama-3.1-8B's shape with random weights, bfloat16 and 4 bits in groups of
+128 (tables in 8 bits).
 
     make bench-gpu [ARGS="--batch 1 8 64 256 --context 1024 8192"]
 
-For each weights, batch and context: tokens a second of whole steps as the engine makes them (what a step is made of goes to the GPU, a CUDA graph is
-replayed, the chosen ids come back), beside eager torch on the same weights and cache (dequantize + linear, fused attention over the gathered context). It
-has no graph, so in small batches it waits for launches, and the ratio flatters: the share of the copy bandwidth is what to look at.
-And the bytes that a step must read, each matrix once and the context's keys and values, as a share of what copying in the GPU's memory moves in that time.
+For each weights, batch and context: tokens a second of whole steps as the engine makes them (what a step is made of
+goes to the GPU, a CUDA graph is replayed, the chosen ids come back), beside eager torch on the same weights and cache
+(dequantize + linear, fused attention over the gathered context). It has no graph, so in small batches it waits for
+launches, and the ratio flatters: the share of the copy bandwidth is what to look at. And the bytes that a step must
+read, each matrix once and the context's keys and values, as a share of what copying in the GPU's memory moves in that
+time.
 
-Needs an NVIDIA GPU: status 2 without. Weights and cache are made on it. What does not fit in its memory is left out, and said.
-`TRITON_INTERPRET=1 python -m bench.gpu --check` runs all of it, tiny, on the CPU and compares; its times mean nothing and are not kept.
+Needs an NVIDIA GPU: status 2 without. Weights and cache are made on it. What does not fit in its memory is left out,
+and said. `TRITON_INTERPRET=1 python -m bench.gpu --check` runs all of it, tiny, on the CPU and compares; its times mean
+nothing and are not kept.
 """
 
 import argparse
@@ -89,7 +93,9 @@ class TorchMatrix(NamedTuple):
     @property
     def dense(self) -> Tensor:
         rows, columns = self.groups.q.shape
-        parts = self.groups.q.view(rows, -1, self.groups.group_size).to(self.dtype) * self.groups.scale[..., None].to(self.dtype)
+        parts = self.groups.q.view(rows, -1, self.groups.group_size).to(self.dtype) * self.groups.scale[..., None].to(
+            self.dtype
+        )
         if self.groups.offset is not None:
             parts += self.groups.offset[..., None].to(self.dtype)
         return parts.view(rows, columns)
@@ -116,9 +122,17 @@ def _random_groups(bench: Bench, rows: int, columns: int, *, is_table: bool) -> 
     """Of weights about as large as the dense ones; tables in 8 bits and groups of 32, as the engine keeps them."""
     if is_table:
         q = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, device=bench.device)
-        return QuantizedTensor(q, torch.full((rows, columns // 32), columns**-0.5 / 73, device=bench.device).half().float(), None, 32)
+        return QuantizedTensor(
+            q, torch.full((rows, columns // 32), columns**-0.5 / 73, device=bench.device).half().float(), None, 32
+        )
     q = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, device=bench.device)
-    scale = torch.rand(rows, columns // bench.group_size, device=bench.device).add_(0.5).mul_(columns**-0.5 / 4.6).half().float()
+    scale = (
+        torch.rand(rows, columns // bench.group_size, device=bench.device)
+        .add_(0.5)
+        .mul_(columns**-0.5 / 4.6)
+        .half()
+        .float()
+    )
     return QuantizedTensor(q, scale, -8 * scale, bench.group_size)
 
 
@@ -139,7 +153,9 @@ def make_cache(bench: Bench, num_blocks: int, dtype: torch.dtype) -> KvCache:
                 part.normal_()
             else:
                 signs = torch.randint(0, 2, part.shape, dtype=torch.uint8, device=bench.device) << 7
-                part.view(torch.uint8).copy_(signs.bitwise_or_(torch.randint(0, 120, part.shape, dtype=torch.uint8, device=bench.device)))  # up to 240
+                part.view(torch.uint8).copy_(
+                    signs.bitwise_or_(torch.randint(0, 120, part.shape, dtype=torch.uint8, device=bench.device))
+                )  # up to 240
         for scale in form.scales or ():
             scale.fill_(1 / 80)
     return cache
@@ -152,13 +168,22 @@ def decode_batch(batch: int, context: int, vocab_size: int) -> Batch:
     place = context - 1
     slots = tables[:, place // BLOCK_SIZE].long() * BLOCK_SIZE + place % BLOCK_SIZE
     attention = AttentionBatch(torch.arange(batch + 1).int(), torch.full((batch,), context).int(), tables, slots)
-    return Batch(torch.randint(vocab_size, (batch,)), torch.full((batch,), place), attention, torch.arange(batch), list(range(batch)))
+    return Batch(
+        torch.randint(vocab_size, (batch,)),
+        torch.full((batch,), place),
+        attention,
+        torch.arange(batch),
+        list(range(batch)),
+    )
 
 
 class TorchStep:
-    """A decode step in eager torch, over the same weights and the same cache, which it only reads: the token's own key and value are ours already."""
+    """A decode step in eager torch, over the same weights and the same cache, which it only reads: the token's own key
+    and value are ours already."""
 
-    def __init__(self, bench: Bench, weights: Mapping[str, Weight], cache: KvCache, batch: Batch, rope: tuple[Tensor, Tensor]) -> None:
+    def __init__(
+        self, bench: Bench, weights: Mapping[str, Weight], cache: KvCache, batch: Batch, rope: tuple[Tensor, Tensor]
+    ) -> None:
         self._bench, self._weights, self._cache = bench, weights, cache
         self._ids, self._tables = batch.token_ids.to(bench.device), batch.attention.block_tables.long().to(bench.device)
         self._context = int(batch.attention.context_len[0])
@@ -192,7 +217,9 @@ class TorchStep:
         if scales is None:
             found = cache[self._tables].to(self._bench.dtype)
         else:
-            found = cache.view(torch.uint8)[self._tables].view(cache.dtype).to(self._bench.dtype) * scales[which][self._tables][..., None].to(self._bench.dtype)
+            found = cache.view(torch.uint8)[self._tables].view(cache.dtype).to(self._bench.dtype) * scales[which][
+                self._tables
+            ][..., None].to(self._bench.dtype)
         return found.transpose(1, 2).flatten(2, 3)[:, :, : self._context]
 
     def _times(self, x: Tensor, name: str) -> Tensor:
@@ -203,7 +230,10 @@ class TorchStep:
         weight = self._weights[name]
         if isinstance(weight, Tensor):
             return weight[ids]
-        return TorchMatrix(QuantizedTensor(weight.groups.q[ids], weight.groups.scale[ids], None, weight.groups.group_size), weight.dtype).dense
+        return TorchMatrix(
+            QuantizedTensor(weight.groups.q[ids], weight.groups.scale[ids], None, weight.groups.group_size),
+            weight.dtype,
+        ).dense
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight = self._weights[name]
@@ -232,16 +262,25 @@ def copy_rate(bench: Bench) -> float:
 
 
 def variant_rows(bench: Bench, variant: Variant, rate: float, notes: list[str]) -> Iterator[Row]:
-    """Of every batch and context that fits, the smallest first. Raises RuntimeError where ours and torch's logits differ."""
+    """Of every batch and context that fits, the smallest first. Raises RuntimeError where ours and torch's logits
+    differ."""
     weights = make_weights(bench, is_quantized=variant.is_quantized)
     ours = {name: packed(weight, bench) for name, weight in weights.items()}
     block_bytes = KvCache.block_bytes(bench.config, BLOCK_SIZE, variant.kv_dtype)
-    held = sum(weight.nbytes for weight in ours.values()) + sum(w.groups.q.nbytes for w in weights.values() if isinstance(w, TorchMatrix))
+    held = sum(weight.nbytes for weight in ours.values()) + sum(
+        w.groups.q.nbytes for w in weights.values() if isinstance(w, TorchMatrix)
+    )
     most_blocks = int((bench.room_bytes - held) // block_bytes)
     points = sorted(itertools.product(bench.batches, bench.contexts), key=lambda point: point[0] * point[1])
     fitting = [point for point in points if point[0] * -(-point[1] // BLOCK_SIZE) <= most_blocks]
-    notes += [f"{variant.name}: batch {batch} with a context of {context} does not fit" for batch, context in points if (batch, context) not in fitting]
-    cache = make_cache(bench, max((batch * -(-context // BLOCK_SIZE) for batch, context in fitting), default=1), variant.kv_dtype)
+    notes += [
+        f"{variant.name}: batch {batch} with a context of {context} does not fit"
+        for batch, context in points
+        if (batch, context) not in fitting
+    ]
+    cache = make_cache(
+        bench, max((batch * -(-context // BLOCK_SIZE) for batch, context in fitting), default=1), variant.kv_dtype
+    )
     model = Llama(bench.config, ours, max(bench.contexts), threads=1, exact=False)
     replay = Replay(model, cache, sorted({batch for batch, _ in fitting}), max(bench.contexts))
     for batch, context in fitting:
@@ -253,7 +292,9 @@ def variant_rows(bench: Bench, variant: Variant, rate: float, notes: list[str]) 
         must_read = read_bytes(ours) + batch * context * block_bytes // BLOCK_SIZE
         name = f"{variant.name}, batch {batch}, context {context}"
         yield Row(f"{name}: decoding (ours), eager torch (rival)", batch / ours_s, batch / rival_s, "tokens/s")
-        yield Row(f"{name}: share of copy bandwidth", 100 * must_read / ours_s / rate, 100 * must_read / rival_s / rate, "%")
+        yield Row(
+            f"{name}: share of copy bandwidth", 100 * must_read / ours_s / rate, 100 * must_read / rival_s / rate, "%"
+        )
 
 
 def check(variant: Variant, ours: Tensor, theirs: Tensor, most: float) -> None:
@@ -294,17 +335,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Decode steps on an NVIDIA GPU.")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--context", type=int, nargs="+", default=[1024, 8192])
-    parser.add_argument("--check", action="store_true", help="tiny, in Triton's interpreter; compares and keeps nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="tiny, in Triton's interpreter; compares and keeps nothing"
+    )
     options = parser.parse_args()
     notes: list[str] = []
     if options.check:
         if os.environ.get("TRITON_INTERPRET") != "1":
             parser.error("--check runs in Triton's interpreter: set TRITON_INTERPRET=1")
         bench = Bench(TINY, torch.device("cpu"), torch.float32, 32, [1, 3, 9999], [20], 2**20, 1, 1)
-        print_table("gpu", all_rows(bench, VARIANTS, notes), ["a check of the script on the CPU: these times mean nothing", *notes])
+        print_table(
+            "gpu",
+            all_rows(bench, VARIANTS, notes),
+            ["a check of the script on the CPU: these times mean nothing", *notes],
+        )
         return 0
     if not torch.cuda.is_available():
-        print("This benchmark needs an NVIDIA GPU and torch made for CUDA, and torch finds no GPU here: nothing was measured.", file=sys.stderr)
+        print(
+            "This benchmark needs an NVIDIA GPU and torch made for CUDA, and torch finds no GPU here: nothing was measured.",
+            file=sys.stderr,
+        )
         return 2
     notes = _gpu_notes()
     write_report("gpu", all_rows(_gpu_bench(options.batch, options.context), VARIANTS, notes), notes=notes)

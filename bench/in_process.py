@@ -1,4 +1,5 @@
-"""The baseline of what the platform adds: the same engine and load, called in-process, without HTTP, router, stream or Redis."""
+"""The baseline of what the platform adds: the same engine and load, called in-process, without HTTP, router, stream or
+Redis."""
 
 import itertools
 import queue
@@ -49,11 +50,15 @@ class _Load:
         now = time.perf_counter()
         self.arrivals[str(number)] = [now]
         sampling = SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
-        engine.submit(Sequence(str(number), ids, sampling, len(ids), keys, keys[-1] if keys else root, arrival_s=time.monotonic()))
+        engine.submit(
+            Sequence(str(number), ids, sampling, len(ids), keys, keys[-1] if keys else root, arrival_s=time.monotonic())
+        )
         return True
 
 
-def in_process_load(streams: int, requests: int, prompt_tokens: int, max_tokens: int, step_s: float, seed: int) -> tuple[list[float], list[float]]:
+def in_process_load(
+    streams: int, requests: int, prompt_tokens: int, max_tokens: int, step_s: float, seed: int
+) -> tuple[list[float], list[float]]:
     """TTFTs and inter-token gaps in seconds."""
     load = _Load(requests, prompt_tokens, max_tokens, step_s, seed)
     for engine in load.engines:

@@ -1,6 +1,8 @@
-"""llama.cpp's own programs, run and read: llama-bench, llama-batched-bench and llama-perplexity of one folder, with as many threads as everybody gets.
+"""llama.cpp's own programs, run and read: llama-bench, llama-batched-bench and llama-perplexity of one folder, with as
+many threads as everybody gets.
 
-Everything that is not set here is its default (flash attention, f16 KV, micro-batches of 512, weights repacked for the CPU).
+Everything that is not set here is its default (flash attention, f16 KV, micro-batches of 512, weights repacked for the
+CPU).
 """
 
 import json
@@ -36,21 +38,53 @@ class LlamaCpp(NamedTuple):
 
     def build(self) -> str:
         """What llama-bench says of itself."""
-        return read_build(self._run("llama-bench", "-m", str(self.model), "-t", str(self.threads), "-p", "1", "-n", "0", "-r", "1", "-o", "json"))
+        return read_build(
+            self._run(
+                "llama-bench",
+                "-m",
+                str(self.model),
+                "-t",
+                str(self.threads),
+                "-p",
+                "1",
+                "-n",
+                "0",
+                "-r",
+                "1",
+                "-o",
+                "json",
+            )
+        )
 
     def bench(self, prompt_tokens: int, tokens: int, repetitions: int) -> Speed:
         """A prompt read at once, and decoding from an empty context, each behind a warm-up of its own."""
         counts = ["-p", str(prompt_tokens), "-n", str(tokens), "-r", str(repetitions)]
-        return read_bench(self._run("llama-bench", "-m", str(self.model), "-t", str(self.threads), *counts, "-o", "json"))
+        return read_bench(
+            self._run("llama-bench", "-m", str(self.model), "-t", str(self.threads), *counts, "-o", "json")
+        )
 
     def batched(self, prompt_tokens: int, tokens: int, batches: Sequence[int]) -> dict[int, Speed]:
-        """Prompts of as many sequences read, and then decoded together. The first batch is run once before it counts."""
+        """Prompts of as many sequences read, and then decoded together. The first batch is run once before it
+        counts."""
         return read_batched(self._run(*self._batched(prompt_tokens, tokens, [batches[0], *batches])))
 
     def perplexity(self, text: Path, window: int, num_windows: int) -> float:
-        """Over the second half of each window of the text's tokens (the program's own way). Raises RuntimeError where it saw fewer windows."""
+        """Over the second half of each window of the text's tokens (the program's own way). Raises RuntimeError where
+        it saw fewer windows."""
         sizes = ["-c", str(window), "-b", str(window), "--chunks", str(num_windows)]
-        seen, value = read_perplexity(self._run("llama-perplexity", "-m", str(self.model), "-t", str(self.threads), "-f", str(text), "--no-escape", *sizes))
+        seen, value = read_perplexity(
+            self._run(
+                "llama-perplexity",
+                "-m",
+                str(self.model),
+                "-t",
+                str(self.threads),
+                "-f",
+                str(text),
+                "--no-escape",
+                *sizes,
+            )
+        )
         if seen != num_windows:
             raise RuntimeError(f"llama-perplexity read {seen} windows of {window} tokens, not {num_windows}")
         return value
@@ -58,7 +92,9 @@ class LlamaCpp(NamedTuple):
     def peak_bytes(self, prompt_tokens: int, tokens: int, batch: int) -> int:
         """The most memory that llama-batched-bench has had resident, with a KV cache for just these tokens."""
         program, *arguments = self._batched(prompt_tokens, tokens, [batch])
-        with subprocess.Popen([self.folder / program, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            [self.folder / program, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
             peak, until_s = 0, time.monotonic() + RUN_S
             while process.poll() is None:
                 if time.monotonic() > until_s:
@@ -72,12 +108,32 @@ class LlamaCpp(NamedTuple):
 
     def _batched(self, prompt_tokens: int, tokens: int, batches: Sequence[int]) -> list[str]:
         context = max(batches) * (prompt_tokens + tokens)
-        counts = ["-npp", str(prompt_tokens), "-ntg", str(tokens), "-npl", ",".join(map(str, batches)), "-c", str(context)]
-        return ["llama-batched-bench", "-m", str(self.model), "-t", str(self.threads), *counts, "--output-format", "jsonl"]
+        counts = [
+            "-npp",
+            str(prompt_tokens),
+            "-ntg",
+            str(tokens),
+            "-npl",
+            ",".join(map(str, batches)),
+            "-c",
+            str(context),
+        ]
+        return [
+            "llama-batched-bench",
+            "-m",
+            str(self.model),
+            "-t",
+            str(self.threads),
+            *counts,
+            "--output-format",
+            "jsonl",
+        ]
 
     def _run(self, program: str, *arguments: str) -> str:
         """What it prints, errors included where it is read from them. Raises RuntimeError with the end of that."""
-        done = subprocess.run([self.folder / program, *arguments], capture_output=True, text=True, timeout=RUN_S, check=False)
+        done = subprocess.run(
+            [self.folder / program, *arguments], capture_output=True, text=True, timeout=RUN_S, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"{program} ended with {done.returncode}:\n{done.stderr[-3000:]}")
         return done.stdout if program == "llama-bench" else done.stdout + done.stderr
@@ -102,7 +158,8 @@ def read_batched(printed: str) -> dict[int, Speed]:
 
 
 def read_perplexity(printed: str) -> tuple[int, float]:
-    """How many windows llama-perplexity has read, and the perplexity over all of them. Raises RuntimeError where it says neither."""
+    """How many windows llama-perplexity has read, and the perplexity over all of them. Raises RuntimeError where it
+    says neither."""
     found = _CHUNK.findall(printed)
     if not found:
         raise RuntimeError(f"llama-perplexity says no perplexity:\n{printed[-3000:]}")

@@ -1,9 +1,11 @@
-"""The load tester as an instrument: how light it is, and how far its figures are from what a fake server was programmed to do.
+"""The load tester as an instrument: how light it is, and how far its figures are from what a fake server was programmed
+to do.
 
     python -m bench.loadtest [--requests 100000] [--rate 320] [--accuracy-s 60]
 
-Light: `penstock-loadtest run` on one core, the fake server on another, streams of 64 chunks. Memory is read while the load runs, at shares
-of the requests that have ended. Accuracy: reported percentiles (ours) beside programmed ones (rival), with and without a stall of 2 s.
+Light: `penstock-loadtest run` on one core, the fake server on another, streams of 64 chunks. Memory is read while the
+load runs, at shares of the requests that have ended. Accuracy: reported percentiles (ours) beside programmed ones
+(rival), with and without a stall of 2 s.
 """
 
 import argparse
@@ -58,7 +60,17 @@ def run_tester(fake: FakeProcess, requests: int, rate: float, folder: Path) -> L
     }
     (folder / "scenario.yaml").write_text(yaml.safe_dump(load), encoding="utf-8")
     out = folder / "run"
-    command = [sys.executable, "-m", "penstock_loadtest.main", "run", str(folder / "scenario.yaml"), "--url", fake.url, "--out", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock_loadtest.main",
+        "run",
+        str(folder / "scenario.yaml"),
+        "--url",
+        fake.url,
+        "--out",
+        str(out),
+    ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
@@ -68,7 +80,9 @@ def run_tester(fake: FakeProcess, requests: int, rate: float, folder: Path) -> L
             process.terminate()
             process.wait(60)
     if process.returncode or not (out / "summary.json").exists():
-        raise RuntimeError(f"the tester ended with {process.returncode}:\n{(folder / 'log').read_text(errors='replace')[-3000:]}")
+        raise RuntimeError(
+            f"the tester ended with {process.returncode}:\n{(folder / 'log').read_text(errors='replace')[-3000:]}"
+        )
     return Light(samples, json.loads((out / "summary.json").read_text()), max(sample.rss_bytes for sample in samples))
 
 
@@ -83,14 +97,21 @@ def _samples(process: "subprocess.Popen[bytes]", server_pid: int, records: Path)
                 while block := file.read(1 << 20):
                     ended, offset = ended + block.count(b"\n"), offset + len(block)
         try:
-            yield Sample(ended, tester.memory_info().rss, process_seconds(process.pid), process_seconds(server_pid), time.perf_counter())
+            yield Sample(
+                ended,
+                tester.memory_info().rss,
+                process_seconds(process.pid),
+                process_seconds(server_pid),
+                time.perf_counter(),
+            )
         except psutil.NoSuchProcess:
             return
         time.sleep(0.5)
 
 
 def light_rows(light: Light, requests: int) -> list[Row]:
-    """CPU and memory while requests ended; the last sample of that time stands for 100 %, before the summary and the plots are made."""
+    """CPU and memory while requests ended; the last sample of that time stands for 100 %, before the summary and the
+    plots are made."""
     loaded = [sample for sample in light.samples if 0 < sample.ended < requests] or light.samples
     span_s = loaded[-1].at_s - loaded[0].at_s
     at = [next((sample for sample in loaded if sample.ended >= share * requests), loaded[-1]) for share in SHARES]
@@ -100,7 +121,12 @@ def light_rows(light: Light, requests: int) -> list[Row]:
         Row("requests that did not finish", requests - summary["outcomes"]["finished"], None, "requests"),
         Row("lateness p99", 1e3 * summary["lateness"]["p99_s"], None, "ms"),
         Row("CPU of the tester, of one core", 100 * (loaded[-1].cpu_s - loaded[0].cpu_s) / span_s, None, "%"),
-        Row("CPU of the fake server, of one core", 100 * (loaded[-1].server_cpu_s - loaded[0].server_cpu_s) / span_s, None, "%"),
+        Row(
+            "CPU of the fake server, of one core",
+            100 * (loaded[-1].server_cpu_s - loaded[0].server_cpu_s) / span_s,
+            None,
+            "%",
+        ),
         *(
             Row(f"resident memory at {share:.0%} of {requests} requests", sample.rss_bytes / 2**20, None, "MiB")
             for share, sample in zip(SHARES, at, strict=True)
@@ -111,9 +137,23 @@ def light_rows(light: Light, requests: int) -> list[Row]:
 
 def accuracy_rows(measured: Measured, case: str) -> list[Row]:
     rows = [
-        Row(f"{each.name}, {case}: reported (ours), programmed (rival)", 1e3 * each.reported_s, 1e3 * each.programmed_s, "ms") for each in measured.compared
+        Row(
+            f"{each.name}, {case}: reported (ours), programmed (rival)",
+            1e3 * each.reported_s,
+            1e3 * each.programmed_s,
+            "ms",
+        )
+        for each in measured.compared
     ]
-    return [*rows, Row(f"worst difference, {case}, as a share of what is allowed (2 % or 1 ms)", 100 * measured.worst.excess, None, "%")]
+    return [
+        *rows,
+        Row(
+            f"worst difference, {case}, as a share of what is allowed (2 % or 1 ms)",
+            100 * measured.worst.excess,
+            None,
+            "%",
+        ),
+    ]
 
 
 def accuracy_note(measured: Measured, case: str) -> str:
@@ -132,7 +172,10 @@ def main() -> None:
     args = parser.parse_args()
     rows: list[Row] = []
     notes: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, fake_server_process(BEHAVIOUR_LIGHT, core=SERVER_CORE) as fake:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
+        fake_server_process(BEHAVIOUR_LIGHT, core=SERVER_CORE) as fake,
+    ):
         rows += light_rows(run_tester(fake, args.requests, args.rate, Path(folder)), args.requests)
     os.sched_setaffinity(0, {TESTER_CORE})
     cases = {"no stall": BEHAVIOUR, "stall of 2 s": stalled(BEHAVIOUR, from_s=args.accuracy_s / 2, for_s=2.0)}

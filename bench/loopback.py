@@ -1,7 +1,7 @@
 """A light closed-loop client for streaming chats on loopback: what it costs itself must not drown what it measures.
 
-One keep-alive connection a stream, HTTP parsed by httptools, TCP_NODELAY and immediate acknowledgements. The time of every piece of the
-answer is kept; bodies are looked at only after the run.
+One keep-alive connection a stream, HTTP parsed by httptools, TCP_NODELAY and immediate acknowledgements. The time of
+every piece of the answer is kept; bodies are looked at only after the run.
 """
 
 import asyncio
@@ -113,7 +113,8 @@ class ChatClient:
         self.idle: list[_Connection] = []
 
     async def chat(self, content: str, max_tokens: int, *, system: str | None = None, timeout_s: float = 120) -> Answer:
-        """One streamed chat with a single user message. Raises RuntimeError unless it ends with status 200 and content."""
+        """One streamed chat with a single user message. Raises RuntimeError unless it ends with status 200 and
+        content."""
         messages = [{"role": "system", "content": system}] if system is not None else []
         body = msgspec.json.encode(
             {
@@ -153,7 +154,9 @@ def prompt(rng: random.Random, tokens: int) -> str:
     return " ".join([f"{rng.getrandbits(32):x}", *rng.choices(WORDS, k=max(1, tokens - 8))])
 
 
-async def closed_loop(client: ChatClient, *, streams: int, requests: int, prompt_tokens: int, max_tokens: int, seed: int) -> list[Answer]:
+async def closed_loop(
+    client: ChatClient, *, streams: int, requests: int, prompt_tokens: int, max_tokens: int, seed: int
+) -> list[Answer]:
     """`requests` chats, `streams` at a time, each stream starting its next when one ends."""
     rng = random.Random(seed)
     prompts = iter([prompt(rng, prompt_tokens) for _ in range(requests)])

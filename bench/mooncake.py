@@ -1,9 +1,11 @@
-"""Replay of Mooncake's traces: do the prompts that the load tester makes up share prefixes as the trace says? Nothing is sent.
+"""Replay of Mooncake's traces: do the prompts that the load tester makes up share prefixes as the trace says? Nothing
+is sent.
 
     python -m bench.mooncake [--data FOLDER]
 
-Compared are ideal hit rates (a cache that never forgets, leading blocks): of the prompts, in blocks of round(512 s) tokens, and of the hash_ids as they stand
-in the file. Prompts are token ids, and text that the demo model's tokenizer encodes. Unscaled the two must be equal, scaled by s within one point.
+Compared are ideal hit rates (a cache that never forgets, leading blocks): of the prompts, in blocks of round(512 s)
+tokens, and of the hash_ids as they stand in the file. Prompts are token ids, and text that the demo model's tokenizer
+encodes. Unscaled the two must be equal, scaled by s within one point.
 """
 
 import argparse
@@ -41,7 +43,8 @@ class Rate(NamedTuple):
 
 
 def rate_in_file(path: Path) -> float:
-    """Straight from the JSON: an id that a trace repeats stands behind the same ids as before, so the leading known ids are the hits."""
+    """Straight from the JSON: an id that a trace repeats stands behind the same ids as before, so the leading known ids
+    are the hits."""
     seen: set[int] = set()
     hits = total = 0
     with path.open(encoding="utf-8") as file:
@@ -79,12 +82,20 @@ def measure(folder: Path) -> Iterator[Rate]:
         truth = rate_in_file(path)
         for scale in SCALES:
             block_tokens = round(512 * scale)
-            yield Rate(f"{name}, s = {scale}, token ids", scale, truth, ideal_hit_rate(as_ids(path, scale), block_tokens))
-            yield Rate(f"{name}, s = {scale}, text", scale, truth, ideal_hit_rate(as_text(path, scale, tokenizer), block_tokens))
+            yield Rate(
+                f"{name}, s = {scale}, token ids", scale, truth, ideal_hit_rate(as_ids(path, scale), block_tokens)
+            )
+            yield Rate(
+                f"{name}, s = {scale}, text",
+                scale,
+                truth,
+                ideal_hit_rate(as_text(path, scale, tokenizer), block_tokens),
+            )
 
 
 def cpu_per_prompt_s(folder: Path) -> tuple[float, float]:
-    """CPU time of planning one request, its prompt made of token ids; a mean over the unscaled conversation trace; and that prompt's mean length."""
+    """CPU time of planning one request, its prompt made of token ids; a mean over the unscaled conversation trace; and
+    that prompt's mean length."""
     start = time.process_time()
     lengths = [len(prompt) for prompt in as_ids(folder / f"{TRACES[0]}_trace.jsonl", Fraction(1))]
     return (time.process_time() - start) / len(lengths), sum(lengths) / len(lengths)
@@ -93,7 +104,10 @@ def cpu_per_prompt_s(folder: Path) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--data", type=Path, default=os.environ.get("PENSTOCK_TEST_DATA") or None, help="folder with mooncake/*.jsonl (default: $PENSTOCK_TEST_DATA)"
+        "--data",
+        type=Path,
+        default=os.environ.get("PENSTOCK_TEST_DATA") or None,
+        help="folder with mooncake/*.jsonl (default: $PENSTOCK_TEST_DATA)",
     )
     options = parser.parse_args()
     if options.data is None:

@@ -1,13 +1,16 @@
-"""What the platform costs and adds: gateway, router, both ends of the stream and Redis, over timed replicas (10 ms a step).
+"""What the platform costs and adds: gateway, router, both ends of the stream and Redis, over timed replicas (10 ms a
+step).
 
     python -m bench.overhead [--quick] [--sglang PYTHON --sim-engine sim_engine.py]
 
-Reported: CPU of an answer by its length, its fit as fixed + per token, TTFT and inter-token time added over the same engine called
-in-process under the same load. CPU is the scheduler's account of the gateway, replica and Redis processes, without the engine's own
-thread; what the same processes and Ray's daemons spend while idle is measured and shown, and the idle share is subtracted.
+Reported: CPU of an answer by its length, its fit as fixed + per token, TTFT and inter-token time added over the same
+engine called in-process under the same load. CPU is the scheduler's account of the gateway, replica and Redis
+processes, without the engine's own thread; what the same processes and Ray's daemons spend while idle is measured and
+shown, and the idle share is subtracted.
 
-With a Python that has `sglang_router` and with an OpenAI-compatible simulated engine (--port, --model, --ttft-ms, --itl-ms), SGLang's
-gateway is measured in the same run, level by level in turn with ours. PENSTOCK_BENCH_SGLANG and PENSTOCK_BENCH_SIM_ENGINE name them too.
+With a Python that has `sglang_router` and with an OpenAI-compatible simulated engine (--port, --model, --ttft-ms,
+--itl-ms), SGLang's gateway is measured in the same run, level by level in turn with ours. PENSTOCK_BENCH_SGLANG and
+PENSTOCK_BENCH_SIM_ENGINE name them too.
 """
 
 import argparse
@@ -84,10 +87,24 @@ def quantile(values: list[float], q: float) -> float:
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-def measure(client: ChatClient, level: Level, seed: int, cpu_seconds: Callable[[], float], idle_cores: float, loop: asyncio.Runner) -> Measured:
+def measure(
+    client: ChatClient,
+    level: Level,
+    seed: int,
+    cpu_seconds: Callable[[], float],
+    idle_cores: float,
+    loop: asyncio.Runner,
+) -> Measured:
     before, began = cpu_seconds(), time.perf_counter()
     answers: list[Answer] = loop.run(
-        closed_loop(client, streams=level.streams, requests=level.requests, prompt_tokens=level.prompt_tokens, max_tokens=level.max_tokens, seed=seed)
+        closed_loop(
+            client,
+            streams=level.streams,
+            requests=level.requests,
+            prompt_tokens=level.prompt_tokens,
+            max_tokens=level.max_tokens,
+            seed=seed,
+        )
     )
     spent = cpu_seconds() - before - idle_cores * (time.perf_counter() - began)
     wrong = [a.usage for a in answers if a.usage.get("completion_tokens") != level.max_tokens]
@@ -109,7 +126,17 @@ def sglang(python: str, sim_engine: str) -> Iterator[Rival]:
     router_port, *engine_ports = ports
     engines = [f"http://127.0.0.1:{p}" for p in engine_ports]
     sim = [python, sim_engine, "--model", "sim", "--ttft-ms", str(STEP_S * 1e3), "--itl-ms", str(STEP_S * 1e3)]
-    route = [python, "-m", "sglang_router.launch_router", "--host", "127.0.0.1", "--port", str(router_port), "--policy", "cache_aware"]
+    route = [
+        python,
+        "-m",
+        "sglang_router.launch_router",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(router_port),
+        "--policy",
+        "cache_aware",
+    ]
     route += ["--worker-urls", *engines, "--prometheus-port", str(free_port()), "--log-level", "error"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     processes = [subprocess.Popen([*sim, "--port", str(p)], **quiet) for p in engine_ports]  # type: ignore[call-overload]
@@ -177,7 +204,9 @@ class Bench:
     def __init__(self, platform: PlatformProcess, rival: Rival | None, loop: asyncio.Runner) -> None:
         self.parts: dict[str, Callable[[], float]] = {
             "gateway": lambda: sum(process_seconds(p) for p in platform.gateways),
-            "replicas, stream only": lambda: sum(process_seconds(p, without_threads="engine") for p in platform.replicas),
+            "replicas, stream only": lambda: sum(
+                process_seconds(p, without_threads="engine") for p in platform.replicas
+            ),
             "Redis": lambda: sum(process_seconds(p) for p in platform.redis),
         }
         self.loop, self.rival = loop, rival
@@ -199,7 +228,14 @@ class Bench:
         spent = dict.fromkeys(self.parts, 0.0)
         for _ in range(rounds):
             seed += 1
-            sides.base.append(Measured(0, *in_process_load(share.streams, share.requests, share.prompt_tokens, share.max_tokens, STEP_S, seed)))
+            sides.base.append(
+                Measured(
+                    0,
+                    *in_process_load(
+                        share.streams, share.requests, share.prompt_tokens, share.max_tokens, STEP_S, seed
+                    ),
+                )
+            )
             before = {name: part() for name, part in self.parts.items()}
             sides.ours.append(measure(self.client, share, seed, self.cpu_seconds, self.idle, self.loop))
             for name, part in self.parts.items():
@@ -208,7 +244,9 @@ class Bench:
                 gateway, direct = self.rival_clients
                 sides.rival_base.append(measure(direct, share, seed, lambda: 0.0, 0, self.loop))
                 sides.rival.append(measure(gateway, share, seed, self.rival.cpu_seconds, 0, self.loop))
-        where = ", ".join(f"{name} {1e3 * seconds / (share.requests * rounds):.2f} ms" for name, seconds in spent.items())
+        where = ", ".join(
+            f"{name} {1e3 * seconds / (share.requests * rounds):.2f} ms" for name, seconds in spent.items()
+        )
         return sides, f"{level.name}: {where} (idle share included)"
 
     def close(self) -> None:
@@ -220,13 +258,19 @@ def run(platform: PlatformProcess, rival: Rival | None, plan: list[Level], round
     with asyncio.Runner() as loop:
         bench = Bench(platform, rival, loop)
         rows: list[Row] = []
-        notes = [f"idle: our processes {1e3 * bench.idle:.1f} ms of CPU a second (subtracted), Ray's daemons {1e3 * bench.daemons:.1f} (not counted)"]
+        notes = [
+            f"idle: our processes {1e3 * bench.idle:.1f} ms of CPU a second (subtracted), Ray's daemons {1e3 * bench.daemons:.1f} (not counted)"
+        ]
         points: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
         for number, level in enumerate(plan):
             sides, note = bench.level(level, rounds, 1000 * number)
             rows += rows_of(level, sides)
             notes.append(note)
-            print(f"{rows[-5].name}: {rows[-5].ours:.2f} ms" + (f", rival {rows[-5].rival:.2f} ms" if rival else ""), file=sys.stderr, flush=True)
+            print(
+                f"{rows[-5].name}: {rows[-5].ours:.2f} ms" + (f", rival {rows[-5].rival:.2f} ms" if rival else ""),
+                file=sys.stderr,
+                flush=True,
+            )
             if (level.streams, level.prompt_tokens) == (16, 100):
                 points[False] += [(level.max_tokens, m.cpu_ms) for m in sides.ours]
                 points[True] += [(level.max_tokens, m.cpu_ms) for m in sides.rival]
@@ -247,11 +291,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer requests")
     parser.add_argument("--rounds", type=int, default=3, help="slices of a level, both sides in turn")
-    parser.add_argument("--sglang", default=os.environ.get("PENSTOCK_BENCH_SGLANG"), help="Python that has sglang_router")
-    parser.add_argument("--sim-engine", default=os.environ.get("PENSTOCK_BENCH_SIM_ENGINE"), help="simulated engine for the rival")
+    parser.add_argument(
+        "--sglang", default=os.environ.get("PENSTOCK_BENCH_SGLANG"), help="Python that has sglang_router"
+    )
+    parser.add_argument(
+        "--sim-engine", default=os.environ.get("PENSTOCK_BENCH_SIM_ENGINE"), help="simulated engine for the rival"
+    )
     args = parser.parse_args()
     plan = levels(args.quick)
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, running_platform(Path(folder), CONFIG) as platform:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
+        running_platform(Path(folder), CONFIG) as platform,
+    ):
         if args.sglang and args.sim_engine:
             with sglang(args.sglang, args.sim_engine) as rival:
                 rows, notes = run(platform, rival, plan, args.rounds)

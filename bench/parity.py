@@ -2,9 +2,10 @@
 
     python -m bench.parity [--prompts 40] [--new-tokens 64] [--logits-of 5] [--threads N] [--data DIR]
 
-Our side is the real engine: all prompts at once, batched, in chunks, over paged KV with prefix reuse. transformers reads the same GGUF file by its
-own code and generates prompt by prompt. The end of sequence is ignored on both sides. Where outputs part, it must be at a near-tie:
-transformers' own two best logits within NEAR_TIE. Fails (status 1) when they part otherwise, part too often, or logits stray.
+Our side is the real engine: all prompts at once, batched, in chunks, over paged KV with prefix reuse. transformers
+reads the same GGUF file by its own code and generates prompt by prompt. The end of sequence is ignored on both sides.
+Where outputs part, it must be at a near-tie: transformers' own two best logits within NEAR_TIE. Fails (status 1) when
+they part otherwise, part too often, or logits stray.
 """
 
 import argparse
@@ -73,7 +74,11 @@ class RecordingRunner:
     """A TorchRunner that keeps the logits of some requests."""
 
     def __init__(self, runner: TorchRunner, recorded: set[str]) -> None:
-        self.num_blocks, self.max_model_len, self.eos_token_ids = runner.num_blocks, runner.max_model_len, runner.eos_token_ids
+        self.num_blocks, self.max_model_len, self.eos_token_ids = (
+            runner.num_blocks,
+            runner.max_model_len,
+            runner.eos_token_ids,
+        )
         self.logits: dict[str, list[Tensor]] = {request_id: [] for request_id in recorded}
         self._runner = runner
 
@@ -89,7 +94,9 @@ class RecordingRunner:
         self._runner.forget(seq)
 
 
-def ours(source: ModelSource, config: EngineConfig, prompts: list[list[int]], new_tokens: int, num_recorded: int) -> list[Generated]:
+def ours(
+    source: ModelSource, config: EngineConfig, prompts: list[list[int]], new_tokens: int, num_recorded: int
+) -> list[Generated]:
     """All prompts through one engine at once; logits of the first `num_recorded` are kept."""
     runner = RecordingRunner(load_runner(source, config), {str(number) for number in range(num_recorded)})
     hasher = ChainHasher(bytes(32), config.block_size)
@@ -107,13 +114,18 @@ def ours(source: ModelSource, config: EngineConfig, prompts: list[list[int]], ne
     finally:
         engine.stop()
     outputs = [seq.token_ids[seq.num_prompt_tokens :] for seq in sequences]
-    return [Generated(ids, torch.stack(runner.logits[str(n)]) if n < num_recorded else None) for n, ids in enumerate(outputs)]
+    return [
+        Generated(ids, torch.stack(runner.logits[str(n)]) if n < num_recorded else None)
+        for n, ids in enumerate(outputs)
+    ]
 
 
 def theirs(model: PreTrainedModel, prompt: list[int], new_tokens: int) -> Generated:
     """transformers' own greedy generation."""
     ids = torch.tensor([prompt])
-    options = transformers.GenerationConfig(max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, output_logits=True, return_dict_in_generate=True)
+    options = transformers.GenerationConfig(
+        max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, output_logits=True, return_dict_in_generate=True
+    )
     found = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=options)
     return Generated(found.sequences[0, len(prompt) :].tolist(), torch.cat(found.logits).float())
 
@@ -152,7 +164,11 @@ def unequal_tensors(source: ModelSource, model: PreTrainedModel) -> list[str]:
     config = read_config(source)
     weights, reference = load_weights(source, config, torch.float32), model.state_dict()
     plan = layout(config)
-    return [name for name, at in plan.items() if not torch.equal(weights[at.target][at.start : at.start + at.shape[0]], reference[name])]
+    return [
+        name
+        for name, at in plan.items()
+        if not torch.equal(weights[at.target][at.start : at.start + at.shape[0]], reference[name])
+    ]
 
 
 def chat_prompts(source: ModelSource, texts: list[str]) -> list[list[int]]:
@@ -176,7 +192,9 @@ def _sequence(number: int, prompt: list[int], new_tokens: int, hasher: ChainHash
     root = hasher.root("parity")
     keys = hasher.extend(root, prompt)
     sampling = SamplingParams(max_tokens=new_tokens, temperature=0.0, ignore_eos=True)
-    return Sequence(str(number), list(prompt), sampling, len(prompt), keys, keys[-1] if keys else root, time.monotonic())
+    return Sequence(
+        str(number), list(prompt), sampling, len(prompt), keys, keys[-1] if keys else root, time.monotonic()
+    )
 
 
 def _collect(report: StepReport, finished: "queue.SimpleQueue[Sequence]") -> None:
@@ -189,10 +207,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--new-tokens", type=int, default=64)
-    parser.add_argument("--logits-of", type=int, default=5, metavar="N", help="compare the logits of so many prompts at every step")
+    parser.add_argument(
+        "--logits-of", type=int, default=5, metavar="N", help="compare the logits of so many prompts at every step"
+    )
     parser.add_argument("--threads", type=int, help="of torch, on both sides (default: one for each core)")
     parser.add_argument(
-        "--data", type=Path, default=os.environ.get("PENSTOCK_TEST_DATA") or None, help="folder with text/*.jsonl (default: $PENSTOCK_TEST_DATA)"
+        "--data",
+        type=Path,
+        default=os.environ.get("PENSTOCK_TEST_DATA") or None,
+        help="folder with text/*.jsonl (default: $PENSTOCK_TEST_DATA)",
     )
     args = parser.parse_args()
     if args.data is None:
@@ -212,16 +235,37 @@ def main() -> None:
             differences.append(difference)
         if number < args.logits_of:
             largest = max(largest, logit_difference(generated, other, difference))
-        print(f"{number + 1} of {len(prompts)}: {len(prompt)} prompt tokens, {difference or 'identical'}", file=sys.stderr, flush=True)
+        print(
+            f"{number + 1} of {len(prompts)}: {len(prompt)} prompt tokens, {difference or 'identical'}",
+            file=sys.stderr,
+            flush=True,
+        )
     ties = [difference for difference in differences if difference.gap <= NEAR_TIE]
     rows = [
         Row("tensors equal to transformers' in every bit", num_tensors - len(unequal), num_tensors, "tensors"),
-        Row(f"greedy outputs of {args.new_tokens} tokens identical", len(prompts) - len(differences), len(prompts), "prompts"),
+        Row(
+            f"greedy outputs of {args.new_tokens} tokens identical",
+            len(prompts) - len(differences),
+            len(prompts),
+            "prompts",
+        ),
         Row(f"outputs that part at a near-tie (at most {MAX_NEAR_TIES})", len(ties), None, "prompts"),
         Row("outputs that part elsewhere (none allowed)", len(differences) - len(ties), None, "prompts"),
-        Row(f"max |logit difference| over {args.logits_of} prompts (below {MAX_LOGIT_DIFFERENCE:g})", largest, None, "logit"),
+        Row(
+            f"max |logit difference| over {args.logits_of} prompts (below {MAX_LOGIT_DIFFERENCE:g})",
+            largest,
+            None,
+            "logit",
+        ),
     ]
-    write_report("parity", rows, notes=[f"prompt {d.prompt} parts at token {d.position}; transformers' two best are {d.gap:.2e} apart" for d in differences])
+    write_report(
+        "parity",
+        rows,
+        notes=[
+            f"prompt {d.prompt} parts at token {d.position}; transformers' two best are {d.gap:.2e} apart"
+            for d in differences
+        ],
+    )
     is_met = not unequal and len(ties) == len(differences) <= MAX_NEAR_TIES and largest < MAX_LOGIT_DIFFERENCE
     sys.exit(0 if is_met else 1)
 

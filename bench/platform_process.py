@@ -81,7 +81,11 @@ def _title(process: psutil.Process) -> str:
 def read_metric(page: str, name: str, **labels: str) -> float | None:
     """Of a page in Prometheus' text format: the sum of the samples with these labels; None where there is none."""
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
-    rows = [line for line in page.splitlines() if line.startswith((f"{name}{{", f"{name} ")) and all(each in line for each in wanted)]
+    rows = [
+        line
+        for line in page.splitlines()
+        if line.startswith((f"{name}{{", f"{name} ")) and all(each in line for each in wanted)
+    ]
     return sum(float(row.rpartition(" ")[2]) for row in rows) if rows else None
 
 
@@ -98,7 +102,8 @@ def penstock(*arguments: str) -> list[str]:
 
 
 def start_up(folder: Path, config: str, *, temp: Path | None = None) -> "subprocess.Popen[bytes]":
-    """`penstock up` in the background: configuration, state folder (`state`) and output (`up.log`) in `folder`, temporary files in `temp`.
+    """`penstock up` in the background: configuration, state folder (`state`) and output (`up.log`) in `folder`,
+    temporary files in `temp`.
 
     In a session of its own, so that a Ctrl-C in the terminal reaches it only through whoever started it.
     """
@@ -123,11 +128,14 @@ def read_env(state: Path) -> dict[str, str]:
 
 @contextmanager
 def running_platform(folder: Path, config: str, *, start_s: float = START_S) -> Iterator[PlatformProcess]:
-    """Start the platform from a config text in which {port} stands for the gateway's; stop it at the end. Raises RuntimeError with the log's tail."""
+    """Start the platform from a config text in which {port} stands for the gateway's; stop it at the end. Raises
+    RuntimeError with the log's tail."""
     process = start_up(folder, config.format(port=free_port()))
     try:
         env = _wait_until_ready(process, folder, start_s)
-        yield PlatformProcess(env["OPENAI_BASE_URL"].removesuffix("/v1"), env["OPENAI_API_KEY"], process.pid, folder / "state")
+        yield PlatformProcess(
+            env["OPENAI_BASE_URL"].removesuffix("/v1"), env["OPENAI_API_KEY"], process.pid, folder / "state"
+        )
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(STOP_S)

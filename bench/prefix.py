@@ -1,9 +1,11 @@
-"""What prefix reuse saves through the whole platform: chats that share a long system prompt, on the demo model and two replicas.
+"""What prefix reuse saves through the whole platform: chats that share a long system prompt, on the demo model and two
+replicas.
 
     python -m bench.prefix
 
-Each round: one cold chat with a system prompt of about 1,000 tokens that nobody has sent before, then chats that share it, one after the
-other. Reported: median TTFT cold and warm, and what share of the warm chats' prompt tokens came from the cache.
+Each round: one cold chat with a system prompt of about 1,000 tokens that nobody has sent before, then chats that share
+it, one after the other. Reported: median TTFT cold and warm, and what share of the warm chats' prompt tokens came from
+the cache.
 """
 
 import asyncio
@@ -49,7 +51,11 @@ async def share_a_prompt(client: ChatClient, seed: int, chats: int) -> Reuse:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, running_platform(Path(folder), CONFIG) as platform, asyncio.Runner() as loop:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
+        running_platform(Path(folder), CONFIG) as platform,
+        asyncio.Runner() as loop,
+    ):
         client = ChatClient(platform.url, "demo", platform.key, extra={"temperature": 0})
         loop.run(client.chat("Hello", 4))
         rounds = [loop.run(share_a_prompt(client, seed, CHATS)) for seed in range(ROUNDS)]
@@ -58,9 +64,18 @@ def main() -> None:
     warm = statistics.median(a.ttft_s for r in rounds for a in r.warm)
     rows = [
         Row("TTFT warm (ours) and cold (the same platform without a hit)", 1e3 * warm, 1e3 * cold, "ms"),
-        Row("share of prompt tokens from the cache, warm", 100 * statistics.fmean(r.cached_share for r in rounds), None, "%"),
+        Row(
+            "share of prompt tokens from the cache, warm",
+            100 * statistics.fmean(r.cached_share for r in rounds),
+            None,
+            "%",
+        ),
     ]
-    write_report("prefix", rows, notes=[f"{ROUNDS} rounds of 1 cold and {CHATS} warm chats, SmolLM2-135M-Instruct, two CPU replicas"])
+    write_report(
+        "prefix",
+        rows,
+        notes=[f"{ROUNDS} rounds of 1 cold and {CHATS} warm chats, SmolLM2-135M-Instruct, two CPU replicas"],
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,16 @@
-"""What the engine's roundings cost the demo model: perplexity by the CPU kernels that serve it, one rounding changed at a time, on text no calibration saw.
+"""What the engine's roundings cost the demo model: perplexity by the CPU kernels that serve it, one rounding changed at
+a time, on text no calibration saw.
 
     PENSTOCK_TEST_DATA=FOLDER python -m bench.quality [--tokens 8192] [--threads 2] [--model demo]
 
-Texts: those of bench.quantize, which has the figures of AWQ's checkpoints. The demo model's matrices are Q4_1 and its table is Q8_0; both are computed with
-as they are, so against the checkpoint's own lattice nothing is rounded but what a row names:
+Texts: those of bench.quantize, which has the figures of AWQ's checkpoints. The demo model's matrices are Q4_1 and its
+table is Q8_0; both are computed with as they are, so against the checkpoint's own lattice nothing is rounded but what a
+row names:
 
-* activations in one term of int8 (`W4A8`, `engine.activations: int8`, what the default takes for many rows) against bfloat16 ones (`W4A16`);
-* activations in two terms of int8 (`engine.activations: int16`, what the default takes for few rows) against bfloat16 ones;
+* activations in one term of int8 (`W4A8`, `engine.activations: int8`, what the default takes for many rows) against
+  bfloat16 ones (`W4A16`);
+* activations in two terms of int8 (`engine.activations: int16`, what the default takes for few rows) against bfloat16
+  ones;
 * an int8 KV cache against one in bfloat16;
 * `engine.lm_head: int4` against the table as it is. int8 is what it is, so that row would compare a thing with itself.
 
@@ -74,9 +78,13 @@ def variant_perplexities(variant: Variant, model: str, held_out: dict[str, Tenso
         raise RuntimeError("the CPU kernels can't be built here, and this measures what they round")
     source = resolve(model)
     config = read_config(source)
-    weights = pack_all(read_weights(source, config, torch.bfloat16, head=variant.head), library.products, torch.bfloat16, threads)
+    weights = pack_all(
+        read_weights(source, config, torch.bfloat16, head=variant.head), library.products, torch.bfloat16, threads
+    )
     decoder = FusedLlama(config, weights, EVALUATION_WINDOW, threads, library, variant.activations)
-    found = {name: perplexity(decoder, variant.kv_dtype, ids, EVALUATION_WINDOW, STEP) for name, ids in held_out.items()}
+    found = {
+        name: perplexity(decoder, variant.kv_dtype, ids, EVALUATION_WINDOW, STEP) for name, ids in held_out.items()
+    }
     print(variant.name, found, file=sys.stderr)
     return found
 
@@ -96,14 +104,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What the engine's roundings cost in perplexity.")
     parser.add_argument("--tokens", type=int, default=MAX_TOKENS)
     parser.add_argument("--threads", type=int, default=available_cores())
-    parser.add_argument("--model", default="demo", help="a checkpoint, also one by penstock quantize; a record is kept of the demo model only")
+    parser.add_argument(
+        "--model",
+        default="demo",
+        help="a checkpoint, also one by penstock quantize; a record is kept of the demo model only",
+    )
     options = parser.parse_args()
     texts = find_texts(os.environ.get("PENSTOCK_TEST_DATA"))
     held_out = {name: evaluation_tokens(options.model, text, options.tokens) for name, text in texts.held_out.items()}
-    variants = dict.fromkeys(variant for comparison in COMPARISONS for variant in (comparison.plain, comparison.rounded))
+    variants = dict.fromkeys(
+        variant for comparison in COMPARISONS for variant in (comparison.plain, comparison.rounded)
+    )
     found = {variant: variant_perplexities(variant, options.model, held_out, options.threads) for variant in variants}
     rows = [pair for comparison in COMPARISONS for pair in cost_rows(comparison, found)]
-    notes = [f"{options.model}; {options.tokens} tokens of each text at most, windows of {EVALUATION_WINDOW}", f"texts: {texts.origin}"]
+    notes = [
+        f"{options.model}; {options.tokens} tokens of each text at most, windows of {EVALUATION_WINDOW}",
+        f"texts: {texts.origin}",
+    ]
     if options.model == "demo":
         write_report("quality", [row for row, _ in rows], notes=notes)
     else:

@@ -1,12 +1,14 @@
-"""What 4 bits cost the demo model: perplexity of `penstock quantize`'s checkpoints beside bfloat16 and plain rounding, on text no calibration saw.
+"""What 4 bits cost the demo model: perplexity of `penstock quantize`'s checkpoints beside bfloat16 and plain rounding,
+on text no calibration saw.
 
     PENSTOCK_TEST_DATA=FOLDER python -m bench.quantize [--group-size 128 64] [--sequences 32]
 
-FOLDER/text holds real text: for calibration chats and questions (aibrix_sharegpt_8min.jsonl, gsm8k_train3000.jsonl), for evaluation spec_bench.jsonl and
-shakespeare.txt.gz. Without it this project's own documents are used, README.md and CONTRIBUTING.md for calibration, docs/*.md for evaluation; the
-report says which. The demo model's weights were rounded once already, to groups of 32 (Q4_1), so larger groups lose more on it than on a model that
-was never rounded. Fails (status 1) where AWQ recovers less than 20 % of plain rounding's loss in groups of 128, or in groups of 64 not more than in those
-of 128. What the engine rounds while it computes, and what that costs, is bench.quality's.
+FOLDER/text holds real text: for calibration chats and questions (aibrix_sharegpt_8min.jsonl, gsm8k_train3000.jsonl),
+for evaluation spec_bench.jsonl and shakespeare.txt.gz. Without it this project's own documents are used, README.md and
+CONTRIBUTING.md for calibration, docs/*.md for evaluation; the report says which. The demo model's weights were rounded
+once already, to groups of 32 (Q4_1), so larger groups lose more on it than on a model that was never rounded. Fails
+(status 1) where AWQ recovers less than 20 % of plain rounding's loss in groups of 128, or in groups of 64 not more than
+in those of 128. What the engine rounds while it computes, and what that costs, is bench.quality's.
 """
 
 import argparse
@@ -47,7 +49,11 @@ def find_texts(data: str | None) -> Texts:
     if data:
         folder = Path(data) / "text"
         by_name = {name: read_text(folder / name)[:MAX_CHARS] for name in CALIBRATION + EVALUATION}
-        return Texts("\n\n".join(by_name[name] for name in CALIBRATION), {name: by_name[name] for name in EVALUATION}, "public datasets")
+        return Texts(
+            "\n\n".join(by_name[name] for name in CALIBRATION),
+            {name: by_name[name] for name in EVALUATION},
+            "public datasets",
+        )
     calibration = "\n\n".join(read_text(ROOT / name) for name in ("README.md", "CONTRIBUTING.md"))
     documents = "\n\n".join(read_text(path) for path in sorted((ROOT / "docs").glob("*.md")))
     return Texts(calibration, {"docs/*.md": documents}, "this project's documents (PENSTOCK_TEST_DATA is not set)")
@@ -57,13 +63,25 @@ def _say(done: int, total: int) -> None:
     print(f"layer {done} of {total}", file=sys.stderr, end="\r")
 
 
-def group_rows(group_size: int, sequences: int, calibration: str, held_out: dict[str, Tensor], dense: dict[str, float], folder: Path) -> Iterator[Row]:
+def group_rows(
+    group_size: int,
+    sequences: int,
+    calibration: str,
+    held_out: dict[str, Tensor],
+    dense: dict[str, float],
+    folder: Path,
+) -> Iterator[Row]:
     """Makes a checkpoint and compares; a comparison's row has AWQ as ours and rounding as the rival."""
     out = folder / f"awq-{group_size}"
     begun_s = time.perf_counter()
     quantize_checkpoint(Plan("demo", out, calibration, group_size, sequences), _say)
     yield Row(f"time to quantize, group {group_size}", time.perf_counter() - begun_s, None, "s")
-    yield Row(f"size of the checkpoint, group {group_size}", sum(path.stat().st_size for path in out.iterdir()) / 1e6, None, "MB")
+    yield Row(
+        f"size of the checkpoint, group {group_size}",
+        sum(path.stat().st_size for path in out.iterdir()) / 1e6,
+        None,
+        "MB",
+    )
     for name, ids in held_out.items():
         awq, rounded = model_perplexity(str(out), ids), model_perplexity("demo", ids, group_size=group_size)
         yield Row(f"perplexity on {name}, group {group_size}: AWQ (ours), round to nearest (rival)", awq, rounded, "")
@@ -78,7 +96,9 @@ def is_good(rows: Iterable[Row], names: Iterable[str], group_sizes: Iterable[int
     """Enough is recovered, and the more the smaller the groups."""
     found = {row.name: row.ours for row in rows if row.ours is not None}
     by_size = ([found[recovered(name, size)] for size in sorted(group_sizes, reverse=True)] for name in names)
-    return all(shares[0] >= LEAST_RECOVERED and all(less < more for less, more in pairwise(shares)) for shares in by_size)
+    return all(
+        shares[0] >= LEAST_RECOVERED and all(less < more for less, more in pairwise(shares)) for shares in by_size
+    )
 
 
 def main() -> int:

@@ -1,4 +1,5 @@
-"""What every benchmark ends with: a table on standard output, and bench/NAME.json with the commit, the hardware and the command."""
+"""What every benchmark ends with: a table on standard output, and bench/NAME.json with the commit, the hardware and the
+command."""
 
 import json
 import os
@@ -33,7 +34,9 @@ class Row:
         return self.ours / self.rival if self.ours is not None and self.rival else None
 
 
-def write_report(name: str, rows: Iterable[Row], *, notes: Iterable[str] = (), variant: str = "", folder: Path = FOLDER) -> Path:
+def write_report(
+    name: str, rows: Iterable[Row], *, notes: Iterable[str] = (), variant: str = "", folder: Path = FOLDER
+) -> Path:
     """Print the table and write folder/name.json, or folder/name_variant.json; returns that path."""
     rows, notes = list(rows), list(notes)
     report = {
@@ -52,7 +55,8 @@ def write_report(name: str, rows: Iterable[Row], *, notes: Iterable[str] = (), v
 
 
 def commit() -> str:
-    """Hash of the checkout's commit, with `-dirty` when files other than records and pictures differ from it; `unknown` outside a checkout."""
+    """Hash of the checkout's commit, with `-dirty` when files other than records and pictures differ from it; `unknown`
+    outside a checkout."""
     try:
         head = _git("rev-parse", "HEAD")
         return head + ("-dirty" if _git("status", "--porcelain", "--untracked-files=no", "--", ":/", *RECORDS) else "")

@@ -1,9 +1,11 @@
-"""aiperf (PyPI, NVIDIA; read and run here: 0.13.0) as the rival of our load tester: how it is given a load, and how its export is read.
+"""aiperf (PyPI, NVIDIA; read and run here: 0.13.0) as the rival of our load tester: how it is given a load, and how its
+export is read.
 
-Its words and ours. Its `time_to_first_token` runs from just before it hands a request to its HTTP client to the first chunk with content,
-a new connection's set-up included; ours (`Record.ttft_s`) from the intended time, so what is compared is ours from `sent_s`. Its
-`inter_token_latency` is (last - first chunk with content) / (tokens by usage - 1): our TPOT where the first chunk holds one token. Its
-throughput is output tokens / (last chunk with content - first request's start): the same sum is made of both testers' records here.
+Its words and ours. Its `time_to_first_token` runs from just before it hands a request to its HTTP client to the first
+chunk with content, a new connection's set-up included; ours (`Record.ttft_s`) from the intended time, so what is
+compared is ours from `sent_s`. Its `inter_token_latency` is (last - first chunk with content) / (tokens by usage - 1):
+our TPOT where the first chunk holds one token. Its throughput is output tokens / (last chunk with content - first
+request's start): the same sum is made of both testers' records here.
 """
 
 from collections.abc import Mapping
@@ -19,7 +21,8 @@ TICKS = 200.0
 
 
 class Load(NamedTuple):
-    """What both testers are told to do: so many streamed chats, evenly spaced or so many at once, each from a prompt of its own."""
+    """What both testers are told to do: so many streamed chats, evenly spaced or so many at once, each from a prompt of
+    its own."""
 
     name: str
     requests: int
@@ -67,13 +70,19 @@ class _Line(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Line)
 
 
-def configuration(load: Load, *, url: str, model: str, prompts: Path, tokenizer: Path, folder: Path, fields: Mapping[str, object]) -> dict[str, object]:
-    """Its configuration file's content (JSON is YAML). `prompts`: JSON lines with `text`, sent in order; `fields`: of every request's body.
+def configuration(
+    load: Load, *, url: str, model: str, prompts: Path, tokenizer: Path, folder: Path, fields: Mapping[str, object]
+) -> dict[str, object]:
+    """Its configuration file's content (JSON is YAML). `prompts`: JSON lines with `text`, sent in order; `fields`: of
+    every request's body.
 
-    The key comes from OPENAI_API_KEY when it starts. One worker, because it shares two cores with the server. So many at once is asked for as a
-    rate of TICKS that a cap holds back: the loop that issues requests in its `concurrency` phases never sleeps and would take a core from the server.
+    The key comes from OPENAI_API_KEY when it starts. One worker, because it shares two cores with the server. So many
+    at once is asked for as a rate of TICKS that a cap holds back: the loop that issues requests in its `concurrency`
+    phases never sleeps and would take a core from the server.
     """
-    pace: dict[str, object] = {"rate": load.rate} if load.rate is not None else {"rate": TICKS, "concurrency": load.at_once}
+    pace: dict[str, object] = (
+        {"rate": load.rate} if load.rate is not None else {"rate": TICKS, "concurrency": load.at_once}
+    )
     return {
         "schemaVersion": "2.0",
         "randomSeed": 1,
@@ -99,7 +108,8 @@ def configuration(load: Load, *, url: str, model: str, prompts: Path, tokenizer:
 
 
 def read_export(path: Path) -> list[Seen]:
-    """The requests of an export, in the order it wrote them. Raises RuntimeError when one failed or has no times of tokens."""
+    """The requests of an export, in the order it wrote them. Raises RuntimeError when one failed or has no times of
+    tokens."""
     return [_seen(line, f"{path.name}, line {number}") for number, line in enumerate(path.read_bytes().splitlines(), 1)]
 
 

@@ -1,16 +1,20 @@
-"""Speculation through the whole platform: the same seeded requests to a pool without, one with look-up, one with a draft model.
+"""Speculation through the whole platform: the same seeded requests to a pool without, one with look-up, one with a
+draft model.
 
     python -m bench.speculation [--requests 200] [--speed-requests 24]
 
-Sameness: three exact pools of the demo model that draft as much as they may; each gets the same requests greedy and again at temperature 0.8, some
-with penalties, half of them about a text that the answer may quote. Reported: answers whose token ids are the plain pool's, the share of draft
-tokens accepted as /metrics counts it, tokens of a sequence's step (1 without drafts).
+Sameness: three exact pools of the demo model that draft as much as they may; each gets the same requests greedy and
+again at temperature 0.8, some with penalties, half of them about a text that the answer may quote. Reported: answers
+whose token ids are the plain pool's, the share of draft tokens accepted as /metrics counts it, tokens of a sequence's
+step (1 without drafts).
 
-Speed: the same pools as they would be used, not exact, and drafting as much as pays; one request at a time, and four. Everywhere the pools are asked
-in turn, a round of requests each, while the others are idle. Fails (status 1) when an answer differs or a drafter has nothing accepted.
+Speed: the same pools as they would be used, not exact, and drafting as much as pays; one request at a time, and four.
+Everywhere the pools are asked in turn, a round of requests each, while the others are idle. Fails (status 1) when an
+answer differs or a drafter has nothing accepted.
 
-The draft model is the demo model's own first 25 layers of 30: no smaller one has its vocabulary. It costs nearly what it saves, so it shows that
-answers stay the same and that drafts which do not pay are left out, not what a good draft model gains.
+The draft model is the demo model's own first 25 layers of 30: no smaller one has its vocabulary. It costs nearly what
+it saves, so it shows that answers stay the same and that drafts which do not pay are left out, not what a good draft
+model gains.
 """
 
 import argparse
@@ -45,7 +49,9 @@ pools:
     engine: {{<<: *engine, speculation: {{method: draft, model: demo, draft_layers: 25, adaptive: ADAPTIVE}}}}
 """
 ENGINE = "threads: 2, kv_memory_bytes: 300000000, max_num_seqs: 8"
-EXACT = CONFIG.replace("ENGINE", f"{{{{dtype: float32, exact: true, {ENGINE}, max_batched_tokens: 64}}}}").replace("ADAPTIVE", "false")
+EXACT = CONFIG.replace("ENGINE", f"{{{{dtype: float32, exact: true, {ENGINE}, max_batched_tokens: 64}}}}").replace(
+    "ADAPTIVE", "false"
+)
 FAST = CONFIG.replace("ENGINE", f"{{{{{ENGINE}}}}}").replace("ADAPTIVE", "true")
 TEMPERATURES = (0.0, 0.8)
 STREAMS, MAX_TOKENS, ROUND = 8, 16, 25
@@ -89,15 +95,26 @@ def request(number: int, temperature: float, max_tokens: int, num_words: int = 2
     """The number-th request, without its model. num_words: of the text that every other one asks to repeat."""
     rng = random.Random(number)
     text = " ".join(rng.choices(WORDS, k=num_words))
-    content = f"Repeat this text twice, word by word: {text}" if number % 2 else f"What is a {rng.choice(WORDS)} {rng.choice(WORDS)}? Question {number}."
-    body: dict[str, Any] = {"messages": [{"role": "user", "content": content}], "max_tokens": max_tokens, "seed": number, "return_token_ids": True}
+    content = (
+        f"Repeat this text twice, word by word: {text}"
+        if number % 2
+        else f"What is a {rng.choice(WORDS)} {rng.choice(WORDS)}? Question {number}."
+    )
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": max_tokens,
+        "seed": number,
+        "return_token_ids": True,
+    }
     body["temperature"] = temperature
     if number % 5 == 4:
         body |= {"frequency_penalty": 0.4, "repetition_penalty": 1.1, "min_tokens": 4}
     return body
 
 
-async def ask_all(platform: PlatformProcess, pool: str, bodies: Iterable[dict[str, Any]], streams: int) -> list[list[int]]:
+async def ask_all(
+    platform: PlatformProcess, pool: str, bodies: Iterable[dict[str, Any]], streams: int
+) -> list[list[int]]:
     """Token ids of the answers, in the order of the requests."""
     answers: dict[int, list[int]] = {}
     waiting = enumerate(bodies)
@@ -117,10 +134,15 @@ async def ask_all(platform: PlatformProcess, pool: str, bodies: Iterable[dict[st
 
 
 def counted(platform: PlatformProcess, pool: str) -> Counts:
-    return Counts(platform.metric("penstock_draft_tokens_total", pool=pool), platform.metric("penstock_accepted_draft_tokens_total", pool=pool))
+    return Counts(
+        platform.metric("penstock_draft_tokens_total", pool=pool),
+        platform.metric("penstock_accepted_draft_tokens_total", pool=pool),
+    )
 
 
-def run_in_turn(platform: PlatformProcess, pools: tuple[str, ...], bodies: list[dict[str, Any]], streams: int, round_size: int) -> dict[str, Run]:
+def run_in_turn(
+    platform: PlatformProcess, pools: tuple[str, ...], bodies: list[dict[str, Any]], streams: int, round_size: int
+) -> dict[str, Run]:
     """Every pool gets every request, a round of them at a time."""
     before = {pool: counted(platform, pool) for pool in pools}
     answers: dict[str, list[list[int]]] = {pool: [] for pool in pools}
@@ -137,18 +159,36 @@ def run_in_turn(platform: PlatformProcess, pools: tuple[str, ...], bodies: list[
 
 def sameness(requests: int) -> Iterator[tuple[float, dict[str, Run]]]:
     """By temperature."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, running_platform(Path(folder), EXACT) as platform:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
+        running_platform(Path(folder), EXACT) as platform,
+    ):
         for temperature in TEMPERATURES:
-            yield temperature, run_in_turn(platform, POOLS, [request(number, temperature, MAX_TOKENS) for number in range(requests)], STREAMS, ROUND)
+            yield (
+                temperature,
+                run_in_turn(
+                    platform,
+                    POOLS,
+                    [request(number, temperature, MAX_TOKENS) for number in range(requests)],
+                    STREAMS,
+                    ROUND,
+                ),
+            )
 
 
 def speed(requests: int) -> Iterator[tuple[int, dict[str, Run]]]:
     """By requests at a time."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, running_platform(Path(folder), FAST) as platform:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
+        running_platform(Path(folder), FAST) as platform,
+    ):
         for streams in SPEED_STREAMS:
             # other numbers each time: no prompt is in the prefix cache already
             numbers = range(10_000 * streams, 10_000 * streams + requests)
-            bodies = [request(number, TEMPERATURES[number // 2 % 2], SPEED_TOKENS) | {"ignore_eos": True} for number in numbers]
+            bodies = [
+                request(number, TEMPERATURES[number // 2 % 2], SPEED_TOKENS) | {"ignore_eos": True}
+                for number in numbers
+            ]
             yield streams, run_in_turn(platform, POOLS, bodies, streams, SPEED_ROUND)
 
 
@@ -168,13 +208,24 @@ def main() -> int:
             found, at = runs[pool], f"{pool}, temperature {temperature:g}"
             equal = num_equal(found, runs[PLAIN])
             is_good = is_good and equal == options.requests and found.counts.accepted > 0
-            rows.append(Row(f"{at}: answers with the plain pool's token ids (ours), of all (rival)", equal, options.requests, ""))
+            rows.append(
+                Row(
+                    f"{at}: answers with the plain pool's token ids (ours), of all (rival)", equal, options.requests, ""
+                )
+            )
             rows.append(Row(f"{at}: draft tokens accepted", 100 * found.acceptance, None, "%"))
             rows.append(Row(f"{at}: tokens a step (rival: plain)", found.tokens_per_step, 1.0, ""))
     for streams, runs in speed(options.speed_requests):
         for pool in DRAFTING:
             found, plain, at = runs[pool], runs[PLAIN], f"{pool} as used, {streams} at a time"
-            rows.append(Row(f"{at}: output (rival: plain)", found.num_tokens / found.seconds, plain.num_tokens / plain.seconds, "tokens/s"))
+            rows.append(
+                Row(
+                    f"{at}: output (rival: plain)",
+                    found.num_tokens / found.seconds,
+                    plain.num_tokens / plain.seconds,
+                    "tokens/s",
+                )
+            )
             rows.append(Row(f"{at}: tokens a step (rival: plain)", found.tokens_per_step, 1.0, ""))
     notes = [
         f"SmolLM2-135M-Instruct, one CPU replica a pool, 2 threads, pools asked in turn; sameness: {options.requests} requests a temperature of up to "

@@ -1,15 +1,19 @@
-"""Our load tester beside a public one (aiperf): the same load, in turn, against the fake server and against the platform.
+"""Our load tester beside a public one (aiperf): the same load, in turn, against the fake server and against the
+platform.
 
-    PENSTOCK_BENCH_TESTER=PYTHON PENSTOCK_BENCH_TOKENIZER=FOLDER python -m bench.testers [--against fake|platform|both] [--pairs 12]
+    PENSTOCK_BENCH_TESTER=PYTHON PENSTOCK_BENCH_TOKENIZER=FOLDER python -m bench.testers [--against fake|platform|both]
+    [--pairs 12]
 
-PENSTOCK_BENCH_TESTER: a Python that has aiperf (a virtual environment of its own, `pip install aiperf==0.13.0`); PENSTOCK_BENCH_TOKENIZER: a
-folder with the demo model's tokenizer as transformers reads it (tokenizer.json, tokenizer_config.json, config.json).
+PENSTOCK_BENCH_TESTER: a Python that has aiperf (a virtual environment of its own, `pip install aiperf==0.13.0`);
+PENSTOCK_BENCH_TOKENIZER: a folder with the demo model's tokenizer as transformers reads it (tokenizer.json,
+tokenizer_config.json, config.json).
 
-Both testers run as commands of their own and send the same bodies; the fake server answers a prompt with the same latencies whoever sends it,
-the platform gets prompts that it has not seen. Of each pair (order ABBA) the ratio ours / theirs is taken of the medians of TTFT (from
-sending) and TPOT, and of the output tokens per second between the first sending and the last token. Fails (status 1) when the 95 % interval
-of a ratio over all pairs is not within the bounds. On a machine with two cores, 12 pairs take 12 minutes against the fake server and 13
-against the platform; nothing else may run.
+Both testers run as commands of their own and send the same bodies; the fake server answers a prompt with the same
+latencies whoever sends it, the platform gets prompts that it has not seen. Of each pair (order ABBA) the ratio ours /
+theirs is taken of the medians of TTFT (from sending) and TPOT, and of the output tokens per second between the first
+sending and the last token. Fails (status 1) when the 95 % interval of a ratio over all pairs is not within the bounds.
+On a machine with two cores, 12 pairs take 12 minutes against the fake server and 13 against the platform; nothing else
+may run.
 """
 
 import argparse
@@ -48,9 +52,13 @@ gateway: {{port: {port}}}
 pools:
   - {{name: demo, model: demo, served_names: [demo], tier: edge, replicas: 2}}
 """
-FAKE_LOADS = [Load("8 requests/s", requests=72, output_tokens=64, rate=8.0), Load("8 at a time", requests=56, output_tokens=64, at_once=8)]
+FAKE_LOADS = [
+    Load("8 requests/s", requests=72, output_tokens=64, rate=8.0),
+    Load("8 at a time", requests=56, output_tokens=64, at_once=8),
+]
 PLATFORM_LOADS = [Load("0.5 requests/s", requests=12, output_tokens=32, prompt_words=150, rate=0.5)]
-"""An answer ends before the next begins: aiperf's work behind an answer would take a core from the next one's prefill."""
+"""An answer ends before the next begins: aiperf's work behind an answer would take a core from the next one's
+prefill."""
 FIELDS = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
 """Of every request, so that aiperf's are as ours."""
 RUN_S = 300.0
@@ -94,7 +102,9 @@ class Comparison(NamedTuple):
 
     def ratio(self, figure: Callable[[Figures], float]) -> Estimate:
         """ours / theirs over the pairs."""
-        return paired_ratio([(figure(theirs), figure(ours)) for ours, theirs in zip(self.ours, self.theirs, strict=True)])
+        return paired_ratio(
+            [(figure(theirs), figure(ours)) for ours, theirs in zip(self.ours, self.theirs, strict=True)]
+        )
 
 
 def prompts(seed: str, count: int, words: int) -> list[str]:
@@ -108,7 +118,11 @@ def scenario(load: Load, prompts: Path) -> dict[str, object]:
     pace: dict[str, object] = {"loop": "closed", "concurrency": load.at_once}
     if load.rate is not None:
         pace = {"loop": "open", "arrivals": {"process": "constant", "rate": load.rate}}
-    kind = {"prompts": {"source": "corpus", "path": str(prompts)}, "output_tokens": {"constant": load.output_tokens}, "ignore_eos": True}
+    kind = {
+        "prompts": {"source": "corpus", "path": str(prompts)},
+        "output_tokens": {"constant": load.output_tokens},
+        "ignore_eos": True,
+    }
     return {"name": "testers", "duration_s": None, "requests": load.requests, "kinds": [kind], **pace}
 
 
@@ -123,7 +137,9 @@ def figures(requests: Sequence[Seen], load: Load, cpu_s: float) -> Figures:
     """Raises RuntimeError unless all requests are there with all their tokens."""
     lengths = {request.tokens for request in requests}
     if len(requests) != load.requests or lengths != {load.output_tokens}:
-        raise RuntimeError(f"{len(requests)} requests of {lengths} tokens were measured, not {load.requests} of {load.output_tokens}")
+        raise RuntimeError(
+            f"{len(requests)} requests of {lengths} tokens were measured, not {load.requests} of {load.output_tokens}"
+        )
     window_s = max(r.last_s for r in requests) - min(r.sent_s for r in requests)
     return Figures(
         ttft_ms=1e3 * statistics.median(r.ttft_s for r in requests),
@@ -134,12 +150,18 @@ def figures(requests: Sequence[Seen], load: Load, cpu_s: float) -> Figures:
 
 
 def run(command: Sequence[str], key: str, log: Path) -> float:
-    """CPU seconds of a command and what it started. Raises RuntimeError with the log's tail when it fails or takes longer than RUN_S."""
+    """CPU seconds of a command and what it started. Raises RuntimeError with the log's tail when it fails or takes
+    longer than RUN_S."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with (
         log.open("wb") as out,
         subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=os.environ | {"OPENAI_API_KEY": key}, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OPENAI_API_KEY": key},
+            start_new_session=True,
         ) as process,
     ):
         try:
@@ -150,7 +172,9 @@ def run(command: Sequence[str], key: str, log: Path) -> float:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)  # with what it started
     if status:
-        raise RuntimeError(f"{command[0]} ended with {status}:\n{log.read_text(encoding='utf-8', errors='replace')[-3000:]}")
+        raise RuntimeError(
+            f"{command[0]} ended with {status}:\n{log.read_text(encoding='utf-8', errors='replace')[-3000:]}"
+        )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -165,20 +189,35 @@ class Testers:
     def ours(self, load: Load, seed: str) -> Figures:
         folder = self._prepare(load, seed)
         command = [sys.executable, "-m", "penstock_loadtest.main", "run", str(folder / "scenario.yaml"), "--no-plots"]
-        cpu_s = run([*command, "--url", self._server.url, "--out", str(folder / "run")], self._server.key, folder / "log")
+        cpu_s = run(
+            [*command, "--url", self._server.url, "--out", str(folder / "run")], self._server.key, folder / "log"
+        )
         return figures([seen(record) for record in read_records(folder / "run" / "records.jsonl")], load, cpu_s)
 
     def theirs(self, load: Load, seed: str) -> Figures:
         folder = self._prepare(load, seed)
         texts = folder / "in-order.jsonl"
         write_texts(texts, (str(planned.prompt) for planned in plan(load_scenario(folder / "scenario.yaml", []))))
-        settings = configuration(load, url=self._server.url, model=MODEL, prompts=texts, tokenizer=self._tokenizer, folder=folder / "run", fields=FIELDS)
+        settings = configuration(
+            load,
+            url=self._server.url,
+            model=MODEL,
+            prompts=texts,
+            tokenizer=self._tokenizer,
+            folder=folder / "run",
+            fields=FIELDS,
+        )
         write_json(folder / "aiperf.yaml", settings)
-        cpu_s = run([self._rival, "-m", "aiperf", "profile", "--config", str(folder / "aiperf.yaml")], self._server.key, folder / "log")
+        cpu_s = run(
+            [self._rival, "-m", "aiperf", "profile", "--config", str(folder / "aiperf.yaml")],
+            self._server.key,
+            folder / "log",
+        )
         return figures(read_export(folder / "run" / EXPORT), load, cpu_s)
 
     def _prepare(self, load: Load, seed: str) -> Path:
-        """A new folder with the scenario. What we plan from it, the rival sends in the same order: the last requests' lengths tell in the throughput."""
+        """A new folder with the scenario. What we plan from it, the rival sends in the same order: the last requests'
+        lengths tell in the throughput."""
         self._number += 1
         folder = self._folder / f"{self._server.name.replace(' ', '-')}-{self._number}"
         folder.mkdir()
@@ -198,7 +237,10 @@ def compare(testers: Testers, server: Server, load: Load, pairs: int) -> Compari
     for pair in range(pairs):
         for measure, found, side in sides if pair % 2 == 0 else sides[::-1]:
             found.append(measure(load, f"{load.name} {pair} {side if server.keeps_prompts else ''}"))
-        print(f"{server.name}, {load.name}, {pair + 1} of {pairs}: ours {_short(comparison.ours[-1])}, aiperf {_short(comparison.theirs[-1])}", file=sys.stderr)
+        print(
+            f"{server.name}, {load.name}, {pair + 1} of {pairs}: ours {_short(comparison.ours[-1])}, aiperf {_short(comparison.theirs[-1])}",
+            file=sys.stderr,
+        )
     return comparison
 
 
@@ -236,7 +278,10 @@ def fake_server(folder: Path) -> Iterator[Server]:
     """The fake server in a process of its own."""
     write_json(folder / "fake.yaml", FAKE)
     command = [sys.executable, "-m", "penstock_loadtest.fake.server", "--config", str(folder / "fake.yaml")]
-    with (folder / "fake.log").open("wb") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+    with (
+        (folder / "fake.log").open("wb") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+    ):
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
@@ -263,7 +308,10 @@ def measure(against: str, pairs: int, requests: int | None, rival: str, tokenize
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, start(Path(folder)) as server:
         testers = Testers(server, Path(folder), rival, tokenizer)
         testers.ours(loads[0]._replace(requests=8), "warm up")
-        return [compare(testers, server, load if requests is None else load._replace(requests=requests), pairs) for load in loads]
+        return [
+            compare(testers, server, load if requests is None else load._replace(requests=requests), pairs)
+            for load in loads
+        ]
 
 
 def named(variable: str) -> str:
@@ -277,23 +325,40 @@ def named(variable: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", choices=[*SERVERS, "both"], default="both")
-    parser.add_argument("--pairs", type=int, default=12, help="runs of each tester with each load; fewer than 6 have no interval")
+    parser.add_argument(
+        "--pairs", type=int, default=12, help="runs of each tester with each load; fewer than 6 have no interval"
+    )
     parser.add_argument("--requests", type=int, help="of a run (default: the load's own)")
     args = parser.parse_args()
     rival, tokenizer = named("PENSTOCK_BENCH_TESTER"), Path(named("PENSTOCK_BENCH_TOKENIZER"))
     servers = list(SERVERS) if args.against == "both" else [args.against]
     comparisons = [c for against in servers for c in measure(against, args.pairs, args.requests, rival, tokenizer)]
-    verdicts = [is_within(comparison.ratio(figure), comparison.server.bounds) for comparison in comparisons for figure, _ in FIGURES.values()]
+    verdicts = [
+        is_within(comparison.ratio(figure), comparison.server.bounds)
+        for comparison in comparisons
+        for figure, _ in FIGURES.values()
+    ]
     found = [row for comparison in comparisons for row in rows(comparison)]
     found.append(Row("intervals within their bounds (all of them)", sum(verdicts), len(verdicts), "intervals"))
-    write_report("testers", found, notes=[f"the rival is aiperf {version(rival)}; {args.pairs} pairs of each load, order ABBA", *map(describe, comparisons)])
+    write_report(
+        "testers",
+        found,
+        notes=[
+            f"the rival is aiperf {version(rival)}; {args.pairs} pairs of each load, order ABBA",
+            *map(describe, comparisons),
+        ],
+    )
     sys.exit(0 if all(verdicts) else 1)
 
 
 def version(rival: str) -> str:
     """Of its aiperf."""
     return subprocess.run(
-        [rival, "-c", "from importlib.metadata import version; print(version('aiperf'))"], capture_output=True, text=True, check=True, timeout=60
+        [rival, "-c", "from importlib.metadata import version; print(version('aiperf'))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     ).stdout.strip()
 
 

@@ -1,11 +1,14 @@
-"""A pool that vLLM serves beside one of our own engine, through the same platform: time to ready, time to first token, tokens a second.
+"""A pool that vLLM serves beside one of our own engine, through the same platform: time to ready, time to first token,
+tokens a second.
 
     PENSTOCK_VLLM_PYTHON=.../bin/python python -m bench.vllm_pool [--eager]
 
-Both pools compute the demo model on the same cores for the same client, in turn: while one is measured the other is idle, and who comes first changes
-from round to round. Prompts of about 250 tokens that nobody has sent before, answers of 128 tokens, ROUNDS rounds after one that warms. Ours is the
-column `ours`, vLLM's is `rival`; the notes have the median and range of the rounds' own ratios, in which a slow minute of the machine is on both sides.
-Before that, a whole answer and the chunks of a stream of both pools are compared: the same fields of the same types. About six minutes on two cores.
+Both pools compute the demo model on the same cores for the same client, in turn: while one is measured the other is
+idle, and who comes first changes from round to round. Prompts of about 250 tokens that nobody has sent before, answers
+of 128 tokens, ROUNDS rounds after one that warms. Ours is the column `ours`, vLLM's is `rival`; the notes have the
+median and range of the rounds' own ratios, in which a slow minute of the machine is on both sides. Before that, a whole
+answer and the chunks of a stream of both pools are compared: the same fields of the same types. About six minutes on
+two cores.
 """
 
 import asyncio
@@ -37,7 +40,9 @@ EAGER = "{enforce_eager: true}"
 
 def config(*pools: str) -> str:
     """`{port}` stands for the gateway's."""
-    return "gateway: {{port: {port}}}\npools:\n" + "".join(f"- {pool}\n" for pool in (pool.replace("{", "{{").replace("}", "}}") for pool in pools))
+    return "gateway: {{port: {port}}}\npools:\n" + "".join(
+        f"- {pool}\n" for pool in (pool.replace("{", "{{").replace("}", "}}") for pool in pools)
+    )
 
 
 CONFIG = config(OURS, VLLM % EAGER)
@@ -70,7 +75,9 @@ def bridges(root: int) -> list[int]:
 
 def _is_bridge(process: psutil.Process) -> bool:
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and any(part.endswith("vllm_bridge.py") for part in process.cmdline())
+        return process.status() != psutil.STATUS_ZOMBIE and any(
+            part.endswith("vllm_bridge.py") for part in process.cmdline()
+        )
     except psutil.Error:
         return False
 
@@ -81,7 +88,10 @@ async def measure(client: ChatClient, streams: int, rng: random.Random) -> Speed
     begin = time.perf_counter()
     answers = await asyncio.gather(*[client.chat(prompt, ANSWER_TOKENS, timeout_s=600) for prompt in prompts])
     seconds = time.perf_counter() - begin
-    return Speed(statistics.median(answer.ttft_s for answer in answers), sum(answer.usage["completion_tokens"] for answer in answers) / seconds)
+    return Speed(
+        statistics.median(answer.ttft_s for answer in answers),
+        sum(answer.usage["completion_tokens"] for answer in answers) / seconds,
+    )
 
 
 def shape(value: Any) -> Any:
@@ -95,34 +105,58 @@ def shape(value: Any) -> Any:
 
 def shapes(url: str, key: str, model: str) -> list[Any]:
     """Of a whole answer, and of a stream's first, second and last chunk."""
-    body = {"model": model, "messages": [{"role": "user", "content": "Count."}], "max_tokens": 8, "temperature": 0, "ignore_eos": True, "logprobs": True}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Count."}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": True,
+    }
     with httpx.Client(base_url=url, headers={"authorization": f"Bearer {key}"}, timeout=60, trust_env=False) as client:
         whole = client.post("/v1/chat/completions", json=body)
-        stream = client.post("/v1/chat/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}})
-    events = [json.loads(line.removeprefix("data: ")) for line in stream.text.splitlines() if line.startswith("data: {")]
+        stream = client.post(
+            "/v1/chat/completions", json=body | {"stream": True, "stream_options": {"include_usage": True}}
+        )
+    events = [
+        json.loads(line.removeprefix("data: ")) for line in stream.text.splitlines() if line.startswith("data: {")
+    ]
     return [shape(answer) for answer in (whole.json(), events[0], events[1], events[-1])]
 
 
 def ready_s() -> float:
     """Of our pool alone."""
     begin = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, running_platform(Path(folder), config(OURS), start_s=START_S):
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
+        running_platform(Path(folder), config(OURS), start_s=START_S),
+    ):
         return time.perf_counter() - begin
 
 
 def run(args: str) -> tuple[float, dict[int, list[Pair]]]:
-    """Seconds to ready with both pools, and the rounds for each number of streams. Raises RuntimeError where answers differ in their shape."""
+    """Seconds to ready with both pools, and the rounds for each number of streams. Raises RuntimeError where answers
+    differ in their shape."""
     rng = random.Random(1)
     begin = time.perf_counter()
     text = config(OURS, VLLM % args)
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, running_platform(Path(folder), text, start_s=START_S) as platform:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
+        running_platform(Path(folder), text, start_s=START_S) as platform,
+    ):
         both_ready_s = time.perf_counter() - begin
         ours, theirs = (shapes(platform.url, platform.key, model) for model in MODELS)
         if ours != theirs:
             raise RuntimeError(f"answers differ in their shape:\n{ours}\n{theirs}")
-        clients = {name: ChatClient(platform.url, name, platform.key, extra={"temperature": 0, "ignore_eos": True}) for name in MODELS}
+        clients = {
+            name: ChatClient(platform.url, name, platform.key, extra={"temperature": 0, "ignore_eos": True})
+            for name in MODELS
+        }
         with asyncio.Runner() as loop:
-            found = {streams: [loop.run(a_round(clients, streams, rng, number)) for number in range(ROUNDS + 1)][1:] for streams in STREAMS}
+            found = {
+                streams: [loop.run(a_round(clients, streams, rng, number)) for number in range(ROUNDS + 1)][1:]
+                for streams in STREAMS
+            }
             for client in clients.values():
                 client.close()
     return both_ready_s, found
@@ -146,9 +180,14 @@ def main() -> None:
         "answers of both pools have the same fields of the same types, whole and as a stream",
     ]
     for streams, pairs in found.items():
-        for name, field, scale, unit in (("TTFT", "ttft_s", 1e3, "ms"), ("output tokens/s", "tokens_per_s", 1.0, "tokens/s")):
+        for name, field, scale, unit in (
+            ("TTFT", "ttft_s", 1e3, "ms"),
+            ("output tokens/s", "tokens_per_s", 1.0, "tokens/s"),
+        ):
             row, spread = summary(
-                f"{name}, {streams} streams", [(scale * getattr(pair.ours, field), scale * getattr(pair.vllm, field)) for pair in pairs], unit
+                f"{name}, {streams} streams",
+                [(scale * getattr(pair.ours, field), scale * getattr(pair.vllm, field)) for pair in pairs],
+                unit,
             )
             rows.append(row)
             notes.append(spread)
@@ -158,8 +197,13 @@ def main() -> None:
 def summary(name: str, pairs: list[tuple[float, float]], unit: str) -> tuple[Row, str]:
     """Medians, and in words the median and range of the rounds' own ratios."""
     ratios = [ours / theirs for ours, theirs in pairs]
-    row = Row(name, statistics.median(ours for ours, _ in pairs), statistics.median(theirs for _, theirs in pairs), unit)
-    return row, f"{name}: ours / vLLM round by round {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    row = Row(
+        name, statistics.median(ours for ours, _ in pairs), statistics.median(theirs for _, theirs in pairs), unit
+    )
+    return (
+        row,
+        f"{name}: ours / vLLM round by round {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})",
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
-"""vLLM, offline, as bench.engine asks it: runs under the Python that has vLLM, with nothing of Penstock but bench.worker.
+"""vLLM, offline, as bench.engine asks it: runs under the Python that has vLLM, with nothing of Penstock but
+bench.worker.
 
     python bench.vllm_worker FOLDER     (through bench.worker.module_command)
 
-FOLDER is a checkpoint in Hugging Face's form. Weights and arithmetic are bfloat16; tokens go in and come out, so no text is handled on either side.
+FOLDER is a checkpoint in Hugging Face's form. Weights and arithmetic are bfloat16; tokens go in and come out, so no
+text is handled on either side.
 """
 
 import sys
@@ -21,7 +23,13 @@ def main() -> None:
 def start() -> Mapping[str, Callable[..., object]]:
     import vllm
 
-    llm = vllm.LLM(model=sys.argv[-1], skip_tokenizer_init=True, max_model_len=MAX_MODEL_LEN, dtype="bfloat16", max_num_seqs=MAX_NUM_SEQS)
+    llm = vllm.LLM(
+        model=sys.argv[-1],
+        skip_tokenizer_init=True,
+        max_model_len=MAX_MODEL_LEN,
+        dtype="bfloat16",
+        max_num_seqs=MAX_NUM_SEQS,
+    )
 
     def generate(prompts: list[list[int]], max_tokens: int) -> dict[str, object]:
         """Greedy; the number of tokens of each answer, and seconds for all."""

@@ -1,7 +1,8 @@
 """A contender in a process of its own that is asked by lines of JSON, and stands still while another one is timed.
 
-`answer` is the child's half; it needs only the standard library, because the child may run under another environment's Python. `Worker` is the
-parent's. Between two questions the child's whole process group is stopped (SIGSTOP), so idle threads that spin take nothing from who is timed.
+`answer` is the child's half; it needs only the standard library, because the child may run under another environment's
+Python. `Worker` is the parent's. Between two questions the child's whole process group is stopped (SIGSTOP), so idle
+threads that spin take nothing from who is timed.
 """
 
 import io
@@ -70,7 +71,9 @@ class Worker:
                 with suppress(subprocess.TimeoutExpired):
                     self._process.wait(END_S)  # what it says last comes behind its end of the pipe
             reason = "ended" if is_there else f"did not answer within {timeout_s:.0f} s"
-            raise RuntimeError(f"{self._log.stem} {reason}; it printed last:\n{self._log.read_text(encoding='utf-8', errors='replace')[-3000:]}")
+            raise RuntimeError(
+                f"{self._log.stem} {reason}; it printed last:\n{self._log.read_text(encoding='utf-8', errors='replace')[-3000:]}"
+            )
         return json.loads(line)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -78,13 +81,24 @@ class Worker:
 
 
 @contextmanager
-def worker(name: str, command: Sequence[str], folder: Path, *, env: Mapping[str, str] | None = None, start_s: float = 900.0) -> Iterator[Worker]:
+def worker(
+    name: str, command: Sequence[str], folder: Path, *, env: Mapping[str, str] | None = None, start_s: float = 900.0
+) -> Iterator[Worker]:
     """Starts it, waits until it is ready, and ends all of its group. folder: for what it prints."""
     log = folder / f"{name}.log"
     with (
         log.open("wb") as out,
         # a group, not a session: when this process dies, the kernel continues stopped groups with a hang-up
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=out, env=env, cwd=folder, process_group=0, bufsize=0) as process,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=out,
+            env=env,
+            cwd=folder,
+            process_group=0,
+            bufsize=0,
+        ) as process,
     ):
         try:
             started = Worker(process, log)
@@ -100,7 +114,8 @@ def module_command(python: str, module: str, *arguments: str) -> list[str]:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a living process has had resident at once (VmHWM of proc_pid_status(5)), mapped files included."""
+    """The most memory that a living process has had resident at once (VmHWM of proc_pid_status(5)), mapped files
+    included."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024

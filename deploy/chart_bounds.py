@@ -1,4 +1,5 @@
-"""What penstock.yaml's structs refuse of a single field (their `__post_init__`), as JSON Schema; so that Helm refuses it before anything is created.
+"""What penstock.yaml's structs refuse of a single field (their `__post_init__`), as JSON Schema; so that Helm refuses
+it before anything is created.
 
 Not what two fields can't be together: deploy/helm/templates/_config_checks.tpl has that, in sentences.
 """
@@ -39,7 +40,15 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         "block_size": {"enum": [2**exponent for exponent in range(17)]},
     },
     "GatewayConfig": {
-        **each(AT_LEAST_1, "max_ongoing_requests", "max_body_bytes", "max_queue", "default_max_tokens", "max_buffered_deltas", "max_receipts"),
+        **each(
+            AT_LEAST_1,
+            "max_ongoing_requests",
+            "max_body_bytes",
+            "max_queue",
+            "default_max_tokens",
+            "max_buffered_deltas",
+            "max_receipts",
+        ),
         **each(ABOVE_0, "ttft_target_s", "request_timeout_s", "body_timeout_s"),
         **each(AT_LEAST_0, "queue_timeout_s", "key_cache_s"),
     },
@@ -57,12 +66,16 @@ BOUNDS: dict[str, dict[str, Schema]] = {
     "TimedConfig": {"draft_acceptance": SHARE},
     "VllmConfig": {"start_timeout_s": ABOVE_0},
 }
-"""By struct and field. Waits that the structs let be anything are bounded too: a deadline of 0 s refuses every request."""
+"""By struct and field. Waits that the structs let be anything are bounded too: a deadline of 0 s refuses every
+request."""
 
 
 def bounded(sections: dict[str, Schema]) -> dict[str, Schema]:
     """The sections with their bounds; a field that may be null stays so."""
-    found = {name: {**section, "properties": _properties(section["properties"], BOUNDS.get(name, {}))} for name, section in sections.items()}
+    found = {
+        name: {**section, "properties": _properties(section["properties"], BOUNDS.get(name, {}))}
+        for name, section in sections.items()
+    }
     found["ProviderConfig"]["dependencies"] = {name: [other] for name, other in (TOGETHER, TOGETHER[::-1])}
     return found
 
@@ -72,7 +85,12 @@ def _properties(properties: dict[str, Schema], bounds: dict[str, Schema]) -> dic
 
 
 def _bounded(field: Schema, bound: Schema) -> Schema:
-    """An `anyOf` of msgspec's is the value or null, and refused by the words of either; a list of types is refused by those that fit."""
+    """An `anyOf` of msgspec's is the value or null, and refused by the words of either; a list of types is refused by
+    those that fit."""
     options = field.get("anyOf", [field])
     types = [option["type"] for option in options]
-    return {**{key: value for option in options for key, value in option.items()}, "type": types if len(types) > 1 else types[0], **bound}
+    return {
+        **{key: value for option in options for key, value in option.items()},
+        "type": types if len(types) > 1 else types[0],
+        **bound,
+    }

@@ -1,4 +1,5 @@
-"""Defaults of penstock.yaml's structs as a template of the chart, for its checks and deadlines: written once, in the structs.
+"""Defaults of penstock.yaml's structs as a template of the chart, for its checks and deadlines: written once, in the
+structs.
 
 python -m deploy.chart_defaults      # writes deploy/helm/templates/_defaults.tpl
 """
@@ -22,13 +23,28 @@ WANTED = {
     "autoscale": (AutoscaleConfig, ("min_replicas", "max_replicas")),
     "engine": (
         EngineConfig,
-        ("runner", "device", "dtype", "lm_head", "activations", "kv_dtype", "exact", "block_size", "max_num_seqs", "max_batched_tokens", "speculation"),
+        (
+            "runner",
+            "device",
+            "dtype",
+            "lm_head",
+            "activations",
+            "kv_dtype",
+            "exact",
+            "block_size",
+            "max_num_seqs",
+            "max_batched_tokens",
+            "speculation",
+        ),
     ),
 }
 
 
 def render() -> str:
-    found = {name: {field: msgspec.to_builtins(getattr(struct(), field)) for field in fields} for name, (struct, fields) in WANTED.items()}
+    found = {
+        name: {field: msgspec.to_builtins(getattr(struct(), field)) for field in fields}
+        for name, (struct, fields) in WANTED.items()
+    }
     return f"{HEAD}{json.dumps(found, indent=1)}\n{{{{- end }}}}\n"
 
 

@@ -1,9 +1,10 @@
-"""The chart's values.schema.json: what `helm` checks values with, generated, so that penstock.yaml's sections can't drift from the code.
+"""The chart's values.schema.json: what `helm` checks values with, generated, so that penstock.yaml's sections can't
+drift from the code.
 
     python -m deploy.chart_schema      # writes deploy/helm/values.schema.json
 
-JSON Schema draft 7, which every Helm 3 reads. Nothing may hold an unknown name, except where names are somebody else's: labels, Kubernetes'
-affinity, vLLM's arguments.
+JSON Schema draft 7, which every Helm 3 reads. Nothing may hold an unknown name, except where names are somebody else's:
+labels, Kubernetes' affinity, vLLM's arguments.
 """
 
 import json
@@ -54,13 +55,21 @@ PORT = integer(1, 65535)
 AMOUNTS: Schema = {"type": "object", "additionalProperties": QUANTITY}
 RESOURCES = fields(requests=AMOUNTS, limits=AMOUNTS)
 TOLERATION = fields(
-    key=TEXT, operator={"enum": ["Exists", "Equal"]}, value=TEXT, effect={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]}, tolerationSeconds=integer(0)
+    key=TEXT,
+    operator={"enum": ["Exists", "Equal"]},
+    value=TEXT,
+    effect={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]},
+    tolerationSeconds=integer(0),
 )
 OPEN: Schema = {"type": "object"}
 AFFINITY = fields(nodeAffinity=OPEN, podAffinity=OPEN, podAntiAffinity=OPEN)
 SELECTOR = fields(matchLabels=LABELS, matchExpressions=items(OPEN))
 PEERS = items(
-    fields(podSelector=SELECTOR, namespaceSelector=SELECTOR, ipBlock=fields(("cidr",), cidr=WORD, **{"except": items(WORD)}))  # as in a NetworkPolicy
+    fields(
+        podSelector=SELECTOR,
+        namespaceSelector=SELECTOR,
+        ipBlock=fields(("cidr",), cidr=WORD, **{"except": items(WORD)}),
+    )  # as in a NetworkPolicy
 )
 PLACEMENT = {
     "nodeSelector": LABELS,
@@ -120,7 +129,13 @@ def schema() -> Schema:
         podDefaults=POOL_POD,
         providers=items(_ref("ProviderConfig")),
         telemetry=_ref("TelemetryConfig"),
-        models=fields(mountPath={"type": "string", "pattern": "^/[^ ]+$"}, existingClaim=NAME, cacheSize=SIZE, download=FLAG, tokenSecret=NAME),
+        models=fields(
+            mountPath={"type": "string", "pattern": "^/[^ ]+$"},
+            existingClaim=NAME,
+            cacheSize=SIZE,
+            download=FLAG,
+            tokenSecret=NAME,
+        ),
         adapters=fields(
             enabled=FLAG,
             config=_ref("AdaptersConfig"),
@@ -135,11 +150,25 @@ def schema() -> Schema:
         redis=_redis(),
         tenants=fields(first=items(TENANT)),
         secrets=fields(cluster=NAME, redis=NAME, ray=NAME, tenants=NAME, providers=NAME),
-        service=fields(type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]}, port=PORT, nodePort=integer(30000, 32767, nullable=True), annotations=LABELS),
-        ingress=fields(enabled=FLAG, controller={"enum": ["nginx", "other"]}, className=NAME, host=TEXT, tlsSecret=NAME, annotations=LABELS),
+        service=fields(
+            type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
+            port=PORT,
+            nodePort=integer(30000, 32767, nullable=True),
+            annotations=LABELS,
+        ),
+        ingress=fields(
+            enabled=FLAG,
+            controller={"enum": ["nginx", "other"]},
+            className=NAME,
+            host=TEXT,
+            tlsSecret=NAME,
+            annotations=LABELS,
+        ),
         httpRoute=fields(
             enabled=FLAG,
-            parentRefs=items(fields(("name",), name=NAME, namespace=NAME, sectionName=NAME, port=PORT, group=TEXT, kind=WORD)),
+            parentRefs=items(
+                fields(("name",), name=NAME, namespace=NAME, sectionName=NAME, port=PORT, group=TEXT, kind=WORD)
+            ),
             hostnames=items(WORD),
             timeoutSeconds=integer(1, nullable=True),
         ),
@@ -148,7 +177,12 @@ def schema() -> Schema:
         test=fields(tenant={"type": "string", "pattern": f"^({TENANT_NAME})?$"}, model=TEXT),
     )
     found["properties"]["global"] = OPEN  # Helm adds it where the chart is part of another one
-    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the chart penstock", **found, "$defs": _sections()}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of the chart penstock",
+        **found,
+        "$defs": _sections(),
+    }
 
 
 def _redis() -> Schema:
@@ -192,7 +226,10 @@ def _sections() -> dict[str, Schema]:
     pool["name"] = {"type": "string", "pattern": "^[a-z][a-z0-9]*(-[a-z0-9]+)*$", "maxLength": 24}
     pool["replicas"] = integer(1, 1000)
     pool["pod"] = POOL_POD
-    found["ProviderConfig"]["properties"]["api_key_env"] = {"type": ["string", "null"], "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}
+    found["ProviderConfig"]["properties"]["api_key_env"] = {
+        "type": ["string", "null"],
+        "pattern": "^[A-Za-z_][A-Za-z0-9_]*$",
+    }
     return found
 
 
@@ -200,7 +237,10 @@ def _bare(node: Any) -> Any:
     """Without titles, defaults and descriptions, which values.yaml has."""
     if isinstance(node, dict):
         kept = {key: value for key, value in node.items() if key not in ("title", "default", "description")}
-        return {key: {name: _bare(each) for name, each in value.items()} if key == "properties" else _bare(value) for key, value in kept.items()}
+        return {
+            key: {name: _bare(each) for name, each in value.items()} if key == "properties" else _bare(value)
+            for key, value in kept.items()
+        }
     return [_bare(each) for each in node] if isinstance(node, list) else node
 
 

@@ -2,7 +2,8 @@
 
     python -m deploy.chart_values      # writes docs/chart-values.md
 
-Every value has its comment on its own line. What stands below an annotations, resources, peers or pools key is an example or data, not a value of its own.
+Every value has its comment on its own line. What stands below an annotations, resources, peers or pools key is an
+example or data, not a value of its own.
 """
 
 import re
@@ -13,7 +14,9 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 VALUES = ROOT / "deploy" / "helm" / "values.yaml"
 TARGET = ROOT / "docs" / "chart-values.md"
-LINE = re.compile(r"^(?P<indent> *)(?P<name>[A-Za-z]\w*):(?: +(?P<value>[^#\s](?:[^#]|#(?<! #))*?))?(?: +# (?P<comment>.*))?$")
+LINE = re.compile(
+    r"^(?P<indent> *)(?P<name>[A-Za-z]\w*):(?: +(?P<value>[^#\s](?:[^#]|#(?<! #))*?))?(?: +# (?P<comment>.*))?$"
+)
 WHOLE = ("pools", "resources", "annotations", "monitoring", "operator", "dns", "internetExcept", "first")
 """Keys whose value is shown as what it is about, not key by key."""
 HEAD = """# The chart's values
@@ -54,7 +57,10 @@ def read(text: str) -> Iterator[Value]:
 
 
 def table(text: str) -> str:
-    rows = (f"| `{value.path}` | {_code(value.default)} | {value.comment.replace('|', chr(92) + '|')} |" for value in read(text))
+    rows = (
+        f"| `{value.path}` | {_code(value.default)} | {value.comment.replace('|', chr(92) + '|')} |"
+        for value in read(text)
+    )
     return HEAD + "\n".join(rows) + "\n"
 
 

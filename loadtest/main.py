@@ -27,7 +27,12 @@ REFUSED = 2
 """Exit status of what could not be done as asked: the scenario, the server, a file."""
 RESULTS = Path("loadtest-results")
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Load tests for any OpenAI-compatible server.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Load tests for any OpenAI-compatible server.",
+)
 
 
 def _print_version(is_asked: bool) -> None:
@@ -37,27 +42,47 @@ def _print_version(is_asked: bool) -> None:
 
 
 @app.callback()
-def options(version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="The installed version.")] = False) -> None:
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="The installed version.")
+    ] = False,
+) -> None:
     """Load tests for any OpenAI-compatible server."""
 
 
 @app.command()
 def run(
-    scenario: Annotated[Path | None, typer.Argument(help="A YAML file, or the name of an example. None: 1 request/s for 60 s.")] = None,
-    url: Annotated[str | None, typer.Option(help="Base URL, http://HOST:PORT/v1. Default: OPENAI_BASE_URL. The key: OPENAI_API_KEY.")] = None,
+    scenario: Annotated[
+        Path | None, typer.Argument(help="A YAML file, or the name of an example. None: 1 request/s for 60 s.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Base URL, http://HOST:PORT/v1. Default: OPENAI_BASE_URL. The key: OPENAI_API_KEY."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Default: the server's first one.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in arrivals.rate=4; may be repeated.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, as in arrivals.rate=4; may be repeated."),
+    ] = None,
     rate: Annotated[float | None, typer.Option(help="Requests a second (arrivals.rate).")] = None,
     concurrency: Annotated[int | None, typer.Option(help="Closed loop with so many requests at once.")] = None,
     duration: Annotated[float | None, typer.Option(help="Seconds of load (duration_s).")] = None,
     requests: Annotated[int | None, typer.Option(help="No more than so many requests.")] = None,
     seed: Annotated[int | None, typer.Option(help="Another seed: other prompts, other times.")] = None,
     name: Annotated[str | None, typer.Option(help="What the run is called.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the results. Default: loadtest-results/NAME-DATE-TIME.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results. Default: loadtest-results/NAME-DATE-TIME.")
+    ] = None,
     plots: Annotated[bool, typer.Option(help="Draw plots and write report.html.")] = True,
 ) -> None:
     """Run a load; leaves a table, JSON, plots and a report."""
-    shortcuts = {"arrivals.rate": rate, "concurrency": concurrency, "duration_s": duration, "requests": requests, "seed": seed}
+    shortcuts = {
+        "arrivals.rate": rate,
+        "concurrency": concurrency,
+        "duration_s": duration,
+        "requests": requests,
+        "seed": seed,
+    }
     overrides = [*(settings or []), *(f"{key}={value}" for key, value in shortcuts.items() if value is not None)]
     if concurrency is not None:
         overrides.append("loop=closed")
@@ -71,7 +96,10 @@ def run(
     try:
         measured = measure(loaded, target, folder, console=console, plots=plots)
     except KeyboardInterrupt:  # while the report was being written: a load that runs takes Ctrl-C itself
-        print(f"penstock-loadtest: {folder} has what was recorded; the rest is made by: penstock-loadtest report {folder}", file=sys.stderr)
+        print(
+            f"penstock-loadtest: {folder} has what was recorded; the rest is made by: penstock-loadtest report {folder}",
+            file=sys.stderr,
+        )
         raise typer.Exit(EXIT_INTERRUPTED) from None
     _conclude(measured, console)
 
@@ -93,7 +121,9 @@ app.command("fake-server")(fake_server)
 def _conclude(measured: Measurement, console: Console) -> None:
     console.print(summary_table(measured.summary, measured.ledger))
     if measured.interrupted:
-        console.print("Interrupted: requests under way were cut and count as unfinished.", style="yellow", soft_wrap=True)
+        console.print(
+            "Interrupted: requests under way were cut and count as unfinished.", style="yellow", soft_wrap=True
+        )
     if measured.turns_not_sent:
         sentence = f"{measured.turns_not_sent:,} later turns of sessions never left: a turn before them did not finish, or the run ended first."
         console.print(sentence, style="yellow", highlight=False, soft_wrap=True)

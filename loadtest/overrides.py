@@ -1,4 +1,5 @@
-"""Settings by dotted key, `kinds.0.prompts.tokens={constant: 64}`: changes a tree of mappings and lists as YAML makes it, without knowing what it means."""
+"""Settings by dotted key, `kinds.0.prompts.tokens={constant: 64}`: changes a tree of mappings and lists as YAML makes
+it, without knowing what it means."""
 
 from pathlib import Path
 
@@ -14,7 +15,8 @@ class FromCommandLine(str):
 
 
 def override(tree: dict[str, object], text: str) -> None:
-    """Set what `key=value` says; the value is YAML. A part of the key that is a number counts from 0 in a list, and may add one item behind the last.
+    """Set what `key=value` says; the value is YAML. A part of the key that is a number counts from 0 in a list, and may
+    add one item behind the last.
 
     What is missing on the way is made. Raises ScenarioInvalid.
     """
@@ -25,7 +27,9 @@ def override(tree: dict[str, object], text: str) -> None:
     try:
         parsed = _mark(yaml.safe_load(value))
     except yaml.YAMLError:
-        raise ScenarioInvalid(f"{key}: {value!r} is not YAML; quote what holds any of : {{ }} [ ] , # at the wrong place.") from None
+        raise ScenarioInvalid(
+            f"{key}: {value!r} is not YAML; quote what holds any of : {{ }} [ ] , # at the wrong place."
+        ) from None
     place: object = tree
     for depth, part in enumerate(parts[:-1]):
         place = _enter(place, part, parts[depth + 1], key)
@@ -63,7 +67,9 @@ def _item(place: object, part: str, key: str) -> tuple[list[object], int]:
     if not isinstance(place, list):
         raise ScenarioInvalid(f"{key} can't be set: {part!r} would be a part of {str(place)!r:.80}, which has none.")
     if not part.isdecimal() or int(part) > len(place):
-        raise ScenarioInvalid(f"{key} can't be set: {part!r} names none of the {len(place)} items there, which count from 0.")
+        raise ScenarioInvalid(
+            f"{key} can't be set: {part!r} names none of the {len(place)} items there, which count from 0."
+        )
     return place, int(part)
 
 

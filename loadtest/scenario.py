@@ -1,7 +1,8 @@
-"""A scenario: everything that defines a load, from one YAML file. Unknown keys and impossible combinations are refused with a sentence.
+"""A scenario: everything that defines a load, from one YAML file. Unknown keys and impossible combinations are refused
+with a sentence.
 
-Every part checks itself when it is made, from a file or in code; a ValueError's message begins with the key. Not here: where the server is, and keys
-(`target.py`): the same scenario can be run against any server.
+Every part checks itself when it is made, from a file or in code; a ValueError's message begins with the key. Not here:
+where the server is, and keys (`target.py`): the same scenario can be run against any server.
 """
 
 import math
@@ -26,7 +27,8 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class Lengths(Struct, frozen=True):
-    """A distribution of token counts or seconds: a constant, uniform between two, lognormal by median and p99, or the values of a list, equally likely."""
+    """A distribution of token counts or seconds: a constant, uniform between two, lognormal by median and p99, or the
+    values of a list, equally likely."""
 
     constant: float | None = None
     uniform: tuple[float, float] | None = None
@@ -36,28 +38,48 @@ class Lengths(Struct, frozen=True):
     max: float = float("inf")
 
     def __post_init__(self) -> None:
-        ways = {"constant": self.constant, "uniform": self.uniform, "lognormal": self.lognormal, "choices": self.choices}
+        ways = {
+            "constant": self.constant,
+            "uniform": self.uniform,
+            "lognormal": self.lognormal,
+            "choices": self.choices,
+        }
         given = [name for name, value in ways.items() if value is not None]
-        require(len(given) == 1, f"{' and '.join(given) or 'constant'} {'are' if given else 'is not'} set; it must be exactly one of {', '.join(ways)}")
+        require(
+            len(given) == 1,
+            f"{' and '.join(given) or 'constant'} {'are' if given else 'is not'} set; it must be exactly one of {', '.join(ways)}",
+        )
         way = ways[given[0]]
         values = list(way) if isinstance(way, tuple | list) else [way or 0.0]
         require(len(values) > 0, f"{given[0]} is empty")
-        require(all(0 <= value < math.inf for value in values), f"{given[0]} is {shown(way)}; it can't be negative or infinite")
-        require(given[0] != "uniform" or values[0] <= values[1], f"uniform is {shown(way)}; the first must not be above the second")
-        require(given[0] != "lognormal" or 0 < values[0] <= values[1], f"lognormal is {shown(way)}; it is the median, above 0, then the 99th percentile")
+        require(
+            all(0 <= value < math.inf for value in values),
+            f"{given[0]} is {shown(way)}; it can't be negative or infinite",
+        )
+        require(
+            given[0] != "uniform" or values[0] <= values[1],
+            f"uniform is {shown(way)}; the first must not be above the second",
+        )
+        require(
+            given[0] != "lognormal" or 0 < values[0] <= values[1],
+            f"lognormal is {shown(way)}; it is the median, above 0, then the 99th percentile",
+        )
         not_negative(self, "min")
         require(self.min <= self.max, f"min is {self.min:g}, above max, {self.max:g}")
 
 
 class Arrivals(Struct, frozen=True):
-    """When requests leave, in the open loop. `rate` is requests per second; every process but `gamma` bursts as Poisson does, `constant` not at all."""
+    """When requests leave, in the open loop. `rate` is requests per second; every process but `gamma` bursts as Poisson
+    does, `constant` not at all."""
 
     process: Literal["constant", "poisson", "gamma", "step", "ramp", "spike"] = "poisson"
     rate: float = 1.0
     cv: float = 1.0  # gamma: coefficient of variation of the gaps; above 1 is burstier than Poisson
     to_rate: float | None = None  # step, ramp, spike: the other rate
     at_s: float | None = None  # step: when the rate changes; spike: when it begins; None: a third of the duration
-    length_s: float | None = None  # ramp: time from rate to to_rate, None: the duration; spike: its length, None: a sixth of the duration
+    length_s: float | None = (
+        None  # ramp: time from rate to to_rate, None: the duration; spike: its length, None: a sixth of the duration
+    )
 
     def __post_init__(self) -> None:
         is_changing = self.process in ("step", "ramp", "spike")
@@ -69,14 +91,24 @@ class Arrivals(Struct, frozen=True):
         if not is_changing:
             above_zero(self, "rate")
         above_zero(self, "cv", "length_s")
-        require(self.process == "gamma" or self.cv == 1.0, f"cv is for gamma; {self.process} can't have another than its own")
+        require(
+            self.process == "gamma" or self.cv == 1.0,
+            f"cv is for gamma; {self.process} can't have another than its own",
+        )
         not_negative(self, "at_s")
-        require(self.at_s is None or self.process in ("step", "spike"), f"at_s is for step and spike, not for {self.process}")
-        require(self.length_s is None or self.process in ("ramp", "spike"), f"length_s is for ramp and spike, not for {self.process}")
+        require(
+            self.at_s is None or self.process in ("step", "spike"),
+            f"at_s is for step and spike, not for {self.process}",
+        )
+        require(
+            self.length_s is None or self.process in ("ramp", "spike"),
+            f"length_s is for ramp and spike, not for {self.process}",
+        )
 
 
 class Trace(Struct, frozen=True):
-    """A published trace to replay: its arrivals and lengths take the place of `arrivals`, `prompt_tokens` and `output_tokens`.
+    """A published trace to replay: its arrivals and lengths take the place of `arrivals`, `prompt_tokens` and
+    `output_tokens`.
 
     In the closed loop its requests go one behind the other, without their times.
     """
@@ -97,24 +129,42 @@ class Trace(Struct, frozen=True):
         not_negative(self, "start_s")
         require(self.start_s < self.end_s, f"start_s is {self.start_s:g}, not before end_s, {self.end_s:g}")
         for key in ("rate", "lengths"):
-            require(getattr(self, key) is None or self.format == "servegen", f"{key} is for ServeGen's client rates, not for {self.format}")
+            require(
+                getattr(self, key) is None or self.format == "servegen",
+                f"{key} is for ServeGen's client rates, not for {self.format}",
+            )
 
 
 class Prompts(Struct, frozen=True):
     """Where prompts come from."""
 
-    source: Literal["words", "tokens", "corpus"] = "words"  # made-up words; random token ids (completions only); real text
-    path: Path | None = None  # corpus: JSON lines (field `prompt`, `question`, `text` or `turns`) or plain text; .gz as it is
-    tokens: Lengths = Lengths(constant=256)  # length of a whole prompt; corpus: plain text is cut to it, JSON lines go as they are
-    shared_prefix_tokens: int = 0  # so many leading tokens are the same in every prompt of a group; at least one of its own follows
+    source: Literal["words", "tokens", "corpus"] = (
+        "words"  # made-up words; random token ids (completions only); real text
+    )
+    path: Path | None = (
+        None  # corpus: JSON lines (field `prompt`, `question`, `text` or `turns`) or plain text; .gz as it is
+    )
+    tokens: Lengths = Lengths(
+        constant=256
+    )  # length of a whole prompt; corpus: plain text is cut to it, JSON lines go as they are
+    shared_prefix_tokens: int = (
+        0  # so many leading tokens are the same in every prompt of a group; at least one of its own follows
+    )
     prefix_groups: int = 1
     token_range: tuple[int, int] = (300, 30000)  # ids drawn for `tokens`: from the first, below the second
-    tokenizer: Path | None = None  # tokenizer.json: made-up text gets exact token counts; without: about one token a word
+    tokenizer: Path | None = (
+        None  # tokenizer.json: made-up text gets exact token counts; without: about one token a word
+    )
 
     def __post_init__(self) -> None:
         require(self.source != "corpus" or self.path is not None, "path is missing; source corpus needs a file of text")
-        require(self.source == "corpus" or self.path is None, f"path is for source corpus; source {self.source} reads no file")
-        require(self.source != "tokens" or self.tokenizer is None, "tokenizer is for text; source tokens sends token ids")
+        require(
+            self.source == "corpus" or self.path is None,
+            f"path is for source corpus; source {self.source} reads no file",
+        )
+        require(
+            self.source != "tokens" or self.tokenizer is None, "tokenizer is for text; source tokens sends token ids"
+        )
         not_negative(self, "shared_prefix_tokens")
         above_zero(self, "prefix_groups")
         low, high = self.token_range
@@ -150,8 +200,14 @@ class Kind(Struct, frozen=True):
         require(self.name != "", "name is empty")
         not_negative(self, "weight", "temperature")
         is_completions = self.endpoint == "completions"
-        require(is_completions or self.prompts.source != "tokens", "prompts.source is tokens; only endpoint completions takes token ids")
-        require(not is_completions or self.sessions is None, "sessions need endpoint chat; completions have no messages to go on from")
+        require(
+            is_completions or self.prompts.source != "tokens",
+            "prompts.source is tokens; only endpoint completions takes token ids",
+        )
+        require(
+            not is_completions or self.sessions is None,
+            "sessions need endpoint chat; completions have no messages to go on from",
+        )
 
     @property
     def is_repeatable(self) -> bool:
@@ -212,14 +268,25 @@ class Scenario(Struct, frozen=True):
     def __post_init__(self) -> None:
         above_zero(self, "duration_s", "requests", "timeout_s", "concurrency")
         not_negative(self, "seed", "warmup_s", "drain_s", "repeat")
-        require(self._is_finite, "duration_s and requests are both null, and there is no trace; without one of them the load would never end")
-        require(self.duration_s is None or self.warmup_s < self.duration_s, f"warmup_s is {self.warmup_s:g}, not below duration_s: nothing would be measured")
+        require(
+            self._is_finite,
+            "duration_s and requests are both null, and there is no trace; without one of them the load would never end",
+        )
+        require(
+            self.duration_s is None or self.warmup_s < self.duration_s,
+            f"warmup_s is {self.warmup_s:g}, not below duration_s: nothing would be measured",
+        )
         _check_shares("kinds", self.kinds)
         _check_shares("tenants", self.tenants)
         if self.models:
             _check_shares("models", self.models)
-        require(all(model.key_env is None for model in self.models), "models can't have a key_env; keys belong to tenants")
-        require(self.repeat == 0 or any(map(_is_repeated, self.kinds)), f"repeat is {self.repeat}, but no kind is greedy or seeded")
+        require(
+            all(model.key_env is None for model in self.models), "models can't have a key_env; keys belong to tenants"
+        )
+        require(
+            self.repeat == 0 or any(map(_is_repeated, self.kinds)),
+            f"repeat is {self.repeat}, but no kind is greedy or seeded",
+        )
         self._check_times()
         if self.trace is not None:
             self._check_trace(self.trace)
@@ -230,7 +297,9 @@ class Scenario(Struct, frozen=True):
 
     def _check_times(self) -> None:
         """What is a share of the duration needs one."""
-        needed = {"step": ("at_s",), "ramp": ("length_s",), "spike": ("at_s", "length_s")}.get(self.arrivals.process, ())
+        needed = {"step": ("at_s",), "ramp": ("length_s",), "spike": ("at_s", "length_s")}.get(
+            self.arrivals.process, ()
+        )
         missing = [key for key in needed if getattr(self.arrivals, key) is None]
         require(
             self.duration_s is not None or not missing,
@@ -238,22 +307,29 @@ class Scenario(Struct, frozen=True):
         )
 
     def _check_trace(self, trace: Trace) -> None:
-        require(self.arrivals == Arrivals(), "arrivals and trace are both set; a trace brings its own times, so leave one of them out")
+        require(
+            self.arrivals == Arrivals(),
+            "arrivals and trace are both set; a trace brings its own times, so leave one of them out",
+        )
         for place, kind in enumerate(self.kinds):
             key = f"kinds.{place}"
             require(kind.sessions is None, f"{key}.sessions and trace are both set; a trace brings its own requests")
             if trace.format == "mooncake":
                 require(
-                    kind.prompts.source != "corpus", f"{key}.prompts.source is corpus; a mooncake trace says which prompts begin alike: use words or tokens"
+                    kind.prompts.source != "corpus",
+                    f"{key}.prompts.source is corpus; a mooncake trace says which prompts begin alike: use words or tokens",
                 )
-                require(kind.prompts.shared_prefix_tokens == 0, f"{key}.prompts.shared_prefix_tokens is set; a mooncake trace brings its own shared prefixes")
+                require(
+                    kind.prompts.shared_prefix_tokens == 0,
+                    f"{key}.prompts.shared_prefix_tokens is set; a mooncake trace brings its own shared prefixes",
+                )
 
 
 def load_scenario(path: Path | None, overrides: list[str]) -> Scenario:
     """The scenario of a YAML file (None: the defaults) with overrides like `arrivals.rate=4` applied.
 
-    The name of an example stands for its file. Paths are relative to the file they stand in, those of overrides to the working directory; a scenario without
-    a name has its file's. Raises ScenarioInvalid with file and key.
+    The name of an example stands for its file. Paths are relative to the file they stand in, those of overrides to the
+    working directory; a scenario without a name has its file's. Raises ScenarioInvalid with file and key.
     """
     tree: dict[str, object] = {}
     if path is not None:
@@ -267,7 +343,9 @@ def load_scenario(path: Path | None, overrides: list[str]) -> Scenario:
     except msgspec.ValidationError as error:
         raise ScenarioInvalid(f"{path or 'The scenario'}: {_explain(error)}.") from None
     # msgspec writes no subclass of str, such as overrides.FromCommandLine: plain texts in their place
-    return msgspec.convert(msgspec.to_builtins(marked, enc_hook=str), Scenario, dec_hook=lambda _, value: Path(str(value)))
+    return msgspec.convert(
+        msgspec.to_builtins(marked, enc_hook=str), Scenario, dec_hook=lambda _, value: Path(str(value))
+    )
 
 
 def find_scenario(path: Path) -> Path:
@@ -282,7 +360,8 @@ def find_scenario(path: Path) -> Path:
 
 
 def to_tree(scenario: Scenario) -> dict[str, object]:
-    """Everything that is set, as JSON can hold it: paths as texts; what is infinite (no limit) is left out. `load_scenario` reads it back."""
+    """Everything that is set, as JSON can hold it: paths as texts; what is infinite (no limit) is left out.
+    `load_scenario` reads it back."""
     tree = msgspec.to_builtins(scenario, enc_hook=str)
     return {key: _finite(value) for key, value in tree.items()}
 

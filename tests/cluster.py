@@ -1,4 +1,5 @@
-"""A Kubernetes of a test's own, started and ended by the program that PENSTOCK_TEST_CLUSTER names (CONTRIBUTING.md says how it is called)."""
+"""A Kubernetes of a test's own, started and ended by the program that PENSTOCK_TEST_CLUSTER names (CONTRIBUTING.md says
+how it is called)."""
 
 import json
 import os
@@ -31,7 +32,13 @@ class Cluster:
     def kubectl(self, *arguments: str, given: str = "", timeout_s: float = COMMAND_S) -> str:
         """What it prints, errors included. Fails the test when kubectl fails."""
         done = subprocess.run(
-            self.inside("kubectl", *arguments), input=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout_s, check=False, text=True
+            self.inside("kubectl", *arguments),
+            input=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout_s,
+            check=False,
+            text=True,
         )
         assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stdout}"
         return done.stdout
@@ -54,12 +61,15 @@ def cluster_program() -> str:
 
 @contextmanager
 def running_cluster(*options: str, must: bool = False) -> Iterator[Cluster]:
-    """options: of `up`. Skips the test where there is no such program, or where it can't start what is asked (a bare container). must: that fails."""
+    """options: of `up`. Skips the test where there is no such program, or where it can't start what is asked (a bare
+    container). must: that fails."""
     program = cluster_program()
     folder = Path(tempfile.mkdtemp(prefix="kube-"))  # short: it holds sockets
     try:
         with tempfile.TemporaryFile("w+") as said:
-            started = subprocess.run([program, "up", "--dir", str(folder), *options], stderr=said, timeout=UP_S, check=False)
+            started = subprocess.run(
+                [program, "up", "--dir", str(folder), *options], stderr=said, timeout=UP_S, check=False
+            )
             if started.returncode != 0:  # it has taken down itself what it had started
                 said.seek(0)
                 reason = f"{ABSENT} here: {(said.read().strip() or 'it said nothing').splitlines()[-1]}"

@@ -34,11 +34,17 @@ def data_dir() -> Path:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--allowed-skips", type=Path, metavar="FILE", help="fail when a test is skipped that FILE does not name with its reason")
+    parser.addoption(
+        "--allowed-skips",
+        type=Path,
+        metavar="FILE",
+        help="fail when a test is skipped that FILE does not name with its reason",
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On several cores, files with tests that take long (a time limit of their own) come first, so that no core ends up alone with one."""
+    """On several cores, files with tests that take long (a time limit of their own) come first, so that no core ends up
+    alone with one."""
     if hasattr(config, "workerinput"):
         long = {item.path for item in items if item.get_closest_marker("timeout")}
         items.sort(key=lambda item: item.path not in long)
@@ -65,14 +71,19 @@ class SkipCheck:
         self._note(report)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if unlisted(self._skipped, self._allowed) and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        if unlisted(self._skipped, self._allowed) and session.exitstatus in (
+            pytest.ExitCode.OK,
+            pytest.ExitCode.NO_TESTS_COLLECTED,
+        ):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("skipped tests")
         bad = set(unlisted(self._skipped, self._allowed))
         for skip in self._skipped:
-            terminalreporter.write_line(f"{'NOT ALLOWED' if skip in bad else 'allowed'}  {skip.node_id}  ({skip.reason})")
+            terminalreporter.write_line(
+                f"{'NOT ALLOWED' if skip in bad else 'allowed'}  {skip.node_id}  ({skip.reason})"
+            )
         terminalreporter.write_line(f"{len(self._skipped)} skipped, {len(bad)} of them not named in {self._source}")
 
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:

@@ -1,8 +1,9 @@
 """Commands in Markdown, with the output that a reader is shown: found, and compared with what came.
 
-A ```console block is a terminal: a line behind `$ ` is a command, one behind `> ` its continuation, `^C` an interrupt, and what follows is its
-output. In a table, the cell under "one command" is a command. Three or more dots stand for any text, as in doctest; what differs from run to run (keys,
-ids, fractions, dates) is masked on both sides, so that documents can show real output.
+A ```console block is a terminal: a line behind `$ ` is a command, one behind `> ` its continuation, `^C` an interrupt,
+and what follows is its output. In a table, the cell under "one command" is a command. Three or more dots stand for any
+text, as in doctest; what differs from run to run (keys, ids, fractions, dates) is masked on both sides, so that
+documents can show real output.
 """
 
 import re

@@ -2,7 +2,8 @@
 
     python -m tests.run [pytest's arguments]
 
-Arguments that choose tests (a path, -k, -m) are pytest's own affair: one run, as asked. The exit status is the first that is not 0.
+Arguments that choose tests (a path, -k, -m) are pytest's own affair: one run, as asked. The exit status is the first
+that is not 0.
 """
 
 import os
@@ -11,7 +12,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-ALL = (("tests/unit", "-n", str(os.cpu_count() or 1), "--dist", "loadfile", "--no-loadscope-reorder"), ("tests/integration",))
+ALL = (
+    ("tests/unit", "-n", str(os.cpu_count() or 1), "--dist", "loadfile", "--no-loadscope-reorder"),
+    ("tests/integration",),
+)
 CHOOSING = ("-k", "-m", "--lf", "--last-failed", "--ff", "--sw", "--collect-only", "--co")
 
 
@@ -22,7 +26,10 @@ def runs(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def main() -> int:
-    statuses = [subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode for arguments in runs(sys.argv[1:])]
+    statuses = [
+        subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
+        for arguments in runs(sys.argv[1:])
+    ]
     return next((status for status in statuses if status), 0)
 
 

@@ -1,4 +1,5 @@
-"""Which tests may be skipped: a list of node ids with their reasons, both with shell wildcards, one to a line, `id | reason`."""
+"""Which tests may be skipped: a list of node ids with their reasons, both with shell wildcards, one to a line, `id |
+reason`."""
 
 from fnmatch import fnmatchcase
 from typing import NamedTuple
@@ -10,7 +11,8 @@ class Skip(NamedTuple):
 
 
 def parse(text: str) -> list[Skip]:
-    """The list's entries; blank lines and lines that begin with # are comments. Raises ValueError on a line without a reason."""
+    """The list's entries; blank lines and lines that begin with # are comments. Raises ValueError on a line without a
+    reason."""
     entries = []
     for line in text.splitlines():
         if not line.strip() or line.lstrip().startswith("#"):
@@ -28,4 +30,6 @@ def unlisted(skipped: list[Skip], allowed: list[Skip]) -> list[Skip]:
 
 
 def _is_covered(skip: Skip, entry: Skip) -> bool:
-    return fnmatchcase(skip.node_id, entry.node_id.replace("[", "[[]")) and fnmatchcase(skip.reason, entry.reason.replace("[", "[[]"))
+    return fnmatchcase(skip.node_id, entry.node_id.replace("[", "[[]")) and fnmatchcase(
+        skip.reason, entry.reason.replace("[", "[[]")
+    )

@@ -1,7 +1,7 @@
 """Writes a small LoRA adapter for the demo model in PEFT's format: `python examples/tour/adapter.py FOLDER`.
 
-Untrained: its numbers are drawn at random, so that a model with it says something else than without. `peft`'s own `save_pretrained` writes the
-same two files.
+Untrained: its numbers are drawn at random, so that a model with it says something else than without. `peft`'s own
+`save_pretrained` writes the same two files.
 """
 
 import json
@@ -32,7 +32,13 @@ def tensors(seed: int = 1) -> dict[str, np.ndarray]:
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": list(OUT)}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": RANK,
+        "lora_alpha": 2 * RANK,
+        "target_modules": list(OUT),
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     save_file(tensors(), folder / "adapter_model.safetensors")
     for path in sorted(folder.iterdir()):

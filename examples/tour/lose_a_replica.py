@@ -1,7 +1,8 @@
-"""Kills the replica that computes an answer, in the middle of it, and shows how the answer goes on: `python examples/tour/lose_a_replica.py`.
+"""Kills the replica that computes an answer, in the middle of it, and shows how the answer goes on: `python
+examples/tour/lose_a_replica.py`.
 
-Beside `make up`, with the variables of .penstock/env. The one of the platform's replicas that is busy gets a SIGKILL. Exit status 0 only when
-every token came in spite of it.
+Beside `make up`, with the variables of .penstock/env. The one of the platform's replicas that is busy gets a SIGKILL.
+Exit status 0 only when every token came in spite of it.
 """
 
 import json
@@ -12,7 +13,15 @@ from pathlib import Path
 import httpx
 import psutil
 
-BODY = {"model": "demo", "prompt": "The sea is", "max_tokens": 40, "temperature": 0, "stream": True, "ignore_eos": True, "return_token_ids": True}
+BODY = {
+    "model": "demo",
+    "prompt": "The sea is",
+    "max_tokens": 40,
+    "temperature": 0,
+    "stream": True,
+    "ignore_eos": True,
+    "return_token_ids": True,
+}
 KILL_AFTER = 12
 """Tokens."""
 
@@ -30,7 +39,11 @@ def pieces(client: httpx.Client) -> Iterator[tuple[str, int, str]]:
 def replicas() -> list[psutil.Process]:
     """Of the platform that runs with the state folder .penstock here."""
     up = psutil.Process(json.loads(Path(".penstock/state.json").read_text(encoding="utf-8"))["pid"])
-    return [process for process in up.children(recursive=True) if any("ServeReplica:pool-" in word for word in words(process))]
+    return [
+        process
+        for process in up.children(recursive=True)
+        if any("ServeReplica:pool-" in word for word in words(process))
+    ]
 
 
 def words(process: psutil.Process) -> list[str]:

@@ -1,7 +1,8 @@
 """An OpenTelemetry collector of one request: `python examples/tour/trace.py MODEL`.
 
-Listens where examples/tour/penstock.yaml sends spans, makes a request under a trace id of its own, and prints what arrives: a line for each
-span, when it began and how long it took. A real collector (Jaeger, Tempo, ...) listens in its place as well.
+Listens where examples/tour/penstock.yaml sends spans, makes a request under a trace id of its own, and prints what
+arrives: a line for each span, when it began and how long it took. A real collector (Jaeger, Tempo, ...) listens in its
+place as well.
 """
 
 import os
@@ -11,7 +12,10 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 ADDRESS = ("127.0.0.1", 4318)
@@ -48,9 +52,14 @@ class Batch(BaseHTTPRequestHandler):
 
 
 def ask(model: str, trace_id: str) -> None:
-    headers = {"authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01"}
+    headers = {
+        "authorization": f"Bearer {os.environ['OPENAI_API_KEY']}",
+        "traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-01",
+    }
     body = {"model": model, "messages": [{"role": "user", "content": "What is a trace?"}], "max_tokens": 16}
-    httpx.post(f"{os.environ['OPENAI_BASE_URL']}/chat/completions", json=body, headers=headers, timeout=60, trust_env=False).raise_for_status()
+    httpx.post(
+        f"{os.environ['OPENAI_BASE_URL']}/chat/completions", json=body, headers=headers, timeout=60, trust_env=False
+    ).raise_for_status()
 
 
 def collect(collector: Collector, trace_id: str) -> list[Span]:

@@ -1,4 +1,5 @@
-"""Where a host's name leads: resolved once, not with every connection, so that a burst of connections does not wait for a name server."""
+"""Where a host's name leads: resolved once, not with every connection, so that a burst of connections does not wait for
+a name server."""
 
 import asyncio
 import ipaddress
@@ -8,7 +9,8 @@ from contextlib import suppress
 
 
 class Addresses:
-    """The addresses of a host. Connections go to them in turn, as if each asked for the name anew; one that failed is left out until none is left."""
+    """The addresses of a host. Connections go to them in turn, as if each asked for the name anew; one that failed is
+    left out until none is left."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
@@ -49,7 +51,8 @@ def is_address(host: str) -> bool:
 
 
 def resolved(host: str, port: int) -> asyncio.Future[list[str]]:
-    """PromptRequest for the name in a thread that nobody waits for at exit: a name server that does not answer must not keep the command from ending."""
+    """PromptRequest for the name in a thread that nobody waits for at exit: a name server that does not answer must not
+    keep the command from ending."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[str]] = loop.create_future()
     threading.Thread(target=_ask, args=(host, port, loop, answer), daemon=True).start()
@@ -59,7 +62,9 @@ def resolved(host: str, port: int) -> asyncio.Future[list[str]]:
 def _ask(host: str, port: int, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[list[str]]) -> None:
     found: list[str] | OSError
     try:
-        found = list(dict.fromkeys(str(place[4][0]) for place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+        found = list(
+            dict.fromkeys(str(place[4][0]) for place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        )
     except UnicodeError:
         found = socket.gaierror("no name can look like this")
     except OSError as error:

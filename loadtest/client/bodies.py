@@ -1,4 +1,5 @@
-"""A planned request as the JSON it is sent as, what to leave out for servers that refuse a field, and what an error's body says. Pure."""
+"""A planned request as the JSON it is sent as, what to leave out for servers that refuse a field, and what an error's
+body says. Pure."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -8,8 +9,9 @@ import msgspec
 from penstock_loadtest.planned import Message, Planned
 
 OPTIONAL = ("return_token_ids", "ignore_eos", "seed", "stream_options")
-"""Fields that a server may refuse: requests go without them then, and what they would have told is unverified. `ignore_eos` alone asks for exactly
-max_tokens; `min_tokens`, which some servers know too, costs a mask per step in some, so it would change what is measured."""
+"""Fields that a server may refuse: requests go without them then, and what they would have told is unverified.
+`ignore_eos` alone asks for exactly max_tokens; `min_tokens`, which some servers know too, costs a mask per step in
+some, so it would change what is measured."""
 
 PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 
@@ -17,7 +19,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 def body_of(planned: Planned, model: str, history: Sequence[Message] = (), *, refused: Collection[str] = ()) -> bytes:
-    """The body, with every field that the plan asks for but the refused ones. history: what a session has said so far."""
+    """The body, with every field that the plan asks for but the refused ones. history: what a session has said so
+    far."""
     body: dict[str, object] = {"model": planned.model or model}
     if planned.endpoint == "chat":
         system = [Message("system", planned.system)] if planned.system is not None and not history else []
@@ -82,9 +85,12 @@ _FIELD = re.compile("|".join(rf"\b{name}\b" for name in OPTIONAL))
 
 
 def error_of(body: bytes) -> str:
-    """Type, code and parameter that an error's body names. Not its sentence: servers quote prompts and keys in theirs, and a record must hold neither."""
+    """Type, code and parameter that an error's body names. Not its sentence: servers quote prompts and keys in theirs,
+    and a record must hold neither."""
     error = _decoded(body).inner
-    kind = next((str(name) for name in (error.code, error.type) if isinstance(name, str) and _IDENTIFIER.fullmatch(name)), "")
+    kind = next(
+        (str(name) for name in (error.code, error.type) if isinstance(name, str) and _IDENTIFIER.fullmatch(name)), ""
+    )
     place = error.param or ""
     return f"{kind} ({place})".lstrip() if _IDENTIFIER.fullmatch(place) else kind
 

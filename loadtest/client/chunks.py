@@ -1,7 +1,7 @@
 """What servers send of an answer: a chunk of a stream, or a whole answer, as far as the tester looks at it. Pure.
 
-Servers differ in what they add, leave out, set to null or give another type; all of that is read as far as it goes. Only what is no JSON object
-is no chunk.
+Servers differ in what they add, leave out, set to null or give another type; all of that is read as far as it goes.
+Only what is no JSON object is no chunk.
 """
 
 from typing import Annotated, TypeVar
@@ -50,7 +50,11 @@ class Message(msgspec.Struct, gc=False):
     @property
     def text(self) -> str:
         """All that was generated: also what the model thought, and which tools it calls."""
-        calls = [f"{call.function.name or ''}{call.function.arguments or ''}" for call in self.tool_calls or () if call.function is not None]
+        calls = [
+            f"{call.function.name or ''}{call.function.arguments or ''}"
+            for call in self.tool_calls or ()
+            if call.function is not None
+        ]
         return "".join([self.thought, self.answer, self.refusal or "", *calls])
 
 
@@ -97,7 +101,13 @@ class Chunk(msgspec.Struct, gc=False):
 
 _decode = msgspec.json.Decoder(Chunk).decode
 _Part = TypeVar("_Part", bound=msgspec.Struct)
-_PARTS: dict[str, type[msgspec.Struct]] = {"usage": Usage, "prompt_tokens_details": PromptDetails, "delta": Message, "message": Message, "function": Function}
+_PARTS: dict[str, type[msgspec.Struct]] = {
+    "usage": Usage,
+    "prompt_tokens_details": PromptDetails,
+    "delta": Message,
+    "message": Message,
+    "function": Function,
+}
 _LISTS: dict[str, type[msgspec.Struct]] = {"choices": Choice, "tool_calls": ToolCall}
 
 
@@ -140,7 +150,8 @@ def _converted(value: object, kind: object) -> object:
 
 
 def spread(tokens: int, chunks: int) -> list[int]:
-    """Tokens of an answer over the chunks they came in, where the server says their sum only: one in the first, which prefill makes; the others evenly."""
+    """Tokens of an answer over the chunks they came in, where the server says their sum only: one in the first, which
+    prefill makes; the others evenly."""
     if chunks < 2 or not tokens:
         return [tokens] * chunks
     later, gaps = tokens - 1, chunks - 1

@@ -1,7 +1,8 @@
 """Sends planned requests and returns their records: the instrument's own client, on one event loop.
 
-It never raises for what a server does: refused, broken, late or odd, it is in the record. Cancelling the task of a request cuts it: the connection
-is closed, and the record comes back as it stands, `unfinished` and `is_cut`, in place of the cancellation.
+It never raises for what a server does: refused, broken, late or odd, it is in the record. Cancelling the task of a
+request cuts it: the connection is closed, and the record comes back as it stands, `unfinished` and `is_cut`, in place
+of the cancellation.
 """
 
 import asyncio
@@ -10,7 +11,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from penstock_loadtest.client.bodies import PATHS, body_of, has, refused_field, without
-from penstock_loadtest.client.connection import CONNECT_TIMEOUT_S, USER_AGENT, Connection, Connections, Origin, origin_of
+from penstock_loadtest.client.connection import (
+    CONNECT_TIMEOUT_S,
+    USER_AGENT,
+    Connection,
+    Connections,
+    Origin,
+    origin_of,
+)
 from penstock_loadtest.client.exchange import Exchange
 from penstock_loadtest.client.target import Target, authorization, get, path_of
 from penstock_loadtest.errors import TargetUnreachable
@@ -18,7 +26,8 @@ from penstock_loadtest.planned import Message, Planned
 from penstock_loadtest.results.records import Record
 
 DEADLINE_MARGIN_S = 0.1
-"""A connection that is not there at the deadline is given up so much later: by then the request has ended as `unfinished`."""
+"""A connection that is not there at the deadline is given up so much later: by then the request has ended as
+`unfinished`."""
 
 
 class Clock:
@@ -59,9 +68,13 @@ class Client:
         """The body of a request; callable from any thread."""
         return body_of(planned, self._target.model, history, refused=self._refused)
 
-    async def send(self, planned: Planned, *, intended_s: float, deadline_s: float, history: Sequence[Message] = ()) -> Answer:
+    async def send(
+        self, planned: Planned, *, intended_s: float, deadline_s: float, history: Sequence[Message] = ()
+    ) -> Answer:
         """Send now. Times are the clock's; at deadline_s an answer that has not ended is `unfinished`."""
-        return await self.send_body(planned, self.prepare(planned, history), intended_s=intended_s, deadline_s=deadline_s)
+        return await self.send_body(
+            planned, self.prepare(planned, history), intended_s=intended_s, deadline_s=deadline_s
+        )
 
     async def send_body(self, planned: Planned, body: bytes, *, intended_s: float, deadline_s: float) -> Answer:
         """`send` of a body that `prepare` made."""
@@ -95,7 +108,13 @@ class Client:
 
     async def _exchange(self, planned: Planned, record: Record, body: bytes, deadline_s: float) -> Exchange:
         wants_usage = has(body, "stream_options")
-        exchange = Exchange(record, self.clock.zero_s, stream=planned.stream, wants_usage=wants_usage, keeps_text=planned.session is not None)
+        exchange = Exchange(
+            record,
+            self.clock.zero_s,
+            stream=planned.stream,
+            wants_usage=wants_usage,
+            keeps_text=planned.session is not None,
+        )
         exchange.expire_in(deadline_s - self.clock.now())
         self._under_way.add(exchange)
         try:

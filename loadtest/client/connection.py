@@ -1,7 +1,8 @@
 """HTTP/1.1 connections of the tester: one request at a time on each, its response told to a listener as it arrives.
 
-Not a general client: no redirects, no proxies, no compression, no pipelining. The time of every arrival is taken as soon as the event loop
-hands the bytes over, before anything is parsed. Small writes leave at once: the event loop sets TCP_NODELAY.
+Not a general client: no redirects, no proxies, no compression, no pipelining. The time of every arrival is taken as
+soon as the event loop hands the bytes over, before anything is parsed. Small writes leave at once: the event loop sets
+TCP_NODELAY.
 """
 
 import asyncio
@@ -22,7 +23,8 @@ USER_AGENT = "penstock-loadtest"
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
 MAX_HEAD_BYTES = 64 << 10
-"""Of a response's head, and of whatever else is not its body: interim responses, trailers, what servers add to the size of a chunk."""
+"""Of a response's head, and of whatever else is not its body: interim responses, trailers, what servers add to the size
+of a chunk."""
 Headers = dict[str, str]
 """Names in lower case; of a name that comes twice, the last value."""
 
@@ -53,14 +55,17 @@ class Origin(NamedTuple):
 
 
 def origin_of(url: str) -> Origin:
-    """Raises TargetUnreachable for what is no http or https URL, and for one with a user or password, without repeating it."""
+    """Raises TargetUnreachable for what is no http or https URL, and for one with a user or password, without repeating
+    it."""
     try:
         parts = urlsplit(url)
         port, host = parts.port, (parts.hostname or "").encode("ascii" if url.isascii() else "idna").decode()
     except ValueError:
         parts, port, host = urlsplit(""), None, ""
     if "@" in url.partition("://")[2].partition("/")[0]:
-        raise TargetUnreachable("The server's URL holds a user or a password; keys are taken from OPENAI_API_KEY, or from a tenant's key_env.")
+        raise TargetUnreachable(
+            "The server's URL holds a user or a password; keys are taken from OPENAI_API_KEY, or from a tenant's key_env."
+        )
     if parts.scheme not in ("http", "https") or not host or not url.isprintable() or " " in url:
         raise TargetUnreachable(f"{url!r} is no address of a server; one looks like http://127.0.0.1:8000/v1.")
     is_tls = parts.scheme == "https"
@@ -71,7 +76,8 @@ class Connection(asyncio.Protocol):
     """A connection. `request` only while it is idle."""
 
     def __init__(self, on_idle: Callable[["Connection"], None], on_lost: Callable[["Connection"], None]) -> None:
-        """on_idle: called when a response is whole and the connection may carry another request. on_lost: it is closed."""
+        """on_idle: called when a response is whole and the connection may carry another request. on_lost: it is
+        closed."""
         self.round_trip_s = 0.0
         """At most so long; measured by whoever makes the connection."""
         self._on_idle = on_idle
@@ -138,7 +144,9 @@ class Connection(asyncio.Protocol):
             listener.on_body(bodies[0] if len(bodies) == 1 else b"".join(bodies), at)
             bodies.clear()
         if self._is_whole or reason is not None or self._other_bytes > MAX_HEAD_BYTES:
-            self._conclude(reason or f"the head of the response is longer than {MAX_HEAD_BYTES} bytes", is_clean=reason is None)
+            self._conclude(
+                reason or f"the head of the response is longer than {MAX_HEAD_BYTES} bytes", is_clean=reason is None
+            )
 
     def _conclude(self, reason: str, *, is_clean: bool) -> None:
         """The response is whole, or can't become so for that reason. is_clean: nothing came behind it."""
@@ -158,7 +166,9 @@ class Connection(asyncio.Protocol):
             self._is_whole = True
             self._conclude("", is_clean=False)
         else:
-            self._break("the connection was closed" if error is None else f"the connection broke ({type(error).__name__})")
+            self._break(
+                "the connection was closed" if error is None else f"the connection broke ({type(error).__name__})"
+            )
         self._on_lost(self)
 
     @property
@@ -285,7 +295,9 @@ class Connections:
         loop = asyncio.get_running_loop()
         name = self.origin.host if self.origin.is_tls else None
         began = time.perf_counter()
-        _, connection = await loop.create_connection(self._new, address, self.origin.port, ssl=self._tls, server_hostname=name)
+        _, connection = await loop.create_connection(
+            self._new, address, self.origin.port, ssl=self._tls, server_hostname=name
+        )
         connection.round_trip_s = time.perf_counter() - began
         return connection
 

@@ -1,7 +1,8 @@
 """One request under way: hears the response and fills the record. Whatever the server does ends in a record, once.
 
-Tokens of a chunk are its token ids, where the server sends them with all text; else a chunk with text is one token until the usage says better,
-and then the usage's tokens are spread over the chunks. No text of a server gets into a record, its errors' sentences included.
+Tokens of a chunk are its token ids, where the server sends them with all text; else a chunk with text is one token
+until the usage says better, and then the usage's tokens are spread over the chunks. No text of a server gets into a
+record, its errors' sentences included.
 """
 
 import asyncio
@@ -32,7 +33,8 @@ NO_STREAM = "a whole answer though a stream was asked for"
 MAX_WORDS = 128
 """Characters of what a server says of itself in a record."""
 STALE_S = 0.005
-"""A kept connection that the server had closed before the request came breaks within a round trip, and so much for the tester's own delays."""
+"""A kept connection that the server had closed before the request came breaks within a round trip, and so much for the
+tester's own delays."""
 
 
 class Exchange:
@@ -46,7 +48,8 @@ class Exchange:
         self.is_cut = False
         """Nothing more is to be sent, whether it was over or not."""
         self.is_unheard = False
-        """The connection, which was a kept one, ended before a byte of the response: not over, may be started once more."""
+        """The connection, which was a kept one, ended before a byte of the response: not over, may be started once
+        more."""
         self.error_body = b""
         self._zero_s = zero_s
         self._wants_usage = wants_usage
@@ -78,14 +81,17 @@ class Exchange:
     # what the sender does
 
     def expire_in(self, seconds: float) -> None:
-        self._timers.append(asyncio.get_running_loop().call_later(max(0.0, seconds), self._stop, "unfinished", "its timeout passed"))
+        self._timers.append(
+            asyncio.get_running_loop().call_later(max(0.0, seconds), self._stop, "unfinished", "its timeout passed")
+        )
 
     def hang_up_in(self, seconds: float) -> None:
         """As planned."""
         self._timers.append(asyncio.get_running_loop().call_later(max(0.0, seconds), self._stop, "cancelled", None))
 
     async def over(self, connection: Connection, data: bytes, *, is_kept: bool) -> None:
-        """Send, and return at the end of the exchange, or when it `is_unheard`. is_kept: the connection carried other requests before."""
+        """Send, and return at the end of the exchange, or when it `is_unheard`. is_kept: the connection carried other
+        requests before."""
         self._connection, self.is_unheard = connection, False
         self._wake = asyncio.get_running_loop().create_future()
         now = time.perf_counter()
@@ -162,7 +168,9 @@ class Exchange:
             if record.status is not None:
                 self._violate(BROKEN_OFF)
             is_whole = self._is_done and record.finish_reason is not None
-            self._stop("finished" if is_whole else "failed", None if is_whole else f"{reason} before the answer's end", at)
+            self._stop(
+                "finished" if is_whole else "failed", None if is_whole else f"{reason} before the answer's end", at
+            )
 
     def _stop(self, outcome: Outcome, error: str | None, at: float | None = None) -> None:
         if self.is_over:
@@ -263,7 +271,9 @@ class Exchange:
             self._violate(NO_STREAM)
         answer = read_chunk(b"".join(self._body))
         if answer is None or answer.is_error:
-            record.error = "the answer is not an answer's JSON" if answer is None else "the answer is an error, with status 200"
+            record.error = (
+                "the answer is not an answer's JSON" if answer is None else "the answer is an error, with status 200"
+            )
             return
         for choice in answer.choices or ():
             self._choice(choice, self._at(at))
@@ -286,7 +296,10 @@ class Exchange:
     def _meter(self, usage: Usage) -> None:
         """Some servers send it with every chunk: it may grow until the end."""
         before, self._usage = self._usage, usage
-        if before is not None and ((usage.completion_tokens or 0) < (before.completion_tokens or 0) or (self._is_final_usage and usage != before)):
+        if before is not None and (
+            (usage.completion_tokens or 0) < (before.completion_tokens or 0)
+            or (self._is_final_usage and usage != before)
+        ):
             self._violate(TWO_USAGES)
         self._is_final_usage = self._has_ended
 
@@ -306,9 +319,15 @@ class Exchange:
         elif record.metered_tokens is not None:
             record.tokens_from = "usage"
             record.chunk_tokens = spread(record.metered_tokens, len(record.chunk_s))
-        record.tokens = record.metered_tokens if record.tokens_from == "usage" and record.metered_tokens is not None else sum(record.chunk_tokens)
+        record.tokens = (
+            record.metered_tokens
+            if record.tokens_from == "usage" and record.metered_tokens is not None
+            else sum(record.chunk_tokens)
+        )
         if record.tokens:
-            record.answer_digest = blake2b(self._ids.tobytes() + "".join(self._said).encode(), digest_size=16).hexdigest()
+            record.answer_digest = blake2b(
+                self._ids.tobytes() + "".join(self._said).encode(), digest_size=16
+            ).hexdigest()
         self._resume()
 
     def _read_usage(self) -> None:

@@ -1,6 +1,8 @@
-"""What the server's own meters say: completion tokens by tenant, from `GET /usage` under the API's URL, with the tenant's key.
+"""What the server's own meters say: completion tokens by tenant, from `GET /usage` under the API's URL, with the
+tenant's key.
 
-Not part of OpenAI's API; Penstock has it. The answer is `{"data": [{"completion_tokens": N, ...}, ...]}`, all rows together the account so far.
+Not part of OpenAI's API; Penstock has it. The answer is `{"data": [{"completion_tokens": N, ...}, ...]}`, all rows
+together the account so far.
 """
 
 import asyncio
@@ -39,13 +41,18 @@ async def read_meters(target: Target) -> dict[str, int]:
         await connections.closed()
 
 
-async def settled_meters(target: Target, before: Mapping[str, int], least: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
-    """What was counted since then, once two readings are the same and not below `least`, or time is over. Raises TargetUnreachable."""
+async def settled_meters(
+    target: Target, before: Mapping[str, int], least: Mapping[str, int] = MappingProxyType({})
+) -> dict[str, int]:
+    """What was counted since then, once two readings are the same and not below `least`, or time is over. Raises
+    TargetUnreachable."""
     last = await read_meters(target)
     for _ in range(MAX_READINGS):
         await asyncio.sleep(SETTLE_S)
         found = await read_meters(target)
-        is_behind = any(found[tenant] - before.get(tenant, 0) < tokens for tenant, tokens in least.items() if tenant in found)
+        is_behind = any(
+            found[tenant] - before.get(tenant, 0) < tokens for tenant, tokens in least.items() if tenant in found
+        )
         if found == last and not is_behind:
             break
         last = found
@@ -59,4 +66,6 @@ async def _read(connections: Connections, target: Target, key: str) -> int:
             return sum(row.completion_tokens for row in msgspec.json.decode(body, type=_Usage).data)
     except msgspec.DecodeError:
         status = 0
-    raise TargetUnreachable(f"meter is set, but {target.url}/usage does not show what a tenant used ({f'HTTP {status}' if status else 'another format'}).")
+    raise TargetUnreachable(
+        f"meter is set, but {target.url}/usage does not show what a tenant used ({f'HTTP {status}' if status else 'another format'})."
+    )

@@ -1,6 +1,7 @@
 """Calls at absolute times, some tens of microseconds after they are due: event loops only keep whole milliseconds.
 
-One timerfd of the kernel (Linux) is armed for the earliest call. `time.perf_counter` and the timer read the same clock, CLOCK_MONOTONIC.
+One timerfd of the kernel (Linux) is armed for the earliest call. `time.perf_counter` and the timer read the same clock,
+CLOCK_MONOTONIC.
 """
 
 import asyncio
@@ -12,7 +13,8 @@ import time
 from collections.abc import Callable
 
 CALLS_AT_ONCE = 32
-"""Then the event loop has its turn, though more be due: libuv accepts one connection a round, and must not starve of rounds."""
+"""Then the event loop has its turn, though more be due: libuv accepts one connection a round, and must not starve of
+rounds."""
 _MONOTONIC, _ABSOLUTE = 1, 1  # CLOCK_MONOTONIC, TFD_TIMER_ABSTIME
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # TFD_NONBLOCK, TFD_CLOEXEC are the same bits
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,5 @@
-"""Server-sent events out of bytes as they come (WHATWG HTML, section 9.2): the data of every event, whole, in order. Pure."""
+"""Server-sent events out of bytes as they come (WHATWG HTML, section 9.2): the data of every event, whole, in order.
+Pure."""
 
 MAX_EVENT_BYTES = 8 << 20
 _BOM = b"\xef\xbb\xbf"
@@ -10,7 +11,8 @@ class EventTooLong(Exception):
 
 
 class EventParser:
-    """Feed it what arrives; lines may end with LF, CR or CRLF and be cut anywhere. Fields other than data are left out."""
+    """Feed it what arrives; lines may end with LF, CR or CRLF and be cut anywhere. Fields other than data are left
+    out."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -24,8 +26,15 @@ class EventParser:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The events that end in it. Raises EventTooLong."""
-        # one whole event, of a line, is what nearly every packet of a stream is (an int is found faster than a byte string)
-        if data[:6] == b"data: " and data.find(b"\n") == len(data) - 2 and data[-1] == _LF and _CR not in data and not (self._rest or self._data):
+        # one whole event, of a line, is what nearly every packet of a stream is (an int is found faster than a byte
+        # string)
+        if (
+            data[:6] == b"data: "
+            and data.find(b"\n") == len(data) - 2
+            and data[-1] == _LF
+            and _CR not in data
+            and not (self._rest or self._data)
+        ):
             self._has_begun, self._skips_lf = True, False
             return [data[6:-2]]
         if not self._has_begun:

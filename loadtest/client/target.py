@@ -19,7 +19,8 @@ class Target(msgspec.Struct, frozen=True):
     keys: dict[str, str]
     """API key by tenant."""
     exact: bool | None
-    """Whether the model's greedy and seeded answers never change, as /v1/models says under `exact`; None: it does not say."""
+    """Whether the model's greedy and seeded answers never change, as /v1/models says under `exact`; None: it does not
+    say."""
     metrics_url: str | None
 
     def __repr__(self) -> str:
@@ -95,15 +96,20 @@ def authorization(key: str | None) -> str:
 async def find_target(url: str, *, keys: dict[str, str], model: str | None = None, timeout_s: float = 1.0) -> Target:
     """PromptRequest the server for its models. url: with or without /v1. model: None takes the first it lists.
 
-    Raises TargetUnreachable within timeout_s, with one sentence: not there, not speaking the API, refusing the key, not serving the model.
+    Raises TargetUnreachable within timeout_s, with one sentence: not there, not speaking the API, refusing the key, not
+    serving the model.
     """
     origin = origin_of(url)
     if "?" in url or "#" in url:
-        raise TargetUnreachable(f"{url} ends in a query or a fragment; the base URL is followed by /models and /chat/completions.")
+        raise TargetUnreachable(
+            f"{url} ends in a query or a fragment; the base URL is followed by /models and /chat/completions."
+        )
     base = _base(url)
     for tenant, key in keys.items():
         if not (key.isascii() and key.isprintable()):
-            raise TargetUnreachable(f"The API key of tenant {tenant} can't be sent: it has a line break, or a character that is not ASCII.")
+            raise TargetUnreachable(
+                f"The API key of tenant {tenant} can't be sent: it has a line break, or a character that is not ASCII."
+            )
     connections = Connections(origin)
     try:
         status, body = await get(connections, f"{path_of(base)}/models", timeout_s, next(iter(keys.values()), None))
@@ -117,7 +123,9 @@ async def find_target(url: str, *, keys: dict[str, str], model: str | None = Non
         raise TargetUnreachable(f"{base} serves no model.")
     chosen = model or names[0]
     exact = next(entry.exact for entry in listed if entry.id == chosen)
-    return Target(base, chosen, names, dict(keys), exact, f"{'https' if origin.is_tls else 'http'}://{origin.host_header}/metrics")
+    return Target(
+        base, chosen, names, dict(keys), exact, f"{'https' if origin.is_tls else 'http'}://{origin.host_header}/metrics"
+    )
 
 
 def path_of(url: str) -> str:
@@ -133,10 +141,16 @@ def _base(url: str) -> str:
 
 def _listed(base: str, status: int, body: bytes) -> list[_Model]:
     if status in (401, 403):
-        raise TargetUnreachable(f"{base} refuses the API key (HTTP {status}); it is taken from OPENAI_API_KEY, or from a tenant's key_env.")
+        raise TargetUnreachable(
+            f"{base} refuses the API key (HTTP {status}); it is taken from OPENAI_API_KEY, or from a tenant's key_env."
+        )
     if status != 200:
-        raise TargetUnreachable(f"{base}/models answers HTTP {status}; is this the base URL of an OpenAI-compatible API?")
+        raise TargetUnreachable(
+            f"{base}/models answers HTTP {status}; is this the base URL of an OpenAI-compatible API?"
+        )
     try:
         return msgspec.json.decode(body, type=_Models).data
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise TargetUnreachable(f"{base}/models does not answer with a list of models; is this the base URL of an OpenAI-compatible API?") from None
+        raise TargetUnreachable(
+            f"{base}/models does not answer with a list of models; is this the base URL of an OpenAI-compatible API?"
+        ) from None

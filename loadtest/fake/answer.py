@@ -1,4 +1,5 @@
-"""Answers of the fake server: token ids from a digest of the request, and the bytes of every frame, faults included. Pure.
+"""Answers of the fake server: token ids from a digest of the request, and the bytes of every frame, faults included.
+Pure.
 
 The same request always gets the same answer. A frame is what goes out at one time, as chunks of HTTP/1.1.
 """
@@ -15,7 +16,9 @@ from penstock_loadtest.fake.truth import Chunk
 
 VOCAB_SIZE = 4096
 _CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aiou"
-WORDS = [f" {_CONSONANTS[i >> 8]}{_VOWELS[i >> 6 & 3]}{_CONSONANTS[i >> 2 & 15]}{_VOWELS[i & 3]}" for i in range(VOCAB_SIZE)]
+WORDS = [
+    f" {_CONSONANTS[i >> 8]}{_VOWELS[i >> 6 & 3]}{_CONSONANTS[i >> 2 & 15]}{_VOWELS[i & 3]}" for i in range(VOCAB_SIZE)
+]
 """Text of every token: a space and four letters, so that a text says how many tokens it has."""
 _WORDS = [word.encode() for word in WORDS]
 
@@ -59,13 +62,17 @@ def text_of(token_ids: Sequence[int]) -> str:
     return "".join([WORDS[token] for token in token_ids])
 
 
-def response_head(status: str, headers: str, length: int | None = None, content_type: str = "application/json") -> bytes:
+def response_head(
+    status: str, headers: str, length: int | None = None, content_type: str = "application/json"
+) -> bytes:
     """Status line and headers. `length` None: the body comes in chunks."""
     framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
     return f"HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\n{framing}\r\n{headers}\r\n".encode()
 
 
-def frames(reply: Reply, chunks: Sequence[Chunk], fault: Fault | None, *, stream: bool, early_headers: bool) -> Iterator[Frame]:
+def frames(
+    reply: Reply, chunks: Sequence[Chunk], fault: Fault | None, *, stream: bool, early_headers: bool
+) -> Iterator[Frame]:
     """What is sent, in order of time. A fault that keeps everything back has no frames."""
     kind = None if fault is None else fault.kind
     if kind == "hang":
@@ -73,13 +80,22 @@ def frames(reply: Reply, chunks: Sequence[Chunk], fault: Fault | None, *, stream
     if kind == "close_before_headers":
         return iter([Frame(chunks[0].offset_s, b"", closes=True)])
     if kind == "status_500":
-        return iter([Frame(chunks[0].offset_s, response_head("500 Internal Server Error", reply.headers, len(ERROR_500)) + ERROR_500)])
+        return iter(
+            [
+                Frame(
+                    chunks[0].offset_s,
+                    response_head("500 Internal Server Error", reply.headers, len(ERROR_500)) + ERROR_500,
+                )
+            ]
+        )
     if stream:
         head = response_head("200 OK", reply.headers, content_type="text/event-stream; charset=utf-8")
         return _with_head(head, _stream(reply, chunks, fault), fault, early=early_headers)
     body = _whole_body(reply, extra=int(kind == "wrong_usage"))
     closes = kind == "close_mid_stream"
-    whole = Frame(chunks[-1].offset_s, body[: len(body) // 2] if closes else body, 0 if closes else len(reply.token_ids), closes)
+    whole = Frame(
+        chunks[-1].offset_s, body[: len(body) // 2] if closes else body, 0 if closes else len(reply.token_ids), closes
+    )
     return _with_head(response_head("200 OK", reply.headers, len(body)), iter([whole]), fault, early=early_headers)
 
 
@@ -94,7 +110,9 @@ def _with_head(head: bytes, rest: Iterator[Frame], fault: Fault | None, *, early
         yield Frame(delay_s, head)
         head = b""
     for frame in rest:
-        yield frame._replace(offset_s=max(frame.offset_s, delay_s), data=head + frame.data) if head or delay_s else frame
+        yield (
+            frame._replace(offset_s=max(frame.offset_s, delay_s), data=head + frame.data) if head or delay_s else frame
+        )
         head = b""
 
 
@@ -139,7 +157,12 @@ def _end(reply: Reply, before: bytes, behind: bytes, fault: Fault | None) -> tup
     if kind == "content_after_finish":
         events.append(_event(reply, before, behind, 0, 1))
     if reply.has_usage:
-        events.append(before.partition(b'"choices"')[0] + b'"choices":[],"usage":' + _usage(reply, extra=int(kind == "wrong_usage")) + b"}\n\n")
+        events.append(
+            before.partition(b'"choices"')[0]
+            + b'"choices":[],"usage":'
+            + _usage(reply, extra=int(kind == "wrong_usage"))
+            + b"}\n\n"
+        )
     if kind != "no_done":
         events.append(b"data: [DONE]\n\n")
     return b"".join(events), int(kind == "content_after_finish")

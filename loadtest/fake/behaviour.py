@@ -1,4 +1,5 @@
-"""What a fake server is told to do, as one YAML file or Python value. What follows from it for a request is in `truth.py`."""
+"""What a fake server is told to do, as one YAML file or Python value. What follows from it for a request is in
+`truth.py`."""
 
 from pathlib import Path
 from typing import Literal
@@ -39,7 +40,8 @@ class Fault(Struct, frozen=True):
 
 
 class Stall(Struct, frozen=True):
-    """Nothing is sent to anyone from `from_s` on; what was due meanwhile comes at the end. Seconds after the first request."""
+    """Nothing is sent to anyone from `from_s` on; what was due meanwhile comes at the end. Seconds after the first
+    request."""
 
     from_s: float
     for_s: float
@@ -64,7 +66,8 @@ class Shedding(Struct, frozen=True):
 
 
 class Replicas(Struct, frozen=True):
-    """So many replicas are shown at /metrics from `from_s` on (seconds after the first request; before it the first value holds)."""
+    """So many replicas are shown at /metrics from `from_s` on (seconds after the first request; before it the first
+    value holds)."""
 
     count: int
     from_s: float = 0.0
@@ -73,23 +76,32 @@ class Replicas(Struct, frozen=True):
 
 
 class Behaviour(Struct, frozen=True):
-    """Token k of an answer is due at start + ttft + k * gap, on the monotonic clock; start is the arrival, or when a slot is free."""
+    """Token k of an answer is due at start + ttft + k * gap, on the monotonic clock; start is the arrival, or when a
+    slot is free."""
 
     seed: int = 0
-    drawn_by: Literal["number", "seed", "prompt"] = "number"  # what the draws of a request depend on: arrival order; its `seed` (else its number); its prompt
+    drawn_by: Literal["number", "seed", "prompt"] = (
+        "number"  # what the draws of a request depend on: arrival order; its `seed` (else its number); its prompt
+    )
     ttft_s: Lengths = Lengths(constant=0.05)
     gap_s: Lengths = Lengths(constant=0.01)
     gap_per: Literal["request", "token"] = "request"  # one gap for all tokens of an answer, or one each
     prompt_token_s: float = 0.0  # added to the TTFT for every prompt token that is not cached
-    tokens_per_chunk: Lengths = Lengths(constant=1)  # the first chunk is due at the TTFT whatever it holds, every later one a gap per token after it
-    output_tokens: Lengths | None = None  # answers end there with `stop`, unless the request ignores the end; None: at max_tokens
+    tokens_per_chunk: Lengths = Lengths(
+        constant=1
+    )  # the first chunk is due at the TTFT whatever it holds, every later one a gap per token after it
+    output_tokens: Lengths | None = (
+        None  # answers end there with `stop`, unless the request ignores the end; None: at max_tokens
+    )
     default_max_tokens: int = 16  # of a request that names none
     slots: int | None = None  # requests served at once; others wait, first come first served. None: all
     shedding: Shedding | None = None
     stalls: list[Stall] = []
     faults: list[Fault] = []
     cached_tokens: int = 0  # usage says so of every prompt (at most its length)
-    prefix_block_tokens: int | None = None  # cached tokens are instead the leading blocks of this size that were seen before, by tenant and model
+    prefix_block_tokens: int | None = (
+        None  # cached tokens are instead the leading blocks of this size that were seen before, by tenant and model
+    )
     prefix_blocks: int = 100_000  # blocks remembered, least recently used go first
     models: list[str] = msgspec.field(default_factory=lambda: ["fake"])
     exact: bool | None = None  # what /v1/models says; None: nothing

@@ -1,4 +1,5 @@
-"""HTTP/1.1 on one connection of the fake server: requests in, bytes out. One request at a time; a pipelining client is cut off."""
+"""HTTP/1.1 on one connection of the fake server: requests in, bytes out. One request at a time; a pipelining client is
+cut off."""
 
 import asyncio
 import time
@@ -69,7 +70,14 @@ class Connection(asyncio.Protocol):
             return
         self._is_busy = True
         path = httptools.parse_url(self._url).path.decode("latin-1")
-        request = Request(self._parser.get_method().decode(), path, self._key, b"".join(self._body), self._now, not self._parser.should_keep_alive())
+        request = Request(
+            self._parser.get_method().decode(),
+            path,
+            self._key,
+            b"".join(self._body),
+            self._now,
+            not self._parser.should_keep_alive(),
+        )
         self._begin()
         self._handler.asked(self, request)
 

@@ -1,4 +1,5 @@
-"""What a fake server remembers between requests: who is in service, who was let in, which prefixes it has seen. Pure: times are parameters."""
+"""What a fake server remembers between requests: who is in service, who was let in, which prefixes it has seen. Pure:
+times are parameters."""
 
 import math
 from collections import OrderedDict, deque
@@ -60,7 +61,9 @@ class Gate:
             return 1 if rules.retry_after_s is None else rules.retry_after_s
         if rules.rate is None:
             return None
-        self._tokens = min(rules.burst, self._tokens + rules.rate * (now_s - (now_s if self._at_s is None else self._at_s)))
+        self._tokens = min(
+            rules.burst, self._tokens + rules.rate * (now_s - (now_s if self._at_s is None else self._at_s))
+        )
         self._at_s = now_s
         if self._tokens >= 1:
             self._tokens -= 1
@@ -69,7 +72,8 @@ class Gate:
 
 
 class PrefixCache:
-    """Leading blocks of prompts that were seen before. Only whole blocks count, and never the whole prompt: its last token is always computed."""
+    """Leading blocks of prompts that were seen before. Only whole blocks count, and never the whole prompt: its last
+    token is always computed."""
 
     def __init__(self, block_tokens: int, capacity: int) -> None:
         self._block_tokens, self._capacity = block_tokens, capacity

@@ -9,7 +9,8 @@ from penstock_loadtest.fake.truth import Truth
 
 
 class Exchange:
-    """`released` turns a due time into the time when something due then goes out; `ended` is called once all is sent, with that frame's time."""
+    """`released` turns a due time into the time when something due then goes out; `ended` is called once all is sent,
+    with that frame's time."""
 
     def __init__(
         self,

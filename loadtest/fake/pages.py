@@ -53,7 +53,9 @@ def get_page(behaviour: Behaviour, path: str, since_s: float) -> Page | None:
 
 def _models(behaviour: Behaviour, name: str) -> Page:
     exact = {} if behaviour.exact is None else {"exact": behaviour.exact}
-    models = {each: {"id": each, "object": "model", "created": 0, "owned_by": "fake", **exact} for each in behaviour.models}
+    models = {
+        each: {"id": each, "object": "model", "created": 0, "owned_by": "fake", **exact} for each in behaviour.models
+    }
     if not name:
         return Page(200, msgspec.json.encode({"object": "list", "data": list(models.values())}))
     return Page(200, msgspec.json.encode(models[name])) if name in models else no_model(name)

@@ -43,7 +43,9 @@ def fake_server_process(behaviour: Behaviour, *, core: int | None = None) -> Ite
         folder = Path(name)
         (folder / "behaviour.yaml").write_text(yaml.safe_dump(msgspec.to_builtins(behaviour)), encoding="utf-8")
         options = ["--config", str(folder / "behaviour.yaml"), "--truth", str(folder / "truth.jsonl")]
-        process = subprocess.Popen([sys.executable, "-m", "penstock_loadtest.fake.server", *options], stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "penstock_loadtest.fake.server", *options], stdout=subprocess.PIPE, text=True
+        )
         if core is not None:
             os.sched_setaffinity(process.pid, {core})
         assert process.stdout is not None

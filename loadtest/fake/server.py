@@ -1,10 +1,13 @@
-"""An OpenAI-compatible server that does what it is told: latencies, shedding, stalls and faults are programmed, and the truth of every request is kept.
+"""An OpenAI-compatible server that does what it is told: latencies, shedding, stalls and faults are programmed, and the
+truth of every request is kept.
 
-    python -m penstock_loadtest.fake.server --port 8001 --ttft-ms 50 --gap-ms 10 --config behaviour.yaml --truth truth.jsonl
+    python -m penstock_loadtest.fake.server --port 8001 --ttft-ms 50 --gap-ms 10 --config behaviour.yaml --truth
+    truth.jsonl
 
-The tester's own figures are checked against it, and a gateway can be measured in front of it. It serves chat and completions, whole and
-as streams, /v1/models, /healthz and /metrics (`penstock_replicas`). Nothing is computed: prompts count a token a word (ids as they are),
-answers are made-up words. What is due goes out on an absolute schedule, so being late once does not make it late for good.
+The tester's own figures are checked against it, and a gateway can be measured in front of it. It serves chat and
+completions, whole and as streams, /v1/models, /healthz and /metrics (`penstock_replicas`). Nothing is computed: prompts
+count a token a word (ids as they are), answers are made-up words. What is due goes out on an absolute schedule, so
+being late once does not make it late for good.
 """
 
 import asyncio
@@ -39,11 +42,18 @@ ENDPOINTS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 class FakeServer:
     """Listens from entering to leaving the context; a port of 0 is any free one.
 
-    `truths` holds every request that reached an endpoint and was understood, in order of arrival, `metered` the tokens sent by tenant. With
-    `on_truth` truths are handed over as requests end instead, and not kept.
+    `truths` holds every request that reached an endpoint and was understood, in order of arrival, `metered` the tokens
+    sent by tenant. With `on_truth` truths are handed over as requests end instead, and not kept.
     """
 
-    def __init__(self, behaviour: Behaviour, *, host: str = "127.0.0.1", port: int = 0, on_truth: Callable[[Truth], None] | None = None) -> None:
+    def __init__(
+        self,
+        behaviour: Behaviour,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        on_truth: Callable[[Truth], None] | None = None,
+    ) -> None:
         self.behaviour = behaviour
         self.truths: list[Truth] = []
         self.metered: Counter[str] = Counter()
@@ -71,7 +81,9 @@ class FakeServer:
         self.url = f"http://{host}:{port}/v1"
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._listener.close()
         self._all_closed.clear()
         for connection in list(self._open):
@@ -109,7 +121,11 @@ class FakeServer:
         else:
             since_s = 0.0 if self.zero_s is None else request.arrival_s - self.zero_s
             page = get_page(self.behaviour, request.path, since_s) if request.method == "GET" else None
-            self._respond(connection, request, page or error_page(404, f"There is no {request.method} {request.path}.", "not_found"))
+            self._respond(
+                connection,
+                request,
+                page or error_page(404, f"There is no {request.method} {request.path}.", "not_found"),
+            )
 
     def _complete(self, connection: Connection, request: Request, endpoint: str) -> None:
         try:
@@ -157,7 +173,11 @@ class FakeServer:
         truth.end_s = self.released(request.arrival_s)
         code = "rate_limit_exceeded" if truth.status == 429 else "overloaded"
         headers = f"{_id_headers(truth)}retry-after: {retry_after_s}\r\n"
-        self._respond(connection, request, error_page(truth.status, "The fake server declines this request, as it was told to.", code, headers))
+        self._respond(
+            connection,
+            request,
+            error_page(truth.status, "The fake server declines this request, as it was told to.", code, headers),
+        )
         self._tell(truth)
 
     def _serve(self, connection: Connection, request: Request, body: Body, truth: Truth) -> None:
@@ -169,10 +189,16 @@ class FakeServer:
         truth.fault = None if fault is None else fault.kind
         truth.status = 500 if truth.fault == "status_500" else 200
         chunks = truth.chunks(behaviour)
-        headers = _id_headers(truth) + (_receipt(behaviour, truth, chunks[0].offset_s) if behaviour.receipt else "") + _closing(request)
+        headers = (
+            _id_headers(truth)
+            + (_receipt(behaviour, truth, chunks[0].offset_s) if behaviour.receipt else "")
+            + _closing(request)
+        )
         reply = self._reply(body, truth, "length" if truth.tokens == max_tokens else "stop", headers)
         script = frames(reply, chunks, fault, stream=truth.stream, early_headers=behaviour.early_headers)
-        exchange = Exchange(connection, truth, script, schedule=self._schedule, released=self.released, ended=self._ended)
+        exchange = Exchange(
+            connection, truth, script, schedule=self._schedule, released=self.released, ended=self._ended
+        )
         self._open[connection] = exchange
         if self._slots.enter(exchange):
             exchange.begin(truth.arrival_s)
@@ -258,14 +284,20 @@ def _receipt(behaviour: Behaviour, truth: Truth, ttft_s: float) -> str:
 def fake_server(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0: any free one, printed as part of the URL.")] = 0,
-    config: Annotated[Path | None, typer.Option(help="YAML of the behaviour; its keys are those of penstock_loadtest.fake.behaviour.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="YAML of the behaviour; its keys are those of penstock_loadtest.fake.behaviour.")
+    ] = None,
     ttft_ms: Annotated[float | None, typer.Option(help="Time to first token.")] = None,
     gap_ms: Annotated[float | None, typer.Option(help="Time between tokens.")] = None,
     tokens_per_chunk: Annotated[int | None, typer.Option(help="Tokens in every chunk of a stream.")] = None,
     slots: Annotated[int | None, typer.Option(help="Requests served at once; the others wait.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="Name of a model it serves; may be repeated.")] = None,
-    key: Annotated[list[str] | None, typer.Option(help="API key it accepts; may be repeated. None: no key is asked for.")] = None,
-    truth: Annotated[Path | None, typer.Option(help="JSON lines: what each request was told to do and what became of it.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(help="API key it accepts; may be repeated. None: no key is asked for.")
+    ] = None,
+    truth: Annotated[
+        Path | None, typer.Option(help="JSON lines: what each request was told to do and what became of it.")
+    ] = None,
 ) -> None:
     """Serve an OpenAI-compatible API with programmed latencies and faults, until Ctrl-C."""
     changes: dict[str, object] = {
@@ -277,21 +309,28 @@ def fake_server(
         "keys": {name: f"tenant-{number}" for number, name in enumerate(key)} if key else None,
     }
     behaviour = Behaviour() if config is None else load_behaviour(config)
-    behaviour = msgspec.structs.replace(behaviour, **{name: value for name, value in changes.items() if value is not None})
+    behaviour = msgspec.structs.replace(
+        behaviour, **{name: value for name, value in changes.items() if value is not None}
+    )
     try:
         uvloop.run(serve(behaviour, host, port, truth))
     except OSError as error:
-        raise LoadtestError(f"The fake server can't listen on {host} port {port}, or can't write {truth}: {error.strerror or error}.") from None
+        raise LoadtestError(
+            f"The fake server can't listen on {host} port {port}, or can't write {truth}: {error.strerror or error}."
+        ) from None
 
 
 async def serve(behaviour: Behaviour, host: str, port: int, truth_path: Path | None) -> None:
-    """Until SIGINT or SIGTERM; the base URL is the first line of standard output. Truths of requests still open are written at the end."""
+    """Until SIGINT or SIGTERM; the base URL is the first line of standard output. Truths of requests still open are
+    written at the end."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     with (truth_path or Path(os.devnull)).open("wb", buffering=1 << 16) as file:
-        async with FakeServer(behaviour, host=host, port=port, on_truth=lambda truth: write_truth(file, truth)) as server:
+        async with FakeServer(
+            behaviour, host=host, port=port, on_truth=lambda truth: write_truth(file, truth)
+        ) as server:
             typer.echo(server.url)
             await stop.wait()
 

@@ -1,7 +1,9 @@
-"""What follows for a request from a behaviour: its chunks and their times, its fault, and what became of it. Pure: no clock, no socket.
+"""What follows for a request from a behaviour: its chunks and their times, its fault, and what became of it. Pure: no
+clock, no socket.
 
-Everything drawn for a request depends on the behaviour's seed, on what is drawn and on the request's key (its number, its `seed` field or
-its prompt, see `Behaviour.drawn_by`), and on nothing else. So a test computes what was programmed without asking the server.
+Everything drawn for a request depends on the behaviour's seed, on what is drawn and on the request's key (its number,
+its `seed` field or its prompt, see `Behaviour.drawn_by`), and on nothing else. So a test computes what was programmed
+without asking the server.
 """
 
 import math
@@ -25,7 +27,8 @@ class Chunk(NamedTuple):
 
 
 class Truth(msgspec.Struct, kw_only=True):
-    """What a request was told to do, and what became of it. Times are CLOCK_MONOTONIC seconds: `time.perf_counter` of any process of the machine."""
+    """What a request was told to do, and what became of it. Times are CLOCK_MONOTONIC seconds: `time.perf_counter` of
+    any process of the machine."""
 
     number: int
     request_id: str
@@ -48,7 +51,9 @@ class Truth(msgspec.Struct, kw_only=True):
 
     def chunks(self, behaviour: Behaviour) -> list[Chunk]:
         """Its programmed chunks, faults left out."""
-        return programmed_chunks(behaviour, self.key, tokens=self.tokens, uncached_tokens=self.prompt_tokens - self.cached_tokens)
+        return programmed_chunks(
+            behaviour, self.key, tokens=self.tokens, uncached_tokens=self.prompt_tokens - self.cached_tokens
+        )
 
 
 def programmed_chunks(behaviour: Behaviour, key: int, *, tokens: int, uncached_tokens: int) -> list[Chunk]:

@@ -10,11 +10,30 @@ from penstock_loadtest.report import markup
 from penstock_loadtest.report.folder import read_json
 from penstock_loadtest.report.markup import Card, Column
 from penstock_loadtest.report.shell import page
-from penstock_loadtest.report.style import BLUE, GREY, INK, MUTED, NAVY, ORANGE, PAPER, Picture, Plot, axes, drawing, legend, save, seconds_axis, whole_steps
+from penstock_loadtest.report.style import (
+    BLUE,
+    GREY,
+    INK,
+    MUTED,
+    NAVY,
+    ORANGE,
+    PAPER,
+    Picture,
+    Plot,
+    axes,
+    drawing,
+    legend,
+    save,
+    seconds_axis,
+    whole_steps,
+)
 from penstock_loadtest.report.words import NONE, duration, number, share
 from penstock_loadtest.results.sides import Comparison, Row, Run
 
-_OTHER_UNITS = {"throughput": lambda value: f"{number(value)} tokens/s", "goodput": share}  # every other figure is a time
+_OTHER_UNITS = {
+    "throughput": lambda value: f"{number(value)} tokens/s",
+    "goodput": share,
+}  # every other figure is a time
 
 
 def write_comparison_report(folder: Path) -> Path:
@@ -32,7 +51,10 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
     rows = [row for row in comparison.rows if row.ratio.value is not None]
     if not rows:
         return []
-    return [_ratios(comparison, rows), *(_runs(comparison, row.figure) for row in rows if row.figure not in _OTHER_UNITS)]
+    return [
+        _ratios(comparison, rows),
+        *(_runs(comparison, row.figure) for row in rows if row.figure not in _OTHER_UNITS),
+    ]
 
 
 def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
@@ -44,7 +66,9 @@ def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
     if not comparison.is_complete:
         blocks.append(markup.banner("This comparison is not finished.", "The same command goes on with it."))
     if any(run.is_late for run in comparison.runs):
-        blocks.append(markup.banner("The tester was late", "in some of the runs: they measured it along with the servers."))
+        blocks.append(
+            markup.banner("The tester was late", "in some of the runs: they measured it along with the servers.")
+        )
     blocks.append(markup.cards([_card(row, title) for row in comparison.rows if row.ratio.value is not None]))
     if pictures:
         blocks.append(markup.section("Ratios and runs", markup.figures(pictures)))
@@ -66,7 +90,15 @@ def _table(comparison: Comparison) -> str:
         Column("verdict", is_text=True),
     ]
     rows = [
-        [row.figure, _value(row.figure, row.a), _value(row.figure, row.b), _ratio(row.ratio.value), _interval(row), str(row.ratio.pairs), _verdict(row)]
+        [
+            row.figure,
+            _value(row.figure, row.a),
+            _value(row.figure, row.b),
+            _ratio(row.ratio.value),
+            _interval(row),
+            str(row.ratio.pairs),
+            _verdict(row),
+        ]
         for row in comparison.rows
     ]
     note = "Medians of the runs. Ratios are of the two runs of a pair; their interval holds the median ratio with at least 95 %."
@@ -75,15 +107,29 @@ def _table(comparison: Comparison) -> str:
 
 def _run_table(comparison: Comparison) -> str:
     names = [row.figure for row in comparison.rows]
-    columns = [Column("run", is_text=True), *map(Column, names), Column("requests"), Column("finished"), Column("flaws", is_text=True)]
-    return markup.table("In the order they were made", columns, [_run_row(run, comparison, names) for run in comparison.runs])
+    columns = [
+        Column("run", is_text=True),
+        *map(Column, names),
+        Column("requests"),
+        Column("finished"),
+        Column("flaws", is_text=True),
+    ]
+    return markup.table(
+        "In the order they were made", columns, [_run_row(run, comparison, names) for run in comparison.runs]
+    )
 
 
 def _run_row(run: Run, comparison: Comparison, names: Sequence[str]) -> list[str]:
     side = comparison.a if run.side == "a" else comparison.b
     flaws = [text for text, is_so in (("sent late", run.is_late), ("ledger off", not run.is_balanced)) if is_so]
     figures = [_value(name, run.figures.get(name)) for name in names]
-    return [f"pair {run.pair}, {side.name}", *figures, f"{run.requests:,}", f"{run.finished:,}", ", ".join(flaws) or NONE]
+    return [
+        f"pair {run.pair}, {side.name}",
+        *figures,
+        f"{run.requests:,}",
+        f"{run.finished:,}",
+        ", ".join(flaws) or NONE,
+    ]
 
 
 def _ratios(comparison: Comparison, rows: Sequence[Row]) -> Plot:
@@ -94,7 +140,9 @@ def _ratios(comparison: Comparison, rows: Sequence[Row]) -> Plot:
         colour = NAVY if row.is_distinguishable else GREY
         if row.ratio.low is not None and row.ratio.high is not None:
             drawn.hlines(place, row.ratio.low, row.ratio.high, color=colour.light, linewidth=3)
-        drawn.plot([row.ratio.value or np.nan], [place], "o", color=colour.light, markersize=7, markeredgecolor=PAPER.light)
+        drawn.plot(
+            [row.ratio.value or np.nan], [place], "o", color=colour.light, markersize=7, markeredgecolor=PAPER.light
+        )
     drawn.set_yticks(places, [row.figure for row in rows])
     drawn.set_ylim(-0.6, len(rows) - 0.4)
     drawn.xaxis.set_major_locator(whole_steps(6))
@@ -104,17 +152,29 @@ def _ratios(comparison: Comparison, rows: Sequence[Row]) -> Plot:
     drawn.tick_params(axis="y", labelcolor=INK.light)
     alt = "; ".join(f"{row.figure} {_ratio(row.ratio.value)} ({_interval(row)})" for row in rows)
     caption = "Median ratio of the pairs with its 95 % interval. Grey: the interval includes 1."
-    return Plot("compare_ratios", "Ratios", figure, caption, f"Ratios of {comparison.b.name} to {comparison.a.name}: {alt}.")
+    return Plot(
+        "compare_ratios", "Ratios", figure, caption, f"Ratios of {comparison.b.name} to {comparison.a.name}: {alt}."
+    )
 
 
 def _runs(comparison: Comparison, name: str) -> Plot:
     figure, drawn = axes()
     values_of_all = []
     for side, setting, colour, marker in (("a", comparison.a, ORANGE, "o"), ("b", comparison.b, BLUE, "D")):
-        points = [(run.pair, value) for run in comparison.runs if run.side == side and (value := run.figures.get(name)) is not None]
+        points = [
+            (run.pair, value)
+            for run in comparison.runs
+            if run.side == side and (value := run.figures.get(name)) is not None
+        ]
         values_of_all += [value for _, value in points]
         drawn.plot(
-            [pair for pair, _ in points], [value for _, value in points], marker=marker, color=colour.light, linewidth=1.0, markersize=4.5, label=setting.name
+            [pair for pair, _ in points],
+            [value for _, value in points],
+            marker=marker,
+            color=colour.light,
+            linewidth=1.0,
+            markersize=4.5,
+            label=setting.name,
         )
     drawn.set_xlabel("pair")
     drawn.xaxis.set_major_locator(MaxNLocator(10, integer=True))
@@ -139,7 +199,11 @@ def _ratio(value: float | None) -> str:
 
 
 def _interval(row: Row) -> str:
-    return "too few pairs for an interval" if row.ratio.low is None else f"{_ratio(row.ratio.low)} to {_ratio(row.ratio.high)}"
+    return (
+        "too few pairs for an interval"
+        if row.ratio.low is None
+        else f"{_ratio(row.ratio.low)} to {_ratio(row.ratio.high)}"
+    )
 
 
 def _verdict(row: Row) -> str:

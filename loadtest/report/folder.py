@@ -98,7 +98,8 @@ class Slowest:
 
 
 def waited_s(record: Record) -> float | None:
-    """TTFT; of a request that ended without a token how long it took to end; None of one with neither, and of a whole answer."""
+    """TTFT; of a request that ended without a token how long it took to end; None of one with neither, and of a whole
+    answer."""
     if record.ttft_s is not None:
         return record.ttft_s
     is_answered = record.is_whole and record.outcome == "finished"
@@ -106,7 +107,8 @@ def waited_s(record: Record) -> float | None:
 
 
 def read_run(folder: Path) -> Run:
-    """Raises RecordsInvalid where scenario or records are missing or can't be read. Writes summary.json where there is none."""
+    """Raises RecordsInvalid where scenario or records are missing or can't be read. Writes summary.json where there is
+    none."""
     scenario = read_json(folder / "scenario.json", Scenario)
     slowest = Slowest(warmup_s=scenario.warmup_s)
     columns = read_columns(slowest.watching(read_records(folder / "records.jsonl")), warmup_s=scenario.warmup_s)
@@ -146,7 +148,8 @@ def _if_there(path: Path, kind: type[T]) -> T | None:
 
 
 def read_json(path: Path, kind: type[T]) -> T:
-    """By the standard library's decoder: it reads Infinity, which a scenario's open limits are written as. Raises RecordsInvalid."""
+    """By the standard library's decoder: it reads Infinity, which a scenario's open limits are written as. Raises
+    RecordsInvalid."""
     try:
         return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), kind, strict=False, dec_hook=_path)
     except OSError as error:

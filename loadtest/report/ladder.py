@@ -53,8 +53,22 @@ def ladder_plots(ladder: Ladder) -> list[Plot]:
         return []
     plots = [_goodput(ladder, steps), _rates(ladder, steps)]
     for name, title, figures in (
-        ("ladder_ttft", "TTFT", [("p50", SKY, _column(steps, lambda step: step.ttft_p50_s)), ("p99", NAVY, _column(steps, lambda step: step.ttft_p99_s))]),
-        ("ladder_tpot", "TPOT", [("p50", SKY, _column(steps, lambda step: step.tpot_p50_s)), ("p99", NAVY, _column(steps, lambda step: step.tpot_p99_s))]),
+        (
+            "ladder_ttft",
+            "TTFT",
+            [
+                ("p50", SKY, _column(steps, lambda step: step.ttft_p50_s)),
+                ("p99", NAVY, _column(steps, lambda step: step.ttft_p99_s)),
+            ],
+        ),
+        (
+            "ladder_tpot",
+            "TPOT",
+            [
+                ("p50", SKY, _column(steps, lambda step: step.tpot_p50_s)),
+                ("p99", NAVY, _column(steps, lambda step: step.tpot_p99_s)),
+            ],
+        ),
     ):
         if not np.isnan(figures[0][2]).all():
             plots.append(_latencies(name, title, ladder, steps, figures))
@@ -63,7 +77,11 @@ def ladder_plots(ladder: Ladder) -> list[Plot]:
 
 def ladder_page(ladder: Ladder, pictures: Sequence[Picture]) -> str:
     title = f"Ladder against {ladder.model}"
-    blocks = [markup.header("Load test", title, f"{len(ladder.steps)} steps · {ladder.url}"), *_banners(ladder), markup.cards(_headline(ladder))]
+    blocks = [
+        markup.header("Load test", title, f"{len(ladder.steps)} steps · {ladder.url}"),
+        *_banners(ladder),
+        markup.cards(_headline(ladder)),
+    ]
     if pictures:
         blocks.append(markup.section("Against the rate", markup.figures(pictures)))
     blocks.append(markup.section("Steps", _table(ladder)))
@@ -76,7 +94,12 @@ def _banners(ladder: Ladder) -> list[str]:
     if not ladder.is_complete:
         banners.append(markup.banner("This ladder is not finished.", "The same command goes on with it."))
     if late:
-        banners.append(markup.banner("The tester was late", f"in step {', '.join(map(str, late))}: its figures measure the tester along with the server."))
+        banners.append(
+            markup.banner(
+                "The tester was late",
+                f"in step {', '.join(map(str, late))}: its figures measure the tester along with the server.",
+            )
+        )
     if any(not step.is_balanced for step in ladder.steps):
         numbers = ", ".join(str(step.number) for step in ladder.steps if not step.is_balanced)
         banners.append(markup.banner("The ledger does not balance", f"in step {numbers}."))
@@ -86,27 +109,73 @@ def _banners(ladder: Ladder) -> list[str]:
 def _headline(ladder: Ladder) -> list[Card]:
     held = [step for step in ladder.steps if step.rate == ladder.knee]
     best = held[-1] if held else None
-    knee = Card("Knee", f"{number(ladder.knee)} {ladder.unit}" if ladder.knee is not None else "none", ladder.verdict, is_bad=ladder.knee is None)
+    knee = Card(
+        "Knee",
+        f"{number(ladder.knee)} {ladder.unit}" if ladder.knee is not None else "none",
+        ladder.verdict,
+        is_bad=ladder.knee is None,
+    )
     if best is None:
         return [knee]
     return [
         knee,
-        Card("Goodput there", share(best.goodput), f"{number(best.goodput_per_s)} good requests/s; at least {share(ladder.rules.share)} is held"),
-        Card("TTFT there, median and p99", duration(best.ttft_p50_s), "time to first token", second=f"p99 {duration(best.ttft_p99_s)}"),
-        Card("TPOT there, median and p99", duration(best.tpot_p50_s), "time per output token", second=f"p99 {duration(best.tpot_p99_s)}"),
+        Card(
+            "Goodput there",
+            share(best.goodput),
+            f"{number(best.goodput_per_s)} good requests/s; at least {share(ladder.rules.share)} is held",
+        ),
+        Card(
+            "TTFT there, median and p99",
+            duration(best.ttft_p50_s),
+            "time to first token",
+            second=f"p99 {duration(best.ttft_p99_s)}",
+        ),
+        Card(
+            "TPOT there, median and p99",
+            duration(best.tpot_p50_s),
+            "time per output token",
+            second=f"p99 {duration(best.tpot_p99_s)}",
+        ),
     ]
 
 
 def _table(ladder: Ladder) -> str:
-    titles = ("rate", "goodput", "good/s", "offered/s", "finished/s", "tokens/s", "TTFT p50", "p99", "TPOT p50", "p99", "shed", "failed")
+    titles = (
+        "rate",
+        "goodput",
+        "good/s",
+        "offered/s",
+        "finished/s",
+        "tokens/s",
+        "TTFT p50",
+        "p99",
+        "TPOT p50",
+        "p99",
+        "shed",
+        "failed",
+    )
     columns = [Column("step", is_text=True), *map(Column, titles), Column("why", is_text=True)]
-    return markup.table(f"Steps by {ladder.unit}", columns, [_row(step, ladder) for step in sorted(ladder.steps, key=lambda step: (step.rate, step.number))])
+    return markup.table(
+        f"Steps by {ladder.unit}",
+        columns,
+        [_row(step, ladder) for step in sorted(ladder.steps, key=lambda step: (step.rate, step.number))],
+    )
 
 
 def _row(step: Step, ladder: Ladder) -> list[str]:
     held = "held" if is_held(step, ladder.rules) else "not held"
-    flaws = [text for text, is_so in (("sent late", step.is_late), ("ledger off", not step.is_balanced), ("server gone", step.is_dead)) if is_so]
-    rates = [number(value) for value in (step.goodput_per_s, step.offered_rate, step.achieved_rate, step.output_tokens_per_s)]
+    flaws = [
+        text
+        for text, is_so in (
+            ("sent late", step.is_late),
+            ("ledger off", not step.is_balanced),
+            ("server gone", step.is_dead),
+        )
+        if is_so
+    ]
+    rates = [
+        number(value) for value in (step.goodput_per_s, step.offered_rate, step.achieved_rate, step.output_tokens_per_s)
+    ]
     latencies = [duration(value) for value in (step.ttft_p50_s, step.ttft_p99_s, step.tpot_p50_s, step.tpot_p99_s)]
     counts = [f"{step.shed:,}", f"{step.failed + step.unfinished:,}"]
     return [
@@ -123,32 +192,56 @@ def _row(step: Step, ladder: Ladder) -> list[str]:
 def _goodput(ladder: Ladder, steps: Sequence[Step]) -> Plot:
     figure, drawn = axes()
     _curve(drawn, steps, _column(steps, lambda step: step.goodput), ladder, GREEN, "goodput")
-    drawn.axhline(ladder.rules.share, color=RED.light, linewidth=1.1, linestyle=(0, (4, 3)), label=f"{share(ladder.rules.share)} wanted", zorder=1.5)
+    drawn.axhline(
+        ladder.rules.share,
+        color=RED.light,
+        linewidth=1.1,
+        linestyle=(0, (4, 3)),
+        label=f"{share(ladder.rules.share)} wanted",
+        zorder=1.5,
+    )
     drawn.set_ylim(0, 1.05)
     drawn.yaxis.set_major_formatter(PercentFormatter(1.0))
     _rate_axis(drawn, ladder, steps)
     legend(drawn)
     alt = "; ".join(f"{share(step.goodput)} at {number(step.rate)}" for step in steps)
     return Plot(
-        "ladder_goodput", "Goodput", figure, "Full dots: the goodput was held. The knee is the highest rate that holds.", f"Goodput by {ladder.unit}: {alt}."
+        "ladder_goodput",
+        "Goodput",
+        figure,
+        "Full dots: the goodput was held. The knee is the highest rate that holds.",
+        f"Goodput by {ladder.unit}: {alt}.",
     )
 
 
 def _rates(ladder: Ladder, steps: Sequence[Step]) -> Plot:
     figure, drawn = axes()
     offered = _column(steps, lambda step: step.offered_rate)
-    drawn.plot([step.rate for step in steps], offered, color=MUTED.light, linewidth=1.1, linestyle=(0, (1, 2)), label="offered")
+    drawn.plot(
+        [step.rate for step in steps], offered, color=MUTED.light, linewidth=1.1, linestyle=(0, (1, 2)), label="offered"
+    )
     _curve(drawn, steps, _column(steps, lambda step: step.achieved_rate), ladder, BLUE, "finished")
     _curve(drawn, steps, _column(steps, lambda step: step.goodput_per_s), ladder, GREEN, "good")
     drawn.set_ylabel("requests/s")
     counts_axis(drawn)
     _rate_axis(drawn, ladder, steps)
     legend(drawn)
-    alt = "; ".join(f"{number(step.achieved_rate)} finished and {number(step.goodput_per_s)} good at {number(step.rate)}" for step in steps)
-    return Plot("ladder_rates", "Finished and good requests", figure, "What was done of what was offered.", f"Requests a second by {ladder.unit}: {alt}.")
+    alt = "; ".join(
+        f"{number(step.achieved_rate)} finished and {number(step.goodput_per_s)} good at {number(step.rate)}"
+        for step in steps
+    )
+    return Plot(
+        "ladder_rates",
+        "Finished and good requests",
+        figure,
+        "What was done of what was offered.",
+        f"Requests a second by {ladder.unit}: {alt}.",
+    )
 
 
-def _latencies(name: str, title: str, ladder: Ladder, steps: Sequence[Step], figures: list[tuple[str, Colour, Floats]]) -> Plot:
+def _latencies(
+    name: str, title: str, ladder: Ladder, steps: Sequence[Step], figures: list[tuple[str, Colour, Floats]]
+) -> Plot:
     figure, drawn = axes()
     for label, colour, values in figures:
         _curve(drawn, steps, values, ladder, colour, label)
@@ -156,7 +249,10 @@ def _latencies(name: str, title: str, ladder: Ladder, steps: Sequence[Step], fig
     seconds_axis(drawn, float(np.nanmin(values)), float(np.nanmax(values)))
     _rate_axis(drawn, ladder, steps)
     legend(drawn)
-    alt = "; ".join(f"{duration(p50)} and {duration(p99)} at {number(step.rate)}" for step, p50, p99 in zip(steps, figures[0][2], figures[1][2], strict=True))
+    alt = "; ".join(
+        f"{duration(p50)} and {duration(p99)} at {number(step.rate)}"
+        for step, p50, p99 in zip(steps, figures[0][2], figures[1][2], strict=True)
+    )
     return Plot(name, title, figure, "Median and p99 of each step.", f"{title} p50 and p99 by {ladder.unit}: {alt}.")
 
 
@@ -165,7 +261,9 @@ def _curve(drawn: Axes, steps: Sequence[Step], values: Floats, ladder: Ladder, c
     held = np.array([is_held(step, ladder.rules) for step in steps])
     drawn.plot(rates, values, color=colour.light, linewidth=1.4, label=label)
     drawn.plot(rates[held], values[held], "o", color=colour.light, markersize=5, clip_on=False)
-    drawn.plot(rates[~held], values[~held], "o", color=colour.light, markerfacecolor=PAPER.light, markersize=5, clip_on=False)
+    drawn.plot(
+        rates[~held], values[~held], "o", color=colour.light, markerfacecolor=PAPER.light, markersize=5, clip_on=False
+    )
 
 
 def _rate_axis(drawn: Axes, ladder: Ladder, steps: Sequence[Step]) -> None:
@@ -179,7 +277,12 @@ def _rate_axis(drawn: Axes, ladder: Ladder, steps: Sequence[Step]) -> None:
     if ladder.knee is not None:
         drawn.axvline(ladder.knee, color=INK.light, linewidth=1.0, zorder=1.2)
         drawn.annotate(
-            f"knee {number(ladder.knee)}", (ladder.knee, 0.04), xycoords=("data", "axes fraction"), xytext=(4, 0), textcoords="offset points", fontsize=8
+            f"knee {number(ladder.knee)}",
+            (ladder.knee, 0.04),
+            xycoords=("data", "axes fraction"),
+            xytext=(4, 0),
+            textcoords="offset points",
+            fontsize=8,
         )
 
 

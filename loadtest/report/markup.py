@@ -64,8 +64,14 @@ def table(caption: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]
 
 
 def grouped_table(caption: str, columns: Sequence[Column], parts: Sequence[Rows], *, note: str = "") -> str:
-    head = "".join(f'<th scope="col"{_class("text" if column.is_text else "")}{_title(column.note)}>{escape(column.title)}</th>' for column in columns)
-    body = "".join(f"<tbody>{_part_head(part.title, len(columns))}{''.join(_row(columns, row) for row in part.rows)}</tbody>" for part in parts)
+    head = "".join(
+        f'<th scope="col"{_class("text" if column.is_text else "")}{_title(column.note)}>{escape(column.title)}</th>'
+        for column in columns
+    )
+    body = "".join(
+        f"<tbody>{_part_head(part.title, len(columns))}{''.join(_row(columns, row) for row in part.rows)}</tbody>"
+        for part in parts
+    )
     after = paragraph(note, kind="note") if note else ""
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table><caption>{escape(caption)}</caption>'

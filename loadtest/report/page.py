@@ -32,7 +32,8 @@ class Pictures(NamedTuple):
 
 
 def write_report(folder: Path) -> Path:
-    """Make plots/*.png and report.html from what is in the folder of a run, ladder or comparison, and return the page's path. Raises RecordsInvalid."""
+    """Make plots/*.png and report.html from what is in the folder of a run, ladder or comparison, and return the page's
+    path. Raises RecordsInvalid."""
     kinds = (("ladder.json", write_ladder_report), ("compare.json", write_comparison_report))
     return next((write for name, write in kinds if (folder / name).exists()), write_run_report)(folder)
 
@@ -44,7 +45,9 @@ def write_run_report(folder: Path) -> Path:
     path = folder / "report.html"
     with drawing():
         over_time = series(run.columns, run.scenario.targets)
-        plots = run_plots(run.columns, over_time, replicas(run.observed), run.summary.groups.tenant, run.scenario.targets)
+        plots = run_plots(
+            run.columns, over_time, replicas(run.observed), run.summary.groups.tenant, run.scenario.targets
+        )
         drawn = Pictures(*([save(plot, pictures) for plot in part] for part in plots))
     path.write_text(run_page(run, drawn), encoding="utf-8")
     return path
@@ -53,15 +56,26 @@ def write_run_report(folder: Path) -> Path:
 def run_page(run: Run, pictures: Pictures) -> str:
     summary = run.summary
     blocks = [_header(run), *_banners(run), markup.cards(_headline(run))]
-    for title, part in (("Over time", pictures.over_time), ("Distributions", pictures.distributions), ("Tenants", pictures.tenants)):
+    for title, part in (
+        ("Over time", pictures.over_time),
+        ("Distributions", pictures.distributions),
+        ("Tenants", pictures.tenants),
+    ):
         if part:
             blocks.append(markup.section(title, markup.figures(part)))
     blocks += [
-        markup.section("Figures", _latency_table(summary), _outcome_table(summary), markup.bullets(_facts(summary, run.ending))),
+        markup.section(
+            "Figures", _latency_table(summary), _outcome_table(summary), markup.bullets(_facts(summary, run.ending))
+        ),
         *_group_sections(summary),
         *_error_section(summary),
         *_slowest_section(run.slowest),
-        markup.section("Ledger", markup.bullets(run.verdict.sentences) if run.verdict else markup.paragraph("Not checked: the run did not get that far.")),
+        markup.section(
+            "Ledger",
+            markup.bullets(run.verdict.sentences)
+            if run.verdict
+            else markup.paragraph("Not checked: the run did not get that far."),
+        ),
         _scenario_section(run),
         markup.section("What the figures mean", markup.definitions(terms(run.scenario.targets))),
     ]
@@ -70,7 +84,11 @@ def run_page(run: Run, pictures: Pictures) -> str:
 
 def _header(run: Run) -> str:
     summary, scenario = run.summary, run.scenario
-    load = f"closed loop of {scenario.concurrency}" if scenario.loop == "closed" else f"{number(summary.offered_rate)} requests/s offered, open loop"
+    load = (
+        f"closed loop of {scenario.concurrency}"
+        if scenario.loop == "closed"
+        else f"{number(summary.offered_rate)} requests/s offered, open loop"
+    )
     server = f" · {run.server.model} at {run.server.url}" if run.server else ""
     ended = f" · {run.ending.ended.replace('T', ' ').replace('+00:00', ' UTC')}" if run.ending else ""
     warmup = f", {summary.warmup_requests:,} more to warm up" if summary.warmup_requests else ""
@@ -83,17 +101,34 @@ def _banners(run: Run) -> list[str]:
     if summary.lateness.is_late:
         banners.append(markup.banner("The tester was late.", late_sentence(summary)))
     if run.ending is None:
-        banners.append(markup.banner("This run was killed.", "The figures are of the requests that were on disk by then; the ledger was not checked."))
+        banners.append(
+            markup.banner(
+                "This run was killed.",
+                "The figures are of the requests that were on disk by then; the ledger was not checked.",
+            )
+        )
     elif run.ending.is_interrupted:
-        banners.append(markup.banner("This run was interrupted.", "Requests in flight were cut; they are unfinished, and count as missed."))
+        banners.append(
+            markup.banner(
+                "This run was interrupted.", "Requests in flight were cut; they are unfinished, and count as missed."
+            )
+        )
     if run.ending and run.ending.plan_error:
         banners.append(markup.banner("The load broke off.", run.ending.plan_error))
     if run.verdict and not run.verdict.is_balanced:
-        banners.append(markup.banner("The ledger does not balance.", run.verdict.sentences[1] if len(run.verdict.sentences) > 1 else ""))
+        banners.append(
+            markup.banner(
+                "The ledger does not balance.", run.verdict.sentences[1] if len(run.verdict.sentences) > 1 else ""
+            )
+        )
     if not summary.requests:
-        banners.append(markup.banner("No requests.", "Nothing was measured: no request was intended after the warm-up."))
+        banners.append(
+            markup.banner("No requests.", "Nothing was measured: no request was intended after the warm-up.")
+        )
     elif not summary.outcomes.finished:
-        banners.append(markup.banner("No request finished.", "Latencies below, if any, are of requests that ended in another way."))
+        banners.append(
+            markup.banner("No request finished.", "Latencies below, if any, are of requests that ended in another way.")
+        )
     return banners
 
 
@@ -109,10 +144,24 @@ def _headline(run: Run) -> list[Card]:
             is_bad=good.share is not None and good.share < 0.9,
         ),
         *_latency_cards(summary),
-        Card("Throughput", f"{number(summary.output_tokens_per_s)} tokens/s", f"and {number(summary.prompt_tokens_per_s)} prompt tokens/s"),
+        Card(
+            "Throughput",
+            f"{number(summary.output_tokens_per_s)} tokens/s",
+            f"and {number(summary.prompt_tokens_per_s)} prompt tokens/s",
+        ),
         Card("Finished", f"{number(summary.achieved_rate)} /s", f"of {number(summary.offered_rate)} /s offered"),
-        Card("Errors", f"{errors:,}", f"{ended.failed:,} failed, {ended.shed:,} shed, {ended.unfinished:,} unfinished", is_bad=errors > 0),
-        Card("Lateness, p99", duration(summary.lateness.p99_s), f"at most {duration(summary.lateness.max_s)}", is_bad=summary.lateness.is_late),
+        Card(
+            "Errors",
+            f"{errors:,}",
+            f"{ended.failed:,} failed, {ended.shed:,} shed, {ended.unfinished:,} unfinished",
+            is_bad=errors > 0,
+        ),
+        Card(
+            "Lateness, p99",
+            duration(summary.lateness.p99_s),
+            f"at most {duration(summary.lateness.max_s)}",
+            is_bad=summary.lateness.is_late,
+        ),
         Card("Ledger", *_verdict(run.verdict)),
     ]
 
@@ -121,7 +170,10 @@ def _latency_cards(summary: Summary) -> list[Card]:
     """Where nothing was streamed, the whole answers' time stands for both."""
     if not summary.ttft_s.count and summary.e2e_s.count:
         return [_latency_card("End to end", "whole answers: nothing was streamed", summary.e2e_s)]
-    return [_latency_card("TTFT", "time to first token", summary.ttft_s), _latency_card("TPOT", "time per output token", summary.tpot_s)]
+    return [
+        _latency_card("TTFT", "time to first token", summary.ttft_s),
+        _latency_card("TPOT", "time per output token", summary.tpot_s),
+    ]
 
 
 def _latency_card(name: str, meaning: str, found: Distribution) -> Card:
@@ -131,13 +183,21 @@ def _latency_card(name: str, meaning: str, found: Distribution) -> Card:
 def _verdict(verdict: Verdict | None) -> tuple[str, str, bool]:
     if verdict is None:
         return "Not checked", "the run did not get that far", False
-    return ("Balances", "nothing was found amiss; what was checked is below", False) if verdict.is_balanced else ("Does not balance", "see below", True)
+    return (
+        ("Balances", "nothing was found amiss; what was checked is below", False)
+        if verdict.is_balanced
+        else ("Does not balance", "see below", True)
+    )
 
 
 def _latency_table(summary: Summary) -> str:
     columns = [Column("", is_text=True), *(Column(title) for title in ("mean", "p50", "p90", "p99", "max", "of"))]
     rows = [
-        [name, *(duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)), _counted(found, unit)]
+        [
+            name,
+            *(duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)),
+            _counted(found, unit),
+        ]
         for name, found, unit in (
             ("TTFT", summary.ttft_s, "request"),
             ("TPOT", summary.tpot_s, "request"),
@@ -159,9 +219,17 @@ def _outcome_table(summary: Summary) -> str:
         ("failed", missed.failed, "an error, a broken connection or stream"),
         ("shed", missed.shed, "declined before any token"),
         ("unfinished", missed.unfinished, "no end before the timeout or the end of the run"),
-        ("cancelled in time", summary.requests - good.judged, f"left out of goodput; {ended.cancelled:,} were cancelled in all"),
+        (
+            "cancelled in time",
+            summary.requests - good.judged,
+            f"left out of goodput; {ended.cancelled:,} were cancelled in all",
+        ),
     ]
-    return markup.table("What became of the requests", columns, [[name, f"{n:,}", _part(n, summary.requests), what] for name, n, what in rows])
+    return markup.table(
+        "What became of the requests",
+        columns,
+        [[name, f"{n:,}", _part(n, summary.requests), what] for name, n, what in rows],
+    )
 
 
 def _facts(summary: Summary, ending: Ending | None) -> list[str]:
@@ -171,10 +239,16 @@ def _facts(summary: Summary, ending: Ending | None) -> list[str]:
     if summary.hit_rate is not None:
         facts.append(f"Prefix hit rate {share(summary.hit_rate)} of {summary.prompt_tokens:,} prompt tokens.")
     if summary.shared_chunk_share:
-        facts.append(f"{share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is the chunk's.")
+        facts.append(
+            f"{share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is the chunk's."
+        )
     if ending and ending.turns_not_sent:
-        facts.append(f"{_plural(ending.turns_not_sent, 'later turn')} of conversations never left: one before them did not finish, or the run ended first.")
-    facts.append(f"Lateness: p50 {duration(summary.lateness.p50_s)}, p99 {duration(summary.lateness.p99_s)}, max {duration(summary.lateness.max_s)}.")
+        facts.append(
+            f"{_plural(ending.turns_not_sent, 'later turn')} of conversations never left: one before them did not finish, or the run ended first."
+        )
+    facts.append(
+        f"Lateness: p50 {duration(summary.lateness.p50_s)}, p99 {duration(summary.lateness.p99_s)}, max {duration(summary.lateness.max_s)}."
+    )
     return facts
 
 
@@ -188,11 +262,23 @@ def _group_sections(summary: Summary) -> list[str]:
         ("Tiers", groups.tier),
         ("Replicas", groups.replica),
     )
-    shown = [(title, found) for place, (title, found) in enumerate(named) if len(found) > 1 and not any(_are_same(found, other) for _, other in named[:place])]
+    shown = [
+        (title, found)
+        for place, (title, found) in enumerate(named)
+        if len(found) > 1 and not any(_are_same(found, other) for _, other in named[:place])
+    ]
     parts = [Rows(title, [_group_row(group) for group in found[:MAX_GROUPS]]) for title, found in shown]
     left = [f"{len(found) - MAX_GROUPS:,} more {title.lower()}" for title, found in shown if len(found) > MAX_GROUPS]
     note = f"In summary.json: {', '.join(left)}." if left else ""
-    return [markup.section("By group", markup.grouped_table("Main figures of each group", _group_columns(), parts, note=note))] if parts else []
+    return (
+        [
+            markup.section(
+                "By group", markup.grouped_table("Main figures of each group", _group_columns(), parts, note=note)
+            )
+        ]
+        if parts
+        else []
+    )
 
 
 def _are_same(some: list[Group], others: list[Group]) -> bool:
@@ -235,7 +321,13 @@ def _group_row(group: Group) -> list[str]:
 
 
 def _commonest_miss(good: Goodput) -> str:
-    misses = {"TTFT": good.misses.ttft, "TPOT": good.misses.tpot, "failed": good.misses.failed, "shed": good.misses.shed, "unfinished": good.misses.unfinished}
+    misses = {
+        "TTFT": good.misses.ttft,
+        "TPOT": good.misses.tpot,
+        "failed": good.misses.failed,
+        "shed": good.misses.shed,
+        "unfinished": good.misses.unfinished,
+    }
     cause = max(misses, key=lambda name: misses[name])
     return f"{cause} ({misses[cause]:,})" if misses[cause] else NONE
 
@@ -243,9 +335,18 @@ def _commonest_miss(good: Goodput) -> str:
 def _error_section(summary: Summary) -> list[str]:
     if not summary.errors:
         return []
-    columns = [Column("what happened", is_text=True), Column("status"), Column("outcome", is_text=True), Column("requests")]
+    columns = [
+        Column("what happened", is_text=True),
+        Column("status"),
+        Column("outcome", is_text=True),
+        Column("requests"),
+    ]
     rows = [[error.sentence, str(error.status or NONE), error.outcome, f"{error.count:,}"] for error in summary.errors]
-    note = f"{_plural(summary.other_errors, 'request')} with other errors: see records.jsonl." if summary.other_errors else ""
+    note = (
+        f"{_plural(summary.other_errors, 'request')} with other errors: see records.jsonl."
+        if summary.other_errors
+        else ""
+    )
     return [markup.section("Errors", markup.table("Errors by what they said", columns, rows, note=note))]
 
 
@@ -268,7 +369,12 @@ def _slowest_section(slowest: list[Record]) -> list[str]:
     ]
     note = "By the wait for the first token; “none” is followed by how long it took to end."
     return [
-        markup.section("Slowest requests", markup.table("The longest waits for a first token", columns, [_slow_row(record) for record in slowest], note=note))
+        markup.section(
+            "Slowest requests",
+            markup.table(
+                "The longest waits for a first token", columns, [_slow_row(record) for record in slowest], note=note
+            ),
+        )
     ]
 
 

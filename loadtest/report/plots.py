@@ -34,7 +34,13 @@ from penstock_loadtest.results.series import Percentiles, Replicas, Series
 from penstock_loadtest.results.summary import Group
 from penstock_loadtest.scenario import Targets
 
-OUTCOME_COLOURS: dict[Outcome, Colour] = {"finished": SKY, "cancelled": GREY, "shed": ORANGE, "failed": RED, "unfinished": PURPLE}
+OUTCOME_COLOURS: dict[Outcome, Colour] = {
+    "finished": SKY,
+    "cancelled": GREY,
+    "shed": ORANGE,
+    "failed": RED,
+    "unfinished": PURPLE,
+}
 MAX_TENANTS = 14
 _FAR_ABOVE = 4.0  # a target so many times over the highest value would only flatten the lines
 _SHARES = np.concatenate([np.linspace(0, 0.98, 197), np.linspace(0.981, 1, 77)])
@@ -48,7 +54,9 @@ class Plots(NamedTuple):
     tenants: list[Plot]
 
 
-def run_plots(columns: Columns, over_time: Series | None, replicas: Replicas | None, tenants: list[Group], targets: Targets) -> Plots:
+def run_plots(
+    columns: Columns, over_time: Series | None, replicas: Replicas | None, tenants: list[Group], targets: Targets
+) -> Plots:
     return Plots(
         list(_over_time(over_time, replicas, targets)),
         list(_distributions(columns, targets)),
@@ -77,12 +85,18 @@ def _latencies_over_time(found: Series, targets: Targets) -> Iterator[Plot]:
         yield _percentiles_over_time(name, word, what, values, target_s, found)
 
 
-def _percentiles_over_time(name: str, word: str, what: str, values: Percentiles, target_s: float, found: Series) -> Plot:
+def _percentiles_over_time(
+    name: str, word: str, what: str, values: Percentiles, target_s: float, found: Series
+) -> Plot:
     figure, drawn = axes()
     scale = _time_axis(drawn, found.edges_s)
     at = found.middle_s / scale
     drawn.fill_between(at, values.p50, values.p99, color=SKY.light, alpha=0.22, linewidth=0)
-    for label, series, colour, width in (("p50", values.p50, SKY, 1.8), ("p90", values.p90, BLUE, 1.5), ("p99", values.p99, NAVY, 1.5)):
+    for label, series, colour, width in (
+        ("p50", values.p50, SKY, 1.8),
+        ("p90", values.p90, BLUE, 1.5),
+        ("p99", values.p99, NAVY, 1.5),
+    ):
         _line(drawn, at, series, colour, label=label, width=width)
     highest = float(np.nanmax(values.p99))
     if target_s <= _FAR_ABOVE * highest:
@@ -130,7 +144,9 @@ def _outcomes_over_time(found: Series) -> Plot:
         if not count.any():
             continue
         top = bottom + count
-        drawn.stairs(top, found.edges_s / scale, baseline=bottom, fill=True, color=OUTCOME_COLOURS[outcome].light, label=outcome)
+        drawn.stairs(
+            top, found.edges_s / scale, baseline=bottom, fill=True, color=OUTCOME_COLOURS[outcome].light, label=outcome
+        )
         bottom = top
     drawn.set_ylabel(f"requests / {duration(found.width_s)}")
     counts_axis(drawn, is_whole=True)
@@ -176,7 +192,9 @@ def _replicas_over_time(found: Replicas) -> Plot:
     figure, drawn = axes()
     scale = _time_axis(drawn, found.at_s)
     for i, (name, count) in enumerate(found.counts.items()):
-        drawn.step(found.at_s / scale, count, where="post", color=LINES[i % len(LINES)].light, label=name, linewidth=2.0)
+        drawn.step(
+            found.at_s / scale, count, where="post", color=LINES[i % len(LINES)].light, label=name, linewidth=2.0
+        )
     drawn.set_ylabel("ready replicas")
     counts_axis(drawn, is_whole=True)
     if len(found.counts) <= 4:
@@ -184,7 +202,13 @@ def _replicas_over_time(found: Replicas) -> Plot:
     else:
         drawn.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     counts = "; ".join(f"{name} {_range(count, number)}" for name, count in found.counts.items())
-    return Plot("replicas_over_time", "Replicas", figure, "As the server said when it was asked.", f"Replicas over time: {counts}.")
+    return Plot(
+        "replicas_over_time",
+        "Replicas",
+        figure,
+        "As the server said when it was asked.",
+        f"Replicas over time: {counts}.",
+    )
 
 
 def _distributions(columns: Columns, targets: Targets) -> Iterator[Plot]:
@@ -216,19 +240,27 @@ def _distribution(name: str, title: str, what: str, sample: Sample, target_s: fl
     drawn.yaxis.set_major_locator(MultipleLocator(0.25))
     drawn.set_ylabel(f"of {len(sample):,} {what}")
     figures = f"p50 {duration(p50)}, p90 {duration(p90)}, p99 {duration(p99)}, max {duration(sample.max)}"
-    return Plot(name, title, figure, f"{figures}. Dots: p50, p90, p99.", f"Cumulative distribution of {title}: {figures}.")
+    return Plot(
+        name, title, figure, f"{figures}. Dots: p50, p90, p99.", f"Cumulative distribution of {title}: {figures}."
+    )
 
 
 def _tenants_shares(tenants: list[Group]) -> Iterator[Plot]:
     goodput = [group.goodput.share or 0.0 for group in tenants]
     total = sum(group.output_tokens for group in tenants)
-    yield _tenants_bars("tenants_goodput", "Goodput", "Share of each tenant's requests within both targets.", tenants, goodput, GREEN)
+    yield _tenants_bars(
+        "tenants_goodput", "Goodput", "Share of each tenant's requests within both targets.", tenants, goodput, GREEN
+    )
     if total:
         tokens = [group.output_tokens / total for group in tenants]
-        yield _tenants_bars("tenants_tokens", "Share of the output", "Of all output tokens that came.", tenants, tokens, BLUE)
+        yield _tenants_bars(
+            "tenants_tokens", "Share of the output", "Of all output tokens that came.", tenants, tokens, BLUE
+        )
 
 
-def _tenants_bars(name: str, title: str, caption: str, tenants: list[Group], values: list[float], colour: Colour) -> Plot:
+def _tenants_bars(
+    name: str, title: str, caption: str, tenants: list[Group], values: list[float], colour: Colour
+) -> Plot:
     shown, values = tenants[:MAX_TENANTS][::-1], values[:MAX_TENANTS][::-1]
     figure, drawn = axes(height_in=_bars_height_in(shown))
     drawn.barh(range(len(shown)), values, color=colour.light, height=0.62, tick_label=_names(shown))
@@ -248,12 +280,16 @@ def _tenants_latency(tenants: list[Group], targets: Targets) -> Iterator[Plot]:
         ("tenants_ttft", "TTFT", [group.ttft_s for group in tenants], targets.ttft_s),
         ("tenants_tpot", "TPOT", [group.tpot_s for group in tenants], targets.tpot_s),
     ):
-        rows = [(group, found) for group, found in zip(tenants, figures, strict=True) if found.count][:MAX_TENANTS][::-1]
+        rows = [(group, found) for group, found in zip(tenants, figures, strict=True) if found.count][:MAX_TENANTS][
+            ::-1
+        ]
         if not rows:
             continue
         figure, drawn = axes(height_in=_bars_height_in([group for group, _ in rows]))
         places = np.arange(len(rows))
-        p50, p99 = (np.array([getattr(found, share) for _, found in rows], dtype=np.float64) for share in ("p50", "p99"))
+        p50, p99 = (
+            np.array([getattr(found, share) for _, found in rows], dtype=np.float64) for share in ("p50", "p99")
+        )
         drawn.hlines(places, p50, p99, color=SKY.light, linewidth=3)
         drawn.plot(p50, places, "o", color=BLUE.light, markersize=6, label="p50", markeredgecolor=PAPER.light)
         drawn.plot(p99, places, "D", color=NAVY.light, markersize=5, label="p99", markeredgecolor=PAPER.light)
@@ -265,14 +301,26 @@ def _tenants_latency(tenants: list[Group], targets: Targets) -> Iterator[Plot]:
         drawn.grid(visible=False, axis="y")
         drawn.tick_params(axis="y", labelcolor=INK.light)
         legend(drawn)
-        alt = ", ".join(f"{group.name} p50 {duration(found.p50)}, p99 {duration(found.p99)}" for group, found in rows[::-1])
-        yield Plot(name, word, figure, _of_most(tenants, f"Median and p99 of each tenant's {word}."), f"{word} by tenant: {alt}.")
+        alt = ", ".join(
+            f"{group.name} p50 {duration(found.p50)}, p99 {duration(found.p99)}" for group, found in rows[::-1]
+        )
+        yield Plot(
+            name,
+            word,
+            figure,
+            _of_most(tenants, f"Median and p99 of each tenant's {word}."),
+            f"{word} by tenant: {alt}.",
+        )
 
 
 def _time_axis(drawn: Axes, edges_s: Floats) -> float:
     """Label the x axis with time since the start; returns the seconds in its unit."""
     last_s = float(edges_s[-1])
-    scale, unit = next((scale, unit) for limit_s, scale, unit in ((300, 1, "seconds"), (10800, 60, "minutes"), (np.inf, 3600, "hours")) if last_s <= limit_s)
+    scale, unit = next(
+        (scale, unit)
+        for limit_s, scale, unit in ((300, 1, "seconds"), (10800, 60, "minutes"), (np.inf, 3600, "hours"))
+        if last_s <= limit_s
+    )
     drawn.set_xlabel(f"{unit} since the start")
     drawn.set_xlim(float(edges_s[0]) / scale, max(last_s, float(edges_s[0]) + 1e-3) / scale)
     drawn.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 3, 6, 10]))
@@ -281,7 +329,14 @@ def _time_axis(drawn: Axes, edges_s: Floats) -> float:
 
 
 def _target_line(draw: Callable[..., object], target_s: float) -> None:
-    draw(target_s, color=RED.light, linewidth=1.1, linestyle=(0, (4, 3)), label=f"target {duration(target_s)}", zorder=1.5)
+    draw(
+        target_s,
+        color=RED.light,
+        linewidth=1.1,
+        linestyle=(0, (4, 3)),
+        label=f"target {duration(target_s)}",
+        zorder=1.5,
+    )
 
 
 def _line(drawn: Axes, at: Floats, values: Floats, colour: Colour, *, label: str = "", width: float = 1.6) -> None:
@@ -311,4 +366,8 @@ def _names(groups: list[Group]) -> list[str]:
 
 
 def _of_most(tenants: list[Group], caption: str) -> str:
-    return caption if len(tenants) <= MAX_TENANTS else f"{caption} The {MAX_TENANTS} of {len(tenants)} with the most requests."
+    return (
+        caption
+        if len(tenants) <= MAX_TENANTS
+        else f"{caption} The {MAX_TENANTS} of {len(tenants)} with the most requests."
+    )

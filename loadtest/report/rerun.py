@@ -1,4 +1,5 @@
-"""A run's scenario as the YAML that makes it again: only what is not the default, so that a reader sees what matters."""
+"""A run's scenario as the YAML that makes it again: only what is not the default, so that a reader sees what
+matters."""
 
 from pathlib import Path
 

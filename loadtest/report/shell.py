@@ -1,4 +1,5 @@
-"""The page around a report: one file, nothing from outside, light or dark as the reader's system is, fit to be printed."""
+"""The page around a report: one file, nothing from outside, light or dark as the reader's system is, fit to be
+printed."""
 
 from html import escape
 from pathlib import Path
@@ -7,7 +8,8 @@ from penstock_loadtest.report.style import PALETTE
 
 
 def page(title: str, body: str) -> str:
-    """`body` is markup; the policy forbids the page anything but its own styles, whatever a server put into its words."""
+    """`body` is markup; the policy forbids the page anything but its own styles, whatever a server put into its
+    words."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'

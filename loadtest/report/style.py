@@ -1,4 +1,5 @@
-"""How every figure looks: one palette with a light and a dark value a colour, drawn once, saved as PNG (light) and as SVG whose colours follow the page.
+"""How every figure looks: one palette with a light and a dark value a colour, drawn once, saved as PNG (light) and as
+SVG whose colours follow the page.
 
 Colours are told apart by lightness too, so that they survive a grey print and the common kinds of colour blindness.
 """
@@ -122,7 +123,8 @@ def legend(drawn: Axes) -> None:
 
 
 def seconds_axis(drawn: Axes, low: float, high: float, *, is_x: bool = False) -> None:
-    """Label an axis of durations with their units; logarithmic where `low` to `high` spans more than 30 times (both above 0)."""
+    """Label an axis of durations with their units; logarithmic where `low` to `high` spans more than 30 times (both
+    above 0)."""
     axis = drawn.xaxis if is_x else drawn.yaxis
     if low > 0 and high / low > 30:
         (drawn.set_xscale if is_x else drawn.set_yscale)("log")
@@ -149,7 +151,9 @@ def whole_steps(parts: int = 5, *, is_whole: bool = False) -> MaxNLocator:
 def save(plot: Plot, folder: Path) -> Picture:
     """Writes the PNG, with its title; gives what a page needs."""
     with drawing():
-        ConstrainedLayoutEngine().execute(plot.figure)  # once for both, and not again at every drawing as a figure's own engine would
+        ConstrainedLayoutEngine().execute(
+            plot.figure
+        )  # once for both, and not again at every drawing as a figure's own engine would
         picture = Picture(plot.title, plot.caption, plot.alt, _svg(plot))
         (folder / f"{plot.name}.png").write_bytes(_png(plot))
     return picture
@@ -166,7 +170,8 @@ def _png(plot: Plot) -> bytes:
 
 
 def _svg(plot: Plot) -> str:
-    """The figure as an <svg> element to stand in a page: colours are the page's CSS variables, text is text in the page's font, ids are the figure's own."""
+    """The figure as an <svg> element to stand in a page: colours are the page's CSS variables, text is text in the
+    page's font, ids are the figure's own."""
     text = StringIO()
     with mpl.rc_context({"svg.hashsalt": plot.name}):
         plot.figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
@@ -183,7 +188,8 @@ def _svg(plot: Plot) -> str:
 
 
 def _own_ids(drawn: str, name: str) -> str:
-    """Ids that nothing refers to are dropped; the others begin with the figure's name, so that figures of one page don't share any."""
+    """Ids that nothing refers to are dropped; the others begin with the figure's name, so that figures of one page
+    don't share any."""
     used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', drawn))
     drawn = re.sub(r' id="([^"]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", drawn)
     return re.sub(r'(url\(#|href="#)([^")]+)', rf"\g<1>{name}-\g<2>", drawn)

@@ -13,7 +13,8 @@ MAX_ERRORS = 5
 
 
 def summary_table(summary: Summary, ledger: Verdict | None = None) -> RenderableType:
-    """Warnings first, then latencies, figures, tenants (if there are several), errors (if any) and what the ledger says. None: nothing is said of it."""
+    """Warnings first, then latencies, figures, tenants (if there are several), errors (if any) and what the ledger
+    says. None: nothing is said of it."""
     parts: list[RenderableType] = [*_warnings(summary), _latencies(summary), "", _figures(summary), ""]
     if len(summary.groups.tenant) > 1:
         parts += [_tenants(summary), ""]
@@ -33,12 +34,21 @@ def late_sentence(summary: Summary) -> str:
 
 
 def _warnings(summary: Summary) -> list[Text]:
-    return [Text(f"The tester was late. {late_sentence(summary)}", style="bold white on red")] if summary.lateness.is_late else []
+    return (
+        [Text(f"The tester was late. {late_sentence(summary)}", style="bold white on red")]
+        if summary.lateness.is_late
+        else []
+    )
 
 
 def _latencies(summary: Summary) -> Table:
     table = _plain("", "mean", "p50", "p90", "p99", "max", "of", title=summary.name)
-    for name, found in (("TTFT", summary.ttft_s), ("TPOT", summary.tpot_s), ("inter-token", summary.inter_token_s), ("end to end", summary.e2e_s)):
+    for name, found in (
+        ("TTFT", summary.ttft_s),
+        ("TPOT", summary.tpot_s),
+        ("inter-token", summary.inter_token_s),
+        ("end to end", summary.e2e_s),
+    ):
         table.add_row(name, *_durations(found), f"{found.count:,}")
     return table
 
@@ -48,15 +58,29 @@ def _figures(summary: Summary) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column()
-    causes = {"TTFT": missed.ttft, "TPOT": missed.tpot, "failed": missed.failed, "shed": missed.shed, "unfinished": missed.unfinished}
+    causes = {
+        "TTFT": missed.ttft,
+        "TPOT": missed.tpot,
+        "failed": missed.failed,
+        "shed": missed.shed,
+        "unfinished": missed.unfinished,
+    }
     missed_by = ", ".join(f"{count:,} {cause}" for cause, count in causes.items() if count)
-    kinds = {"finished": ended.finished, "cancelled": ended.cancelled, "shed": ended.shed, "failed": ended.failed, "unfinished": ended.unfinished}
+    kinds = {
+        "finished": ended.finished,
+        "cancelled": ended.cancelled,
+        "shed": ended.shed,
+        "failed": ended.failed,
+        "unfinished": ended.unfinished,
+    }
     sources = summary.token_sources
     verified = sources.ids / summary.output_tokens if summary.output_tokens else None
     warmup = f" ({summary.warmup_requests:,} more to warm up)" if summary.warmup_requests else ""
     rows = {
-        "goodput": f"{share(good.share)}, {number(good.per_s)} requests/s" + (f"; missed by {missed_by}" if missed_by else ""),
-        "requests": f"{summary.requests:,}{warmup}" + "".join(f", {count:,} {kind}" for kind, count in kinds.items() if count),
+        "goodput": f"{share(good.share)}, {number(good.per_s)} requests/s"
+        + (f"; missed by {missed_by}" if missed_by else ""),
+        "requests": f"{summary.requests:,}{warmup}"
+        + "".join(f", {count:,} {kind}" for kind, count in kinds.items() if count),
         "rate": f"{number(summary.offered_rate)} requests/s offered, {number(summary.achieved_rate)} finished",
         "throughput": f"{number(summary.output_tokens_per_s)} output and {number(summary.prompt_tokens_per_s)} prompt tokens/s",
         "tokens": f"{summary.output_tokens:,}, {share(verified)} verified by ids; {share(summary.shared_chunk_share)} shared a chunk",
@@ -73,8 +97,16 @@ def _tenants(summary: Summary) -> Table:
     left = len(tenants) - MAX_TENANTS
     table = _plain("tenant", "requests", "goodput", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s")
     for group in tenants[:MAX_TENANTS]:
-        latencies = [duration(value) for value in (group.ttft_s.p50, group.ttft_s.p99, group.tpot_s.p50, group.tpot_s.p99)]
-        table.add_row(Text(group.name or ""), f"{group.requests:,}", share(group.goodput.share), *latencies, number(group.output_tokens_per_s))
+        latencies = [
+            duration(value) for value in (group.ttft_s.p50, group.ttft_s.p99, group.tpot_s.p50, group.tpot_s.p99)
+        ]
+        table.add_row(
+            Text(group.name or ""),
+            f"{group.requests:,}",
+            share(group.goodput.share),
+            *latencies,
+            number(group.output_tokens_per_s),
+        )
     if left > 0:
         table.caption = f"and {left:,} more"
     return table
@@ -88,7 +120,13 @@ def _verdict(ledger: Verdict | None) -> list[Text]:
 
 
 def _plain(*titles: str, title: str | None = None) -> Table:
-    table = Table(title=None if title is None else Text(title, style="bold"), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(
+        title=None if title is None else Text(title, style="bold"),
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
     for place, name in enumerate(titles):
         table.add_column(name, justify="right" if place else "left", header_style="dim")
     return table

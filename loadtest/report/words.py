@@ -13,7 +13,11 @@ def duration(seconds: float | None) -> str:
     if abs(seconds) >= 120:
         minutes, rest = divmod(round(seconds), 60)
         hours, minutes = divmod(minutes, 60)
-        parts = [f"{hours}{_NBSP}h"] * (hours > 0) + [f"{minutes}{_NBSP}min"] * (minutes > 0) + [f"{rest}{_NBSP}s"] * (rest > 0)
+        parts = (
+            [f"{hours}{_NBSP}h"] * (hours > 0)
+            + [f"{minutes}{_NBSP}min"] * (minutes > 0)
+            + [f"{rest}{_NBSP}s"] * (rest > 0)
+        )
         return _NBSP.join(parts[:2])
     if abs(seconds) >= 1:
         return f"{_digits(seconds)}{_NBSP}s"

@@ -1,6 +1,7 @@
 """Records as columns of numbers: what summaries, series over time and plots are computed from.
 
-One pass over the records; memory is numbers only, about 12 bytes a chunk and 100 a request. A value that a record lacks is NaN.
+One pass over the records; memory is numbers only, about 12 bytes a chunk and 100 a request. A value that a record lacks
+is NaN.
 """
 
 from array import array
@@ -45,7 +46,8 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """A row per request, in the records' order; chunks of all requests end to end, request i's from `starts[i]` to `starts[i + 1]`."""
+    """A row per request, in the records' order; chunks of all requests end to end, request i's from `starts[i]` to
+    `starts[i + 1]`."""
 
     intended_s: Floats
     sent_s: Floats
@@ -127,7 +129,9 @@ def read_columns(records: Iterable[Record], *, warmup_s: float = 0.0) -> Columns
             codes[label].append(seen.setdefault(getattr(record, label), len(seen)))
         if record.error is not None:
             errors[ErrorKey(record.outcome, record.status, record.error)] += 1
-    floats = {name: np.frombuffer(column, dtype=np.float64) if column else np.empty(0) for name, column in numbers.items()}
+    floats = {
+        name: np.frombuffer(column, dtype=np.float64) if column else np.empty(0) for name, column in numbers.items()
+    }
     return Columns(
         **{name: floats[name] for name in _NUMBERS if name != "tokens"},
         tokens=floats["tokens"].astype(np.int64),

@@ -1,8 +1,10 @@
-"""What a platform costs per request and token, from runs over a grid of answer lengths. Pure; `overhead.py` makes the runs, overhead.json is an Overhead.
+"""What a platform costs per request and token, from runs over a grid of answer lengths. Pure; `overhead.py` makes the
+runs, overhead.json is an Overhead.
 
-CPU is of the process tree that was named, less what the same tree spends idle over the same time. Per answer it is fitted as fixed + per_token * tokens by
-least squares over all runs, each run a point; the intervals of the fit are a bootstrap over the runs, so they are rough with few. Added latency is the
-difference of the medians of neighbouring runs, through the platform and directly to its engine.
+CPU is of the process tree that was named, less what the same tree spends idle over the same time. Per answer it is
+fitted as fixed + per_token * tokens by least squares over all runs, each run a point; the intervals of the fit are a
+bootstrap over the runs, so they are rough with few. Added latency is the difference of the medians of neighbouring
+runs, through the platform and directly to its engine.
 """
 
 from collections.abc import Sequence
@@ -58,7 +60,9 @@ class CellRun(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cpu_ms(self) -> float | None:
         """Per request, idle share subtracted."""
-        return None if self.cpu is None or not self.finished else 1e3 * (self.cpu.busy_s - self.cpu.idle_s) / self.finished
+        return (
+            None if self.cpu is None or not self.finished else 1e3 * (self.cpu.busy_s - self.cpu.idle_s) / self.finished
+        )
 
     @property
     def tokens_each(self) -> float:
@@ -66,7 +70,8 @@ class CellRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """cpu_ms of a request = fixed_ms + per_token_us / 1000 * tokens. Intervals are of 95 %; None with fewer than MIN_RUNS."""
+    """cpu_ms of a request = fixed_ms + per_token_us / 1000 * tokens. Intervals are of 95 %; None with fewer than
+    MIN_RUNS."""
 
     concurrency: int | None  # None: over all of them
     runs: int
@@ -110,7 +115,9 @@ def grid(rounds: int, concurrencies: Sequence[int], lengths: Sequence[int], *, i
         for concurrency in concurrencies:
             for place, length in enumerate(lengths):
                 paths: list[Path] = ["platform", "direct"] if is_direct_too else ["platform"]
-                cells += [Cell(number, concurrency, length, path) for path in (paths if (number + place) % 2 else paths[::-1])]
+                cells += [
+                    Cell(number, concurrency, length, path) for path in (paths if (number + place) % 2 else paths[::-1])
+                ]
     return cells
 
 
@@ -161,7 +168,12 @@ def least_squares(points: Floats) -> Straight:
 def fit(runs: Sequence[CellRun], concurrency: int | None, rng: np.random.Generator) -> Fit | None:
     """None without two different lengths of answer."""
     points = np.array(
-        [(run.tokens_each, run.cpu_ms) for run in runs if run.cpu_ms is not None and concurrency in (None, run.concurrency)], dtype=np.float64
+        [
+            (run.tokens_each, run.cpu_ms)
+            for run in runs
+            if run.cpu_ms is not None and concurrency in (None, run.concurrency)
+        ],
+        dtype=np.float64,
     ).reshape(-1, 2)
     if len(set(points[:, 0].round())) < 2:
         return None
@@ -171,16 +183,22 @@ def fit(runs: Sequence[CellRun], concurrency: int | None, rng: np.random.Generat
         concurrency=concurrency,
         runs=len(points),
         fixed_ms=fixed,
-        fixed_interval_ms=bootstrap_interval(points, lambda drawn: least_squares(drawn).fixed, rng) if has_interval else None,
+        fixed_interval_ms=bootstrap_interval(points, lambda drawn: least_squares(drawn).fixed, rng)
+        if has_interval
+        else None,
         per_token_us=1e3 * slope,
-        per_token_interval_us=bootstrap_interval(points, lambda drawn: 1e3 * least_squares(drawn).slope, rng) if has_interval else None,
+        per_token_interval_us=bootstrap_interval(points, lambda drawn: 1e3 * least_squares(drawn).slope, rng)
+        if has_interval
+        else None,
         worst_ms=float(np.abs(points[:, 1] - fixed - slope * points[:, 0]).max()),
     )
 
 
 def lines_of(runs: Sequence[CellRun]) -> list[Line]:
     cells = dict.fromkeys((run.concurrency, run.output_tokens) for run in runs)
-    return [_line([run for run in runs if (run.concurrency, run.output_tokens) == cell], *cell) for cell in sorted(cells)]
+    return [
+        _line([run for run in runs if (run.concurrency, run.output_tokens) == cell], *cell) for cell in sorted(cells)
+    ]
 
 
 def _line(runs: list[CellRun], concurrency: int, output_tokens: int) -> Line:
@@ -202,7 +220,9 @@ def _median(values: Sequence[float | None]) -> float | None:
     return float(np.median(known)) if known else None
 
 
-def _added(runs: list[CellRun], figure: Literal["ttft_p50_s", "inter_token_p50_s", "inter_token_p99_s"]) -> Estimate | None:
+def _added(
+    runs: list[CellRun], figure: Literal["ttft_p50_s", "inter_token_p50_s", "inter_token_p99_s"]
+) -> Estimate | None:
     by_cell: dict[Cell, float | None] = {run.cell: getattr(run, figure) for run in runs}
     pairs = []
     for cell, value in by_cell.items():
@@ -212,7 +232,14 @@ def _added(runs: list[CellRun], figure: Literal["ttft_p50_s", "inter_token_p50_s
     return paired_difference(pairs) if pairs else None
 
 
-def overhead_of(url: str, direct: str | None, settings: dict[str, object], runs: Sequence[CellRun], cells: Sequence[Cell], seed: int = 0) -> Overhead:
+def overhead_of(
+    url: str,
+    direct: str | None,
+    settings: dict[str, object],
+    runs: Sequence[CellRun],
+    cells: Sequence[Cell],
+    seed: int = 0,
+) -> Overhead:
     rng = np.random.default_rng(seed)
     concurrencies = sorted({run.concurrency for run in runs})
     fits = [fit(runs, concurrency, rng) for concurrency in (concurrencies if len(concurrencies) > 1 else [])]
@@ -242,7 +269,9 @@ def _notes(runs: Sequence[CellRun], cells: Sequence[Cell]) -> list[str]:
         )
     lost = sum(run.requests - run.finished for run in runs)
     if lost:
-        notes.append(f"{lost} of {sum(run.requests for run in runs)} requests did not finish; the cost is counted per finished one.")
+        notes.append(
+            f"{lost} of {sum(run.requests for run in runs)} requests did not finish; the cost is counted per finished one."
+        )
     if any(run.is_late for run in runs):
         notes.append("In some runs the tester sent late; its host is too busy for the latencies to count.")
     return notes

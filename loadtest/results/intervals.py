@@ -1,10 +1,11 @@
 """Intervals for ratios and differences of two things measured in pairs, and for statistics without a formula.
 
-Pure. The paired ones assume nothing of the values but that the pairs are independent of each other: what drifts over time hits both sides of a pair and
-cancels, which is why the measurements are interleaved.
+Pure. The paired ones assume nothing of the values but that the pairs are independent of each other: what drifts over
+time hits both sides of a pair and cancels, which is why the measurements are interleaved.
 
-Source: the interval for a median from two order statistics, whose coverage is a binomial sum (Thompson 1936; Conover, Practical Nonparametric Statistics,
-3.2; David and Nagaraja, Order Statistics, 7.1). The bootstrap is the percentile one (Efron 1979).
+Source: the interval for a median from two order statistics, whose coverage is a binomial sum (Thompson 1936; Conover,
+Practical Nonparametric Statistics, 3.2; David and Nagaraja, Order Statistics, 7.1). The bootstrap is the percentile one
+(Efron 1979).
 """
 
 import math
@@ -17,7 +18,8 @@ import numpy.typing as npt
 
 CONFIDENCE = 0.95
 MIN_PAIRS = 6
-"""With fewer, even the interval from the least to the largest value covers the median less often than 95 %: 1 - 2 / 2**5 is 93.75 %."""
+"""With fewer, even the interval from the least to the largest value covers the median less often than 95 %: 1 - 2 /
+2**5 is 93.75 %."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,10 +50,11 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def median_interval(n: int, confidence: float = CONFIDENCE) -> OrderInterval | None:
-    """The narrowest symmetric pair of order statistics that holds the median of n independent values with at least `confidence`; None: none does.
+    """The narrowest symmetric pair of order statistics that holds the median of n independent values with at least
+    `confidence`; None: none does.
 
-    The median lies outside when fewer than `rank` of the values fall on one side of it, and that number is binomial(n, 1/2). Exact for continuous
-    distributions; ties only raise the coverage.
+    The median lies outside when fewer than `rank` of the values fall on one side of it, and that number is binomial(n,
+    1/2). Exact for continuous distributions; ties only raise the coverage.
     """
     rank, outside = 0, 0.0
     while True:
@@ -62,14 +65,17 @@ def median_interval(n: int, confidence: float = CONFIDENCE) -> OrderInterval | N
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Estimate:
-    """The median of b / a over pairs (a, b), the geometric mean of the middle two when their number is even, with its exact 95 % interval.
+    """The median of b / a over pairs (a, b), the geometric mean of the middle two when their number is even, with its
+    exact 95 % interval.
 
-    It needs at least MIN_PAIRS pairs; with fewer there is no interval, and the note says so. Pairs with a value that is not above 0 have no ratio.
+    It needs at least MIN_PAIRS pairs; with fewer there is no interval, and the note says so. Pairs with a value that is
+    not above 0 have no ratio.
     """
     logs = [math.log(b / a) for a, b in pairs if a > 0 and b > 0]
     estimate = _estimate(logs, dropped=len(pairs) - len(logs), neutral=0.0)
     exponentials = {
-        name: None if value is None else math.exp(value) for name, value in (("value", estimate.value), ("low", estimate.low), ("high", estimate.high))
+        name: None if value is None else math.exp(value)
+        for name, value in (("value", estimate.value), ("low", estimate.low), ("high", estimate.high))
     }
     return msgspec.structs.replace(estimate, neutral=1.0, **exponentials)
 
@@ -97,12 +103,18 @@ def _estimate(values: list[float], *, dropped: int, neutral: float) -> Estimate:
 
 
 def bootstrap_interval(
-    rows: Floats, statistic: Callable[[Floats], Floats], rng: np.random.Generator, *, draws: int = 2000, confidence: float = CONFIDENCE
+    rows: Floats,
+    statistic: Callable[[Floats], Floats],
+    rng: np.random.Generator,
+    *,
+    draws: int = 2000,
+    confidence: float = CONFIDENCE,
 ) -> tuple[float, float]:
     """Percentile bootstrap of a statistic of independent rows, each drawn again with replacement.
 
-    `rows` has shape (n, columns); `statistic` takes (draws, n, columns) and gives (draws,), NaN where a draw has none. Only approximate, and too narrow with
-    few rows; for what has no exact interval, like the slope of a fit. Raises ValueError without rows.
+    `rows` has shape (n, columns); `statistic` takes (draws, n, columns) and gives (draws,), NaN where a draw has none.
+    Only approximate, and too narrow with few rows; for what has no exact interval, like the slope of a fit. Raises
+    ValueError without rows.
     """
     if not len(rows):
         raise ValueError("there is nothing to draw from")

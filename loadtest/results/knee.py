@@ -1,8 +1,10 @@
-"""Where a server's knee lies: the highest rate at which it still holds its goodput. Pure: the steps made so far in, the next step or the result out.
+"""Where a server's knee lies: the highest rate at which it still holds its goodput. Pure: the steps made so far in, the
+next step or the result out.
 
-The rate is raised by a factor until the goodput falls under the share (lowered, if already the first step does), then the bracket is halved on the
-logarithmic scale to the precision, and the rate found is run once more. A rate counts as held only when every run at it held, so a confirmation that fails
-goes on below it. `ladder.py` makes the runs; `ladder.json` is a Ladder.
+The rate is raised by a factor until the goodput falls under the share (lowered, if already the first step does), then
+the bracket is halved on the logarithmic scale to the precision, and the rate found is run once more. A rate counts as
+held only when every run at it held, so a confirmation that fails goes on below it. `ladder.py` makes the runs;
+`ladder.json` is a Ladder.
 """
 
 import math
@@ -116,8 +118,16 @@ def next_step(steps: Sequence[Step], rules: Rules, unit: str = "requests/s") -> 
         return Done(False, f"Goodput holds up to {_rate(found.held, unit)}, the highest rate that was allowed.")
     if found.held is None and found.missed is not None and found.missed <= rules.start_rate / rules.factor**LOWEST:
         return Done(False, f"Goodput is under {rules.share:.0%} even at {_rate(found.missed, unit)}.")
-    if found.held is not None and found.missed is not None and found.missed / found.held <= 1 + rules.precision and found.runs > 1:
-        return Done(True, f"The knee is at {_rate(found.held, unit)}: goodput held {found.runs} times, and did not at {_rate(found.missed, unit)}.")
+    if (
+        found.held is not None
+        and found.missed is not None
+        and found.missed / found.held <= 1 + rules.precision
+        and found.runs > 1
+    ):
+        return Done(
+            True,
+            f"The knee is at {_rate(found.held, unit)}: goodput held {found.runs} times, and did not at {_rate(found.missed, unit)}.",
+        )
     if len(steps) >= rules.max_steps:
         return Done(False, f"{len(steps)} steps did not settle it.")
     return _step(found, rules)
@@ -130,7 +140,9 @@ def _step(found: Bracket, rules: Rules) -> Next:
     if found.held is None:
         return Next(found.missed / rules.factor, "lower", f"goodput did not hold at {found.missed:.4g}")
     if found.missed / found.held > 1 + rules.precision:
-        return Next(math.sqrt(found.held * found.missed), "bisect", f"held at {found.held:.4g}, not at {found.missed:.4g}")
+        return Next(
+            math.sqrt(found.held * found.missed), "bisect", f"held at {found.held:.4g}, not at {found.missed:.4g}"
+        )
     return Next(found.held, "confirm", f"the highest rate that held; {found.missed:.4g} did not")
 
 
@@ -138,7 +150,9 @@ def _rate(rate: float, unit: str) -> str:
     return f"{rate:.3g} {unit}"
 
 
-def ladder_of(url: str, model: str, unit: str, rules: Rules, settings: dict[str, object], steps: Sequence[Step]) -> Ladder:
+def ladder_of(
+    url: str, model: str, unit: str, rules: Rules, settings: dict[str, object], steps: Sequence[Step]
+) -> Ladder:
     """What is known after these steps."""
     found, following = bracket(steps, rules), next_step(steps, rules, unit)
     if isinstance(following, Done):

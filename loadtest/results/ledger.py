@@ -1,11 +1,14 @@
-"""The ledger of a run, kept from outside: did each accepted request end once, was what came what was metered, are repeated answers the same.
+"""The ledger of a run, kept from outside: did each accepted request end once, was what came what was metered, are
+repeated answers the same.
 
-Pure: records in, findings out. A request is accepted when a response with status 200 began. `Record.violations` (what the protocol forbids, as the client
-saw it) are taken over as kinds of their own; everything else is concluded here. Only tokens counted by their ids are verified: tokens by usage are the
-server's word, chunks a guess, and both are counted apart.
+Pure: records in, findings out. A request is accepted when a response with status 200 began. `Record.violations` (what
+the protocol forbids, as the client saw it) are taken over as kinds of their own; everything else is concluded here.
+Only tokens counted by their ids are verified: tokens by usage are the server's word, chunks a guess, and both are
+counted apart.
 
-What a tenant's meter should show is known exactly for requests that finished or were declined. Of one that ended otherwise (we hung up, it broke) the
-server may have made more tokens than reached us, up to those asked for, so the sum has a lower and an upper bound.
+What a tenant's meter should show is known exactly for requests that finished or were declined. Of one that ended
+otherwise (we hung up, it broke) the server may have made more tokens than reached us, up to those asked for, so the sum
+has a lower and an upper bound.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -154,7 +157,8 @@ class _Findings:
 
 
 def metered_bounds(record: Record) -> tuple[int, int | None]:
-    """The fewest and the most completion tokens that a meter may show for a request; most is None where nothing bounds it."""
+    """The fewest and the most completion tokens that a meter may show for a request; most is None where nothing bounds
+    it."""
     if record.outcome == "shed" or record.sent_s is None or (record.status is not None and record.status != 200):
         return 0, 0
     delivered = record.tokens if record.tokens_from != "chunks" else record.metered_tokens
@@ -215,17 +219,27 @@ class _Books:
             self.tokens["matched"] += record.tokens
 
 
-def check(records: Iterable[Record], repeats: Sequence[Repeat] = (), *, exact: bool | None, metered: Mapping[str, int] | None = None) -> Ledger:
+def check(
+    records: Iterable[Record],
+    repeats: Sequence[Repeat] = (),
+    *,
+    exact: bool | None,
+    metered: Mapping[str, int] | None = None,
+) -> Ledger:
     """The ledger of all requests of a run, warm-up included, in one pass.
 
-    `exact`: what the server says of itself; only True makes a differing repeat a violation. `metered`: completion tokens by tenant, as an account of the
-    server's that covers exactly these records shows them. `repeats` are compared only: a second answer that should be accounted for belongs in `records`.
+    `exact`: what the server says of itself; only True makes a differing repeat a violation. `metered`: completion
+    tokens by tenant, as an account of the server's that covers exactly these records shows them. `repeats` are compared
+    only: a second answer that should be accounted for belongs in `records`.
     """
     books = _Books()
     for record in records:
         books.add(record)
     compared = _compare(repeats, exact is True, books.findings)
-    tenants = [account.totals(name, None if metered is None else metered.get(name, 0)) for name, account in sorted(books.accounts.items())]
+    tenants = [
+        account.totals(name, None if metered is None else metered.get(name, 0))
+        for name, account in sorted(books.accounts.items())
+    ]
     for wrong in filter(_is_wrong, tenants):
         books.findings.add(f"{TENANT_DIFFERS}: {wrong.tenant}")
     violations, tokens = books.findings.violations(), Tokens(**books.tokens)
@@ -260,21 +274,34 @@ def _compare(repeats: Sequence[Repeat], is_exact: bool, findings: _Findings) -> 
 def _is_wrong(tenant: TenantTotals) -> bool:
     if tenant.metered is None:
         return False
-    return tenant.metered < tenant.least_metered or (tenant.most_metered is not None and tenant.metered > tenant.most_metered)
+    return tenant.metered < tenant.least_metered or (
+        tenant.most_metered is not None and tenant.metered > tenant.most_metered
+    )
 
 
-def _sentences(ends: dict[Outcome, int], violations: list[Violation], tokens: Tokens, repeats: Repeats, tenants: list[TenantTotals]) -> list[str]:
+def _sentences(
+    ends: dict[Outcome, int], violations: list[Violation], tokens: Tokens, repeats: Repeats, tenants: list[TenantTotals]
+) -> list[str]:
     accepted, unfinished = sum(ends.values()), ends.get("unfinished", 0)
     if violations:
         verdict = f"The ledger does not balance: {sum(violation.count for violation in violations):,} violations in {accepted:,} accepted requests."
     else:
         cut = f", but {unfinished:,} that were still open when the run ended" if unfinished else ""
         verdict = f"The ledger balances: each of {accepted:,} accepted requests ended in exactly one way{cut}."
-    return [verdict, *map(_violation_sentence, violations), *_token_sentences(tokens), *_repeat_sentences(repeats), *_tenant_sentences(tenants)]
+    return [
+        verdict,
+        *map(_violation_sentence, violations),
+        *_token_sentences(tokens),
+        *_repeat_sentences(repeats),
+        *_tenant_sentences(tenants),
+    ]
 
 
 def _violation_sentence(violation: Violation) -> str:
-    which = ", ".join(str(example.index) if example.request_id is None else f"{example.index} ({example.request_id})" for example in violation.examples)
+    which = ", ".join(
+        str(example.index) if example.request_id is None else f"{example.index} ({example.request_id})"
+        for example in violation.examples
+    )
     more = ", ..." if violation.count > len(violation.examples) else ""
     return f"{violation.count:,} x {violation.kind}{f': request {which}{more}' if which else ''}."
 
@@ -283,19 +310,29 @@ def _token_sentences(tokens: Tokens) -> list[str]:
     unverified = tokens.by_usage + tokens.by_chunks
     sentences = []
     if tokens.verified:
-        sentences.append(f"{tokens.verified:,} delivered tokens were counted by their ids; {tokens.matched:,} of them equal their request's usage exactly.")
+        sentences.append(
+            f"{tokens.verified:,} delivered tokens were counted by their ids; {tokens.matched:,} of them equal their request's usage exactly."
+        )
     if tokens.unmetered:
         sentences.append(f"{tokens.unmetered:,} delivered tokens are of requests whose usage never came.")
     if unverified:
-        sentences.append(f"{unverified:,} delivered tokens are unverified: {tokens.by_usage:,} by the server's usage, {tokens.by_chunks:,} as one a chunk.")
+        sentences.append(
+            f"{unverified:,} delivered tokens are unverified: {tokens.by_usage:,} by the server's usage, {tokens.by_chunks:,} as one a chunk."
+        )
     return sentences
 
 
 def _repeat_sentences(repeats: Repeats) -> list[str]:
     if not repeats.compared:
-        return [f"None of {repeats.not_compared:,} repeated requests could be compared."] if repeats.not_compared else []
+        return (
+            [f"None of {repeats.not_compared:,} repeated requests could be compared."] if repeats.not_compared else []
+        )
     same = f"{repeats.compared - repeats.different:,} of {repeats.compared:,} repeated requests had the same answer"
-    allowed = "" if repeats.is_fatal or not repeats.different else f" ({repeats.share:.1%} differ; the server does not claim to be exact)"
+    allowed = (
+        ""
+        if repeats.is_fatal or not repeats.different
+        else f" ({repeats.share:.1%} differ; the server does not claim to be exact)"
+    )
     left_out = f"; {repeats.not_compared:,} could not be compared" if repeats.not_compared else ""
     return [f"{same}{allowed}{left_out}."]
 
@@ -305,7 +342,13 @@ def _tenant_sentences(tenants: list[TenantTotals]) -> list[str]:
     for tenant in tenants:
         if tenant.metered is not None:
             most = "or more" if tenant.most_metered is None else f"to {tenant.most_metered:,}"
-            expected = f"{tenant.least_metered:,}" if tenant.least_metered == tenant.most_metered else f"{tenant.least_metered:,} {most}"
+            expected = (
+                f"{tenant.least_metered:,}"
+                if tenant.least_metered == tenant.most_metered
+                else f"{tenant.least_metered:,} {most}"
+            )
             verdict = "does not agree" if _is_wrong(tenant) else "agrees"
-            sentences.append(f"The meter of tenant {tenant.tenant} shows {tenant.metered:,} completion tokens and {verdict} with the {expected} expected.")
+            sentences.append(
+                f"The meter of tenant {tenant.tenant} shows {tenant.metered:,} completion tokens and {verdict} with the {expected} expected."
+            )
     return sentences

@@ -1,6 +1,7 @@
 """One request's record, as a line of JSON: what every figure of a summary, plot or ledger is computed from.
 
-Times are seconds since the run's start on the monotonic clock, to the microsecond. A record never holds prompt text, an answer or a key.
+Times are seconds since the run's start on the monotonic clock, to the microsecond. A record never holds prompt text, an
+answer or a key.
 """
 
 import json
@@ -15,11 +16,13 @@ import msgspec
 from penstock_loadtest.errors import RecordsInvalid
 
 Outcome = Literal["finished", "cancelled", "shed", "failed", "unfinished"]
-"""finished: the whole answer came. cancelled: we hung up, as planned. shed: the server declined before any token (429, 503). failed: any other error, a broken
-connection or stream. unfinished: no end before the request's timeout or the end of the run."""
+"""finished: the whole answer came. cancelled: we hung up, as planned. shed: the server declined before any token (429,
+503). failed: any other error, a broken connection or stream. unfinished: no end before the request's timeout or the end
+of the run."""
 
 TokenCount = Literal["ids", "usage", "chunks"]
-"""Where `tokens` comes from: token ids in the chunks (verified), the server's own usage, or one per chunk with content."""
+"""Where `tokens` comes from: token ids in the chunks (verified), the server's own usage, or one per chunk with
+content."""
 
 
 class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -27,11 +30,19 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     index: int  # place in the plan
     intended_s: float  # when it should have left; for a later turn of a session never before its previous answer's end
-    sent_s: float | None = None  # when it left: was handed to the socket, or to a connection that was made for it; None: never
-    first_s: float | None = None  # arrival of the first chunk with a token; None also for a whole answer, whose first token nobody sees
+    sent_s: float | None = (
+        None  # when it left: was handed to the socket, or to a connection that was made for it; None: never
+    )
+    first_s: float | None = (
+        None  # arrival of the first chunk with a token; None also for a whole answer, whose first token nobody sees
+    )
     end_s: float | None = None  # arrival of its end: the last byte, the error, our hanging up
-    chunk_s: list[float] = msgspec.field(default_factory=list)  # arrival of every chunk with tokens; not streamed: of the answer
-    chunk_tokens: list[int] = msgspec.field(default_factory=list)  # tokens in each; tokens of one chunk share the chunk's time
+    chunk_s: list[float] = msgspec.field(
+        default_factory=list
+    )  # arrival of every chunk with tokens; not streamed: of the answer
+    chunk_tokens: list[int] = msgspec.field(
+        default_factory=list
+    )  # tokens in each; tokens of one chunk share the chunk's time
     outcome: Outcome = "unfinished"
     status: int | None = None  # HTTP status; None: no response
     error: str | None = None  # why it did not finish, in one line, without content
@@ -46,9 +57,15 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
         default_factory=list
     )  # what the answer did that the protocol forbids: two ends, tokens behind the end, no [DONE], broken off
     is_whole: bool = False  # not asked for as a stream: its tokens come with its end
-    is_resent: bool = False  # sent twice: the kept connection turned out to be closed, or the server refused an optional field; its times include both
-    is_cut: bool = False  # unfinished because the run ended (Ctrl-C, drain), not because the request's own timeout passed
-    answer_digest: str | None = None  # of the token ids (of the text where there are none), to compare answers without keeping them
+    # sent twice: the kept connection turned out to be closed, or the server refused an optional field; its times
+    # include both
+    is_resent: bool = False
+    is_cut: bool = (
+        False  # unfinished because the run ended (Ctrl-C, drain), not because the request's own timeout passed
+    )
+    answer_digest: str | None = (
+        None  # of the token ids (of the text where there are none), to compare answers without keeping them
+    )
     tenant: str = "default"
     kind: str = "requests"  # of the scenario's mixed load
     model: str = ""
@@ -68,7 +85,8 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def ttft_s(self) -> float | None:
-        """From the intended time, so that a stall of the server or the tester is not left out (coordinated omission)."""
+        """From the intended time, so that a stall of the server or the tester is not left out (coordinated
+        omission)."""
         return None if self.first_s is None else self.first_s - self.intended_s
 
     @property
@@ -93,7 +111,8 @@ _decoder = msgspec.json.Decoder(Record)
 
 
 class RecordWriter:
-    """Appends records to a file, a line each, as they end; a context manager. What was written survives a kill of the tester within `flush_every` lines."""
+    """Appends records to a file, a line each, as they end; a context manager. What was written survives a kill of the
+    tester within `flush_every` lines."""
 
     def __init__(self, path: Path, *, flush_every: int = 64) -> None:
         self._file = path.open("wb", buffering=1 << 20)
@@ -112,12 +131,15 @@ class RecordWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file, in the order they ended. A last line cut short by a kill is left out. Raises RecordsInvalid."""
+    """The records of a file, in the order they ended. A last line cut short by a kill is left out. Raises
+    RecordsInvalid."""
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):

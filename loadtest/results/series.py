@@ -1,6 +1,8 @@
-"""A run's figures over time, in windows of equal width: latencies and outcomes by intended time, work done by the time it was done.
+"""A run's figures over time, in windows of equal width: latencies and outcomes by intended time, work done by the time
+it was done.
 
-Pure: takes columns and the server's samples, returns arrays with one value a window. A window without a value for a figure has NaN.
+Pure: takes columns and the server's samples, returns arrays with one value a window. A window without a value for a
+figure has NaN.
 """
 
 from collections.abc import Sequence
@@ -36,7 +38,8 @@ class Percentiles:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One value a window but `edges_s`, which has one more: window i is from `edges_s[i]` to `edges_s[i + 1]`, seconds since the run's start."""
+    """One value a window but `edges_s`, which has one more: window i is from `edges_s[i]` to `edges_s[i + 1]`, seconds
+    since the run's start."""
 
     edges_s: Floats
     ttft_s: Percentiles  # by intended time, as all here that says nothing else
@@ -88,7 +91,10 @@ def series(columns: Columns, targets: Targets, *, width_s: float | None = None) 
         good_per_s=good_count / width_s,
         goodput=_share(good_count, judged),
         finished_per_s=np.bincount(_windows(ended_s[~np.isnan(ended_s)], edges_s), minlength=windows) / width_s,
-        output_tokens_per_s=np.bincount(_windows(columns.chunk_s, edges_s), weights=columns.chunk_tokens, minlength=windows) / width_s,
+        output_tokens_per_s=np.bincount(
+            _windows(columns.chunk_s, edges_s), weights=columns.chunk_tokens, minlength=windows
+        )
+        / width_s,
         in_flight=_most_in_flight(columns, edges_s),
         outcomes={outcome: np.bincount(window[columns.is_outcome(outcome)], minlength=windows) for outcome in OUTCOMES},
     )
@@ -107,7 +113,10 @@ def replicas(observed: Sequence[Observed]) -> Replicas | None:
         return None
     return Replicas(
         at_s=np.array([sample.t_s for sample in observed]),
-        counts={name: np.array([sample.replicas.get(name, np.nan) for sample in observed], dtype=np.float64) for name in names},
+        counts={
+            name: np.array([sample.replicas.get(name, np.nan) for sample in observed], dtype=np.float64)
+            for name in names
+        },
     )
 
 
@@ -128,7 +137,9 @@ def _percentiles(values: Floats, window: Ints, windows: int) -> Percentiles:
     values, window = values[has_value], window[has_value]
     order = np.argsort(window, kind="stable")
     cuts = np.searchsorted(window[order], np.arange(1, windows))
-    found = [np.percentile(part, [50, 90, 99]) if len(part) else np.full(3, np.nan) for part in np.split(values[order], cuts)]
+    found = [
+        np.percentile(part, [50, 90, 99]) if len(part) else np.full(3, np.nan) for part in np.split(values[order], cuts)
+    ]
     p50, p90, p99 = np.array(found).T
     return Percentiles(p50=p50, p90=p90, p99=p99)
 

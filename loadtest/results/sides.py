@@ -1,7 +1,9 @@
-"""Two sides measured in pairs: what to run next, and what the runs say. Pure; `compare.py` makes the runs, and compare.json is a Comparison.
+"""Two sides measured in pairs: what to run next, and what the runs say. Pure; `compare.py` makes the runs, and
+compare.json is a Comparison.
 
-Pairs go A B, B A, A B, ...: what drifts over the time of a measurement (heat, caches, neighbours) hits both sides alike. Every figure is one number a run,
-so pairs are independent of each other and their ratios have an exact interval (`intervals.py`), whatever the requests within a run do to each other.
+Pairs go A B, B A, A B, ...: what drifts over the time of a measurement (heat, caches, neighbours) hits both sides
+alike. Every figure is one number a run, so pairs are independent of each other and their ratios have an exact interval
+(`intervals.py`), whatever the requests within a run do to each other.
 """
 
 import statistics
@@ -81,13 +83,15 @@ def next_run(runs: Sequence[Run], pairs: int) -> NextRun | None:
 
 
 def whole_pairs(runs: Sequence[Run]) -> list[Run]:
-    """Runs to go on with: one without its other half is made again, so that the two of a pair stay next to each other in time."""
+    """Runs to go on with: one without its other half is made again, so that the two of a pair stay next to each other
+    in time."""
     made = {(run.pair, run.side) for run in runs}
     return [run for run in runs if {(run.pair, "a"), (run.pair, "b")} <= made]
 
 
 def seed_of(seed: int, run: NextRun, *, same_server: bool) -> int:
-    """Both sides of a pair get the same requests; on one server not the same prompts, which the second run would find cached."""
+    """Both sides of a pair get the same requests; on one server not the same prompts, which the second run would find
+    cached."""
     return seed + 2 * (run.pair - 1) + (same_server and run.side == "b")
 
 
@@ -99,13 +103,18 @@ def compared(runs: Sequence[Run]) -> list[Row]:
     """Every figure over the whole pairs."""
     sides = {(run.pair, run.side): run for run in whole_pairs(runs)}
     numbers = sorted({pair for pair, _ in sides})
-    return [_row(name, [(sides[number, "a"].figures.get(name), sides[number, "b"].figures.get(name)) for number in numbers]) for name in FIGURES]
+    return [
+        _row(name, [(sides[number, "a"].figures.get(name), sides[number, "b"].figures.get(name)) for number in numbers])
+        for name in FIGURES
+    ]
 
 
 def _row(name: str, pairs: list[tuple[float | None, float | None]]) -> Row:
     both = [(a, b) for a, b in pairs if a is not None and b is not None]
     ratio = paired_ratio(both)
-    a, b = (statistics.median(values) if values else None for values in zip(*both, strict=True)) if both else (None, None)
+    a, b = (
+        (statistics.median(values) if values else None for values in zip(*both, strict=True)) if both else (None, None)
+    )
     return Row(figure=name, a=a, b=b, ratio=ratio, is_distinguishable=ratio.is_distinguishable)
 
 

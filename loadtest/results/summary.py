@@ -1,6 +1,8 @@
-"""The figures of a run, from its records: exact percentiles, rates, goodput with the cause of every miss, lateness, and the same per group.
+"""The figures of a run, from its records: exact percentiles, rates, goodput with the cause of every miss, lateness, and
+the same per group.
 
-Not here: figures over time (`series.py`). Requests intended before the scenario's `warmup_s` are left out of everything.
+Not here: figures over time (`series.py`). Requests intended before the scenario's `warmup_s` are left out of
+everything.
 """
 
 from collections.abc import Iterable
@@ -8,7 +10,17 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
-from penstock_loadtest.results.columns import OUTCOMES, Columns, ErrorKey, Floats, Label, Mask, Sample, read_columns, token_gaps
+from penstock_loadtest.results.columns import (
+    OUTCOMES,
+    Columns,
+    ErrorKey,
+    Floats,
+    Label,
+    Mask,
+    Sample,
+    read_columns,
+    token_gaps,
+)
 from penstock_loadtest.results.records import Outcome, Record
 from penstock_loadtest.scenario import Scenario, Targets
 
@@ -110,7 +122,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     warmup_requests: int  # left out
     outcomes: Outcomes
-    span_s: float | None  # first intended time to the last token or finished answer: what achieved rate and throughput are over; None: no time passed
+    span_s: (
+        float | None
+        # first intended time to the last token or finished answer: what achieved rate and throughput are over; None: no
+        # time passed
+    )
     offered_rate: float | None  # requests a second between the first and the last intended time
     achieved_rate: float | None  # finished requests a second
     ttft_s: Distribution
@@ -175,7 +191,8 @@ def summary_of(columns: Columns, scenario: Scenario) -> Summary:
 
 
 def judge(columns: Columns, targets: Targets) -> tuple[Mask, dict[str, Mask]]:
-    """Which requests are good, and which are a miss for which cause (a field of Misses); those in neither were cancelled in time."""
+    """Which requests are good, and which are a miss for which cause (a field of Misses); those in neither were
+    cancelled in time."""
     finished, cancelled = columns.is_outcome("finished"), columns.is_outcome("cancelled")
     # no first token yet when we hung up: the wait until then is the least that TTFT would have been
     waited_s = np.where(np.isnan(columns.first_s) & cancelled, columns.end_s - columns.intended_s, columns.ttft_s)
@@ -195,7 +212,9 @@ def _goodput(good: Mask, causes: dict[str, Mask], among: Mask, span_s: float | N
     misses = Misses(**{cause: int((mask & among).sum()) for cause, mask in causes.items()})
     count = int((good & among).sum())
     judged = count + sum(msgspec.structs.astuple(misses))
-    return Goodput(judged=judged, good=count, share=count / judged if judged else None, per_s=_per_s(count, span_s), misses=misses)
+    return Goodput(
+        judged=judged, good=count, share=count / judged if judged else None, per_s=_per_s(count, span_s), misses=misses
+    )
 
 
 def _groups(columns: Columns, label: Label, good: Mask, causes: dict[str, Mask], span_s: float | None) -> list[Group]:
@@ -229,7 +248,12 @@ def _distribution(sample: Sample) -> Distribution:
 
 def _lateness(sample: Sample) -> Lateness:
     figures = _distribution(sample)
-    return Lateness(p50_s=figures.p50, p99_s=figures.p99, max_s=figures.max, is_late=figures.p99 is not None and figures.p99 > MAX_LATENESS_S)
+    return Lateness(
+        p50_s=figures.p50,
+        p99_s=figures.p99,
+        max_s=figures.max,
+        is_late=figures.p99 is not None and figures.p99 > MAX_LATENESS_S,
+    )
 
 
 def _outcomes(columns: Columns, among: Mask) -> Outcomes:
@@ -237,7 +261,8 @@ def _outcomes(columns: Columns, among: Mask) -> Outcomes:
 
 
 def _span_s(columns: Columns) -> float | None:
-    """Not to the end of requests that hang until their timeout: that would dilute the rates of those that were served."""
+    """Not to the end of requests that hang until their timeout: that would dilute the rates of those that were
+    served."""
     served = np.concatenate([columns.end_s[columns.is_outcome("finished")], columns.chunk_s])
     ends = served if len(served) else columns.end_s
     if np.isnan(ends).all():

@@ -1,4 +1,5 @@
-"""Draws the plan and builds request bodies in a thread, a bounded way ahead of the run, so that neither makes a request late.
+"""Draws the plan and builds request bodies in a thread, a bounded way ahead of the run, so that neither makes a request
+late.
 
 Not here: bodies of a session's later turns; they need the answers before them and come as None.
 """
@@ -23,12 +24,20 @@ class Prepared(NamedTuple):
 
 
 class Ahead:
-    """A queue that a thread keeps filled: up to `max_items` or `max_bytes` of bodies, filled up again when half of it is gone.
+    """A queue that a thread keeps filled: up to `max_items` or `max_bytes` of bodies, filled up again when half of it
+    is gone.
 
     An async context manager, used from the event loop that entered it; `next` is for one caller at a time.
     """
 
-    def __init__(self, plan: Iterator[Planned], prepare: Callable[[Planned], bytes], *, max_items: int = MAX_ITEMS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        plan: Iterator[Planned],
+        prepare: Callable[[Planned], bytes],
+        *,
+        max_items: int = MAX_ITEMS,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
         self._plan = plan
         self._prepare = prepare
         self._max_items = max_items
@@ -46,14 +55,17 @@ class Ahead:
         self._filling.add_done_callback(lambda _: self._tell())
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         with self._room:
             self._is_closed = True
             self._room.notify()
         await self._loop.run_in_executor(None, self._thread.shutdown)
 
     async def filled(self, timeout_s: float, stop: asyncio.Event) -> None:
-        """Until the queue is full, the plan is drawn, time is up or `stop` is set. Raises what the thread raised, even behind items that are there."""
+        """Until the queue is full, the plan is drawn, time is up or `stop` is set. Raises what the thread raised, even
+        behind items that are there."""
         filling = asyncio.ensure_future(self._fill_up())
         stopped = asyncio.ensure_future(stop.wait())
         try:

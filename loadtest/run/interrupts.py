@@ -10,8 +10,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stopped_by_signals(stop: asyncio.Event, *, hurry: Callable[[], None], enough: asyncio.Event | None = None) -> Iterator[None]:
-    """The first SIGTERM sets `enough`, where there is one; else it is as SIGINT, of which the first sets `stop` and a second one calls `hurry`.
+def stopped_by_signals(
+    stop: asyncio.Event, *, hurry: Callable[[], None], enough: asyncio.Event | None = None
+) -> Iterator[None]:
+    """The first SIGTERM sets `enough`, where there is one; else it is as SIGINT, of which the first sets `stop` and a
+    second one calls `hurry`.
 
     In another thread than the main one, signals are left alone.
     """

@@ -1,4 +1,5 @@
-"""What a terminal shows while a run goes on: a panel, redrawn every second; where there is no terminal, a line every five seconds.
+"""What a terminal shows while a run goes on: a panel, redrawn every second; where there is no terminal, a line every
+five seconds.
 
 Counting up and drawing happen in a thread, so that neither they nor a slow terminal hold up the load.
 """
@@ -19,7 +20,13 @@ from penstock_loadtest.run.progress import Percentiles, Progress, Snapshot
 PANEL_S = 1.0
 LINE_S = 5.0
 BAR_COLUMNS = 40
-_STYLES: dict[Outcome, str] = {"finished": "green", "cancelled": "cyan", "shed": "yellow", "failed": "bold red", "unfinished": "red"}
+_STYLES: dict[Outcome, str] = {
+    "finished": "green",
+    "cancelled": "cyan",
+    "shed": "yellow",
+    "failed": "bold red",
+    "unfinished": "red",
+}
 
 
 async def show(progress: Progress, now: Callable[[], float], console: Console) -> None:
@@ -37,7 +44,9 @@ async def _panels(progress: Progress, now: Callable[[], float], console: Console
 async def _lines(progress: Progress, now: Callable[[], float], console: Console) -> None:
     while True:
         await asyncio.sleep(LINE_S)
-        await asyncio.to_thread(lambda: console.print(line(progress.snapshot(now())), markup=False, highlight=False, soft_wrap=True))
+        await asyncio.to_thread(
+            lambda: console.print(line(progress.snapshot(now())), markup=False, highlight=False, soft_wrap=True)
+        )
 
 
 def line(now: Snapshot) -> str:
@@ -59,7 +68,10 @@ def line(now: Snapshot) -> str:
 def panel(now: Snapshot) -> RenderableType:
     """The figures for a terminal."""
     table = Table.grid(padding=(0, 2))
-    table.add_row(Text("rate", "dim"), f"{now.offered_per_s:.1f}/s offered, {now.achieved_per_s:.1f}/s finished, {now.tokens_per_s:,.0f} tokens/s")
+    table.add_row(
+        Text("rate", "dim"),
+        f"{now.offered_per_s:.1f}/s offered, {now.achieved_per_s:.1f}/s finished, {now.tokens_per_s:,.0f} tokens/s",
+    )
     table.add_row(Text("requests", "dim"), f"{now.sent:,} sent, {now.in_flight:,} in flight")
     table.add_row(Text("TTFT", "dim"), _pair(now.ttft_s))
     table.add_row(Text("TPOT", "dim"), _pair(now.tpot_s))
@@ -73,7 +85,10 @@ def _bar(now: Snapshot) -> RenderableType:
     if now.total_s is None:
         row.add_row(Text(_time(now), "bold"))
     else:
-        row.add_row(ProgressBar(total=now.total_s, completed=min(now.elapsed_s, now.total_s), width=BAR_COLUMNS), Text(_time(now), "bold"))
+        row.add_row(
+            ProgressBar(total=now.total_s, completed=min(now.elapsed_s, now.total_s), width=BAR_COLUMNS),
+            Text(_time(now), "bold"),
+        )
     return row
 
 
@@ -81,7 +96,11 @@ def _time(now: Snapshot) -> str:
     elapsed = _clock(now.elapsed_s)
     if not now.is_sending:
         return f"{elapsed} waiting for answers"
-    return elapsed if now.total_s is None else f"{elapsed} of {_clock(now.total_s)}, {_clock(max(0.0, now.total_s - now.elapsed_s))} left"
+    return (
+        elapsed
+        if now.total_s is None
+        else f"{elapsed} of {_clock(now.total_s)}, {_clock(max(0.0, now.total_s - now.elapsed_s))} left"
+    )
 
 
 def _clock(seconds: float) -> str:
@@ -97,7 +116,11 @@ def _late(now: Snapshot) -> str:
     if now.lateness_p99_s is None:
         return "-"
     figure = f"p99 {1e3 * now.lateness_p99_s:.1f} ms"
-    return f"{figure}, over {1e3 * MAX_LATENESS_S:.0f} ms: this machine can't keep up with the load" if now.is_late else figure
+    return (
+        f"{figure}, over {1e3 * MAX_LATENESS_S:.0f} ms: this machine can't keep up with the load"
+        if now.is_late
+        else figure
+    )
 
 
 def _outcomes(now: Snapshot) -> Text:

@@ -1,4 +1,5 @@
-"""What the server says about itself while it is loaded: its replicas, from /metrics, once a second. A server that says nothing is left alone."""
+"""What the server says about itself while it is loaded: its replicas, from /metrics, once a second. A server that says
+nothing is left alone."""
 
 import asyncio
 import re
@@ -21,7 +22,8 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 def replicas_of(page: bytes) -> dict[str, float]:
-    """Replicas by "pool/tier" (summed over other labels) in a page of the Prometheus text format; empty: it does not say."""
+    """Replicas by "pool/tier" (summed over other labels) in a page of the Prometheus text format; empty: it does not
+    say."""
     replicas: dict[str, float] = {}
     if METRIC.encode() in page:
         for line in _LINE.finditer(page.decode("utf-8", errors="replace")):
@@ -31,8 +33,11 @@ def replicas_of(page: bytes) -> dict[str, float]:
     return replicas
 
 
-async def observe(get: Get, url: str, now: Callable[[], float], note: Callable[[Observed], None], *, period_s: float = PERIOD_S) -> None:
-    """Until cancelled, or until the server turns out not to say anything. One question at a time, however slow the answers are."""
+async def observe(
+    get: Get, url: str, now: Callable[[], float], note: Callable[[Observed], None], *, period_s: float = PERIOD_S
+) -> None:
+    """Until cancelled, or until the server turns out not to say anything. One question at a time, however slow the
+    answers are."""
     silent = 0
     while silent < TRIES:
         asked_s = now()

@@ -1,7 +1,8 @@
 """The figures shown while a run goes on: totals, and rates and percentiles of its last seconds. Pure: times come in.
 
-Not the run's result (`summary.py`): latencies here are those of requests that ended lately, and of at most KEPT of them. `sent` and `ended` are for the
-event loop; a snapshot may be taken by another thread meanwhile, so that counting up is no burden of the load.
+Not the run's result (`summary.py`): latencies here are those of requests that ended lately, and of at most KEPT of
+them. `sent` and `ended` are for the event loop; a snapshot may be taken by another thread meanwhile, so that counting
+up is no burden of the load.
 """
 
 from collections import Counter, deque
@@ -70,7 +71,9 @@ class Progress:
     def ended(self, record: Record, now_s: float) -> None:
         self._in_flight -= 1
         self._outcomes[record.outcome] += 1
-        self._ended.append(Ended(now_s, record.outcome == "finished", record.tokens, record.ttft_s, record.tpot_s, record.lateness_s))
+        self._ended.append(
+            Ended(now_s, record.outcome == "finished", record.tokens, record.ttft_s, record.tpot_s, record.lateness_s)
+        )
 
     def snapshot(self, now_s: float) -> Snapshot:
         """The figures of the last WINDOW_S."""
@@ -90,11 +93,16 @@ class Progress:
             tpot_s=_percentiles([one.tpot_s for one in ended if one.tpot_s is not None]),
             lateness_p99_s=None if lateness_s is None else lateness_s.p99,
             outcomes=dict(self._outcomes),
-            is_sending=(self._duration_s is None or now_s < self._duration_s) and (self._requests is None or self._sent < self._requests),
+            is_sending=(self._duration_s is None or now_s < self._duration_s)
+            and (self._requests is None or self._sent < self._requests),
         )
 
     def _total_s(self, now_s: float) -> float | None:
-        by_requests = None if self._requests is None or not self._sent or now_s <= 0 else now_s * max(1.0, self._requests / self._sent)
+        by_requests = (
+            None
+            if self._requests is None or not self._sent or now_s <= 0
+            else now_s * max(1.0, self._requests / self._sent)
+        )
         known = [total for total in (self._duration_s, by_requests) if total is not None]
         return min(known) if known else None
 

@@ -1,8 +1,10 @@
-"""Sends a plan. Open loop: each request leaves at its intended time, whatever the server does; closed loop: so many at once.
+"""Sends a plan. Open loop: each request leaves at its intended time, whatever the server does; closed loop: so many at
+once.
 
-A run has four parts: sending; drain, until the last answer or `drain_s`; the cut of what is still under way; repeats of a sample of the finished
-requests. Ctrl-C (`stop`) goes to the cut at once, SIGTERM (`enough`) to the drain. Being late once makes nothing late for good: what is due leaves at
-once, with its lateness recorded. Nothing is kept of a request that has ended, but for the sample.
+A run has four parts: sending; drain, until the last answer or `drain_s`; the cut of what is still under way; repeats of
+a sample of the finished requests. Ctrl-C (`stop`) goes to the cut at once, SIGTERM (`enough`) to the drain. Being late
+once makes nothing late for good: what is due leaves at once, with its lateness recorded. Nothing is kept of a request
+that has ended, but for the sample.
 """
 
 import asyncio
@@ -43,7 +45,8 @@ class RunFacts(NamedTuple):
     """When the last request had ended or was cut; repeats come after it."""
     is_interrupted: bool
     repeats: list[tuple[Record, Record]]
-    """First and second time of the requests that were sent twice; the second has an index of its own, beyond the plan's."""
+    """First and second time of the requests that were sent twice; the second has an index of its own, beyond the
+    plan's."""
     plan_error: LoadtestError | None
     """The plan broke off there; what it had yielded before was run to its end."""
 
@@ -67,7 +70,8 @@ async def run_load(
     enough: asyncio.Event | None = None,
     on_start: Callable[[], None] = lambda: None,
 ) -> RunFacts:
-    """Run the plan; the client's clock starts once the first requests are prepared. Raises what preparing those raises, before any is sent.
+    """Run the plan; the client's clock starts once the first requests are prepared. Raises what preparing those raises,
+    before any is sent.
 
     stop: when it is set, what is under way is cut. enough: nothing more is sent, and what is under way may end.
     What `on_sent` or `on_ended` raises ends the run, and is raised.
@@ -78,7 +82,16 @@ async def run_load(
         on_start()
         try:
             async with asyncio.TaskGroup() as group:
-                run = _Run(scenario, ahead, client, group, on_sent=on_sent, on_ended=on_ended, stop=stop, enough=enough or asyncio.Event())
+                run = _Run(
+                    scenario,
+                    ahead,
+                    client,
+                    group,
+                    on_sent=on_sent,
+                    on_ended=on_ended,
+                    stop=stop,
+                    enough=enough or asyncio.Event(),
+                )
                 try:
                     return await run.go()
                 finally:
@@ -242,7 +255,9 @@ class _Run:
         self._on_sent(planned)
 
     async def _request(self, planned: Planned, body: bytes, intended_s: float) -> None:
-        answer = await self._client.send_body(planned, body, intended_s=intended_s, deadline_s=intended_s + self._scenario.timeout_s)
+        answer = await self._client.send_body(
+            planned, body, intended_s=intended_s, deadline_s=intended_s + self._scenario.timeout_s
+        )
         self._on_ended(answer)
         self._sampler.offer(planned, answer)
         if not self._is_open:
@@ -296,7 +311,9 @@ class _Run:
                 return
             now_s = self._now()
             again = msgspec.structs.replace(planned, index=index, cancel_after_s=None)
-            answer = await self._client.send_body(again, body, intended_s=now_s, deadline_s=now_s + self._scenario.timeout_s)
+            answer = await self._client.send_body(
+                again, body, intended_s=now_s, deadline_s=now_s + self._scenario.timeout_s
+            )
             pairs.append((record, answer.record))
 
     # waiting

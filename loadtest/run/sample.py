@@ -26,7 +26,12 @@ class Sampler:
     def offer(self, planned: Planned, answer: Answer) -> None:
         """Left out unless it finished, with an answer to compare, and is greedy or seeded."""
         record = answer.record
-        if not self._size or record.outcome != "finished" or record.answer_digest is None or (planned.temperature > 0 and planned.seed is None):
+        if (
+            not self._size
+            or record.outcome != "finished"
+            or record.answer_digest is None
+            or (planned.temperature > 0 and planned.seed is None)
+        ):
             return
         self._seen += 1
         if len(self.kept) < self._size:

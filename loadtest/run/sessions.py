@@ -1,7 +1,8 @@
-"""Which turn of which session may leave when, and with what history. Pure bookkeeping: answers and times come in, turns come out.
+"""Which turn of which session may leave when, and with what history. Pure bookkeeping: answers and times come in, turns
+come out.
 
-A turn that does not finish ends its session: there is no whole answer to go on from. Turns that therefore never leave are counted in `not_sent`.
-Only sessions under way are kept.
+A turn that does not finish ends its session: there is no whole answer to go on from. Turns that therefore never leave
+are counted in `not_sent`. Only sessions under way are kept.
 """
 
 from collections import deque
@@ -32,7 +33,8 @@ class Sessions:
         self.parked = 0
 
     def arrive(self, planned: Planned) -> Turn | None:
-        """A request in the plan's order. Its turn, if it may leave at `due_s`; None: it waits for the answer before it, or never leaves."""
+        """A request in the plan's order. Its turn, if it may leave at `due_s`; None: it waits for the answer before it,
+        or never leaves."""
         if planned.session is None or (planned.turn == 0 and planned.is_last_turn):
             return Turn(planned, planned.at_s, ())
         session = self._sessions.get(planned.session)
@@ -75,7 +77,8 @@ class Sessions:
             self._end(planned.session, session)
 
     def abandon(self, *, waiting: int) -> None:
-        """No further turn leaves: neither those parked here nor the `waiting` ones that came out and have not left yet."""
+        """No further turn leaves: neither those parked here nor the `waiting` ones that came out and have not left
+        yet."""
         self.not_sent += self.parked + waiting
         self.parked = 0
         self._sessions.clear()

@@ -1,4 +1,5 @@
-"""A folder of several runs, as ladder, compare and overhead leave it: a JSON file that is written after every run, and gone on with when it is there.
+"""A folder of several runs, as ladder, compare and overhead leave it: a JSON file that is written after every run, and
+gone on with when it is there.
 
 Not here: a run's own folder (`measure.py`), and what to run next (`knee.py`, `sides.py`, `cost.py`).
 """
@@ -44,7 +45,11 @@ def say(console: Console, sentences: Iterable[str]) -> None:
 
 def settings_of(scenario: Scenario, **others: object) -> dict[str, object]:
     """What defines a command's runs, as JSON gives it back: to be compared with what a file says."""
-    tree: dict[str, object] = json.loads(json.dumps({"scenario": to_tree(scenario), **{name: msgspec.to_builtins(value) for name, value in others.items()}}))
+    tree: dict[str, object] = json.loads(
+        json.dumps(
+            {"scenario": to_tree(scenario), **{name: msgspec.to_builtins(value) for name, value in others.items()}}
+        )
+    )
     return tree
 
 
@@ -63,7 +68,9 @@ def must_be_same(path: Path, found: dict[str, object], wanted: dict[str, object]
     for name in dict.fromkeys([*found, *wanted]):
         if found.get(name) != wanted.get(name):
             where = _first_difference(name, found.get(name), wanted.get(name))
-            raise ScenarioInvalid(f"{path} was begun with other settings ({where}); go on with the same ones, or name another folder.")
+            raise ScenarioInvalid(
+                f"{path} was begun with other settings ({where}); go on with the same ones, or name another folder."
+            )
 
 
 def _first_difference(name: str, found: object, wanted: object) -> str:

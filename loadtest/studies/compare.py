@@ -1,6 +1,8 @@
-"""`compare`: the same load against two servers, or in two settings against one, run by run in turn; which differences are more than chance.
+"""`compare`: the same load against two servers, or in two settings against one, run by run in turn; which differences
+are more than chance.
 
-What to run and what it says is in `sides.py`. compare.json is written after every run, so that the same command goes on where it was stopped.
+What to run and what it says is in `sides.py`. compare.json is written after every run, so that the same command goes on
+where it was stopped.
 """
 
 import os
@@ -21,7 +23,18 @@ from penstock_loadtest.client.destination import reach
 from penstock_loadtest.client.target import Target
 from penstock_loadtest.results.intervals import MIN_PAIRS
 from penstock_loadtest.results.records import write_json
-from penstock_loadtest.results.sides import Comparison, NextRun, Run, Setting, Side, comparison_of, figures_of, next_run, seed_of, whole_pairs
+from penstock_loadtest.results.sides import (
+    Comparison,
+    NextRun,
+    Run,
+    Setting,
+    Side,
+    comparison_of,
+    figures_of,
+    next_run,
+    seed_of,
+    whole_pairs,
+)
 from penstock_loadtest.scenario import Scenario, load_scenario
 from penstock_loadtest.studies import campaign
 from penstock_loadtest.studies.measure import EXIT_INTERRUPTED, Measurement
@@ -39,24 +52,40 @@ class Contender(NamedTuple):
 
 
 def compare(
-    scenario: Annotated[Path | None, typer.Argument(help="Scenario: a YAML file, or the name of an example. None: the defaults.")] = None,
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario: a YAML file, or the name of an example. None: the defaults.")
+    ] = None,
     url: Annotated[str | None, typer.Option(help="Server A, as http://HOST:PORT/v1; else OPENAI_BASE_URL.")] = None,
     url_b: Annotated[str | None, typer.Option(help="Server B; else the same as A.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for compare.json and the runs; one that was begun is gone on with.")] = Path("loadtest-results/compare"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for compare.json and the runs; one that was begun is gone on with.")
+    ] = Path("loadtest-results/compare"),
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the scenario for both, as in arrivals.rate=4; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A setting of the scenario for both, as in arrivals.rate=4; may be repeated.",
+        ),
     ] = None,
-    set_a: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting for A alone; may be repeated.")] = None,
-    set_b: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting for B alone; may be repeated.")] = None,
+    set_a: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting for A alone; may be repeated.")
+    ] = None,
+    set_b: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A setting for B alone; may be repeated.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Model at A; else the first that the server lists.")] = None,
     model_b: Annotated[str | None, typer.Option(help="Model at B; else as at A.")] = None,
     name_a: Annotated[str, typer.Option(help="What A is called.")] = "A",
     name_b: Annotated[str, typer.Option(help="What B is called.")] = "B",
     pairs: Annotated[int, typer.Option(min=1, help=f"Runs of each side; an interval needs at least {MIN_PAIRS}.")] = 10,
-    run_s: Annotated[float | None, typer.Option(min=0.1, help="Seconds of a run, warm-up aside; else what the scenario says.")] = None,
+    run_s: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds of a run, warm-up aside; else what the scenario says.")
+    ] = None,
     settle_s: Annotated[float, typer.Option(min=0.0, help="Seconds of rest between runs.")] = 2.0,
 ) -> None:
-    """Measure two servers or settings in turn, and say which differences are real. Ctrl-C keeps what there is; the same command goes on from there."""
+    """Measure two servers or settings in turn, and say which differences are real. Ctrl-C keeps what there is; the same
+    command goes on from there."""
     console = Console()
     a = _contender(scenario, name_a, url, model, [*(settings or []), *(set_a or [])], run_s)
     b = _contender(scenario, name_b, url_b or url, model_b or model, [*(settings or []), *(set_b or [])], run_s)
@@ -67,7 +96,9 @@ def compare(
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def _contender(path: Path | None, name: str, url: str | None, model: str | None, overrides: list[str], run_s: float | None) -> Contender:
+def _contender(
+    path: Path | None, name: str, url: str | None, model: str | None, overrides: list[str], run_s: float | None
+) -> Contender:
     scenario = load_scenario(path, overrides)
     if run_s is not None:
         scenario = msgspec.structs.replace(scenario, duration_s=scenario.warmup_s + run_s, requests=None)
@@ -76,13 +107,23 @@ def _contender(path: Path | None, name: str, url: str | None, model: str | None,
 
 
 def run_comparison(
-    a: Contender, b: Contender, out: Path, *, pairs: int, settle_s: float, console: Console | None, run: campaign.Run = campaign.measure_without_plots
+    a: Contender,
+    b: Contender,
+    out: Path,
+    *,
+    pairs: int,
+    settle_s: float,
+    console: Console | None,
+    run: campaign.Run = campaign.measure_without_plots,
 ) -> Comparison:
     """Begin a comparison, or go on with the one in the folder `out`; Ctrl-C ends it early. Leaves compare.json.
 
     Raises ScenarioInvalid when the folder's comparison is another one; it may have other `pairs`.
     """
-    settings, path = {f"scenario_{side}": campaign.settings_of(each.scenario)["scenario"] for side, each in (("a", a), ("b", b))}, out / "compare.json"
+    settings, path = (
+        {f"scenario_{side}": campaign.settings_of(each.scenario)["scenario"] for side, each in (("a", a), ("b", b))},
+        out / "compare.json",
+    )
     contenders: dict[Side, Contender] = {"a": a, "b": b}
 
     def so_far(runs: Sequence[Run]) -> Comparison:
@@ -92,7 +133,9 @@ def run_comparison(
         side = contenders[following.side]
         seed = seed_of(side.scenario.seed, following, same_server=a.target.url == b.target.url)
         folder = campaign.new_folder(out, f"pair-{following.pair:02}-{following.side}")
-        scenario = msgspec.structs.replace(side.scenario, seed=seed, repeat=0, name=f"{side.scenario.name}, {side.setting.name}, pair {following.pair}")
+        scenario = msgspec.structs.replace(
+            side.scenario, seed=seed, repeat=0, name=f"{side.scenario.name}, {side.setting.name}, pair {following.pair}"
+        )
         measured = run(scenario, side.target, folder, console)
         return None if measured.interrupted else run_of(following, folder.name, measured)
 
@@ -100,11 +143,24 @@ def run_comparison(
     out.mkdir(parents=True, exist_ok=True)
     write_json(path, so_far(runs))
     with suppress(KeyboardInterrupt):
-        alternate(runs, pairs, make=make, settle=lambda: time.sleep(settle_s), save=lambda made: write_json(path, so_far(made)))
+        alternate(
+            runs,
+            pairs,
+            make=make,
+            settle=lambda: time.sleep(settle_s),
+            save=lambda made: write_json(path, so_far(made)),
+        )
     return so_far(runs)
 
 
-def alternate(runs: list[Run], pairs: int, *, make: Callable[[NextRun], Run | None], settle: Callable[[], None], save: Callable[[Sequence[Run]], None]) -> None:
+def alternate(
+    runs: list[Run],
+    pairs: int,
+    *,
+    make: Callable[[NextRun], Run | None],
+    settle: Callable[[], None],
+    save: Callable[[Sequence[Run]], None],
+) -> None:
     """Add runs until all pairs are there, or `make` was interrupted and gives None."""
     while (following := next_run(runs, pairs)) is not None:
         if runs:
@@ -134,7 +190,9 @@ def _report(out: Path) -> Path:
     """report.html, or the folder where plots can't be drawn."""
     if find_spec("matplotlib") is None:
         return out
-    from penstock_loadtest.report.comparison import write_comparison_report  # matplotlib: memory that the runs should not carry
+    from penstock_loadtest.report.comparison import (
+        write_comparison_report,
+    )  # matplotlib: memory that the runs should not carry
 
     return write_comparison_report(out)
 
@@ -162,8 +220,16 @@ def comparison_table(comparison: Comparison) -> Table:
     for row in comparison.rows:
         ratio = row.ratio
         interval = "-" if ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
-        verdict = "different" if row.is_distinguishable else ("too few pairs" if ratio.low is None else "not told apart")
+        verdict = (
+            "different" if row.is_distinguishable else ("too few pairs" if ratio.low is None else "not told apart")
+        )
         value = "-" if ratio.value is None else f"{ratio.value:.3f}"
         name, scale = SHOWN.get(row.figure, (f"{row.figure}, ms", 1e3))
-        table.add_row(name, *("-" if side is None else f"{scale * side:,.2f}" for side in (row.a, row.b)), value, interval, verdict)
+        table.add_row(
+            name,
+            *("-" if side is None else f"{scale * side:,.2f}" for side in (row.a, row.b)),
+            value,
+            interval,
+            verdict,
+        )
     return table

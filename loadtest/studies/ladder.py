@@ -1,7 +1,8 @@
 """`ladder`: runs a load at one rate after another until it is known where goodput falls.
 
-Every step is a run of its own with its own folder, a warm-up that is left out, a pause before it, and a seed of its own: prompts that an earlier step sent
-are not cached by chance. The decisions are in `knee.py`. ladder.json is written after every step, so that the same command goes on where it was stopped.
+Every step is a run of its own with its own folder, a warm-up that is left out, a pause before it, and a seed of its
+own: prompts that an earlier step sent are not cached by chance. The decisions are in `knee.py`. ladder.json is written
+after every step, so that the same command goes on where it was stopped.
 """
 
 import os
@@ -25,7 +26,16 @@ from penstock_loadtest.results.knee import Ladder, Next, Rules, Step, is_held, l
 from penstock_loadtest.results.records import write_json
 from penstock_loadtest.results.summary import Summary
 from penstock_loadtest.scenario import Scenario, load_scenario
-from penstock_loadtest.studies.campaign import Run, is_there, measure_without_plots, must_be_same, new_folder, read_if_there, say, settings_of
+from penstock_loadtest.studies.campaign import (
+    Run,
+    is_there,
+    measure_without_plots,
+    must_be_same,
+    new_folder,
+    read_if_there,
+    say,
+    settings_of,
+)
 from penstock_loadtest.studies.measure import EXIT_INTERRUPTED
 
 PER_SECOND = "requests/s"
@@ -47,7 +57,9 @@ def unit_of(scenario: Scenario) -> str:
     if scenario.trace is not None:
         return SPEED
     if scenario.arrivals.process not in ("constant", "poisson", "gamma"):
-        raise ScenarioInvalid(f"A ladder needs a steady rate, and the arrivals of this scenario are a {scenario.arrivals.process}.")
+        raise ScenarioInvalid(
+            f"A ladder needs a steady rate, and the arrivals of this scenario are a {scenario.arrivals.process}."
+        )
     return PER_SECOND
 
 
@@ -125,29 +137,54 @@ def without_dead(steps: Sequence[Step]) -> list[Step]:
 
 
 def ladder(
-    scenario: Annotated[Path | None, typer.Argument(help="Scenario: a YAML file, or the name of an example. None: the defaults.")] = None,
+    scenario: Annotated[
+        Path | None, typer.Argument(help="Scenario: a YAML file, or the name of an example. None: the defaults.")
+    ] = None,
     url: Annotated[str | None, typer.Option(help="The server, as http://HOST:PORT/v1; else OPENAI_BASE_URL.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for ladder.json and the steps; one that was begun is gone on with.")] = Path("loadtest-results/ladder"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for ladder.json and the steps; one that was begun is gone on with.")
+    ] = Path("loadtest-results/ladder"),
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the scenario, as in targets.ttft_s=1; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="A setting of the scenario, as in targets.ttft_s=1; may be repeated."
+        ),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model; else the first that the server lists.")] = None,
-    start: Annotated[float | None, typer.Option(min=1e-6, help="First rate; else the scenario's (a trace: 1, its own speed).")] = None,
+    start: Annotated[
+        float | None, typer.Option(min=1e-6, help="First rate; else the scenario's (a trace: 1, its own speed).")
+    ] = None,
     max_rate: Annotated[float, typer.Option(min=1e-6, help="No rate above it.")] = 10_000.0,
     factor: Annotated[float, typer.Option(min=1.01, help="The rate is raised by it while goodput holds.")] = 2.0,
-    share: Annotated[float, typer.Option(min=0.01, max=1.0, help="Goodput that must hold, as a share of the requests.")] = 0.9,
-    precision: Annotated[float, typer.Option(min=0.001, help="How far apart the rate that holds and the one that does not may be.")] = 0.05,
+    share: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Goodput that must hold, as a share of the requests.")
+    ] = 0.9,
+    precision: Annotated[
+        float, typer.Option(min=0.001, help="How far apart the rate that holds and the one that does not may be.")
+    ] = 0.05,
     step_s: Annotated[float, typer.Option(min=0.1, help="Seconds of a step, warm-up aside.")] = 30.0,
-    min_requests: Annotated[int, typer.Option(min=1, help="A step lasts long enough for so many requests (not with a trace).")] = 100,
-    warmup_s: Annotated[float, typer.Option(min=0.0, help="Seconds at the beginning of every step that are left out.")] = 5.0,
+    min_requests: Annotated[
+        int, typer.Option(min=1, help="A step lasts long enough for so many requests (not with a trace).")
+    ] = 100,
+    warmup_s: Annotated[
+        float, typer.Option(min=0.0, help="Seconds at the beginning of every step that are left out.")
+    ] = 5.0,
     settle_s: Annotated[float, typer.Option(min=0.0, help="Seconds of rest between steps.")] = 5.0,
     max_steps: Annotated[int, typer.Option(min=1, help="No more steps than that.")] = 30,
 ) -> None:
-    """Raise the rate until goodput falls, and find the knee. Ctrl-C keeps what there is; the same command goes on from there."""
+    """Raise the rate until goodput falls, and find the knee. Ctrl-C keeps what there is; the same command goes on from
+    there."""
     console = Console()
     loaded = load_scenario(scenario, settings or [])
     first = start if start is not None else (1.0 if loaded.trace is not None else loaded.arrivals.rate)
-    rules = Rules(start_rate=first, max_rate=max(first, max_rate), factor=factor, share=share, precision=precision, max_steps=max_steps)
+    rules = Rules(
+        start_rate=first,
+        max_rate=max(first, max_rate),
+        factor=factor,
+        share=share,
+        precision=precision,
+        max_steps=max_steps,
+    )
     pace = Pace(warmup_s=warmup_s, step_s=step_s, min_requests=min_requests)
     target = reach(loaded, url, model, os.environ)
     found = run_ladder(loaded, target, out, rules=rules, pace=pace, settle_s=settle_s, console=console)
@@ -190,7 +227,13 @@ def run_ladder(
     out.mkdir(parents=True, exist_ok=True)
     write_json(path, so_far(steps))
     with suppress(KeyboardInterrupt):
-        climb(steps, rules, make=make, settle=lambda: time.sleep(settle_s), save=lambda made: write_json(path, so_far(made)))
+        climb(
+            steps,
+            rules,
+            make=make,
+            settle=lambda: time.sleep(settle_s),
+            save=lambda made: write_json(path, so_far(made)),
+        )
     return so_far(steps)
 
 
@@ -198,7 +241,9 @@ def _report(out: Path) -> Path:
     """report.html, or the folder where plots can't be drawn."""
     if find_spec("matplotlib") is None:
         return out
-    from penstock_loadtest.report.ladder import write_ladder_report  # matplotlib: memory that the steps should not carry
+    from penstock_loadtest.report.ladder import (
+        write_ladder_report,
+    )  # matplotlib: memory that the steps should not carry
 
     return write_ladder_report(out)
 
@@ -215,7 +260,10 @@ def _begun(path: Path, wanted: Ladder) -> list[Step]:
 
 def ladder_table(ladder: Ladder) -> Table:
     """A row a step by rate; latencies are p50 and p99 in milliseconds."""
-    table = Table(title=escape(f"Ladder against {ladder.url}, {ladder.model}"), caption=f"rate: {ladder.unit}; red: goodput did not hold")
+    table = Table(
+        title=escape(f"Ladder against {ladder.url}, {ladder.model}"),
+        caption=f"rate: {ladder.unit}; red: goodput did not hold",
+    )
     for name in ("step", "rate", "goodput", "done/s", "TTFT ms", "TPOT ms", "lost", "note"):
         table.add_column(name, justify="left" if name in ("step", "note") else "right")
     for step in sorted(ladder.steps, key=lambda step: (step.rate, step.number)):
@@ -228,7 +276,15 @@ def _row(step: Step) -> list[str]:
     finished = "-" if step.achieved_rate is None else f"{step.achieved_rate:.4g}"
     latencies = [_both_ms(step.ttft_p50_s, step.ttft_p99_s), _both_ms(step.tpot_p50_s, step.tpot_p99_s)]
     lost = f"{step.shed + step.failed + step.unfinished:,}"
-    return [f"{step.number} {step.purpose}", f"{step.rate:.4g}", goodput, finished, *latencies, lost, ", ".join(flaws(step))]
+    return [
+        f"{step.number} {step.purpose}",
+        f"{step.rate:.4g}",
+        goodput,
+        finished,
+        *latencies,
+        lost,
+        ", ".join(flaws(step)),
+    ]
 
 
 def flaws(step: Step) -> list[str]:

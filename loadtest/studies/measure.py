@@ -5,7 +5,8 @@ The folder of a run:
     records.jsonl   a line a request            repeats.jsonl  the records of requests that were sent again at the end, where there are any
     observed.jsonl  what the server said of itself over time, where it did
     run.json        what the records don't say  summary.json, ledger.json, plots/, report.html
-Ctrl-C ends the load and leaves all of it, SIGTERM lets what is under way end first; a second one exits at once, and `penstock-loadtest report` makes the rest.
+Ctrl-C ends the load and leaves all of it, SIGTERM lets what is under way end first; a second one exits at once, and
+`penstock-loadtest report` makes the rest.
 """
 
 import asyncio
@@ -60,11 +61,14 @@ class Measurement(NamedTuple):
     """Later turns of sessions that never left: a turn before them did not finish, or the run ended first."""
 
 
-def measure(scenario: Scenario, target: Target, folder: Path, *, console: Console | None, plots: bool = True) -> Measurement:
-    """Run the scenario and leave everything in the folder. `console` None: nothing is shown meanwhile; `plots` False: no plots and no report.html.
+def measure(
+    scenario: Scenario, target: Target, folder: Path, *, console: Console | None, plots: bool = True
+) -> Measurement:
+    """Run the scenario and leave everything in the folder. `console` None: nothing is shown meanwhile; `plots` False:
+    no plots and no report.html.
 
-    Raises LoadtestError: a folder that can't be used and a scenario that can't be planned, before anything is sent; a plan that breaks off midway
-    after what had been sent is reported.
+    Raises LoadtestError: a folder that can't be used and a scenario that can't be planned, before anything is sent; a
+    plan that breaks off midway after what had been sent is reported.
     """
     if plots:
         must_have_plots()
@@ -86,7 +90,9 @@ def measure(scenario: Scenario, target: Target, folder: Path, *, console: Consol
 def must_have_plots() -> None:
     """Raises ScenarioInvalid where the library that draws plots is missing."""
     if find_spec("matplotlib") is None:
-        raise ScenarioInvalid("The report's plots need matplotlib: pip install 'penstock[loadtest]'; a load runs without it with --no-plots.")
+        raise ScenarioInvalid(
+            "The report's plots need matplotlib: pip install 'penstock[loadtest]'; a load runs without it with --no-plots."
+        )
 
 
 def _begin(folder: Path, scenario: Scenario, target: Target) -> None:
@@ -110,7 +116,9 @@ def _leave(folder: Path) -> None:
         folder.rmdir()
 
 
-async def _load(scenario: Scenario, target: Target, folder: Path, console: Console | None) -> tuple[RunFacts, dict[str, int] | None]:
+async def _load(
+    scenario: Scenario, target: Target, folder: Path, console: Console | None
+) -> tuple[RunFacts, dict[str, int] | None]:
     """Also completion tokens by the tenants' meters, where they are asked."""
     clock, progress = Clock(), Progress(scenario)
     stop, enough, started = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -136,7 +144,16 @@ async def _load(scenario: Scenario, target: Target, folder: Path, console: Conso
             told[answer.record.tenant] += answer.record.metered_tokens or 0
             progress.ended(answer.record, clock.now())
 
-        facts = await run_load(scenario, plan(scenario), client, on_sent=on_sent, on_ended=on_ended, stop=stop, enough=enough, on_start=started.set)
+        facts = await run_load(
+            scenario,
+            plan(scenario),
+            client,
+            on_sent=on_sent,
+            on_ended=on_ended,
+            stop=stop,
+            enough=enough,
+            on_start=started.set,
+        )
         return facts, None if before is None else await _since(target, before, told)
 
 
@@ -150,19 +167,25 @@ async def _since(target: Target, before: dict[str, int], told: Counter[str]) -> 
         return None
 
 
-def _conclude(scenario: Scenario, target: Target, folder: Path, facts: RunFacts, metered: dict[str, int] | None, *, plots: bool) -> Measurement:
+def _conclude(
+    scenario: Scenario, target: Target, folder: Path, facts: RunFacts, metered: dict[str, int] | None, *, plots: bool
+) -> Measurement:
     if facts.repeats:
         with RecordWriter(folder / "repeats.jsonl") as again:
             for _, second in facts.repeats:
                 again.write(second)
     summary = summarize(read_records(folder / "records.jsonl"), scenario)
     all_records = chain(read_records(folder / "records.jsonl"), (second for _, second in facts.repeats))
-    ledger = check(all_records, [Repeat(first, second) for first, second in facts.repeats], exact=target.exact, metered=metered)
+    ledger = check(
+        all_records, [Repeat(first, second) for first, second in facts.repeats], exact=target.exact, metered=metered
+    )
     write_json(folder / "run.json", _facts(facts) | {"metered": metered})
     write_json(folder / "summary.json", summary)
     write_json(folder / "ledger.json", ledger)
     if plots:
-        from penstock_loadtest.report.page import write_report  # matplotlib: half a second and 50 MiB that the load should not carry
+        from penstock_loadtest.report.page import (
+            write_report,
+        )  # matplotlib: half a second and 50 MiB that the load should not carry
 
         write_report(folder)
     return Measurement(folder, summary, ledger, facts.is_interrupted, facts.turns_not_sent)
@@ -172,7 +195,11 @@ def _facts(facts: RunFacts) -> dict[str, object]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-        "tester": {"version": version("penstock"), "cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "max_rss_bytes": usage.ru_maxrss * 1024},
+        "tester": {
+            "version": version("penstock"),
+            "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
+            "max_rss_bytes": usage.ru_maxrss * 1024,
+        },
         "sent": facts.sent,
         "turns_not_sent": facts.turns_not_sent,
         "most_in_flight": facts.most_in_flight,
@@ -199,7 +226,9 @@ class _Notes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -231,7 +260,8 @@ def _exit_at_once(records: RecordWriter, console: Console | None) -> None:
 
 @contextmanager
 def _fast_interpreter() -> Iterator[None]:
-    """What lives now is left out of garbage collection, which comes less often; threads give way to the event loop sooner."""
+    """What lives now is left out of garbage collection, which comes less often; threads give way to the event loop
+    sooner."""
     thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
     gc.collect()
     gc.freeze()

@@ -1,8 +1,9 @@
 """`overhead`: what a platform costs per request and token in CPU, and adds in latency, over a fake engine.
 
-CPU is of the processes named and everything below them. The engine's own is kept out by running it elsewhere, or by naming its process; this tester's never
-counts. After every run the same processes are read over the same time without load, and that is subtracted. The figures are in `cost.py`. overhead.json is
-written after every run, so that the same command goes on where it was stopped.
+CPU is of the processes named and everything below them. The engine's own is kept out by running it elsewhere, or by
+naming its process; this tester's never counts. After every run the same processes are read over the same time without
+load, and that is subtracted. The figures are in `cost.py`. overhead.json is written after every run, so that the same
+command goes on where it was stopped.
 """
 
 import os
@@ -21,7 +22,19 @@ from penstock_loadtest.client.destination import reach
 from penstock_loadtest.client.target import Target
 from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.results import cost
-from penstock_loadtest.results.cost import Cell, CellRun, CpuUse, Fit, Line, Overhead, cell_run, grid, missing, overhead_of, whole_cells
+from penstock_loadtest.results.cost import (
+    Cell,
+    CellRun,
+    CpuUse,
+    Fit,
+    Line,
+    Overhead,
+    cell_run,
+    grid,
+    missing,
+    overhead_of,
+    whole_cells,
+)
 from penstock_loadtest.results.intervals import Estimate
 from penstock_loadtest.results.records import write_json
 from penstock_loadtest.scenario import Kind, Lengths, Prompts, Scenario
@@ -46,7 +59,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         """Greedy answers of exactly the length; prompts differ from run to run."""
         place = self.concurrencies.index(cell.concurrency) * len(self.lengths) + self.lengths.index(cell.output_tokens)
         kind = Kind(
-            prompts=Prompts(tokens=Lengths(constant=self.prompt_tokens)), output_tokens=Lengths(constant=cell.output_tokens), ignore_eos=True, temperature=0.0
+            prompts=Prompts(tokens=Lengths(constant=self.prompt_tokens)),
+            output_tokens=Lengths(constant=cell.output_tokens),
+            ignore_eos=True,
+            temperature=0.0,
         )
         return Scenario(
             name=f"overhead: {cell.concurrency} at once, {cell.output_tokens}-token answers, {cell.path}",
@@ -80,11 +96,22 @@ class Meter(NamedTuple):
 
 
 def overhead(
-    pid: Annotated[list[int], typer.Option(help="Process of the platform, counted with all below it; may be repeated.")],
-    url: Annotated[str | None, typer.Option(help="The platform's gateway, as http://HOST:PORT/v1; else OPENAI_BASE_URL.")] = None,
-    direct: Annotated[str | None, typer.Option(help="The engine behind it: latency through the platform is then compared with it.")] = None,
-    exclude_pid: Annotated[list[int] | None, typer.Option(help="Process that does not count, nor what is below it: the fake engine; may be repeated.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for overhead.json and the runs; one that was begun is gone on with.")] = Path("loadtest-results/overhead"),
+    pid: Annotated[
+        list[int], typer.Option(help="Process of the platform, counted with all below it; may be repeated.")
+    ],
+    url: Annotated[
+        str | None, typer.Option(help="The platform's gateway, as http://HOST:PORT/v1; else OPENAI_BASE_URL.")
+    ] = None,
+    direct: Annotated[
+        str | None, typer.Option(help="The engine behind it: latency through the platform is then compared with it.")
+    ] = None,
+    exclude_pid: Annotated[
+        list[int] | None,
+        typer.Option(help="Process that does not count, nor what is below it: the fake engine; may be repeated."),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder for overhead.json and the runs; one that was begun is gone on with.")
+    ] = Path("loadtest-results/overhead"),
     model: Annotated[str | None, typer.Option(help="Model; else the first that the server lists.")] = None,
     direct_model: Annotated[str | None, typer.Option(help="Model of the engine; else the first that it lists.")] = None,
     lengths: Annotated[str, typer.Option(help="Tokens of an answer.")] = "16,64,256",
@@ -93,7 +120,8 @@ def overhead(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a prompt.")] = 100,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of every cell of the grid.")] = 3,
 ) -> None:
-    """What the platform costs per request and token against a fake engine. Ctrl-C keeps what there is; the same command goes on from there."""
+    """What the platform costs per request and token against a fake engine. Ctrl-C keeps what there is; the same command
+    goes on from there."""
     console = Console()
     load = Load(
         lengths=numbers(lengths, "--lengths"),
@@ -119,12 +147,20 @@ def numbers(text: str, option: str) -> list[int]:
     """`16,64,256` as numbers above 0. Raises ScenarioInvalid."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ScenarioInvalid(f"{option} is {text!r}; it must be numbers above 0 with commas between them, like 16,64,256.")
+        raise ScenarioInvalid(
+            f"{option} is {text!r}; it must be numbers above 0 with commas between them, like 16,64,256."
+        )
     return list(dict.fromkeys(int(part) for part in parts))
 
 
 def run_overhead(
-    targets: dict[cost.Path, Target], load: Load, meter: Meter, out: Path, *, console: Console | None, run: campaign.Run = campaign.measure_without_plots
+    targets: dict[cost.Path, Target],
+    load: Load,
+    meter: Meter,
+    out: Path,
+    *,
+    console: Console | None,
+    run: campaign.Run = campaign.measure_without_plots,
 ) -> Overhead:
     """Begin the grid, or go on with the one in the folder `out`; Ctrl-C ends it early. Leaves overhead.json.
 
@@ -139,7 +175,9 @@ def run_overhead(
         return overhead_of(urls["platform"], urls.get("direct"), settings, runs, cells)
 
     def make(cell: Cell) -> CellRun | None:
-        folder = campaign.new_folder(out, f"round-{cell.round}-{cell.concurrency}-at-once-{cell.output_tokens}-tokens-{cell.path}")
+        folder = campaign.new_folder(
+            out, f"round-{cell.round}-{cell.concurrency}-at-once-{cell.output_tokens}-tokens-{cell.path}"
+        )
 
         def measure_cell() -> Measurement:
             return run(load.scenario(cell), targets[cell.path], folder, console)
@@ -157,7 +195,13 @@ def run_overhead(
     return so_far(runs)
 
 
-def fill(runs: list[CellRun], cells: Sequence[Cell], *, make: Callable[[Cell], CellRun | None], save: Callable[[Sequence[CellRun]], None]) -> None:
+def fill(
+    runs: list[CellRun],
+    cells: Sequence[Cell],
+    *,
+    make: Callable[[Cell], CellRun | None],
+    save: Callable[[Sequence[CellRun]], None],
+) -> None:
     """Add the runs of the grid that are missing, or those until `make` was interrupted and gives None."""
     for cell in missing(cells, runs):
         made = make(cell)
@@ -167,11 +211,18 @@ def fill(runs: list[CellRun], cells: Sequence[Cell], *, make: Callable[[Cell], C
         save(runs)
 
 
-def _warm_up(targets: dict[cost.Path, Target], load: Load, out: Path, console: Console | None, run: campaign.Run) -> None:
+def _warm_up(
+    targets: dict[cost.Path, Target], load: Load, out: Path, console: Console | None, run: campaign.Run
+) -> None:
     """A few requests that do not count: connections, caches and just-in-time compilers are not the steady cost."""
     for path, target in targets.items():
         scenario = load.scenario(Cell(0, load.concurrencies[0], load.lengths[0], path))
-        run(msgspec.structs.replace(scenario, requests=4 * scenario.concurrency), target, campaign.new_folder(out, f"warm-up-{path}"), console)
+        run(
+            msgspec.structs.replace(scenario, requests=4 * scenario.concurrency),
+            target,
+            campaign.new_folder(out, f"warm-up-{path}"),
+            console,
+        )
 
 
 def _begun(path: Path, wanted: Overhead, *, is_direct_too: bool) -> list[CellRun]:
@@ -190,7 +241,10 @@ def cost_table(lines: Sequence[Line]) -> Table:
     for name in ("at once", "tokens", "CPU", "and idle", "idle cores", "+TTFT", "+gap", "+gap p99"):
         table.add_column(name, justify="right")
     for line in lines:
-        added = [_added(estimate) for estimate in (line.added_ttft_ms, line.added_inter_token_ms, line.added_inter_token_p99_ms)]
+        added = [
+            _added(estimate)
+            for estimate in (line.added_ttft_ms, line.added_inter_token_ms, line.added_inter_token_p99_ms)
+        ]
         idle = "-" if line.idle_cores is None else f"{line.idle_cores:.4f}"
         table.add_row(str(line.concurrency), str(line.output_tokens), _ms(line.cpu_ms), _ms(line.busy_ms), idle, *added)
     return table

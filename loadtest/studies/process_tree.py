@@ -9,10 +9,11 @@ from penstock_loadtest.errors import ScenarioInvalid
 
 
 def tree_cpu_s(pids: Sequence[int], without: Sequence[int] = ()) -> float:
-    """CPU seconds, user and system, that these processes and their descendants have spent, those of `without` and theirs left out.
+    """CPU seconds, user and system, that these processes and their descendants have spent, those of `without` and
+    theirs left out.
 
-    A descendant that ended and was waited for is in its parent's account, so nothing is lost between two readings; in steps of the kernel's clock tick
-    (10 ms on Linux) a process. Raises ScenarioInvalid for a process that is not there.
+    A descendant that ended and was waited for is in its parent's account, so nothing is lost between two readings; in
+    steps of the kernel's clock tick (10 ms on Linux) a process. Raises ScenarioInvalid for a process that is not there.
     """
     left_out = _tree(without)
     return sum(_cpu_s(process) for pid, process in _tree(pids).items() if pid not in left_out)

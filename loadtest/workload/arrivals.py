@@ -1,7 +1,9 @@
-"""When requests of the open loop leave: a unit process (mean gap 1) whose time is stretched so that its rate is the scenario's, exactly, at every moment.
+"""When requests of the open loop leave: a unit process (mean gap 1) whose time is stretched so that its rate is the
+scenario's, exactly, at every moment.
 
-Time-rescaling: the k-th arrival is where the integral of the rate reaches the k-th time of the unit process. The rate is piecewise linear, so its integral
-is inverted in closed form; no thinning, no time steps. Lazy, and without an end unless the rate falls to 0 for good.
+Time-rescaling: the k-th arrival is where the integral of the rate reaches the k-th time of the unit process. The rate
+is piecewise linear, so its integral is inverted in closed form; no thinning, no time steps. Lazy, and without an end
+unless the rate falls to 0 for good.
 """
 
 import math
@@ -14,7 +16,8 @@ from penstock_loadtest.scenario import Arrivals
 
 
 class Segment(NamedTuple):
-    """The rate goes in a straight line from `rate` to `end_rate` (requests per second) within `length_s`; of the last one, without end, both are equal."""
+    """The rate goes in a straight line from `rate` to `end_rate` (requests per second) within `length_s`; of the last
+    one, without end, both are equal."""
 
     start_s: float
     length_s: float
@@ -28,7 +31,8 @@ class Segment(NamedTuple):
         return mean * self.length_s if mean > 0 else 0.0
 
     def time_of(self, requests: float) -> float:
-        """When so many (fewer than all) have arrived, in expectation: the root of rate x t + slope x t^2 / 2 = requests."""
+        """When so many (fewer than all) have arrived, in expectation: the root of rate x t + slope x t^2 / 2 =
+        requests."""
         slope = (self.end_rate - self.rate) / self.length_s
         end_rate = math.sqrt(max(0.0, self.rate**2 + 2 * slope * requests))
         passed_s = 2 * requests / (self.rate + end_rate) if requests > 0 else 0.0
@@ -36,12 +40,14 @@ class Segment(NamedTuple):
 
 
 def arrival_times(arrivals: Arrivals, duration_s: float | None, rng: np.random.Generator) -> Iterator[float]:
-    """Seconds after the run's start, ascending, not ended by the duration: that only says where step, ramp and spike are when the scenario does not."""
+    """Seconds after the run's start, ascending, not ended by the duration: that only says where step, ramp and spike
+    are when the scenario does not."""
     return _rescale(unit_times(arrivals, rng), rate_profile(arrivals, duration_s))
 
 
 def unit_times(arrivals: Arrivals, rng: np.random.Generator) -> Iterator[float]:
-    """Arrivals at rate 1 from the first moment on: random processes begin in equilibrium, not with an arrival at 0; `constant` is 0, 1, 2, ..."""
+    """Arrivals at rate 1 from the first moment on: random processes begin in equilibrium, not with an arrival at 0;
+    `constant` is 0, 1, 2, ..."""
     if arrivals.process == "constant":
         count = 0
         while True:
@@ -71,8 +77,8 @@ def rate_profile(arrivals: Arrivals, duration_s: float | None) -> list[Segment]:
 
 
 def _gamma_times(cv: float, rng: np.random.Generator) -> Iterator[float]:
-    """A renewal process with Gamma gaps of mean 1. The first gap is what an observer who comes at any moment has still to wait: a uniform part of a gap
-    drawn in proportion to its length."""
+    """A renewal process with Gamma gaps of mean 1. The first gap is what an observer who comes at any moment has still
+    to wait: a uniform part of a gap drawn in proportion to its length."""
     shape, scale = cv**-2, cv**2
     time = rng.random() * rng.gamma(shape + 1, scale)
     while True:

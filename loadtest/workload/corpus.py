@@ -1,4 +1,5 @@
-"""Real text: JSON lines with a `prompt`, `question`, `text` or `turns`, whose rows are prompts, or plain text, from which prompts are cut."""
+"""Real text: JSON lines with a `prompt`, `question`, `text` or `turns`, whose rows are prompts, or plain text, from
+which prompts are cut."""
 
 import re
 from itertools import islice
@@ -46,7 +47,8 @@ class Corpus:
 
     @classmethod
     def read(cls, path: Path, seed: int, tokenizer: Tokenizer | None = None) -> Self:
-        """A name in .jsonl or .json, gzip or not, is one of JSON lines; any other is plain text. Raises TraceInvalid."""
+        """A name in .jsonl or .json, gzip or not, is one of JSON lines; any other is plain text. Raises
+        TraceInvalid."""
         is_json = path.name.removesuffix(".gz").endswith((".jsonl", ".json"))
         rows = _read_rows(path) if is_json else []
         plain = "" if is_json else "\n".join(line.decode("utf-8", "replace") for _, line in read_lines(path))
@@ -87,6 +89,7 @@ def _read_rows(path: Path) -> list[list[str]]:
 
 
 def _cut(text: str, tokens: int, tokenizer: Tokenizer) -> str:
-    """The beginning of `text` that is so many tokens; some more where a character of several tokens, an emoji say, would be cut."""
+    """The beginning of `text` that is so many tokens; some more where a character of several tokens, an emoji say,
+    would be cut."""
     ends = [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
     return text[: ends[min(tokens, len(ends)) - 1]]

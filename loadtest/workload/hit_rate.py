@@ -1,4 +1,5 @@
-"""The share of prompt blocks that a cache which never forgets would already have: what a replay must have in common with its trace."""
+"""The share of prompt blocks that a cache which never forgets would already have: what a replay must have in common
+with its trace."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from hashlib import blake2b
@@ -9,8 +10,8 @@ import numpy as np
 def ideal_hit_rate(prompts: Iterable[Sequence[int]], block_tokens: int) -> float:
     """Of prompts of token ids, in the order they are sent, with blocks of `block_tokens`.
 
-    A block is a hit when an earlier prompt had the same block behind the same blocks. As in traces, the last block of a prompt counts even when it is not
-    full, and is equal to another only with the same length.
+    A block is a hit when an earlier prompt had the same block behind the same blocks. As in traces, the last block of a
+    prompt counts even when it is not full, and is equal to another only with the same length.
     """
     return ideal_hit_rate_of_ids(_blocks(prompt, block_tokens) for prompt in prompts)
 

@@ -1,6 +1,7 @@
 """What requests of one kind ask: prompts, answers' lengths, turns.
 
-Each concern draws from a generator of its own, so that a change of one (say, longer answers) leaves the others as they were.
+Each concern draws from a generator of its own, so that a change of one (say, longer answers) leaves the others as they
+were.
 """
 
 from collections.abc import Iterator
@@ -35,12 +36,16 @@ class PromptRequest(NamedTuple):
 class KindDraws:
     """corpus_rows: numbers of the corpus's rows, shared by all kinds, so that none is sent twice before all were."""
 
-    def __init__(self, kind: Kind, place: int, seeds: np.random.SeedSequence, texts: TextMaker, corpus_rows: Iterator[int]) -> None:
+    def __init__(
+        self, kind: Kind, place: int, seeds: np.random.SeedSequence, texts: TextMaker, corpus_rows: Iterator[int]
+    ) -> None:
         self.kind = kind
         self._place = place
         self._texts = texts
         self._corpus_rows = corpus_rows
-        self._turns, self._thinking, self._prompts, self._outputs, self._groups, self._seeds = map(np.random.default_rng, seeds.spawn(6))
+        self._turns, self._thinking, self._prompts, self._outputs, self._groups, self._seeds = map(
+            np.random.default_rng, seeds.spawn(6)
+        )
         system_tokens = kind.sessions.system_tokens if kind.sessions is not None else 0
         self._system = texts.words(system_tokens, place, SYSTEM) if system_tokens else None
 
@@ -58,7 +63,9 @@ class KindDraws:
             else:
                 own = max(1, count - self.kind.prompts.shared_prefix_tokens) if turn == 0 else count
                 text = self._make(own, OWN, arrival, turn)
-            think_s = draw(self.kind.sessions.think_s, self._thinking) if self.kind.sessions is not None and turn else 0.0
+            think_s = (
+                draw(self.kind.sessions.think_s, self._thinking) if self.kind.sessions is not None and turn else 0.0
+            )
             yield PromptRequest(
                 prompt=text if turn else self._with_prefix(text),
                 max_tokens=draw_tokens(self.kind.output_tokens, self._outputs),
@@ -70,7 +77,8 @@ class KindDraws:
     def replay(self, arrival: int, row: TraceRow) -> PromptRequest:
         """A trace's request: with its lengths, and with the leading tokens that others have too.
 
-        Requests of one session of a trace without hash_ids begin alike as far as both go: each carries the conversation so far.
+        Requests of one session of a trace without hash_ids begin alike as far as both go: each carries the conversation
+        so far.
         """
         count, source, shared = row.prompt_tokens, self.kind.prompts.source, self.kind.prompts.shared_prefix_tokens
         text: Prompt
@@ -83,7 +91,9 @@ class KindDraws:
             text = self._make(count, SESSION, number_of(row.session))
         else:
             text = self._with_prefix(self._make(max(1, count - shared), OWN, arrival))
-        return PromptRequest(prompt=text, max_tokens=row.output_tokens, seed=self._draw_seed(), think_s=0.0, system=None)
+        return PromptRequest(
+            prompt=text, max_tokens=row.output_tokens, seed=self._draw_seed(), think_s=0.0, system=None
+        )
 
     def _make(self, count: int, *key: int) -> Prompt:
         make = self._texts.tokens if self.kind.prompts.source == "tokens" else self._texts.words

@@ -1,4 +1,5 @@
-"""Numbered lines of a trace or corpus: plain or gzip, as JSON or comma-separated fields. Whatever can't be read is a TraceInvalid that names file and line.
+"""Numbered lines of a trace or corpus: plain or gzip, as JSON or comma-separated fields. Whatever can't be read is a
+TraceInvalid that names file and line.
 
 None of the published CSV files quotes a field, so a line is split at its commas and nothing else.
 """
@@ -34,7 +35,8 @@ def invalid(path: Path, number: int, problem: str) -> TraceInvalid:
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, with their numbers from 1. Raises TraceInvalid when the file is not there, or damaged."""
+    """Lines that are not blank, with their numbers from 1. Raises TraceInvalid when the file is not there, or
+    damaged."""
     number = 0
     try:
         with _open(path) as file:

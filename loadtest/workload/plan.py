@@ -1,7 +1,7 @@
 """A scenario's requests, one after another: the same seed gives the same plan, however much of it is drawn.
 
-Lazy: a request's text exists from when it is drawn. Times, kinds, tenants, models, lengths, texts and hang-ups come from random streams of their own, so a
-further tenant changes whose requests they are and nothing else.
+Lazy: a request's text exists from when it is drawn. Times, kinds, tenants, models, lengths, texts and hang-ups come
+from random streams of their own, so a further tenant changes whose requests they are and nothing else.
 """
 
 from bisect import bisect_right
@@ -24,10 +24,12 @@ T = TypeVar("T")
 
 
 def plan(scenario: Scenario) -> Iterator[Planned]:
-    """In the order of at_s. The turns of a session come right behind its first one, at the same at_s: nobody knows yet when their turn is.
+    """In the order of at_s. The turns of a session come right behind its first one, at the same at_s: nobody knows yet
+    when their turn is.
 
-    Ends with the scenario's requests, its duration (arrivals; later turns may leave behind it) or its trace. In the closed loop every at_s is 0 and the
-    duration ends nothing: the runner knows when it is over. Raises ScenarioInvalid and TraceInvalid, most of them before the first request.
+    Ends with the scenario's requests, its duration (arrivals; later turns may leave behind it) or its trace. In the
+    closed loop every at_s is 0 and the duration ends nothing: the runner knows when it is over. Raises ScenarioInvalid
+    and TraceInvalid, most of them before the first request.
     """
     streams = _Streams.of(scenario.seed)
     draws = _Draws(scenario, streams)
@@ -81,16 +83,25 @@ class _Draws:
         text_seed, corpus_rows = _number(streams.texts), count()
         kinds = [
             KindDraws(kind, place, seeds, TextMaker(kind.prompts, text_seed), corpus_rows)
-            for place, (kind, seeds) in enumerate(zip(scenario.kinds, streams.asks.spawn(len(scenario.kinds)), strict=True))
+            for place, (kind, seeds) in enumerate(
+                zip(scenario.kinds, streams.asks.spawn(len(scenario.kinds)), strict=True)
+            )
         ]
         models: dict[str | None, float] = {model.name: model.weight for model in scenario.models} or {None: 1.0}
         self._kinds = _Weighted(kinds, [kind.weight for kind in scenario.kinds], streams.kinds)
-        self._tenants = _Weighted([tenant.name for tenant in scenario.tenants], [tenant.weight for tenant in scenario.tenants], streams.tenants)
+        self._tenants = _Weighted(
+            [tenant.name for tenant in scenario.tenants],
+            [tenant.weight for tenant in scenario.tenants],
+            streams.tenants,
+        )
         self._models = _Weighted(list(models), list(models.values()), streams.models)
         self._cancels = _Cancels(scenario.cancel, streams.cancels)
 
-    def requests(self, index: int, arrival: int, at_s: float, row: TraceRow | None, room: int | None) -> Iterator[Planned]:
-        """One request, or the turns of one session, at most `room`. In a trace, what belongs to one session or client stays with one tenant."""
+    def requests(
+        self, index: int, arrival: int, at_s: float, row: TraceRow | None, room: int | None
+    ) -> Iterator[Planned]:
+        """One request, or the turns of one session, at most `room`. In a trace, what belongs to one session or client
+        stays with one tenant."""
         session, client = (row.session, row.client or row.session) if row is not None else (None, None)
         draws, tenant, model = self._kinds.pick(session), self._tenants.pick(client), self._models.pick(session)
         kind = draws.kind

@@ -1,8 +1,10 @@
-"""ServeGen's workloads (arXiv 2505.09999): every client of a service with its own rate, burstiness and lengths, as rates to draw from or as requests.
+"""ServeGen's workloads (arXiv 2505.09999): every client of a service with its own rate, burstiness and lengths, as
+rates to draw from or as requests.
 
-Client rates: for every client and window of 600 s the rate and the fitted gaps, Gamma or Weibull. They are drawn window by window. A client's arrivals are one
-renewal process in its operational time (the integral of its rate), begun in equilibrium: its rate is that of the table from the first second on, and a
-window's border is no arrival. The rate column sets the rate, the fit the burstiness only: in many windows the fit's own mean is far from the rate.
+Client rates: for every client and window of 600 s the rate and the fitted gaps, Gamma or Weibull. They are drawn window
+by window. A client's arrivals are one renewal process in its operational time (the integral of its rate), begun in
+equilibrium: its rate is that of the table from the first second on, and a window's border is no arrival. The rate
+column sets the rate, the fit the burstiness only: in many windows the fit's own mean is far from the rate.
 """
 
 from collections.abc import Iterator
@@ -23,7 +25,8 @@ from penstock_loadtest.workload.trace_row import Forward, TraceRow
 WINDOW_S: Final = 600.0
 MIN_GAMMA_SHAPE: Final = 1 / 64
 MIN_WEIBULL_SHAPE: Final = 0.2542
-"""Both bound the coefficient of variation of the gaps at 8. Fits of a few windows are far burstier: 10^20 requests at once, and then none for years."""
+"""Both bound the coefficient of variation of the gaps at 8. Fits of a few windows are far burstier: 10^20 requests at
+once, and then none for years."""
 
 Floats = npt.NDArray[np.float64]
 Pattern = Literal["G", "W"]
@@ -40,7 +43,8 @@ class ClientRate(NamedTuple):
 
 
 class Renewal:
-    """Arrivals of one client, in its operational time: gaps have mean 1, whatever their shape. rng: the client's own, so that no client changes another's."""
+    """Arrivals of one client, in its operational time: gaps have mean 1, whatever their shape. rng: the client's own,
+    so that no client changes another's."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -64,7 +68,8 @@ class Renewal:
         return self.rng.weibull(shape, count) * exp(-lgamma(1 + 1 / shape))
 
     def _residual(self, pattern: Pattern, shape: float) -> float:
-        """What is left of the gap that an observer falls into: a uniform part of a gap drawn in proportion to its length."""
+        """What is left of the gap that an observer falls into: a uniform part of a gap drawn in proportion to its
+        length."""
         part = float(self.rng.uniform())
         if pattern == "G":
             return part * self.rng.gamma(shape + 1, 1 / shape)
@@ -83,7 +88,12 @@ def read_requests(path: Path) -> Iterator[TraceRow]:
     for number, (t_s, client, prompt, output) in read_csv(path, ("t_s", "client", "input_tokens", "output_tokens")):
         try:
             at_s = forward(to_number(t_s, "t_s"))
-            row = TraceRow(at_s=at_s, prompt_tokens=to_whole(prompt, "input_tokens"), output_tokens=to_whole(output, "output_tokens"), client=client)
+            row = TraceRow(
+                at_s=at_s,
+                prompt_tokens=to_whole(prompt, "input_tokens"),
+                output_tokens=to_whole(output, "output_tokens"),
+                client=client,
+            )
         except ValueError as error:
             raise invalid(path, number, str(error)) from None
         yield row
@@ -92,8 +102,8 @@ def read_requests(path: Path) -> Iterator[TraceRow]:
 def draw(trace: Trace, seed: int) -> Iterator[TraceRow]:
     """Requests of a file of client rates, in the trace's own time, from the window that holds trace.start_s on.
 
-    trace.rate: every client's rate is multiplied by the same number so that the replayed part has this mean, after time scaling; burstiness stays.
-    Raises TraceInvalid, and ScenarioInvalid when there is no table of lengths.
+    trace.rate: every client's rate is multiplied by the same number so that the replayed part has this mean, after time
+    scaling; burstiness stays. Raises TraceInvalid, and ScenarioInvalid when there is no table of lengths.
     """
     lengths = LengthTable.read(_lengths_path(trace), seed)
     factor = 1.0 if trace.rate is None else trace.rate * trace.time_scale / mean_rate(trace)
@@ -106,19 +116,23 @@ def draw(trace: Trace, seed: int) -> Iterator[TraceRow]:
 
 
 def mean_rate(trace: Trace) -> float:
-    """Requests per second over the part of the trace that is replayed, all clients together. Raises TraceInvalid, and ScenarioInvalid when it is 0."""
+    """Requests per second over the part of the trace that is replayed, all clients together. Raises TraceInvalid, and
+    ScenarioInvalid when it is 0."""
     requests, end_s = 0.0, trace.start_s
     for row in read_client_rates(trace.path):
         window_end_s = min(row.t_s + WINDOW_S, trace.end_s)
         requests += row.rate * max(0.0, window_end_s - max(row.t_s, trace.start_s))
         end_s = max(end_s, window_end_s)
     if requests == 0:
-        raise ScenarioInvalid(f"trace.rate can't be met: {trace.path} has no requests between {trace.start_s:g} s and {trace.end_s:g} s of its time.")
+        raise ScenarioInvalid(
+            f"trace.rate can't be met: {trace.path} has no requests between {trace.start_s:g} s and {trace.end_s:g} s of its time."
+        )
     return requests / (end_s - trace.start_s)
 
 
 def read_client_rates(path: Path) -> Iterator[ClientRate]:
-    """Rows of the CSV t_s, client, rate_rps, cv, pattern, shape, scale, windows in order of time. Raises TraceInvalid."""
+    """Rows of the CSV t_s, client, rate_rps, cv, pattern, shape, scale, windows in order of time. Raises
+    TraceInvalid."""
     last = -1.0
     clients: set[int] = set()
     for number, fields in read_csv(path, ("t_s", "client", "rate_rps", "pattern", "shape")):
@@ -151,7 +165,9 @@ def _parse(fields: list[str]) -> ClientRate:
     raise ValueError(f"pattern is {fields[3]!r}, not G (Gamma) or W (Weibull)")
 
 
-def _draw_window(t_s: float, rows: list[ClientRate], factor: float, processes: dict[int, Renewal], lengths: LengthTable, seed: int) -> Iterator[TraceRow]:
+def _draw_window(
+    t_s: float, rows: list[ClientRate], factor: float, processes: dict[int, Renewal], lengths: LengthTable, seed: int
+) -> Iterator[TraceRow]:
     """Requests of all clients in one window, merged by time."""
     parts: list[tuple[Floats, Floats, Floats, Floats]] = []
     for row in rows:
@@ -165,7 +181,12 @@ def _draw_window(t_s: float, rows: list[ClientRate], factor: float, processes: d
         return
     at_s, prompts, outputs, clients = (np.concatenate(column) for column in zip(*parts, strict=True))
     for place in np.argsort(at_s, kind="stable"):
-        yield TraceRow(at_s=float(at_s[place]), prompt_tokens=int(prompts[place]), output_tokens=int(outputs[place]), client=str(int(clients[place])))
+        yield TraceRow(
+            at_s=float(at_s[place]),
+            prompt_tokens=int(prompts[place]),
+            output_tokens=int(outputs[place]),
+            client=str(int(clients[place])),
+        )
 
 
 def _lengths_path(trace: Trace) -> Path:

@@ -1,4 +1,5 @@
-"""ServeGen's table of lengths: for clients and windows of six hours the quantiles of prompts and answers, to draw from."""
+"""ServeGen's table of lengths: for clients and windows of six hours the quantiles of prompts and answers, to draw
+from."""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -63,7 +64,8 @@ class LengthTable:
     def draw(self, t_s: float, client: int, count: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
         """Prompt and output tokens of so many requests, whole numbers, drawn independently.
 
-        From the client's line that holds at t_s, or its first one when that is later. Clients without a line use another one's, always the same.
+        From the client's line that holds at t_s, or its first one when that is later. Clients without a line use
+        another one's, always the same.
         """
         lines = self._lines.get(client)
         if lines is None:

@@ -1,7 +1,8 @@
 """Prompts by key: made-up words, random token ids, blocks named by a trace's hash ids, real text.
 
-Pure: a text depends on the seed, its key and its length, never on what was made before, and a longer text of a key begins with the shorter one. So equal
-leading blocks are equal leading tokens, in any order and in any process, and nothing has to be remembered.
+Pure: a text depends on the seed, its key and its length, never on what was made before, and a longer text of a key
+begins with the shorter one. So equal leading blocks are equal leading tokens, in any order and in any process, and
+nothing has to be remembered.
 """
 
 from collections.abc import Sequence
@@ -26,9 +27,10 @@ Numbers = npt.NDArray[np.uint64]
 class TextMaker:
     """Texts of one kind of request.
 
-    Keys are numbers: two texts of one key are the same. Words are joined by one space; texts joined by a space again have as many tokens as their parts
-    together. A count of tokens is exact with prompts.tokenizer, and without it as exact as the vocabulary's common words are single tokens.
-    Raises ScenarioInvalid (tokenizer, token_range) and TraceInvalid (corpus).
+    Keys are numbers: two texts of one key are the same. Words are joined by one space; texts joined by a space again
+    have as many tokens as their parts together. A count of tokens is exact with prompts.tokenizer, and without it as
+    exact as the vocabulary's common words are single tokens. Raises ScenarioInvalid (tokenizer, token_range) and
+    TraceInvalid (corpus).
     """
 
     def __init__(self, prompts: Prompts, seed: int) -> None:
@@ -39,7 +41,11 @@ class TextMaker:
         self._low, self._span = low, high - low  # ids in [low, high)
         self._seed = seed
         self._words = single_token_words(tokenizer) if tokenizer is not None else WORDS
-        self._corpus = Corpus.read(prompts.path, seed, tokenizer) if prompts.source == "corpus" and prompts.path is not None else None
+        self._corpus = (
+            Corpus.read(prompts.path, seed, tokenizer)
+            if prompts.source == "corpus" and prompts.path is not None
+            else None
+        )
 
     def tokens(self, count: int, *key: int) -> list[int]:
         """Random token ids."""
@@ -50,7 +56,8 @@ class TextMaker:
         return self._to_text(_draw(_stream(self._seed, 0, *key), count))
 
     def block_tokens(self, hash_ids: Sequence[int], block_tokens: int, count: int) -> list[int]:
-        """`count` token ids: block_tokens for every hash id, cut where the prompt ends. The same id is the same block wherever it stands."""
+        """`count` token ids: block_tokens for every hash id, cut where the prompt ends. The same id is the same block
+        wherever it stands."""
         return self._to_ids(_draw_blocks(_stream(self._seed, 1), hash_ids, block_tokens, count))
 
     def block_words(self, hash_ids: Sequence[int], block_tokens: int, count: int) -> str:
@@ -60,7 +67,8 @@ class TextMaker:
     def corpus(self, index: int, count: int) -> list[str]:
         """What the user says, turn by turn, in the index-th request that draws on the corpus.
 
-        Rows of JSON lines go as they are, in shuffled order, and again from the first when they are used up. Plain text is cut to `count` tokens.
+        Rows of JSON lines go as they are, in shuffled order, and again from the first when they are used up. Plain text
+        is cut to `count` tokens.
         """
         assert self._corpus is not None, "prompts.source is not corpus"
         return self._corpus.turns(index, count)

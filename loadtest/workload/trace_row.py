@@ -1,4 +1,5 @@
-"""One request of a trace, first as it was recorded, then as it is replayed; and what keeps a trace's time from running backwards."""
+"""One request of a trace, first as it was recorded, then as it is replayed; and what keeps a trace's time from running
+backwards."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -15,7 +16,8 @@ UNSHARED: Final = 1 << 63
 
 
 class TraceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """hash_ids: one for every block of `block_tokens` that the prompt fills or begins, None where the trace has none; equal leading ids are a shared prefix."""
+    """hash_ids: one for every block of `block_tokens` that the prompt fills or begins, None where the trace has none;
+    equal leading ids are a shared prefix."""
 
     at_s: float  # as read: in the trace's own time; replayed: after the replay's start
     prompt_tokens: int
@@ -43,13 +45,16 @@ class Forward:
 
 
 def complete_ids(hash_ids: Sequence[int], prompt_tokens: int, block_tokens: int, row: int) -> Sequence[int]:
-    """hash_ids with an id for every block; blocks that the trace has not hashed (a tail that fills none) get ids of this row alone.
+    """hash_ids with an id for every block; blocks that the trace has not hashed (a tail that fills none) get ids of
+    this row alone.
 
     ValueError, with a sentence, when there are more ids than blocks.
     """
     blocks = -(-prompt_tokens // block_tokens)
     if len(hash_ids) > blocks:
-        raise ValueError(f"{len(hash_ids)} hash_ids where {prompt_tokens} tokens fill {blocks} blocks of {block_tokens}")
+        raise ValueError(
+            f"{len(hash_ids)} hash_ids where {prompt_tokens} tokens fill {blocks} blocks of {block_tokens}"
+        )
     first = UNSHARED + (row << 20)
     return hash_ids if len(hash_ids) == blocks else [*hash_ids, *range(first + len(hash_ids), first + blocks)]
 
@@ -57,8 +62,9 @@ def complete_ids(hash_ids: Sequence[int], prompt_tokens: int, block_tokens: int,
 def replayed(row: TraceRow, trace: Trace) -> TraceRow:
     """The row at its time and with its lengths in the replay.
 
-    With hash_ids every block but the last becomes round(block_tokens * token_scale) tokens, so that blocks begin where they begin in every other prompt: the
-    prompt is then up to half a token a block longer or shorter than its scaled length.
+    With hash_ids every block but the last becomes round(block_tokens * token_scale) tokens, so that blocks begin where
+    they begin in every other prompt: the prompt is then up to half a token a block longer or shorter than its scaled
+    length.
     """
     scale = trace.token_scale
     block_tokens = _scaled(row.block_tokens, scale)
@@ -66,7 +72,9 @@ def replayed(row: TraceRow, trace: Trace) -> TraceRow:
         prompt_tokens = _scaled(row.prompt_tokens, scale)
     else:
         whole = len(row.hash_ids) - 1
-        prompt_tokens = whole * block_tokens + min(block_tokens, _scaled(row.prompt_tokens - whole * row.block_tokens, scale))
+        prompt_tokens = whole * block_tokens + min(
+            block_tokens, _scaled(row.prompt_tokens - whole * row.block_tokens, scale)
+        )
     prompt_tokens = min(prompt_tokens, trace.max_prompt_tokens or prompt_tokens)
     output_tokens = _scaled(row.output_tokens, scale)
     return TraceRow(

@@ -1,6 +1,7 @@
 """Published traces, as they were published, row by row: what arrived when, how long, and with which shared prefixes.
 
-Lazy: a file is read as far as its rows are asked for, and memory does not grow with it (BurstGPT's sessions apart: one number each).
+Lazy: a file is read as far as its rows are asked for, and memory does not grow with it (BurstGPT's sessions apart: one
+number each).
 """
 
 from collections import Counter
@@ -33,14 +34,18 @@ class MooncakeLine(msgspec.Struct):
 
 
 def read_trace(trace: Trace, seed: int = 0) -> Iterator[TraceRow]:
-    """The rows of trace.start_s <= time < trace.end_s, in order of time, at their times and with their lengths in the replay.
+    """The rows of trace.start_s <= time < trace.end_s, in order of time, at their times and with their lengths in the
+    replay.
 
-    Times of Mooncake and ServeGen are the file's own; Azure's and BurstGPT's count from the file's first row. seed: only ServeGen's client rates draw.
-    Raises TraceInvalid (a line that can't be read, a file that is not there, a part without a request) and ScenarioInvalid (settings that don't fit the file).
+    Times of Mooncake and ServeGen are the file's own; Azure's and BurstGPT's count from the file's first row. seed:
+    only ServeGen's client rates draw. Raises TraceInvalid (a line that can't be read, a file that is not there, a part
+    without a request) and ScenarioInvalid (settings that don't fit the file).
     """
     is_client_rates = trace.format == "servegen" and servegen.is_client_rates(trace.path)
     if trace.rate is not None and not is_client_rates:
-        raise ScenarioInvalid(f"trace.rate is for ServeGen's client rates, which {trace.path} does not hold; use trace.time_scale.")
+        raise ScenarioInvalid(
+            f"trace.rate is for ServeGen's client rates, which {trace.path} does not hold; use trace.time_scale."
+        )
     rows = servegen.draw(trace, seed) if is_client_rates else READERS[trace.format](trace.path)
     is_empty = True
     for row in rows:
@@ -50,12 +55,15 @@ def read_trace(trace: Trace, seed: int = 0) -> Iterator[TraceRow]:
             is_empty = False
             yield replayed(row, trace)
     if is_empty:
-        raise TraceInvalid(f"{trace.path} has no request between {trace.start_s:g} s and {trace.end_s:g} s of its time.")
+        raise TraceInvalid(
+            f"{trace.path} has no request between {trace.start_s:g} s and {trace.end_s:g} s of its time."
+        )
 
 
 def read_mooncake(path: Path) -> Iterator[TraceRow]:
-    """JSON lines of kvcache-ai/Mooncake's FAST25-release/traces (timestamp in ms, an id for every 512 tokens). Lines with a `chat_id` are those of
-    alibaba-edu/qwen-bailian-usagetraces-anon (timestamp in s, an id for every 16 tokens)."""
+    """JSON lines of kvcache-ai/Mooncake's FAST25-release/traces (timestamp in ms, an id for every 512 tokens). Lines
+    with a `chat_id` are those of alibaba-edu/qwen-bailian-usagetraces-anon (timestamp in s, an id for every 16
+    tokens)."""
     forward = Forward()
     for number, line in read_json(path, msgspec.json.Decoder(MooncakeLine)):
         unit_s, block_tokens = (1e-3, MOONCAKE_BLOCK) if line.chat_id is None else (1.0, BAILIAN_BLOCK)
@@ -65,11 +73,18 @@ def read_mooncake(path: Path) -> Iterator[TraceRow]:
             hash_ids = complete_ids(line.hash_ids, prompt_tokens, block_tokens, number)
         except ValueError as error:
             raise invalid(path, number, str(error)) from None
-        yield TraceRow(at_s=at_s, prompt_tokens=prompt_tokens, output_tokens=line.output_length, hash_ids=hash_ids, block_tokens=block_tokens)
+        yield TraceRow(
+            at_s=at_s,
+            prompt_tokens=prompt_tokens,
+            output_tokens=line.output_length,
+            hash_ids=hash_ids,
+            block_tokens=block_tokens,
+        )
 
 
 def read_azure(path: Path) -> Iterator[TraceRow]:
-    """CSV of Azure/AzurePublicDataset's LLM inference traces of 2023, 2024 (times with +00:00) and 2025 (a further column, passed over)."""
+    """CSV of Azure/AzurePublicDataset's LLM inference traces of 2023, 2024 (times with +00:00) and 2025 (a further
+    column, passed over)."""
 
     def parse(fields: list[str]) -> TraceRow:
         prompt_tokens, output_tokens = to_whole(fields[1], "ContextTokens"), to_whole(fields[2], "GeneratedTokens")
@@ -81,8 +96,8 @@ def read_azure(path: Path) -> Iterator[TraceRow]:
 def read_burstgpt(path: Path) -> Iterator[TraceRow]:
     """CSV of HPMLL/BurstGPT, releases 1 and 2 (which have sessions in their conversation logs).
 
-    A request with 0 response tokens failed when it was recorded. How long its answer would have been is not known: it is left out, as in the files that
-    the authors publish without failures.
+    A request with 0 response tokens failed when it was recorded. How long its answer would have been is not known: it
+    is left out, as in the files that the authors publish without failures.
     """
     turns: Counter[str] = Counter()
 
@@ -95,7 +110,14 @@ def read_burstgpt(path: Path) -> Iterator[TraceRow]:
         turn = turns[session] if session else 0
         if session:
             turns[session] += 1
-        return TraceRow(at_s=at_s, prompt_tokens=prompt_tokens, output_tokens=output_tokens, model=fields[1] or None, session=session, turn=turn)
+        return TraceRow(
+            at_s=at_s,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            model=fields[1] or None,
+            session=session,
+            turn=turn,
+        )
 
     return _read_csv(path, ("Timestamp", "Model", "Request tokens", "Response tokens"), ("Session ID",), parse)
 
@@ -108,7 +130,9 @@ READERS: Final[dict[str, Callable[[Path], Iterator[TraceRow]]]] = {
 }
 
 
-def _read_csv(path: Path, required: tuple[str, ...], optional: tuple[str, ...], parse: Callable[[list[str]], TraceRow | None]) -> Iterator[TraceRow]:
+def _read_csv(
+    path: Path, required: tuple[str, ...], optional: tuple[str, ...], parse: Callable[[list[str]], TraceRow | None]
+) -> Iterator[TraceRow]:
     """Rows with times that count from the first one's."""
     forward = Forward()
     zero_s: float | None = None

@@ -1,4 +1,5 @@
-"""Words that made-up text consists of: common English ones, nearly all a single token of any byte-pair vocabulary; exactly so when the tokenizer is at hand."""
+"""Words that made-up text consists of: common English ones, nearly all a single token of any byte-pair vocabulary;
+exactly so when the tokenizer is at hand."""
 
 from pathlib import Path
 from typing import Final
@@ -52,7 +53,8 @@ def count_tokens(tokenizer: Tokenizer, text: str) -> int:
 
 
 def single_token_words(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Words such that any of them, joined by a space, are as many tokens: ours, and where those are too few the vocabulary's own.
+    """Words such that any of them, joined by a space, are as many tokens: ours, and where those are too few the
+    vocabulary's own.
 
     Raises ScenarioInvalid when the vocabulary has too few words of one token.
     """
@@ -62,7 +64,9 @@ def single_token_words(tokenizer: Tokenizer) -> tuple[str, ...]:
     decoded = {tokenizer.decode([index]).strip() for index in tokenizer.get_vocab().values()}
     words = tuple(sorted(word for word in decoded if word.isascii() and word.isalpha() and _is_single(tokenizer, word)))
     if len(words) < MIN_WORDS:
-        raise ScenarioInvalid(f"The tokenizer has {len(words)} words of one token, too few to make up text of exact length from; leave `tokenizer` out.")
+        raise ScenarioInvalid(
+            f"The tokenizer has {len(words)} words of one token, too few to make up text of exact length from; leave `tokenizer` out."
+        )
     return words
 
 

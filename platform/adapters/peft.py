@@ -1,8 +1,8 @@
 """PEFT's LoRA format, read and checked: `adapter_config.json` and `adapter_model.safetensors`, nothing else.
 
-Reads headers and JSON only; what computes with the tensors is the worker's. Whatever would make the answer differ from peft's own is refused
-with a sentence: an option that is not known is refused when it is switched on. Invariant: an adapter that has been checked fits the base
-model, tensor by tensor, and holds no code.
+Reads headers and JSON only; what computes with the tensors is the worker's. Whatever would make the answer differ from
+peft's own is refused with a sentence: an option that is not known is refused when it is switched on. Invariant: an
+adapter that has been checked fits the base model, tensor by tensor, and holds no code.
 
 Source: peft's `LoraConfig` and `get_peft_model_state_dict`; the safetensors format (8 bytes of length, JSON, tensors).
 """
@@ -30,7 +30,9 @@ MAX_HEADER_BYTES = 4 * 2**20
 """Ten times that of an adapter of every linear layer of a model with 126 layers."""
 MAX_DIMENSIONS = 8
 
-_NAME = re.compile(r"base_model\.model\.(?:model\.)?layers\.(0|[1-9]\d{0,4})\.(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)\.lora_([AB])\.weight")
+_NAME = re.compile(
+    r"base_model\.model\.(?:model\.)?layers\.(0|[1-9]\d{0,4})\.(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)\.lora_([AB])\.weight"
+)
 _HARMLESS = frozenset(
     {
         "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
@@ -108,9 +110,13 @@ def check_config(data: bytes, max_rank: int) -> tuple[int, float]:
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise InvalidRequest(f"{CONFIG_FILE} must have a rank r of 1 or more, not {_shown(rank)}.")
     if rank > max_rank:
-        raise InvalidRequest(f"The adapter's rank is {_shown(rank)}; this model serves ranks up to {max_rank} (engine.adapters.max_rank).")
+        raise InvalidRequest(
+            f"The adapter's rank is {_shown(rank)}; this model serves ranks up to {max_rank} (engine.adapters.max_rank)."
+        )
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= MAX_ALPHA:
-        raise InvalidRequest(f"{CONFIG_FILE} must have a number lora_alpha of at most {MAX_ALPHA:g}, not {_shown(alpha)}.")
+        raise InvalidRequest(
+            f"{CONFIG_FILE} must have a number lora_alpha of at most {MAX_ALPHA:g}, not {_shown(alpha)}."
+        )
     return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
@@ -119,12 +125,18 @@ def _refuse_options(config: Mapping[str, Any]) -> None:
         if value and name in _SENTENCES:
             raise InvalidRequest(f"The adapter can't be served: {_SENTENCES[name]}.")
         if value and name not in _HARMLESS:
-            raise InvalidRequest(f"The adapter can't be served: its option {_shown(name)} is not known here, and it is switched on ({_shown(value)}).")
+            raise InvalidRequest(
+                f"The adapter can't be served: its option {_shown(name)} is not known here, and it is switched on ({_shown(value)})."
+            )
     for name in ("rank_pattern", "alpha_pattern"):
         if config.get(name):
-            raise InvalidRequest(f"The adapter can't be served: ranks or alphas of its own per module ({name}) are not supported.")
+            raise InvalidRequest(
+                f"The adapter can't be served: ranks or alphas of its own per module ({name}) are not supported."
+            )
     if config.get("bias") not in (None, "none"):
-        raise InvalidRequest(f"The adapter can't be served: trained biases of the base model (bias: {_shown(config['bias'])}) are not supported.")
+        raise InvalidRequest(
+            f"The adapter can't be served: trained biases of the base model (bias: {_shown(config['bias'])}) are not supported."
+        )
     init = config.get("init_lora_weights", True)
     if init not in _INITS_THAT_KEEP_THE_BASE:
         raise InvalidRequest(
@@ -144,7 +156,9 @@ def read_header(path: Path) -> dict[str, Tensor]:
         data = file.read(length)
     try:
         entries = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        tensors = {name: msgspec.json.decode(entry, type=Tensor) for name, entry in entries.items() if name != "__metadata__"}
+        tensors = {
+            name: msgspec.json.decode(entry, type=Tensor) for name, entry in entries.items() if name != "__metadata__"
+        }
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         raise _not_safetensors("its header can't be read") from None
     _check_extents(tensors, size - 8 - length)
@@ -155,11 +169,17 @@ def _check_extents(tensors: Mapping[str, Tensor], num_bytes: int) -> None:
     end = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].data_offsets):
         if tensor.dtype not in TYPES:
-            raise InvalidRequest(f"Tensor {_shown(name)} has the type {_shown(tensor.dtype)}; supported are {', '.join(TYPES)}.")
+            raise InvalidRequest(
+                f"Tensor {_shown(name)} has the type {_shown(tensor.dtype)}; supported are {', '.join(TYPES)}."
+            )
         if len(tensor.shape) > MAX_DIMENSIONS:  # their product could take minutes
             raise _not_safetensors(f"tensor {_shown(name)} has {len(tensor.shape)} dimensions")
         begin, until = tensor.data_offsets
-        if begin != end or any(count < 0 for count in tensor.shape) or until - begin != math.prod(tensor.shape) * TYPES[tensor.dtype]:
+        if (
+            begin != end
+            or any(count < 0 for count in tensor.shape)
+            or until - begin != math.prod(tensor.shape) * TYPES[tensor.dtype]
+        ):
             raise _not_safetensors(f"tensor {_shown(name)} does not lie where its shape says")
         end = until
     if end != num_bytes:
@@ -173,16 +193,24 @@ def check_tensors(tensors: Mapping[str, Tensor], rank: int, base: BaseShapes) ->
         match = _NAME.fullmatch(name)
         module = "" if match is None else match[2].rpartition(".")[2]
         if match is None or module not in base.modules:
-            raise InvalidRequest(f"The adapter has a tensor {_shown(name)}; of this model only {', '.join(sorted(base.modules))} can be adapted.")
+            raise InvalidRequest(
+                f"The adapter has a tensor {_shown(name)}; of this model only {', '.join(sorted(base.modules))} can be adapted."
+            )
         layer, side = int(match[1]), match[3]
         if layer >= base.num_layers:
-            raise InvalidRequest(f"The adapter has a tensor {_shown(name)}, but the base model has only {base.num_layers} layers.")
+            raise InvalidRequest(
+                f"The adapter has a tensor {_shown(name)}, but the base model has only {base.num_layers} layers."
+            )
         rows, columns = base.modules[module]
         wanted = (rank, columns) if side == "A" else (rows, rank)
         if tensor.shape != wanted:
-            raise InvalidRequest(f"Tensor {_shown(name)} has the shape {list(tensor.shape)}; rank {rank} and the base model ask for {list(wanted)}.")
+            raise InvalidRequest(
+                f"Tensor {_shown(name)} has the shape {list(tensor.shape)}; rank {rank} and the base model ask for {list(wanted)}."
+            )
         if found.setdefault((layer, module), {}).setdefault(side, name) != name:
-            raise InvalidRequest(f"The adapter has two tensors for one place: {_shown(found[layer, module][side])} and {_shown(name)}.")
+            raise InvalidRequest(
+                f"The adapter has two tensors for one place: {_shown(found[layer, module][side])} and {_shown(name)}."
+            )
     if not found:
         raise InvalidRequest(f"{WEIGHTS_FILE} holds no tensor.")
     for (layer, module), sides in found.items():
@@ -194,7 +222,9 @@ def check_tensors(tensors: Mapping[str, Tensor], rank: int, base: BaseShapes) ->
 def refused_name(name: str) -> InvalidRequest:
     """For a file that is none of the two."""
     if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")):
-        return InvalidRequest(f"{_shown(name)} is a pickle, which can run code when it is read; save the adapter as safetensors ({WEIGHTS_FILE}).")
+        return InvalidRequest(
+            f"{_shown(name)} is a pickle, which can run code when it is read; save the adapter as safetensors ({WEIGHTS_FILE})."
+        )
     return InvalidRequest(f"An adapter is the two files {' and '.join(FILES)}, not {_shown(name)}.")
 
 

@@ -1,8 +1,8 @@
 """Whose adapter is which: per tenant a name to digest and version, in Redis.
 
-Not the files (store). Names belong to a tenant: another tenant's can't be asked for, because the tenant is part of every key. A look-up goes to
-Redis each time, so that what was put or removed through any gateway counts from the next request on; while Redis is away, what was known goes on.
-All keys of a tenant share one hash tag.
+Not the files (store). Names belong to a tenant: another tenant's can't be asked for, because the tenant is part of
+every key. A look-up goes to Redis each time, so that what was put or removed through any gateway counts from the next
+request on; while Redis is away, what was known goes on. All keys of a tenant share one hash tag.
 """
 
 import asyncio
@@ -35,8 +35,8 @@ local record = redis.call('HINCRBY', KEYS[2], ARGV[1], 1) .. ' ' .. ARGV[3] .. '
 redis.call('HSET', KEYS[1], ARGV[1], record)
 return record
 """
-"""KEYS: records, versions. ARGV: name, adapter, digest and base, most adapters. A record is `version digest/base JSON`; the same files for the same
-base again change nothing."""
+"""KEYS: records, versions. ARGV: name, adapter, digest and base, most adapters. A record is `version digest/base JSON`;
+the same files for the same base again change nothing."""
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -60,7 +60,9 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 class Registry:
-    def __init__(self, client: redis.asyncio.Redis, max_per_tenant: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, client: redis.asyncio.Redis, max_per_tenant: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._client = client
         self._max_per_tenant = max_per_tenant
         self._clock = clock
@@ -69,14 +71,20 @@ class Registry:
         self._away_until = float("-inf")
 
     async def put(self, tenant: str, name: str, adapter: Adapter) -> Registered:
-        """Register or replace. Raises InvalidRequest for a name that is none or one adapter too many, Overloaded when Redis does not answer."""
+        """Register or replace. Raises InvalidRequest for a name that is none or one adapter too many, Overloaded when
+        Redis does not answer."""
         if NAME_PATTERN.fullmatch(name) is None:
-            raise InvalidRequest(f"An adapter's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name[:100]!r}.", param="name")
+            raise InvalidRequest(
+                f"An adapter's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name[:100]!r}.",
+                param="name",
+            )
         identity = f"{adapter.digest}/{adapter.model_digest}"
         keys = [_records(tenant), _versions(tenant)]
         try:
             await self._client.sadd(_TENANTS, tenant)
-            value = await self._put(keys=keys, args=[name, msgspec.json.encode(adapter), identity, self._max_per_tenant])
+            value = await self._put(
+                keys=keys, args=[name, msgspec.json.encode(adapter), identity, self._max_per_tenant]
+            )
         except (RedisError, OSError) as error:
             raise _away() from error
         if value is None:
@@ -84,7 +92,8 @@ class Registry:
         return self._remember(tenant, name, _registered(value))
 
     async def get(self, tenant: str, name: str) -> Registered | None:
-        """On the way of every request that names an adapter: one look-up. Raises Overloaded when that is not possible and nothing is known."""
+        """On the way of every request that names an adapter: one look-up. Raises Overloaded when that is not possible
+        and nothing is known."""
         if NAME_PATTERN.fullmatch(name) is None:
             return None
         if self._clock() >= self._away_until:
@@ -132,7 +141,9 @@ class Registry:
                 async with self._client.pipeline(transaction=False) as pipeline:
                     for tenant in tenants[start : start + TENANTS_AT_ONCE]:
                         pipeline.hvals(_records(tenant))
-                    found |= {_registered(value).adapter.digest for values in await pipeline.execute() for value in values}
+                    found |= {
+                        _registered(value).adapter.digest for values in await pipeline.execute() for value in values
+                    }
         except (RedisError, OSError) as error:
             raise _away() from error
         return found

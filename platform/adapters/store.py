@@ -1,8 +1,9 @@
 """The files of adapters by what they hold: a folder for each digest, the same for every gateway and replica.
 
-Not who owns them (registry), only who has brought them: the empty file `brought/{tenant}/{digest}` says it, until the digest's folder is swept.
-Every method blocks. Files appear whole (a draft is renamed into place) and never change; what nobody owns any more is kept for a while, because
-answers under way may need it on another replica. Invariant: a folder named by a digest holds exactly the files of that digest.
+Not who owns them (registry), only who has brought them: the empty file `brought/{tenant}/{digest}` says it, until the
+digest's folder is swept. Every method blocks. Files appear whole (a draft is renamed into place) and never change; what
+nobody owns any more is kept for a while, because answers under way may need it on another replica. Invariant: a folder
+named by a digest holds exactly the files of that digest.
 """
 
 import fcntl
@@ -72,13 +73,17 @@ class AdapterStore:
     def room(self, tenant: str) -> Room:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
-            files = [file for mark in (self._folder / _BROUGHT / tenant).glob("*") for file in self.path(mark.name).glob("*")]
+            files = [
+                file for mark in (self._folder / _BROUGHT / tenant).glob("*") for file in self.path(mark.name).glob("*")
+            ]
             return Room(sum(file.stat().st_size for file in files), shutil.disk_usage(self._folder).free)
 
     def put(self, draft: Path, tenant: str, now: float) -> str:
-        """Keep a draft's files, which the tenant has brought, under their digest, which is returned; the draft is gone. now: Unix time.
+        """Keep a draft's files, which the tenant has brought, under their digest, which is returned; the draft is gone.
+        now: Unix time.
 
-        What lies there is looked at, not trusted: a sweep that was killed, or a power failure, may have left less than both files.
+        What lies there is looked at, not trusted: a sweep that was killed, or a power failure, may have left less than
+        both files.
         """
         digest = digest_of(draft)
         place = self.path(digest)
@@ -101,12 +106,17 @@ class AdapterStore:
                 os.utime(self.path(digest), (now, now))
 
     def sweep(self, owned: Collection[str], before: float) -> list[str]:
-        """Remove what is not among `owned` and was not put or touched since `before` (Unix time), drafts included; returns the names."""
+        """Remove what is not among `owned` and was not put or touched since `before` (Unix time), drafts included;
+        returns the names."""
         if not self._folder.is_dir():
             return []
         with self._locked():
             kept = {*owned, _BROUGHT}
-            old = [place for place in self._folder.iterdir() if place.is_dir() and place.name not in kept and place.stat().st_mtime < before]
+            old = [
+                place
+                for place in self._folder.iterdir()
+                if place.is_dir() and place.name not in kept and place.stat().st_mtime < before
+            ]
             for place in old:
                 for mark in self._folder.glob(f"{_BROUGHT}/*/{place.name}"):
                     mark.unlink()

@@ -1,7 +1,7 @@
 """The way to a pool's target: Ray Serve's external scaler, and a victim of our choice on the way down.
 
-Works from any process of the cluster, without Serve's REST port and so without the dashboard. Serve's controller remembers the target and
-sees to it from then on; nothing of ours has to go on running for it.
+Works from any process of the cluster, without Serve's REST port and so without the dashboard. Serve's controller
+remembers the target and sees to it from then on; nothing of ours has to go on running for it.
 """
 
 import asyncio
@@ -27,7 +27,10 @@ class ServeActuator:
 
     def __init__(self, apps: Mapping[str, str]) -> None:
         """apps: Serve application of each pool; each is deployed with `external_scaler_enabled`."""
-        self._deployments = {pool: DeploymentID(name=GATEWAY_APP if app == GATEWAY_APP else REPLICA_DEPLOYMENT, app_name=app) for pool, app in apps.items()}
+        self._deployments = {
+            pool: DeploymentID(name=GATEWAY_APP if app == GATEWAY_APP else REPLICA_DEPLOYMENT, app_name=app)
+            for pool, app in apps.items()
+        }
 
     async def read(self) -> dict[str, ServeState]:
         """The pools that Serve knows, but for those of which it is finding the replicas again."""
@@ -39,7 +42,11 @@ class ServeActuator:
         """Where every replica is."""
         controller = await asyncio.to_thread(_controller)
         found = await _answer(controller.__ray_call__.remote(serve_controller.locate, list(self._deployments.values())))
-        rows = [(deployment.app_name, *row) for deployment, row in zip(self._deployments.values(), found, strict=True) if row is not None]
+        rows = [
+            (deployment.app_name, *row)
+            for deployment, row in zip(self._deployments.values(), found, strict=True)
+            if row is not None
+        ]
         return [AppPlaces(app, target, [Place(*place) for place in places]) for app, target, places in rows]
 
     async def set_target(self, pool: str, target: int) -> None:
@@ -50,7 +57,11 @@ class ServeActuator:
     async def step_down(self, pool: str, victims: tuple[str, ...], target: int) -> bool:
         """Those victims drain and end, and `target` is what is left. False: it is not so any more, nothing was done."""
         controller = await asyncio.to_thread(_controller)
-        return bool(await _answer(controller.__ray_call__.remote(serve_controller.step_down, self._deployments[pool], victims, target)))
+        return bool(
+            await _answer(
+                controller.__ray_call__.remote(serve_controller.step_down, self._deployments[pool], victims, target)
+            )
+        )
 
 
 def _controller() -> Any:

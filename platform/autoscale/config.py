@@ -21,7 +21,8 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     scale_down_delay_s: float = 120.0
     """So long fewer replicas must have been enough before one goes, and before each further one."""
     scale_down_margin: float = 0.1
-    """Fewer are enough when they would be at most so much below the target utilisation: what keeps a steady load from going up and down."""
+    """Fewer are enough when they would be at most so much below the target utilisation: what keeps a steady load from
+    going up and down."""
     dry_run: bool = False
     """Decide and log, change nothing."""
 
@@ -29,11 +30,17 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         if self.min_replicas < 1:
             raise ConfigError(f"autoscale.min_replicas must be at least 1, not {self.min_replicas}")
         if self.max_replicas < self.min_replicas:
-            raise ConfigError(f"autoscale.max_replicas ({self.max_replicas}) is below autoscale.min_replicas ({self.min_replicas})")
+            raise ConfigError(
+                f"autoscale.max_replicas ({self.max_replicas}) is below autoscale.min_replicas ({self.min_replicas})"
+            )
         if not 0 < self.target_utilisation <= 1:
-            raise ConfigError(f"autoscale.target_utilisation is a share above 0 and up to 1, not {self.target_utilisation}")
+            raise ConfigError(
+                f"autoscale.target_utilisation is a share above 0 and up to 1, not {self.target_utilisation}"
+            )
         if not 0 <= self.scale_down_margin < 1:
-            raise ConfigError(f"autoscale.scale_down_margin is a share from 0 and below 1, not {self.scale_down_margin}")
+            raise ConfigError(
+                f"autoscale.scale_down_margin is a share from 0 and below 1, not {self.scale_down_margin}"
+            )
         for name in ("ttft_target_s", "tpot_target_s", "window_s", "start_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"autoscale.{name} must be more than 0, not {getattr(self, name)}")

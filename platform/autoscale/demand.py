@@ -1,9 +1,9 @@
 """What is asked of a pool: arrivals a second, the average request, and the token work that is there already. Pure.
 
-Gateways report totals since their start; what they gained from one sample to the next is what counts, gateway by gateway, so that one that
-comes, goes, starts again or is not heard for a moment is no burst. Sequences that are under way at both ends of a span would make its answers
-look too long or too short: an answer's length is output over the mean of starts and ends, which is exact while the load is steady and half
-right about what began in between.
+Gateways report totals since their start; what they gained from one sample to the next is what counts, gateway by
+gateway, so that one that comes, goes, starts again or is not heard for a moment is no burst. Sequences that are under
+way at both ends of a span would make its answers look too long or too short: an answer's length is output over the mean
+of starts and ends, which is exact while the load is steady and half right about what began in between.
 """
 
 from collections.abc import Collection, Mapping

@@ -1,4 +1,5 @@
-"""The autoscaler's event log: a line of JSON whenever a pool's target or what Serve runs of it changes, with what the decision rested on."""
+"""The autoscaler's event log: a line of JSON whenever a pool's target or what Serve runs of it changes, with what the
+decision rested on."""
 
 import json
 import logging
@@ -21,7 +22,9 @@ class Journal:
         self._path = path
         self._last: dict[str, tuple[object, ...]] = {}
 
-    def note(self, pool: str, seen: Observation, decision: Decision, outcome: str, victims: tuple[str, ...], unix_s: float) -> None:
+    def note(
+        self, pool: str, seen: Observation, decision: Decision, outcome: str, victims: tuple[str, ...], unix_s: float
+    ) -> None:
         """outcome: kept, applied, refused (Serve's state had changed), failed or dry run."""
         placed = seen.placed
         is_news = decision.reason in _WORTH_A_LINE

@@ -1,7 +1,8 @@
-"""The autoscaler as Ray Serve runs it: composition root of its sources, its actuator and its loop, in a process of its own.
+"""The autoscaler as Ray Serve runs it: composition root of its sources, its actuator and its loop, in a process of its
+own.
 
-Serve replaces it when it dies, and then it knows nothing: it learns the load again within a window, and until then moves nothing down. While
-it, Redis or Serve's controller is away the pools stay as they are.
+Serve replaces it when it dies, and then it knows nothing: it learns the load again within a window, and until then
+moves nothing down. While it, Redis or Serve's controller is away the pools stay as they are.
 """
 
 import asyncio
@@ -45,7 +46,9 @@ class Autoscaler:
         self._client = connect(url)
         actuator = ServeActuator({pool.name: pool.app_name for pool in pools})
         name = f"autoscaler-{uuid.uuid4().hex[:8]}"
-        scaler = Scaler(name, pools, Reports(self._client), actuator, Journal(None if journal is None else Path(journal)))
+        scaler = Scaler(
+            name, pools, Reports(self._client), actuator, Journal(None if journal is None else Path(journal))
+        )
         self._main = asyncio.create_task(run(scaler), name="autoscaler")
         log.info("autoscaler ready", extra={"pools": [pool.name for pool in pools]})
 
@@ -76,7 +79,8 @@ async def run(scaler: Scaler, period_s: float = PERIOD_S) -> None:
 
 
 def autoscaler_app(pools: Sequence[ScaledPool], journal: str | None) -> serve.Application:
-    """The Serve application of the autoscaler, to be run as AUTOSCALER_APP with `route_prefix=None`. journal: path of the event log."""
+    """The Serve application of the autoscaler, to be run as AUTOSCALER_APP with `route_prefix=None`. journal: path of
+    the event log."""
     deployment = serve.deployment(
         name=AUTOSCALER_APP,
         num_replicas=1,

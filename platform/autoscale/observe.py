@@ -1,4 +1,5 @@
-"""What gateways report, read from Redis, as observations of pools. Age is counted from when a report was new here, so no two clocks meet."""
+"""What gateways report, read from Redis, as observations of pools. Age is counted from when a report was new here, so
+no two clocks meet."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -7,7 +8,17 @@ from typing import NamedTuple, cast
 import redis.asyncio
 
 from penstock.autoscale.observation import Observation, ReplicaSeen, ServeState
-from penstock.wire.scaling import GATEWAYS_KEY, LAPSE_MS, TARGETS_KEY, GatewayReport, PoolFlow, Targets, decode_report, encode, report_key
+from penstock.wire.scaling import (
+    GATEWAYS_KEY,
+    LAPSE_MS,
+    TARGETS_KEY,
+    GatewayReport,
+    PoolFlow,
+    Targets,
+    decode_report,
+    encode,
+    report_key,
+)
 
 SILENT_S = 2.5
 """A gateway whose last report is older is left out while another one is heard: it may have died."""
@@ -47,7 +58,8 @@ class Reports:
 
 
 def observe(pool: str, placed: ServeState, heard: Iterable[AgedReport]) -> Observation:
-    """A pool in the words of all gateways that are heard; of a replica's load the youngest report counts, for each says the same."""
+    """A pool in the words of all gateways that are heard; of a replica's load the youngest report counts, for each says
+    the same."""
     fresh = sorted((item for item in heard if item.age_s <= SILENT_S), key=lambda item: -item.age_s)
     rows = {item.report.gateway: row for item in fresh for row in item.report.pools if row.pool == pool}
     flows: dict[str, PoolFlow] = {gateway: row.flow for gateway, row in rows.items()}
@@ -57,7 +69,9 @@ def observe(pool: str, placed: ServeState, heard: Iterable[AgedReport]) -> Obser
             if row.pool == pool:
                 before = replicas.get(row.replica_id)
                 hit_tokens = row.hit_tokens + (0 if before is None else before.hit_tokens)
-                replicas[row.replica_id] = ReplicaSeen(row.replica_id, row.load, row.block_size, row.cached_blocks, hit_tokens)
+                replicas[row.replica_id] = ReplicaSeen(
+                    row.replica_id, row.load, row.block_size, row.cached_blocks, hit_tokens
+                )
     return Observation(
         placed=placed,
         flows=flows,

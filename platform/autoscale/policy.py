@@ -1,13 +1,14 @@
 """How many replicas a pool should have. Pure: `decide(settings, state, observation, now) -> (state, Decision)`.
 
-Not the way there (the actuator), not which one goes (victim). Demand is token work: arrivals a second of the average request over what one
-replica takes for good by the performance model, and the sequences that are there over the rows a full replica has, whichever is more; divided by
-the target utilisation. Beside it, a queue whose first tokens are predicted to come too late asks at once for what would have it served by
-the time a new replica is there, and for one more each start-up time while that does not help, since a model can be wrong.
+Not the way there (the actuator), not which one goes (victim). Demand is token work: arrivals a second of the average
+request over what one replica takes for good by the performance model, and the sequences that are there over the rows a
+full replica has, whichever is more; divided by the target utilisation. Beside it, a queue whose first tokens are
+predicted to come too late asks at once for what would have it served by the time a new replica is there, and for one
+more each start-up time while that does not help, since a model can be wrong.
 
-Up in one go, down one at a time: only after fewer were enough, with a margin, for the whole delay. Invariants: the target is within the
-bounds; without news from gateways nothing changes, and on less than a window of it only for a deadline; the same load never moves it both
-ways; more demand never means fewer replicas.
+Up in one go, down one at a time: only after fewer were enough, with a margin, for the whole delay. Invariants: the
+target is within the bounds; without news from gateways nothing changes, and on less than a window of it only for a
+deadline; the same load never moves it both ways; more demand never means fewer replicas.
 """
 
 import math
@@ -17,7 +18,18 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from penstock.autoscale.config import AutoscaleConfig
-from penstock.autoscale.demand import Demand, Learned, Sample, Total, extended, learned, measured, remembered, sample, summed
+from penstock.autoscale.demand import (
+    Demand,
+    Learned,
+    Sample,
+    Total,
+    extended,
+    learned,
+    measured,
+    remembered,
+    sample,
+    summed,
+)
 from penstock.autoscale.observation import Observation, mean_costs
 from penstock.perf.capacity import Bounds, Shape, capacity_rps, rows_at
 from penstock.perf.model import Work, predict_ttft_s
@@ -51,7 +63,8 @@ class Reason(StrEnum):
     STALE = "stale"
     """No gateway has said anything lately: nothing changes."""
     UNKNOWN = "unknown"
-    """The load is not known for a window yet, or not how quick replicas are: only a deadline in danger changes anything."""
+    """The load is not known for a window yet, or not how quick replicas are: only a deadline in danger changes
+    anything."""
 
 
 class Decision(NamedTuple):
@@ -87,8 +100,11 @@ class _Need(NamedTuple):
     wait_s: float
 
 
-def decide(settings: AutoscaleConfig, state: State, seen: Observation, max_rows: int, now: float) -> tuple[State, Decision]:
-    """The state to decide with next time, and what to do now. max_rows: sequences that a replica runs at once. now: monotonic seconds."""
+def decide(
+    settings: AutoscaleConfig, state: State, seen: Observation, max_rows: int, now: float
+) -> tuple[State, Decision]:
+    """The state to decide with next time, and what to do now. max_rows: sequences that a replica runs at once. now:
+    monotonic seconds."""
     bounded = min(max(seen.placed.target, settings.min_replicas), settings.max_replicas)
     if bounded != seen.placed.target:
         return state, Decision(bounded, Reason.BOUNDS)
@@ -108,7 +124,9 @@ def decide(settings: AutoscaleConfig, state: State, seen: Observation, max_rows:
 
 def _noted(settings: AutoscaleConfig, state: State, seen: Observation, now: float) -> State:
     newest = sample(state.totals, seen, now)
-    taught = newest.flow if state.totals else summed(seen.flows.values())  # who has just begun learns from all that has ever come
+    taught = (
+        newest.flow if state.totals else summed(seen.flows.values())
+    )  # who has just begun learns from all that has ever come
     return state._replace(
         samples=extended(state.samples, newest, settings.window_s),
         totals=remembered(state.totals, seen.flows, now),
@@ -124,26 +142,41 @@ def _need(settings: AutoscaleConfig, costs: StepCosts, demand: Demand, seen: Obs
         return _Need(0.0, 0.0, capacity, 0.0)
     rows = max(1.0, rows_at(costs, demand.shape, capacity))
     known = max(demand.rate / capacity, demand.num_present / rows)
-    return _Need(known, max(known, demand.latest_rate / capacity), capacity, _wait_s(costs, demand.shape, seen, capacity))
+    return _Need(
+        known, max(known, demand.latest_rate / capacity), capacity, _wait_s(costs, demand.shape, seen, capacity)
+    )
 
 
 def _wait_s(costs: StepCosts, shape: Shape, seen: Observation, capacity: float) -> float:
-    """For the first token of a request that comes now: behind the queue at the pace of full replicas, then on the least busy one."""
+    """For the first token of a request that comes now: behind the queue at the pace of full replicas, then on the least
+    busy one."""
     if not seen.num_serving:
         return math.inf if seen.num_queued else 0.0
     loads = [replica.load for replica in seen.replicas if not replica.load.is_draining]
-    works = [(Work(load.num_running, 0, load.prefill_tokens_outstanding, load.kv_tokens), load.max_batched_tokens) for load in loads]
-    ttft_s = min(predict_ttft_s(costs, work, round(shape.prefill_tokens), round(shape.cached_tokens), budget) for work, budget in works)
-    return max(seen.oldest_wait_s, seen.num_waiting / (seen.num_serving * capacity)) + (ttft_s if seen.num_waiting else 0.0)
+    works = [
+        (Work(load.num_running, 0, load.prefill_tokens_outstanding, load.kv_tokens), load.max_batched_tokens)
+        for load in loads
+    ]
+    ttft_s = min(
+        predict_ttft_s(costs, work, round(shape.prefill_tokens), round(shape.cached_tokens), budget)
+        for work, budget in works
+    )
+    return max(seen.oldest_wait_s, seen.num_waiting / (seen.num_serving * capacity)) + (
+        ttft_s if seen.num_waiting else 0.0
+    )
 
 
-def _pressed(settings: AutoscaleConfig, state: State, seen: Observation, need: _Need, now: float) -> tuple[State, Decision] | None:
+def _pressed(
+    settings: AutoscaleConfig, state: State, seen: Observation, need: _Need, now: float
+) -> tuple[State, Decision] | None:
     """The fast path; None: no deadline is in danger."""
     current = seen.placed.target
     if need.wait_s <= settings.ttft_target_s or not seen.num_waiting:
         return None
     backlog = seen.num_waiting / (need.capacity_rps * (settings.start_s + settings.ttft_target_s))
-    wanted = max(_replicas(need.latest_demand, settings.target_utilisation), _replicas(need.latest_demand + backlog, 1.0))
+    wanted = max(
+        _replicas(need.latest_demand, settings.target_utilisation), _replicas(need.latest_demand + backlog, 1.0)
+    )
     is_settled = seen.num_serving >= current and now - state.pressed_s >= settings.start_s
     if is_settled and wanted <= current:
         wanted = current + 1
@@ -154,13 +187,19 @@ def _pressed(settings: AutoscaleConfig, state: State, seen: Observation, need: _
     return state, _decision(target, Reason.FULL if wanted > current else Reason.STARTING, need)
 
 
-def _planned(settings: AutoscaleConfig, state: State, seen: Observation, need: _Need, now: float) -> tuple[State, Decision]:
+def _planned(
+    settings: AutoscaleConfig, state: State, seen: Observation, need: _Need, now: float
+) -> tuple[State, Decision]:
     current = seen.placed.target
     wanted = _replicas(need.demand, settings.target_utilisation)
     if wanted > current:
         target = min(wanted, settings.max_replicas)
-        return state._replace(low_since_s=None), _decision(target, Reason.DEMAND if target > current else Reason.FULL, need)
-    enough = max(_replicas(need.demand, settings.target_utilisation * (1 - settings.scale_down_margin)), settings.min_replicas)
+        return state._replace(low_since_s=None), _decision(
+            target, Reason.DEMAND if target > current else Reason.FULL, need
+        )
+    enough = max(
+        _replicas(need.demand, settings.target_utilisation * (1 - settings.scale_down_margin)), settings.min_replicas
+    )
     if enough >= current:
         return state._replace(low_since_s=None), _decision(current, Reason.STEADY, need)
     since_s = now if state.low_since_s is None else state.low_since_s

@@ -12,7 +12,20 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from penstock.autoscale.observation import ServeState
-from penstock.wire.serve_agent import ANSWER_S, LAPSE_MS, WANTED_KEY, WANTED_MS, Answer, AppPlaces, Call, answer_key, call_key, calls_key, decode_answer, encode
+from penstock.wire.serve_agent import (
+    ANSWER_S,
+    LAPSE_MS,
+    WANTED_KEY,
+    WANTED_MS,
+    Answer,
+    AppPlaces,
+    Call,
+    answer_key,
+    call_key,
+    calls_key,
+    decode_answer,
+    encode,
+)
 
 SLICE_S = 1
 """Below the time that the Redis client gives a command."""
@@ -21,8 +34,8 @@ RUNNING, STOPPING = "RUNNING", "STOPPING"
 
 
 class RemoteServe:
-    """Every call raises TimeoutError where no answer comes, Redis being away included, and ValueError where there is no Ray cluster to ask or Serve
-    could not do it."""
+    """Every call raises TimeoutError where no answer comes, Redis being away included, and ValueError where there is no
+    Ray cluster to ask or Serve could not do it."""
 
     def __init__(
         self,
@@ -32,8 +45,8 @@ class RemoteServe:
         mandate: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """apps: Serve application of each pool. cluster: name of the Ray cluster, None while there is none. mandate: this leader's term; raises
-        TimeoutError when it may not act any more."""
+        """apps: Serve application of each pool. cluster: name of the Ray cluster, None while there is none. mandate:
+        this leader's term; raises TimeoutError when it may not act any more."""
         self._client = client
         self._apps = dict(apps)
         self._cluster = cluster
@@ -55,13 +68,19 @@ class RemoteServe:
 
     async def set_target(self, pool: str, target: int) -> None:
         app = self._apps[pool]
-        answer = await self._ask(self._named(), Call(_new_id(), self._mandate(), "set", app, self._targets[app], target))
+        answer = await self._ask(
+            self._named(), Call(_new_id(), self._mandate(), "set", app, self._targets[app], target)
+        )
         if not answer.is_done:
             raise ValueError("the target has changed meanwhile")
 
     async def step_down(self, pool: str, victims: tuple[str, ...], target: int) -> bool:
         app = self._apps[pool]
-        return (await self._ask(self._named(), Call(_new_id(), self._mandate(), "down", app, self._targets[app], target, victims))).is_done
+        return (
+            await self._ask(
+                self._named(), Call(_new_id(), self._mandate(), "down", app, self._targets[app], target, victims)
+            )
+        ).is_done
 
     async def remember(self, apps: Iterable[AppPlaces]) -> None:
         """Their targets, for whoever builds those anew. Raises redis-py's errors."""

@@ -1,7 +1,9 @@
-"""One look at every pool, and what follows from it: observe, decide, act, tell. Not a loop; it receives its collaborators.
+"""One look at every pool, and what follows from it: observe, decide, act, tell. Not a loop; it receives its
+collaborators.
 
-Invariant: what is away (Redis, Serve's controller) changes nothing while it is; what one pool's change raises does not keep the others from their
-turn, and a pool that could not be changed is decided on anew next time, from what Serve says then.
+Invariant: what is away (Redis, Serve's controller) changes nothing while it is; what one pool's change raises does not
+keep the others from their turn, and a pool that could not be changed is decided on anew next time, from what Serve says
+then.
 """
 
 import logging
@@ -125,7 +127,9 @@ class Scaler:
         kept.reasons[decision.reason.value] += 1
         kept.target = decision.target
         victims = self._victims(seen, decision, kept.hits[0][1])
-        outcome = "kept" if decision.target == seen.placed.target else await self._act(pool, seen.placed, decision, victims)
+        outcome = (
+            "kept" if decision.target == seen.placed.target else await self._act(pool, seen.placed, decision, victims)
+        )
         self._journal.note(pool.name, seen, decision, outcome, victims, self._unix_clock())
 
     def _victims(self, seen: Observation, decision: Decision, hits_before: Mapping[str, int]) -> tuple[str, ...]:
@@ -149,5 +153,9 @@ class Scaler:
         return "applied"
 
     def _targets(self) -> Targets:
-        rows = [PoolTarget(name, kept.target, dict(kept.reasons)) for name, kept in self._kept.items() if kept.target is not None]
+        rows = [
+            PoolTarget(name, kept.target, dict(kept.reasons))
+            for name, kept in self._kept.items()
+            if kept.target is not None
+        ]
         return Targets(self._name, rows)

@@ -1,7 +1,8 @@
-"""The autoscaler's hand inside a Ray cluster: executes its calls, one after another, through Serve's controller. See `wire.serve_agent`.
+"""The autoscaler's hand inside a Ray cluster: executes its calls, one after another, through Serve's controller. See
+`wire.serve_agent`.
 
-It decides nothing. Serve places it and replaces it when it dies; then the calls that wait are executed by the next one, if they have not lapsed.
-Invariant: a call is executed at most once, and only while things are as its caller saw them.
+It decides nothing. Serve places it and replaces it when it dies; then the calls that wait are executed by the next one,
+if they have not lapsed. Invariant: a call is executed at most once, and only while things are as its caller saw them.
 """
 
 import asyncio
@@ -20,7 +21,18 @@ from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, ray_cluster, redis_url
 from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.redis import connect
-from penstock.wire.serve_agent import LAPSE_MS, SERVE_AGENT_APP, Answer, AppPlaces, Call, answer_key, call_key, calls_key, decode_call, encode
+from penstock.wire.serve_agent import (
+    LAPSE_MS,
+    SERVE_AGENT_APP,
+    Answer,
+    AppPlaces,
+    Call,
+    answer_key,
+    call_key,
+    calls_key,
+    decode_call,
+    encode,
+)
 
 WAIT_S = 1
 """For the next call, below the time that the Redis client gives a command."""
@@ -98,7 +110,16 @@ async def _reply(client: redis.asyncio.Redis, call: Call, answer: Answer) -> Non
         batch.pexpire(key, LAPSE_MS)
         await batch.execute()
     if call.op != "read":
-        log.info("executed", extra={"op": call.op, "app": call.app, "target": call.target, "victims": list(call.victims), "is_done": answer.is_done})
+        log.info(
+            "executed",
+            extra={
+                "op": call.op,
+                "app": call.app,
+                "target": call.target,
+                "victims": list(call.victims),
+                "is_done": answer.is_done,
+            },
+        )
 
 
 class ServeAgent:
@@ -111,7 +132,9 @@ class ServeAgent:
             raise ConfigError(f"{REDIS_URL} is not set: the autoscaler's calls come through Redis")
         self._client = connect(url)
         cluster = ray_cluster(os.environ)
-        self._main = asyncio.create_task(serve_calls(self._client, cluster, Executor(ServeActuator({app: app for app in apps}))), name="hand")
+        self._main = asyncio.create_task(
+            serve_calls(self._client, cluster, Executor(ServeActuator({app: app for app in apps}))), name="hand"
+        )
         log.info("hand ready", extra={"ray_cluster": cluster, "apps": list(apps)})
 
     async def check_health(self) -> None:
@@ -125,8 +148,8 @@ class ServeAgent:
 
 
 def serve_agent_app(apps: Sequence[str], resource: str | None = None) -> serve.Application:
-    """The Serve application of the hand, to be run as SERVE_AGENT_APP with `route_prefix=None`. apps: the Serve applications that it reaches.
-    resource: Ray's, of which it takes one unit."""
+    """The Serve application of the hand, to be run as SERVE_AGENT_APP with `route_prefix=None`. apps: the Serve
+    applications that it reaches. resource: Ray's, of which it takes one unit."""
     deployment = serve.deployment(
         name=SERVE_AGENT_APP,
         num_replicas=1,

@@ -1,10 +1,12 @@
-"""What runs inside Ray Serve's controller on our behalf: reading a pool's state, and a step down with a victim of our choice.
+"""What runs inside Ray Serve's controller on our behalf: reading a pool's state, and a step down with a victim of our
+choice.
 
-Serve has no call for either. Lowering the target alone lets Serve choose: fewest replicas on a node, then the newest. A victim that ends by
-itself before the target is lowered is replaced at once, and one that ends after it costs a second replica. So both happen in one turn of the
-controller's event loop, by the two steps that Serve's own scaling takes: the victim is stopped gracefully, as any replica that Serve stops,
-and the target is lowered by as many. Everything here rests on private names of Ray, hence the narrow version range; it is sent there by
-`__ray_call__`, and imports of this module must stay light.
+Serve has no call for either. Lowering the target alone lets Serve choose: fewest replicas on a node, then the newest. A
+victim that ends by itself before the target is lowered is replaced at once, and one that ends after it costs a second
+replica. So both happen in one turn of the controller's event loop, by the two steps that Serve's own scaling takes: the
+victim is stopped gracefully, as any replica that Serve stops, and the target is lowered by as many. Everything here
+rests on private names of Ray, hence the narrow version range; it is sent there by `__ray_call__`, and imports of this
+module must stay light.
 """
 
 from typing import Any
@@ -13,8 +15,9 @@ from penstock.autoscale.observation import ServeState
 
 
 def read(controller: Any, deployment_ids: list[Any]) -> list[ServeState | None]:
-    """As Serve has it now; None: it does not know that deployment (yet, or any more), or not yet again: a controller that was replaced asks the
-    replicas that it finds, and until each has answered it would take them for ones that are only starting."""
+    """As Serve has it now; None: it does not know that deployment (yet, or any more), or not yet again: a controller
+    that was replaced asks the replicas that it finds, and until each has answered it would take them for ones that are
+    only starting."""
     states = controller.deployment_state_manager._deployment_states
     return [_placed(states[deployment_id]) if deployment_id in states else None for deployment_id in deployment_ids]
 
@@ -26,13 +29,17 @@ def locate(controller: Any, deployment_ids: list[Any]) -> list[tuple[int, list[t
 
 
 def step_down(controller: Any, deployment_id: Any, victims: tuple[str, ...], target: int) -> bool:
-    """Stop the victims gracefully and lower the target by as many, to `target`. False, and nothing is done, where that is not what it would be:
-    the target has changed meanwhile, or a victim runs no more."""
+    """Stop the victims gracefully and lower the target by as many, to `target`. False, and nothing is done, where that
+    is not what it would be: the target has changed meanwhile, or a victim runs no more."""
     manager = controller.deployment_state_manager
     state = manager._deployment_states.get(deployment_id)
     if state is None or state.target_num_replicas != target + len(victims):
         return False
-    found = [replica.replica_id for replica in state._replicas.get() if _is_running(replica) and replica.replica_id.unique_id in victims]
+    found = [
+        replica.replica_id
+        for replica in state._replicas.get()
+        if _is_running(replica) and replica.replica_id.unique_id in victims
+    ]
     if len(found) != len(victims):
         return False
     state.stop_replicas(found)
@@ -55,7 +62,10 @@ def _placed(state: Any) -> ServeState | None:
 
 def _located(state: Any) -> tuple[int, list[tuple[str, str, str | None]]] | None:
     replicas = sorted(state._replicas.get(), key=_age)
-    found = [(replica.replica_id.unique_id, replica.actor_details.state.value, replica.actor_details.node_ip) for replica in replicas]
+    found = [
+        (replica.replica_id.unique_id, replica.actor_details.state.value, replica.actor_details.node_ip)
+        for replica in replicas
+    ]
     return None if any(word == "RECOVERING" for _, word, _ in found) else (state.target_num_replicas, found)
 
 

@@ -5,11 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from penstock.autoscale.observation import ReplicaSeen
 
 
-def choose_victims(running: Sequence[str], replicas: Iterable[ReplicaSeen], hits_before: Mapping[str, int], count: int) -> tuple[str, ...]:
+def choose_victims(
+    running: Sequence[str], replicas: Iterable[ReplicaSeen], hits_before: Mapping[str, int], count: int
+) -> tuple[str, ...]:
     """`count` of the ids in `running`, which has the oldest first.
 
-    Worth is, in this order: prompt tokens that a cache has saved since `hits_before` was noted, blocks it holds, sequences that would have to be
-    finished. One that no gateway knows is worth nothing. Of equals the newest goes.
+    Worth is, in this order: prompt tokens that a cache has saved since `hits_before` was noted, blocks it holds,
+    sequences that would have to be finished. One that no gateway knows is worth nothing. Of equals the newest goes.
     """
     seen = {replica.replica_id: replica for replica in replicas}
 

@@ -1,7 +1,8 @@
 """YAML files to frozen msgspec structs, and mistakes to sentences.
 
-Whatever is wrong with a file is one ConfigError of one sentence: file, path of the field, offending value, and for an unknown key the
-nearest one that exists. The structs themselves refuse impossible values (`__post_init__` raising ConfigError); here the file's name is added.
+Whatever is wrong with a file is one ConfigError of one sentence: file, path of the field, offending value, and for an
+unknown key the nearest one that exists. The structs themselves refuse impossible values (`__post_init__` raising
+ConfigError); here the file's name is added.
 """
 
 import difflib
@@ -30,7 +31,9 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen and key.value != "<<":
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands there twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key.value!r} stands there twice", key.start_mark
+                )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -49,7 +52,8 @@ def load(path: Path, kind: type[T]) -> T:
 
 
 def parse(text: str, kind: type[T], *, name: str) -> T:
-    """The YAML `text` as a `kind`; `name` is what errors call it. An empty text is an empty mapping. Raises ConfigError."""
+    """The YAML `text` as a `kind`; `name` is what errors call it. An empty text is an empty mapping. Raises
+    ConfigError."""
     try:
         data = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -80,10 +84,18 @@ def _explain(message: str, data: Any, kind: type) -> str:
     what, path = match["what"], (match["where"] or "$").removeprefix("$")
     at, here = path.lstrip("."), _type_at(path, kind)
     if unknown := _UNKNOWN.search(what):
-        return _explain_unknown(unknown["key"], at, [field.encode_name for field in here.fields] if isinstance(here, inspect.StructType) else [])
+        return _explain_unknown(
+            unknown["key"],
+            at,
+            [field.encode_name for field in here.fields] if isinstance(here, inspect.StructType) else [],
+        )
     if missing := _MISSING.search(what):
         return f"{_join(at, missing['key'])} is required and missing"
-    wanted = f"one of {', '.join(map(str, here.values))}" if isinstance(here, inspect.LiteralType) else what.split(", got")[0].removeprefix("Expected ")
+    wanted = (
+        f"one of {', '.join(map(str, here.values))}"
+        if isinstance(here, inspect.LiteralType)
+        else what.split(", got")[0].removeprefix("Expected ")
+    )
     return f"{at or 'the file'} must be {wanted}, not {_value_at(path, data)!r}"
 
 

@@ -1,4 +1,5 @@
-"""What comes by environment variables: secrets, where Redis is (its address may hold a password) and vLLM; and what Ray must find there.
+"""What comes by environment variables: secrets, where Redis is (its address may hold a password) and vLLM; and what Ray
+must find there.
 
 Read by composition roots only.
 """
@@ -36,13 +37,15 @@ def redis_url() -> str | None:
 
 
 def provider_key(provider: str, variable: str) -> str:
-    """Without the line end that a key read from a file has. Raises ConfigError when it is missing, or could not stand in a header; the sentence does
-    not hold it."""
+    """Without the line end that a key read from a file has. Raises ConfigError when it is missing, or could not stand
+    in a header; the sentence does not hold it."""
     key = os.environ.get(variable, "").strip()
     if not key:
         raise ConfigError(f"{variable} is not set: the provider {provider} takes its API key from there (api_key_env)")
     if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"{variable}, the API key of the provider {provider}, holds characters that no key has (line ends, or letters beyond ASCII)")
+        raise ConfigError(
+            f"{variable}, the API key of the provider {provider}, holds characters that no key has (line ends, or letters beyond ASCII)"
+        )
     return key
 
 
@@ -57,9 +60,11 @@ def ray_cluster(environment: Mapping[str, str]) -> str:
 
 
 def serve_environment() -> dict[str, str]:
-    """What Ray and Serve must find in the environment before they are imported, here and in every process they start."""
+    """What Ray and Serve must find in the environment before they are imported, here and in every process they
+    start."""
     return {
-        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",  # no request comes through Serve: a second event loop would only cost
+        # no request comes through Serve: a second event loop would only cost
+        "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         "RAY_SERVE_FREEZE_GC_ON_STARTUP": "1",
         "RAY_SERVE_LOG_TO_STDERR": "0",
     }

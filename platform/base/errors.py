@@ -1,4 +1,5 @@
-"""The root of Penstock's exception tree, and the error of a configuration. The rest of the tree stands in `penstock.wire.errors`."""
+"""The root of Penstock's exception tree, and the error of a configuration. The rest of the tree stands in
+`penstock.wire.errors`."""
 
 
 class PenstockError(Exception):

@@ -1,7 +1,9 @@
-"""THE table of every metric: name, kind, labels, buckets and what it means; and `Metrics`, the instruments made from it.
+"""THE table of every metric: name, kind, labels, buckets and what it means; and `Metrics`, the instruments made from
+it.
 
-Not a place for values: whoever counts holds a `Metrics` and adds to it. Labels come from configuration (pool, model, tier) or from small
-fixed sets (code, kind), never from what a caller sent: a label is never a prompt, a key or a free name. Times are seconds.
+Not a place for values: whoever counts holds a `Metrics` and adds to it. Labels come from configuration (pool, model,
+tier) or from small fixed sets (code, kind), never from what a caller sent: a label is never a prompt, a key or a free
+name. Times are seconds.
 """
 
 from typing import Literal, NamedTuple
@@ -25,15 +27,43 @@ class Metric(NamedTuple):
 
 
 TABLE: tuple[Metric, ...] = (
-    Metric("penstock_requests_total", "counter", "Requests answered, by the model asked for and the HTTP status.", ("model", "code")),
+    Metric(
+        "penstock_requests_total",
+        "counter",
+        "Requests answered, by the model asked for and the HTTP status.",
+        ("model", "code"),
+    ),
     Metric("penstock_request_seconds", "histogram", "Request received to last byte.", ("model",), REQUEST_BUCKETS_S),
     Metric("penstock_ttft_seconds", "histogram", "Request received to first token.", ("model",), LATENCY_BUCKETS_S),
-    Metric("penstock_tpot_seconds", "histogram", "Time per output token after the first, a mean over one answer.", ("model",), TOKEN_BUCKETS_S),
+    Metric(
+        "penstock_tpot_seconds",
+        "histogram",
+        "Time per output token after the first, a mean over one answer.",
+        ("model",),
+        TOKEN_BUCKETS_S,
+    ),
     Metric("penstock_queue_seconds", "histogram", "Waiting for a replica.", ("model",), LATENCY_BUCKETS_S),
-    Metric("penstock_tokens_total", "counter", "Tokens of finished requests; kind is prompt or output.", ("model", "kind")),
-    Metric("penstock_prefix_lookup_tokens_total", "counter", "Prompt tokens whose KV was looked up in a replica's cache.", ("model",)),
-    Metric("penstock_prefix_hit_tokens_total", "counter", "Prompt tokens whose KV was found in a replica's cache.", ("model",)),
-    Metric("penstock_prefix_predicted_tokens_total", "counter", "Prompt tokens that the index said the chosen replica held.", ("model",)),
+    Metric(
+        "penstock_tokens_total", "counter", "Tokens of finished requests; kind is prompt or output.", ("model", "kind")
+    ),
+    Metric(
+        "penstock_prefix_lookup_tokens_total",
+        "counter",
+        "Prompt tokens whose KV was looked up in a replica's cache.",
+        ("model",),
+    ),
+    Metric(
+        "penstock_prefix_hit_tokens_total",
+        "counter",
+        "Prompt tokens whose KV was found in a replica's cache.",
+        ("model",),
+    ),
+    Metric(
+        "penstock_prefix_predicted_tokens_total",
+        "counter",
+        "Prompt tokens that the index said the chosen replica held.",
+        ("model",),
+    ),
     Metric(
         "penstock_prefix_true_tokens_total",
         "counter",
@@ -43,24 +73,66 @@ TABLE: tuple[Metric, ...] = (
     Metric("penstock_queue_length", "gauge", "Requests waiting for a replica in this gateway.", ("pool",)),
     Metric("penstock_replicas", "gauge", "Replicas this gateway can route to.", ("pool", "tier")),
     Metric("penstock_autoscale_target", "gauge", "Replicas that the autoscaler wants of the pool.", ("pool",)),
-    Metric("penstock_autoscale_decisions_total", "counter", "The autoscaler's looks at the pool, by what it decided.", ("pool", "reason")),
-    Metric("penstock_autoscaler_is_leader", "gauge", "1 on the autoscaler that holds the Lease, 0 on the others (Kubernetes).", ("lease",)),
+    Metric(
+        "penstock_autoscale_decisions_total",
+        "counter",
+        "The autoscaler's looks at the pool, by what it decided.",
+        ("pool", "reason"),
+    ),
+    Metric(
+        "penstock_autoscaler_is_leader",
+        "gauge",
+        "1 on the autoscaler that holds the Lease, 0 on the others (Kubernetes).",
+        ("lease",),
+    ),
     Metric(
         "penstock_kubernetes_calls_total",
         "counter",
         "The autoscaler's calls to the Kubernetes API; code is the HTTP status, or away where there was no answer.",
         ("verb", "resource", "code"),
     ),
-    Metric("penstock_running_sequences", "gauge", "Sequences running on the pool's replicas, other gateways' included.", ("pool",)),
-    Metric("penstock_waiting_sequences", "gauge", "Sequences that the pool's replicas have and do not run yet.", ("pool",)),
+    Metric(
+        "penstock_running_sequences",
+        "gauge",
+        "Sequences running on the pool's replicas, other gateways' included.",
+        ("pool",),
+    ),
+    Metric(
+        "penstock_waiting_sequences", "gauge", "Sequences that the pool's replicas have and do not run yet.", ("pool",)
+    ),
     Metric("penstock_kv_blocks", "gauge", "KV blocks of the pool's replicas; 1 - free / all is their use.", ("pool",)),
     Metric("penstock_kv_blocks_free", "gauge", "KV blocks free or evictable on the pool's replicas.", ("pool",)),
     Metric("penstock_index_blocks", "gauge", "Blocks in this gateway's mirror of the prefix index.", ("pool",)),
-    Metric("penstock_index_gaps_total", "counter", "Gaps seen in replicas' block events, each answered by a snapshot.", ("pool",)),
-    Metric("penstock_draft_tokens_total", "counter", "Draft tokens verified by the pool's replicas, for other gateways too.", ("pool",)),
-    Metric("penstock_accepted_draft_tokens_total", "counter", "Draft tokens that were what the model says; see penstock_draft_tokens_total.", ("pool",)),
-    Metric("penstock_route_attempts_total", "counter", "Submissions to replicas; reason is first, retry (no token was out) or resume.", ("pool", "reason")),
-    Metric("penstock_tier_decisions_total", "counter", "Submissions by the tier that was chosen and why.", ("pool", "tier", "reason")),
+    Metric(
+        "penstock_index_gaps_total",
+        "counter",
+        "Gaps seen in replicas' block events, each answered by a snapshot.",
+        ("pool",),
+    ),
+    Metric(
+        "penstock_draft_tokens_total",
+        "counter",
+        "Draft tokens verified by the pool's replicas, for other gateways too.",
+        ("pool",),
+    ),
+    Metric(
+        "penstock_accepted_draft_tokens_total",
+        "counter",
+        "Draft tokens that were what the model says; see penstock_draft_tokens_total.",
+        ("pool",),
+    ),
+    Metric(
+        "penstock_route_attempts_total",
+        "counter",
+        "Submissions to replicas; reason is first, retry (no token was out) or resume.",
+        ("pool", "reason"),
+    ),
+    Metric(
+        "penstock_tier_decisions_total",
+        "counter",
+        "Submissions by the tier that was chosen and why.",
+        ("pool", "tier", "reason"),
+    ),
     Metric(
         "penstock_provider_requests_total",
         "counter",
@@ -74,14 +146,25 @@ TABLE: tuple[Metric, ...] = (
         ("provider",),
     ),
     Metric("penstock_slow_clients_total", "counter", "Sequences aborted because their client did not read."),
-    Metric("penstock_spans_total", "counter", "Spans of traces; outcome is exported, or dropped where the collector did not take them in time.", ("outcome",)),
-    Metric("penstock_rate_limited_total", "counter", "Requests refused by a tenant's limit: requests, tokens or parallel.", ("limit",)),
+    Metric(
+        "penstock_spans_total",
+        "counter",
+        "Spans of traces; outcome is exported, or dropped where the collector did not take them in time.",
+        ("outcome",),
+    ),
+    Metric(
+        "penstock_rate_limited_total",
+        "counter",
+        "Requests refused by a tenant's limit: requests, tokens or parallel.",
+        ("limit",),
+    ),
     Metric("penstock_client_disconnects_total", "counter", "Requests whose client hung up before the end.", ("model",)),
 )
 
 
 class Metrics:
-    """One instrument for each row of TABLE, on a registry of its own, so that two gateways in one process never share counts."""
+    """One instrument for each row of TABLE, on a registry of its own, so that two gateways in one process never share
+    counts."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,7 +1,8 @@
-"""What the one gateway or replica of a Kubernetes pod and the pod's hooks tell each other, by files in a folder that PENSTOCK_POD_DIR names.
+"""What the one gateway or replica of a Kubernetes pod and the pod's hooks tell each other, by files in a folder that
+PENSTOCK_POD_DIR names.
 
-`ready`: it serves; its process id. `drain`: the pod is to go, so take nothing new and finish what runs. `drained`: that is done. Elsewhere than in a
-pod there is no folder, and nobody asks for anything.
+`ready`: it serves; its process id. `drain`: the pod is to go, so take nothing new and finish what runs. `drained`: that
+is done. Elsewhere than in a pod there is no folder, and nobody asks for anything.
 """
 
 import asyncio
@@ -15,10 +16,11 @@ POD_DIR = "PENSTOCK_POD_DIR"
 DRAIN_S = "PENSTOCK_DRAIN_S"
 """Longest wait of `penstock drain`, seconds."""
 SPREAD_S = 8.0
-"""How long a gateway that is to go still answers: for probes to fail (two, a second apart, in our chart), and for endpoints, proxies and idle connections
-to follow, on a busy node too."""
+"""How long a gateway that is to go still answers: for probes to fail (two, a second apart, in our chart), and for
+endpoints, proxies and idle connections to follow, on a busy node too."""
 AFTER_GATEWAYS_S = SPREAD_S + 4.0
-"""How long a replica whose pod is to go takes new work: where a whole cluster goes, its gateways have nobody else for what still reaches them."""
+"""How long a replica whose pod is to go takes new work: where a whole cluster goes, its gateways have nobody else for
+what still reaches them."""
 POLL_S = 0.2
 _READY, _DRAIN, _DRAINED = "ready", "drain", "drained"
 
@@ -60,8 +62,14 @@ def this_pod() -> Pod:
     return Pod(Path(folder) if folder else None)
 
 
-def drain(folder: Path, timeout_s: float, sleep: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic) -> bool:
-    """Ask who serves in this pod to drain, and wait for it; not where nobody serves (any more). Whether nothing is left to wait for."""
+def drain(
+    folder: Path,
+    timeout_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> bool:
+    """Ask who serves in this pod to drain, and wait for it; not where nobody serves (any more). Whether nothing is left
+    to wait for."""
     serving = _serving(folder)
     if serving is None:
         return True

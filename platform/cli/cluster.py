@@ -1,7 +1,7 @@
 """Ray's driver seen from `penstock up`: a child process, its events, and its end within a bound.
 
-Private: an own temp folder, a token that only this run knows and that is written nowhere, no dashboard, no usage report, nothing in the
-home folder.
+Private: an own temp folder, a token that only this run knows and that is written nowhere, no dashboard, no usage
+report, nothing in the home folder.
 """
 
 import os
@@ -40,14 +40,27 @@ class StartFailed(PenstockError):
 
 def ray_environment() -> dict[str, str]:
     """What Ray and all that it starts must find in their environment."""
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0", **serve_environment()}
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        **serve_environment(),
+    }
 
 
 def driver_command(config: PlatformConfig, temp_dir: Path, journal: Path) -> list[str]:
     """Without the descriptor for events, which is the last argument. journal: the autoscaler's event log."""
     path = temp_dir / "config.json"
     path.write_bytes(msgspec.json.encode(config))
-    return [sys.executable, "-m", "penstock.cli.driver", str(path), str(temp_dir / RAY_FOLDER), str(journal.absolute()), str(os.getpid())]
+    return [
+        sys.executable,
+        "-m",
+        "penstock.cli.driver",
+        str(path),
+        str(temp_dir / RAY_FOLDER),
+        str(journal.absolute()),
+        str(os.getpid()),
+    ]
 
 
 class Cluster:
@@ -56,7 +69,9 @@ class Cluster:
     def __init__(self, command: Sequence[str], temp_dir: Path, environment: Mapping[str, str], log: TextIO) -> None:
         self._temp_dir = temp_dir
         self._events, writer = os.pipe()
-        inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}  # a cluster of someone else's
+        inherited = {
+            name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"
+        }  # a cluster of someone else's
         try:
             # A session of its own: the terminal's Ctrl-C must reach `penstock up` alone, which ends things in order.
             self._process = subprocess.Popen(
@@ -83,7 +98,9 @@ class Cluster:
         try:
             status = self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise StartFailed(f"Ray did not come as far as {name!r} within {timeout_s:.0f} s.", self.log_tail()) from None
+            raise StartFailed(
+                f"Ray did not come as far as {name!r} within {timeout_s:.0f} s.", self.log_tail()
+            ) from None
         raise StartFailed(f"Ray's driver process ended with status {status}.", self.log_tail())
 
     def wait_until_ended(self) -> int:
@@ -91,7 +108,8 @@ class Cluster:
         return self._process.wait()
 
     def stop(self, hurry: threading.Event) -> None:
-        """Asks the driver to end and waits STOP_S at most, less when `hurry` is set. What is left then is for the caller to end."""
+        """Asks the driver to end and waits STOP_S at most, less when `hurry` is set. What is left then is for the
+        caller to end."""
         self._process.terminate()
         deadline = time.monotonic() + STOP_S
         while self._process.poll() is None and time.monotonic() < deadline:
@@ -101,8 +119,13 @@ class Cluster:
 
     def log_tail(self) -> str:
         """The end of the newest log of a Serve process; empty where there is none."""
-        logs = sorted((self._temp_dir / RAY_FOLDER / "session_latest" / "logs" / "serve").glob("*.log"), key=lambda path: path.stat().st_mtime)
-        return "\n".join(logs[-1].read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]) if logs else ""
+        logs = sorted(
+            (self._temp_dir / RAY_FOLDER / "session_latest" / "logs" / "serve").glob("*.log"),
+            key=lambda path: path.stat().st_mtime,
+        )
+        return (
+            "\n".join(logs[-1].read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]) if logs else ""
+        )
 
     def _next_event(self, deadline: float) -> Event | None:
         """None at the deadline, or when the driver has closed its end and is about to end."""

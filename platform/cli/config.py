@@ -1,7 +1,7 @@
 """The configuration of a whole platform on one machine: `penstock.yaml`.
 
-Each part's own settings stand with the part (`router.config`, `workers.config`); here they come together, and combinations that can't
-work are refused with a sentence before anything starts.
+Each part's own settings stand with the part (`router.config`, `workers.config`); here they come together, and
+combinations that can't work are refused with a sentence before anything starts.
 """
 
 from collections import Counter
@@ -34,8 +34,8 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     name: str
     """Part of process names and metric labels: letters, digits, dashes."""
     model: str = "demo"
-    """Checkpoint: path of a GGUF file or safetensors directory, hub id, or `demo` (SmolLM2-135M-Instruct). A timed pool takes its tokenizer
-    and chat template from it."""
+    """Checkpoint: path of a GGUF file or safetensors directory, hub id, or `demo` (SmolLM2-135M-Instruct). A timed pool
+    takes its tokenizer and chat template from it."""
     served_names: tuple[str, ...] = ()
     """Model names of the API; none: the model's own."""
     tier: Literal["edge", "cloud"] = "cloud"
@@ -61,14 +61,21 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ConfigError(f"a pool's name is letters, digits and dashes between them, not {self.name!r}")
         if self.replicas < 1:
             raise ConfigError(f"{where}.replicas must be at least 1, not {self.replicas}")
-        if self.autoscale is not None and not self.autoscale.min_replicas <= self.replicas <= self.autoscale.max_replicas:
+        if (
+            self.autoscale is not None
+            and not self.autoscale.min_replicas <= self.replicas <= self.autoscale.max_replicas
+        ):
             raise ConfigError(
                 f"{where}.replicas ({self.replicas}) must lie between autoscale.min_replicas ({self.autoscale.min_replicas}) "
                 f"and autoscale.max_replicas ({self.autoscale.max_replicas})"
             )
         for name, count in Counter(self.served_names).items():
             if count > 1 or not name:
-                raise ConfigError(f"{where}.served_names holds {name!r} {count} times" if name else f"{where}.served_names holds an empty name")
+                raise ConfigError(
+                    f"{where}.served_names holds {name!r} {count} times"
+                    if name
+                    else f"{where}.served_names holds an empty name"
+                )
         if self.engine.runner == "timed" and self.engine.exact:
             raise ConfigError(f"{where}: runner: timed computes nothing, so it can't be combined with exact: true")
 
@@ -98,7 +105,9 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     def _refuse_providers_without_pools(self) -> None:
         # A request's tokens are counted before it is known who answers.
         served = {name for pool in self.pools for name in pool.names}
-        for place, count in Counter([*(pool.name for pool in self.pools), *(provider.name for provider in self.providers)]).items():
+        for place, count in Counter(
+            [*(pool.name for pool in self.pools), *(provider.name for provider in self.providers)]
+        ).items():
             if count > 1:
                 raise ConfigError(f"{count} pools or providers are named {place!r}: names must differ")
         for provider in self.providers:
@@ -131,7 +140,11 @@ def load_platform(path: Path) -> PlatformConfig:
 
 def check_memory(config: PlatformConfig, available_bytes: int) -> None:
     """Refuse KV caches that the machine can't hold together. Raises ConfigError."""
-    wanted = sum(pool.most_replicas * pool.engine.kv_memory_bytes for pool in config.pools if pool.engine.runner == "torch" and pool.engine.device == "cpu")
+    wanted = sum(
+        pool.most_replicas * pool.engine.kv_memory_bytes
+        for pool in config.pools
+        if pool.engine.runner == "torch" and pool.engine.device == "cpu"
+    )
     if wanted > available_bytes:
         raise ConfigError(
             f"the KV caches of all replicas take {wanted / 2**30:.1f} GiB (replicas x engine.kv_memory_bytes), "
@@ -155,15 +168,24 @@ def start_timeout_s(config: PlatformConfig, usual_s: float) -> float:
 
 
 def divide_threads(config: PlatformConfig, cores: int) -> PlatformConfig:
-    """The configuration with `engine.threads` set where it was left open: the cores divided among all replicas that compute, at least 1."""
-    computing = sum(pool.most_replicas for pool in config.pools if pool.engine.runner in ("torch", "vllm") and pool.engine.device == "cpu")
+    """The configuration with `engine.threads` set where it was left open: the cores divided among all replicas that
+    compute, at least 1."""
+    computing = sum(
+        pool.most_replicas
+        for pool in config.pools
+        if pool.engine.runner in ("torch", "vllm") and pool.engine.device == "cpu"
+    )
     share = max(1, cores // max(1, computing))
-    pools = tuple(msgspec.structs.replace(pool, engine=msgspec.structs.replace(pool.engine, threads=pool.engine.threads or share)) for pool in config.pools)
+    pools = tuple(
+        msgspec.structs.replace(pool, engine=msgspec.structs.replace(pool.engine, threads=pool.engine.threads or share))
+        for pool in config.pools
+    )
     return msgspec.structs.replace(config, pools=pools)
 
 
 def place_adapters(config: PlatformConfig, state: Path) -> PlatformConfig:
-    """The configuration with `adapters.folder` set, absolute: processes of Ray have working folders of their own. state: the state folder."""
+    """The configuration with `adapters.folder` set, absolute: processes of Ray have working folders of their own.
+    state: the state folder."""
     adapters = config.adapters
     folder = Path(adapters.folder) if adapters.folder is not None else state / "adapters"
     imports = None if adapters.import_folder is None else str(Path(adapters.import_folder).expanduser().absolute())

@@ -1,8 +1,10 @@
-"""The process that is Ray's driver: starts Ray and Serve, deploys gateway and pools, stays until SIGTERM, stops both in order.
+"""The process that is Ray's driver: starts Ray and Serve, deploys gateway and pools, stays until SIGTERM, stops both in
+order.
 
-A process of its own because Ray ends its driver without a word when the raylet dies, takes its signals and writes to its output: what
-must outlive that (Redis, the temp folder, the person's terminal) belongs to `penstock up`. Everything it needs comes as arguments and
-environment, set before Ray is imported; what happens goes as one `Event` a line to the descriptor it was given.
+A process of its own because Ray ends its driver without a word when the raylet dies, takes its signals and writes to
+its output: what must outlive that (Redis, the temp folder, the person's terminal) belongs to `penstock up`. Everything
+it needs comes as arguments and environment, set before Ray is imported; what happens goes as one `Event` a line to the
+descriptor it was given.
 
     python -m penstock.cli.driver CONFIG_JSON TEMP_DIR AUTOSCALE_LOG PARENT_PID EVENT_FD
 """
@@ -59,7 +61,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def stop_with_parent(parent: int) -> None:
-    """SIGTERM for this process when the one that started it dies, however that happens. Its number is 1 in a container."""
+    """SIGTERM for this process when the one that started it dies, however that happens. Its number is 1 in a
+    container."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit("the parent is gone already")
@@ -85,8 +88,9 @@ def _run(config: PlatformConfig, temp_dir: Path, journal: str, tell: Callable[[E
 
 
 def deploy(config: PlatformConfig, journal: str) -> list[str]:
-    """ServeAgent gateway, pools and, where one is scaled, the autoscaler to Serve, all at once and without waiting; returns the names of their
-    applications. No proxy: the gateway answers for itself. journal: path of the autoscaler's event log."""
+    """ServeAgent gateway, pools and, where one is scaled, the autoscaler to Serve, all at once and without waiting;
+    returns the names of their applications. No proxy: the gateway answers for itself. journal: path of the autoscaler's
+    event log."""
     gateway = serve.RunTarget(gateway_application(config, Placement(replicas=1)), GATEWAY_APP, route_prefix=None)
     pools = [
         serve.RunTarget(
@@ -142,7 +146,8 @@ def await_running(names: Sequence[str], timeout_s: float = RUNNING_TIMEOUT_S) ->
 
 
 def failure(name: str, reasons: str) -> Event:
-    """What became of an application: our own refusal where there is one in Serve's account of it, else the end of that account."""
+    """What became of an application: our own refusal where there is one in Serve's account of it, else the end of that
+    account."""
     lines = reasons.strip().splitlines()
     for line in reversed(lines):
         if line.startswith(REFUSAL):

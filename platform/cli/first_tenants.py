@@ -1,8 +1,8 @@
 """Tenants and keys from a file, as a Secret of Kubernetes brings them: `penstock tenant apply FILE`.
 
-What the file says of a tenant is how it begins. One that is there stays as it is, with what an operator has set since, and so do tenants that the file
-doesn't name; keys are added. What an operator took away stays away: a deleted tenant is not made again, nor a revoked key accepted. So it can run at
-every start.
+What the file says of a tenant is how it begins. One that is there stays as it is, with what an operator has set since,
+and so do tenants that the file doesn't name; keys are added. What an operator took away stays away: a deleted tenant is
+not made again, nor a revoked key accepted. So it can run at every start.
 """
 
 import time
@@ -31,7 +31,9 @@ class FirstTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def __post_init__(self) -> None:
         for number, key in enumerate(self.keys):
             if KEY_PATTERN.fullmatch(key) is None:
-                raise ConfigError(f"tenants[{self.name!r}].keys[{number}] is no key: sk-penstock- and 48 hex digits, as openssl rand -hex 24 gives them")
+                raise ConfigError(
+                    f"tenants[{self.name!r}].keys[{number}] is no key: sk-penstock- and 48 hex digits, as openssl rand -hex 24 gives them"
+                )
 
     @property
     def settings(self) -> Settings:

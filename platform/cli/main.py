@@ -26,14 +26,18 @@ FAILED = 1
 DEFAULT_DRAIN_S = 60.0
 INTERRUPTED = 130
 """As shells have it of a command that Ctrl-C ended."""
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Multi-replica LLM serving.")
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Multi-replica LLM serving."
+)
 StateOption = Annotated[Path, typer.Option("--state", help="State folder: key, Redis data, what runs.")]
 DEFAULT_STATE = Path(".penstock")
 
 
 @app.command()
 def up(
-    config: Annotated[Path, typer.Option("--config", help="What to start; penstock.yaml documents every field.")] = Path("penstock.yaml"),
+    config: Annotated[
+        Path, typer.Option("--config", help="What to start; penstock.yaml documents every field.")
+    ] = Path("penstock.yaml"),
     state: StateOption = DEFAULT_STATE,
 ) -> None:
     """Start Redis, Ray, the pools and a gateway; Ctrl-C stops everything."""
@@ -77,18 +81,29 @@ def status(
 def quantize(
     model: Annotated[str, typer.Argument(help="GGUF file, safetensors directory, hub id, or demo.")],
     out: Annotated[Path, typer.Argument(help="Folder of the 4-bit checkpoint; must not exist.")],
-    calibration: Annotated[Path, typer.Option(help="Text that the model will be used for: plain, or JSON lines with prompt, text, question or turns.")],
-    evaluation: Annotated[Path | None, typer.Option(help="Other text, whose perplexity is printed: before, after, and rounded to nearest.")] = None,
+    calibration: Annotated[
+        Path,
+        typer.Option(
+            help="Text that the model will be used for: plain, or JSON lines with prompt, text, question or turns."
+        ),
+    ],
+    evaluation: Annotated[
+        Path | None,
+        typer.Option(help="Other text, whose perplexity is printed: before, after, and rounded to nearest."),
+    ] = None,
     group_size: Annotated[int, typer.Option(help="Weights that share a scale: 32, 64 or 128.")] = 128,
     sequences: Annotated[int, typer.Option(help="Sequences of 512 tokens to calibrate with, at most.")] = 32,
 ) -> None:
     """Make a 4-bit AWQ checkpoint. One that was interrupted goes on where it was when the command is given again."""
-    # read when torch is loaded: its threads else spin while they wait for each other, which on a busy machine takes three times the CPU time
+    # read when torch is loaded: its threads else spin while they wait for each other, which on a busy machine takes
+    # three times the CPU time
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     from penstock.cli import quantize as command  # here: torch takes seconds to import
 
     try:
-        command.quantize(model, out, calibration, evaluation, group_size=group_size, sequences=sequences, console=Console())
+        command.quantize(
+            model, out, calibration, evaluation, group_size=group_size, sequences=sequences, console=Console()
+        )
     except KeyboardInterrupt:
         print("Interrupted; the same command goes on where this one was.", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
@@ -103,9 +118,13 @@ def autoscale(
     lease: Annotated[str, typer.Option(help="Its name: of all that stand for it, one acts.")],
     rayservice: Annotated[str | None, typer.Option(help="Whose pools to scale.")] = None,
     raycluster: Annotated[str | None, typer.Option(help="Instead of a RayService: this RayCluster.")] = None,
-    config: Annotated[Path, typer.Option("--config", help="The platform's configuration, as its gateways have it.")] = Path("penstock.yaml"),
+    config: Annotated[
+        Path, typer.Option("--config", help="The platform's configuration, as its gateways have it.")
+    ] = Path("penstock.yaml"),
     port: Annotated[int, typer.Option(help="Of /healthz and /metrics.")] = 8081,
-    account: Annotated[Path, typer.Option(help="Folder of the service account's token and ca.crt.")] = Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+    account: Annotated[Path, typer.Option(help="Folder of the service account's token and ca.crt.")] = Path(
+        "/var/run/secrets/kubernetes.io/serviceaccount"
+    ),
 ) -> None:
     """In Kubernetes: scale the pools of a RayService. Stays until it is ended."""
     from penstock.autoscale.kubernetes.run import Options  # here: Ray takes a second to import
@@ -119,14 +138,19 @@ def autoscale(
 
 @app.command()
 def drain(
-    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Longest wait, seconds; default: PENSTOCK_DRAIN_S, else 60.")] = None,
+    timeout_s: Annotated[
+        float | None, typer.Option("--timeout", help="Longest wait, seconds; default: PENSTOCK_DRAIN_S, else 60.")
+    ] = None,
 ) -> None:
-    """In a pod that is to go: have its gateway or replica finish what runs; exit status 0 when it has, or nobody serves there."""
+    """In a pod that is to go: have its gateway or replica finish what runs; exit status 0 when it has, or nobody serves
+    there."""
     folder = os.environ.get(POD_DIR)
     if not folder:
         complain(ConfigError(f"{POD_DIR} is not set: this is no pod of the platform"))
         raise typer.Exit(REFUSED)
-    has_drained = drain_pod(Path(folder), timeout_s if timeout_s is not None else float(os.environ.get(DRAIN_S) or DEFAULT_DRAIN_S))
+    has_drained = drain_pod(
+        Path(folder), timeout_s if timeout_s is not None else float(os.environ.get(DRAIN_S) or DEFAULT_DRAIN_S)
+    )
     raise typer.Exit(0 if has_drained else FAILED)
 
 

@@ -28,7 +28,8 @@ def descendants() -> list[psutil.Process]:
 
 
 def end_descendants(grace_s: float) -> int:
-    """Terminate all descendants, kill after `grace_s` what is left; returns how many had to be ended. Zombies are reaped."""
+    """Terminate all descendants, kill after `grace_s` what is left; returns how many had to be ended. Zombies are
+    reaped."""
     first = descendants()
     for process in first:
         _signal(process, signal.SIGTERM)

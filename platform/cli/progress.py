@@ -1,4 +1,5 @@
-"""What a person sees while things start and stop: one line a step, with a spinner on a terminal and plain lines elsewhere."""
+"""What a person sees while things start and stop: one line a step, with a spinner on a terminal and plain lines
+elsewhere."""
 
 import time
 from collections.abc import Iterator

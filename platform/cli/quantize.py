@@ -13,14 +13,29 @@ from rich.table import Table
 
 from penstock.base.errors import ConfigError
 from penstock.workers.compute.runner import compute_dtype
-from penstock.workers.quantize.quantize import Plan, evaluation_tokens, model_perplexity, plain_group_size, quantize_checkpoint
+from penstock.workers.quantize.quantize import (
+    Plan,
+    evaluation_tokens,
+    model_perplexity,
+    plain_group_size,
+    quantize_checkpoint,
+)
 
 FIELDS = ("prompt", "text", "question", "turns")
 """Of a JSON line: the first that is there."""
 EVALUATED_TOKENS = 16384
 
 
-def quantize(model: str, out: Path, calibration: Path, evaluation: Path | None, *, group_size: int, sequences: int, console: Console) -> None:
+def quantize(
+    model: str,
+    out: Path,
+    calibration: Path,
+    evaluation: Path | None,
+    *,
+    group_size: int,
+    sequences: int,
+    console: Console,
+) -> None:
     """Raises ConfigError. evaluation: text whose perplexity is printed, before and after; None: none is."""
     text = read_text(calibration)
     held_out = None if evaluation is None else evaluation_tokens(model, read_text(evaluation), EVALUATED_TOKENS)
@@ -29,12 +44,20 @@ def quantize(model: str, out: Path, calibration: Path, evaluation: Path | None, 
     plain = plain_group_size(model, group_size)
     if plain != group_size:
         other = "" if plain is None else f" With --group-size {plain}, whatever reads AutoAWQ's format takes it."
-        console.print(f"Some rows end in a group shorter than {group_size}, which only Penstock reads.{other}", highlight=False, soft_wrap=True)
+        console.print(
+            f"Some rows end in a group shorter than {group_size}, which only Penstock reads.{other}",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(f"{out} is ready: name it as a pool's model.", highlight=False, markup=False, soft_wrap=True)
     if held_out is None:
         return
     found, dtype = {}, compute_dtype("auto")
-    for name, checkpoint, rounding in ((str(dtype).removeprefix("torch."), model, None), ("AWQ", str(out), None), ("round to nearest", model, group_size)):
+    for name, checkpoint, rounding in (
+        (str(dtype).removeprefix("torch."), model, None),
+        ("AWQ", str(out), None),
+        ("round to nearest", model, group_size),
+    ):
         with console.status(f"reading with {name}"):
             found[name] = model_perplexity(checkpoint, held_out, dtype, group_size=rounding)
     console.print(_perplexities(found, group_size))
@@ -62,7 +85,8 @@ def _perplexities(found: dict[str, float], group_size: int) -> Table:
 
 
 def read_text(path: Path) -> str:
-    """Plain text, or the texts of JSON lines, one behind the other; gzip by its name. Raises ConfigError that names file and line."""
+    """Plain text, or the texts of JSON lines, one behind the other; gzip by its name. Raises ConfigError that names
+    file and line."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         text = data.decode("utf-8")

@@ -1,8 +1,9 @@
-"""A platform's Serve applications by name, for a RayService: what `import_path` in its serveConfigV2 names, `penstock.cli.serve_apps:gateway` and
-so on. `args` is what penstock.yaml says; secrets and Redis come by environment.
+"""A platform's Serve applications by name, for a RayService: what `import_path` in its serveConfigV2 names,
+`penstock.cli.serve_apps:gateway` and so on. `args` is what penstock.yaml says; secrets and Redis come by environment.
 
-Ray runs a builder in a process of the Ray cluster whenever an application's `args` have changed; what it raises stands in the RayService's status.
-One replica to a pod: each takes a whole unit of the custom resource that the pods of its worker group have one of.
+Ray runs a builder in a process of the Ray cluster whenever an application's `args` have changed; what it raises stands
+in the RayService's status. One replica to a pod: each takes a whole unit of the custom resource that the pods of its
+worker group have one of.
 """
 
 import asyncio
@@ -56,7 +57,9 @@ def gateway(args: dict[str, object]) -> serve.Application:
     """Of all gateways; `external_scaler_enabled` stays off. Raises ConfigError."""
     found = convert(args, GatewayArguments, name="args of the application gateway")
     if found.config.redis.url is not None:
-        raise ConfigError("redis.url in the args of the application gateway would stand in the open: PENSTOCK_REDIS_URL names the Redis here")
+        raise ConfigError(
+            "redis.url in the args of the application gateway would stand in the open: PENSTOCK_REDIS_URL names the Redis here"
+        )
     return gateway_application(found.config, Placement(found.replicas, GATEWAY_RESOURCE, drain_s=found.drain_s))
 
 
@@ -71,15 +74,21 @@ def pool(args: dict[str, object]) -> serve.Application:
 def hand(args: dict[str, object]) -> serve.Application:
     """Of the autoscaler's hand, to be named `hand`. Raises ConfigError."""
     found = convert(args, HandArguments, name="args of the application hand")
-    return serve_agent_app([GATEWAY_APP, *(pool_app_name(pool.name) for pool in found.config.pools)], SERVE_AGENT_RESOURCE)
+    return serve_agent_app(
+        [GATEWAY_APP, *(pool_app_name(pool.name) for pool in found.config.pools)], SERVE_AGENT_RESOURCE
+    )
 
 
 def first_replicas(pool: PoolConfig, wanted: dict[str, int]) -> int:
-    """With how many a pool begins. Serve takes what a builder says for the new target whenever it has changed in anything, and a second Ray cluster
-    begins at the beginning: a pool that is scaled goes on with what the autoscaler last had it at."""
+    """With how many a pool begins. Serve takes what a builder says for the new target whenever it has changed in
+    anything, and a second Ray cluster begins at the beginning: a pool that is scaled goes on with what the autoscaler
+    last had it at."""
     if pool.autoscale is None:
         return pool.replicas
-    return min(max(wanted.get(pool_app_name(pool.name), pool.replicas), pool.autoscale.min_replicas), pool.autoscale.max_replicas)
+    return min(
+        max(wanted.get(pool_app_name(pool.name), pool.replicas), pool.autoscale.min_replicas),
+        pool.autoscale.max_replicas,
+    )
 
 
 async def _wanted() -> dict[str, int]:

@@ -1,8 +1,9 @@
 """The state folder of a platform on one machine (`.penstock`): who runs here, its key, its Redis data.
 
-Layout: `lock` (held by the running `penstock up`), `state.json` (what runs, for `penstock status`), `env` (shell syntax, for scripts),
-`key` (the demo tenant's API key), `secret` (the cluster's, from which keys and block hashes derive), `redis/` (append-only file and log),
-`penstock.log`, `autoscale.jsonl` (what the autoscaler did, where a pool is scaled). Everything is readable by its owner only.
+Layout: `lock` (held by the running `penstock up`), `state.json` (what runs, for `penstock status`), `env` (shell
+syntax, for scripts), `key` (the demo tenant's API key), `secret` (the cluster's, from which keys and block hashes
+derive), `redis/` (append-only file and log), `penstock.log`, `autoscale.jsonl` (what the autoscaler did, where a pool
+is scaled). Everything is readable by its owner only.
 """
 
 import fcntl
@@ -132,9 +133,13 @@ class StateDir:
         try:
             found = bytes.fromhex(self._secret_path.read_text(encoding="ascii"))
         except ValueError as error:
-            raise ConfigError(f"{self._secret_path} does not hold a secret in hex digits; delete it to have a new one made.") from error
+            raise ConfigError(
+                f"{self._secret_path} does not hold a secret in hex digits; delete it to have a new one made."
+            ) from error
         if len(found) != SECRET_BYTES:
-            raise ConfigError(f"{self._secret_path} must hold {SECRET_BYTES} bytes in hex digits, not {len(found)}; delete it to have a new one made.")
+            raise ConfigError(
+                f"{self._secret_path} must hold {SECRET_BYTES} bytes in hex digits, not {len(found)}; delete it to have a new one made."
+            )
         return found
 
     def _remove_leftovers(self) -> None:

@@ -59,14 +59,32 @@ def by_pool(metrics: str, gauge: str) -> dict[str, int]:
 
 def show(health: Health, console: Console) -> None:
     word = "ready" if health.is_ready else "not ready" if health.is_running else "not running"
-    console.print(f"penstock {health.version}, {word}: {health.gateway} (process {health.pid}, Redis {health.redis})", highlight=False, soft_wrap=True)
+    console.print(
+        f"penstock {health.version}, {word}: {health.gateway} (process {health.pid}, Redis {health.redis})",
+        highlight=False,
+        soft_wrap=True,
+    )
     table = Table("pool", "tier", "model", "served as", "runner", "ready")
     for pool in health.pools:
-        table.add_row(pool.name, pool.tier, pool.model, ", ".join(pool.served_names), pool.runner, f"{pool.replicas_ready} of {pool.replicas_wanted}")
+        table.add_row(
+            pool.name,
+            pool.tier,
+            pool.model,
+            ", ".join(pool.served_names),
+            pool.runner,
+            f"{pool.replicas_ready} of {pool.replicas_wanted}",
+        )
     console.print(table)
 
 
-def _health(state: RunState, *, is_running: bool, is_ready: bool, ready: Mapping[str, int], wanted: Mapping[str, int] = MappingProxyType({})) -> Health:
+def _health(
+    state: RunState,
+    *,
+    is_running: bool,
+    is_ready: bool,
+    ready: Mapping[str, int],
+    wanted: Mapping[str, int] = MappingProxyType({}),
+) -> Health:
     """wanted: by an autoscaler; other pools want what is configured."""
     return Health(
         is_running=is_running,

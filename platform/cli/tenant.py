@@ -1,7 +1,7 @@
 """`penstock tenant`, `penstock key` and `penstock usage`: what an operator does to tenants, in the Redis of a platform.
 
-That Redis is the running platform's, found by its state folder; where none runs, the one that the configuration names. A gateway asks Redis again
-after gateway.key_cache_s, so nothing has to be told to it.
+That Redis is the running platform's, found by its state folder; where none runs, the one that the configuration names.
+A gateway asks Redis again after gateway.key_cache_s, so nothing has to be told to it.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ NO_LIMIT = 0
 
 
 def redis_of(state: StateDir, config: Path | None) -> str:
-    """Its URL. config: where given, it decides; else what runs here, else PENSTOCK_REDIS_URL. Raises ConfigError with what to do."""
+    """Its URL. config: where given, it decides; else what runs here, else PENSTOCK_REDIS_URL. Raises ConfigError with
+    what to do."""
     run = state.read() if config is None else None
     if run is not None and run.is_alive:
         return _redis_of_run(run)
@@ -45,7 +46,9 @@ def redis_of(state: StateDir, config: Path | None) -> str:
     if config is None and named is not None:
         return named
     if config is None:
-        raise ConfigError(f"nothing runs with the state folder {state.path}; start it with `penstock up`, or name a configuration with a redis.url by --config")
+        raise ConfigError(
+            f"nothing runs with the state folder {state.path}; start it with `penstock up`, or name a configuration with a redis.url by --config"
+        )
     url = load_platform(config).redis.url
     if url is None:
         raise ConfigError(f"{config} has no redis.url, and the embedded Redis is there only while `penstock up` runs")
@@ -57,12 +60,15 @@ def _redis_of_run(run: RunState) -> str:
         return f"unix://{Path(run.temp_dir) / 'redis' / 'redis.sock'}"
     url = load_platform(Path(run.config)).redis.url  # the state folder has it without its password
     if url is None:
-        raise ConfigError(f"{run.config} has no redis.url any more; name the configuration that was started by --config")
+        raise ConfigError(
+            f"{run.config} has no redis.url any more; name the configuration that was started by --config"
+        )
     return url
 
 
 def secret_of(state: StateDir) -> bytes:
-    """The cluster's: of the environment, else of the state folder. Raises ConfigError; one made up now would belong to nobody."""
+    """The cluster's: of the environment, else of the state folder. Raises ConfigError; one made up now would belong to
+    nobody."""
     if CLUSTER_SECRET in os.environ:
         return cluster_secret()
     if not (state.path / "secret").exists():
@@ -123,7 +129,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
                 if (value := getattr(self, name)) is not None
             },
         )
-        models = settings.models if self.models is None else None if "*" in self.models else tuple(dict.fromkeys(self.models))
+        models = (
+            settings.models
+            if self.models is None
+            else None
+            if "*" in self.models
+            else tuple(dict.fromkeys(self.models))
+        )
         return Settings(limits=limits, models=models, tier_policy=self.tier_policy or settings.tier_policy)
 
 
@@ -143,7 +155,9 @@ async def describe(client: redis.asyncio.Redis, tenant_id: str, record: Record) 
 
 
 async def create(client: redis.asyncio.Redis, tenant_id: str, change: Change) -> TenantInfo:
-    return await describe(client, tenant_id, await Tenants(client).create(tenant_id, change.applied(Settings()), time.time()))
+    return await describe(
+        client, tenant_id, await Tenants(client).create(tenant_id, change.applied(Settings()), time.time())
+    )
 
 
 async def change_settings(client: redis.asyncio.Redis, tenant_id: str, change: Change) -> TenantInfo:
@@ -188,7 +202,9 @@ async def usage_of(client: redis.asyncio.Redis, tenant_id: str | None, num_days:
 def show_tenants(tenants: list[TenantInfo], console: Console) -> None:
     table = Table("tenant", "requests/min", "tokens/min", "at once", "models", "tier policy", "keys", "created")
     for tenant in tenants:
-        limits = [_limit(value) for value in (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.max_parallel)]
+        limits = [
+            _limit(value) for value in (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.max_parallel)
+        ]
         models = "all" if tenant.models is None else ", ".join(tenant.models)
         table.add_row(tenant.id, *limits, models, tenant.tier_policy, ", ".join(tenant.keys) or "none", tenant.created)
     console.print(table)

@@ -43,12 +43,19 @@ keys = typer.Typer(no_args_is_help=True, help="API keys of tenants.")
 
 Name = Annotated[str, typer.Argument(help="The tenant's id: letters, digits, dots, dashes, underscores.")]
 State = Annotated[Path, typer.Option("--state", help="State folder of the running platform.")]
-Config = Annotated[Path | None, typer.Option("--config", help="A configuration whose redis.url to use instead of the running platform's.")]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="A configuration whose redis.url to use instead of the running platform's."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="For scripts.")]
 Requests = Annotated[int | None, typer.Option("--requests-per-minute", min=0, help="0: no limit.")]
-Tokens = Annotated[int | None, typer.Option("--tokens-per-minute", min=0, help="Of prompts and answers together; 0: no limit.")]
+Tokens = Annotated[
+    int | None, typer.Option("--tokens-per-minute", min=0, help="Of prompts and answers together; 0: no limit.")
+]
 Parallel = Annotated[int | None, typer.Option("--max-parallel", min=0, help="Requests at once; 0: no limit.")]
-Models = Annotated[str | None, typer.Option("--models", help="Served names it may use, with commas between them; *: all.")]
+Models = Annotated[
+    str | None, typer.Option("--models", help="Served names it may use, with commas between them; *: all.")
+]
 Policy = Annotated[str | None, typer.Option("--tier-policy", help=f"{', '.join(TIER_POLICIES)}.")]
 DEFAULT_STATE = Path(".penstock")
 
@@ -67,7 +74,9 @@ def create_tenant(
     """A new tenant; it needs a key: penstock key create NAME."""
     change = _change(requests_per_minute, tokens_per_minute, max_parallel, models, tier_policy)
     with refusing():
-        show_tenants([with_redis(redis_of(StateDir(state), config), lambda client: create(client, name, change))], Console())
+        show_tenants(
+            [with_redis(redis_of(StateDir(state), config), lambda client: create(client, name, change))], Console()
+        )
 
 
 @tenants.command("set")
@@ -84,7 +93,10 @@ def set_tenant(
     """Change what is named; the rest stays."""
     change = _change(requests_per_minute, tokens_per_minute, max_parallel, models, tier_policy)
     with refusing():
-        show_tenants([with_redis(redis_of(StateDir(state), config), lambda client: change_settings(client, name, change))], Console())
+        show_tenants(
+            [with_redis(redis_of(StateDir(state), config), lambda client: change_settings(client, name, change))],
+            Console(),
+        )
 
 
 @tenants.command("show")
@@ -108,14 +120,18 @@ def delete_tenant(name: Name, state: State = DEFAULT_STATE, config: Config = Non
     """For good: its keys are refused, and its id is not used again. Its usage can still be read."""
     with refusing():
         if name == DEMO_TENANT:
-            raise ConfigError(f"{DEMO_TENANT!r} is the tenant of the key that `penstock up` prints; revoke its keys instead")
+            raise ConfigError(
+                f"{DEMO_TENANT!r} is the tenant of the key that `penstock up` prints; revoke its keys instead"
+            )
         count = with_redis(redis_of(StateDir(state), config), lambda client: delete(client, name))
     print(f"deleted {name}; keys revoked: {count}")
 
 
 @tenants.command("apply")
 def apply_tenants(
-    file: Annotated[Path, typer.Argument(help="YAML: tenants, a list of name, keys and what `penstock tenant create` takes.")],
+    file: Annotated[
+        Path, typer.Argument(help="YAML: tenants, a list of name, keys and what `penstock tenant create` takes.")
+    ],
     state: State = DEFAULT_STATE,
     config: Config = None,
 ) -> None:
@@ -153,7 +169,9 @@ def list_keys_of(
 
 @keys.command("revoke")
 def revoke_one(
-    key: Annotated[str, typer.Argument(help="The key, or its id as `penstock key list` shows it. - reads it from standard input.")],
+    key: Annotated[
+        str, typer.Argument(help="The key, or its id as `penstock key list` shows it. - reads it from standard input.")
+    ],
     state: State = DEFAULT_STATE,
     config: Config = None,
 ) -> None:
@@ -178,9 +196,13 @@ def usage(
         _print(usage_tree(found)) if as_json else show_usage(found, Console())
 
 
-def _change(requests: int | None, tokens: int | None, parallel: int | None, models: str | None, policy: str | None) -> Change:
+def _change(
+    requests: int | None, tokens: int | None, parallel: int | None, models: str | None, policy: str | None
+) -> Change:
     names = None if models is None else tuple(name.strip() for name in models.split(",") if name.strip())
-    return Change(requests_per_minute=requests, tokens_per_minute=tokens, max_parallel=parallel, models=names, tier_policy=policy)
+    return Change(
+        requests_per_minute=requests, tokens_per_minute=tokens, max_parallel=parallel, models=names, tier_policy=policy
+    )
 
 
 def _print(found: object) -> None:

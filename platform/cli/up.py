@@ -1,7 +1,8 @@
 """`penstock up`: the composition root of a whole platform on one machine.
 
-Starts Redis, Ray, the pools and the gateway; waits until requests are answered; stays until told to stop; then stops everything in
-order. Invariant: however it ends, no process, socket or temp folder of this run is left. What stays is the state folder.
+Starts Redis, Ray, the pools and the gateway; waits until requests are answered; stays until told to stop; then stops
+everything in order. Invariant: however it ends, no process, socket or temp folder of this run is left. What stays is
+the state folder.
 """
 
 import asyncio
@@ -50,7 +51,8 @@ log = logging.getLogger(__name__)
 
 
 def up(config: PlatformConfig, config_path: Path, state: StateDir, console: Console) -> None:
-    """Runs until interrupted. Raises ConfigError before anything starts, and StartFailed when something did not come up or stay up."""
+    """Runs until interrupted. Raises ConfigError before anything starts, and StartFailed when something did not come up
+    or stay up."""
     check_memory(config, psutil.virtual_memory().total)
     for provider in config.providers:
         if provider.api_key_env is not None:
@@ -62,7 +64,13 @@ def up(config: PlatformConfig, config_path: Path, state: StateDir, console: Cons
         check_port(config.gateway.host, config.gateway.port)
         with state.open_log() as log_file:
             logs.configure(stream=log_file)
-            Run(place_adapters(divide_threads(config, available_cores()), state.path), config_path, state, Progress(console), log_file).until_interrupted()
+            Run(
+                place_adapters(divide_threads(config, available_cores()), state.path),
+                config_path,
+                state,
+                Progress(console),
+                log_file,
+            ).until_interrupted()
 
 
 def check_port(host: str, port: int) -> None:
@@ -73,13 +81,17 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"The gateway can't listen on {host}:{port} ({error.strerror}); free it, or set gateway.host and gateway.port.") from error
+            raise ConfigError(
+                f"The gateway can't listen on {host}:{port} ({error.strerror}); free it, or set gateway.host and gateway.port."
+            ) from error
 
 
 class Run:
     """One life of the platform: what was started, and how it is stopped again."""
 
-    def __init__(self, config: PlatformConfig, config_path: Path, state: StateDir, progress: Progress, log_file: TextIO) -> None:
+    def __init__(
+        self, config: PlatformConfig, config_path: Path, state: StateDir, progress: Progress, log_file: TextIO
+    ) -> None:
         self._config = config
         self._config_path = config_path
         self._state = state
@@ -96,7 +108,10 @@ class Run:
                 cluster, api_key = self._start(cleanup)
                 self._announce(api_key, time.monotonic() - start)
                 status = cluster.wait_until_ended()
-                raise StartFailed(f"Ray's driver process ended by itself with status {status}; what depends on it is stopped too.", cluster.log_tail())
+                raise StartFailed(
+                    f"Ray's driver process ended by itself with status {status}; what depends on it is stopped too.",
+                    cluster.log_tail(),
+                )
             except Interrupted:
                 log.info("interrupted")
             finally:
@@ -105,7 +120,8 @@ class Run:
         self._progress.say("stopped")
 
     def _start(self, cleanup: ExitStack) -> tuple[Cluster, str]:
-        """Everything up to the first answer; also returns the demo tenant's key. What it starts, `cleanup` ends, last things first."""
+        """Everything up to the first answer; also returns the demo tenant's key. What it starts, `cleanup` ends, last
+        things first."""
         temp_dir = Path(tempfile.mkdtemp(prefix=TEMP_PREFIX))
         cleanup.callback(shutil.rmtree, temp_dir, ignore_errors=True)
         cleanup.callback(self._state.clear)
@@ -119,7 +135,12 @@ class Run:
             for model in {pool.model for pool in self._config.pools} | drafts:
                 resolve(model)  # once here, where a download shows, instead of in every replica at once
         with self._progress.step("Ray"):
-            cluster = Cluster(driver_command(self._config, temp_dir, self._state.journal_path), temp_dir, self._environment(redis_url), self._log_file)
+            cluster = Cluster(
+                driver_command(self._config, temp_dir, self._state.journal_path),
+                temp_dir,
+                self._environment(redis_url),
+                self._log_file,
+            )
             cleanup.callback(cluster.stop, self._interrupts.hurry)
             cluster.wait_for(RAY, RAY_TIMEOUT_S)
         with self._progress.step(f"{_count(self._config.num_replicas, 'replica')} and the gateway"):
@@ -134,14 +155,16 @@ class Run:
     def _start_redis(self, temp_dir: Path, cleanup: ExitStack) -> str:
         if self._config.redis.url is not None:
             return self._config.redis.url
-        server = EmbeddedRedis(executable=find_executable(), data_dir=self._state.redis_dir, socket_dir=temp_dir / "redis")
+        server = EmbeddedRedis(
+            executable=find_executable(), data_dir=self._state.redis_dir, socket_dir=temp_dir / "redis"
+        )
         cleanup.callback(server.stop)
         server.start()
         return server.url
 
     async def _demo_key(self, redis_url: str) -> str:
-        """The same key at every start, known to Redis even if that lost its data; a new one where it was revoked. Raises ConfigError when Redis
-        does not answer."""
+        """The same key at every start, known to Redis even if that lost its data; a new one where it was revoked.
+        Raises ConfigError when Redis does not answer."""
         client = connect(redis_url)
         try:
             key = self._state.read_key()
@@ -178,7 +201,9 @@ class Run:
                 except httpx.HTTPError as error:
                     last = type(error).__name__
                 time.sleep(POLL_S)
-        raise StartFailed(f"The gateway at {self._address} was not ready within {READY_TIMEOUT_S:.0f} s ({last}).", cluster.log_tail())
+        raise StartFailed(
+            f"The gateway at {self._address} was not ready within {READY_TIMEOUT_S:.0f} s ({last}).", cluster.log_tail()
+        )
 
     def _end_what_is_left(self) -> None:
         count = end_descendants(GRACE_S)
@@ -201,7 +226,10 @@ class Run:
             gateway=self._address,
             redis=without_credentials(self._config.redis.url or "embedded"),
             temp_dir=str(temp_dir),
-            pools=tuple(PoolState(pool.name, pool.model, pool.names, pool.tier, pool.engine.runner, pool.replicas) for pool in self._config.pools),
+            pools=tuple(
+                PoolState(pool.name, pool.model, pool.names, pool.tier, pool.engine.runner, pool.replicas)
+                for pool in self._config.pools
+            ),
         )
 
 

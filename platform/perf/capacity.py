@@ -1,13 +1,16 @@
-"""What one replica can take for good: requests a second of a given shape, and the rows it then has. Pure; all times are seconds.
+"""What one replica can take for good: requests a second of a given shape, and the rows it then has. Pure; all times are
+seconds.
 
-In a steady state a request is a row for as many steps as it has output tokens, and a step carries its share of the prefill that arrives
-while it runs. With `rate` requests a second, `work_s` of token work each and a fixed part `a` of every step that is
+In a steady state a request is a row for as many steps as it has output tokens, and a step carries its share of the
+prefill that arrives while it runs. With `rate` requests a second, `work_s` of token work each and a fixed part `a` of
+every step that is
 
     t_step = a + rate * work_s * t_step = a / (1 - rate * work_s)        never below the knee
     rows   = rate * output_tokens * t_step                               (Little's law)
 
-so token work is what a replica's time is filled with, and `rate * work_s` is how full it is. Three things bound the rate: rows (or the KV that
-they need) at once, the time per output token, and time itself. Invariant: capacity never rises when a request is made longer.
+so token work is what a replica's time is filled with, and `rate * work_s` is how full it is. Three things bound the
+rate: rows (or the KV that they need) at once, the time per output token, and time itself. Invariant: capacity never
+rises when a request is made longer.
 """
 
 import math
@@ -44,7 +47,11 @@ def work_s(costs: StepCosts, shape: Shape) -> float:
     """Seconds of steps that one request adds: its prefill, and its rows with what they read."""
     prefill, cached = shape.prefill_tokens, shape.cached_tokens
     reading_s = costs.attention_s * prefill * (cached + prefill / 2)
-    return costs.prefill_token_s * prefill + reading_s + _steps(shape) * (costs.row_s + costs.kv_token_s * shape.context_tokens)
+    return (
+        costs.prefill_token_s * prefill
+        + reading_s
+        + _steps(shape) * (costs.row_s + costs.kv_token_s * shape.context_tokens)
+    )
 
 
 def capacity_rps(costs: StepCosts, shape: Shape, bounds: Bounds) -> float:

@@ -1,7 +1,8 @@
 """Coefficients of the performance model from measured steps: a fit over a probe's grid, and its slow correction online.
 
-Not a probe: who runs the engine makes the samples. Steady decoding alone can't tell the cost of a row from that of its context, so a fit
-wants samples that vary rows, prefill and context independently; `adapt` therefore only scales, and never re-divides between coefficients.
+Not a probe: who runs the engine makes the samples. Steady decoding alone can't tell the cost of a row from that of its
+context, so a fit wants samples that vary rows, prefill and context independently; `adapt` therefore only scales, and
+never re-divides between coefficients.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,8 @@ from penstock.wire.frames import StepCosts
 Matrix = NDArray[np.float64]
 
 ADAPT_BOUND = 2.0
-"""A step counts as at most this many times longer or shorter than predicted: an outlier (a page fault, a kernel being built) moves little."""
+"""A step counts as at most this many times longer or shorter than predicted: an outlier (a page fault, a kernel being
+built) moves little."""
 
 MAX_KNEES = 9
 """Candidates tried; a fit of a probe's grid takes milliseconds."""
@@ -39,8 +41,9 @@ class StepSample(NamedTuple):
 def fit(samples: Sequence[StepSample]) -> StepCosts:
     """Non-negative least squares of relative error, so that short steps count as much as long ones.
 
-    The knee is searched among the quicker half of the steps: for each, the line is fitted to the steps above it, and the one whose model
-    fits all steps best wins; none (0) wins a tie. Raises ValueError without samples or with a step that took no time.
+    The knee is searched among the quicker half of the steps: for each, the line is fitted to the steps above it, and
+    the one whose model fits all steps best wins; none (0) wins a tie. Raises ValueError without samples or with a step
+    that took no time.
     """
     if not samples:
         raise ValueError("a fit needs at least one sample")
@@ -57,7 +60,8 @@ def fit(samples: Sequence[StepSample]) -> StepCosts:
 
 
 def _fit_above(features: Matrix, seconds: NDArray[np.float64], knee_s: float) -> tuple[StepCosts, float]:
-    """The line through the steps longer than the knee, and the squared relative error of line and knee over all steps."""
+    """The line through the steps longer than the knee, and the squared relative error of line and knee over all
+    steps."""
     above = seconds > knee_s
     if knee_s and above.sum() < features.shape[1]:
         return StepCosts(knee_s=knee_s), float("inf")
@@ -67,7 +71,8 @@ def _fit_above(features: Matrix, seconds: NDArray[np.float64], knee_s: float) ->
 
 
 def adapt(costs: StepCosts, sample: StepSample, rate: float) -> StepCosts:
-    """Costs scaled towards a measured step; `rate` in 0..1 is the share of its (bounded, relative) error that is taken over."""
+    """Costs scaled towards a measured step; `rate` in 0..1 is the share of its (bounded, relative) error that is taken
+    over."""
     predicted_s = predict_sample_s(costs, sample)
     if predicted_s <= 0 or sample.seconds <= 0:
         return costs
@@ -89,7 +94,8 @@ def predict_sample_s(costs: StepCosts, sample: StepSample) -> float:
 
 
 def _nonnegative_least_squares(matrix: Matrix, target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """argmin over x >= 0 of |matrix x - target|: the active-set method of Lawson and Hanson, Solving Least Squares Problems (1974), chapter 23."""
+    """argmin over x >= 0 of |matrix x - target|: the active-set method of Lawson and Hanson, Solving Least Squares
+    Problems (1974), chapter 23."""
     norms = np.linalg.norm(matrix, axis=0)
     scaled_matrix = matrix / np.where(norms > 0, norms, 1.0)  # coefficients differ by orders of magnitude
     size = matrix.shape[1]
@@ -107,8 +113,11 @@ def _nonnegative_least_squares(matrix: Matrix, target: NDArray[np.float64]) -> N
     return np.where(norms > 0, solution / np.where(norms > 0, norms, 1.0), 0.0)
 
 
-def _solve_passive(matrix: Matrix, target: NDArray[np.float64], solution: NDArray[np.float64], passive: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Least squares over the passive columns; while one turns negative, step back to where the first becomes zero and drop it. Changes `passive`."""
+def _solve_passive(
+    matrix: Matrix, target: NDArray[np.float64], solution: NDArray[np.float64], passive: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Least squares over the passive columns; while one turns negative, step back to where the first becomes zero and
+    drop it. Changes `passive`."""
     while passive.any():
         trial = np.zeros_like(solution)
         trial[passive] = np.linalg.lstsq(matrix[:, passive], target, rcond=None)[0]

@@ -2,9 +2,9 @@
 
     t_step = max(knee, a + b*rows + c*prefill_tokens + f*query_context + d*kv_tokens + e*draft_tokens + g*draft_rounds)
 
-Not a scheduler: it predicts what the engine's one-phase scheduler does (a row of every running sequence, the rest of the token budget for
-prefill, first come first served). Invariant: every prediction is finite, not negative, and never falls when work is added.
-All times are seconds.
+Not a scheduler: it predicts what the engine's one-phase scheduler does (a row of every running sequence, the rest of
+the token budget for prefill, first come first served). Invariant: every prediction is finite, not negative, and never
+falls when work is added. All times are seconds.
 """
 
 from typing import NamedTuple
@@ -28,13 +28,20 @@ class Work(NamedTuple):
 
 
 def step_time_s(
-    costs: StepCosts, *, rows: int, prefill_tokens: int, query_context: float, kv_tokens: int, draft_tokens: int = 0, draft_rounds: int = 0
+    costs: StepCosts,
+    *,
+    rows: int,
+    prefill_tokens: int,
+    query_context: float,
+    kv_tokens: int,
+    draft_tokens: int = 0,
+    draft_rounds: int = 0,
 ) -> float:
     """Seconds of one step.
 
-    rows: sequences in it. prefill_tokens: prompt tokens computed in it. query_context: sum over those of the context each attends to.
-    kv_tokens: context tokens that the decode rows read. draft_tokens: drafted tokens verified in it. draft_rounds: of the
-    longest draft in it.
+    rows: sequences in it. prefill_tokens: prompt tokens computed in it. query_context: sum over those of the context
+    each attends to. kv_tokens: context tokens that the decode rows read. draft_tokens: drafted tokens verified in it.
+    draft_rounds: of the longest draft in it.
     """
     linear = (
         costs.base_s
@@ -53,11 +60,14 @@ def scaled(costs: StepCosts, factor: float) -> StepCosts:
     return costs if factor == 1.0 else StepCosts(*(value * factor for value in msgspec.structs.astuple(costs)))
 
 
-def predict_prefill_s(costs: StepCosts, work: Work, uncached_tokens: int, cached_tokens: int, max_batched_tokens: int) -> float:
-    """From the next step's begin until a new prompt is computed, behind the prefill outstanding and beside the running rows.
+def predict_prefill_s(
+    costs: StepCosts, work: Work, uncached_tokens: int, cached_tokens: int, max_batched_tokens: int
+) -> float:
+    """From the next step's begin until a new prompt is computed, behind the prefill outstanding and beside the running
+    rows.
 
-    The budget of a step, less a row of each running sequence, goes to prefill. The prompts ahead are taken as equally long, half done on
-    average, so that each of their tokens attends to half of one.
+    The budget of a step, less a row of each running sequence, goes to prefill. The prompts ahead are taken as equally
+    long, half done on average, so that each of their tokens attends to half of one.
     """
     own = max(1, uncached_tokens)  # the last token is always computed: it makes the first logits
     ahead = work.prefill_tokens
@@ -70,19 +80,31 @@ def predict_prefill_s(costs: StepCosts, work: Work, uncached_tokens: int, cached
 
     seconds = 0.0
     if full_steps:
-        seconds = full_steps * step_time_s(costs, rows=rows, prefill_tokens=budget, query_context=context * budget, kv_tokens=work.kv_tokens)
+        seconds = full_steps * step_time_s(
+            costs, rows=rows, prefill_tokens=budget, query_context=context * budget, kv_tokens=work.kv_tokens
+        )
     if rest:
-        seconds += step_time_s(costs, rows=rows, prefill_tokens=rest, query_context=context * rest, kv_tokens=work.kv_tokens)
+        seconds += step_time_s(
+            costs, rows=rows, prefill_tokens=rest, query_context=context * rest, kv_tokens=work.kv_tokens
+        )
     return seconds
 
 
-def predict_ttft_s(costs: StepCosts, work: Work, uncached_tokens: int, cached_tokens: int, max_batched_tokens: int) -> float:
+def predict_ttft_s(
+    costs: StepCosts, work: Work, uncached_tokens: int, cached_tokens: int, max_batched_tokens: int
+) -> float:
     """Submission to first token: half of the step that is under way, then `predict_prefill_s`."""
     prefill_s = predict_prefill_s(costs, work, uncached_tokens, cached_tokens, max_batched_tokens)
     if not work.num_running and not work.prefill_tokens:
         return prefill_s
     under_way = min(work.prefill_tokens, max(1, max_batched_tokens - work.num_running))
-    return prefill_s + step_time_s(costs, rows=work.num_running, prefill_tokens=under_way, query_context=0.0, kv_tokens=work.kv_tokens) / 2
+    return (
+        prefill_s
+        + step_time_s(
+            costs, rows=work.num_running, prefill_tokens=under_way, query_context=0.0, kv_tokens=work.kv_tokens
+        )
+        / 2
+    )
 
 
 def predict_tpot_s(costs: StepCosts, work: Work, context_tokens: int = 0) -> float:

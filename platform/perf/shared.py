@@ -1,8 +1,9 @@
 """Step costs that replicas of one pool share: what each measured of itself, less the noise. Pure.
 
-Replicas of a pool run the same model on the same kind of machine, and yet each one's coefficients differ by some per cent: a probe takes
-seconds, and only a replica that is used corrects itself. Over the hundreds of steps of an answer such a difference would outweigh any cached
-prefix. So the mean over the pool is used, and of a replica's own pace only what exceeds NOISE: a slow machine still shows.
+Replicas of a pool run the same model on the same kind of machine, and yet each one's coefficients differ by some per
+cent: a probe takes seconds, and only a replica that is used corrects itself. Over the hundreds of steps of an answer
+such a difference would outweigh any cached prefix. So the mean over the pool is used, and of a replica's own pace only
+what exceeds NOISE: a slow machine still shows.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,10 @@ def shared(costs: Sequence[StepCosts], works: Sequence[Work]) -> list[StepCosts]
         return [costs[0]]
     mean = tuple(sum(column) / len(costs) for column in zip(*map(msgspec.structs.astuple, costs), strict=True))
     common = StepCosts(*mean)
-    return [scaled(common, _excess(predict_tpot_s(own, work), predict_tpot_s(common, work))) for own, work in zip(costs, works, strict=True)]
+    return [
+        scaled(common, _excess(predict_tpot_s(own, work), predict_tpot_s(common, work)))
+        for own, work in zip(costs, works, strict=True)
+    ]
 
 
 def _excess(own_s: float, common_s: float) -> float:

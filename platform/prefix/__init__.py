@@ -1,1 +1,2 @@
-"""Block hashing and the prefix index: which replica holds which KV blocks. The index itself is pure; Redis lives in `store` alone."""
+"""Block hashing and the prefix index: which replica holds which KV blocks. The index itself is pure; Redis lives in
+`store` alone."""

@@ -1,11 +1,14 @@
-"""The definition of a block key. Gateways and replicas both import this one; a second definition would silently find nothing.
+"""The definition of a block key. Gateways and replicas both import this one; a second definition would silently find
+nothing.
 
-key(i) = blake2b-128(kind | key(i-1) | token ids of block i), keyed by the cluster secret, so that a caller who knows the tokens still can't
-compute a key. Every input is tagged by its kind: a namespace can never equal a salt or a block. The chain starts from a namespace root
-(model digest, adapter digest, block size, format version); where the shared part ends, the tenant's salt is mixed in as a step of its
-own, and everything after it is private to that salt. Only full blocks have a key.
+key(i) = blake2b-128(kind | key(i-1) | token ids of block i), keyed by the cluster secret, so that a caller who knows
+the tokens still can't compute a key. Every input is tagged by its kind: a namespace can never equal a salt or a block.
+The chain starts from a namespace root (model digest, adapter digest, block size, format version); where the shared part
+ends, the tenant's salt is mixed in as a step of its own, and everything after it is private to that salt. Only full
+blocks have a key.
 
-Invariant: equal keys mean equal tokens, model, adapter and (behind the shared part) salt, up to blake2b's collision bound.
+Invariant: equal keys mean equal tokens, model, adapter and (behind the shared part) salt, up to blake2b's collision
+bound.
 """
 
 import hashlib
@@ -35,7 +38,14 @@ class ChainHasher:
     def root(self, model_digest: str, adapter_digest: str | None = None) -> bytes:
         """The chain's start for one model and adapter."""
         state = self._root.copy()
-        parts = (str(FORMAT_VERSION), str(self.block_size), "model", model_digest, "adapter" if adapter_digest else "base", adapter_digest or "")
+        parts = (
+            str(FORMAT_VERSION),
+            str(self.block_size),
+            "model",
+            model_digest,
+            "adapter" if adapter_digest else "base",
+            adapter_digest or "",
+        )
         for part in parts:
             data = part.encode()
             state.update(len(data).to_bytes(4, "little") + data)

@@ -1,8 +1,9 @@
 """The router's mirror of who holds which KV blocks: pure data, fed by the replicas' block events.
 
-Not a tree: a block's key already stands for all that precedes it, so a set of keys per replica is enough, kept as one map from key to a
-bitmask of replicas. Invariants: an entry is what its replica's present epoch announced, or a prediction that has not lapsed; a replica
-whose events were missed has no entries until a snapshot comes (better to know nothing than to be wrong); a removed one has none at once.
+Not a tree: a block's key already stands for all that precedes it, so a set of keys per replica is enough, kept as one
+map from key to a bitmask of replicas. Invariants: an entry is what its replica's present epoch announced, or a
+prediction that has not lapsed; a replica whose events were missed has no entries until a snapshot comes (better to know
+nothing than to be wrong); a removed one has none at once.
 """
 
 import heapq
@@ -39,9 +40,12 @@ class _Replica:
 
 
 class PrefixIndex:
-    """Mirror over all replicas of all pools (keys of different models never meet). Not thread safe: one event loop owns it."""
+    """Mirror over all replicas of all pools (keys of different models never meet). Not thread safe: one event loop owns
+    it."""
 
-    def __init__(self, max_blocks_per_replica: int = MAX_BLOCKS_PER_REPLICA, max_predictions: int = MAX_PREDICTIONS) -> None:
+    def __init__(
+        self, max_blocks_per_replica: int = MAX_BLOCKS_PER_REPLICA, max_predictions: int = MAX_PREDICTIONS
+    ) -> None:
         self._max_blocks = max_blocks_per_replica
         self._max_predictions = max_predictions
         self._masks: dict[bytes, int] = {}
@@ -64,7 +68,8 @@ class PrefixIndex:
         return len(replica.held) if replica else 0
 
     def apply(self, replica_id: str, epoch: str, events: BlockEvents) -> Applied:
-        """Take over what a replica's cache gained and lost. Another epoch is another cache: the old one's entries go."""
+        """Take over what a replica's cache gained and lost. Another epoch is another cache: the old one's entries
+        go."""
         replica = self._replicas.get(replica_id)
         if replica is None or replica.epoch != epoch:
             self.remove(replica_id)
@@ -101,7 +106,8 @@ class PrefixIndex:
         return found
 
     def expect(self, replica_id: str, keys: Sequence[bytes], now: float, ttl_s: float) -> None:
-        """A request with these blocks has just gone to the replica: count them as there until it says so, or for `ttl_s`.
+        """A request with these blocks has just gone to the replica: count them as there until it says so, or for
+        `ttl_s`.
 
         Without this, requests of one burst that share a prefix would scatter. Unknown replicas are ignored.
         """

@@ -1,9 +1,10 @@
 """The durable, shared copy of the prefix index in Redis: one set of block keys per replica epoch, under a lease.
 
-The replica writes (`IndexWriter`), a new router reads (`IndexStore`). Layout, in one Redis Cluster slot: `penstock:prefix:{EPOCH}:blocks`, a
-set of 16-byte keys, and `penstock:prefix:{EPOCH}:meta`, a hash of seq (last events applied), count (size of the set) and replica. Only
-hashes, never text. Invariant: where meta exists and its count is the set's size, the set is what the replica held at event_seq; anything else
-(lease over, Redis restarted, flushed, evicted, write half done) reads as "no copy", and the writer announces the replica's truth again.
+The replica writes (`IndexWriter`), a new router reads (`IndexStore`). Layout, in one Redis Cluster slot:
+`penstock:prefix:{EPOCH}:blocks`, a set of 16-byte keys, and `penstock:prefix:{EPOCH}:meta`, a hash of seq (last events
+applied), count (size of the set) and replica. Only hashes, never text. Invariant: where meta exists and its count is
+the set's size, the set is what the replica held at event_seq; anything else (lease over, Redis restarted, flushed,
+evicted, write half done) reads as "no copy", and the writer announces the replica's truth again.
 """
 
 import asyncio
@@ -42,7 +43,8 @@ redis.call('PEXPIRE', blocks, ARGV[5])
 redis.call('PEXPIRE', meta, ARGV[5])
 return 1
 """
-"""ARGV: event_seq known, event_seq new, stored, removed, lease in ms, bytes to a key, keys to a command. 1: applied; 0: Redis holds something else."""
+"""ARGV: event_seq known, event_seq new, stored, removed, lease in ms, bytes to a key, keys to a command. 1: applied; 0:
+Redis holds something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,8 @@ class IndexStore:
         self._times = times or StoreTimes()
 
     async def snapshot(self, epoch: str) -> BlockEvents | None:
-        """What that epoch's replica held; None when there is no valid copy or Redis is away, and then the replica itself must be asked."""
+        """What that epoch's replica held; None when there is no valid copy or Redis is away, and then the replica
+        itself must be asked."""
         blocks, meta = _names(epoch)
         try:
             async with asyncio.timeout(self._times.command_s), self._client.pipeline(transaction=True) as pipe:
@@ -88,10 +91,11 @@ class IndexStore:
 
 
 class IndexWriter:
-    """A replica's own copy: `push` its block events in order, and let `run` be a task of the replica for as long as it lives.
+    """A replica's own copy: `push` its block events in order, and let `run` be a task of the replica for as long as it
+    lives.
 
-    snapshot: gives all that the replica holds, as events with `is_snapshot`. max_pending_bytes: events held while Redis is slow; more than
-    that, and they are dropped in favour of a snapshot. Nothing here raises towards the engine.
+    snapshot: gives all that the replica holds, as events with `is_snapshot`. max_pending_bytes: events held while Redis
+    is slow; more than that, and they are dropped in favour of a snapshot. Nothing here raises towards the engine.
     """
 
     def __init__(
@@ -152,7 +156,8 @@ class IndexWriter:
                 await self._wake.wait()
 
     async def _write(self) -> bool:
-        """One write: a snapshot where Redis's copy can't be continued, else what is pending (nothing: a heartbeat). False: try later."""
+        """One write: a snapshot where Redis's copy can't be continued, else what is pending (nothing: a heartbeat).
+        False: try later."""
         self._wake.clear()
         try:
             if self._seq is None:
@@ -177,7 +182,9 @@ class IndexWriter:
             await self._command(self._client.sadd(self._blocks, *keys[start : start + CHUNK]))
             await self._command(self._client.pexpire(self._blocks, self._lease_ms))
         async with asyncio.timeout(self._times.command_s), self._client.pipeline(transaction=True) as pipe:
-            pipe.hset(self._meta, mapping={"seq": truth.event_seq, "count": len(set(keys)), "replica": self._replica_id})
+            pipe.hset(
+                self._meta, mapping={"seq": truth.event_seq, "count": len(set(keys)), "replica": self._replica_id}
+            )
             pipe.pexpire(self._meta, self._lease_ms)
             pipe.pexpire(self._blocks, self._lease_ms)
             await pipe.execute()
@@ -220,7 +227,10 @@ class IndexWriter:
         """A line in the log when Redis goes and when it is back."""
         if is_away != self._is_away:
             self._is_away = is_away
-            log.warning("prefix_store_away" if is_away else "prefix_store_back", extra={"replica": self._replica_id, "cause": cause})
+            log.warning(
+                "prefix_store_away" if is_away else "prefix_store_back",
+                extra={"replica": self._replica_id, "cause": cause},
+            )
 
 
 def _net(batch: list[BlockEvents]) -> tuple[bytes, bytes]:
@@ -229,4 +239,6 @@ def _net(batch: list[BlockEvents]) -> tuple[bytes, bytes]:
     for events in batch:
         is_stored.update(dict.fromkeys(split_keys(events.removed), False))
         is_stored.update(dict.fromkeys(split_keys(events.stored), True))
-    return b"".join(key for key, there in is_stored.items() if there), b"".join(key for key, there in is_stored.items() if not there)
+    return b"".join(key for key, there in is_stored.items() if there), b"".join(
+        key for key, there in is_stored.items() if not there
+    )

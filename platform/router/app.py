@@ -1,7 +1,8 @@
-"""The gateway as Ray Serve runs it: composition root of the HTTP surface, dispatch, the links to the replicas, and discovery.
+"""The gateway as Ray Serve runs it: composition root of the HTTP surface, dispatch, the links to the replicas, and
+discovery.
 
-Serve places, watches and replaces the process; HTTP comes to the process's own port (see `listener`), tokens over its own streams. Life: up
-when it listens, healthy while its tasks run, drained by the destructor, for which Serve waits.
+Serve places, watches and replaces the process; HTTP comes to the process's own port (see `listener`), tokens over its
+own streams. Life: up when it listens, healthy while its tasks run, drained by the destructor, for which Serve waits.
 """
 
 import asyncio
@@ -87,7 +88,8 @@ class Core:
         provider_keys: Mapping[str, str] = MappingProxyType({}),
         adapters: AdaptersConfig | None = None,
     ) -> None:
-        """checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one. telemetry None: nothing is traced."""
+        """checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one. telemetry None: nothing
+        is traced."""
         self._router_id = router_id
         self._secret = secret
         self._pools = {pool.name: pool for pool in pools}
@@ -95,9 +97,20 @@ class Core:
         self.tracing = None if telemetry is None else open_tracing(telemetry, router_id, self._count_spans, Random())
         self._index = PrefixIndex()
         self._queue = WaitQueue(config.max_queue, config.queue_timeout_s)
-        self.fleet = Fleet(self._pools, self._connect, self._index, counted(self._metrics, self._queue.wake), Random(), IndexStore(client).snapshot)
+        self.fleet = Fleet(
+            self._pools,
+            self._connect,
+            self._index,
+            counted(self._metrics, self._queue.wake),
+            Random(),
+            IndexStore(client).snapshot,
+        )
         scaled = [pool.name for pool in pools if pool.is_scaled]
-        self.reporter = Reporter(client, router_id, scaled, self.fleet, self._waiting, self._index.num_held, self._metrics) if scaled else None
+        self.reporter = (
+            Reporter(client, router_id, scaled, self.fleet, self._waiting, self._index.num_held, self._metrics)
+            if scaled
+            else None
+        )
         self.members = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
         self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
@@ -106,7 +119,15 @@ class Core:
             config=config,
             models=models,
             dispatcher=RoutingDispatcher(
-                self._pools, self.fleet, self._index, self._queue, Chains(secret), config, self._metrics, Random(), self.providers.by_name
+                self._pools,
+                self.fleet,
+                self._index,
+                self._queue,
+                Chains(secret),
+                config,
+                self._metrics,
+                Random(),
+                self.providers.by_name,
             ),
             keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s),
             admission=self.admission,
@@ -123,17 +144,26 @@ class Core:
     def _waiting(self, pool: str) -> Waiting:
         return Waiting(self._queue.num_waiting(pool), self._queue.oldest_s(pool))
 
-    def _connect(self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> AbstractAsyncContextManager[Link]:
+    def _connect(
+        self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
+    ) -> AbstractAsyncContextManager[Link]:
         return connect(member.address, hello(self._secret, self._router_id, member.epoch), on_frame, on_lost)
 
-    def _adapters(self, config: AdaptersConfig, client: redis.asyncio.Redis, models: Mapping[str, ServedModel]) -> AdapterDeps:
+    def _adapters(
+        self, config: AdaptersConfig, client: redis.asyncio.Redis, models: Mapping[str, ServedModel]
+    ) -> AdapterDeps:
         assert config.folder is not None, "who starts a gateway says where the adapters lie"
         registry = Registry(client, config.max_per_tenant)
         spreader = Spreader(self.fleet.remotes)
-        return AdapterDeps(config, registry, AdapterStore(Path(config.folder)), AdapterModels(registry, models, self._pools), spreader)
+        return AdapterDeps(
+            config, registry, AdapterStore(Path(config.folder)), AdapterModels(registry, models, self._pools), spreader
+        )
 
     def _replicas(self) -> list[PoolReplicas]:
-        return [PoolReplicas(name, self._pools[name].tier, status.num_connected) for name, status in self.fleet.status().items()]
+        return [
+            PoolReplicas(name, self._pools[name].tier, status.num_connected)
+            for name, status in self.fleet.status().items()
+        ]
 
     def _count_spans(self, outcome: str, count: int) -> None:
         self._metrics.spans.labels(outcome).inc(count)
@@ -147,7 +177,9 @@ class Core:
             metrics.kv_blocks_free.labels(name).set(status.free_blocks)
             metrics.kv_blocks.labels(name).set(status.total_blocks)
             metrics.queue_length.labels(name).set(self._queue.num_waiting(name))
-            metrics.index_blocks.labels(name).set(sum(self._index.num_held(remote.member.replica_id) for remote in self.fleet.remotes([name])))
+            metrics.index_blocks.labels(name).set(
+                sum(self._index.num_held(remote.member.replica_id) for remote in self.fleet.remotes([name]))
+            )
 
 
 def _context(fleet: Fleet, pools: Sequence[PoolSpec]) -> int:
@@ -175,16 +207,37 @@ class Gateway:
         if url is None:
             raise ConfigError(f"{REDIS_URL} is not set: a gateway looks API keys up in Redis")
         checkpoints = await asyncio.to_thread(_load, pools)
-        keys = {provider.name: provider_key(provider.name, provider.api_key_env) for provider in providers if provider.api_key_env is not None}
+        keys = {
+            provider.name: provider_key(provider.name, provider.api_key_env)
+            for provider in providers
+            if provider.api_key_env is not None
+        }
         router_id = f"gateway-{uuid.uuid4().hex[:8]}"
-        core = Core(config, pools, checkpoints, cluster_secret(), connect_redis(url), router_id, telemetry, providers, keys, adapters)
+        core = Core(
+            config,
+            pools,
+            checkpoints,
+            cluster_secret(),
+            connect_redis(url),
+            router_id,
+            telemetry,
+            providers,
+            keys,
+            adapters,
+        )
         self._leaving = Leaving(core.app)
-        self._listener = Listener(self._leaving, config.host, [port for port in (config.port, config.admin_port) if port is not None], drain_s)
+        self._listener = Listener(
+            self._leaving, config.host, [port for port in (config.port, config.admin_port) if port is not None], drain_s
+        )
         self._stopping = asyncio.Event()
         self._main = asyncio.create_task(self._run(core), name="gateway")
-        log.info("gateway ready", extra={"host": config.host, "port": config.port, "pools": [pool.name for pool in pools]})
+        log.info(
+            "gateway ready", extra={"host": config.host, "port": config.port, "pools": [pool.name for pool in pools]}
+        )
         if self._pod.folder is not None:
-            await asyncio.wait([self._main, asyncio.create_task(arrived(core.deps.can_serve))], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                [self._main, asyncio.create_task(arrived(core.deps.can_serve))], return_when=asyncio.FIRST_COMPLETED
+            )
 
     async def check_health(self) -> None:
         """Serve replaces a gateway for which this raises time and again."""
@@ -223,7 +276,8 @@ class Gateway:
                     await asyncio.to_thread(core.tracing.close)
 
     async def _leave(self) -> None:
-        """No more connections, then the answers under way. In a pod there is a load balancer in front, which hears of it first."""
+        """No more connections, then the answers under way. In a pod there is a load balancer in front, which hears of
+        it first."""
         if self._pod.folder is not None:
             self._leaving.begin()
             self._pod.has_stopped()
@@ -251,9 +305,10 @@ def gateway_app(
     resource: str | None = None,
     drain_s: int = DRAIN_S,
 ) -> serve.Application:
-    """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry None: nothing is traced, whatever
-    the environment says. adapters None: none are served. num_replicas: all listen on the same port, so on a node of its own each. resource: Ray's,
-    of which each takes one. drain_s: what answers under way get when a gateway is to go."""
+    """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry None: nothing
+    is traced, whatever the environment says. adapters None: none are served. num_replicas: all listen on the same port,
+    so on a node of its own each. resource: Ray's, of which each takes one. drain_s: what answers under way get when a
+    gateway is to go."""
     deployment = serve.deployment(
         name=GATEWAY_APP,
         num_replicas=num_replicas,
@@ -264,5 +319,7 @@ def gateway_app(
         graceful_shutdown_wait_loop_s=0.1,
         logging_config={"enable_access_log": False},
     )
-    application: serve.Application = deployment(Gateway).bind(config, tuple(pools), telemetry, tuple(providers), adapters, drain_s)
+    application: serve.Application = deployment(Gateway).bind(
+        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s
+    )
     return application

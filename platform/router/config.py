@@ -16,10 +16,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     port: int = 8000
     """Of the one gateway of a node."""
     admin_port: int | None = None
-    """Where /metrics is answered, with /healthz and /readyz, so that tenants don't reach it; None: on `port`, like everything."""
+    """Where /metrics is answered, with /healthz and /readyz, so that tenants don't reach it; None: on `port`, like
+    everything."""
     max_ongoing_requests: int = 2048
-    """Generations one gateway has in hand, from the head of the request to the end of its answer, waiting ones included; one more is refused with
-    Retry-After."""
+    """Generations one gateway has in hand, from the head of the request to the end of its answer, waiting ones
+    included; one more is refused with Retry-After."""
     max_body_bytes: int = 8 * 2**20
     body_timeout_s: float = 30.0
     """Longest wait for the rest of a request's body."""
@@ -34,8 +35,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_buffered_deltas: int = 1024
     """Deltas held for a client that reads slowly; one more aborts its sequence."""
     key_cache_s: float = 0.5
-    """Age at which a known API key and its tenant's settings are looked up again: a revoked key is refused that long after it was revoked at the
-    latest. While Redis is away, known keys go on."""
+    """Age at which a known API key and its tenant's settings are looked up again: a revoked key is refused that long
+    after it was revoked at the latest. While Redis is away, known keys go on."""
     ttft_target_s: float = 1.0
     """Predicted time to first token up to which a request stays on the first tier of its tenant's policy."""
     max_receipts: int = 4096
@@ -45,8 +46,17 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         if not 0 < self.port < 65536:
             raise ConfigError(f"gateway.port must lie in 1..65535, not {self.port}")
         if self.admin_port is not None and (not 0 < self.admin_port < 65536 or self.admin_port == self.port):
-            raise ConfigError(f"gateway.admin_port must lie in 1..65535 and differ from gateway.port, not {self.admin_port}")
-        for name in ("max_ongoing_requests", "max_body_bytes", "max_queue", "default_max_tokens", "max_buffered_deltas", "max_receipts"):
+            raise ConfigError(
+                f"gateway.admin_port must lie in 1..65535 and differ from gateway.port, not {self.admin_port}"
+            )
+        for name in (
+            "max_ongoing_requests",
+            "max_body_bytes",
+            "max_queue",
+            "default_max_tokens",
+            "max_buffered_deltas",
+            "max_receipts",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"gateway.{name} must be at least 1, not {getattr(self, name)}")
         if not self.ttft_target_s > 0:
@@ -103,8 +113,8 @@ class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     """What it calls the bound of an answer in chats."""
     extra_fields: tuple[str, ...] = ()
-    """Parameters beyond OpenAI's that it understands (top_k, min_p, repetition_penalty, ignore_eos, min_tokens). A request that sets another
-    one stays away from it."""
+    """Parameters beyond OpenAI's that it understands (top_k, min_p, repetition_penalty, ignore_eos, min_tokens). A
+    request that sets another one stays away from it."""
     breaker_failures: int = 3
     """Failures in a row after which it is left alone."""
     breaker_open_s: float = 5.0

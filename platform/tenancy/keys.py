@@ -1,8 +1,9 @@
 """API keys and the tenants they belong to.
 
-A key is `sk-penstock-` and 48 hex digits (192 bits). Redis knows it only by its blake2b keyed with the cluster secret, so a copy of Redis
-opens nothing; the beginning of that digest is the key's id, which may be shown. Revoking leaves a tombstone, for that is what tells "revoked"
-from "Redis lost its data": a key a gateway knew goes on for `STALE_S` when Redis is away or empty, a tombstoned one ends with the next look-up.
+A key is `sk-penstock-` and 48 hex digits (192 bits). Redis knows it only by its blake2b keyed with the cluster secret,
+so a copy of Redis opens nothing; the beginning of that digest is the key's id, which may be shown. Revoking leaves a
+tombstone, for that is what tells "revoked" from "Redis lost its data": a key a gateway knew goes on for `STALE_S` when
+Redis is away or empty, a tombstoned one ends with the next look-up.
 """
 
 import asyncio
@@ -31,7 +32,8 @@ AWAY_S = 0.5
 STALE_S = 12 * 3600.0
 """How long a known key goes on without Redis confirming it."""
 TOMBSTONE_S = 400 * 86400
-"""Must exceed STALE_S, and the time for which somebody may still put a revoked key back (`penstock up` does, from its state folder)."""
+"""Must exceed STALE_S, and the time for which somebody may still put a revoked key back (`penstock up` does, from its
+state folder)."""
 UNKNOWN_S = 2.0
 """How long an unknown key is refused without asking again: also the longest a new key may take to work."""
 MAX_KNOWN = 65536
@@ -90,7 +92,8 @@ async def create_key(client: redis.asyncio.Redis, secret: bytes, tenant_id: str)
 
 
 async def put_key(client: redis.asyncio.Redis, secret: bytes, tenant_id: str, key: str) -> bool:
-    """Make a key that was created before known again, for instance after Redis lost its data; its tenant too. False: it was revoked, and stays so."""
+    """Make a key that was created before known again, for instance after Redis lost its data; its tenant too. False: it
+    was revoked, and stays so."""
     if KEY_PATTERN.fullmatch(key) is None:
         raise InvalidRequest("that is not a key that create_key made")
     now = time.time()
@@ -112,7 +115,10 @@ def record_of(secret: bytes, tenant_id: str, key: str) -> tuple[str, bytes]:
 async def list_keys(client: redis.asyncio.Redis, tenant_id: str) -> list[KeyInfo]:
     """Those not revoked, oldest first. Raises RedisError."""
     found = await cast("Awaitable[dict[bytes, bytes]]", client.hgetall(keys_key(tenant_id)))
-    return sorted((KeyInfo(_text(digest)[:ID_DIGITS], tenant_id, int(created)) for digest, created in found.items()), key=lambda info: (info.created, info.id))
+    return sorted(
+        (KeyInfo(_text(digest)[:ID_DIGITS], tenant_id, int(created)) for digest, created in found.items()),
+        key=lambda info: (info.created, info.id),
+    )
 
 
 async def revoke_key(client: redis.asyncio.Redis, secret: bytes, key: str) -> None:
@@ -121,13 +127,20 @@ async def revoke_key(client: redis.asyncio.Redis, secret: bytes, key: str) -> No
 
 
 async def revoke_id(client: redis.asyncio.Redis, key_id: str) -> KeyInfo:
-    """Of the one key whose digest begins so. Raises RedisError, and InvalidRequest where there is none, or more than one."""
+    """Of the one key whose digest begins so. Raises RedisError, and InvalidRequest where there is none, or more than
+    one."""
     found = []
     for tenant_id in await Tenants(client).all() if key_id else ():
         digests = await cast("Awaitable[dict[bytes, bytes]]", client.hgetall(keys_key(tenant_id)))
-        found += [(_text(digest), tenant_id, int(created)) for digest, created in digests.items() if _text(digest).startswith(key_id)]
+        found += [
+            (_text(digest), tenant_id, int(created))
+            for digest, created in digests.items()
+            if _text(digest).startswith(key_id)
+        ]
     if len(found) != 1:
-        raise InvalidRequest(f"{len(found) or 'no'} keys have an id that begins with {key_id!r}; `penstock key list` shows the ids")
+        raise InvalidRequest(
+            f"{len(found) or 'no'} keys have an id that begins with {key_id!r}; `penstock key list` shows the ids"
+        )
     digest, tenant_id, created = found[0]
     await _revoke(client, digest)
     return KeyInfo(digest[:ID_DIGITS], tenant_id, created)
@@ -154,7 +167,9 @@ def _redis_key(digest: str) -> str:
 
 
 def _digest(secret: bytes, key: str) -> str:
-    return hashlib.blake2b(key.encode("utf-8", "surrogatepass"), key=secret, digest_size=20, person=b"penstock-apikey").hexdigest()
+    return hashlib.blake2b(
+        key.encode("utf-8", "surrogatepass"), key=secret, digest_size=20, person=b"penstock-apikey"
+    ).hexdigest()
 
 
 def _text(field: bytes | str) -> str:
@@ -164,12 +179,18 @@ def _text(field: bytes | str) -> str:
 class KeyStore:
     """A gateway's view of the keys. Every method runs on one event loop.
 
-    secret: the cluster's, 16 to 64 bytes. cache_s: age at which a key and its tenant's settings are looked up again, counted from when they were
-    asked for; so a change, or a revocation, is effective that long after it at the latest, while Redis answers. now: a monotonic clock, seconds.
+    secret: the cluster's, 16 to 64 bytes. cache_s: age at which a key and its tenant's settings are looked up again,
+    counted from when they were asked for; so a change, or a revocation, is effective that long after it at the latest,
+    while Redis answers. now: a monotonic clock, seconds.
     """
 
     def __init__(
-        self, client: KeyReader, secret: bytes, cache_s: float, now: Callable[[], float] = time.monotonic, lookup_timeout_s: float = LOOKUP_TIMEOUT_S
+        self,
+        client: KeyReader,
+        secret: bytes,
+        cache_s: float,
+        now: Callable[[], float] = time.monotonic,
+        lookup_timeout_s: float = LOOKUP_TIMEOUT_S,
     ) -> None:
         self._client = client
         self._secret = secret
@@ -192,7 +213,8 @@ class KeyStore:
         return None
 
     async def tenant(self, key: str) -> Tenant:
-        """Raises Unauthenticated for a key that is malformed, unknown or revoked, Overloaded when that can't be found out now."""
+        """Raises Unauthenticated for a key that is malformed, unknown or revoked, Overloaded when that can't be found
+        out now."""
         if (tenant := self.cached(key)) is not None:
             return tenant
         if KEY_PATTERN.fullmatch(key) is None:

@@ -1,13 +1,15 @@
 """A gateway's way to its tenants' limits: one script in Redis, one round trip to a request, all limits or none.
 
-The arithmetic is `window`'s; here it runs in Redis, on Redis's clock, so that all gateways count in one book. All keys of a tenant have one hash
-tag. What is over is settled with what it used, together with the tenant's next request or `SETTLE_S` later.
+The arithmetic is `window`'s; here it runs in Redis, on Redis's clock, so that all gateways count in one book. All keys
+of a tenant have one hash tag. What is over is settled with what it used, together with the tenant's next request or
+`SETTLE_S` later.
 
-While Redis is away, a gateway goes on by a book of its own, which holds what it has admitted itself, within its share of the limits: the limit
-divided by the gateways that were there last. So one gateway never exceeds a limit. Of several, each may find that it has its share left in the first
-window, whatever the others had given out before; from then on they stay below the limit together. What was admitted meanwhile is charged to Redis
-when that is back. A gateway that has never heard how many there are refuses. Redis keeps the book as it keeps its writes: what an asynchronous
-failover, or a power failure, loses of the last second is not counted.
+While Redis is away, a gateway goes on by a book of its own, which holds what it has admitted itself, within its share
+of the limits: the limit divided by the gateways that were there last. So one gateway never exceeds a limit. Of several,
+each may find that it has its share left in the first window, whatever the others had given out before; from then on
+they stay below the limit together. What was admitted meanwhile is charged to Redis when that is back. A gateway that
+has never heard how many there are refuses. Redis keeps the book as it keeps its writes: what an asynchronous failover,
+or a power failure, loses of the last second is not counted.
 """
 
 import asyncio
@@ -24,7 +26,18 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from penstock.tenancy.tenants import Limits, tenant_key
-from penstock.tenancy.window import LIMIT_NAMES, MINUTE, PARALLEL_WAIT_MS, LimitLedger, LimitRequest, Settled, UnsettledUsage, Verdict, Window, share
+from penstock.tenancy.window import (
+    LIMIT_NAMES,
+    MINUTE,
+    PARALLEL_WAIT_MS,
+    LimitLedger,
+    LimitRequest,
+    Settled,
+    UnsettledUsage,
+    Verdict,
+    Window,
+    share,
+)
 from penstock.wire.errors import Overloaded
 
 TIMEOUT_S = 0.5
@@ -43,7 +56,8 @@ PRESENCE_LEASE_MS = 10_000
 MAX_SETTLED = 65536
 """Of one tenant, while Redis is away."""
 MAX_TOKENS = 2**40
-"""Of one request, reserved or used; the script counts exactly up to 2**53, and a sum beyond it would fail all that is told with it."""
+"""Of one request, reserved or used; the script counts exactly up to 2**53, and a sum beyond it would fail all that is
+told with it."""
 _GATEWAYS = "penstock:gateways"
 _AWAY = (RedisError, OSError, TimeoutError)
 
@@ -150,7 +164,8 @@ redis.call('PEXPIRE', leases, math.max(window, lease_ms))
 if wait == math.huge then wait = -1 end
 return {is_admitted, limit, wait, sum_requests, sum_tokens, reset_requests, reset_tokens, parallel}
 """
-"""ARGV: an LimitRequest as JSON, the Window, the wait for a place among parallel requests. Does what `window.LimitLedger.apply` does."""
+"""ARGV: an LimitRequest as JSON, the Window, the wait for a place among parallel requests. Does what
+`window.LimitLedger.apply` does."""
 
 _PRESENT = """
 local time = redis.call('TIME')
@@ -176,7 +191,9 @@ class LimitScript:
         arguments: list[bytes | int] = [msgspec.json.encode(ask), *self._window, PARALLEL_WAIT_MS]
         reply = await cast("Awaitable[list[int]]", self._script(keys=keys, args=arguments))
         is_admitted, limit, wait_ms, *rest = reply
-        return Verdict(bool(is_admitted), LIMIT_NAMES[limit - 1] if limit else None, None if wait_ms < 0 else wait_ms, *rest)
+        return Verdict(
+            bool(is_admitted), LIMIT_NAMES[limit - 1] if limit else None, None if wait_ms < 0 else wait_ms, *rest
+        )
 
 
 @dataclass(slots=True)
@@ -190,7 +207,8 @@ class _Unknown:
 
 @dataclass(slots=True)
 class _Account:
-    """One tenant at one gateway. Whatever was admitted here is in the book, and in one of the others until it is settled."""
+    """One tenant at one gateway. Whatever was admitted here is in the book, and in one of the others until it is
+    settled."""
 
     book: LimitLedger
     running: set[str] = field(default_factory=set)
@@ -225,7 +243,14 @@ class _Account:
                 age = window.bucket(age_ms)
                 requests, tokens = over.get(age, (0, 0))
                 over[age] = requests + 1, tokens + unknown.tokens
-        return [*debts, *(UnsettledUsage("", age * window.bucket_ms, *counts, False) for age, counts in over.items() if age <= window.num_buckets)]
+        return [
+            *debts,
+            *(
+                UnsettledUsage("", age * window.bucket_ms, *counts, False)
+                for age, counts in over.items()
+                if age <= window.num_buckets
+            ),
+        ]
 
     def has_told(self, were_running: Mapping[str, bool]) -> None:
         """Redis has now heard of these; some may have ended since."""
@@ -239,7 +264,8 @@ class _Account:
                 self.settled[request_id] = unknown.tokens
 
     def put_back(self, settled: dict[str, int]) -> None:
-        """Redis has perhaps not heard of these. Past MAX_SETTLED the oldest keep their whole reservation until it leaves the window."""
+        """Redis has perhaps not heard of these. Past MAX_SETTLED the oldest keep their whole reservation until it
+        leaves the window."""
         self.settled = settled | self.settled
         while len(self.settled) > MAX_SETTLED:
             del self.settled[next(iter(self.settled))]
@@ -247,7 +273,11 @@ class _Account:
     def renew(self, now_ms: int, window: Window) -> list[str]:
         """Those under way, in the book at once; returns them for Redis. What has left the window is forgotten."""
         oldest_ms = now_ms - window.bucket_ms * (window.num_buckets + 1)
-        self.unknown = {request_id: unknown for request_id, unknown in self.unknown.items() if unknown.is_running or unknown.at_ms > oldest_ms}
+        self.unknown = {
+            request_id: unknown
+            for request_id, unknown in self.unknown.items()
+            if unknown.is_running or unknown.at_ms > oldest_ms
+        }
         under_way = [*self.running, *(request_id for request_id, unknown in self.unknown.items() if unknown.is_running)]
         self.book.apply(LimitRequest(renewed=under_way), now_ms)
         self.renewed_at_ms = now_ms
@@ -255,8 +285,8 @@ class _Account:
         return [*self.running]
 
     def has_renewed(self) -> None:
-        """Or tried to. What ended meanwhile may have been settled on another connection before it was renewed, and would be held again: so that is said
-        once more. A second settlement of the same changes nothing."""
+        """Or tried to. What ended meanwhile may have been settled on another connection before it was renewed, and
+        would be held again: so that is said once more. A second settlement of the same changes nothing."""
         for request_id, used_tokens in self.renewing.items():
             if used_tokens is not None:
                 self.settled.setdefault(request_id, used_tokens)
@@ -270,7 +300,13 @@ def _monotonic_ms() -> int:
 class Limiter:
     """Reserves and settles for one gateway. Methods run on one event loop. now_ms: a monotonic clock."""
 
-    def __init__(self, client: redis.asyncio.Redis, gateway_id: str, window: Window = MINUTE, now_ms: Callable[[], int] = _monotonic_ms) -> None:
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        gateway_id: str,
+        window: Window = MINUTE,
+        now_ms: Callable[[], int] = _monotonic_ms,
+    ) -> None:
         self._script = LimitScript(client, window)
         self._presence = client.register_script(_PRESENT)
         self._gateway_id = gateway_id
@@ -286,7 +322,8 @@ class Limiter:
         """Reservations whose request is gone."""
 
     async def reserve(self, tenant_id: str, limits: Limits, request_id: str, tokens: int) -> Verdict:
-        """All of it against all limits, or nothing; what was admitted must be settled. Raises Overloaded when nobody can tell.
+        """All of it against all limits, or nothing; what was admitted must be settled. Raises Overloaded when nobody
+        can tell.
 
         tokens: no more than the limit; that could never fit.
         """
@@ -362,12 +399,15 @@ class Limiter:
         assert ask.id is not None
         if self.num_gateways is None:
             raise Overloaded("the limits of this tenant can't be checked at the moment", retry_after_s=1.0)
-        verdict = account.book.apply(msgspec.structs.replace(ask, limits=share(ask.limits, self.num_gateways)), self._now_ms())
+        verdict = account.book.apply(
+            msgspec.structs.replace(ask, limits=share(ask.limits, self.num_gateways)), self._now_ms()
+        )
         if verdict.is_admitted:
             account.unknown[ask.id] = _Unknown(self._now_ms(), ask.tokens)
         elif verdict.wait_ms is None:
             raise Overloaded(
-                "the limits of this tenant can't be checked at the moment, and the request exceeds this gateway's share of them", retry_after_s=1.0
+                "the limits of this tenant can't be checked at the moment, and the request exceeds this gateway's share of them",
+                retry_after_s=1.0,
             )
         return verdict
 
@@ -387,10 +427,14 @@ class Limiter:
             if self._is_left_alone:
                 raise TimeoutError  # it went while this one waited
             settled, account.settled = account.settled, {}
-            renewed = [request_id for request_id in ask.renewed if request_id in account.running]  # who ended meanwhile is not
+            renewed = [
+                request_id for request_id in ask.renewed if request_id in account.running
+            ]  # who ended meanwhile is not
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    told = msgspec.structs.replace(ask, settled=list(starmap(Settled, settled.items())), renewed=renewed)
+                    told = msgspec.structs.replace(
+                        ask, settled=list(starmap(Settled, settled.items())), renewed=renewed
+                    )
                     verdict = await self._script.apply(tenant_id, told)
             except BaseException:
                 account.put_back(settled)
@@ -417,7 +461,9 @@ class Limiter:
         """Counted among the gateways, and told how many there are."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                reply = await cast("Awaitable[int]", self._presence(keys=[_GATEWAYS], args=[self._gateway_id, PRESENCE_LEASE_MS]))
+                reply = await cast(
+                    "Awaitable[int]", self._presence(keys=[_GATEWAYS], args=[self._gateway_id, PRESENCE_LEASE_MS])
+                )
         except _AWAY as error:
             self._note(error)
             return
@@ -434,4 +480,7 @@ class Limiter:
         was_away = self._away_until_ms is not None
         self._away_until_ms = None if error is None else self._now_ms() + AWAY_MS
         if was_away != (error is not None):
-            log.warning("limits_alone" if error is not None else "limits_together", extra={"cause": type(error).__name__, "gateways": self.num_gateways})
+            log.warning(
+                "limits_alone" if error is not None else "limits_together",
+                extra={"cause": type(error).__name__, "gateways": self.num_gateways},
+            )

@@ -4,8 +4,8 @@ Not their keys (`keys`), not the counting (`limits`, `usage`). Layout, all of a 
     penstock:tenants                    ids of all tenants, deleted ones left out
     penstock:tenant:{id}:settings       a Record, as JSON
     penstock:tenant:{id}:keys           key digest -> when it was made
-Invariant: an id is used once. What is left of a deleted tenant (usage, cached blocks under its salt) must not become somebody else's, so
-its record stays as a tombstone and the id is refused.
+Invariant: an id is used once. What is left of a deleted tenant (usage, cached blocks under its salt) must not become
+somebody else's, so its record stays as a tombstone and the id is refused.
 """
 
 import hashlib
@@ -98,7 +98,9 @@ def tenant_of(secret: bytes, tenant_id: str, settings: Settings | None = None) -
     salt = hashlib.blake2b(tenant_id.encode(), key=secret, digest_size=32, person=b"penstock-tenant").digest()
     if settings is None:
         return Tenant(tenant_id, salt)
-    return Tenant(tenant_id, salt, None if settings.limits.are_none else settings.limits, settings.models, settings.tier_policy)
+    return Tenant(
+        tenant_id, salt, None if settings.limits.are_none else settings.limits, settings.models, settings.tier_policy
+    )
 
 
 def tenant_key(tenant_id: str, part: str) -> str:
@@ -126,7 +128,8 @@ def check_id(tenant_id: str) -> None:
 
 
 class Tenants:
-    """The tenants in Redis, for those who manage them. Methods raise RedisError, and ConfigError for a record that can't be read."""
+    """The tenants in Redis, for those who manage them. Methods raise RedisError, and ConfigError for a record that
+    can't be read."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
@@ -139,13 +142,16 @@ class Tenants:
         if not await self._client.set(settings_key(tenant_id), msgspec.json.encode(record), nx=True):
             found = await self.find(tenant_id)
             if found is None:
-                raise InvalidRequest(f"a tenant {tenant_id!r} was deleted; its id is not used again, because its usage and cache stay its own")
+                raise InvalidRequest(
+                    f"a tenant {tenant_id!r} was deleted; its id is not used again, because its usage and cache stay its own"
+                )
             raise InvalidRequest(f"there is a tenant {tenant_id!r} already")
         await self._list(tenant_id)
         return record
 
     async def ensure(self, tenant_id: str, now: float, settings: Settings = NO_SETTINGS) -> None:
-        """The tenant is there afterwards, with these settings if it is new. Raises InvalidRequest for one that was deleted."""
+        """The tenant is there afterwards, with these settings if it is new. Raises InvalidRequest for one that was
+        deleted."""
         check_id(tenant_id)
         if await self.find(tenant_id) is None:
             await self.create(tenant_id, settings, now)
@@ -173,7 +179,8 @@ class Tenants:
         return {tenant_id: record for tenant_id, record in found if record is not None}
 
     async def change(self, tenant_id: str, change: Callable[[Settings], Settings], now: float) -> Record:
-        """What `change` makes of the settings, which may be called again if others change them too. Raises InvalidRequest where there is no such tenant."""
+        """What `change` makes of the settings, which may be called again if others change them too. Raises
+        InvalidRequest where there is no such tenant."""
 
         def edit(record: Record) -> Record:
             settings = change(record.settings)

@@ -1,8 +1,9 @@
 """What tenants have used: requests and tokens by day, model and adapter, in Redis.
 
-Not the limits, and nothing that is asked before an answer. A gateway adds up what has ended and writes it about once a second, in batches that carry
-a number: a batch that is repeated because its answer got lost is not counted twice. While Redis is away, sums are kept and written when it is back.
-A gateway that is killed takes the last second with it. Layout, under the tenant's hash tag:
+Not the limits, and nothing that is asked before an answer. A gateway adds up what has ended and writes it about once a
+second, in batches that carry a number: a batch that is repeated because its answer got lost is not counted twice. While
+Redis is away, sums are kept and written when it is back. A gateway that is killed takes the last second with it.
+Layout, under the tenant's hash tag:
     penstock:tenant:{id}:usage:2026-11-21             [model, adapter, kind] as JSON -> count; days are UTC
     penstock:tenant:{id}:usage:2026-11-21:{gateway}   number of that gateway's last batch
 """
@@ -110,7 +111,11 @@ async def read_usage(client: redis.asyncio.Redis, tenant_id: str, days: Sequence
         for day in days:
             pipe.hgetall(tenant_key(tenant_id, f"usage:{day}"))
         replies = await pipe.execute()
-    rows = [UsageRow(day, *what, used) for day, counts in zip(days, replies, strict=True) for what, used in _rows(counts).items()]
+    rows = [
+        UsageRow(day, *what, used)
+        for day, counts in zip(days, replies, strict=True)
+        for what, used in _rows(counts).items()
+    ]
     return sorted(rows)
 
 
@@ -124,7 +129,8 @@ def _rows(counts: dict[bytes, bytes]) -> _Rows:
 
 
 class UsageLog:
-    """What one gateway has still to write. Methods run on one event loop; `run` is a task of the gateway's. now: Unix time, seconds."""
+    """What one gateway has still to write. Methods run on one event loop; `run` is a task of the gateway's. now: Unix
+    time, seconds."""
 
     def __init__(self, client: redis.asyncio.Redis, gateway_id: str, now: Callable[[], float] = time.time) -> None:
         self._client = client
@@ -199,7 +205,9 @@ class UsageLog:
             arguments: list[bytes | int] = [batch.number, KEPT_S, BATCH_KEPT_S, *counts]
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    await cast("Awaitable[int]", self._script(keys=[name, f"{name}:{self._gateway_id}"], args=arguments))
+                    await cast(
+                        "Awaitable[int]", self._script(keys=[name, f"{name}:{self._gateway_id}"], args=arguments)
+                    )
             except _AWAY as error:
                 self._note(error)
                 return False
@@ -216,7 +224,10 @@ class UsageLog:
         """A line in the log when Redis goes and when it is back."""
         if self._is_away != (error is not None):
             self._is_away = error is not None
-            log.warning("usage_kept" if self._is_away else "usage_written", extra={"cause": type(error).__name__, "lost_requests": self._num_lost})
+            log.warning(
+                "usage_kept" if self._is_away else "usage_written",
+                extra={"cause": type(error).__name__, "lost_requests": self._num_lost},
+            )
             self._num_lost = 0
 
 

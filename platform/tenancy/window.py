@@ -1,13 +1,15 @@
 """What a tenant may still have: the arithmetic of its limits over a sliding window. Pure.
 
-`limits` has the same arithmetic as a script in Redis, which is where it counts; this form of it decides for a gateway whose Redis is away, and
-tests hold the two against each other. Time is cut into buckets. A request is charged to the bucket in which it was admitted, first with what it may
-use at most, from its end on with what it has used, and a bucket counts until all of it is older than the window. So in no window, wherever it
-begins, are more requests or tokens admitted than the limit says, and none is counted for longer than a window and one bucket. What is refused
-is not counted.
+`limits` has the same arithmetic as a script in Redis, which is where it counts; this form of it decides for a gateway
+whose Redis is away, and tests hold the two against each other. Time is cut into buckets. A request is charged to the
+bucket in which it was admitted, first with what it may use at most, from its end on with what it has used, and a bucket
+counts until all of it is older than the window. So in no window, wherever it begins, are more requests or tokens
+admitted than the limit says, and none is counted for longer than a window and one bucket. What is refused is not
+counted.
 
-A request that is not over is held under its id. Only the count of parallel requests needs that, and the settling: the charge itself leaves with its
-bucket, so whoever dies without settling has merely used all that it had reserved. A hold is a lease, which its gateway renews.
+A request that is not over is held under its id. Only the count of parallel requests needs that, and the settling: the
+charge itself leaves with its bucket, so whoever dies without settling has merely used all that it had reserved. A hold
+is a lease, which its gateway renews.
 """
 
 from collections.abc import Sequence
@@ -62,9 +64,11 @@ class UnsettledUsage(NamedTuple):
 
 
 class LimitRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Everything a gateway has to say about one tenant, and perhaps one request to be admitted. Applied in the order of the fields.
+    """Everything a gateway has to say about one tenant, and perhaps one request to be admitted. Applied in the order of
+    the fields.
 
-    Every part of it may be repeated: what a book has heard once changes nothing the second time (debts without an id are charged twice: the safe side).
+    Every part of it may be repeated: what a book has heard once changes nothing the second time (debts without an id
+    are charged twice: the safe side).
     """
 
     settled: Sequence[Settled] = ()
@@ -137,7 +141,9 @@ class LimitLedger:
         self._forget(oldest)
         limit, wait_ms = self._obstacle(ask, now_ms)
         if ask.id is not None and limit is None:
-            self._charge(UnsettledUsage(ask.id, 0, 1, ask.tokens, True), self._window.bucket(now_ms), oldest, lease_until_ms)
+            self._charge(
+                UnsettledUsage(ask.id, 0, 1, ask.tokens, True), self._window.bucket(now_ms), oldest, lease_until_ms
+            )
         return Verdict(
             ask.id is not None and limit is None,
             limit,
@@ -170,7 +176,9 @@ class LimitLedger:
     def _end_leases(self, now_ms: int) -> None:
         if now_ms >= self._first_end_ms:
             self._held = {name: hold for name, hold in self._held.items() if hold.lease_until_ms > now_ms}
-            self._first_end_ms = min((hold.lease_until_ms for hold in self._held.values()), default=now_ms + self._window.lease_ms)
+            self._first_end_ms = min(
+                (hold.lease_until_ms for hold in self._held.values()), default=now_ms + self._window.lease_ms
+            )
 
     def _forget(self, oldest: int) -> None:
         """A clock that went back finds what has been forgotten gone."""
@@ -220,5 +228,7 @@ def share(limits: Limits, parts: int) -> Limits:
         return None if limit is None else limit // parts
 
     return Limits(
-        requests_per_minute=part(limits.requests_per_minute), tokens_per_minute=part(limits.tokens_per_minute), max_parallel=part(limits.max_parallel)
+        requests_per_minute=part(limits.requests_per_minute),
+        tokens_per_minute=part(limits.tokens_per_minute),
+        max_parallel=part(limits.max_parallel),
     )

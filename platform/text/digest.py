@@ -1,9 +1,9 @@
 """Identity of a checkpoint: equal digests mean equal weights, tokenizer and configuration, wherever the files lie.
 
-Files up to `FULL_BYTES` are hashed whole. Of a larger one, the size, the directory of its tensors (the whole header, which in a GGUF holds
-the tokenizer too) and windows of 4 KiB are hashed: the first, middle and last of every tensor, and 1,024 more spread evenly. So a 16 GB
-checkpoint takes well under a second, any fine-tune that moved a tensor's ends or middle differs, and only a change confined to bytes
-between the windows goes unseen.
+Files up to `FULL_BYTES` are hashed whole. Of a larger one, the size, the directory of its tensors (the whole header,
+which in a GGUF holds the tokenizer too) and windows of 4 KiB are hashed: the first, middle and last of every tensor,
+and 1,024 more spread evenly. So a 16 GB checkpoint takes well under a second, any fine-tune that moved a tensor's ends
+or middle differs, and only a change confined to bytes between the windows goes unseen.
 """
 
 import hashlib
@@ -28,8 +28,8 @@ class _SafetensorsEntry(msgspec.Struct):
 def checkpoint_digest(root: Path, files: Sequence[Path], headers: dict[Path, tuple[int, list[int]]]) -> str:
     """Hex digest over `files`, named relative to `root`.
 
-    headers: of a large file, the size of its header and the offsets at which tensors start, both in bytes; only its windows and the header are
-    read. Raises OSError.
+    headers: of a large file, the size of its header and the offsets at which tensors start, both in bytes; only its
+    windows and the header are read. Raises OSError.
     """
     state = hashlib.blake2b(digest_size=16, person=_FORMAT)
     for path in sorted(files):
@@ -46,7 +46,8 @@ def checkpoint_digest(root: Path, files: Sequence[Path], headers: dict[Path, tup
 
 
 def safetensors_layout(path: Path) -> tuple[int, list[int]]:
-    """Header size and tensor offsets of a safetensors file (8 bytes of length, then JSON; https://github.com/huggingface/safetensors#format)."""
+    """Header size and tensor offsets of a safetensors file (8 bytes of length, then JSON;
+    https://github.com/huggingface/safetensors#format)."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = file.read(length)

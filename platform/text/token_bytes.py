@@ -1,7 +1,8 @@
 """The bytes that each token stands for, in byte-level and SentencePiece vocabularies.
 
-Byte-level (GPT-2): every byte is written as one printable character, by the table of OpenAI's encoder.py (printable Latin-1 bytes are
-themselves, the other 68 follow from U+0100 on). SentencePiece: U+2581 is a space, and <0xHH> is a byte.
+Byte-level (GPT-2): every byte is written as one printable character, by the table of OpenAI's encoder.py (printable
+Latin-1 bytes are themselves, the other 68 follow from U+0100 on). SentencePiece: U+2581 is a space, and <0xHH> is a
+byte.
 """
 
 import json
@@ -21,7 +22,8 @@ def _byte_of_char() -> dict[str, int]:
 
 
 def bytes_of_tokens(raw: RawTokenizer, size: int) -> list[bytes]:
-    """Bytes by token id, `size` of them; ids without a token (padding of the logits) have none. ConfigError for other kinds of vocabulary."""
+    """Bytes by token id, `size` of them; ids without a token (padding of the logits) have none. ConfigError for other
+    kinds of vocabulary."""
     kinds = _decoder_kinds(raw)
     special = {index for index, token in raw.get_added_tokens_decoder().items() if token.special}
     vocabulary = raw.get_vocab(with_added_tokens=True)
@@ -29,7 +31,9 @@ def bytes_of_tokens(raw: RawTokenizer, size: int) -> list[bytes]:
         table = _byte_of_char()
         known = {index: _byte_level(text, table) for text, index in vocabulary.items()}
     elif kinds & {"ByteFallback", "Metaspace"}:
-        known = {index: text.encode() if index in special else _sentencepiece(text) for text, index in vocabulary.items()}
+        known = {
+            index: text.encode() if index in special else _sentencepiece(text) for text, index in vocabulary.items()
+        }
     else:
         raise ConfigError(
             f"a tokenizer that decodes by {', '.join(sorted(kinds)) or 'nothing'} is not supported; supported are byte-level BPE and SentencePiece"

@@ -1,8 +1,9 @@
-"""Text to token ids and the bytes of every token: what of a tokenizer the platform needs. Thread safe; no weights, no network.
+"""Text to token ids and the bytes of every token: what of a tokenizer the platform needs. Thread safe; no weights, no
+network.
 
-Special tokens are cut out here, not by the library, for two reasons. The control tokens of a chat template are recognised while those that
-a user wrote into a message are plain text: nobody can forge a turn. And what lies between them is encoded piece by piece, which is what
-the library does itself.
+Special tokens are cut out here, not by the library, for two reasons. The control tokens of a chat template are
+recognised while those that a user wrote into a message are plain text: nobody can forge a turn. And what lies between
+them is encoded piece by piece, which is what the library does itself.
 """
 
 import json
@@ -26,13 +27,16 @@ _GUARDS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 class Tokenizer:
     """The tokenizer of one checkpoint. Build it with `load_tokenizer`.
 
-    vocab_size: ids lie in [0, vocab_size). num_embedded: those that a model can read lie below it. token_bytes: bytes of every id, special tokens
-    included. visible_bytes: the same with special tokens empty. eos_token_ids: what ends an answer, the chat's end of turn included.
+    vocab_size: ids lie in [0, vocab_size). num_embedded: those that a model can read lie below it. token_bytes: bytes
+    of every id, special tokens included. visible_bytes: the same with special tokens empty. eos_token_ids: what ends an
+    answer, the chat's end of turn included.
     """
 
     def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None) -> None:
         raw = vocabulary.raw
-        raw.encode_special_tokens = True  # from here on the library takes special tokens for text: they are cut out beforehand
+        raw.encode_special_tokens = (
+            True  # from here on the library takes special tokens for text: they are cut out beforehand
+        )
         self._vocabulary = vocabulary
         self._template = template
         added = raw.get_added_tokens_decoder()
@@ -54,18 +58,21 @@ class Tokenizer:
         return self._template is not None
 
     def encode(self, text: str, add_special: bool) -> list[int]:
-        """Token ids of `text`; special tokens in it are recognised. add_special: with bos (and eos) as the checkpoint wants it.
+        """Token ids of `text`; special tokens in it are recognised. add_special: with bos (and eos) as the checkpoint
+        wants it.
 
         Raises InvalidRequest for what is not Unicode text.
         """
         ids = self._encode(text)
         return [*self._vocabulary.prefix_ids, *ids, *self._vocabulary.suffix_ids] if add_special else ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object] | None = None) -> list[int]:
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object] | None = None
+    ) -> list[int]:
         """Token ids of a conversation up to where the assistant is to speak.
 
-        messages: as in OpenAI's API. options: further variables of the template, such as `tools` or `enable_thinking`. Raises
-        InvalidRequest when the model has no template or the template refuses.
+        messages: as in OpenAI's API. options: further variables of the template, such as `tools` or `enable_thinking`.
+        Raises InvalidRequest when the model has no template or the template refuses.
         """
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
@@ -107,20 +114,25 @@ class Tokenizer:
             ids += _ids_of(self._head if is_first else self._tail, piece)
 
     def _guarded(self, value: list[object]) -> tuple[list[object], str | None]:
-        """`value` with every special token in its strings broken by a character that occurs nowhere in it, and that character."""
+        """`value` with every special token in its strings broken by a character that occurs nowhere in it, and that
+        character."""
         texts = list(_strings(value))
         if self._special is None or not any(self._special.search(text) for text in texts):
             return value, None
         guard = next((char for char in _GUARDS if not any(char in text for text in texts)), None)
         if guard is None:
-            raise InvalidRequest("the messages hold both special tokens and every Unicode noncharacter", param="messages")
+            raise InvalidRequest(
+                "the messages hold both special tokens and every Unicode noncharacter", param="messages"
+            )
         return [_replaced(item, self._special, guard) for item in value], guard
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """Raises ConfigError when the checkpoint's tokenizer is missing or of a kind that is not supported."""
     vocabulary = load_vocabulary(source)
-    template = ChatTemplate(source.chat_template, vocabulary.special_tokens) if source.chat_template is not None else None
+    template = (
+        ChatTemplate(source.chat_template, vocabulary.special_tokens) if source.chat_template is not None else None
+    )
     return Tokenizer(vocabulary, template)
 
 
@@ -148,7 +160,9 @@ def _without_first_prefix(raw: RawTokenizer) -> RawTokenizer:
     """The tokenizer for text that does not begin the input: some put a space before the first word only."""
     if b'"prepend_scheme":"first"' not in _state(raw.pre_tokenizer):
         return raw
-    tail: RawTokenizer = RawTokenizer.from_str(raw.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"'))
+    tail: RawTokenizer = RawTokenizer.from_str(
+        raw.to_str().replace('"prepend_scheme":"first"', '"prepend_scheme":"never"')
+    )
     tail.encode_special_tokens = True
     return tail
 
@@ -179,7 +193,9 @@ def _kind(part: object) -> str | None:
 
 def _shape(part: object) -> object:
     """A component's settings without those that only concern offsets."""
-    return json.loads(_state(part), object_hook=lambda item: {key: value for key, value in item.items() if key != "trim_offsets"})
+    return json.loads(
+        _state(part), object_hook=lambda item: {key: value for key, value in item.items() if key != "trim_offsets"}
+    )
 
 
 def _strings(value: object) -> Iterator[str]:

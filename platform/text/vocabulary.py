@@ -1,7 +1,8 @@
 """A checkpoint's vocabulary as a `tokenizers.Tokenizer` plus what that object does not tell: bos, eos, special ids.
 
-From tokenizer.json as it stands, or built from GGUF metadata. GGUF names its pre-tokenizer by a word (llama.cpp's `tokenizer.ggml.pre`);
-the words supported are in `PRE_TOKENIZERS`, any other is refused by name, because a near miss would tokenize almost right.
+From tokenizer.json as it stands, or built from GGUF metadata. GGUF names its pre-tokenizer by a word (llama.cpp's
+`tokenizer.ggml.pre`); the words supported are in `PRE_TOKENIZERS`, any other is refused by name, because a near miss
+would tokenize almost right.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from penstock.text.gguf_header import GgufHeader
 from penstock.text.source import ModelSource
 
 LLAMA3_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-QWEN2_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN2_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 END_OF_TURN = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end_of_turn|>", "<|end|>"})
 """Special tokens that end an assistant's turn whatever the checkpoint declares as its eos."""
@@ -96,13 +99,19 @@ def _ids(value: Any) -> list[int]:
 
 
 def _declared_eos(source: ModelSource, raw: RawTokenizer, eos_token: str | None) -> frozenset[int]:
-    declared = _ids((source.read_json("generation_config.json") or {}).get("eos_token_id")) or _ids(source.config.get("eos_token_id"))
+    declared = _ids((source.read_json("generation_config.json") or {}).get("eos_token_id")) or _ids(
+        source.config.get("eos_token_id")
+    )
     from_text = raw.token_to_id(eos_token) if eos_token else None
     return frozenset(declared if from_text is None else [*declared, from_text])
 
 
 def _turn_ends(raw: RawTokenizer) -> frozenset[int]:
-    return frozenset(index for index, token in raw.get_added_tokens_decoder().items() if token.special and token.content in END_OF_TURN)
+    return frozenset(
+        index
+        for index, token in raw.get_added_tokens_decoder().items()
+        if token.special and token.content in END_OF_TURN
+    )
 
 
 def _affixes(raw: RawTokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -122,11 +131,15 @@ def _byte_level(*, use_regex: bool) -> pre_tokenizers.PreTokenizer:
 
 
 def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False), _byte_level(use_regex=False)])
+    return pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False), _byte_level(use_regex=False)]
+    )
 
 
 def _smollm(raw: RawTokenizer) -> None:
-    raw.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level(use_regex=True)])
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), _byte_level(use_regex=True)]
+    )
 
 
 def _gpt2(raw: RawTokenizer) -> None:
@@ -156,22 +169,41 @@ def _from_gguf(source: ModelSource) -> Vocabulary:
     header = source.gguf
     tokens, kinds = header.texts("tokenizer.ggml.tokens"), header.integers("tokenizer.ggml.token_type")
     if not tokens or len(kinds) != len(tokens):
-        raise ConfigError(f"{source.path} holds {len(tokens)} tokens and {len(kinds)} token types; a tokenizer needs one type for each token")
+        raise ConfigError(
+            f"{source.path} holds {len(tokens)} tokens and {len(kinds)} token types; a tokenizer needs one type for each token"
+        )
     model = header.text("tokenizer.ggml.model")
     if model == "gpt2":
         raw, adds_bos = _byte_level_bpe(header, tokens), header.text("tokenizer.ggml.pre") in ("llama-bpe", "llama3")
     elif model == "llama":
         raw, adds_bos = _sentencepiece(header, tokens), True
     else:
-        raise ConfigError(f"{source.path} has a tokenizer of the kind {model!r}; supported are gpt2 (byte-level BPE) and llama (SentencePiece BPE)")
-    raw.add_special_tokens([AddedToken(text, special=True, normalized=False) for text, kind in zip(tokens, kinds, strict=True) if kind == _Kind.CONTROL])
-    raw.add_tokens([AddedToken(text, special=False, normalized=False) for text, kind in zip(tokens, kinds, strict=True) if kind == _Kind.USER_DEFINED])
+        raise ConfigError(
+            f"{source.path} has a tokenizer of the kind {model!r}; supported are gpt2 (byte-level BPE) and llama (SentencePiece BPE)"
+        )
+    raw.add_special_tokens(
+        [
+            AddedToken(text, special=True, normalized=False)
+            for text, kind in zip(tokens, kinds, strict=True)
+            if kind == _Kind.CONTROL
+        ]
+    )
+    raw.add_tokens(
+        [
+            AddedToken(text, special=False, normalized=False)
+            for text, kind in zip(tokens, kinds, strict=True)
+            if kind == _Kind.USER_DEFINED
+        ]
+    )
     return _gguf_vocabulary(header, raw, tokens, adds_bos)
 
 
 def _gguf_vocabulary(header: GgufHeader, raw: RawTokenizer, tokens: list[str], adds_bos: bool) -> Vocabulary:
     """adds_bos: what llama.cpp assumes for this kind when the file does not say."""
-    ids = {name: header.integer(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos", "eot", "eom", "unknown", "padding")}
+    ids = {
+        name: header.integer(f"tokenizer.ggml.{name}_token_id")
+        for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
+    }
     bos, eos = ids["bos"], ids["eos"]
     says_bos = header.flag("tokenizer.ggml.add_bos_token")
     has_bos = bos is not None and (adds_bos if says_bos is None else says_bos)
@@ -180,19 +212,28 @@ def _gguf_vocabulary(header: GgufHeader, raw: RawTokenizer, tokens: list[str], a
     return Vocabulary(
         raw=raw,
         size=len(tokens),
-        num_embedded=min([len(tokens), *(tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight")]),
-        eos_token_ids=frozenset(index for index in (eos, ids["eot"], ids["eom"]) if index is not None) | _turn_ends(raw),
+        num_embedded=min(
+            [len(tokens), *(tensor.shape[-1] for tensor in header.tensors if tensor.name == "token_embd.weight")]
+        ),
+        eos_token_ids=frozenset(index for index in (eos, ids["eot"], ids["eom"]) if index is not None)
+        | _turn_ends(raw),
         prefix_ids=(bos,) if has_bos and bos is not None else (),
         suffix_ids=(eos,) if has_eos and eos is not None else (),
-        special_tokens={name: tokens[index] for name, index in names.items() if index is not None and index < len(tokens)},
+        special_tokens={
+            name: tokens[index] for name, index in names.items() if index is not None and index < len(tokens)
+        },
     )
 
 
 def _byte_level_bpe(header: GgufHeader, tokens: list[str]) -> RawTokenizer:
     kind = header.text("tokenizer.ggml.pre")
     if kind not in PRE_TOKENIZERS:
-        raise ConfigError(f"the GGUF's pre-tokenizer {kind!r} is not supported; supported are {', '.join(sorted(PRE_TOKENIZERS))}")
-    merges = [(left, right) for left, _, right in (merge.partition(" ") for merge in header.texts("tokenizer.ggml.merges"))]
+        raise ConfigError(
+            f"the GGUF's pre-tokenizer {kind!r} is not supported; supported are {', '.join(sorted(PRE_TOKENIZERS))}"
+        )
+    merges = [
+        (left, right) for left, _, right in (merge.partition(" ") for merge in header.texts("tokenizer.ggml.merges"))
+    ]
     raw = RawTokenizer(models.BPE(vocab={text: index for index, text in enumerate(tokens)}, merges=merges))
     raw.decoder = decoders.ByteLevel()
     PRE_TOKENIZERS[kind](raw)
@@ -200,13 +241,18 @@ def _byte_level_bpe(header: GgufHeader, tokens: list[str]) -> RawTokenizer:
 
 
 def _sentencepiece(header: GgufHeader, tokens: list[str]) -> RawTokenizer:
-    """SentencePiece BPE: of all adjacent pairs whose concatenation is a token, the one with the best score is merged first."""
+    """SentencePiece BPE: of all adjacent pairs whose concatenation is a token, the one with the best score is merged
+    first."""
     scores = header.floats("tokenizer.ggml.scores")
     unknown = header.integer("tokenizer.ggml.unknown_token_id") or 0
     if len(scores) != len(tokens):
-        raise ConfigError(f"the GGUF holds {len(tokens)} tokens and {len(scores)} scores; a SentencePiece tokenizer needs one score for each token")
+        raise ConfigError(
+            f"the GGUF holds {len(tokens)} tokens and {len(scores)} scores; a SentencePiece tokenizer needs one score for each token"
+        )
     vocab = {text: index for index, text in enumerate(tokens)}
-    model = models.BPE(vocab=vocab, merges=_merges(vocab, scores), unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
+    model = models.BPE(
+        vocab=vocab, merges=_merges(vocab, scores), unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True
+    )
     raw = RawTokenizer(model)
     steps: list[normalizers.Normalizer] = [normalizers.Replace(" ", "▁")]
     if header.flag("tokenizer.ggml.add_space_prefix") is not False:

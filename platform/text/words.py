@@ -1,10 +1,13 @@
-"""The quick way through a byte-level BPE: split into words here, look every word's ids up in a table, and ask the library only for new words.
+"""The quick way through a byte-level BPE: split into words here, look every word's ids up in a table, and ask the
+library only for new words.
 
-BPE never merges across the words of its pre-tokenizer, so the result is the library's, token for token, at a quarter of its CPU (it
-tracks offsets and normalization that nobody here reads). Only for texts made of characters whose class in Unicode is settled since its
-first versions (Latin, common punctuation): there Python's `re` can state the same pattern exactly. Lines with others go to the library.
+BPE never merges across the words of its pre-tokenizer, so the result is the library's, token for token, at a quarter of
+its CPU (it tracks offsets and normalization that nobody here reads). Only for texts made of characters whose class in
+Unicode is settled since its first versions (Latin, common punctuation): there Python's `re` can state the same pattern
+exactly. Lines with others go to the library.
 
-The table holds single words, not texts: a table of texts would let one tenant time whether another has sent the same prompt.
+The table holds single words, not texts: a table of texts would let one tenant time whether another has sent the same
+prompt.
 """
 
 import re
@@ -16,7 +19,8 @@ _LETTER: Final = r"A-Za-z\xaa\xb5\xba\xc0-\xd6\xd8-\xf6\xf8-\u017e\u0180-\u024f"
 _NUMBER: Final = r"0-9\xb2\xb3\xb9\xbc-\xbe"
 _SPACE: Final = r"\t-\r \x85\xa0"
 SETTLED: Final = re.compile(r"[\x00-\u017e\u0180-\u024f\u2010-\u2027\u2030-\u205e\u20ac]*")
-"""Characters of which the three classes above are the whole truth. U+017F is left out: it equals s when case is ignored."""
+"""Characters of which the three classes above are the whole truth. U+017F is left out: it equals s when case is
+ignored."""
 
 _TAIL: Final = rf"[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+"
 _GPT2_WORD: Final = rf" ?[{_LETTER}]+| ?[{_NUMBER}]+| ?[^{_SPACE}{_LETTER}{_NUMBER}]+"
@@ -60,7 +64,8 @@ class _Table(dict[str, list[int]]):
 
 
 class WordEncoder:
-    """encode: the library's answer for a text without special tokens; pattern: one of the four above, its own pre-tokenizer's twin."""
+    """encode: the library's answer for a text without special tokens; pattern: one of the four above, its own
+    pre-tokenizer's twin."""
 
     def __init__(self, pattern: re.Pattern[str], encode: Callable[[str], list[int]]) -> None:
         self._findall = pattern.findall

@@ -7,11 +7,14 @@ from msgspec import Meta
 
 
 class AdapterImport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /v1/adapters where it is JSON; as multipart/form-data it has the same fields, and the two files instead of `path`."""
+    """Body of POST /v1/adapters where it is JSON; as multipart/form-data it has the same fields, and the two files
+    instead of `path`."""
 
     name: Annotated[str, Meta(min_length=1)]
     path: Annotated[str, Meta(min_length=1, description="Folder of the two files, under the tenant's import folder")]
-    base_model: Annotated[str, Meta(description="Model that it was trained for; not needed where only one is served")] | None = None
+    base_model: (
+        Annotated[str, Meta(description="Model that it was trained for; not needed where only one is served")] | None
+    ) = None
 
 
 class AdapterReplicas(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,15 @@ _completion = msgspec.json.Decoder(CompletionRequest)
 _PLACE = re.compile(r"^(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$(?P<path>.*)`)?$", re.DOTALL)
 _EXPECTED = re.compile(r"^Expected `(?P<types>[^`]*)`(?P<bound>.*)$", re.DOTALL)
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
-_WORDS = {"float": "a number", "int": "an integer", "str": "a string", "bool": "a boolean", "array": "an array", "object": "an object", "null": "null"}
+_WORDS = {
+    "float": "a number",
+    "int": "an integer",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "an array",
+    "object": "an object",
+    "null": "null",
+}
 MAX_SHOWN_CHARS = 40
 
 
@@ -54,8 +62,8 @@ def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
 
 
 def _invalid(message: str, body: bytes) -> InvalidRequest:
-    """msgspec's message as a sentence. Its forms: `Expected ..., got ...`, `Object contains unknown field`, `Object missing required
-    field`, `Invalid enum value`, `Number out of range`, each with the place."""
+    """msgspec's message as a sentence. Its forms: `Expected ..., got ...`, `Object contains unknown field`, `Object
+    missing required field`, `Invalid enum value`, `Number out of range`, each with the place."""
     match = _PLACE.match(message)
     assert match is not None
     what, path = match["what"], (match["path"] or "").lstrip(".").replace("[...]", "")

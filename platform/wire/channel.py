@@ -1,9 +1,11 @@
-"""A TCP connection that carries messages: four bytes of length, little-endian, then so many bytes. Both ends of the token stream are one.
+"""A TCP connection that carries messages: four bytes of length, little-endian, then so many bytes. Both ends of the
+token stream are one.
 
-What the bytes mean is the owner's affair. It runs in callbacks of the event loop, without tasks or threads: at a frame every few milliseconds
-a frame costs its wake-ups, and this takes one on each side. (Measured at a frame every 10 ms on 2 cores: both ends together 206 us of CPU;
-a gRPC stream 550 us, and 354 us without gRPC's event engine.) Who the peer is, `wire.proof` shows, not this: keep the port on a private network.
-Invariant: messages arrive whole and in order; `on_end` is called once, and nothing after it.
+What the bytes mean is the owner's affair. It runs in callbacks of the event loop, without tasks or threads: at a frame
+every few milliseconds a frame costs its wake-ups, and this takes one on each side. (Measured at a frame every 10 ms on
+2 cores: both ends together 206 us of CPU; a gRPC stream 550 us, and 354 us without gRPC's event engine.) Who the peer
+is, `wire.proof` shows, not this: keep the port on a private network. Invariant: messages arrive whole and in order;
+`on_end` is called once, and nothing after it.
 """
 
 import asyncio
@@ -25,9 +27,15 @@ def _nothing() -> None:
 
 
 class Channel(asyncio.Protocol):
-    """on_message: a whole message. on_end: the connection is gone, whoever ended it. on_writable: `is_writable` is true again."""
+    """on_message: a whole message. on_end: the connection is gone, whoever ended it. on_writable: `is_writable` is true
+    again."""
 
-    def __init__(self, on_message: Callable[[bytes], None], on_end: Callable[[Exception | None], None], on_writable: Callable[[], None] = _nothing) -> None:
+    def __init__(
+        self,
+        on_message: Callable[[bytes], None],
+        on_end: Callable[[Exception | None], None],
+        on_writable: Callable[[], None] = _nothing,
+    ) -> None:
         self.is_writable = True
         self.is_open = False
         self.peer = ""

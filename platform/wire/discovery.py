@@ -1,7 +1,7 @@
 """How a gateway finds replicas: the names under which Serve runs them, and what a replica publishes of itself.
 
-Pools and gateways are Serve applications of their own; a replica's `ReplicaMetadata` travels in Serve's broadcast of the running replicas,
-so nothing else needs to be up for it.
+Pools and gateways are Serve applications of their own; a replica's `ReplicaMetadata` travels in Serve's broadcast of
+the running replicas, so nothing else needs to be up for it.
 """
 
 from typing import Any

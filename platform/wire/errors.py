@@ -71,7 +71,9 @@ class MethodNotAllowed(RequestError):
 class RateLimited(PenstockError):
     """A tenant's limit is reached. `headers`: of the response, about the limits."""
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None, headers: tuple[tuple[bytes, bytes], ...] = ()) -> None:
+    def __init__(
+        self, message: str, *, retry_after_s: float | None = None, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
         super().__init__(message, retry_after_s=retry_after_s)
         self.headers = headers
 

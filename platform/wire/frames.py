@@ -1,11 +1,12 @@
 """The token stream between a router copy and a replica: msgspec messages over one `wire.channel`.
 
-Not a transport, and not an API for tenants. Up go submits and aborts; down come frames with the deltas of all this router's sequences,
-block events and the replica's load. Invariant: a submitted sequence gets exactly one delta with a `finish`, and nothing after it, unless
-the stream itself ends. Text never travels here, only token ids: stop strings are the gateway's affair.
+Not a transport, and not an API for tenants. Up go submits and aborts; down come frames with the deltas of all this
+router's sequences, block events and the replica's load. Invariant: a submitted sequence gets exactly one delta with a
+`finish`, and nothing after it, unless the stream itself ends. Text never travels here, only token ids: stop strings are
+the gateway's affair.
 
-Arrays of numbers travel as bytes (token ids: little-endian uint32; block keys: 16 bytes each), which costs a copy instead of an object
-per element. `pack_token_ids` and `unpack_token_ids` are the only codec.
+Arrays of numbers travel as bytes (token ids: little-endian uint32; block keys: 16 bytes each), which costs a copy
+instead of an object per element. `pack_token_ids` and `unpack_token_ids` are the only codec.
 """
 
 import sys
@@ -41,11 +42,13 @@ class Finish(StrEnum):
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     """How the next token is chosen. Semantics are OpenAI's; top_k, min_p and repetition_penalty are transformers'.
 
-    The seed is always set: the gateway draws one when the caller gave none, so that a resumed stream goes on with the same noise.
+    The seed is always set: the gateway draws one when the caller gave none, so that a resumed stream goes on with the
+    same noise.
     """
 
     max_tokens: int
-    """Tokens to produce at most, counted from the end of the prompt, `num_output_tokens` of a resumed sequence included."""
+    """Tokens to produce at most, counted from the end of the prompt, `num_output_tokens` of a resumed sequence
+    included."""
     seed: int = 0
     """0 <= seed < 2**63."""
     temperature: float = 1.0
@@ -87,7 +90,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     deadline: float | None = None
     """Unix time, seconds."""
     traceparent: str | None = None
-    """W3C Trace Context, of the request's span; only of a request that is traced, and only then its deltas have a `timing`."""
+    """W3C Trace Context, of the request's span; only of a request that is traced, and only then its deltas have a
+    `timing`."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="a"):
@@ -211,7 +215,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     is_draining: bool = False
     resident_adapters: tuple[str, ...] = ()
     last_sid: int = 0
-    """Highest sid received on this stream before this report: what the router sent after it is not in these numbers. 0: not told, or none yet."""
+    """Highest sid received on this stream before this report: what the router sent after it is not in these numbers. 0:
+    not told, or none yet."""
     num_drafted: int = 0
     """Draft tokens verified since the replica's start."""
     num_accepted: int = 0

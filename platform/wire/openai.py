@@ -1,9 +1,10 @@
-"""OpenAI's API as Penstock speaks it: requests, responses and stream chunks as msgspec structs, the truth for docs and /openapi.json too.
+"""OpenAI's API as Penstock speaks it: requests, responses and stream chunks as msgspec structs, the truth for docs and
+/openapi.json too.
 
-Not the semantics (the router's), not the reading of a body (`wire.bodies`). Every field of OpenAI's two endpoints is declared, also those
-that are refused or ignored (`wire.support` says which), so that only what nobody knows is "unrecognized". Null means absent everywhere.
-Sources: OpenAI's API reference and the types of its Python client; top_k, min_p, repetition_penalty, stop_token_ids, ignore_eos and
-min_tokens are named as in vLLM.
+Not the semantics (the router's), not the reading of a body (`wire.bodies`). Every field of OpenAI's two endpoints is
+declared, also those that are refused or ignored (`wire.support` says which), so that only what nobody knows is
+"unrecognized". Null means absent everywhere. Sources: OpenAI's API reference and the types of its Python client; top_k,
+min_p, repetition_penalty, stop_token_ids, ignore_eos and min_tokens are named as in vLLM.
 """
 
 from typing import Annotated, Any, Literal
@@ -34,7 +35,8 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What both endpoints share. A parent class because msgspec has no other way to put one struct's fields into another's JSON object."""
+    """What both endpoints share. A parent class because msgspec has no other way to put one struct's fields into
+    another's JSON object."""
 
     model: Annotated[str, Meta(min_length=1)]
     stream: bool | None = None
@@ -56,7 +58,9 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=256)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
-    return_token_ids: Annotated[bool, Meta(description="Adds `token_ids` to every choice and to every chunk's choices")] | None = None
+    return_token_ids: (
+        Annotated[bool, Meta(description="Adds `token_ids` to every choice and to every chunk's choices")] | None
+    ) = None
 
 
 class ContentPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -237,7 +241,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     """Tokens of prompt and answer together."""
     exact: bool
-    """The same greedy or seeded request always gets the same tokens, whatever runs beside it; false: but for near-ties."""
+    """The same greedy or seeded request always gets the same tokens, whatever runs beside it; false: but for
+    near-ties."""
     root: str | UnsetType = UNSET
     """Of an adapter: the model it was made for; `parent` is the same."""
     parent: str | UnsetType = UNSET

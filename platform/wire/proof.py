@@ -1,7 +1,7 @@
 """How a router proves to a replica that it is of the same platform: by the cluster secret, which never travels.
 
-What it sends holds for one router and one replica process. It proves who opens a stream; it encrypts nothing, and who can change packets on their
-way can change what follows: keep the port on a private network.
+What it sends holds for one router and one replica process. It proves who opens a stream; it encrypts nothing, and who
+can change packets on their way can change what follows: keep the port on a private network.
 """
 
 import hashlib

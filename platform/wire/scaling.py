@@ -1,7 +1,8 @@
 """What gateways and the autoscaler tell each other, and under which keys of Redis: numbers only, no text of anyone.
 
-Every gateway writes a report of what it sees twice a second under a key of its own that lapses; the autoscaler reads all of them, and
-writes what it wants of each pool for gateways to show in their metrics. Nobody needs to know how many of the others there are.
+Every gateway writes a report of what it sees twice a second under a key of its own that lapses; the autoscaler reads
+all of them, and writes what it wants of each pool for gateways to show in their metrics. Nobody needs to know how many
+of the others there are.
 """
 
 import msgspec

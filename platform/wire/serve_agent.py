@@ -1,8 +1,8 @@
 """What the autoscaler asks of its hand inside a Ray cluster, and what that answers, by way of Redis.
 
-The autoscaler of a Kubernetes cluster runs outside of Ray. Its calls wait in a list, each under a key of its own that lapses, so that none is
-executed after the asker has given up on it; the answer goes to a key of its own, which lapses as well. A RayService may have two Ray clusters
-at once: each has its own list.
+The autoscaler of a Kubernetes cluster runs outside of Ray. Its calls wait in a list, each under a key of its own that
+lapses, so that none is executed after the asker has given up on it; the answer goes to a key of its own, which lapses
+as well. A RayService may have two Ray clusters at once: each has its own list.
 """
 
 from typing import Literal
@@ -36,7 +36,8 @@ class AppPlaces(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """read: nothing else counts. set: the application's target, which was `was`. down: the victims go, and `target` is left."""
+    """read: nothing else counts. set: the application's target, which was `was`. down: the victims go, and `target` is
+    left."""
 
     id: str
     term: int

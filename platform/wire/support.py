@@ -1,7 +1,8 @@
-"""Which fields of OpenAI's API are ignored, which are refused, and with what sentence; all others of `wire.openai` are honoured.
+"""Which fields of OpenAI's API are ignored, which are refused, and with what sentence; all others of `wire.openai` are
+honoured.
 
-Ignored is what changes nothing of the answer: labels, hints, storage. Refused is what would change it and is not there; a refused field is
-still accepted with the values that ask for nothing.
+Ignored is what changes nothing of the answer: labels, hints, storage. Refused is what would change it and is not there;
+a refused field is still accepted with the values that ask for nothing.
 """
 
 from typing import Literal, NamedTuple
@@ -98,7 +99,10 @@ def _check_message(message: ChatMessageIn, path: str) -> None:
         for index, part in enumerate(message.content):
             place = f"{path}.content[{index}]"
             if part.type != "text":
-                raise InvalidRequest(f"Content parts of type '{part.type[:40]}' are not supported; this model reads text only.", param=f"{place}.type")
+                raise InvalidRequest(
+                    f"Content parts of type '{part.type[:40]}' are not supported; this model reads text only.",
+                    param=f"{place}.type",
+                )
             if part.text is None:
                 raise InvalidRequest("A content part of type 'text' needs a 'text'.", param=f"{place}.text")
     elif message.content is None and message.role != "assistant":

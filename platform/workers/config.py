@@ -1,4 +1,5 @@
-"""Settings of the engine and of a pool's replicas. Loaded once at start; unknown keys and impossible values are refused with a sentence."""
+"""Settings of the engine and of a pool's replicas. Loaded once at start; unknown keys and impossible values are refused
+with a sentence."""
 
 from typing import Any, Literal
 
@@ -62,11 +63,17 @@ class SpeculationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
     def __post_init__(self) -> None:
         if (self.method == "draft") != (self.model is not None):
-            raise ConfigError(f"engine.speculation.model names the draft model of method: draft; with method: {self.method} it is {self.model}")
+            raise ConfigError(
+                f"engine.speculation.model names the draft model of method: draft; with method: {self.method} it is {self.model}"
+            )
         if self.draft_layers is not None and (self.method != "draft" or self.draft_layers < 1):
-            raise ConfigError(f"engine.speculation.draft_layers is a number of layers of a draft model, 1 or more, not {self.draft_layers} with {self.method}")
+            raise ConfigError(
+                f"engine.speculation.draft_layers is a number of layers of a draft model, 1 or more, not {self.draft_layers} with {self.method}"
+            )
         if not 1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
-            raise ConfigError(f"engine.speculation.max_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS}, not {self.max_draft_tokens}")
+            raise ConfigError(
+                f"engine.speculation.max_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS}, not {self.max_draft_tokens}"
+            )
 
 
 class VllmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -75,8 +82,8 @@ class VllmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     python: str | None = None
     """Interpreter of that environment; None: what PENSTOCK_VLLM_PYTHON names."""
     args: dict[str, Any] = {}
-    """More of vLLM's EngineArgs, by their names there (enforce_eager, tensor_parallel_size, quantization, ...); they win over what follows from the
-    other settings."""
+    """More of vLLM's EngineArgs, by their names there (enforce_eager, tensor_parallel_size, quantization, ...); they
+    win over what follows from the other settings."""
     start_timeout_s: float = 600.0
     """For loading, compiling and measuring."""
 
@@ -89,9 +96,11 @@ class AdapterSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """LoRA adapters in a replica's memory. They cost nothing while no request names one."""
 
     slots: int = 8
-    """Adapters resident at once; a request for another one waits until one of them is idle. 0: this pool serves no adapters."""
+    """Adapters resident at once; a request for another one waits until one of them is idle. 0: this pool serves no
+    adapters."""
     max_rank: int = 32
-    """Adapters of a higher rank are refused. One takes about rank x the sum of inputs and outputs of the linear layers it adapts."""
+    """Adapters of a higher rank are refused. One takes about rank x the sum of inputs and outputs of the linear layers
+    it adapts."""
 
     def __post_init__(self) -> None:
         if self.slots < 0:
@@ -105,22 +114,26 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     device: Literal["cpu", "cuda"] = "cpu"
     """cuda: each replica has a GPU of its own."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 where the device computes in it, or our CPU kernels serve, which read it and compute in float32; else float32."""
+    """auto: bfloat16 where the device computes in it, or our CPU kernels serve, which read it and compute in float32;
+    else float32."""
     lm_head: Literal["auto", "keep", "int8", "int4"] = "auto"
-    """How the output head and the embedding table are held, which are most of a small model. keep: as the checkpoint has them. int8, int4: rounded to
-    nearest in groups of 32. auto: int8 where the checkpoint's other matrices are quantized and these are not, else keep."""
+    """How the output head and the embedding table are held, which are most of a small model. keep: as the checkpoint
+    has them. int8, int4: rounded to nearest in groups of 32. auto: int8 where the checkpoint's other matrices are
+    quantized and these are not, else keep."""
     activations: Literal["auto", "bf16", "int8", "int16"] = "auto"
-    """What quantized matrices are multiplied with, on the CPU. int8: whole steps of 8 bits, with a scale per row and group: quickest, for some 0.4 % of
-    perplexity. int16: in two terms of 8 bits; from 16 rows on in bfloat16 where the CPU multiplies that. auto: int16 for up to 4 rows, where it costs
-    nothing, and in steps that read a prompt of fewer than 128 tokens, else int8; so close calls between tokens may depend on what runs beside a request,
-    unless `exact`. bf16: not rounded (to bfloat16, where the CPU multiplies that)."""
+    """What quantized matrices are multiplied with, on the CPU. int8: whole steps of 8 bits, with a scale per row and
+    group: quickest, for some 0.4 % of perplexity. int16: in two terms of 8 bits; from 16 rows on in bfloat16 where the
+    CPU multiplies that. auto: int16 for up to 4 rows, where it costs nothing, and in steps that read a prompt of fewer
+    than 128 tokens, else int8; so close calls between tokens may depend on what runs beside a request, unless `exact`.
+    bf16: not rounded (to bfloat16, where the CPU multiplies that)."""
     kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = "auto"
-    """Of keys and values. auto: that of the computation. int8 on the CPU, fp8 (e4m3) on a GPU: with a scale for each token's head, half of bf16's
-    memory."""
+    """Of keys and values. auto: that of the computation. int8 on the CPU, fp8 (e4m3) on a GPU: with a scale for each
+    token's head, half of bf16's memory."""
     exact: bool = False
     """Bit-identical output whatever runs beside a request; slower."""
     threads: int | None = None
-    """CPU threads of one replica; None: under `penstock up` the machine's cores divided by the replicas on it, elsewhere all that the container has."""
+    """CPU threads of one replica; None: under `penstock up` the machine's cores divided by the replicas on it,
+    elsewhere all that the container has."""
     block_size: int = 16
     """Tokens to a KV block."""
     kv_memory_bytes: int = 512 * 2**20
@@ -161,20 +174,32 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if self.device != "cpu" and self.runner == "timed":
             raise ConfigError(f"engine.device: {self.device} is for a runner that computes; runner: timed sleeps")
         if self.device != "cpu" and self.exact:
-            raise ConfigError(f"engine.exact: true is for device: cpu; on a GPU it has not been shown, so it can't be combined with device: {self.device}")
+            raise ConfigError(
+                f"engine.exact: true is for device: cpu; on a GPU it has not been shown, so it can't be combined with device: {self.device}"
+            )
         if self.kv_dtype == {"cpu": "fp8", "cuda": "int8"}[self.device]:
-            raise ConfigError(f"engine.kv_dtype: {self.kv_dtype} is not for device: {self.device}; 8-bit keys and values are int8 on the CPU, fp8 on a GPU")
-        if self.activations in ("int8", "int16") and (self.device != "cpu" or self.exact or self.dtype == "float32" or self.runner == "vllm"):
+            raise ConfigError(
+                f"engine.kv_dtype: {self.kv_dtype} is not for device: {self.device}; 8-bit keys and values are int8 on the CPU, fp8 on a GPU"
+            )
+        if self.activations in ("int8", "int16") and (
+            self.device != "cpu" or self.exact or self.dtype == "float32" or self.runner == "vllm"
+        ):
             raise ConfigError(
                 f"engine.activations: {self.activations} is for our own engine on device: cpu, and neither for exact: true nor for dtype: float32"
             )
         if self.activations == "bf16" and self.runner == "vllm":
             raise ConfigError("engine.activations: bf16 is for our own engine; engine.vllm.args can set vLLM's")
         if self.runner == "vllm" and self.kv_dtype != "auto":
-            raise ConfigError(f"engine.kv_dtype: {self.kv_dtype} is for our own engine; engine.vllm.args can set vLLM's")
+            raise ConfigError(
+                f"engine.kv_dtype: {self.kv_dtype} is for our own engine; engine.vllm.args can set vLLM's"
+            )
         if self.runner == "vllm" and self.exact:
             raise ConfigError("engine.exact: true is what our own engine can do; runner: vllm can't")
         if self.runner == "vllm" and self.lm_head in ("int8", "int4"):
-            raise ConfigError(f"engine.lm_head: {self.lm_head} is for our own engine; runner: vllm takes the checkpoint as it is")
+            raise ConfigError(
+                f"engine.lm_head: {self.lm_head} is for our own engine; runner: vllm takes the checkpoint as it is"
+            )
         if self.runner == "vllm" and self.speculation.method != "none":
-            raise ConfigError(f"engine.speculation.method: {self.speculation.method} is for our own engine; engine.vllm.args can set vLLM's")
+            raise ConfigError(
+                f"engine.speculation.method: {self.speculation.method} is for our own engine; engine.vllm.args can set vLLM's"
+            )

@@ -1,7 +1,8 @@
 """A replica as Ray Serve runs it: composition root of runner, engine, token stream and index writer, in one process.
 
-No request passes through Serve: routers come to the stream's port, which they learn from the metadata. Redis is optional at every moment.
-Its life: built and probed off the event loop, healthy while the engine is, drained by the destructor, for which Serve waits.
+No request passes through Serve: routers come to the stream's port, which they learn from the metadata. Redis is
+optional at every moment. Its life: built and probed off the event loop, healthy while the engine is, drained by the
+destructor, for which Serve waits.
 """
 
 import asyncio
@@ -43,7 +44,8 @@ DRAIN_S = 30.0
 STOP_S = 10.0
 """For what comes after the drain."""
 WRITE_EVERY_S = 0.25
-"""Block events are written to Redis in batches: a write costs more than a frame. Gateways have them from the stream already."""
+"""Block events are written to Redis in batches: a write costs more than a frame. Gateways have them from the stream
+already."""
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
 NUM_CPUS = 0.001
@@ -64,14 +66,20 @@ class Replica:
         epoch = uuid.uuid4().hex
         secret = cluster_secret()
         hasher = ChainHasher(secret, config.block_size)
-        self._streams = StreamServer(StreamInfo.of(epoch, config), self._on_events, lambda said: is_proved(said, secret, epoch))
+        self._streams = StreamServer(
+            StreamInfo.of(epoch, config), self._on_events, lambda said: is_proved(said, secret, epoch)
+        )
         started = await asyncio.to_thread(_start, model, config, hasher, self._streams.on_step)
         self._engine = started.engine
         _name_engine_thread()
         self._start_writer(epoch)
         host = host or str(ray.util.get_node_ip_address())
-        port = await self._streams.start(self._engine, started.idle, host, adapters=_adapters(started.runner, config, adapters_folder))
-        self._metadata = ReplicaMetadata(f"{host}:{port}", epoch, pool, started.model_digest, started.max_model_len, config.block_size)
+        port = await self._streams.start(
+            self._engine, started.idle, host, adapters=_adapters(started.runner, config, adapters_folder)
+        )
+        self._metadata = ReplicaMetadata(
+            f"{host}:{port}", epoch, pool, started.model_digest, started.max_model_len, config.block_size
+        )
         self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
         self._pod.serves()
         log.info("replica ready", extra=to_metadata(self._metadata))
@@ -100,8 +108,8 @@ class Replica:
         await asyncio.to_thread(self._engine.stop, timeout_s=STOP_S / 2)
 
     async def _leave_with_pod(self) -> None:
-        """The pod is to go: routers hear it by a load report, later than clients that gateways of the same fate leave. The process stays, for Serve would put
-        another into this pod."""
+        """The pod is to go: routers hear it by a load report, later than clients that gateways of the same fate leave.
+        The process stays, for Serve would put another into this pod."""
         await self._pod.until_asked()
         await asyncio.sleep(AFTER_GATEWAYS_S)
         await self._streams.drain(self._drain_s)
@@ -162,17 +170,20 @@ def pool_app(
     resource: str | None = None,
     drain_s: float = DRAIN_S,
 ) -> serve.Application:
-    """The Serve application of a pool, to be run as `pool_app_name(pool)` with `route_prefix=None` and `external_scaler_enabled=True`.
+    """The Serve application of a pool, to be run as `pool_app_name(pool)` with `route_prefix=None` and
+    `external_scaler_enabled=True`.
 
-    host: where the token streams listen; None: on the address of the replica's node, for gateways elsewhere. adapters_folder: of the store that
-    the gateways share; None: no adapters are served. resource: Ray's, of which each replica takes one.
-    drain_s: what running sequences get when a replica is to go.
+    host: where the token streams listen; None: on the address of the replica's node, for gateways elsewhere.
+    adapters_folder: of the store that the gateways share; None: no adapters are served. resource: Ray's, of which each
+    replica takes one. drain_s: what running sequences get when a replica is to go.
     """
     resources = {"resources": {resource: 1}} if resource is not None else {}
     deployment = serve.deployment(
         name=REPLICA_DEPLOYMENT,
         num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": NUM_CPUS} | ({"num_gpus": config.num_gpus} if config.num_gpus else {}) | resources,
+        ray_actor_options={"num_cpus": NUM_CPUS}
+        | ({"num_gpus": config.num_gpus} if config.num_gpus else {})
+        | resources,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=drain_s + STOP_S,
@@ -204,7 +215,13 @@ def _start(model: str, config: EngineConfig, hasher: ChainHasher, on_step: Calla
     probe = _Probe()
     engine = Engine(runner, config, hasher, on_step, measure_costs=probe)
     engine.start()
-    return _Started(engine, EngineLoad(0, 0, 0, 0, runner.num_blocks, runner.num_blocks, 0, probe.costs), source.digest, runner.max_model_len, runner)
+    return _Started(
+        engine,
+        EngineLoad(0, 0, 0, 0, runner.num_blocks, runner.num_blocks, 0, probe.costs),
+        source.digest,
+        runner.max_model_len,
+        runner,
+    )
 
 
 def _launch(source: ModelSource, config: EngineConfig) -> Launch:
@@ -219,7 +236,9 @@ def _load(source: ModelSource, config: EngineConfig) -> Runner:
     if config.runner == "timed":
         runner: Runner = TimedRunner(config)
     else:
-        from penstock.workers.compute.runner import load_runner  # torch takes seconds to import, and a timed replica never needs it
+        from penstock.workers.compute.runner import (
+            load_runner,
+        )  # torch takes seconds to import, and a timed replica never needs it
 
         runner = load_runner(source, config)
     log.info("model loaded", extra={"model_digest": source.digest})
@@ -230,7 +249,9 @@ def _adapters(runner: Runner | None, config: EngineConfig, folder: str | None) -
     """None: this replica serves none."""
     if runner is None or folder is None or not config.adapters.slots:
         return None
-    return Adapters(Path(folder), partial(runner.load_adapter, max_rank=config.adapters.max_rank), config.adapters.slots)
+    return Adapters(
+        Path(folder), partial(runner.load_adapter, max_rank=config.adapters.max_rank), config.adapters.slots
+    )
 
 
 def _settle(found: asyncio.Future[BlockEvents], snapshot: BlockEvents) -> None:

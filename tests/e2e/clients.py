@@ -1,5 +1,5 @@
-"""Tenants, as the end-to-end tests need them inside the cluster's network: `python -m tests.e2e.clients NAME` reads parameters as JSON from its
-standard input and prints what it found as JSON.
+"""Tenants, as the end-to-end tests need them inside the cluster's network: `python -m tests.e2e.clients NAME` reads
+parameters as JSON from its standard input and prints what it found as JSON.
 """
 
 import asyncio
@@ -20,8 +20,12 @@ TIMEOUT_S = 60.0
 
 def streamed(url: str, key: str, model: str) -> dict[str, Any]:
     """A chat through the unmodified openai client, as a stream."""
-    with openai.OpenAI(base_url=f"{url}/v1", api_key=key, timeout=TIMEOUT_S, http_client=openai.DefaultHttpxClient(trust_env=False)) as client:
-        stream = client.chat.completions.create(model=model, messages=QUESTION, temperature=0, max_tokens=16, stream=True)
+    with openai.OpenAI(
+        base_url=f"{url}/v1", api_key=key, timeout=TIMEOUT_S, http_client=openai.DefaultHttpxClient(trust_env=False)
+    ) as client:
+        stream = client.chat.completions.create(
+            model=model, messages=QUESTION, temperature=0, max_tokens=16, stream=True
+        )
         chunks = list(stream)
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     return {"text": text, "chunks": len(chunks)}
@@ -29,12 +33,16 @@ def streamed(url: str, key: str, model: str) -> dict[str, Any]:
 
 def status(url: str, key: str, path: str = "/v1/models") -> int:
     """Of a GET."""
-    return httpx.get(f"{url}{path}", headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=TIMEOUT_S, trust_env=False).status_code
+    return httpx.get(
+        f"{url}{path}", headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=TIMEOUT_S, trust_env=False
+    ).status_code
 
 
 def models(url: str, key: str) -> list[str]:
     """Their names."""
-    answer = httpx.get(f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S, trust_env=False)
+    answer = httpx.get(
+        f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S, trust_env=False
+    )
     return [model["id"] for model in answer.raise_for_status().json()["data"]]
 
 
@@ -53,7 +61,9 @@ def status_until(url: str, key: str, wanted: int, within_s: float) -> int:
 
 def used(url: str, key: str) -> int:
     """Completion tokens, as the API tells the tenant."""
-    answer = httpx.get(f"{url}/v1/usage", headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S, trust_env=False)
+    answer = httpx.get(
+        f"{url}/v1/usage", headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S, trust_env=False
+    )
     return sum(row["completion_tokens"] for row in answer.raise_for_status().json()["data"])
 
 
@@ -61,13 +71,25 @@ def burst(url: str, key: str, model: str, count: int, max_tokens: int) -> list[d
     """So many chats at once: status, tier and its reason of each."""
 
     async def one(client: httpx.AsyncClient, number: int) -> dict[str, Any]:
-        messages = [{"role": "user", "content": f"Number {number}: " + "tell me a long story about rivers and the people who live on them. " * 4}]
+        messages = [
+            {
+                "role": "user",
+                "content": f"Number {number}: "
+                + "tell me a long story about rivers and the people who live on them. " * 4,
+            }
+        ]
         body = {"model": model, "messages": messages, "max_tokens": max_tokens, "ignore_eos": True}
         answer = await client.post(f"{url}/v1/chat/completions", json=body)
-        return {"status": answer.status_code, "tier": answer.headers.get("x-penstock-tier"), "reason": answer.headers.get("x-penstock-tier-reason")}
+        return {
+            "status": answer.status_code,
+            "tier": answer.headers.get("x-penstock-tier"),
+            "reason": answer.headers.get("x-penstock-tier-reason"),
+        }
 
     async def main() -> list[dict[str, Any]]:
-        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S, trust_env=False
+        ) as client:
             return await asyncio.gather(*(one(client, number) for number in range(count)))
 
     return asyncio.run(main())
@@ -80,13 +102,21 @@ def upload(url: str, key: str, adapter: str, base: str, folder: str) -> dict[str
     with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
         made = client.post("/v1/adapters", data={"name": adapter, "base_model": base}, files=files)
         of_adapter, of_base = (
-            client.post("/v1/completions", json={"model": model, "prompt": "The river", "max_tokens": 4, "temperature": 0})
+            client.post(
+                "/v1/completions", json={"model": model, "prompt": "The river", "max_tokens": 4, "temperature": 0}
+            )
             for model in (made.json().get("id", adapter), base)
         )
-    return {"made": [made.status_code, made.json()], "asked": [of_adapter.status_code, of_adapter.json()], "base": of_base.json()}
+    return {
+        "made": [made.status_code, made.json()],
+        "asked": [of_adapter.status_code, of_adapter.json()],
+        "base": of_base.json(),
+    }
 
 
-CLIENTS: dict[str, Callable[..., Any]] = {client.__name__: client for client in (streamed, status, page, models, status_until, used, burst, upload)}
+CLIENTS: dict[str, Callable[..., Any]] = {
+    client.__name__: client for client in (streamed, status, page, models, status_until, used, burst, upload)
+}
 
 if __name__ == "__main__":
     json.dump(CLIENTS[sys.argv[1]](**json.load(sys.stdin)), sys.stdout)

@@ -60,8 +60,16 @@ def release(kube: Kube, built: Images, request: pytest.FixtureRequest) -> Iterat
             raise
 
 
-ON_ONE_CLUSTER = ("test_install", "test_under_load", "test_traffic", "test_uninstall", "test_reinstall", "test_walkthrough")
-"""Tests of one installation, in the order of its life; behind the tests that have clusters of their own, and the machine to themselves."""
+ON_ONE_CLUSTER = (
+    "test_install",
+    "test_under_load",
+    "test_traffic",
+    "test_uninstall",
+    "test_reinstall",
+    "test_walkthrough",
+)
+"""Tests of one installation, in the order of its life; behind the tests that have clusters of their own, and the
+machine to themselves."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,5 +1,6 @@
-"""A data centre of nodes that start pods and run nothing: twenty of eight GPUs each, tainted as device plugins have them, and six without, in three
-zones. And what tests need there: releases, counts put where the autoscaler puts them, evictions, what the scheduler said.
+"""A data centre of nodes that start pods and run nothing: twenty of eight GPUs each, tainted as device plugins have
+them, and six without, in three zones. And what tests need there: releases, counts put where the autoscaler puts them,
+evictions, what the scheduler said.
 """
 
 import asyncio
@@ -38,13 +39,32 @@ class Release(NamedTuple):
     def install(self, preset: str, *options: str, values: str = "") -> None:
         """values: YAML over the preset; options: over both."""
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-        self.kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": labels}})
+        self.kube.apply(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace, "labels": labels}}
+        )
         files = ("--values", f"deploy/helm/{preset}", "--values=-")
-        self.kube.run("helm", "install", self.name, "deploy/helm", "--namespace", self.namespace, *files, *IMAGE, *options, given=values, timeout_s=PATIENCE_S)
+        self.kube.run(
+            "helm",
+            "install",
+            self.name,
+            "deploy/helm",
+            "--namespace",
+            self.namespace,
+            *files,
+            *IMAGE,
+            *options,
+            given=values,
+            timeout_s=PATIENCE_S,
+        )
 
     def pods(self, phase: str = "Running") -> Pods:
         found: Pods = {}
-        options = (f"--selector=app.kubernetes.io/instance={self.name}", f"--field-selector=status.phase={phase}", "--namespace", self.namespace)
+        options = (
+            f"--selector=app.kubernetes.io/instance={self.name}",
+            f"--field-selector=status.phase={phase}",
+            "--namespace",
+            self.namespace,
+        )
         for pod in self.kube.get("pods", *options)["items"]:
             labels = pod["metadata"]["labels"]
             component = labels["app.kubernetes.io/component"]
@@ -68,12 +88,21 @@ class Release(NamedTuple):
         index = [each["groupName"] for each in cluster["spec"]["workerGroupSpecs"]].index(group)
         patch = [{"op": "replace", "path": f"/spec/workerGroupSpecs/{index}/replicas", "value": replicas}]
         name = cluster["metadata"]["name"]
-        self.kube.kubectl("patch", "raycluster", name, "--namespace", self.namespace, "--type=json", f"--patch={json.dumps(patch)}")
+        self.kube.kubectl(
+            "patch", "raycluster", name, "--namespace", self.namespace, "--type=json", f"--patch={json.dumps(patch)}"
+        )
 
     def wait_for_budget(self, part: str) -> None:
         """Until one eviction is allowed."""
         budget = f"pdb/{self.name}-{part}"
-        self.kube.kubectl("wait", budget, "--namespace", self.namespace, "--for=jsonpath={.status.disruptionsAllowed}=1", "--timeout=60s")
+        self.kube.kubectl(
+            "wait",
+            budget,
+            "--namespace",
+            self.namespace,
+            "--for=jsonpath={.status.disruptionsAllowed}=1",
+            "--timeout=60s",
+        )
 
     def evict(self, pod: dict[str, Any]) -> str | None:
         """Asks for it as `kubectl drain` does. None: granted; else the refusal."""
@@ -81,12 +110,19 @@ class Release(NamedTuple):
         path = f"/api/v1/namespaces/{self.namespace}/pods/{metadata['name']}/eviction"
         asked = json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata})
         done = subprocess.run(
-            self.kube.enter("kubectl", "create", "--raw", path, "--filename=-"), input=asked, capture_output=True, text=True, timeout=60, check=False
+            self.kube.enter("kubectl", "create", "--raw", path, "--filename=-"),
+            input=asked,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         return None if done.returncode == 0 else done.stderr
 
     def events(self, reason: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.kube.get("events", "--namespace", self.namespace, f"--field-selector=reason={reason}")["items"]
+        found: list[dict[str, Any]] = self.kube.get(
+            "events", "--namespace", self.namespace, f"--field-selector=reason={reason}"
+        )["items"]
         return found
 
 
@@ -112,7 +148,9 @@ def zone_of(node: str) -> str:
 
 @contextmanager
 def fleet() -> Iterator[Kube]:
-    with running_cluster("--nodes", "fake", "--fake-nodes", str(GPU_NODES), "--pod-start-seconds", "1", "--kuberay", must=True) as found:
+    with running_cluster(
+        "--nodes", "fake", "--fake-nodes", str(GPU_NODES), "--pod-start-seconds", "1", "--kuberay", must=True
+    ) as found:
         kube = Kube(found.inside, found)
         kube.apply(*(cpu_node(f"cpu-{number}") for number in range(CPU_NODES)))
         kube.kubectl("taint", "nodes", "--selector=type=kwok", f"{GPU}=present:NoSchedule")
@@ -131,7 +169,12 @@ def every_node() -> list[str]:
 def cpu_node(name: str) -> dict[str, object]:
     room = {"cpu": "8", "memory": "64Gi", "pods": "110"}
     labels = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "status": {"allocatable": room, "capacity": room}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels},
+        "status": {"allocatable": room, "capacity": room},
+    }
 
 
 @contextmanager
@@ -164,21 +207,42 @@ def storage(kube: Kube) -> None:
     annotations = {"storageclass.kubernetes.io/is-default-class": "true"}
     provisioner = "kubernetes.io/no-provisioner"
     kube.apply(
-        {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "disk", "annotations": annotations}, "provisioner": provisioner}
+        {
+            "apiVersion": "storage.k8s.io/v1",
+            "kind": "StorageClass",
+            "metadata": {"name": "disk", "annotations": annotations},
+            "provisioner": provisioner,
+        }
     )
     modes = ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany"]
-    spec = {"capacity": {"storage": "100Gi"}, "accessModes": modes, "storageClassName": "disk", "hostPath": {"path": "/nowhere"}}
+    spec = {
+        "capacity": {"storage": "100Gi"},
+        "accessModes": modes,
+        "storageClassName": "disk",
+        "hostPath": {"path": "/nowhere"},
+    }
     for number in range(VOLUMES):
-        kube.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": f"disk-{number}"}, "spec": spec})
+        kube.apply(
+            {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": f"disk-{number}"}, "spec": spec}
+        )
 
 
 def claim(kube: Kube, namespace: str, name: str, mode: str) -> None:
     spec = {"accessModes": [mode], "resources": {"requests": {"storage": "1Gi"}}}
-    kube.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, "namespace": namespace}, "spec": spec})
+    kube.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": spec,
+        }
+    )
 
 
 def priority(kube: Kube, name: str, value: int) -> None:
-    kube.apply({"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value})
+    kube.apply(
+        {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value}
+    )
 
 
 @contextmanager
@@ -188,10 +252,23 @@ def neighbours(kube: Kube, replicas: int, resources: dict[str, str], **placement
     priority(kube, "neighbours", 1_000_000)
     container = {"name": "work", "image": "none", "resources": {"requests": resources, "limits": resources}}
     tolerations = [{"key": GPU, "operator": "Exists"}]
-    pod = {"priorityClassName": "neighbours", "terminationGracePeriodSeconds": 0, "tolerations": tolerations, "containers": [container], **placement}
+    pod = {
+        "priorityClassName": "neighbours",
+        "terminationGracePeriodSeconds": 0,
+        "tolerations": tolerations,
+        "containers": [container],
+        **placement,
+    }
     template = {"metadata": {"labels": {"app": "work"}}, "spec": pod}
     spec = {"replicas": replicas, "selector": {"matchLabels": {"app": "work"}}, "template": template}
-    kube.apply({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "work", "namespace": "neighbours"}, "spec": spec})
+    kube.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": "work", "namespace": "neighbours"},
+            "spec": spec,
+        }
+    )
     try:
         kube.kubectl("rollout", "status", "deployment/work", "--namespace", "neighbours", "--timeout=60s")
         yield

@@ -53,13 +53,25 @@ class Recording(NamedTuple):
 
 
 def _seen(found: re.Match[str]) -> Seen:
-    return Seen(found["protocol"].upper(), found["source"], found["service"], int(found["port"]), found["target"], int(found["target_port"]))
+    return Seen(
+        found["protocol"].upper(),
+        found["source"],
+        found["service"],
+        int(found["port"]),
+        found["target"],
+        int(found["target_port"]),
+    )
 
 
 def end_of(pod: dict[str, Any]) -> End:
     """A pod as the API server has it."""
     meta = pod["metadata"]
-    ports = {port["name"]: port["containerPort"] for container in pod["spec"]["containers"] for port in container.get("ports", []) if "name" in port}
+    ports = {
+        port["name"]: port["containerPort"]
+        for container in pod["spec"]["containers"]
+        for port in container.get("ports", [])
+        if "name" in port
+    }
     namespace = {"kubernetes.io/metadata.name": meta["namespace"]}
     return End(meta["name"], meta["namespace"], meta.get("labels", {}), namespace, ports, pod["status"]["podIP"])
 
@@ -76,7 +88,11 @@ def recording(kube: Kube, folder: Path) -> Iterator[Recording]:
     try:
         for path, command in commands.items():
             with path.open("wb") as out:
-                running.append(subprocess.Popen(kube.enter(*command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL))
+                running.append(
+                    subprocess.Popen(
+                        kube.enter(*command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL
+                    )
+                )
         yield found
     finally:
         for process in running:

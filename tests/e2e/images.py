@@ -1,4 +1,5 @@
-"""The images of the end-to-end tests, without a registry: Penstock's from the working tree, and one of Redis from Debian's package."""
+"""The images of the end-to-end tests, without a registry: Penstock's from the working tree, and one of Redis from
+Debian's package."""
 
 import ast
 import os
@@ -33,7 +34,9 @@ def images(kube: Kube, folder: Path) -> Images:
     named = os.environ.get("PENSTOCK_E2E_IMAGE"), os.environ.get("PENSTOCK_E2E_REDIS_IMAGE")
     if kube.own is None:
         if not all(named):
-            pytest.skip("PENSTOCK_E2E_IMAGE and PENSTOCK_E2E_REDIS_IMAGE name no images for the cluster that KUBECONFIG names")
+            pytest.skip(
+                "PENSTOCK_E2E_IMAGE and PENSTOCK_E2E_REDIS_IMAGE name no images for the cluster that KUBECONFIG names"
+            )
         return Images(str(named[0]), str(named[1]))
     for tool in ("buildah", "debootstrap"):
         if shutil.which(tool) is None:
@@ -66,7 +69,12 @@ def _base() -> None:
         return
     container = _buildah("from", "scratch").strip()
     root = _buildah("mount", container).strip()
-    subprocess.run(["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, root], check=True, timeout=BUILD_S, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, root],
+        check=True,
+        timeout=BUILD_S,
+        stdout=subprocess.DEVNULL,
+    )
     _buildah("umount", container)
     _buildah("commit", "-q", "--rm", container, BASE)
 
@@ -75,35 +83,86 @@ def _penstock() -> str:
     _base()
     certificates = ["-v", f"{CERTIFICATES}:{CERTIFICATES}:ro"] if Path(CERTIFICATES).is_dir() else []
     with tempfile.TemporaryDirectory() as folder:
-        options = ["--layers", "--network", "host", *certificates, *_pip_settings(Path(folder)), "--build-arg", f"BASE={BASE}"]
+        options = [
+            "--layers",
+            "--network",
+            "host",
+            *certificates,
+            *_pip_settings(Path(folder)),
+            "--build-arg",
+            f"BASE={BASE}",
+        ]
         _buildah("build", "-q", *options, "--target", "cpu", "-t", PENSTOCK, "-f", "deploy/docker/Dockerfile", ".")
     return PENSTOCK
 
 
 def _pip_settings(folder: Path) -> list[str]:
-    """What pip goes by on this machine, inside the build too, and not in the image: a configuration file, and the folders that it names."""
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False).stdout
-    settings = {name.rpartition(".")[2]: ast.literal_eval(value) for name, _, value in (line.partition("=") for line in listed.splitlines())}
+    """What pip goes by on this machine, inside the build too, and not in the image: a configuration file, and the
+    folders that it names."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
+    ).stdout
+    settings = {
+        name.rpartition(".")[2]: ast.literal_eval(value)
+        for name, _, value in (line.partition("=") for line in listed.splitlines())
+    }
     path = folder / "pip.conf"
-    path.write_text("\n".join(["[global]", *(f"{name} = {value}" for name, value in settings.items()), ""]), encoding="utf-8")
+    path.write_text(
+        "\n".join(["[global]", *(f"{name} = {value}" for name, value in settings.items()), ""]), encoding="utf-8"
+    )
     words = [word for value in settings.values() for word in value.split()]
-    indexes = {str(Path(word.removeprefix("file://")).parent) for word in words if word.startswith("file:///")}  # they link to what lies beside them
+    indexes = {
+        str(Path(word.removeprefix("file://")).parent) for word in words if word.startswith("file:///")
+    }  # they link to what lies beside them
     folders = sorted({word for word in words if word.startswith("/")} | indexes)
-    return [option for each in (f"{path}:/etc/pip.conf:ro", *(f"{each}:{each}:ro" for each in folders if Path(each).is_dir())) for option in ("-v", each)]
+    return [
+        option
+        for each in (f"{path}:/etc/pip.conf:ro", *(f"{each}:{each}:ro" for each in folders if Path(each).is_dir()))
+        for option in ("-v", each)
+    ]
 
 
 def _redis() -> str:
     _base()
-    _buildah("build", "-q", "--layers", "--network", "host", "--build-arg", f"BASE={BASE}", "-t", REDIS, "-f", "tests/e2e/redis.Dockerfile", "tests/e2e")
+    _buildah(
+        "build",
+        "-q",
+        "--layers",
+        "--network",
+        "host",
+        "--build-arg",
+        f"BASE={BASE}",
+        "-t",
+        REDIS,
+        "-f",
+        "tests/e2e/redis.Dockerfile",
+        "tests/e2e",
+    )
     return REDIS
 
 
 def _has(name: str) -> bool:
-    return subprocess.run(["buildah", "inspect", "--type", "image", name], capture_output=True, check=False, env={**os.environ, **ENVIRONMENT}).returncode == 0
+    return (
+        subprocess.run(
+            ["buildah", "inspect", "--type", "image", name],
+            capture_output=True,
+            check=False,
+            env={**os.environ, **ENVIRONMENT},
+        ).returncode
+        == 0
+    )
 
 
 def _buildah(*arguments: str) -> str:
     command = ["buildah", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False, cwd=ROOT, env={**os.environ, **ENVIRONMENT})
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_S,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, **ENVIRONMENT},
+    )
     assert done.returncode == 0, f"{' '.join(command)}: {done.stderr[-4000:]}"
     return done.stdout

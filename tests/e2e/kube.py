@@ -1,7 +1,8 @@
-"""The Kubernetes that the end-to-end tests run on: the one that KUBECONFIG names, else one of their own (tests/cluster.py).
+"""The Kubernetes that the end-to-end tests run on: the one that KUBECONFIG names, else one of their own
+(tests/cluster.py).
 
-On a cluster that KUBECONFIG names, KubeRay is installed already, PENSTOCK_E2E_IMAGE and PENSTOCK_E2E_REDIS_IMAGE name images that its nodes can
-pull or have, and it has a default storage class. On their own one everything is made.
+On a cluster that KUBECONFIG names, KubeRay is installed already, PENSTOCK_E2E_IMAGE and PENSTOCK_E2E_REDIS_IMAGE name
+images that its nodes can pull or have, and it has a default storage class. On their own one everything is made.
 """
 
 import json
@@ -29,10 +30,19 @@ class Kube:
     own: Cluster | None
     """None: the cluster is somebody's. Its nodes pull their images, and its parts are not touched."""
 
-    def run(self, *command: str, given: str = "", timeout_s: float = COMMAND_S, env: dict[str, str] | None = None) -> str:
+    def run(
+        self, *command: str, given: str = "", timeout_s: float = COMMAND_S, env: dict[str, str] | None = None
+    ) -> str:
         """What it prints. Fails the test when it fails."""
         done = subprocess.run(
-            self.enter(*command), input=given, capture_output=True, text=True, timeout=timeout_s, check=False, cwd=ROOT, env={**os.environ, **(env or {})}
+            self.enter(*command),
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            cwd=ROOT,
+            env={**os.environ, **(env or {})},
         )
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout[-4000:]}{done.stderr[-4000:]}"
         return done.stdout
@@ -50,7 +60,11 @@ class Kube:
 
     def client(self, client: str, timeout_s: float = COMMAND_S, **parameters: object) -> Any:
         """What a client of tests/e2e/clients.py finds inside the cluster's network."""
-        return json.loads(self.run(sys.executable, "-m", "tests.e2e.clients", client, given=json.dumps(parameters), timeout_s=timeout_s))
+        return json.loads(
+            self.run(
+                sys.executable, "-m", "tests.e2e.clients", client, given=json.dumps(parameters), timeout_s=timeout_s
+            )
+        )
 
 
 def documents(text: str) -> Iterator[dict[str, Any]]:

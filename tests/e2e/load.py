@@ -60,11 +60,28 @@ class Load:
 def load(release: Release, folder: Path, *settings: str, model: str = "demo") -> Iterator[Load]:
     """Of one tenant. settings: of the scenario, as in arrivals.rate=2."""
     options = [word for setting in settings for word in ("--set", setting)]
-    command = [str(PROGRAM), "run", SCENARIO, "--url", f"{release.url()}/v1", "--model", model, "--no-plots", "--out", str(folder / "run"), *options]
+    command = [
+        str(PROGRAM),
+        "run",
+        SCENARIO,
+        "--url",
+        f"{release.url()}/v1",
+        "--model",
+        model,
+        "--no-plots",
+        "--out",
+        str(folder / "run"),
+        *options,
+    ]
     log = folder / "log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            release.kube.enter(*command), cwd=ROOT, env={**os.environ, "OPENAI_API_KEY": release.key()}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            release.kube.enter(*command),
+            cwd=ROOT,
+            env={**os.environ, "OPENAI_API_KEY": release.key()},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
         )
         try:
             yield Load(folder / "run", log)

@@ -48,8 +48,17 @@ class Part:
 
     def start(self) -> None:
         """The cluster's `down` ends it."""
-        begin = ["sh", "-c", '"$@" >>"$0" 2>&1 </dev/null & echo $!', str(log_of(self.cluster, self.name)), *self._inside(), *self.command]
-        started = subprocess.run(begin, env=self.variables, cwd=self.folder, stdout=subprocess.PIPE, start_new_session=True, check=True)
+        begin = [
+            "sh",
+            "-c",
+            '"$@" >>"$0" 2>&1 </dev/null & echo $!',
+            str(log_of(self.cluster, self.name)),
+            *self._inside(),
+            *self.command,
+        ]
+        started = subprocess.run(
+            begin, env=self.variables, cwd=self.folder, stdout=subprocess.PIPE, start_new_session=True, check=True
+        )
         state = _state(self.cluster)
         state["pids"][self.name] = int(started.stdout)
         (self.cluster.folder / "state.json").write_text(json.dumps(state))

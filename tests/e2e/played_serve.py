@@ -1,4 +1,5 @@
-"""A Serve that is played, and gateways' reports of it: replicas live on ready pods, drain before they end, and note when a pod is taken from under them."""
+"""A Serve that is played, and gateways' reports of it: replicas live on ready pods, drain before they end, and note
+when a pod is taken from under them."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +13,17 @@ from penstock.autoscale.kubernetes.resources import Pod
 from penstock.autoscale.kubernetes.watched import Watched
 from penstock.autoscale.scaler import ScaledPool
 from penstock.wire.frames import Load, StepCosts
-from penstock.wire.scaling import GATEWAYS_KEY, LAPSE_MS, REPORT_S, GatewayReport, PoolFlow, PoolReport, ReplicaReport, encode, report_key
+from penstock.wire.scaling import (
+    GATEWAYS_KEY,
+    LAPSE_MS,
+    REPORT_S,
+    GatewayReport,
+    PoolFlow,
+    PoolReport,
+    ReplicaReport,
+    encode,
+    report_key,
+)
 from penstock.wire.serve_agent import AppPlaces, Place
 from tests.e2e.ray_objects import APP
 from tests.e2e.recorded import MAX_ROWS, SETTINGS, Players
@@ -46,12 +57,18 @@ class PlayedServe:
     num_made: int = 0
 
     async def locate(self) -> list[AppPlaces]:
-        return [AppPlaces(APP, self.target, [Place(replica.name, replica.state, replica.address) for replica in self.replicas])]
+        return [
+            AppPlaces(
+                APP, self.target, [Place(replica.name, replica.state, replica.address) for replica in self.replicas]
+            )
+        ]
 
     async def set_target(self, name: str, target: int) -> None:
         assert name == APP
         self.target = target
-        for replica in sorted(self.alive, key=lambda replica: replica.state != "STARTING")[: max(0, len(self.alive) - target)]:
+        for replica in sorted(self.alive, key=lambda replica: replica.state != "STARTING")[
+            : max(0, len(self.alive) - target)
+        ]:
             self._stop(replica)
 
     async def step_down(self, name: str, victims: tuple[str, ...], target: int) -> bool:
@@ -135,7 +152,10 @@ class Gateway:
 
     async def report(self) -> None:
         self.number += 1
-        rows = [ReplicaReport(name, POOL, Load("e", 0, 4, 0, 0, 0, 0, 800, 800, COSTS, 512), 16, int(name[1:]) * 7 % 11, 0) for name in self.serve.running]
+        rows = [
+            ReplicaReport(name, POOL, Load("e", 0, 4, 0, 0, 0, 0, 800, 800, COSTS, 512), 16, int(name[1:]) * 7 % 11, 0)
+            for name in self.serve.running
+        ]
         pools = [PoolReport(POOL, PoolFlow(), self.num_waiting, 30.0 if self.num_waiting else 0.0)]
         await told(self.client, [GatewayReport("g1", self.number, pools, rows)])
 

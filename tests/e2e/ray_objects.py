@@ -64,7 +64,14 @@ def account_of(cluster: Cluster, folder: Path, token: str | None = None) -> Acco
 
 def ray_cluster_spec(replicas: int) -> Document:
     pod = {"spec": {"containers": [{"name": "ray", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
-    group = {"groupName": APP, "replicas": replicas, "minReplicas": 0, "maxReplicas": 1000, "rayStartParams": {}, "template": pod}
+    group = {
+        "groupName": APP,
+        "replicas": replicas,
+        "minReplicas": 0,
+        "maxReplicas": 1000,
+        "rayStartParams": {},
+        "template": pod,
+    }
     head = {"rayStartParams": {}, "template": {"spec": {"containers": [{"name": "ray", "image": "none"}]}}}
     return {"rayVersion": "2.60.0", "headGroupSpec": head, "workerGroupSpecs": [group]}
 
@@ -72,20 +79,33 @@ def ray_cluster_spec(replicas: int) -> Document:
 def a_ray_cluster(cluster: Cluster, replicas: int) -> str:
     """Its name, which no other has had."""
     name = f"rc-{uuid.uuid4().hex[:6]}"
-    document = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": name}, "spec": ray_cluster_spec(replicas)}
+    document = {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": {"name": name},
+        "spec": ray_cluster_spec(replicas),
+    }
     cluster.kubectl("create", "-f", "-", given=json.dumps(document))
     return name
 
 
 async def a_ray_service(cluster: Cluster, api: Api, replicas: int) -> str:
-    """The name of the Ray cluster that KubeRay made for it, which counts as the active one from now on: here nobody answers as Ray's dashboard, so
-    KubeRay itself would never call it ready."""
+    """The name of the Ray cluster that KubeRay made for it, which counts as the active one from now on: here nobody
+    answers as Ray's dashboard, so KubeRay itself would never call it ready."""
     spec = {"serveConfigV2": "applications: []", "rayClusterConfig": ray_cluster_spec(replicas)}
     document = {"apiVersion": "ray.io/v1", "kind": "RayService", "metadata": {"name": SERVICE}, "spec": spec}
     cluster.kubectl("create", "-f", "-", given=json.dumps(document))
     name = await made(api)
     status = {"activeServiceStatus": {"rayClusterName": name}, "pendingServiceStatus": {"rayClusterName": ""}}
-    cluster.kubectl("patch", "rayservice", SERVICE, "--subresource=status", "--type=merge", "--patch", json.dumps({"status": status}))
+    cluster.kubectl(
+        "patch",
+        "rayservice",
+        SERVICE,
+        "--subresource=status",
+        "--type=merge",
+        "--patch",
+        json.dumps({"status": status}),
+    )
     return name
 
 

@@ -2,9 +2,10 @@
 
     python -m tests.e2e.record_reports [--out tests/e2e/reports.jsonl.gz]
 
-Starts examples/autoscale/penstock.yaml, loads it with examples/autoscale/load.yaml through `penstock-loadtest` (SETTINGS: calm, a step, calm again),
-and reads the gateway's report from the platform's Redis as often as one is written. Four minutes; a pool that plays a GPU, so any machine will do.
-What is written is `recorded.Line`s as JSON, gzipped: numbers only, replicas by number.
+Starts examples/autoscale/penstock.yaml, loads it with examples/autoscale/load.yaml through `penstock-loadtest`
+(SETTINGS: calm, a step, calm again), and reads the gateway's report from the platform's Redis as often as one is
+written. Four minutes; a pool that plays a GPU, so any machine will do. What is written is `recorded.Line`s as JSON,
+gzipped: numbers only, replicas by number.
 """
 
 import argparse
@@ -26,7 +27,13 @@ from bench.platform_process import running_platform
 from penstock.wire.scaling import GATEWAYS_KEY, REPORT_S, GatewayReport, decode_report, report_key
 from tests.e2e.recorded import BEGIN_S, DURATION_S, LENGTH_S, RECORDING, Line
 
-SETTINGS = ("arrivals.rate=0.3", "arrivals.to_rate=7", f"arrivals.at_s={BEGIN_S:g}", f"arrivals.length_s={LENGTH_S:g}", f"duration_s={DURATION_S:g}")
+SETTINGS = (
+    "arrivals.rate=0.3",
+    "arrivals.to_rate=7",
+    f"arrivals.at_s={BEGIN_S:g}",
+    f"arrivals.length_s={LENGTH_S:g}",
+    f"duration_s={DURATION_S:g}",
+)
 
 
 class Reader:
@@ -63,16 +70,26 @@ class Reader:
 
 
 def lines(reports: list[tuple[float, GatewayReport]], began_s: float) -> Iterator[Line]:
-    """Of the load's time. Replicas are called by the order in which they were first seen, and the names of their runs are left out."""
+    """Of the load's time. Replicas are called by the order in which they were first seen, and the names of their runs
+    are left out."""
     names: dict[str, str] = {}
     for unix_s, report in reports:
         rows = [row for row in report.replicas if row.pool == POOL]
         for row in rows:
             names.setdefault(row.replica_id, str(len(names)))
         if 0 <= unix_s - began_s < DURATION_S:
-            loads = [msgspec.structs.replace(row, replica_id=names[row.replica_id], load=msgspec.structs.replace(row.load, epoch="")) for row in rows]
+            loads = [
+                msgspec.structs.replace(
+                    row, replica_id=names[row.replica_id], load=msgspec.structs.replace(row.load, epoch="")
+                )
+                for row in rows
+            ]
             (pool,) = (row for row in report.pools if row.pool == POOL)
-            yield Line(round(unix_s - began_s, 2), msgspec.structs.replace(pool, oldest_wait_s=round(pool.oldest_wait_s, 3)), loads)
+            yield Line(
+                round(unix_s - began_s, 2),
+                msgspec.structs.replace(pool, oldest_wait_s=round(pool.oldest_wait_s, 3)),
+                loads,
+            )
 
 
 def main() -> None:
@@ -80,7 +97,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RECORDING)
     options = parser.parse_args()
     config = (EXAMPLE / "penstock.yaml").read_text(encoding="utf-8").replace("port: 8000", "port: {port}")
-    with tempfile.TemporaryDirectory(prefix="penstock-record-") as name, running_platform(Path(name), config) as platform:
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-record-") as name,
+        running_platform(Path(name), config) as platform,
+    ):
         load = Path(name) / "load"
         with Watch(platform.url, POOL).running() as watch:
             watch.wait_for_replicas(1, SETTLE_S)

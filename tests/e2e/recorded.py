@@ -1,7 +1,9 @@
-"""What a real gateway reported to the autoscaler while its pool was loaded (record_reports makes it), and many such gateways before one large pool.
+"""What a real gateway reported to the autoscaler while its pool was loaded (record_reports makes it), and many such
+gateways before one large pool.
 
-Pure: no clock, no Redis. Every gateway reports the recorded flow and queue as its own. The recorded pool is there once for each gateway, with PIECES
-replicas; the replicas that are really there report in turn what those reported, so that all of them together have what all gateways let in.
+Pure: no clock, no Redis. Every gateway reports the recorded flow and queue as its own. The recorded pool is there once
+for each gateway, with PIECES replicas; the replicas that are really there report in turn what those reported, so that
+all of them together have what all gateways let in.
 """
 
 import bisect
@@ -21,7 +23,8 @@ from penstock.wire.scaling import GatewayReport, PoolFlow, PoolReport, ReplicaRe
 
 RECORDING = Path(__file__).with_name("reports.jsonl.gz")
 BEGIN_S = 40.0
-"""Of the step, after the load's beginning: from 0.3 requests a second to 7, of which a recorded replica takes about three."""
+"""Of the step, after the load's beginning: from 0.3 requests a second to 7, of which a recorded replica takes about
+three."""
 LENGTH_S = 60.0
 DURATION_S = 180.0
 ONSET_S = 10.0
@@ -29,15 +32,16 @@ ONSET_S = 10.0
 ENDING_S = 15.0
 """After the step, in which what it had left came to its end."""
 NUM_GATEWAYS = 14
-"""By the recorded demand. The calm keeps a tenth of a replica busy, 14 times that is 1.4; 4 replicas carry 2.24 when the fifth may go (0.7 of them, less
-the margin). The step keeps 2.4 busy, 14 times that is 34, of which 40 replicas carry 28: from 12 gateways on it wants them all. test_e2e_recorded has
-both, and passes with 13 to 24 gateways."""
+"""By the recorded demand. The calm keeps a tenth of a replica busy, 14 times that is 1.4; 4 replicas carry 2.24 when
+the fifth may go (0.7 of them, less the margin). The step keeps 2.4 busy, 14 times that is 34, of which 40 replicas
+carry 28: from 12 gateways on it wants them all. test_e2e_recorded has both, and passes with 13 to 24 gateways."""
 PIECES = 3
 """Replicas that the recorded pool had at most."""
 MAX_ROWS = 8
 """Of a recorded replica."""
 SETTINGS = AutoscaleConfig(min_replicas=4, max_replicas=40, window_s=8.0, start_s=30.0, scale_down_delay_s=2.0)
-"""That fit: the window of examples/autoscale, a start as long as the pods' in test_actuator; short only in the way down, which has 36 steps."""
+"""That fit: the window of examples/autoscale, a start as long as the pods' in test_actuator; short only in the way
+down, which has 36 steps."""
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True):
@@ -81,17 +85,26 @@ def stretches(lines: Sequence[Line]) -> Stretches:
     begins = [BEGIN_S, BEGIN_S + ONSET_S, BEGIN_S + LENGTH_S, BEGIN_S + LENGTH_S + ENDING_S]
     frames = [_frame(before, line) for before, line in itertools.pairwise([lines[0], *lines])]
     places = [bisect.bisect_right([line.at_s for line in lines], begin_s) for begin_s in begins]
-    calm, onset, busy, ending, after = (tuple(frames[begin:end]) for begin, end in itertools.pairwise([0, *places, len(frames)]))
+    calm, onset, busy, ending, after = (
+        tuple(frames[begin:end]) for begin, end in itertools.pairwise([0, *places, len(frames)])
+    )
     return Stretches(calm + after, onset, busy, ending)
 
 
 def _frame(before: Line, line: Line) -> Frame:
     there = {row.replica_id: row for row in line.replicas}
-    idle = msgspec.structs.replace(line.replicas[0].load, num_running=0, num_waiting=0, prefill_tokens_outstanding=0, kv_tokens=0)
+    idle = msgspec.structs.replace(
+        line.replicas[0].load, num_running=0, num_waiting=0, prefill_tokens_outstanding=0, kv_tokens=0
+    )
     absent = msgspec.structs.replace(line.replicas[0], load=idle, cached_blocks=0, hit_tokens=0)
     columns = zip(msgspec.structs.astuple(before.pool.flow), msgspec.structs.astuple(line.pool.flow), strict=True)
     gain = PoolFlow(*(after - before for before, after in columns))
-    return Frame(gain, line.pool.num_waiting, line.pool.oldest_wait_s, tuple(there.get(str(piece), absent) for piece in range(PIECES)))
+    return Frame(
+        gain,
+        line.pool.num_waiting,
+        line.pool.oldest_wait_s,
+        tuple(there.get(str(piece), absent) for piece in range(PIECES)),
+    )
 
 
 @dataclass
@@ -110,8 +123,9 @@ class Player:
 
 @dataclass
 class Players:
-    """All of them. The step begins and ends for all at once. In the calm, and while the step goes on, each is somewhere else in what was recorded, as gateways
-    are that know nothing of each other: in step, one request seen often would pass for many that are alike, and the average request would jump."""
+    """All of them. The step begins and ends for all at once. In the calm, and while the step goes on, each is somewhere
+    else in what was recorded, as gateways are that know nothing of each other: in step, one request seen often would
+    pass for many that are alike, and the average request would jump."""
 
     pool: str
     recorded: Stretches = field(default_factory=lambda: stretches(recording()))
@@ -135,7 +149,12 @@ class Players:
         rows = [self._row(number, frames[(number - 1) // PIECES % NUM_GATEWAYS]) for number in running]
         self.num_played += NUM_GATEWAYS
         return [
-            GatewayReport(player.name, self.num_played, [PoolReport(self.pool, player.flow, frame.num_waiting, frame.oldest_wait_s)], rows)
+            GatewayReport(
+                player.name,
+                self.num_played,
+                [PoolReport(self.pool, player.flow, frame.num_waiting, frame.oldest_wait_s)],
+                rows,
+            )
             for player, frame in zip(self._players, frames, strict=True)
         ]
 

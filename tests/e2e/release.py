@@ -39,8 +39,18 @@ class Release(NamedTuple):
     def values(self, *more: str) -> list[str]:
         """Options of install and upgrade: the preset, and this run's images."""
         penstock, redis = (name.rpartition(":") for name in (self.images.penstock, self.images.redis))
-        sets = (f"image.repository={penstock[0]}", f"image.tag={penstock[2]}", f"redis.image.repository={redis[0]}", f"redis.image.tag={redis[2]}", *more)
-        return ["--values", PRESET, *(word for each in sets for word in ("--set-string" if "tag=" in each else "--set", each))]
+        sets = (
+            f"image.repository={penstock[0]}",
+            f"image.tag={penstock[2]}",
+            f"redis.image.repository={redis[0]}",
+            f"redis.image.tag={redis[2]}",
+            *more,
+        )
+        return [
+            "--values",
+            PRESET,
+            *(word for each in sets for word in ("--set-string" if "tag=" in each else "--set", each)),
+        ]
 
     def url(self) -> str:
         """Of the API, for clients without the cluster's DNS."""
@@ -49,11 +59,24 @@ class Release(NamedTuple):
 
     def ends(self, service: str) -> list[str]:
         """URLs behind a Service that has no address of its own."""
-        slices = self.kube.get("endpointslices", "--selector", f"kubernetes.io/service-name={service}", "--namespace", self.namespace)["items"]
-        return [f"http://{address}:{found['ports'][0]['port']}" for found in slices for end in found["endpoints"] for address in end["addresses"]]
+        slices = self.kube.get(
+            "endpointslices", "--selector", f"kubernetes.io/service-name={service}", "--namespace", self.namespace
+        )["items"]
+        return [
+            f"http://{address}:{found['ports'][0]['port']}"
+            for found in slices
+            for end in found["endpoints"]
+            for address in end["addresses"]
+        ]
 
     def key(self, tenant: str = "demo") -> str:
-        return self.kubectl("get", "secret", f"{self.service}-tenants", "--output", f'go-template={{{{index .data "{tenant}" | base64decode}}}}')
+        return self.kubectl(
+            "get",
+            "secret",
+            f"{self.service}-tenants",
+            "--output",
+            f'go-template={{{{index .data "{tenant}" | base64decode}}}}',
+        )
 
     def penstock(self, *command: str) -> str:
         """A command of an operator, in a gateway's pod."""
@@ -74,7 +97,13 @@ class Release(NamedTuple):
         return str(status["activeServiceStatus"]["rayClusterName"])
 
     def wait_ready(self, timeout_s: int = READY_S) -> None:
-        self.kubectl("wait", f"rayservice/{self.service}", "--for=condition=Ready", f"--timeout={timeout_s}s", timeout_s=timeout_s + 10)
+        self.kubectl(
+            "wait",
+            f"rayservice/{self.service}",
+            "--for=condition=Ready",
+            f"--timeout={timeout_s}s",
+            timeout_s=timeout_s + 10,
+        )
 
     def account(self) -> str:
         """What a person would look at first when something is wrong."""
@@ -94,23 +123,43 @@ class Release(NamedTuple):
 
 @contextmanager
 def namespace(kube: Kube) -> Iterator[str]:
-    """The name of one that nobody has had, and that goes with all that is in it; it need not be there. Releases go first: KubeRay can't end its clusters in
-    a namespace that ends."""
+    """The name of one that nobody has had, and that goes with all that is in it; it need not be there. Releases go
+    first: KubeRay can't end its clusters in a namespace that ends."""
     name = f"penstock-{uuid.uuid4().hex[:6]}"
     try:
         yield name
     finally:
         for release in kube.run("helm", "list", "--short", "--namespace", name).split():
-            kube.run("helm", "uninstall", release, "--namespace", name, "--wait", f"--timeout={GONE_S}s", timeout_s=GONE_S + 60.0)
+            kube.run(
+                "helm",
+                "uninstall",
+                release,
+                "--namespace",
+                name,
+                "--wait",
+                f"--timeout={GONE_S}s",
+                timeout_s=GONE_S + 60.0,
+            )
         if kube.kubectl("get", "namespace", name, "--ignore-not-found"):
-            kube.kubectl("wait", "pods", "--all", "--namespace", name, "--for=delete", f"--timeout={GONE_S}s", timeout_s=GONE_S + 60.0)
+            kube.kubectl(
+                "wait",
+                "pods",
+                "--all",
+                "--namespace",
+                name,
+                "--for=delete",
+                f"--timeout={GONE_S}s",
+                timeout_s=GONE_S + 60.0,
+            )
             kube.kubectl("delete", "namespace", name, "--wait=false")
 
 
 def storage(kube: Kube, folder: Path) -> None:
-    """Volumes on the node's disk, each for one claim, and the default class that has them; nothing where the cluster is somebody's, or has them."""
+    """Volumes on the node's disk, each for one claim, and the default class that has them; nothing where the cluster is
+    somebody's, or has them."""
     if kube.own is None or any(
-        each["metadata"].get("annotations", {}).get("storageclass.kubernetes.io/is-default-class") == "true" for each in kube.get("storageclass")["items"]
+        each["metadata"].get("annotations", {}).get("storageclass.kubernetes.io/is-default-class") == "true"
+        for each in kube.get("storageclass")["items"]
     ):
         return
     annotations = {"storageclass.kubernetes.io/is-default-class": "true"}
@@ -126,13 +175,20 @@ def storage(kube: Kube, folder: Path) -> None:
         path = folder / name
         path.mkdir()
         path.chmod(0o777)
-        spec = {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": STORAGE_CLASS, "hostPath": {"path": str(path)}}
+        spec = {
+            "capacity": {"storage": "1Gi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": STORAGE_CLASS,
+            "hostPath": {"path": str(path)},
+        }
         kube.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec})
 
 
 def install(release: Release, *values: str) -> None:
     """As docs/kubernetes.md says."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-    release.kube.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": release.namespace, "labels": labels}})
+    release.kube.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": release.namespace, "labels": labels}}
+    )
     release.helm("install", release.name, CHART, *release.values(*values), "--wait", f"--timeout={INSTALL_S}s")
     release.wait_ready()

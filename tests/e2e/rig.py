@@ -1,4 +1,5 @@
-"""A real Kubernetes with KubeRay's operator and pods that run nothing, `penstock autoscale` as a process with a limited token, and a Serve that is played."""
+"""A real Kubernetes with KubeRay's operator and pods that run nothing, `penstock autoscale` as a process with a limited
+token, and a Serve that is played."""
 
 import asyncio
 import itertools
@@ -60,10 +61,22 @@ class Rig:
         config = self.folder / "penstock.yaml"
         config.write_bytes(config_of(self.gateway.scaled, most))
         host, _, api_port = server_of(self.cluster).removeprefix("https://").partition(":")
-        environment = os.environ | {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": api_port, "PENSTOCK_REDIS_URL": self.redis_url}
+        environment = os.environ | {
+            "KUBERNETES_SERVICE_HOST": host,
+            "KUBERNETES_SERVICE_PORT": api_port,
+            "PENSTOCK_REDIS_URL": self.redis_url,
+        }
         what = ["--rayservice", SERVICE] if self.is_of_service else ["--raycluster", self.name]
         options = ["--namespace", "default", *what, "--lease", "scaling", "--config", str(config), "--port", str(port)]
-        command = [sys.executable, "-m", "penstock.cli.main", "autoscale", *options, "--account", str(self.folder / "account")]
+        command = [
+            sys.executable,
+            "-m",
+            "penstock.cli.main",
+            "autoscale",
+            *options,
+            "--account",
+            str(self.folder / "account"),
+        ]
         with (self.folder / f"autoscaler-{port}.log").open("ab") as log:
             self.processes[port] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
@@ -78,7 +91,11 @@ class Rig:
 
     async def leaders(self) -> list[int]:
         """Ports of the autoscalers that say they lead."""
-        return [port for port in self.processes if 'penstock_autoscaler_is_leader{lease="scaling"} 1.0' in await self.metrics(port)]
+        return [
+            port
+            for port in self.processes
+            if 'penstock_autoscaler_is_leader{lease="scaling"} 1.0' in await self.metrics(port)
+        ]
 
     async def leading(self) -> int:
         """The port of the one that leads."""
@@ -132,7 +149,8 @@ def config_of(scaled: ScaledPool, most: int) -> bytes:
 
 
 def page(port: int, path: str) -> tuple[int, str]:
-    """Status and body of one of an autoscaler's pages; 0 where nobody answers. A connection each, and no client library: this is asked all the time."""
+    """Status and body of one of an autoscaler's pages; 0 where nobody answers. A connection each, and no client
+    library: this is asked all the time."""
     connection = HTTPConnection("127.0.0.1", port, timeout=5)
     try:
         connection.request("GET", path)
@@ -145,13 +163,23 @@ def page(port: int, path: str) -> tuple[int, str]:
 
 
 async def beat(api: Api) -> None:
-    """The heartbeat of nodes that have no kubelet: without it they count as lost after 50 s, and all their pods as not ready."""
+    """The heartbeat of nodes that have no kubelet: without it they count as lost after 50 s, and all their pods as not
+    ready."""
     path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
     names = [node["metadata"]["name"] for node in (await api.find("/api/v1/nodes"))["items"]]
     while True:
         for name in names:
-            spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
-            lease: Document = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": spec}
+            spec = {
+                "holderIdentity": name,
+                "leaseDurationSeconds": 40,
+                "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+            }
+            lease: Document = {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": name},
+                "spec": spec,
+            }
             with suppress(ApiAway):
                 try:
                     found = await api.get(f"{path}/{name}")
@@ -163,9 +191,15 @@ async def beat(api: Api) -> None:
 
 @asynccontextmanager
 async def a_rig(
-    cluster: Cluster, redis_url: str, folder: Path, replicas: int, is_of_service: bool = False, gateways: Callable[[Redis, PlayedServe], Gateways] = Gateway
+    cluster: Cluster,
+    redis_url: str,
+    folder: Path,
+    replicas: int,
+    is_of_service: bool = False,
+    gateways: Callable[[Redis, PlayedServe], Gateways] = Gateway,
 ) -> AsyncIterator[Rig]:
-    """With a RayCluster of so many workers, all ready, and a Serve that has them all. is_of_service: a RayService's active one."""
+    """With a RayCluster of so many workers, all ready, and a Serve that has them all. is_of_service: a RayService's
+    active one."""
     cluster.kubectl("apply", "-f", "-", given=RBAC)
     account_of(cluster, folder / "account", cluster.kubectl("create", "token", "autoscaler").strip())
     client = connect(redis_url)
@@ -182,10 +216,27 @@ async def a_rig(
                 counts.append(found.groups[0].replicas)
             return found
 
-        clusters: Watched[RayCluster] = Watched(api, RAY_CLUSTERS, noted, Random(1), fieldSelector=f"metadata.name={name}")
-        pods: Watched[Pod] = Watched(api, "/api/v1/namespaces/default/pods", pod_of, Random(2), labelSelector=f"{WORKERS},{CLUSTER_LABEL}={name}")
+        clusters: Watched[RayCluster] = Watched(
+            api, RAY_CLUSTERS, noted, Random(1), fieldSelector=f"metadata.name={name}"
+        )
+        pods: Watched[Pod] = Watched(
+            api, "/api/v1/namespaces/default/pods", pod_of, Random(2), labelSelector=f"{WORKERS},{CLUSTER_LABEL}={name}"
+        )
         serve = PlayedServe(pods, replicas)
-        rig = Rig(cluster, name, api, redis_url, folder, serve, gateways(client, serve), clusters, pods, counts, seen, is_of_service)
+        rig = Rig(
+            cluster,
+            name,
+            api,
+            redis_url,
+            folder,
+            serve,
+            gateways(client, serve),
+            clusters,
+            pods,
+            counts,
+            seen,
+            is_of_service,
+        )
         parts = [beat(api), clusters.run(), pods.run(), rig._play(), serve_calls(client, name, Executor(serve))]
         tasks = [asyncio.create_task(part) for part in parts]
         try:
@@ -197,7 +248,9 @@ async def a_rig(
                 process.wait()
             await end(tasks)
             await client.aclose()
-            cluster.kubectl("delete", *(["rayservice", SERVICE] if is_of_service else ["raycluster", name]), "--wait=false")
+            cluster.kubectl(
+                "delete", *(["rayservice", SERVICE] if is_of_service else ["raycluster", name]), "--wait=false"
+            )
             cluster.kubectl("delete", "lease", "scaling", "--ignore-not-found")
 
 
@@ -236,7 +289,8 @@ class Figures(NamedTuple):
 
 
 async def up_and_down(rig: Rig, port: int, least: int, most: int, calm_s: float = 0.0) -> Figures:
-    """A load that wants all that is allowed, then as few; and everything that must hold of the way. calm_s: so long as few are right, before that."""
+    """A load that wants all that is allowed, then as few; and everything that must hold of the way. calm_s: so long as
+    few are right, before that."""
     started_s = time.monotonic()
     rig.start(port, most)
     await rig.leading()
@@ -267,6 +321,9 @@ async def up_and_down(rig: Rig, port: int, least: int, most: int, calm_s: float 
     assert not [key for key in calls if key[2] == "403"]
     steps = 1 + most - least
     assert sum(count for (verb, _, _), count in calls.items() if verb == "patch") <= 2 * steps
-    assert sum(count for (verb, _, _), count in calls.items() if verb in ("list", "watch")) <= 6 + 2 * steps + 3 * lived_s / 60
+    assert (
+        sum(count for (verb, _, _), count in calls.items() if verb in ("list", "watch"))
+        <= 6 + 2 * steps + 3 * lived_s / 60
+    )
     assert sum(count for (_, kind, _), count in calls.items() if kind == "leases") <= 6 + lived_s / Times().retry_s
     return Figures(round(up_s, 1), round(down_s, 1), {" ".join(key): value for key, value in calls.items()})

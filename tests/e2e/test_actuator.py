@@ -1,4 +1,5 @@
-"""The way to a target alone, at the size of a real pool: 4 -> 40 -> 4 replicas whose pods take 30 s to start, on 20 nodes that run nothing.
+"""The way to a target alone, at the size of a real pool: 4 -> 40 -> 4 replicas whose pods take 30 s to start, on 20
+nodes that run nothing.
 
 What asks for them is what a real gateway under load has reported (recorded), played by many.
 """
@@ -27,11 +28,15 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture
 def fake_nodes() -> Iterator[Cluster]:
-    with running_cluster("--nodes", "fake", "--fake-nodes", "20", "--pod-start-seconds", str(POD_START_S), "--kuberay", must=True) as running:
+    with running_cluster(
+        "--nodes", "fake", "--fake-nodes", "20", "--pod-start-seconds", str(POD_START_S), "--kuberay", must=True
+    ) as running:
         yield running
 
 
-def test_forty_replicas_come_and_go_in_few_calls(fake_nodes: Cluster, redis_url: str, tmp_path: Path, record_property: Record) -> None:
+def test_forty_replicas_come_and_go_in_few_calls(
+    fake_nodes: Cluster, redis_url: str, tmp_path: Path, record_property: Record
+) -> None:
     async def main() -> None:
         async with a_rig(fake_nodes, redis_url, tmp_path, LEAST, gateways=RecordedGateways) as rig:
             found = await up_and_down(rig, free_port(), LEAST, MOST, calm_s=CALM_S)

@@ -27,7 +27,14 @@ def small_adapter(folder: Path) -> None:
         tensors[place.format(layer, "A")] = random.normal(size=(RANK, HIDDEN)).astype(numpy.float32)
         tensors[place.format(layer, "B")] = (random.normal(size=(HIDDEN, RANK))).astype(numpy.float32)
     safetensors.numpy.save_file(tensors, folder / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM", "bias": "none"}
+    config = {
+        "peft_type": "LORA",
+        "r": RANK,
+        "lora_alpha": 2 * RANK,
+        "target_modules": ["q_proj"],
+        "task_type": "CAUSAL_LM",
+        "bias": "none",
+    }
     (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
@@ -68,7 +75,9 @@ def test_a_tenant_and_a_key_are_made_and_revoked(release: Release) -> None:
 
 def test_an_adapter_of_a_tenant_answers(release: Release, tmp_path: Path) -> None:
     small_adapter(tmp_path)
-    found = release.kube.client("upload", url=release.url(), key=release.key(), adapter="rivers", base="demo", folder=str(tmp_path))
+    found = release.kube.client(
+        "upload", url=release.url(), key=release.key(), adapter="rivers", base="demo", folder=str(tmp_path)
+    )
 
     assert found["made"][0] == 201, found
     assert found["asked"][0] == 200, found
@@ -81,7 +90,9 @@ def test_a_burst_spills_from_the_edge_pool_to_the_cloud_pool(release: Release) -
 
     assert {answer["status"] for answer in answers} == {200}
     assert {answer["tier"] for answer in answers} == {"edge", "cloud"}, answers
-    assert all((answer["tier"] == "edge") == (answer["reason"] in ("preferred", "none_better")) for answer in answers), answers
+    assert all(
+        (answer["tier"] == "edge") == (answer["reason"] in ("preferred", "none_better")) for answer in answers
+    ), answers
 
 
 def test_metrics_are_on_the_admin_service_and_not_where_tenants_are(release: Release) -> None:
@@ -95,7 +106,9 @@ def test_metrics_are_on_the_admin_service_and_not_where_tenants_are(release: Rel
 def test_the_notes_commands_work(release: Release) -> None:
     notes = release.helm("get", "notes", release.name)
     commands = [line.strip() for line in notes.splitlines() if line.startswith("     ")]
-    said = release.kube.run("bash", "-c", "\n".join(["set -euo pipefail", *commands, "echo key $OPENAI_API_KEY"]), timeout_s=300)
+    said = release.kube.run(
+        "bash", "-c", "\n".join(["set -euo pipefail", *commands, "echo key $OPENAI_API_KEY"]), timeout_s=300
+    )
 
     assert len(commands) == 3
     assert re.search(r"Phase: +Succeeded", said), said
@@ -112,12 +125,18 @@ def test_no_secret_is_in_a_log_or_on_a_command_line(release: Release) -> None:
         for name, value in secret["data"].items()
     }
     told = set()
-    for pod in release.kube.get("pods", "--namespace", release.namespace, "--field-selector=status.phase=Running")["items"]:
+    for pod in release.kube.get("pods", "--namespace", release.namespace, "--field-selector=status.phase=Running")[
+        "items"
+    ]:
         name, part = pod["metadata"]["name"], pod["metadata"]["labels"]["app.kubernetes.io/component"]
         try:
-            said = release.kubectl("logs", name, "--all-containers") + release.kubectl("exec", name, "--", "bash", "-c", EVERYTHING_SAID)
+            said = release.kubectl("logs", name, "--all-containers") + release.kubectl(
+                "exec", name, "--", "bash", "-c", EVERYTHING_SAID
+            )
         except AssertionError:
-            here = release.kube.get("pods", "--namespace", release.namespace, f"--field-selector=metadata.name={name}")["items"]
+            here = release.kube.get("pods", "--namespace", release.namespace, f"--field-selector=metadata.name={name}")[
+                "items"
+            ]
             if any("deletionTimestamp" not in pod["metadata"] for pod in here):
                 raise
             continue  # the autoscaler has let it go meanwhile, as it does behind the burst

@@ -1,6 +1,7 @@
-"""`penstock autoscale` while others fail or write: Kubernetes' API server stopped, killed and forgetful, somebody who writes the RayCluster all the time,
-KubeRay's operator restarted and upgraded. The last target holds, nothing flaps, nobody acts who does not lead. The rig is test_scaling's: a real API
-server and a real operator, autoscalers as processes with their Role's token; nodes run nothing, Serve is played.
+"""`penstock autoscale` while others fail or write: Kubernetes' API server stopped, killed and forgetful, somebody who
+writes the RayCluster all the time, KubeRay's operator restarted and upgraded. The last target holds, nothing flaps,
+nobody acts who does not lead. The rig is test_scaling's: a real API server and a real operator, autoscalers as
+processes with their Role's token; nodes run nothing, Serve is played.
 """
 
 import asyncio
@@ -37,15 +38,18 @@ MARGIN_S = 8.0
 TURN_S, NUM_TURNS = 1.0, 3
 LEADS = 'penstock_autoscaler_is_leader{lease="scaling"} 1.0'
 STAMP = "ray.io/kuberay-version"
-"""KubeRay's annotation of what it has written: an operator that finds another version than its own writes the RayService's numbers over the active
-RayCluster (shouldUpdateCluster and modifyRayCluster of its rayservice_controller.go)."""
+"""KubeRay's annotation of what it has written: an operator that finds another version than its own writes the
+RayService's numbers over the active RayCluster (shouldUpdateCluster and modifyRayCluster of its
+rayservice_controller.go)."""
 
 Record = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with running_cluster("--nodes", "fake", "--fake-nodes", "3", "--pod-start-seconds", "1", "--kuberay", must=True) as running:
+    with running_cluster(
+        "--nodes", "fake", "--fake-nodes", "3", "--pod-start-seconds", "1", "--kuberay", must=True
+    ) as running:
         yield running
 
 
@@ -57,7 +61,9 @@ def test_a_ray_clusters_way_is_told_by_its_turns() -> None:
     assert [num_turns(counts) for counts in ([4], [4, 8], [8, 7, 4], [8, 5, 8], [4, 5, 4, 5])] == [0, 0, 0, 1, 2]
 
 
-def test_an_api_server_that_stands_still_for_half_a_minute_changes_nothing(cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record) -> None:
+def test_an_api_server_that_stands_still_for_half_a_minute_changes_nothing(
+    cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record
+) -> None:
     """It stops on the way down, the load changes meanwhile, and the way goes on from there when it is back."""
 
     async def main() -> None:
@@ -78,7 +84,9 @@ def test_an_api_server_that_stands_still_for_half_a_minute_changes_nothing(clust
                 while time.monotonic() - began_s < OUTAGE_S:
                     assert await rig.leaders() == [], "nobody leads whom the Lease does not say"
                     assert rig.serve.target == target, "the last target holds"
-                    assert [(await asyncio.to_thread(page, port, "/healthz"))[0] for port in ports] == [200, 200], "the kubelet has no reason to restart them"
+                    assert [(await asyncio.to_thread(page, port, "/healthz"))[0] for port in ports] == [200, 200], (
+                        "the kubelet has no reason to restart them"
+                    )
                     await asyncio.sleep(0.5)
             back_s = time.monotonic()
             leader = await rig.leading()
@@ -102,13 +110,19 @@ def test_an_api_server_that_stands_still_for_half_a_minute_changes_nothing(clust
             assert max(num_away) <= 2 + OUTAGE_S / CALL_S
             tried = sum(sum(found.values()) for found in calls) - sum(sum(found.values()) for found in before)
             figures = {"lost_s": lost_s, "leader_again_s": again_s, "up_s": up_s}
-            record_property("api_server_stopped", {key: round(value, 1) for key, value in figures.items()} | {"calls": tried, "counts": rig.counts})
+            record_property(
+                "api_server_stopped",
+                {key: round(value, 1) for key, value in figures.items()} | {"calls": tried, "counts": rig.counts},
+            )
 
     asyncio.run(main())
 
 
-def test_a_leader_that_was_paused_finds_that_it_is_none(cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record) -> None:
-    """Here not the server but the leader stands still, for longer than its Lease. When it goes on it knows that its time is over, and of no load since."""
+def test_a_leader_that_was_paused_finds_that_it_is_none(
+    cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record
+) -> None:
+    """Here not the server but the leader stands still, for longer than its Lease. When it goes on it knows that its
+    time is over, and of no load since."""
 
     async def main() -> None:
         async with a_rig(cluster, redis_url, tmp_path, LEAST) as rig:
@@ -156,12 +170,16 @@ def standing_still(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 @asynccontextmanager
 async def writing_all_the_time(api: Api, path: str, pause_s: float) -> AsyncIterator[list[int]]:
-    """Somebody else's fields of the RayCluster and of the very group that is scaled, changed without an end. Yields the number of writes so far."""
+    """Somebody else's fields of the RayCluster and of the very group that is scaled, changed without an end. Yields the
+    number of writes so far."""
     done = [0]
 
     async def write() -> None:
         for number in itertools.count(1):
-            fields: dict[str, object] = {"/metadata/annotations": {"other": str(number)}, "/spec/workerGroupSpecs/0/maxReplicas": 1000 + number}
+            fields: dict[str, object] = {
+                "/metadata/annotations": {"other": str(number)},
+                "/spec/workerGroupSpecs/0/maxReplicas": 1000 + number,
+            }
             await api.patch(path, [{"op": "add", "path": place, "value": value} for place, value in fields.items()])
             done[0] = number
             await asyncio.sleep(pause_s)
@@ -196,7 +214,9 @@ def test_beside_somebody_who_writes_all_the_time_the_way_is_made_and_nothing_of_
 
             await until(lambda: other_fields(rig.seen[-1])[0] >= num_written, 10)
             theirs = [other_fields(document) for document in rig.seen]
-            assert all(annotation == most for annotation, most in theirs), "a patch takes nothing along that is not its own"
+            assert all(annotation == most for annotation, most in theirs), (
+                "a patch takes nothing along that is not its own"
+            )
             assert [most for _, most in theirs] == sorted(most for _, most in theirs), "nor brings back what was"
             assert num_turns(rig.counts) == 1, rig.counts
             assert rig.serve.robbed == []
@@ -223,15 +243,20 @@ PAUSE_S = 0.02
 
 def other_fields(document: Document) -> tuple[int, int]:
     """The two that somebody else writes, as their number."""
-    return int(document["metadata"].get("annotations", {}).get("other", 0)), document["spec"]["workerGroupSpecs"][0]["maxReplicas"] - 1000
+    return int(document["metadata"].get("annotations", {}).get("other", 0)), document["spec"]["workerGroupSpecs"][0][
+        "maxReplicas"
+    ] - 1000
 
 
 def name_codes(calls: dict[tuple[str, str, str], int]) -> dict[str, int]:
     return {" ".join(key): count for key, count in calls.items() if key[1] == "rayclusters"}
 
 
-def test_a_server_that_died_and_has_forgotten_is_listed_once_more(cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record) -> None:
-    """Watches are cut in the middle; the versions they had reached are compacted away; meanwhile nothing is known, and nothing is done."""
+def test_a_server_that_died_and_has_forgotten_is_listed_once_more(
+    cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record
+) -> None:
+    """Watches are cut in the middle; the versions they had reached are compacted away; meanwhile nothing is known, and
+    nothing is done."""
 
     async def main() -> None:
         async with a_rig(cluster, redis_url, tmp_path, LEAST) as rig:
@@ -253,15 +278,26 @@ def test_a_server_that_died_and_has_forgotten_is_listed_once_more(cluster: Clust
             await rig.leading()
             await until(lambda: rig.clusters.is_current and rig.pods.is_current, 30)
             assert (rig.serve.target, rig.counts[-1]) == (MOST, MOST), "the last target holds"
-            await rig.api.patch(f"{RAY_CLUSTERS}/{rig.name}", [{"op": "replace", "path": "/spec/workerGroupSpecs/0/replicas", "value": MOST + 1}])
+            await rig.api.patch(
+                f"{RAY_CLUSTERS}/{rig.name}",
+                [{"op": "replace", "path": "/spec/workerGroupSpecs/0/replicas", "value": MOST + 1}],
+            )
             await until(lambda: MOST + 1 in rig.counts, 30)
             await until(lambda: rig.replicas == MOST, 30)
             seen_s = time.monotonic() - began_s - away_s
 
             calls = await rig.calls(port)
-            lists = {kind: total(calls, "list", kind, "200") - total(before, "list", kind, "200") for kind in ("rayclusters", "pods")}
-            tries = {kind: total(calls, "watch", kind) - total(before, "watch", kind) for kind in ("rayclusters", "pods")}
-            record_property("forgotten", {"away_s": round(away_s, 1), "back_to_work_s": round(seen_s, 1), "lists": lists, "watches": tries})
+            lists = {
+                kind: total(calls, "list", kind, "200") - total(before, "list", kind, "200")
+                for kind in ("rayclusters", "pods")
+            }
+            tries = {
+                kind: total(calls, "watch", kind) - total(before, "watch", kind) for kind in ("rayclusters", "pods")
+            }
+            record_property(
+                "forgotten",
+                {"away_s": round(away_s, 1), "back_to_work_s": round(seen_s, 1), "lists": lists, "watches": tries},
+            )
             assert 1 <= lists["rayclusters"] <= 2
             assert 1 <= lists["pods"] <= 3, "one more to name who goes"
             assert max(tries.values()) <= 4 + away_s
@@ -298,9 +334,12 @@ async def watched_from(api: Api, version: str) -> None:
             raise refusal(found.get("code", 200), found.get("reason", ""), found.get("message", ""))
 
 
-def test_a_restarted_and_upgraded_operator_is_answered_by_our_number_at_once(cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record) -> None:
-    """The real operator, which finds the stamp of another version on the active RayCluster: that is what an upgrade is to it. The pods that it takes away
-    at its own number are lost before anybody can say no; those that it adds go again, none that has a replica."""
+def test_a_restarted_and_upgraded_operator_is_answered_by_our_number_at_once(
+    cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record
+) -> None:
+    """The real operator, which finds the stamp of another version on the active RayCluster: that is what an upgrade is
+    to it. The pods that it takes away at its own number are lost before anybody can say no; those that it adds go
+    again, none that has a replica."""
 
     async def main() -> None:
         async with a_rig(cluster, redis_url, tmp_path, STATED, is_of_service=True) as rig:
@@ -333,7 +372,10 @@ def test_a_restarted_and_upgraded_operator_is_answered_by_our_number_at_once(clu
             assert rig.counts[counts] == STATED
             assert num_turns(rig.counts[counts - 1 :]) == 1, "its number, then ours"
             assert len(rig.serve.robbed) == num_robbed, "of those that were too many none had a replica"
-            record_property("operator_upgraded", {"put_back_up_s": below, "put_back_down_s": above, "lost": num_robbed, "counts": rig.counts})
+            record_property(
+                "operator_upgraded",
+                {"put_back_up_s": below, "put_back_down_s": above, "lost": num_robbed, "counts": rig.counts},
+            )
 
     asyncio.run(main())
 

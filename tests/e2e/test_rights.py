@@ -1,5 +1,6 @@
-"""What a token of the autoscaler's ServiceAccount may do, as the chart gives it: every verb on every resource that the API server knows, in its own
-namespace, in another one and in all, by real requests. Writes are dry runs of objects that are not there: were one allowed, nothing would happen.
+"""What a token of the autoscaler's ServiceAccount may do, as the chart gives it: every verb on every resource that the
+API server knows, in its own namespace, in another one and in all, by real requests. Writes are dry runs of objects that
+are not there: were one allowed, nothing would happen.
 """
 
 import asyncio
@@ -36,7 +37,16 @@ EVERYWHERE = "*"
 """A scope: all namespaces, or none."""
 PARALLEL = 12
 CONTENT = {"create": "application/json", "update": "application/json", "patch": "application/merge-patch+json"}
-METHODS = {"get": "GET", "list": "GET", "watch": "GET", "create": "POST", "update": "PUT", "patch": "PATCH", "delete": "DELETE", "deletecollection": "DELETE"}
+METHODS = {
+    "get": "GET",
+    "list": "GET",
+    "watch": "GET",
+    "create": "POST",
+    "update": "PUT",
+    "patch": "PATCH",
+    "delete": "DELETE",
+    "deletecollection": "DELETE",
+}
 """Of Kubernetes' verbs."""
 ON_ONE = ("get", "update", "patch", "delete")
 
@@ -93,13 +103,21 @@ class Caller:
     """One token."""
 
     def __init__(self, cluster: Cluster, folder: Path, name: str) -> None:
-        self._account = account_of(cluster, folder / name, cluster.kubectl("create", "token", name, f"--namespace={NAMESPACE}").strip())
+        self._account = account_of(
+            cluster, folder / name, cluster.kubectl("create", "token", name, f"--namespace={NAMESPACE}").strip()
+        )
         self._turns = asyncio.Semaphore(PARALLEL)
 
     async def __aenter__(self) -> "Caller":
         token = (self._account.folder / "token").read_text()
         verify = ssl.create_default_context(cafile=str(self._account.folder / "ca.crt"))
-        self._http = httpx.AsyncClient(base_url=self._account.server, verify=verify, headers={"authorization": f"Bearer {token}"}, trust_env=False, timeout=30)
+        self._http = httpx.AsyncClient(
+            base_url=self._account.server,
+            verify=verify,
+            headers={"authorization": f"Bearer {token}"},
+            trust_env=False,
+            timeout=30,
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -108,11 +126,17 @@ class Caller:
     async def json(self, path: str) -> Any:
         return (await self._http.get(path)).raise_for_status().json()
 
-    async def status(self, method: str, path: str, verb: str = "", headers: dict[str, str] | None = None, **query: str) -> int:
+    async def status(
+        self, method: str, path: str, verb: str = "", headers: dict[str, str] | None = None, **query: str
+    ) -> int:
         """Of the answer's beginning."""
         query |= {"dryRun": "All"} if method != "GET" else {}
         query |= {"watch": "1", "timeoutSeconds": "1"} if verb == "watch" else {}
-        content = {"content": b"{}", "headers": {"content-type": CONTENT[verb]} | (headers or {})} if verb in CONTENT else {"headers": headers or {}}
+        content = (
+            {"content": b"{}", "headers": {"content-type": CONTENT[verb]} | (headers or {})}
+            if verb in CONTENT
+            else {"headers": headers or {}}
+        )
         async with self._turns:
             while True:
                 async with self._http.stream(method, path, params=query, **content) as answer:
@@ -121,9 +145,20 @@ class Caller:
 
     async def resources(self) -> list[Resource]:
         """All that the API server knows, as it says itself: subresources too."""
-        groups = ["api/v1", *[f"apis/{version['groupVersion']}" for group in (await self.json("/apis"))["groups"] for version in group["versions"]]]
+        groups = [
+            "api/v1",
+            *[
+                f"apis/{version['groupVersion']}"
+                for group in (await self.json("/apis"))["groups"]
+                for version in group["versions"]
+            ],
+        ]
         lists = await asyncio.gather(*[self.json(f"/{group}") for group in groups])
-        return [Resource(group, each["name"], each["namespaced"]) for group, found in zip(groups, lists, strict=True) for each in found["resources"]]
+        return [
+            Resource(group, each["name"], each["namespaced"])
+            for group, found in zip(groups, lists, strict=True)
+            for each in found["resources"]
+        ]
 
     async def allowed(self, resources: list[Resource], named: str = ABSENT) -> tuple[set[Right], int]:
         """Of every verb on every resource in every scope, and how many were tried."""
@@ -132,31 +167,58 @@ class Caller:
             for each in resources
             for scope in each.scopes
             for verb in METHODS
-            if scope != EVERYWHERE or not each.is_namespaced or (verb not in ON_ONE and "/" not in each.name)  # else there is no such path
+            if scope != EVERYWHERE
+            or not each.is_namespaced
+            or (verb not in ON_ONE and "/" not in each.name)  # else there is no such path
         ]
-        answers = await asyncio.gather(*[self.status(METHODS[verb], each.path(verb, scope, named), verb) for verb, each, scope in tries])
-        found = {Right(verb, each.name, scope) for (verb, each, scope), answer in zip(tries, answers, strict=True) if answer != 403}
+        answers = await asyncio.gather(
+            *[self.status(METHODS[verb], each.path(verb, scope, named), verb) for verb, each, scope in tries]
+        )
+        found = {
+            Right(verb, each.name, scope)
+            for (verb, each, scope), answer in zip(tries, answers, strict=True)
+            if answer != 403
+        }
         return found, len(tries)
 
 
-def test_what_the_role_says_is_allowed_and_everything_else_is_refused(cluster: Cluster, tmp_path: Path, record_property: Record) -> None:
+def test_what_the_role_says_is_allowed_and_everything_else_is_refused(
+    cluster: Cluster, tmp_path: Path, record_property: Record
+) -> None:
     async def main() -> None:
         async with Caller(cluster, tmp_path, LEASE) as autoscaler, Caller(cluster, tmp_path, "nobody") as nobody:
             began_s = time.monotonic()
             resources = await autoscaler.resources()
-            assert {"pods/exec", "pods/eviction", "secrets", "serviceaccounts/token", "rolebindings", "rayservices/status"} <= {each.name for each in resources}
+            assert {
+                "pods/exec",
+                "pods/eviction",
+                "secrets",
+                "serviceaccounts/token",
+                "rolebindings",
+                "rayservices/status",
+            } <= {each.name for each in resources}
 
             found, num_tried = await autoscaler.allowed(resources)
             assert found == EVERYONE | UNNAMED
-            assert (await nobody.allowed([each for each in resources if each.name.startswith("selfsubject")]))[0] == EVERYONE
+            assert (await nobody.allowed([each for each in resources if each.name.startswith("selfsubject")]))[
+                0
+            ] == EVERYONE
 
-            ours = [each for each in resources if each.name.split("/")[0] in ("rayservices", "rayclusters", "leases", "pods")]
+            ours = [
+                each
+                for each in resources
+                if each.name.split("/")[0] in ("rayservices", "rayclusters", "leases", "pods")
+            ]
             of_service, num_service = await autoscaler.allowed(ours, FULLNAME)
             of_lease, num_lease = await autoscaler.allowed(ours, LEASE)
             assert of_service == UNNAMED
             assert of_lease - UNNAMED == {Right("get", "leases"), Right("update", "leases")}
             took_s = time.monotonic() - began_s
-            figures = {"requests": num_tried + num_service + num_lease, "resources": len(resources), "took_s": round(took_s, 1)}
+            figures = {
+                "requests": num_tried + num_service + num_lease,
+                "resources": len(resources),
+                "took_s": round(took_s, 1),
+            }
             record_property("rights_tried", figures)
             assert took_s < 150
 
@@ -166,8 +228,12 @@ def test_what_the_role_says_is_allowed_and_everything_else_is_refused(cluster: C
 def test_the_way_to_try_sees_a_right_that_is_there(cluster: Cluster, tmp_path: Path) -> None:
     async def main() -> None:
         given = {"secrets", "pods/exec", "rayservices/status"}
-        cluster.kubectl("create", "role", "all", f"--namespace={OTHER}", "--verb=*", *[f"--resource={kind}" for kind in given])
-        cluster.kubectl("create", "rolebinding", "all", f"--namespace={OTHER}", "--role=all", f"--serviceaccount={NAMESPACE}:nobody")
+        cluster.kubectl(
+            "create", "role", "all", f"--namespace={OTHER}", "--verb=*", *[f"--resource={kind}" for kind in given]
+        )
+        cluster.kubectl(
+            "create", "rolebinding", "all", f"--namespace={OTHER}", "--role=all", f"--serviceaccount={NAMESPACE}:nobody"
+        )
         async with Caller(cluster, tmp_path, "nobody") as nobody:
             tried = [each for each in await nobody.resources() if each.name in given | {"configmaps", "pods"}]
 
@@ -192,7 +258,10 @@ def test_a_list_or_a_watch_of_rayservices_is_of_the_one_that_is_its_own(cluster:
 def test_it_can_be_nobody_else_and_sees_nothing_of_the_servers_inside(cluster: Cluster, tmp_path: Path) -> None:
     async def main() -> None:
         async with Caller(cluster, tmp_path, LEASE) as autoscaler:
-            for headers in ({"impersonate-user": "admin"}, {"impersonate-user": "x", "impersonate-group": "system:masters"}):
+            for headers in (
+                {"impersonate-user": "admin"},
+                {"impersonate-user": "x", "impersonate-group": "system:masters"},
+            ):
                 assert await autoscaler.status("GET", f"/api/v1/namespaces/{NAMESPACE}/pods", headers=headers) == 403
             for path in ("/metrics", "/logs/", "/debug/pprof/", "/configz", "/flagz", "/api/v1/nodes/x/proxy/"):
                 assert await autoscaler.status("GET", path) == 403, path
@@ -205,19 +274,32 @@ def test_with_these_rights_it_leads_and_scales(cluster: Cluster, tmp_path: Path)
 
     async def main() -> None:
         token = cluster.kubectl("create", "token", LEASE, f"--namespace={NAMESPACE}").strip()
-        document: Document = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "c", "namespace": NAMESPACE}, "spec": ray_cluster_spec(1)}
+        document: Document = {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayCluster",
+            "metadata": {"name": "c", "namespace": NAMESPACE},
+            "spec": ray_cluster_spec(1),
+        }
         cluster.apply(document)
         async with Api(account_of(cluster, tmp_path / "account", token)) as api:
             ray = f"/apis/ray.io/v1/namespaces/{NAMESPACE}"
-            services: Watched[Service] = Watched(api, f"{ray}/rayservices", service_of, Random(1), fieldSelector=f"metadata.name={FULLNAME}")
+            services: Watched[Service] = Watched(
+                api, f"{ray}/rayservices", service_of, Random(1), fieldSelector=f"metadata.name={FULLNAME}"
+            )
             clusters: Watched[RayCluster] = Watched(api, f"{ray}/rayclusters", cluster_of, Random(2))
-            pods: Watched[Pod] = Watched(api, f"/api/v1/namespaces/{NAMESPACE}/pods", pod_of, Random(3), labelSelector=WORKERS)
+            pods: Watched[Pod] = Watched(
+                api, f"/api/v1/namespaces/{NAMESPACE}/pods", pod_of, Random(3), labelSelector=WORKERS
+            )
             elector = Elector(api, NAMESPACE, LEASE, "me", Times(retry_s=0.2))
             tasks = [asyncio.create_task(part) for part in (services.run(), clusters.run(), pods.run(), elector.run())]
             try:
-                await until(lambda: services.is_current and clusters.is_current and pods.is_current and elector.is_leader(), 30)
+                await until(
+                    lambda: services.is_current and clusters.is_current and pods.is_current and elector.is_leader(), 30
+                )
                 await until(lambda: api.calls["update", "leases", "200"] >= 2, 30)
-                assert await Workers(api, NAMESPACE, clusters, pods, elector.is_leader).follow("c", [AppPlaces(APP, 3, [])])
+                assert await Workers(api, NAMESPACE, clusters, pods, elector.is_leader).follow(
+                    "c", [AppPlaces(APP, 3, [])]
+                )
                 await until(lambda: clusters.objects["c"].groups[0].replicas == 3, 30)
             finally:
                 await end(tasks)

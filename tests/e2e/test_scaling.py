@@ -1,5 +1,6 @@
-"""`penstock autoscale` against a real Kubernetes API and KubeRay's operator: the way to a target, who may act, and what happens when others write too.
-test_outages has what fails, test_rights what its token can do. Nodes run nothing, Serve is played; the rest is real.
+"""`penstock autoscale` against a real Kubernetes API and KubeRay's operator: the way to a target, who may act, and what
+happens when others write too. test_outages has what fails, test_rights what its token can do. Nodes run nothing, Serve
+is played; the rest is real.
 """
 
 import asyncio
@@ -35,11 +36,15 @@ Record = Callable[[str, object], None]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with running_cluster("--nodes", "fake", "--fake-nodes", "5", "--pod-start-seconds", str(POD_START_S), "--kuberay", must=True) as running:
+    with running_cluster(
+        "--nodes", "fake", "--fake-nodes", "5", "--pod-start-seconds", str(POD_START_S), "--kuberay", must=True
+    ) as running:
         yield running
 
 
-def test_a_pool_goes_up_and_down_and_exactly_the_drained_victims_go(cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record) -> None:
+def test_a_pool_goes_up_and_down_and_exactly_the_drained_victims_go(
+    cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record
+) -> None:
     async def main() -> None:
         async with a_rig(cluster, redis_url, tmp_path, LEAST) as rig:
             found = await up_and_down(rig, free_port(), LEAST, MOST)
@@ -67,12 +72,20 @@ def test_what_somebody_else_writes_is_put_back(cluster: Cluster, redis_url: str,
 
 
 async def write_over(rig: Rig, replicas: int) -> None:
-    await rig.api.patch(f"{RAY_CLUSTERS}/{rig.name}", [{"op": "replace", "path": "/spec/workerGroupSpecs/0/replicas", "value": replicas}])
+    await rig.api.patch(
+        f"{RAY_CLUSTERS}/{rig.name}",
+        [{"op": "replace", "path": "/spec/workerGroupSpecs/0/replicas", "value": replicas}],
+    )
 
 
-def test_a_write_over_what_has_changed_is_refused_and_made_again(cluster: Cluster, redis_url: str, tmp_path: Path) -> None:
+def test_a_write_over_what_has_changed_is_refused_and_made_again(
+    cluster: Cluster, redis_url: str, tmp_path: Path
+) -> None:
     async def main() -> None:
-        async with a_rig(cluster, redis_url, tmp_path, 1) as rig, Api(Account(server_of(cluster), tmp_path / "account")) as api:
+        async with (
+            a_rig(cluster, redis_url, tmp_path, 1) as rig,
+            Api(Account(server_of(cluster), tmp_path / "account")) as api,
+        ):
             named = f"metadata.name={rig.name}"
             late: Watched[RayCluster] = Watched(api, RAY_CLUSTERS, cluster_of, Random(3), fieldSelector=named)
             late.objects = await late.read()
@@ -87,7 +100,9 @@ def test_a_write_over_what_has_changed_is_refused_and_made_again(cluster: Cluste
     asyncio.run(main())
 
 
-def test_one_of_two_acts_and_the_other_takes_over_within_the_leases_time(cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record) -> None:
+def test_one_of_two_acts_and_the_other_takes_over_within_the_leases_time(
+    cluster: Cluster, redis_url: str, tmp_path: Path, record_property: Record
+) -> None:
     async def main() -> None:
         async with a_rig(cluster, redis_url, tmp_path, LEAST) as rig:
             first, second = await rig.start_two(MOST)

@@ -1,4 +1,5 @@
-"""Where the presets' pods go on twenty nodes of eight GPUs and six without: GPUs, spread, priority, budgets, and what the cluster says when a pod can't go."""
+"""Where the presets' pods go on twenty nodes of eight GPUs and six without: GPUs, spread, priority, budgets, and what
+the cluster says when a pod can't go."""
 
 import re
 from collections.abc import Iterator
@@ -30,14 +31,25 @@ PODS = {"head": 1, "gateway": 3, "pool-edge": 2, "pool-cloud": 4, "redis": 1, "a
 SERVING, REPLICA = 100_000, 10_000
 """What values-production.yaml says of the two priority classes."""
 BUDGETED = ("gateway", "pool-edge", "pool-cloud", "autoscaler")
-"""Parts of two pods or more. The head and Redis are one pod each: a budget would keep their node from ever being drained."""
+"""Parts of two pods or more. The head and Redis are one pod each: a budget would keep their node from ever being
+drained."""
 
 
-SECTION = re.search(r"^## When a pod stays Pending\n(.*?)^## ", (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+SECTION = re.search(
+    r"^## When a pod stays Pending\n(.*?)^## ",
+    (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8"),
+    re.MULTILINE | re.DOTALL,
+)
 assert SECTION is not None
-LOOK = [line for block in re.findall(r"^```sh\n(.*?)^```$", SECTION[1], re.MULTILINE | re.DOTALL)[:1] for line in block.splitlines()]
+LOOK = [
+    line
+    for block in re.findall(r"^```sh\n(.*?)^```$", SECTION[1], re.MULTILINE | re.DOTALL)[:1]
+    for line in block.splitlines()
+]
 """The document's commands for Pending pods."""
-REASONS = {phrase for row in re.findall(r"^\| (`.*?) \|", SECTION[1], re.MULTILINE) for phrase in re.findall(r"`(.+?)`", row)}
+REASONS = {
+    phrase for row in re.findall(r"^\| (`.*?) \|", SECTION[1], re.MULTILINE) for phrase in re.findall(r"`(.+?)`", row)
+}
 """What it says that the cluster says."""
 UNEVEN = "didn't match pod topology spread constraints"
 
@@ -65,7 +77,8 @@ def production(kube: Kube) -> Release:
 
 @pytest.fixture
 def pods(production: Release) -> Pods:
-    """As installed, also behind a test that failed, and the gateways each on a node of its own, as they began: nobody moves what a drained node gave away."""
+    """As installed, also behind a test that failed, and the gateways each on a node of its own, as they began: nobody
+    moves what a drained node gave away."""
     for group in ("gateway", "pool-edge", "pool-cloud"):
         production.scale(group, PODS[group])
     while crowded := [node for node, count in nodes(production.wait(PODS, pending={})["gateway"]).items() if count > 1]:
@@ -87,13 +100,21 @@ def on_gpu_nodes(pods: list[dict[str, Any]]) -> set[bool]:
 
 
 def test_replicas_that_need_a_gpu_have_one_each_on_gpu_nodes_and_nobody_else_is_there(pods: Pods) -> None:
-    assert {name: {gpus_of(pod) for pod in found} for name, found in pods.items()} == {name: {int(name == "pool-cloud")} for name in PODS}
-    assert {name: on_gpu_nodes(found) for name, found in pods.items()} == {name: {name == "pool-cloud"} for name in PODS}
+    assert {name: {gpus_of(pod) for pod in found} for name, found in pods.items()} == {
+        name: {int(name == "pool-cloud")} for name in PODS
+    }
+    assert {name: on_gpu_nodes(found) for name, found in pods.items()} == {
+        name: {name == "pool-cloud"} for name in PODS
+    }
 
 
 def test_gateways_replicas_and_autoscalers_are_spread_over_nodes_and_zones(pods: Pods) -> None:
     assert {name: max(nodes(pods[name]).values()) for name in BUDGETED} == dict.fromkeys(BUDGETED, 1)
-    assert {name: sorted(zones(pods[name]).values()) for name in BUDGETED[:3]} == {"gateway": [1, 1, 1], "pool-edge": [1, 1], "pool-cloud": [1, 1, 2]}
+    assert {name: sorted(zones(pods[name]).values()) for name in BUDGETED[:3]} == {
+        "gateway": [1, 1, 1],
+        "pool-edge": [1, 1],
+        "pool-cloud": [1, 1, 2],
+    }
 
 
 def test_what_serves_everybody_goes_before_replicas(pods: Pods) -> None:
@@ -119,7 +140,9 @@ def test_the_eviction_api_refuses_one_eviction_too_many(kube: Kube, production: 
     kube.kubectl("cordon", *every_node())
     try:
         granted = {part: production.evict(pods[part][0]) for part in BUDGETED}
-        short = production.wait({part: PODS[part] - (part in BUDGETED) for part in PODS}, pending=dict.fromkeys(BUDGETED, 1))
+        short = production.wait(
+            {part: PODS[part] - (part in BUDGETED) for part in PODS}, pending=dict.fromkeys(BUDGETED, 1)
+        )
         refused = {part: production.evict(pods[part][1]) or "" for part in BUDGETED}
     finally:
         kube.kubectl("uncordon", *every_node())
@@ -128,7 +151,9 @@ def test_the_eviction_api_refuses_one_eviction_too_many(kube: Kube, production: 
         production.wait_for_budget(part)
 
     assert granted == dict.fromkeys(BUDGETED)
-    assert all("TooManyRequests" in refused[part] and "disruption budget" in refused[part] for part in BUDGETED), refused
+    assert all("TooManyRequests" in refused[part] and "disruption budget" in refused[part] for part in BUDGETED), (
+        refused
+    )
     assert all(names(short[part]) == names(pods[part][1:]) <= names(back[part]) for part in BUDGETED)
     assert production.evict(pods["gateway"][1]) is None, "somebody has come in the first one's place"
 
@@ -138,14 +163,22 @@ def test_single_pods_have_no_budget_and_let_their_node_be_drained(production: Re
     assert production.evict(pods["head"][0]) is None
 
 
-def test_surplus_replicas_stay_pending_when_gpus_are_taken_and_the_document_says_where_to_look(kube: Kube, production: Release, pods: Pods) -> None:
+def test_surplus_replicas_stay_pending_when_gpus_are_taken_and_the_document_says_where_to_look(
+    kube: Kube, production: Release, pods: Pods
+) -> None:
     """One GPU is free on each node; four replicas are too many."""
     with neighbours(kube, GPU_NODES, {GPU: "7"}):
         production.scale("pool-cloud", GPU_NODES + 4)
         full = production.wait(PODS | {"pool-cloud": GPU_NODES}, pending={"pool-cloud": 4})
         surplus = names(production.pods("Pending")["pool-cloud"])
-        until(lambda: surplus <= {event["involvedObject"]["name"] for event in production.events("FailedScheduling")}, "an event for each surplus pod")
-        said = [kube.run("bash", "-c", command.replace("--namespace penstock", f"--namespace {production.namespace}")) for command in LOOK]
+        until(
+            lambda: surplus <= {event["involvedObject"]["name"] for event in production.events("FailedScheduling")},
+            "an event for each surplus pod",
+        )
+        said = [
+            kube.run("bash", "-c", command.replace("--namespace penstock", f"--namespace {production.namespace}"))
+            for command in LOOK
+        ]
     production.wait(PODS | {"pool-cloud": GPU_NODES + 4}, pending={})
     production.scale("pool-cloud", 4)
 
@@ -161,7 +194,10 @@ def test_gateways_that_must_be_spread_wait_for_the_full_node(kube: Kube, product
     with neighbours(kube, 1, {"cpu": "8"}, nodeName=full):
         production.scale("gateway", CPU_NODES)
         production.wait(PODS | {"gateway": CPU_NODES - 1}, pending={"gateway": 1})
-        until(lambda: any(UNEVEN in event["message"] for event in production.events("FailedScheduling")), "an event says why")
+        until(
+            lambda: any(UNEVEN in event["message"] for event in production.events("FailedScheduling")),
+            "an event says why",
+        )
     found = production.wait(PODS | {"gateway": CPU_NODES}, pending={})
     production.scale("gateway", PODS["gateway"])
 
@@ -187,7 +223,9 @@ def test_gateways_take_the_place_of_replicas_when_nodes_are_full(production: Rel
 
     assert set(nodes(after["gateway"]).values()) == {2}, "tainted nodes don't count for the spread"
     assert victims
-    assert names(full["pool-edge"]) - names(after["pool-edge"]) <= victims, "who came in a victim's place may be one too"
+    assert names(full["pool-edge"]) - names(after["pool-edge"]) <= victims, (
+        "who came in a victim's place may be one too"
+    )
     assert all("-pool-edge-" in victim for victim in victims)
     for part in ("head", "redis", "autoscaler", "pool-cloud"):
         assert names(after[part]) == names(full[part])
@@ -206,7 +244,9 @@ def test_the_gpu_preset_has_a_gpu(kube: Kube) -> None:
 def test_the_demo_needs_no_gpu(kube: Kube) -> None:
     release = Release(kube, "demo", "penstock")
     release.install("values-demo.yaml")
-    found = release.wait({"head": 1, "gateway": 2, "pool-edge": 1, "pool-cloud": 1, "redis": 1, "autoscaler": 2}, pending={})
+    found = release.wait(
+        {"head": 1, "gateway": 2, "pool-edge": 1, "pool-cloud": 1, "redis": 1, "autoscaler": 2}, pending={}
+    )
 
     assert not any(gpus_of(pod) for pods in found.values() for pod in pods)
     assert {on for pods in found.values() for on in on_gpu_nodes(pods)} == {False}
@@ -220,7 +260,14 @@ def test_parts_go_where_they_are_sent(kube: Kube) -> None:
     mine = "{nodeSelector: {for: penstock}, tolerations: [{key: for, operator: Exists}]}"
     values = "\n".join(f"{part}: {mine}" for part in ("head", "gateway", "autoscaler", "redis"))
     release = Release(kube, "sent", "sent")
-    release.install("values-gpu-small.yaml", "--set", "pools[0].pod.gpus=2", "--set", "pools[0].pod.nodeSelector.gpu=big", values=values)
+    release.install(
+        "values-gpu-small.yaml",
+        "--set",
+        "pools[0].pod.gpus=2",
+        "--set",
+        "pools[0].pod.nodeSelector.gpu=big",
+        values=values,
+    )
     found = release.wait({"head": 1, "gateway": 2, "pool-llama": 1, "redis": 1, "autoscaler": 2}, pending={})
     kube.kubectl("taint", "nodes", "cpu-0", "cpu-1", "for-")
     replicas = found.pop("pool-llama")

@@ -1,4 +1,5 @@
-"""The NetworkPolicies, beside what was really said: the test cluster enforces none, so each connection that it saw is judged afterwards."""
+"""The NetworkPolicies, beside what was really said: the test cluster enforces none, so each connection that it saw is
+judged afterwards."""
 
 import pytest
 
@@ -9,7 +10,8 @@ from tests.unit.deploy.network import End, Flow, is_allowed
 pytestmark = pytest.mark.timeout(120)
 
 METADATA = "169.254.169.254"
-"""Where clouds tell a machine about itself. Ray's head asks there which cloud it is in; the policies refuse that, rightly, and nothing needs it."""
+"""Where clouds tell a machine about itself. Ray's head asks there which cloud it is in; the policies refuse that,
+rightly, and nothing needs it."""
 DNS = End("DNS, on the node", "kube-system", {"k8s-app": "kube-dns"}, {"kubernetes.io/metadata.name": "kube-system"})
 
 
@@ -28,10 +30,16 @@ def test_every_connection_between_pods_is_one_that_the_policies_allow(release: R
     refused = [
         seen
         for seen in ours
-        if not any(is_allowed(policies, Flow(source, target, port, seen.protocol)) for source in known[seen.source] for target, port in target_of(seen, known))
+        if not any(
+            is_allowed(policies, Flow(source, target, port, seen.protocol))
+            for source in known[seen.source]
+            for target, port in target_of(seen, known)
+        )
     ]
     components = {(end.labels or {}).get("app.kubernetes.io/component") for seen in ours for end in known[seen.source]}
 
     assert len(policies) == 7
     assert {"gateway", "pool", "head", "autoscaler", "tenants"} <= components, "connections of these were seen"
-    assert refused == [], [(seen, [end.name for end in (*known[seen.source], *known.get(seen.target, []))]) for seen in refused]
+    assert refused == [], [
+        (seen, [end.name for end in (*known[seen.source], *known.get(seen.target, []))]) for seen in refused
+    ]

@@ -1,4 +1,5 @@
-"""What may be done to a platform while it serves: scaled, changed, given a new image, rolled back, robbed of its parts. Nobody's request fails."""
+"""What may be done to a platform while it serves: scaled, changed, given a new image, rolled back, robbed of its parts.
+Nobody's request fails."""
 
 import json
 import re
@@ -31,7 +32,9 @@ NEXT = "localhost/penstock:e2e-next"
 def watching(release: Release, folder: Path) -> Iterator[Callable[[], list[dict[str, Any]]]]:
     """Every state of the active RayCluster, in turn."""
     path = folder / "watched"
-    command = release.kube.enter("kubectl", "--namespace", release.namespace, "get", "raycluster", release.active(), "--watch", "--output=json")
+    command = release.kube.enter(
+        "kubectl", "--namespace", release.namespace, "get", "raycluster", release.active(), "--watch", "--output=json"
+    )
     with path.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out)
         try:
@@ -93,19 +96,33 @@ def test_the_autoscaler_takes_a_pool_up_and_down_by_the_active_ray_cluster(
     assert_none_failed(light, 10)
 
 
-LONG = [{"name": "long", "prompts": {"tokens": {"constant": 64}}, "output_tokens": {"constant": 96}, "ignore_eos": True}]
+LONG = [
+    {"name": "long", "prompts": {"tokens": {"constant": 64}}, "output_tokens": {"constant": 96}, "ignore_eos": True}
+]
 
 
-def test_a_change_of_values_rolls_in_place(release: Release, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_a_change_of_values_rolls_in_place(
+    release: Release, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     settled(release)
     cluster, pods = release.active(), unscaled(release)
     with load(release, tmp_path) as found:
-        upgraded(release, "gateway.config.max_queue=77", "pools[0].served_names={demo,changed}", "pools[1].served_names={demo,other}")
-        took_s = until(lambda: all({"changed", "other"} <= {*names} for names in served(release)), "the new names at every gateway")
+        upgraded(
+            release,
+            "gateway.config.max_queue=77",
+            "pools[0].served_names={demo,changed}",
+            "pools[1].served_names={demo,other}",
+        )
+        took_s = until(
+            lambda: all({"changed", "other"} <= {*names} for names in served(release)), "the new names at every gateway"
+        )
         until(lambda: applications(release) == {"RUNNING"}, "all applications run")
         settled(release)
 
-    record_property("figures", f"every gateway has the new values after {took_s:.0f} s, {found.outcomes['finished']} requests meanwhile")
+    record_property(
+        "figures",
+        f"every gateway has the new values after {took_s:.0f} s, {found.outcomes['finished']} requests meanwhile",
+    )
     assert release.active() == cluster
     assert unscaled(release) == pods
     assert_none_failed(found, 10)
@@ -119,7 +136,9 @@ def unscaled(release: Release) -> set[str]:
 def served(release: Release) -> list[list[str]]:
     """Names of models, gateway by gateway."""
     pods = [release.kube.get("pod", name, "--namespace", release.namespace) for name in release.pods("gateway")]
-    return [release.kube.client("models", url=f"http://{pod['status']['podIP']}:8000", key=release.key()) for pod in pods]
+    return [
+        release.kube.client("models", url=f"http://{pod['status']['podIP']}:8000", key=release.key()) for pod in pods
+    ]
 
 
 def applications(release: Release) -> set[str]:
@@ -127,7 +146,9 @@ def applications(release: Release) -> set[str]:
     return {each["status"] for each in status["activeServiceStatus"]["applicationStatuses"].values()}
 
 
-def test_a_new_image_takes_over_and_is_rolled_back(release: Release, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_a_new_image_takes_over_and_is_rolled_back(
+    release: Release, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     settled(release)
     first = release.active()
     if release.kube.own is None:
@@ -145,27 +166,43 @@ def test_a_new_image_takes_over_and_is_rolled_back(release: Release, tmp_path: P
         until(lambda: clusters(release) == {release.active()}, "the new image's Ray cluster is gone", SWITCH_S)
         settled(release)
 
-    record_property("figures", f"new image active after {new_s:.0f} s, rolled back after {back_s:.0f} s, {found.outcomes['finished']} requests meanwhile")
+    record_property(
+        "figures",
+        f"new image active after {new_s:.0f} s, rolled back after {back_s:.0f} s, {found.outcomes['finished']} requests meanwhile",
+    )
     assert images == {NEXT}
     assert {release.image(pod) for pod in release.pods("gateway")} == {release.images.penstock}
     assert_none_failed(found, 100)
 
 
 def clusters(release: Release) -> set[str]:
-    return {each["metadata"]["name"] for each in release.kube.get("rayclusters", "--namespace", release.namespace)["items"]}
+    return {
+        each["metadata"]["name"] for each in release.kube.get("rayclusters", "--namespace", release.namespace)["items"]
+    }
 
 
 @pytest.mark.parametrize("part", ["gateway", "pool", "head"])
-def test_a_pod_is_deleted(release: Release, tmp_path: Path, part: str, record_property: Callable[[str, object], None]) -> None:
+def test_a_pod_is_deleted(
+    release: Release, tmp_path: Path, part: str, record_property: Callable[[str, object], None]
+) -> None:
     """With work on it. The head at once, as if its node had gone; the others as `kubectl drain` does it."""
     settled(release)
     with load(release, tmp_path, *BUSY) as found:
         until(lambda: found.finished() > 2 and running(release, "edge") > 0, "there is work")
-        pod = busiest(release) if part == "gateway" else next(name for name in release.pods(part) if "pool-cloud" not in name)
+        pod = (
+            busiest(release)
+            if part == "gateway"
+            else next(name for name in release.pods(part) if "pool-cloud" not in name)
+        )
         others = set(release.pods("gateway") + release.pods("pool")) - {pod}
-        release.kubectl("delete", "pod", pod, "--wait=false", *(["--grace-period=0", "--force"] if part == "head" else []))
+        release.kubectl(
+            "delete", "pod", pod, "--wait=false", *(["--grace-period=0", "--force"] if part == "head" else [])
+        )
         release.kubectl("wait", f"pod/{pod}", "--for=delete", "--timeout=180s", timeout_s=200.0)
-        until(lambda: all(ready(release).get(name, 0) >= count for name, count in WHOLE.items()), "another has taken its place")
+        until(
+            lambda: all(ready(release).get(name, 0) >= count for name, count in WHOLE.items()),
+            "another has taken its place",
+        )
         least = found.finished() + 5
         until(lambda: found.finished() > least, "the load goes on")
 
@@ -186,17 +223,27 @@ def busiest(release: Release) -> str:
 def running(release: Release, pool: str) -> float:
     """Sequences on the pool's replicas."""
     return max(
-        float(value) for page in metrics(release).values() for value in re.findall(rf'^penstock_running_sequences{{pool="{pool}"}} (\S+)$', page, re.MULTILINE)
+        float(value)
+        for page in metrics(release).values()
+        for value in re.findall(rf'^penstock_running_sequences{{pool="{pool}"}} (\S+)$', page, re.MULTILINE)
     )
 
 
 def metrics(release: Release) -> dict[str, str]:
     """Of each gateway, by pod."""
-    found = {name: release.kube.get("pod", name, "--namespace", release.namespace)["status"]["podIP"] for name in release.pods("gateway")}
-    return {name: str(release.kube.client("page", url=f"http://{address}:8001", path="/metrics")) for name, address in found.items()}
+    found = {
+        name: release.kube.get("pod", name, "--namespace", release.namespace)["status"]["podIP"]
+        for name in release.pods("gateway")
+    }
+    return {
+        name: str(release.kube.client("page", url=f"http://{address}:8001", path="/metrics"))
+        for name, address in found.items()
+    }
 
 
-def test_the_leading_autoscaler_is_killed(release: Release, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_the_leading_autoscaler_is_killed(
+    release: Release, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
     """Its pod, at once. The other leads within the Lease's time, and no pool changes."""
     settled(release)
     before = set(release.pods("pool"))
@@ -231,7 +278,9 @@ def test_kuberays_operator_is_killed_and_comes_back(release: Release, tmp_path: 
         with ended(release.kube.own, "kuberay-operator"):
             least = found.finished() + 5
             until(lambda: found.finished() > least, "requests are answered without an operator")
-        release.kubectl("delete", "service", f"{release.service}-serve-svc", "--wait")  # KubeRay's own, which nobody uses
+        release.kubectl(
+            "delete", "service", f"{release.service}-serve-svc", "--wait"
+        )  # KubeRay's own, which nobody uses
         least = found.finished() + 10
         until(lambda: found.finished() > least, "and with the new one")
         release.kubectl("wait", f"service/{release.service}-serve-svc", "--for=create", "--timeout=120s")
@@ -241,7 +290,8 @@ def test_kuberays_operator_is_killed_and_comes_back(release: Release, tmp_path: 
 
 
 def test_a_replica_killed_while_it_streams_loses_no_stream(release: Release, tmp_path: Path) -> None:
-    """Its sequences go on elsewhere, from the token where they were; a stream that can't would end with an error that says so."""
+    """Its sequences go on elsewhere, from the token where they were; a stream that can't would end with an error that
+    says so."""
     settled(release)
     with load(release, tmp_path, *BUSY) as found:
         until(lambda: found.finished() > 2 and running(release, "edge") > 0, "the load is there")

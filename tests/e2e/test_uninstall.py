@@ -1,4 +1,5 @@
-"""The end of the installation that the other tests used: what is left is what the notes say, and their command removes it."""
+"""The end of the installation that the other tests used: what is left is what the notes say, and their command removes
+it."""
 
 import re
 
@@ -12,7 +13,10 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_uninstall_leaves_what_the_notes_say(release: Release) -> None:
     notes = release.helm("get", "notes", release.name)
-    until(lambda: not starting(release), "no pod is starting any more: one that waits for Ray's head takes its whole grace period to end")
+    until(
+        lambda: not starting(release),
+        "no pod is starting any more: one that waits for Ray's head takes its whole grace period to end",
+    )
     release.helm("uninstall", release.name, "--wait", "--timeout=300s")
     for kind in ("rayservices", "rayclusters", "pods"):
         release.kubectl("wait", kind, "--all", "--for=delete", "--timeout=180s", timeout_s=200)
@@ -22,7 +26,11 @@ def test_uninstall_leaves_what_the_notes_say(release: Release) -> None:
     command = re.search(rf"kubectl (delete --namespace {release.namespace} .*)", notes)
     assert command is not None
     assert command[1].split()[3:] == ["pvc/demo-penstock-adapters"]
-    assert set(left) == {"configmap/kube-root-ca.crt", "serviceaccount/default", "persistentvolumeclaim/demo-penstock-adapters"}
+    assert set(left) == {
+        "configmap/kube-root-ca.crt",
+        "serviceaccount/default",
+        "persistentvolumeclaim/demo-penstock-adapters",
+    }
     release.kubectl(*command[1].split())
 
 

@@ -21,7 +21,10 @@ def commands(namespace: str) -> list[str]:
     """Those that a reader can give on any cluster; KubeRay's installation is one of the cluster's own."""
     text = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
     lines = [line for block in BLOCK.findall(text) for line in block.replace("\\\n", "").splitlines() if line.strip()]
-    return [re.sub(rf"(--namespace|create namespace|label namespace) {NAMESPACE}(?![-\w])", rf"\1 {namespace}", line) for line in lines]
+    return [
+        re.sub(rf"(--namespace|create namespace|label namespace) {NAMESPACE}(?![-\w])", rf"\1 {namespace}", line)
+        for line in lines
+    ]
 
 
 def test_every_command_of_the_document_works(kube: Kube, built: Images, tmp_path: Path) -> None:
@@ -32,7 +35,9 @@ def test_every_command_of_the_document_works(kube: Kube, built: Images, tmp_path
     helm = f'helm() {{ case $1 in install) command helm "$@" {redis_image};; *) command helm "$@";; esac; }}'
     with namespace(kube) as own:
         given = commands(own)
-        script = "\n".join(["set -euo pipefail", f"export IMAGE={penstock[0]} TAG={penstock[2]}", helm, "set -x", *given, "echo done"])
+        script = "\n".join(
+            ["set -euo pipefail", f"export IMAGE={penstock[0]} TAG={penstock[2]}", helm, "set -x", *given, "echo done"]
+        )
         said = kube.run("bash", "-m", "-c", script, timeout_s=COMMAND_S)
     answers = [line for line in said.splitlines() if '"chat.completion"' in line]
 

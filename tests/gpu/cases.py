@@ -1,4 +1,5 @@
-"""Random paged caches with NaN in every slot that is nobody's, and attention as in textbooks, in float32, to compare with."""
+"""Random paged caches with NaN in every slot that is nobody's, and attention as in textbooks, in float32, to compare
+with."""
 
 import os
 import random
@@ -15,7 +16,8 @@ NAN = float("nan")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}
 """Absolute and relative, for values around 1: half of it is the result's own rounding."""
 SHORT, LONG = 40, 300
-"""Contexts: most are short, because the interpreter takes a millisecond for each program; long ones have several splits."""
+"""Contexts: most are short, because the interpreter takes a millisecond for each program; long ones have several
+splits."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,8 @@ class Case:
 
 
 def random_shape(seed: int, max_new: int) -> Shape:
-    """The dtype goes round with the seed, every tenth shape has one long context, every seventh one of a single token; everything else is drawn."""
+    """The dtype goes round with the seed, every tenth shape has one long context, every seventh one of a single token;
+    everything else is drawn."""
     draw = random.Random(seed)
     dtype = tuple(TOLERANCE)[seed % len(TOLERANCE)]
     contexts = [draw.randint(1, SHORT) for _ in range(draw.randint(1, 3))]
@@ -55,7 +58,14 @@ def random_shape(seed: int, max_new: int) -> Shape:
     if not seed % 7:
         contexts[0] = 1
     spans = tuple((context, draw.randint(1, min(context, max_new))) for context in contexts)
-    return Shape(dtype, draw.choice((64, 128)), draw.choice((1, 1, 2)), draw.choice((1, 2, 3, 4, 7, 8)), draw.choice((16, 32)), spans)
+    return Shape(
+        dtype,
+        draw.choice((64, 128)),
+        draw.choice((1, 1, 2)),
+        draw.choice((1, 2, 3, 4, 7, 8)),
+        draw.choice((16, 32)),
+        spans,
+    )
 
 
 def make_case(shape: Shape, seed: int) -> Case:
@@ -69,14 +79,19 @@ def make_case(shape: Shape, seed: int) -> Case:
     scale = dim**-0.5
     for index, (context, new) in enumerate(shape.spans):
         generator = torch.Generator().manual_seed(1000 * seed + index)
-        q, k, v = (torch.randn(context, count, dim, generator=generator).to(shape.dtype) for count in (heads * shape.group, heads, heads))
+        q, k, v = (
+            torch.randn(context, count, dim, generator=generator).to(shape.dtype)
+            for count in (heads * shape.group, heads, heads)
+        )
         table = torch.tensor([blocks.pop() for _ in range(counts[index])])
         tables[index, : counts[index]] = table
         positions = torch.arange(context)
         own = table[positions // size] * size + positions % size
         for cache, x in zip(caches, (k, v), strict=True):
             cache[own // size, :, own % size] = x
-        expected += [textbook(q[place], k[: place + 1], v[: place + 1], scale) for place in range(context - new, context)]
+        expected += [
+            textbook(q[place], k[: place + 1], v[: place + 1], scale) for place in range(context - new, context)
+        ]
         for parts, x in ((queries, q), (keys, k), (values, v), (slots, own)):
             parts.append(x[context - new :])
     starts = torch.tensor([0, *(new for _, new in shape.spans)]).cumsum(0).int()

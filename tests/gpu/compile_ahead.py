@@ -1,6 +1,8 @@
-"""Compiles the kernels to machine code for NVIDIA GPUs, which needs none: `python -m tests.gpu.compile_ahead` prints what each takes.
+"""Compiles the kernels to machine code for NVIDIA GPUs, which needs none: `python -m tests.gpu.compile_ahead` prints
+what each takes.
 
-Not with TRITON_INTERPRET=1. Register spills and shared memory are printed because they are what a kernel that works can still be bad at.
+Not with TRITON_INTERPRET=1. Register spills and shared memory are printed because they are what a kernel that works can
+still be bad at.
 """
 
 import sys
@@ -19,9 +21,17 @@ from penstock.workers.compute.triton import sample as choose
 
 VARIANTS = ((80, "float32", 128), (90, "float16", 64), (90, "bfloat16", 128))
 """Compute capability, type of queries and cache, size of a head; the first takes the most shared memory."""
-MATRICES = ((80, "float32", 4, 32, 16), (90, "bfloat16", 4, 128, 16), (90, "bfloat16", 4, 128, 64), (80, "bfloat16", 8, 32, 16))
+MATRICES = (
+    (80, "float32", 4, 32, 16),
+    (90, "bfloat16", 4, 128, 16),
+    (90, "bfloat16", 4, 128, 64),
+    (80, "bfloat16", 8, 32, 16),
+)
 """Compute capability, type of activations, bits, run, lanes for rows."""
-OPTIONS: dict[str, dict[str, Any]] = {"multiply": {"num_stages": products.STAGES}, "choose": {"enable_fp_fusion": False}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "multiply": {"num_stages": products.STAGES},
+    "choose": {"enable_fp_fusion": False},
+}
 """Of kernels that are launched with some."""
 WARP_THREADS = 32
 POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
@@ -35,18 +45,37 @@ Sources = Iterator[tuple[str, int, ASTSource]]
 
 def attention_sources() -> Sources:
     for capability, dtype, head_dim in VARIANTS:
-        for name, source in _attention(POINTERS[dtype], POINTERS[dtype], head_dim, "ieee" if dtype == "float32" else "tf32", is_scaled=False):
+        for name, source in _attention(
+            POINTERS[dtype], POINTERS[dtype], head_dim, "ieee" if dtype == "float32" else "tf32", is_scaled=False
+        ):
             yield f"{name} sm_{capability} {dtype} {head_dim}", capability, source
     for name, source in _attention("*bf16", "*u8", 128, "tf32", is_scaled=True):
         yield f"{name} sm_90 bfloat16 over float8 128", 90, source
 
 
-def _attention(data: str, cache: str, head_dim: int, precision: str, *, is_scaled: bool) -> Iterator[tuple[str, ASTSource]]:
+def _attention(
+    data: str, cache: str, head_dim: int, precision: str, *, is_scaled: bool
+) -> Iterator[tuple[str, ASTSource]]:
     lanes = {"dim_lanes": head_dim}
     split = {"split_tokens": decode.SPLIT_TOKENS, "max_splits": decode.MAX_SPLITS, "tile_tokens": decode.TILE_TOKENS}
     caches = {"k_cache": cache, "v_cache": cache, "k_scales": "*fp32", "v_scales": "*fp32"}
-    yield "store", _source(store._store, caches | {"k": data, "v": data, "slots": "*i64"}, lanes | {"largest": store.LARGEST, "is_scaled": is_scaled})
-    pointers = caches | {"q": data, "tables": "*i32", "tokens": "*i32", "owners": "*i32", "visible": "*i32", "parts": "*fp32", "weights": "*fp32"}
+    yield (
+        "store",
+        _source(
+            store._store,
+            caches | {"k": data, "v": data, "slots": "*i64"},
+            lanes | {"largest": store.LARGEST, "is_scaled": is_scaled},
+        ),
+    )
+    pointers = caches | {
+        "q": data,
+        "tables": "*i32",
+        "tokens": "*i32",
+        "owners": "*i32",
+        "visible": "*i32",
+        "parts": "*fp32",
+        "weights": "*fp32",
+    }
     constants = lanes | split | {"group_lanes": 16, "precision": precision, "is_scaled": is_scaled}
     yield "attend", _source(decode._attend_split, pointers | {"scale": "fp32"}, constants)
     pointers = {"parts": "*fp32", "weights": "*fp32", "tokens": "*i32", "visible": "*i32", "out": data}
@@ -56,36 +85,83 @@ def _attention(data: str, cache: str, head_dim: int, precision: str, *, is_scale
 def product_sources() -> Sources:
     for capability, dtype, bits, run, lanes in MATRICES:
         data = POINTERS[dtype]
-        pointers = {"x": data, "q": "*u8", "scale": "*fp16", "second": "*fp16", "out": "*fp32", "ids": "*i64", "parts": "*fp32"}
+        pointers = {
+            "x": data,
+            "q": "*u8",
+            "scale": "*fp16",
+            "second": "*fp16",
+            "out": "*fp32",
+            "ids": "*i64",
+            "parts": "*fp32",
+        }
         constants = {"tile_rows": grouped.TILE_ROWS, "run": run, "bits": bits, "kind": "zero" if bits == 4 else "none"}
         operand = {"row_lanes": lanes, "operand": tl.float32 if dtype == "float32" else tl.bfloat16}
-        yield f"multiply sm_{capability} {dtype} {bits} bits {run} {lanes}", capability, _source(products._multiply, pointers, constants | operand)
+        yield (
+            f"multiply sm_{capability} {dtype} {bits} bits {run} {lanes}",
+            capability,
+            _source(products._multiply, pointers, constants | operand),
+        )
         if lanes > products.LEAST_LANES:
             continue
         for name, kernel in (("dequantize", products._dequantize), ("read_rows", products._read_rows)):
-            yield f"{name} sm_{capability} {dtype} {bits} bits {run}", capability, _source(kernel, pointers | {"out": data}, constants)
-    yield "sum_parts sm_90", 90, _source(products._sum_parts, {"parts": "*fp32", "out": "*bf16"}, {"lanes": products.SUM_LANES})
+            yield (
+                f"{name} sm_{capability} {dtype} {bits} bits {run}",
+                capability,
+                _source(kernel, pointers | {"out": data}, constants),
+            )
+    yield (
+        "sum_parts sm_90",
+        90,
+        _source(products._sum_parts, {"parts": "*fp32", "out": "*bf16"}, {"lanes": products.SUM_LANES}),
+    )
 
 
 def low_rank_sources() -> Sources:
-    data, element = POINTERS["bfloat16"], {"element": tl.bfloat16, "operand": tl.bfloat16, "fields": segments.FIELDS, "rank_lanes": low_rank.RANK_LANES}
+    data, element = (
+        POINTERS["bfloat16"],
+        {"element": tl.bfloat16, "operand": tl.bfloat16, "fields": segments.FIELDS, "rank_lanes": low_rank.RANK_LANES},
+    )
     pointers = {"x": data, "out": data, "rows": "*i64", "tiles": "*i32", "tables": "*i64", "inner": "*fp32"}
     shrink = element | {"tile_columns": low_rank.TILE_COLUMNS, "split_columns": low_rank.SPLIT_COLUMNS}
     expand = element | {"tile_outputs": low_rank.TILE_OUTPUTS, "parts": segments.PARTS}
     for capability, tile in ((80, segments.SHORT_TILE), (90, segments.LONG_TILE)):
-        yield f"shrink sm_{capability} bfloat16 {tile}", capability, _source(low_rank._shrink, pointers, shrink | {"row_lanes": tile})
-        yield f"expand sm_{capability} bfloat16 {tile}", capability, _source(low_rank._expand, pointers, expand | {"row_lanes": tile})
+        yield (
+            f"shrink sm_{capability} bfloat16 {tile}",
+            capability,
+            _source(low_rank._shrink, pointers, shrink | {"row_lanes": tile}),
+        )
+        yield (
+            f"expand sm_{capability} bfloat16 {tile}",
+            capability,
+            _source(low_rank._expand, pointers, expand | {"row_lanes": tile}),
+        )
 
 
 def choose_sources() -> Sources:
-    pointers = {"logits": "*fp32", "tops": "*fp32", "least": "*fp32", "streams": "*i64", "temperatures": "*fp32", "least_scaled": "*fp64", "scores": "*fp64"}
-    yield "choose sm_90", 90, _source(choose._best_of_tile, pointers | {"chosen": "*i64"}, {"lanes": choose.TILE_TOKENS})
+    pointers = {
+        "logits": "*fp32",
+        "tops": "*fp32",
+        "least": "*fp32",
+        "streams": "*i64",
+        "temperatures": "*fp32",
+        "least_scaled": "*fp64",
+        "scores": "*fp64",
+    }
+    yield (
+        "choose sm_90",
+        90,
+        _source(choose._best_of_tile, pointers | {"chosen": "*i64"}, {"lanes": choose.TILE_TOKENS}),
+    )
 
 
 def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any]) -> ASTSource:
     """Parameters that are named in neither are sizes and strides. Pointers are aligned, as torch's are."""
     signature = {name: "constexpr" if name in constants else types.get(name, INT32) for name in kernel.arg_names}
-    aligned = {(index,): [["tt.divisibility", 16]] for index, name in enumerate(kernel.arg_names) if signature[name].startswith("*")}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, name in enumerate(kernel.arg_names)
+        if signature[name].startswith("*")
+    }
     return ASTSource(kernel, signature, dict(constants), aligned)
 
 
@@ -94,7 +170,9 @@ def main() -> None:
         options = next((found for kernel, found in OPTIONS.items() if name.startswith(kernel)), {})
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_THREADS), options=options)
         if "choose" in name and "fma.rn.f64" in compiled.asm["ptx"]:
-            sys.exit("the noise would be rounded otherwise than on the host: its multiplications and additions are fused")
+            sys.exit(
+                "the noise would be rounded otherwise than on the host: its multiplications and additions are fused"
+            )
         size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
         sys.stdout.write(f"{name}: {size} bytes of machine code, {shared} bytes of shared memory\n")
 

@@ -1,4 +1,5 @@
-"""A cache in float8 e4m3 with a scale for each token's head: what is stored is what torch rounds to, and attention reads it."""
+"""A cache in float8 e4m3 with a scale for each token's head: what is stored is what torch rounds to, and attention
+reads it."""
 
 import pytest
 import torch
@@ -24,7 +25,10 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
 def empty_cache(case: Case) -> tuple[list[Tensor], tuple[Tensor, Tensor]]:
     """Full of NaN."""
     caches = [torch.full(case.k_cache.shape, 0x7F, dtype=torch.uint8, device=DEVICE).view(FLOAT8) for _ in range(2)]
-    return caches, (torch.full(case.k_cache.shape[:3], NAN, device=DEVICE), torch.full(case.k_cache.shape[:3], NAN, device=DEVICE))
+    return caches, (
+        torch.full(case.k_cache.shape[:3], NAN, device=DEVICE),
+        torch.full(case.k_cache.shape[:3], NAN, device=DEVICE),
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -72,7 +76,9 @@ def test_attention_reads_what_was_rounded(dtype: torch.dtype, exact: bool) -> No
     result = attend_planned(case.q.to(DEVICE), caches[0], caches[1], plan, case.scale, scales).cpu()
 
     keys, values = (cache.cpu().float() * scale.cpu()[..., None] for cache, scale in zip(caches, scales, strict=True))
-    torch.testing.assert_close(result.float(), over_blocks(case, keys, values), atol=2e-2 if dtype == torch.bfloat16 else 2e-5, rtol=1e-2)
+    torch.testing.assert_close(
+        result.float(), over_blocks(case, keys, values), atol=2e-2 if dtype == torch.bfloat16 else 2e-5, rtol=1e-2
+    )
     torch.testing.assert_close(result.float(), case.expected, atol=TOLERANCE, rtol=TOLERANCE)
 
 
@@ -80,7 +86,9 @@ def over_blocks(case: Case, keys: Tensor, values: Tensor) -> Tensor:
     """Textbook attention over what the blocks hold."""
     rows = []
     starts = case.batch.query_start.tolist()
-    for owner, (start, end, context) in enumerate(zip(starts[:-1], starts[1:], case.batch.context_len.tolist(), strict=True)):
+    for owner, (start, end, context) in enumerate(
+        zip(starts[:-1], starts[1:], case.batch.context_len.tolist(), strict=True)
+    ):
         k, v = (cache[case.batch.block_tables[owner].long()].transpose(1, 2).flatten(0, 1) for cache in (keys, values))
         for row in range(start, end):
             visible = context - (end - row) + 1

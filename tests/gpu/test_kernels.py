@@ -28,7 +28,9 @@ def attended(case: Case, exact: bool = False) -> Tensor:
 def assert_as_expected(result: Tensor, case: Case, shape: Shape) -> None:
     tolerance = TOLERANCE[case.q.dtype]
     assert result.dtype == case.q.dtype
-    torch.testing.assert_close(result.float(), case.expected, atol=tolerance, rtol=tolerance, msg=lambda message: f"{shape}\n{message}")
+    torch.testing.assert_close(
+        result.float(), case.expected, atol=tolerance, rtol=tolerance, msg=lambda message: f"{shape}\n{message}"
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -68,13 +70,22 @@ def test_the_random_shapes_cover_what_kernels_get_wrong() -> None:
     assert sum(context > SPLIT_TOKENS for context, _ in contexts) > 1
     assert any(context % size == 0 for context, size in contexts), "a last block that is full"
     assert any(context % size for context, size in contexts)
-    assert any(len(shape.spans) > 1 and shape.spans[-1][0] > SPLIT_TOKENS for shape in shapes), "a short context beside one of several splits"
+    assert any(len(shape.spans) > 1 and shape.spans[-1][0] > SPLIT_TOKENS for shape in shapes), (
+        "a short context beside one of several splits"
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS[:10])
 def test_pieces_of_prompts_and_single_queries_get_what_textbook_attention_gives(seed: int) -> None:
     shape = random_shape(seed, SHORT)
-    shape = Shape(shape.dtype, shape.head_dim, shape.num_kv_heads, shape.group, shape.block_size, (*shape.spans[:1], (20, 2), (40, 17)))
+    shape = Shape(
+        shape.dtype,
+        shape.head_dim,
+        shape.num_kv_heads,
+        shape.group,
+        shape.block_size,
+        (*shape.spans[:1], (20, 2), (40, 17)),
+    )
     case = make_case(shape, seed)
     plan = planned(case.batch, shape.block_size).plan
 
@@ -85,7 +96,9 @@ def test_pieces_of_prompts_and_single_queries_get_what_textbook_attention_gives(
 
 
 @pytest.mark.parametrize("bound", [1, 1000])
-def test_a_piece_whose_mask_would_be_too_large_is_taken_in_slices_to_the_same_result(bound: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_piece_whose_mask_would_be_too_large_is_taken_in_slices_to_the_same_result(
+    bound: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of 17 queries in groups of 3 over 40 tokens: one by one, or 8 at once."""
     shape = Shape(torch.float32, 64, 2, 3, 16, ((40, 17),))
     case = make_case(shape, 6)
@@ -128,7 +141,9 @@ def test_large_scores_do_not_overflow() -> None:
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_row_by_row_a_query_gets_the_same_bits_alone_in_any_batch_and_however_its_chunk_is_cut(dtype: torch.dtype) -> None:
+def test_row_by_row_a_query_gets_the_same_bits_alone_in_any_batch_and_however_its_chunk_is_cut(
+    dtype: torch.dtype,
+) -> None:
     spans = ((270, 4), (33, 1), (10, 10))
     together = attended(make_case(Shape(dtype, 64, 1, 2, 16, spans), 4), exact=True)
 

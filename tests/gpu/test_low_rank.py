@@ -1,5 +1,5 @@
-"""LoRA's products for all adapters of a step against those of each adapter by itself, in float32, over random steps: ranks that differ, modules that
-are missing, rows of the base between."""
+"""LoRA's products for all adapters of a step against those of each adapter by itself, in float32, over random steps:
+ranks that differ, modules that are missing, rows of the base between."""
 
 import random
 
@@ -7,7 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.lora import FUSED, LoraAdapter, LowRank, Part, Share, add_shares, make_adapter, segments_of
+from penstock.workers.compute.lora import (
+    FUSED,
+    LoraAdapter,
+    LowRank,
+    Part,
+    Share,
+    add_shares,
+    make_adapter,
+    segments_of,
+)
 from penstock.workers.compute.triton import low_rank
 from penstock.workers.compute.triton.segments import FEW_ROWS, LONG_TILE, Segments
 from tests.gpu.cases import DEVICE, NAN
@@ -25,15 +34,22 @@ def draw_layers(seed: int, dtype: torch.dtype) -> list[dict[str, LowRank]]:
     """Each module is there two times of three, the first always; a module's rank is 1 to 40."""
     draw = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
-    return [{name: matrix for name in FUSED if (matrix := make_matrix(name, draw, generator, dtype, name == "qkv"))} for _ in range(LAYERS)]
+    return [
+        {name: matrix for name in FUSED if (matrix := make_matrix(name, draw, generator, dtype, name == "qkv"))}
+        for _ in range(LAYERS)
+    ]
 
 
-def make_matrix(name: str, draw: random.Random, generator: torch.Generator, dtype: torch.dtype, is_sure: bool) -> LowRank | None:
+def make_matrix(
+    name: str, draw: random.Random, generator: torch.Generator, dtype: torch.dtype, is_sure: bool
+) -> LowRank | None:
     parts: list[Part] = []
     start = 0
     for width in WIDTHS[name]:
         if is_sure or draw.random() < 2 / 3:
-            parts.append(Part(start, start + width, torch.randn(width, draw.randint(1, 40), generator=generator).to(dtype)))
+            parts.append(
+                Part(start, start + width, torch.randn(width, draw.randint(1, 40), generator=generator).to(dtype))
+            )
         is_sure, start = False, start + width
     rank = sum(part.b.shape[1] for part in parts)
     return LowRank(torch.randn(rank, COLUMNS[name], generator=generator).to(dtype), parts) if parts else None
@@ -45,14 +61,18 @@ def on(layers: list[dict[str, LowRank]], device: torch.device, dtype: torch.dtyp
 
 
 def converted(matrix: LowRank, device: torch.device, dtype: torch.dtype) -> LowRank:
-    return LowRank(matrix.a.to(device, dtype), [Part(start, end, b.to(device, dtype)) for start, end, b in matrix.parts])
+    return LowRank(
+        matrix.a.to(device, dtype), [Part(start, end, b.to(device, dtype)) for start, end, b in matrix.parts]
+    )
 
 
 def make_rows(seed: int, num_adapters: int, num_tokens: int) -> list[Tensor | None]:
     """Of each adapter; the rows that nobody gets are the base's, and one adapter alone has all of them."""
     if num_adapters == 1:
         return [None]
-    owners = torch.tensor([random.Random(seed * 1000 + token).randrange(num_adapters + 1) for token in range(num_tokens)])
+    owners = torch.tensor(
+        [random.Random(seed * 1000 + token).randrange(num_adapters + 1) for token in range(num_tokens)]
+    )
     owners[:num_adapters] = torch.arange(num_adapters)
     return [(owners == adapter).nonzero().flatten() for adapter in range(num_adapters)]
 
@@ -64,7 +84,9 @@ def test_one_launch_adds_what_each_adapter_adds_to_its_rows(seed: int) -> None:
     rows = make_rows(seed, num_adapters, num_tokens)
     made = [draw_layers(10 * seed + index, dtype) for index in range(num_adapters)]
     theirs = [Share(on(layers, CPU, torch.float32), own) for layers, own in zip(made, rows, strict=True)]
-    segments = segments_of([Share(on(layers, DEVICE, dtype), own) for layers, own in zip(made, rows, strict=True)], num_tokens, DEVICE)
+    segments = segments_of(
+        [Share(on(layers, DEVICE, dtype), own) for layers, own in zip(made, rows, strict=True)], num_tokens, DEVICE
+    )
     compare(segments, theirs, num_tokens, dtype, tuple(FUSED)[seed // 2 % 4])
 
 
@@ -89,7 +111,11 @@ def test_long_sums_are_cut_and_many_rows_taken_in_larger_tiles(monkeypatch: pyte
     rows = [torch.arange(num_tokens - 5), torch.arange(num_tokens - 5, num_tokens)]
     theirs = [Share(on(layers, CPU, torch.float32), own) for layers, own in zip(made, rows, strict=True)]
 
-    segments = segments_of([Share(on(layers, DEVICE, torch.float32), own) for layers, own in zip(made, rows, strict=True)], num_tokens, DEVICE)
+    segments = segments_of(
+        [Share(on(layers, DEVICE, torch.float32), own) for layers, own in zip(made, rows, strict=True)],
+        num_tokens,
+        DEVICE,
+    )
 
     assert segments.tile_rows == LONG_TILE
     compare(segments, theirs, num_tokens, torch.float32, "down")

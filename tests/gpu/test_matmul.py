@@ -1,4 +1,5 @@
-"""Products with matrices of 4- and 8-bit integers against the same matrices dequantized on the host, in float32, over random shapes."""
+"""Products with matrices of 4- and 8-bit integers against the same matrices dequantized on the host, in float32, over
+random shapes."""
 
 import random
 from typing import NamedTuple
@@ -34,7 +35,13 @@ def random_shape(seed: int) -> Shape:
     size = (32, 64, 128, 0)[seed // 2 % 4]
     columns = draw.randint(1, 150) if not size else draw.randint(size, 3 * size)
     return Shape(
-        draw.randint(1, 20), draw.randint(1, 150), columns, size or columns, 8 if seed % 3 == 2 else 4, draw.random() < 0.5, tuple(TOLERANCE)[seed % 2]
+        draw.randint(1, 20),
+        draw.randint(1, 150),
+        columns,
+        size or columns,
+        8 if seed % 3 == 2 else 4,
+        draw.random() < 0.5,
+        tuple(TOLERANCE)[seed % 2],
     )
 
 
@@ -45,14 +52,20 @@ def make_groups(shape: Shape, seed: int) -> QuantizedTensor:
         return quantize_int8(weight, shape.group_size)
     groups = quantize(weight, shape.group_size)
     assert groups.offset is not None
-    return groups if shape.has_zero else QuantizedTensor(groups.q, groups.scale, groups.offset + 0.013, groups.group_size)
+    return (
+        groups if shape.has_zero else QuantizedTensor(groups.q, groups.scale, groups.offset + 0.013, groups.group_size)
+    )
 
 
 def assert_close(result: Tensor, expected: Tensor, shape: Shape) -> None:
     assert result.dtype == shape.dtype
     tolerance = TOLERANCE[shape.dtype]
     torch.testing.assert_close(
-        result.cpu().float(), expected, atol=tolerance * float(expected.abs().max()), rtol=tolerance, msg=lambda text: f"{shape}\n{text}"
+        result.cpu().float(),
+        expected,
+        atol=tolerance * float(expected.abs().max()),
+        rtol=tolerance,
+        msg=lambda text: f"{shape}\n{text}",
     )
 
 

@@ -1,4 +1,5 @@
-"""The decoder on the GPU against itself on the CPU: chunked prefill, decoding, drafts, in one cache with NaN wherever nobody wrote."""
+"""The decoder on the GPU against itself on the CPU: chunked prefill, decoding, drafts, in one cache with NaN wherever
+nobody wrote."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -30,7 +31,10 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}
 def drawn(dtype: torch.dtype) -> list[tuple[str, Tensor]]:
     generator = torch.Generator().manual_seed(7)
     shapes = parameter_shapes(layout(CONFIG))
-    return [(name, (torch.randn(shape, generator=generator) * 0.15 + (len(shape) == 1)).to(dtype)) for name, shape in shapes.items()]
+    return [
+        (name, (torch.randn(shape, generator=generator) * 0.15 + (len(shape) == 1)).to(dtype))
+        for name, shape in shapes.items()
+    ]
 
 
 def rounded(name: str, weight: Tensor) -> Tensor | QuantizedTensor:
@@ -39,7 +43,9 @@ def rounded(name: str, weight: Tensor) -> Tensor | QuantizedTensor:
     return quantize_int8(weight, 32) if name in TABLES else quantize(weight, 32)
 
 
-def dequantized(weights: Iterable[tuple[str, Tensor | QuantizedTensor]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def dequantized(
+    weights: Iterable[tuple[str, Tensor | QuantizedTensor]], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
     for name, weight in weights:
         yield name, weight if isinstance(weight, Tensor) else weight.dequantized_in(dtype)
 
@@ -47,7 +53,15 @@ def dequantized(weights: Iterable[tuple[str, Tensor | QuantizedTensor]], dtype: 
 class Harness:
     """A tiny model on a device, two sequences, a script of steps."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, is_planned: bool, *, is_quantized: bool = False, kv_dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        is_planned: bool,
+        *,
+        is_quantized: bool = False,
+        kv_dtype: torch.dtype | None = None,
+    ) -> None:
         """is_quantized: the weights are rounded to 4 bits, the table to 8; on the host then dequantized."""
         weights = [(name, rounded(name, weight) if is_quantized else weight) for name, weight in drawn(dtype)]
         on_device = placed(weights, dtype, device) if is_planned else dict(dequantized(weights, dtype))
@@ -65,12 +79,16 @@ class Harness:
 
     def step(self, *counts: int) -> Tensor:
         """So many more tokens of each sequence; logits of all of them."""
-        chunks = [Chunk(seq, seq.num_computed_tokens, count) for seq, count in zip(self.seqs, counts, strict=True) if count]
+        chunks = [
+            Chunk(seq, seq.num_computed_tokens, count) for seq, count in zip(self.seqs, counts, strict=True) if count
+        ]
         step = Step(chunks, [])
         with torch.inference_mode():
             batch = build_batch(step, BLOCK_SIZE)
             attention = planned(batch.attention, BLOCK_SIZE) if self.is_planned and DEVICE == CPU else batch.attention
-            logits = self.model.logits(batch.token_ids, batch.positions, self.cache, attention, torch.arange(step.num_tokens))
+            logits = self.model.logits(
+                batch.token_ids, batch.positions, self.cache, attention, torch.arange(step.num_tokens)
+            )
         for chunk in chunks:
             chunk.seq.num_computed_tokens = chunk.end
         return logits
@@ -92,7 +110,9 @@ def test_logits_are_those_of_the_cpu(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("kv_dtype", "tolerance"), [(None, 1e-3), (torch.float8_e4m3fn, 0.5)])
-def test_logits_of_quantized_weights_are_those_of_the_same_weights_dequantized(kv_dtype: torch.dtype | None, tolerance: float) -> None:
+def test_logits_of_quantized_weights_are_those_of_the_same_weights_dequantized(
+    kv_dtype: torch.dtype | None, tolerance: float
+) -> None:
     ours = Harness(torch.float32, DEVICE, is_planned=True, is_quantized=True, kv_dtype=kv_dtype)
     theirs = Harness(torch.float32, CPU, is_planned=False, is_quantized=True)
 
@@ -109,4 +129,8 @@ def test_a_step_that_chooses_nothing_returns_no_rows_and_fills_the_cache() -> No
         logits = harness.model.logits(batch.token_ids, batch.positions, harness.cache, attention, batch.rows)
 
     assert logits.shape == (0, harness.model.config.vocab_size)
-    assert not any(math.isnan(cache[harness.seqs[0].block_table[0]].sum().item()) for pair in harness.cache.layers for cache in pair)
+    assert not any(
+        math.isnan(cache[harness.seqs[0].block_table[0]].sum().item())
+        for pair in harness.cache.layers
+        for cache in pair
+    )

@@ -16,7 +16,10 @@ from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE
 
-pytestmark = [pytest.mark.skipif(DEVICE.type != "cuda", reason="Triton's interpreter is no platform"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.skipif(DEVICE.type != "cuda", reason="Triton's interpreter is no platform"),
+    pytest.mark.timeout(300),
+]
 
 CONFIG = """
 gateway: {{port: {port}}}
@@ -38,7 +41,9 @@ def platform(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def test_the_openai_client_gets_paris_from_a_gpu(platform: PlatformProcess) -> None:
     with openai.OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=120) as client:
-        answers = [client.chat.completions.create(model="demo", messages=PARIS, temperature=0, max_tokens=16) for _ in range(2)]
+        answers = [
+            client.chat.completions.create(model="demo", messages=PARIS, temperature=0, max_tokens=16) for _ in range(2)
+        ]
 
     for answer in answers:
         assert "Paris" in (answer.choices[0].message.content or "")
@@ -47,7 +52,16 @@ def test_the_openai_client_gets_paris_from_a_gpu(platform: PlatformProcess) -> N
 
 def decoded(runner: TorchRunner, num_tokens: int) -> list[int]:
     """PROMPT in two pieces, then token by token, greedily."""
-    seq = Sequence("r", list(PROMPT), SamplingParams(max_tokens=num_tokens, temperature=0.0), len(PROMPT), [], b"", 0.0, block_table=list(range(20, 0, -1)))
+    seq = Sequence(
+        "r",
+        list(PROMPT),
+        SamplingParams(max_tokens=num_tokens, temperature=0.0),
+        len(PROMPT),
+        [],
+        b"",
+        0.0,
+        block_table=list(range(20, 0, -1)),
+    )
     runner.run(Step([Chunk(seq, 0, 100)], []))
     seq.num_computed_tokens = 100
     while seq.num_output_tokens < num_tokens:
@@ -60,11 +74,16 @@ def decoded(runner: TorchRunner, num_tokens: int) -> list[int]:
 
 def test_the_demo_model_chooses_on_the_gpu_what_it_chooses_on_the_cpu() -> None:
     config = {"dtype": "float32", "kv_memory_bytes": 64 * 2**20}
-    gpu, cpu = (load_runner(resolve("demo"), EngineConfig(device=device, **config), poison=True) for device in ("cuda", "cpu"))
+    gpu, cpu = (
+        load_runner(resolve("demo"), EngineConfig(device=device, **config), poison=True) for device in ("cuda", "cpu")
+    )
 
     assert decoded(gpu, 24) == decoded(cpu, 24)
 
 
 def test_a_cache_larger_than_the_gpu_is_refused() -> None:
     with pytest.raises(ConfigError, match="that are free on the GPU"):
-        load_runner(resolve("demo"), EngineConfig(device="cuda", kv_memory_bytes=torch.cuda.get_device_properties(0).total_memory))
+        load_runner(
+            resolve("demo"),
+            EngineConfig(device="cuda", kv_memory_bytes=torch.cuda.get_device_properties(0).total_memory),
+        )

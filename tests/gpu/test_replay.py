@@ -25,7 +25,9 @@ class Pair:
     """The same model and sequences twice: one replays its decode steps."""
 
     def __init__(self, recorded: Seq[int] = RECORDED, *, is_quantized: bool = False) -> None:
-        self.eager, self.replaying = (Harness(torch.float32, DEVICE, is_planned=True, is_quantized=is_quantized) for _ in range(2))
+        self.eager, self.replaying = (
+            Harness(torch.float32, DEVICE, is_planned=True, is_quantized=is_quantized) for _ in range(2)
+        )
         for harness in (self.eager, self.replaying):
             harness.step(*CONTEXTS)
         self.replay = Replay(self.replaying.model, self.replaying.cache, recorded, max_context=100)
@@ -46,14 +48,18 @@ class Pair:
 
 
 @pytest.mark.parametrize(("is_quantized", "recorded"), [(False, [4]), (True, [1, 2])])
-def test_replayed_steps_have_the_logits_and_write_the_cache_of_steps_as_they_come(is_quantized: bool, recorded: list[int]) -> None:
+def test_replayed_steps_have_the_logits_and_write_the_cache_of_steps_as_they_come(
+    is_quantized: bool, recorded: list[int]
+) -> None:
     """Filled up to four rows, and not at all."""
     pair = Pair(recorded, is_quantized=is_quantized)
 
     with torch.inference_mode():
         for counts, indices in (((1, 1), (0, 1)), ((0, 1), (1,))):
             expected = pair.eager.step(*counts)
-            torch.testing.assert_close(pair.replay.logits(pair.batch(*indices)), expected, atol=TOLERANCE, rtol=TOLERANCE)
+            torch.testing.assert_close(
+                pair.replay.logits(pair.batch(*indices)), expected, atol=TOLERANCE, rtol=TOLERANCE
+            )
 
     for ours, theirs in pair.caches():
         torch.testing.assert_close(theirs, ours, atol=TOLERANCE, rtol=TOLERANCE)
@@ -89,7 +95,9 @@ def test_a_runner_replays_what_is_covered_and_computes_the_rest() -> None:
     recorded = CountedReplay(harness.model, harness.cache, RECORDED, max_context=100)
     chosen = []
     for own in (recorded, None):
-        runner = (TorchRunner if own is None else GpuRunner)(harness.model, harness.cache, Sampler(CONFIG.vocab_size), 100, replay=own)
+        runner = (TorchRunner if own is None else GpuRunner)(
+            harness.model, harness.cache, Sampler(CONFIG.vocab_size), 100, replay=own
+        )
         chosen.append([tokens(runner, sampling) for sampling in (GREEDY, DRAWN)])
 
     assert chosen[0] == chosen[1]

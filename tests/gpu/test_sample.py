@@ -1,4 +1,5 @@
-"""Tokens chosen by the kernel against those that the host's sampler chooses from the same logits with the same seeds."""
+"""Tokens chosen by the kernel against those that the host's sampler chooses from the same logits with the same
+seeds."""
 
 import random
 

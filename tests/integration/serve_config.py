@@ -1,4 +1,5 @@
-"""A RayService's serveConfigV2 on a Ray of its own, deployed as Ray's REST API does it; run as a process by test_kubernetes_apps. Prints JSON.
+"""A RayService's serveConfigV2 on a Ray of its own, deployed as Ray's REST API does it; run as a process by
+test_kubernetes_apps. Prints JSON.
 
 python -m tests.integration.serve_config TEMP_DIR PORT
 """
@@ -41,7 +42,12 @@ def config(port: int, base_s: float = 0.02) -> dict[str, Any]:
     return {
         "proxy_location": "Disabled",
         "applications": [
-            {"name": "gateway", "route_prefix": None, "import_path": f"{names}:gateway", "args": {"config": platform, "replicas": 1, "drain_s": 20}},
+            {
+                "name": "gateway",
+                "route_prefix": None,
+                "import_path": f"{names}:gateway",
+                "args": {"config": platform, "replicas": 1, "drain_s": 20},
+            },
             {
                 "name": "pool-played",
                 "route_prefix": None,
@@ -103,7 +109,11 @@ class Play:
             while True:
                 pool = next(app for app in await self._serve.locate("local") if app.app == "pool-played")
                 is_so = [replica.state for replica in pool.replicas] == ["RUNNING"] * count
-                if is_so and not {replica.replica_id for replica in pool.replicas} & set(but or ()) and await self._num_reached() == count:
+                if (
+                    is_so
+                    and not {replica.replica_id for replica in pool.replicas} & set(but or ())
+                    and await self._num_reached() == count
+                ):
                     return pool
                 await asyncio.sleep(0.1)
 
@@ -118,13 +128,19 @@ class Play:
     async def _ask(self) -> int:
         async with httpx.AsyncClient(trust_env=False, timeout=30) as http:
             headers = {"authorization": f"Bearer {self._key}"}
-            return (await http.post(f"http://127.0.0.1:{self._port}/v1/completions", json=self._body(), headers=headers)).status_code
+            return (
+                await http.post(f"http://127.0.0.1:{self._port}/v1/completions", json=self._body(), headers=headers)
+            ).status_code
 
     async def _stream(self) -> str:
         """The last line of an answer that takes about ten seconds."""
-        async with httpx.AsyncClient(trust_env=False, timeout=60, headers={"authorization": f"Bearer {self._key}"}) as http:
+        async with httpx.AsyncClient(
+            trust_env=False, timeout=60, headers={"authorization": f"Bearer {self._key}"}
+        ) as http:
             lines = []
-            async with http.stream("POST", f"http://127.0.0.1:{self._port}/v1/completions", json=self._body(max_tokens=400, stream=True)) as response:
+            async with http.stream(
+                "POST", f"http://127.0.0.1:{self._port}/v1/completions", json=self._body(max_tokens=400, stream=True)
+            ) as response:
                 lines = [line async for line in response.aiter_lines() if line]
             return lines[-1]
 
@@ -153,7 +169,10 @@ def main() -> None:
     try:
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
         found = asyncio.run(Play(int(sys.argv[2])).go())
-        sys.stdout.write(json.dumps(found, default=lambda struct: {name: getattr(struct, name) for name in struct.__struct_fields__}) + "\n")
+        sys.stdout.write(
+            json.dumps(found, default=lambda struct: {name: getattr(struct, name) for name in struct.__struct_fields__})
+            + "\n"
+        )
     finally:
         serve.shutdown()
         ray.shutdown()

@@ -1,4 +1,5 @@
-"""A Serve pool of empty replicas on a Ray of its own, and the actuator at work on it; run as a process by test_autoscale. Prints JSON.
+"""A Serve pool of empty replicas on a Ray of its own, and the actuator at work on it; run as a process by
+test_autoscale. Prints JSON.
 
 python -m tests.integration.serve_pool TEMP_DIR
 """
@@ -22,7 +23,9 @@ APP = "pool-a"
 DRAIN_S = 1.0
 
 
-@serve.deployment(name=REPLICA_DEPLOYMENT, num_replicas=3, ray_actor_options={"num_cpus": 0.001}, graceful_shutdown_wait_loop_s=0.1)
+@serve.deployment(
+    name=REPLICA_DEPLOYMENT, num_replicas=3, ray_actor_options={"num_cpus": 0.001}, graceful_shutdown_wait_loop_s=0.1
+)
 class Empty:
     async def __del__(self) -> None:
         await asyncio.sleep(DRAIN_S)
@@ -86,7 +89,12 @@ def main() -> None:
         serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
         serve.run_many([serve.RunTarget(Empty.bind(), APP, route_prefix=None, external_scaler_enabled=True)])
         found = asyncio.run(go())
-        sys.stdout.write(json.dumps({key: value._asdict() if isinstance(value, ServeState) else value for key, value in found.items()}) + "\n")
+        sys.stdout.write(
+            json.dumps(
+                {key: value._asdict() if isinstance(value, ServeState) else value for key, value in found.items()}
+            )
+            + "\n"
+        )
     finally:
         serve.shutdown()
         ray.shutdown()

@@ -1,4 +1,5 @@
-"""A scaled pool under load: real Ray Serve, Redis, gateway and timed replicas, loaded from outside by penstock-loadtest.
+"""A scaled pool under load: real Ray Serve, Redis, gateway and timed replicas, loaded from outside by
+penstock-loadtest.
 
 The demo (`make demo-autoscale`) is the same at a laptop's pace; here steps and horizons are shorter.
 """
@@ -59,8 +60,20 @@ Record = Callable[[str, object], None]
 def load(platform: PlatformProcess, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """`penstock-loadtest run` under way; ended with the block, where it has not ended by itself."""
     (folder / "load.yaml").write_text(yaml.safe_dump(LOAD), encoding="utf-8")
-    command = [sys.executable, "-m", "penstock_loadtest.main", "run", str(folder / "load.yaml"), "--url", f"{platform.url}/v1", "--out", str(folder / "out")]
-    process = subprocess.Popen([*command, "--no-plots"], env=os.environ | {"OPENAI_API_KEY": platform.key}, stdout=subprocess.DEVNULL)
+    command = [
+        sys.executable,
+        "-m",
+        "penstock_loadtest.main",
+        "run",
+        str(folder / "load.yaml"),
+        "--url",
+        f"{platform.url}/v1",
+        "--out",
+        str(folder / "out"),
+    ]
+    process = subprocess.Popen(
+        [*command, "--no-plots"], env=os.environ | {"OPENAI_API_KEY": platform.key}, stdout=subprocess.DEVNULL
+    )
     try:
         yield process
     finally:
@@ -84,13 +97,23 @@ def long_answers(platform: PlatformProcess, num_callers: int = 2) -> Iterator[li
 
     def ask() -> list[Answered]:
         found = []
-        with httpx.Client(base_url=platform.url, headers={"authorization": f"Bearer {platform.key}"}, timeout=60, trust_env=False) as client:
+        with httpx.Client(
+            base_url=platform.url, headers={"authorization": f"Bearer {platform.key}"}, timeout=60, trust_env=False
+        ) as client:
             while not stop.is_set():
                 began_s = time.time()
                 answer = client.post("/v1/completions", json=LONG).raise_for_status()
                 ended_s, headers = time.time(), answer.headers
                 receipt = client.get(f"/v1/receipts/{headers['x-penstock-request-id']}").json()["choices"][0]
-                found.append(Answered(began_s, ended_s, receipt["replica"], answer.json()["usage"]["completion_tokens"], receipt["attempts"]))
+                found.append(
+                    Answered(
+                        began_s,
+                        ended_s,
+                        receipt["replica"],
+                        answer.json()["usage"]["completion_tokens"],
+                        receipt["attempts"],
+                    )
+                )
         return found
 
     with ThreadPoolExecutor(num_callers) as callers:
@@ -100,8 +123,11 @@ def long_answers(platform: PlatformProcess, num_callers: int = 2) -> Iterator[li
             stop.set()
 
 
-def test_a_pool_goes_from_one_replica_to_three_and_back_and_nothing_fails(tmp_path: Path, record_property: Record) -> None:
-    """The autoscaler is killed when it has asked for replicas that are not there yet, and the victims have long answers to finish."""
+def test_a_pool_goes_from_one_replica_to_three_and_back_and_nothing_fails(
+    tmp_path: Path, record_property: Record
+) -> None:
+    """The autoscaler is killed when it has asked for replicas that are not there yet, and the victims have long answers
+    to finish."""
     with running_platform(tmp_path, CONFIG) as platform:
         with Watch(platform.url, "played").running() as watch:
             assert watch.wait_for_replicas(1, 30)
@@ -115,7 +141,9 @@ def test_a_pool_goes_from_one_replica_to_three_and_back_and_nothing_fails(tmp_pa
                 assert watch.wait_for_replicas(1, DOWN_S)
             long = [answer for asked in asking for answer in asked.result()]
         key = {"authorization": f"Bearer {platform.key}"}
-        last = httpx.post(f"{platform.url}/v1/completions", json=LONG | {"max_tokens": 1}, headers=key, timeout=60, trust_env=False)
+        last = httpx.post(
+            f"{platform.url}/v1/completions", json=LONG | {"max_tokens": 1}, headers=key, timeout=60, trust_env=False
+        )
         page = platform.metrics()
         journal = read_lines(platform.state / "autoscale.jsonl")
 
@@ -148,11 +176,17 @@ def test_a_pool_goes_from_one_replica_to_three_and_back_and_nothing_fails(tmp_pa
 
 
 def test_serve_stops_the_victim_we_name_and_no_other(socket_dir: Path) -> None:
-    environment = os.environ | serve_environment() | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32, "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = (
+        os.environ
+        | serve_environment()
+        | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32, "RAY_USAGE_STATS_ENABLED": "0"}
+    )
     command = [sys.executable, "-m", "tests.integration.serve_pool", str(socket_dir / "ray")]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert finished.returncode == 0, finished.stderr[-3000:]
-    found = json.loads(next(line for line in finished.stdout.splitlines() if line.startswith("{")))  # Ray writes there too
+    found = json.loads(
+        next(line for line in finished.stdout.splitlines() if line.startswith("{"))
+    )  # Ray writes there too
     oldest, *others = found["begin"]["running"]
 
     assert found["known"] == ["a"], "an application that Serve does not know is left out"

@@ -1,4 +1,5 @@
-"""The platform on the demo model, as a tenant meets it: the unmodified `openai` client, mixed traffic, prefix reuse, hanging up."""
+"""The platform on the demo model, as a tenant meets it: the unmodified `openai` client, mixed traffic, prefix reuse,
+hanging up."""
 
 import asyncio
 import statistics
@@ -18,7 +19,8 @@ from tests.integration.waiting import wait_for
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 
 REPORT_S = 1.0
-"""Ample for a replica's report to reach /metrics, which lags by up to 0.04 s; how soon exactly is test_serve_apps' affair."""
+"""Ample for a replica's report to reach /metrics, which lags by up to 0.04 s; how soon exactly is test_serve_apps'
+affair."""
 PARIS: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -45,7 +47,14 @@ def test_the_openai_client_gets_paris(client: openai.OpenAI) -> None:
 
 def test_the_openai_client_streams_paris(client: openai.OpenAI) -> None:
     chunks = list(
-        client.chat.completions.create(model="demo", messages=PARIS, temperature=0, max_tokens=16, stream=True, stream_options={"include_usage": True})
+        client.chat.completions.create(
+            model="demo",
+            messages=PARIS,
+            temperature=0,
+            max_tokens=16,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
     )
 
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
@@ -60,22 +69,42 @@ async def ask(client: openai.AsyncOpenAI, number: int) -> list[str]:
     size = 4 + number % 13
     match number % 8:
         case 0:
-            return await _finishes(client.chat.completions.create(model="demo", messages=question, max_tokens=size, temperature=0, stream=True))
+            return await _finishes(
+                client.chat.completions.create(
+                    model="demo", messages=question, max_tokens=size, temperature=0, stream=True
+                )
+            )
         case 1:
-            return await _finishes(client.chat.completions.create(model="demo", messages=question, max_tokens=size, seed=number, stream=True))
+            return await _finishes(
+                client.chat.completions.create(
+                    model="demo", messages=question, max_tokens=size, seed=number, stream=True
+                )
+            )
         case 2:
-            chat = await client.chat.completions.create(model="demo", messages=question, max_tokens=size, n=2, top_p=0.9)
+            chat = await client.chat.completions.create(
+                model="demo", messages=question, max_tokens=size, n=2, top_p=0.9
+            )
         case 3:
-            chat = await client.chat.completions.create(model="demo", messages=question, max_tokens=size, logprobs=True, top_logprobs=3)
+            chat = await client.chat.completions.create(
+                model="demo", messages=question, max_tokens=size, logprobs=True, top_logprobs=3
+            )
         case 4:
-            chat = await client.chat.completions.create(model="demo", messages=question, max_tokens=size, stop=["number", "."])
+            chat = await client.chat.completions.create(
+                model="demo", messages=question, max_tokens=size, stop=["number", "."]
+            )
         case 5:
-            chat = await client.chat.completions.create(model="demo", messages=question, max_tokens=size, frequency_penalty=1, presence_penalty=0.5)
+            chat = await client.chat.completions.create(
+                model="demo", messages=question, max_tokens=size, frequency_penalty=1, presence_penalty=0.5
+            )
         case 6:
-            text = await client.completions.create(model="demo", prompt=f"{number} and {number + 1} make", max_tokens=size, temperature=0)
+            text = await client.completions.create(
+                model="demo", prompt=f"{number} and {number + 1} make", max_tokens=size, temperature=0
+            )
             return [choice.finish_reason for choice in text.choices]
         case _:
-            chat = await client.chat.completions.create(model="demo", messages=question, max_tokens=size, extra_body={"top_k": 5, "min_p": 0.05})
+            chat = await client.chat.completions.create(
+                model="demo", messages=question, max_tokens=size, extra_body={"top_k": 5, "min_p": 0.05}
+            )
     return [choice.finish_reason for choice in chat.choices]
 
 
@@ -86,7 +115,9 @@ async def _finishes(pending: Any) -> list[str]:
 
 def test_64_concurrent_mixed_requests_all_finish(platform: PlatformProcess) -> None:
     async def main() -> list[list[str]]:
-        async with openai.AsyncOpenAI(base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=200) as client:
+        async with openai.AsyncOpenAI(
+            base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=200
+        ) as client:
             return await asyncio.gather(*(ask(client, number) for number in range(64)))
 
     finishes = asyncio.run(main())
@@ -115,7 +146,9 @@ def test_a_client_that_hangs_up_frees_its_kv(platform: PlatformProcess) -> None:
     free = platform.metric("penstock_kv_blocks_free")
     body = {"model": "demo", "messages": PARIS, "max_tokens": 1000, "stream": True, "ignore_eos": True}
     headers = {"authorization": f"Bearer {platform.key}"}
-    with httpx.stream("POST", f"{platform.url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False) as response:
+    with httpx.stream(
+        "POST", f"{platform.url}/v1/chat/completions", json=body, headers=headers, timeout=60, trust_env=False
+    ) as response:
         next(response.iter_lines())
         wait_for(lambda: platform.metric("penstock_running_sequences") == 1, within_s=REPORT_S)
 

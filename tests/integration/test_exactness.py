@@ -1,4 +1,5 @@
-"""Invariants 2 and 3 in exact mode, bit for bit: whatever runs beside a sequence, and whatever drafts for it, it gets the logits and tokens it gets alone."""
+"""Invariants 2 and 3 in exact mode, bit for bit: whatever runs beside a sequence, and whatever drafts for it, it gets
+the logits and tokens it gets alone."""
 
 import math
 import random
@@ -92,7 +93,12 @@ class Adversary:
         found = []
         for chunk in chunks:
             rng = random.Random(chunk.seq.num_tokens)
-            found.append([rng.choice((rng.randrange(VOCAB), *chunk.seq.token_ids[-3:])) for _ in range(rng.randint(0, chunk.max_drafts))])
+            found.append(
+                [
+                    rng.choice((rng.randrange(VOCAB), *chunk.seq.token_ids[-3:]))
+                    for _ in range(rng.randint(0, chunk.max_drafts))
+                ]
+            )
         return found
 
     def forget(self, seq: Sequence) -> None:
@@ -113,18 +119,39 @@ def make_model(family: str, num_layers: int = 2) -> Llama:
     generator = torch.Generator().manual_seed(5)
     shapes = parameter_shapes(layout(config))
     # wide enough that attention, not the last token alone, decides the next one
-    weights = {name: torch.randn(shape, generator=generator) * (0.3 if len(shape) > 1 else 1.0) for name, shape in shapes.items()}
+    weights = {
+        name: torch.randn(shape, generator=generator) * (0.3 if len(shape) > 1 else 1.0)
+        for name, shape in shapes.items()
+    }
     config = replace(config, num_layers=num_layers)
-    return Llama(config, {name: weight.to(MODELS[family]) for name, weight in weights.items()}, MAX_LEN, THREADS, exact=True)
+    return Llama(
+        config, {name: weight.to(MODELS[family]) for name, weight in weights.items()}, MAX_LEN, THREADS, exact=True
+    )
 
 
 class Rig:
     """Scheduler and runner, with NaN in every block that nobody holds and no key names."""
 
-    def __init__(self, family: str, num_blocks: int, max_batched_tokens: int, max_num_seqs: int, drafter: str = "none", max_draft_tokens: int = 4) -> None:
+    def __init__(
+        self,
+        family: str,
+        num_blocks: int,
+        max_batched_tokens: int,
+        max_num_seqs: int,
+        drafter: str = "none",
+        max_draft_tokens: int = 4,
+    ) -> None:
         model = make_model(family)
-        speculation = SpeculationConfig(method="none" if drafter == "none" else "ngram", max_draft_tokens=max_draft_tokens)
-        config = EngineConfig(block_size=BLOCK, max_batched_tokens=max_batched_tokens, max_num_seqs=max_num_seqs, exact=True, speculation=speculation)
+        speculation = SpeculationConfig(
+            method="none" if drafter == "none" else "ngram", max_draft_tokens=max_draft_tokens
+        )
+        config = EngineConfig(
+            block_size=BLOCK,
+            max_batched_tokens=max_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            exact=True,
+            speculation=speculation,
+        )
         eos = model.config.eos_token_ids
         self.pool = BlockPool(num_blocks, BLOCK)
         self.scheduler = Scheduler(self.pool, HASHER, config, MAX_LEN, eos)
@@ -132,9 +159,17 @@ class Rig:
         self.draft_model: DraftModel | None = None
         if drafter in ("first layer", "oracle"):
             layers = make_model(family, 1 if drafter == "first layer" else 2)
-            self.draft_model = DraftModel(layers, KvCache(layers.config, num_blocks, BLOCK, MODELS[family]), sampler, MAX_LEN, catch_up_tokens=21)
+            self.draft_model = DraftModel(
+                layers, KvCache(layers.config, num_blocks, BLOCK, MODELS[family]), sampler, MAX_LEN, catch_up_tokens=21
+            )
         others: dict[str, Drafter] = {"ngram": NgramDrafter(shortest=1), "adversary": Adversary()}
-        self.runner = TorchRunner(model, KvCache(model.config, num_blocks, BLOCK, MODELS[family]), sampler, MAX_LEN, self.draft_model or others.get(drafter))
+        self.runner = TorchRunner(
+            model,
+            KvCache(model.config, num_blocks, BLOCK, MODELS[family]),
+            sampler,
+            MAX_LEN,
+            self.draft_model or others.get(drafter),
+        )
         self.traces: dict[Sequence, Trace] = {}
         self.poison()
 
@@ -226,7 +261,13 @@ requests = st.builds(
     max_draft_tokens=st.sampled_from((4, 1, 7)),
 )
 def test_a_sequence_gets_the_same_bits_beside_any_others_with_any_drafter(
-    family: str, batch: list[Request], num_blocks: int, max_num_seqs: int, extra_budget: int, drafter: str, max_draft_tokens: int
+    family: str,
+    batch: list[Request],
+    num_blocks: int,
+    max_num_seqs: int,
+    extra_budget: int,
+    drafter: str,
+    max_draft_tokens: int,
 ) -> None:
     rig = Rig(family, num_blocks, max_num_seqs + extra_budget, max_num_seqs, drafter, max_draft_tokens)
     traces = run_together(rig, batch)
@@ -251,7 +292,10 @@ def test_a_sequence_gets_the_same_bits_beside_any_others_with_any_drafter(
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_preemption_prefix_hits_chunks_and_drafts_happen_and_change_nothing(family: str, drafter: str) -> None:
     """What the random schedules may miss, forced: more than the pool holds, and a late comer that finds a prefix."""
-    batch = [Request(0, 40, (5, 6, index), 30, index % len(SAMPLINGS), index, 2 * (index == 4) + 60 * (index == 5), None) for index in range(6)]
+    batch = [
+        Request(0, 40, (5, 6, index), 30, index % len(SAMPLINGS), index, 2 * (index == 4) + 60 * (index == 5), None)
+        for index in range(6)
+    ]
     rig = Rig(family, num_blocks=14, max_batched_tokens=12, max_num_seqs=6, drafter=drafter)
     traces = run_together(rig, batch)
 

@@ -24,10 +24,19 @@ def redis_url(tmp_path: Path, socket_dir: Path) -> Iterator[str]:
 
 def penstock(redis_url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PENSTOCK_REDIS_URL": redis_url, "PENSTOCK_CLUSTER_SECRET": "5a" * 32}
-    return subprocess.run([sys.executable, "-m", "penstock.cli.main", *arguments], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
-def test_a_tenant_begins_as_the_file_says_and_what_an_operator_changed_stays_changed(redis_url: str, tmp_path: Path) -> None:
+def test_a_tenant_begins_as_the_file_says_and_what_an_operator_changed_stays_changed(
+    redis_url: str, tmp_path: Path
+) -> None:
     file = tmp_path / "tenants.yaml"
     file.write_text(FIRST, encoding="utf-8")
 

@@ -1,4 +1,5 @@
-"""The autoscaler's calls through a real Redis: to the hand of the Ray cluster they are for, once, in time, or not at all."""
+"""The autoscaler's calls through a real Redis: to the hand of the Ray cluster they are for, once, in time, or not at
+all."""
 
 import asyncio
 from collections.abc import Iterator
@@ -25,7 +26,10 @@ class Reach:
         self.target = target
 
     async def locate(self) -> list[AppPlaces]:
-        return [AppPlaces("pool-a", self.target, [Place(f"r{number}", "RUNNING", None) for number in range(self.target)]), AppPlaces("gateway", 1, [])]
+        return [
+            AppPlaces("pool-a", self.target, [Place(f"r{number}", "RUNNING", None) for number in range(self.target)]),
+            AppPlaces("gateway", 1, []),
+        ]
 
     async def set_target(self, name: str, target: int) -> None:
         self.target = target
@@ -47,7 +51,10 @@ def test_each_ray_cluster_has_its_own_hand(server: EmbeddedRedis) -> None:
     async def main() -> None:
         async with connect(server.url) as client:
             active, pending = Reach(2), Reach(7)
-            hands = [asyncio.create_task(serve_calls(client, name, Executor(reach))) for name, reach in (("rc1", active), ("rc2", pending))]
+            hands = [
+                asyncio.create_task(serve_calls(client, name, Executor(reach)))
+                for name, reach in (("rc1", active), ("rc2", pending))
+            ]
             serve = RemoteServe(client, APPS, lambda: "rc1", lambda: 1)
             try:
                 assert await serve.read() == {"a": ServeState(2, ("r0", "r1"))}
@@ -67,7 +74,9 @@ def test_each_ray_cluster_has_its_own_hand(server: EmbeddedRedis) -> None:
     asyncio.run(main())
 
 
-def test_a_call_that_nobody_answers_is_given_up_and_not_executed_later(server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_nobody_answers_is_given_up_and_not_executed_later(
+    server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(remote, "ANSWER_S", 0.5)
     monkeypatch.setattr(remote, "LAPSE_MS", 500)
 

@@ -1,7 +1,8 @@
-"""The container image, run as docs/images.md says and as a pod under Pod Security `restricted`: non-root, nothing but /tmp to write to.
+"""The container image, run as docs/images.md says and as a pod under Pod Security `restricted`: non-root, nothing but
+/tmp to write to.
 
-`make image` builds one; PENSTOCK_TEST_IMAGE names it in full (localhost/penstock:cpu where podman or buildah built it). docker or podman runs
-it here; the pods need a Kubernetes with a real node (PENSTOCK_TEST_CLUSTER).
+`make image` builds one; PENSTOCK_TEST_IMAGE names it in full (localhost/penstock:cpu where podman or buildah built it).
+docker or podman runs it here; the pods need a Kubernetes with a real node (PENSTOCK_TEST_CLUSTER).
 """
 
 import json
@@ -59,11 +60,18 @@ class Running:
 
     def request(self, **parameters: object) -> list[str]:
         """The command line of a client that asks QUESTION."""
-        key = re.search(r"OPENAI_API_KEY=(\S+)", self.inside(f"timeout 30 bash -c 'until cat {STATE}/env; do sleep 0.1; done' 2>/dev/null"))
+        key = re.search(
+            r"OPENAI_API_KEY=(\S+)",
+            self.inside(f"timeout 30 bash -c 'until cat {STATE}/env; do sleep 0.1; done' 2>/dev/null"),
+        )
         assert key is not None
-        body = json.dumps({"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, **parameters})
+        body = json.dumps(
+            {"model": "demo", "messages": [{"role": "user", "content": QUESTION}], "temperature": 0, **parameters}
+        )
         headers = f"-H 'Authorization: Bearer {key[1]}' -H 'Content-Type: application/json'"
-        return self.outside(f"exec curl -sS --noproxy '*' -N -m 120 {self.url}/v1/chat/completions {headers} -d '{body}'")
+        return self.outside(
+            f"exec curl -sS --noproxy '*' -N -m 120 {self.url}/v1/chat/completions {headers} -d '{body}'"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +117,25 @@ def running(request: pytest.FixtureRequest, image: str, tmp_path_factory: pytest
 def container(engine: str, image: str, log: Path) -> Iterator[Running]:
     name = f"penstock-test-{os.getpid()}"
     started = time.monotonic()
-    command = [engine, "run", "--rm", "--name", name, "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "-p", "127.0.0.1::8000", image]
+    command = [
+        engine,
+        "run",
+        "--rm",
+        "--name",
+        name,
+        "--read-only",
+        "--tmpfs",
+        "/tmp",
+        "--cap-drop",
+        "ALL",
+        "-p",
+        "127.0.0.1::8000",
+        image,
+    ]
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
     def stop() -> None:
         _said(engine, "stop", "-t", str(GRACE_S), name)
@@ -139,7 +163,11 @@ def container(engine: str, image: str, log: Path) -> Iterator[Running]:
 @contextmanager
 def pod(cluster: Cluster, image: str, log: Path) -> Iterator[Running]:
     started = time.monotonic()
-    cluster.apply(restricted_pod("penstock", image, {"readinessProbe": {"httpGet": {"path": "/readyz", "port": 8000}, "periodSeconds": 1}}))
+    cluster.apply(
+        restricted_pod(
+            "penstock", image, {"readinessProbe": {"httpGet": {"path": "/readyz", "port": 8000}, "periodSeconds": 1}}
+        )
+    )
     try:
         await_ready(cluster, "penstock")
         ready_s = time.monotonic() - started
@@ -167,7 +195,13 @@ def pod(cluster: Cluster, image: str, log: Path) -> Iterator[Running]:
 def restricted_pod(name: str, image: str, more: dict[str, object]) -> dict[str, object]:
     """more: of its container."""
     security = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-    only = {"name": "penstock", "image": image, "imagePullPolicy": "Never", "securityContext": security, "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}]}
+    only = {
+        "name": "penstock",
+        "image": image,
+        "imagePullPolicy": "Never",
+        "securityContext": security,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
     spec = {
         "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
         "automountServiceAccountToken": False,
@@ -181,7 +215,16 @@ def restricted_pod(name: str, image: str, more: dict[str, object]) -> dict[str, 
 
 
 def await_ready(cluster: Cluster, name: str) -> None:
-    cluster.kubectl("wait", "-n", NAMESPACE, "--for=condition=Ready", "pod", name, f"--timeout={START_S:.0f}s", timeout_s=START_S + 10)
+    cluster.kubectl(
+        "wait",
+        "-n",
+        NAMESPACE,
+        "--for=condition=Ready",
+        "pod",
+        name,
+        f"--timeout={START_S:.0f}s",
+        timeout_s=START_S + 10,
+    )
 
 
 def remove_pod(cluster: Cluster, name: str) -> None:
@@ -235,7 +278,9 @@ def test_told_to_stop_it_finishes_its_answers_first(running: Running) -> None:
     started = time.monotonic()
     _said(*running.request(max_tokens=32, ignore_eos=True))
     tokens = int(32 / (time.monotonic() - started) * ANSWER_S)
-    with subprocess.Popen(running.request(max_tokens=tokens, ignore_eos=True, stream=True), stdout=subprocess.PIPE, text=True) as client:
+    with subprocess.Popen(
+        running.request(max_tokens=tokens, ignore_eos=True, stream=True), stdout=subprocess.PIPE, text=True
+    ) as client:
         assert client.stdout is not None
         first = client.stdout.readline()
         stopper = Thread(target=running.stop)
@@ -251,8 +296,17 @@ def test_told_to_stop_it_finishes_its_answers_first(running: Running) -> None:
 
 
 def test_ray_starts_in_it_as_kuberay_starts_it(cluster: Cluster, image: str) -> None:
-    probe = {"exec": {"command": ["bash", "-c", RAY_HEALTH]}, "periodSeconds": 2, "timeoutSeconds": 5, "failureThreshold": 60}
-    cluster.apply(restricted_pod("head", image, {"command": ["/bin/bash", "-c", "--"], "args": [RAY_HEAD], "readinessProbe": probe}))
+    probe = {
+        "exec": {"command": ["bash", "-c", RAY_HEALTH]},
+        "periodSeconds": 2,
+        "timeoutSeconds": 5,
+        "failureThreshold": 60,
+    }
+    cluster.apply(
+        restricted_pod(
+            "head", image, {"command": ["/bin/bash", "-c", "--"], "args": [RAY_HEAD], "readinessProbe": probe}
+        )
+    )
     try:
         await_ready(cluster, "head")
 

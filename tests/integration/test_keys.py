@@ -107,7 +107,10 @@ def test_keys_are_listed_and_revoked_by_ids_that_say_nothing(server: EmbeddedRed
             with pytest.raises(InvalidRequest, match="keys have an id that begins"):
                 await revoke_id(client, "")
             with pytest.raises(InvalidRequest, match="keys have an id that begins"):
-                await revoke_id(client, next(digit for digit in "0123456789abcdef" if sum(name.startswith(digit) for name in ids) > 1))
+                await revoke_id(
+                    client,
+                    next(digit for digit in "0123456789abcdef" if sum(name.startswith(digit) for name in ids) > 1),
+                )
             await revoke_id(client, ids[0])
 
             assert {info.id for info in await list_keys(client, "acme")} == set(ids[1:])

@@ -1,4 +1,5 @@
-"""Limits and usage in a real Redis: the script against the pure arithmetic, many gateways at once, and Redis going away."""
+"""Limits and usage in a real Redis: the script against the pure arithmetic, many gateways at once, and Redis going
+away."""
 
 import asyncio
 import itertools
@@ -110,7 +111,9 @@ def test_of_many_at_once_exactly_as_many_are_admitted_as_fit(url: str) -> None:
     async def main() -> None:
         async with connect(url) as client, gateway(client, "one", WINDOW) as one, gateway(client, "two", WINDOW) as two:
             tenant, limits = new_tenant(), Limits(tokens_per_minute=1000)
-            verdicts = await asyncio.gather(*((one, two)[number % 2].reserve(tenant, limits, f"r{number}", 90) for number in range(50)))
+            verdicts = await asyncio.gather(
+                *((one, two)[number % 2].reserve(tenant, limits, f"r{number}", 90) for number in range(50))
+            )
 
             assert sum(verdict.is_admitted for verdict in verdicts) == 11
             refused = [verdict for verdict in verdicts if not verdict.is_admitted]
@@ -125,7 +128,9 @@ def test_a_burst_beyond_all_connections_is_not_taken_for_an_outage(url: str, cap
     async def main() -> None:
         async with connect(url) as client, gateway(client, "one", WINDOW) as limiter:
             tenant, limits = new_tenant(), Limits(requests_per_minute=1000)
-            verdicts = await asyncio.gather(*(limiter.reserve(tenant, limits, f"r{number}", 1) for number in range(2000)))
+            verdicts = await asyncio.gather(
+                *(limiter.reserve(tenant, limits, f"r{number}", 1) for number in range(2000))
+            )
 
             assert sum(verdict.is_admitted for verdict in verdicts) == 1000
 
@@ -209,7 +214,9 @@ def test_a_dead_gateways_requests_stop_counting_as_running_when_their_lease_is_o
                 begun = time.monotonic()
                 await until(is_admitted)
                 assert time.monotonic() - begun > 0.2
-                assert (await limiter.reserve(tenant, Limits(tokens_per_minute=100), "more", 1)).limit == "tokens", "but all it reserved stays charged"
+                assert (await limiter.reserve(tenant, Limits(tokens_per_minute=100), "more", 1)).limit == "tokens", (
+                    "but all it reserved stays charged"
+                )
 
     asyncio.run(main())
 
@@ -247,7 +254,11 @@ def test_while_redis_is_away_each_of_two_gateways_has_half_of_the_limit(tmp_path
     async def main() -> None:
         limits = Limits(requests_per_minute=5)
         with running_redis(tmp_path) as server:
-            async with connect(server.url) as client, gateway(client, "one", WINDOW), gateway(client, "two", WINDOW) as two:
+            async with (
+                connect(server.url) as client,
+                gateway(client, "one", WINDOW),
+                gateway(client, "two", WINDOW) as two,
+            ):
                 assert two.num_gateways == 2
                 server.stop()
                 verdicts = [await two.reserve("acme", limits, f"r{number}", 1) for number in range(5)]
@@ -296,6 +307,8 @@ def test_usage_is_counted_once_whatever_gets_lost_and_kept_while_redis_is_away(t
                     ("2024-10-04", "demo", "lora", (1, 1, 0, 1)),
                     ("2024-10-05", "demo", "", (1, 1000, 0, 500)),
                 ]
-                assert [tuple(row.used) for row in await read_usage(client, "other", [day_name(20_000)])] == [(1, 2, 0, 3)]
+                assert [tuple(row.used) for row in await read_usage(client, "other", [day_name(20_000)])] == [
+                    (1, 2, 0, 3)
+                ]
 
     asyncio.run(main())

@@ -1,6 +1,8 @@
-"""The load tester, whole but for its files, against a fake server in a process of its own: what it reports is what was programmed.
+"""The load tester, whole but for its files, against a fake server in a process of its own: what it reports is what was
+programmed.
 
-A busy machine makes both of them late, so a run may be made again; figures that are off by construction are off every time.
+A busy machine makes both of them late, so a run may be made again; figures that are off by construction are off every
+time.
 """
 
 import pytest
@@ -20,7 +22,9 @@ def best(behaviour: Behaviour, rate: float, duration_s: float) -> Measured:
 
 
 def check(run: Measured) -> None:
-    assert run.worst.excess <= 1, "\n".join(f"{each.name}: reported {each.reported_s:.5f}, programmed {each.programmed_s:.5f}" for each in run.compared)
+    assert run.worst.excess <= 1, "\n".join(
+        f"{each.name}: reported {each.reported_s:.5f}, programmed {each.programmed_s:.5f}" for each in run.compared
+    )
     assert run.summary.lateness.p99_s is not None
     assert 0 <= run.summary.lateness.p99_s < 0.1
 

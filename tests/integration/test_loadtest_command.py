@@ -33,7 +33,9 @@ def environment(**more: str) -> dict[str, str]:
 
 def loadtest(*arguments: object, at: Path, **more: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-m", "penstock_loadtest.main", *map(str, arguments)]
-    return subprocess.run(command, cwd=at, env=environment(**more), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=at, env=environment(**more), capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def until(is_so: Callable[[], bool], running: "subprocess.Popen[str]") -> None:
@@ -58,12 +60,27 @@ def test_a_run_leaves_a_table_and_a_report(url: str, tmp_path: Path) -> None:
         assert word in done.stdout
     assert (folder / "report.html").stat().st_size > 10_000
     assert list((folder / "plots").glob("*.png"))
-    assert json.loads((folder / "summary.json").read_text())["outcomes"]["finished"] == len(list(read_records(folder / "records.jsonl")))
+    assert json.loads((folder / "summary.json").read_text())["outcomes"]["finished"] == len(
+        list(read_records(folder / "records.jsonl"))
+    )
     assert done.stderr == ""
 
 
 def test_an_example_runs_by_its_name(url: str, tmp_path: Path) -> None:
-    done = loadtest("run", "closed", "--url", url, "--duration", "0.5", "--set", "warmup_s=0", "--out", "out", "--no-plots", at=tmp_path)
+    done = loadtest(
+        "run",
+        "closed",
+        "--url",
+        url,
+        "--duration",
+        "0.5",
+        "--set",
+        "warmup_s=0",
+        "--out",
+        "out",
+        "--no-plots",
+        at=tmp_path,
+    )
 
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out" / "scenario.json").read_text())["loop"] == "closed"
@@ -71,7 +88,20 @@ def test_an_example_runs_by_its_name(url: str, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_still_writes_the_report(url: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "penstock_loadtest.main", "run", "--url", url, "--rate", "200", "--duration", "600", "--out", "out"]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock_loadtest.main",
+        "run",
+        "--url",
+        url,
+        "--rate",
+        "200",
+        "--duration",
+        "600",
+        "--out",
+        "out",
+    ]
     command += ["--set", "kinds.0.output_tokens={choices: [2, 5000]}", "--set", "kinds.0.ignore_eos=true"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, text=True) as running:
         until(lambda: size(tmp_path / "out" / "records.jsonl") > 0, running)
@@ -92,7 +122,20 @@ def test_ctrl_c_still_writes_the_report(url: str, tmp_path: Path) -> None:
 
 
 def test_of_a_killed_run_a_report_can_still_be_made(url: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "penstock_loadtest.main", "run", "--url", url, "--rate", "200", "--duration", "600", "--out", "out"]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock_loadtest.main",
+        "run",
+        "--url",
+        url,
+        "--rate",
+        "200",
+        "--duration",
+        "600",
+        "--out",
+        "out",
+    ]
     command += ["--set", "kinds.0.output_tokens.constant=4"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL) as running:
         until(lambda: size(tmp_path / "out" / "records.jsonl") > 0, running)
@@ -129,7 +172,9 @@ def test_a_scenario_that_is_wrong_is_told_with_its_key(url: str, tmp_path: Path)
 
 
 def test_a_trace_line_that_cannot_be_read_is_told_with_file_and_line(url: str, tmp_path: Path) -> None:
-    (tmp_path / "trace.jsonl").write_text('{"timestamp": 0, "input_length": 9, "output_length": 3, "hash_ids": [1]}\n{"timestamp": tomorrow}\n')
+    (tmp_path / "trace.jsonl").write_text(
+        '{"timestamp": 0, "input_length": 9, "output_length": 3, "hash_ids": [1]}\n{"timestamp": tomorrow}\n'
+    )
     (tmp_path / "replay.yaml").write_text("trace: {format: mooncake, path: trace.jsonl}\n")
 
     done = loadtest("run", "replay.yaml", "--url", url, at=tmp_path)
@@ -140,7 +185,9 @@ def test_a_trace_line_that_cannot_be_read_is_told_with_file_and_line(url: str, t
 
 
 def test_a_run_that_violates_the_ledger_exits_1(tmp_path: Path) -> None:
-    with fake_server_process(Behaviour(ttft_s=QUICK.ttft_s, gap_s=QUICK.gap_s, faults=[Fault(kind="double_finish", numbers=[3])])) as fake:
+    with fake_server_process(
+        Behaviour(ttft_s=QUICK.ttft_s, gap_s=QUICK.gap_s, faults=[Fault(kind="double_finish", numbers=[3])])
+    ) as fake:
         done = loadtest("run", "--url", fake.url, *SHORT, "--no-plots", "--out", "out", at=tmp_path)
 
     assert done.returncode == 1
@@ -149,14 +196,18 @@ def test_a_run_that_violates_the_ledger_exits_1(tmp_path: Path) -> None:
 
 def test_url_and_keys_come_from_the_environment_and_no_file_shows_a_key(tmp_path: Path) -> None:
     tenants = "[{name: a, key_env: KEY_A}, {name: b}]"
-    with fake_server_process(Behaviour(ttft_s=QUICK.ttft_s, gap_s=QUICK.gap_s, keys={"sk-first": "a", "sk-second": "b"})) as fake:
+    with fake_server_process(
+        Behaviour(ttft_s=QUICK.ttft_s, gap_s=QUICK.gap_s, keys={"sk-first": "a", "sk-second": "b"})
+    ) as fake:
         keys = {"OPENAI_BASE_URL": fake.url, "OPENAI_API_KEY": "sk-second", "KEY_A": "sk-first"}
         done = loadtest("run", *SHORT, "--set", f"tenants={tenants}", "--out", "out", at=tmp_path, **keys)
         truths = fake.stop()
 
     assert done.returncode == 0, done.stderr
     assert {truth.tenant for truth in truths} == {"a", "b"}
-    written = b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()) + done.stdout.encode()
+    written = (
+        b"".join(path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()) + done.stdout.encode()
+    )
     assert b"sk-first" not in written
     assert b"sk-second" not in written
 

@@ -1,6 +1,7 @@
 """ladder, compare and overhead against fake servers whose knee, latencies and processes are known.
 
-Bounds are wide, since a busy machine takes capacity from the fake server and time from the tester; what is off by construction is off by more.
+Bounds are wide, since a busy machine takes capacity from the fake server and time from the tester; what is off by
+construction is off by more.
 """
 
 import json
@@ -32,7 +33,13 @@ CAPACITY = SLOTS / (TTFT_S + (TOKENS - 1) * GAP_S)
 """Requests a second: each holds a slot until its last token. 36."""
 QUEUED = Behaviour(slots=SLOTS, ttft_s=Lengths(constant=TTFT_S), gap_s=Lengths(constant=GAP_S))
 KIND = Kind(prompts=Prompts(tokens=Lengths(constant=8)), output_tokens=Lengths(constant=TOKENS))
-STEADY = Scenario(name="steady", arrivals=Arrivals(process="constant", rate=15), kinds=[KIND], targets=Targets(ttft_s=TTFT_S + 0.1, tpot_s=0.1), drain_s=5.0)
+STEADY = Scenario(
+    name="steady",
+    arrivals=Arrivals(process="constant", rate=15),
+    kinds=[KIND],
+    targets=Targets(ttft_s=TTFT_S + 0.1, tpot_s=0.1),
+    drain_s=5.0,
+)
 
 
 def target(url: str) -> Target:
@@ -53,15 +60,39 @@ def test_the_knee_of_a_server_with_a_known_capacity_is_found(tmp_path: Path) -> 
 
 
 def test_ctrl_c_leaves_a_ladder_and_its_report_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "load.yaml").write_text(f"arrivals: {{process: constant, rate: 15}}\nkinds: [{{output_tokens: {{constant: {TOKENS}}}}}]\n")
-    options = ["--step-s", "0.4", "--min-requests", "1", "--warmup-s", "0", "--settle-s", "0", "--max-rate", "30", "--out", str(tmp_path / "out")]
+    (tmp_path / "load.yaml").write_text(
+        f"arrivals: {{process: constant, rate: 15}}\nkinds: [{{output_tokens: {{constant: {TOKENS}}}}}]\n"
+    )
+    options = [
+        "--step-s",
+        "0.4",
+        "--min-requests",
+        "1",
+        "--warmup-s",
+        "0",
+        "--settle-s",
+        "0",
+        "--max-rate",
+        "30",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     path = tmp_path / "out" / "ladder.json"
 
     def steps() -> int:
         return len(json.loads(path.read_text())["steps"]) if path.exists() else 0
 
     with fake_server_process(QUEUED) as fake:
-        command = [sys.executable, "-m", "penstock_loadtest.main", "ladder", str(tmp_path / "load.yaml"), "--url", fake.url, *options]
+        command = [
+            sys.executable,
+            "-m",
+            "penstock_loadtest.main",
+            "ladder",
+            str(tmp_path / "load.yaml"),
+            "--url",
+            fake.url,
+            *options,
+        ]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         while not (path.parent / "step-01-15" / "records.jsonl").exists() and process.poll() is None:
             time.sleep(0.02)
@@ -80,8 +111,13 @@ def test_ctrl_c_leaves_a_ladder_and_its_report_and_the_same_command_goes_on(tmp_
 
 
 def test_a_fifth_more_time_to_first_token_is_found_and_equal_gaps_are_not_told_apart(tmp_path: Path) -> None:
-    scenario = msgspec.structs.replace(STEADY, arrivals=Arrivals(process="constant", rate=40), duration_s=0.3, targets=Targets())
-    with fake_server_process(Behaviour(ttft_s=Lengths(constant=0.1))) as one, fake_server_process(Behaviour(ttft_s=Lengths(constant=0.12))) as other:
+    scenario = msgspec.structs.replace(
+        STEADY, arrivals=Arrivals(process="constant", rate=40), duration_s=0.3, targets=Targets()
+    )
+    with (
+        fake_server_process(Behaviour(ttft_s=Lengths(constant=0.1))) as one,
+        fake_server_process(Behaviour(ttft_s=Lengths(constant=0.12))) as other,
+    ):
         a, b = (
             Contender(Setting(name=name, url=fake.url, model="fake", overrides=[]), scenario, target(fake.url))
             for name, fake in (("one", one), ("other", other))
@@ -109,4 +145,6 @@ def test_the_cost_of_a_process_is_read_while_it_serves(tmp_path: Path) -> None:
     used = [run.cpu for run in found.runs if run.cpu]
     assert used[1].busy_s > used[1].idle_s
     assert found.fits[0].per_token_us > 0
-    assert all(line.added_ttft_ms is not None and abs(line.added_ttft_ms.value or 99) < 20 for line in found.lines), "the same server twice"
+    assert all(line.added_ttft_ms is not None and abs(line.added_ttft_ms.value or 99) < 20 for line in found.lines), (
+        "the same server twice"
+    )

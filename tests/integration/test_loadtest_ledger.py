@@ -1,4 +1,5 @@
-"""The ledger of whole runs against a fake server that is told what to do wrong: it finds that, names the request, and finds nothing else."""
+"""The ledger of whole runs against a fake server that is told what to do wrong: it finds that, names the request, and
+finds nothing else."""
 
 from pathlib import Path
 
@@ -22,7 +23,14 @@ def ledger(folder: Path, behaviour: Behaviour, scenario: Scenario) -> Ledger:
 
 
 def load(requests: int, *, repeat: int = 0, cancel: Cancel | None = None) -> Scenario:
-    return Scenario(arrivals=Arrivals(process="constant", rate=25), requests=requests, kinds=[KIND], drain_s=5.0, repeat=repeat, cancel=cancel or Cancel())
+    return Scenario(
+        arrivals=Arrivals(process="constant", rate=25),
+        requests=requests,
+        kinds=[KIND],
+        drain_s=5.0,
+        repeat=repeat,
+        cancel=cancel or Cancel(),
+    )
 
 
 WRONG: list[FaultKind] = ["no_done", "double_finish", "wrong_usage", "content_after_finish", "close_mid_stream"]
@@ -45,9 +53,13 @@ def test_every_fault_is_found_at_its_request_and_no_other_is(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(("exact", "is_balanced"), [(True, False), (False, True), (None, True)])
-def test_an_answer_that_changed_fails_an_exact_server_alone(tmp_path: Path, exact: bool | None, is_balanced: bool) -> None:
+def test_an_answer_that_changed_fails_an_exact_server_alone(
+    tmp_path: Path, exact: bool | None, is_balanced: bool
+) -> None:
     changed = Fault(kind="different_answer", numbers=[6])
-    found = ledger(tmp_path / "run", Behaviour(ttft_s=SLOW, gap_s=SLOW, exact=exact, faults=[changed]), load(6, repeat=4))
+    found = ledger(
+        tmp_path / "run", Behaviour(ttft_s=SLOW, gap_s=SLOW, exact=exact, faults=[changed]), load(6, repeat=4)
+    )
 
     assert (found.repeats.compared, found.repeats.different, found.repeats.share) == (4, 1, 0.25)
     assert found.is_balanced is is_balanced
@@ -68,7 +80,10 @@ def test_a_load_with_cancelled_and_declined_requests_balances(tmp_path: Path) ->
     assert tenant.most_metered > tenant.least_metered
 
 
-@pytest.mark.parametrize(("behaviour", "source"), [(Behaviour(token_ids=False), "by_usage"), (Behaviour(token_ids=False, usage=False), "by_chunks")])
+@pytest.mark.parametrize(
+    ("behaviour", "source"),
+    [(Behaviour(token_ids=False), "by_usage"), (Behaviour(token_ids=False, usage=False), "by_chunks")],
+)
 def test_tokens_of_a_server_without_ids_are_unverified(tmp_path: Path, behaviour: Behaviour, source: str) -> None:
     found = ledger(tmp_path / "run", behaviour, load(4))
 

@@ -1,4 +1,5 @@
-"""Adapters as tenants meet them: brought, named, replaced and deleted while the platform serves; logits as peft's; nobody else's business.
+"""Adapters as tenants meet them: brought, named, replaced and deleted while the platform serves; logits as peft's;
+nobody else's business.
 
 The adapters are random and made by peft, for the demo model's shapes.
 """
@@ -49,7 +50,8 @@ STREAM_TOKENS = 64
 """Many times what a stream says while an adapter comes and another one goes."""
 PROMPT = "The sun is a star. The moon is"
 SIZE = 0.03
-"""Spread of the adapters' weights: enough to change what the demo model says, not so much that it talks in one token."""
+"""Spread of the adapters' weights: enough to change what the demo model says, not so much that it talks in one
+token."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,9 @@ class Tenants:
     folder: Path
 
     def client(self, tenant: str) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {self.keys[tenant]}"}, timeout=60, trust_env=False)
+        return httpx.Client(
+            base_url=self.url, headers={"authorization": f"Bearer {self.keys[tenant]}"}, timeout=60, trust_env=False
+        )
 
     def openai(self, tenant: str) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=self.keys[tenant], max_retries=0, timeout=120)
@@ -94,7 +98,10 @@ def demo_on_peft() -> transformers.PreTrainedModel:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(
-            source.path.parent, gguf_file=source.path.name, dtype=torch.float32, quantization_config=transformers.GgufConfig(dequantize=True)
+            source.path.parent,
+            gguf_file=source.path.name,
+            dtype=torch.float32,
+            quantization_config=transformers.GgufConfig(dequantize=True),
         )
     return model
 
@@ -107,7 +114,9 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, seed in (("b", 2), ("c", 3)):
-            config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM")
+            config = peft.LoraConfig(
+                r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"], task_type="CAUSAL_LM"
+            )
             model.add_adapter(name, config)
             generator = torch.Generator().manual_seed(seed)
             with torch.no_grad():
@@ -155,17 +164,34 @@ def _torch_threads() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_torch_threads")
-def test_two_adapters_and_the_base_in_one_batch_have_the_logits_of_peft(oracle: tuple[Any, Path], record_property: Callable[[str, object], None]) -> None:
-    """The demo model in its runner, step by step: prompts of different lengths, then decoding; every step holds all three."""
+def test_two_adapters_and_the_base_in_one_batch_have_the_logits_of_peft(
+    oracle: tuple[Any, Path], record_property: Callable[[str, object], None]
+) -> None:
+    """The demo model in its runner, step by step: prompts of different lengths, then decoding; every step holds all
+    three."""
     model, folder = oracle
-    runner = load_runner(resolve("demo"), EngineConfig(dtype="float32", threads=1, kv_memory_bytes=64 * 2**20), poison=True)
+    runner = load_runner(
+        resolve("demo"), EngineConfig(dtype="float32", threads=1, kv_memory_bytes=64 * 2**20), poison=True
+    )
     adapters = ("a", "b", None)
     seqs, found = [], [list[torch.Tensor]() for _ in adapters]
     for number, name in enumerate(adapters):
         prompt = [(37 * place + number) % 40000 for place in range(20 + 9 * number)]
         lora = None if name is None else runner.load_adapter(digest_of(folder / name), folder / name, 16)
         sampling = SamplingParams(max_tokens=8, temperature=0.0)
-        seqs.append(Sequence("r", prompt, sampling, len(prompt), [], b"", 0.0, lora=lora, block_table=list(range(9 * number, 9 * number + 9))))
+        seqs.append(
+            Sequence(
+                "r",
+                prompt,
+                sampling,
+                len(prompt),
+                [],
+                b"",
+                0.0,
+                lora=lora,
+                block_table=list(range(9 * number, 9 * number + 9)),
+            )
+        )
     while seqs[0].num_output_tokens < 8:
         step = Step([Chunk(seq, seq.num_computed_tokens, seq.num_uncomputed_tokens) for seq in seqs], [])
         batch, logits = runner.forward(step)
@@ -174,18 +200,28 @@ def test_two_adapters_and_the_base_in_one_batch_have_the_logits_of_peft(oracle: 
             seq.num_computed_tokens = seq.num_tokens
             seq.token_ids.append(chosen.token_id)
 
-    expected = [peft_logits(model, name, seq.token_ids)[seq.num_prompt_tokens - 1 : -1] for name, seq in zip(adapters, seqs, strict=True)]
-    difference = max((torch.stack(rows) - wanted).abs().max().item() for rows, wanted in zip(found, expected, strict=True))
+    expected = [
+        peft_logits(model, name, seq.token_ids)[seq.num_prompt_tokens - 1 : -1]
+        for name, seq in zip(adapters, seqs, strict=True)
+    ]
+    difference = max(
+        (torch.stack(rows) - wanted).abs().max().item() for rows, wanted in zip(found, expected, strict=True)
+    )
     base = peft_logits(model, None, seqs[0].token_ids)[seqs[0].num_prompt_tokens - 1 : -1]
     record_property("max_logit_difference_from_peft", difference)
     assert difference <= 2e-3
     assert (expected[0] - base).abs().max() > 0.5, "the adapter moves nothing, so nothing was compared"
 
 
-def test_two_tenants_adapters_and_the_base_answer_side_by_side_as_peft_does(tenants: Tenants, oracle: tuple[Any, Path]) -> None:
+def test_two_tenants_adapters_and_the_base_answer_side_by_side_as_peft_does(
+    tenants: Tenants, oracle: tuple[Any, Path]
+) -> None:
     first, second = tenants.upload("acme", "tone", "a"), tenants.upload("other", "tone", "b", base_model="demo")
     assert (first.status_code, second.status_code) == (201, 201), first.text + second.text
-    assert [(found["version"], found["rank"], found["state"]) for found in (first.json(), second.json())] == [(1, 8, "loaded"), (1, 4, "loaded")]
+    assert [(found["version"], found["rank"], found["state"]) for found in (first.json(), second.json())] == [
+        (1, 8, "loaded"),
+        (1, 4, "loaded"),
+    ]
     prompt = load_tokenizer(resolve("demo")).encode(PROMPT, add_special=True)
     asks = [("acme", "tone", "a"), ("other", "tone", "b"), ("acme", "demo", None), ("other", "demo:tone", "b")]
 
@@ -229,11 +265,16 @@ def test_a_tenants_adapters_are_listed_for_it_and_do_not_exist_for_another(tenan
         assert [refusal.status_code for refusal in refusals] == [404] * 5
         assert all("acme" not in refusal.text for refusal in refusals)
         assert "secret-plan" not in other.get("/v1/adapters").text
-        assert acme.delete("/v1/adapters/secret-plan").json() == {"id": "secret-plan", "object": "adapter", "deleted": True}
+        assert acme.delete("/v1/adapters/secret-plan").json() == {
+            "id": "secret-plan",
+            "object": "adapter",
+            "deleted": True,
+        }
 
 
 def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: Tenants) -> None:
-    """A third one is loaded and used beside the two that run; a deleted one ends for new requests at once, not for its streams."""
+    """A third one is loaded and used beside the two that run; a deleted one ends for new requests at once, not for its
+    streams."""
     for tenant, name, which in (("acme", "kept", "a"), ("other", "kept", "b")):
         assert tenants.upload(tenant, name, which).status_code == 201
 
@@ -257,7 +298,16 @@ def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: Tenant
     async def main() -> tuple[list[int], list[int], list[int]]:
         started: asyncio.Queue[str] = asyncio.Queue()
         async with tenants.openai("acme") as acme, tenants.openai("other") as other:
-            asks = [(acme, "kept"), (other, "kept"), (acme, "demo"), (acme, "tone"), (other, "demo"), (other, "tone"), (acme, "kept"), (other, "kept")]
+            asks = [
+                (acme, "kept"),
+                (other, "kept"),
+                (acme, "demo"),
+                (acme, "tone"),
+                (other, "demo"),
+                (other, "tone"),
+                (acme, "kept"),
+                (other, "kept"),
+            ]
             streams = [asyncio.create_task(stream(client, model, started)) for client, model in asks]
             async with asyncio.timeout(60):
                 for _ in asks:
@@ -270,7 +320,12 @@ def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: Tenant
                 running.append(sum(not task.done() for task in streams))
                 gone = await asyncio.to_thread(client.post, "/v1/completions", json={"model": "kept", "prompt": "x"})
                 used = await asyncio.to_thread(tenants.answer, "acme", "late", 4)
-                statuses = [uploaded.status_code, deleted.status_code, gone.status_code, len(used["choices"][0]["token_ids"])]
+                statuses = [
+                    uploaded.status_code,
+                    deleted.status_code,
+                    gone.status_code,
+                    len(used["choices"][0]["token_ids"]),
+                ]
                 statuses.append((await asyncio.to_thread(client.delete, "/v1/adapters/late")).status_code)
             return await asyncio.gather(*streams), statuses, running
 
@@ -282,7 +337,8 @@ def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: Tenant
 
 
 def test_a_changed_adapter_under_the_same_name_shares_no_kv_with_its_predecessor(tenants: Tenants) -> None:
-    """Equal requests find each other's blocks; with another adapter, another version of it or the base none is found."""
+    """Equal requests find each other's blocks; with another adapter, another version of it or the base none is
+    found."""
     prompt = {"prompt": list(range(1000, 1064)), "max_tokens": 4}
 
     def cached(model: str) -> int:
@@ -305,13 +361,17 @@ def test_a_changed_adapter_under_the_same_name_shares_no_kv_with_its_predecessor
     assert versions == [1, 2, 2, 3]
 
 
-def test_what_can_not_be_served_is_refused_with_a_sentence_and_leaves_nothing(tenants: Tenants, tmp_path: Path, platform: PlatformProcess) -> None:
+def test_what_can_not_be_served_is_refused_with_a_sentence_and_leaves_nothing(
+    tenants: Tenants, tmp_path: Path, platform: PlatformProcess
+) -> None:
     weights = (tenants.folder / "a" / WEIGHTS_FILE).read_bytes()
     config = (tenants.folder / "a" / CONFIG_FILE).read_text(encoding="utf-8")
     with tenants.client("acme") as client:
 
         def post(name: str, *files: tuple[str, bytes]) -> tuple[int, str]:
-            response = client.post("/v1/adapters", data={"name": name}, files=[("file", (file, io.BytesIO(data))) for file, data in files])
+            response = client.post(
+                "/v1/adapters", data={"name": name}, files=[("file", (file, io.BytesIO(data))) for file, data in files]
+            )
             return response.status_code, response.json()["error"]["message"]
 
         before = {adapter["id"] for adapter in client.get("/v1/adapters").json()["data"]}
@@ -328,7 +388,11 @@ def test_what_can_not_be_served_is_refused_with_a_sentence_and_leaves_nothing(te
         imported = client.post("/v1/adapters", json={"name": "x", "path": "anywhere"})
 
         assert [status for status, _ in refusals] == [400] * 7
-        for (_, message), part in zip(refusals, ("pickle", "lacks", "DoRA", "ranks up to 16", "safetensors", "name of a model", "letters"), strict=True):
+        for (_, message), part in zip(
+            refusals,
+            ("pickle", "lacks", "DoRA", "ranks up to 16", "safetensors", "name of a model", "letters"),
+            strict=True,
+        ):
             assert part in message
         assert imported.status_code == 400
         assert "no import folder" in imported.json()["error"]["message"]
@@ -356,7 +420,9 @@ def server(tmp_path: Path, socket_dir: Path) -> Iterator[EmbeddedRedis]:
     embedded.stop()
 
 
-def test_the_registry_keeps_tenants_apart_counts_versions_and_outlives_redis_for_what_it_knows(server: EmbeddedRedis) -> None:
+def test_the_registry_keeps_tenants_apart_counts_versions_and_outlives_redis_for_what_it_knows(
+    server: EmbeddedRedis,
+) -> None:
     def adapter(digest: str) -> Adapter:
         return Adapter(digest, "demo", "m" * 32, 8, ("q_proj",), 100, 1)
 
@@ -372,7 +438,9 @@ def test_the_registry_keeps_tenants_apart_counts_versions_and_outlives_redis_for
                 await registry.put("acme", "no name", adapter("d4"))
 
             assert put == [1, 2 - 1, 2, 3]
-            assert {name: (found.adapter.digest, found.version) for name, found in (await registry.all("acme")).items()} == {"a": ("d1", 3), "b": ("d3", 1)}
+            assert {
+                name: (found.adapter.digest, found.version) for name, found in (await registry.all("acme")).items()
+            } == {"a": ("d1", 3), "b": ("d3", 1)}
             assert await registry.owned_digests() == {"d1", "d3"}
             assert await registry.get("other", "b") is None
             assert await elsewhere.get("acme", "a") == await registry.get("acme", "a"), "another gateway knows at once"

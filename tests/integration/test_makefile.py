@@ -1,4 +1,5 @@
-"""What `make` would do, by its own account (`make -n`): a second start installs nothing, a changed list of packages does."""
+"""What `make` would do, by its own account (`make -n`): a second start installs nothing, a changed list of packages
+does."""
 
 import os
 import shutil
@@ -15,15 +16,21 @@ def checkout(tmp_path: Path) -> Path:
     """As `make test` leaves it: everything is installed, and the stamps say so."""
     shutil.copy(MAKEFILE, tmp_path)
     (tmp_path / ".venv").mkdir()
-    for second, name in enumerate(("pyproject.toml", "constraints.txt", ".venv/.installed", ".venv/.installed-loadtest", ".venv/.installed-dev")):
+    for second, name in enumerate(
+        ("pyproject.toml", "constraints.txt", ".venv/.installed", ".venv/.installed-loadtest", ".venv/.installed-dev")
+    ):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (1e9 + second, 1e9 + second))
     return tmp_path
 
 
 def plan(checkout: Path, target: str) -> str:
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"}  # `make test` may have called us
-    return subprocess.run(["make", "-n", target], cwd=checkout, env=variables, capture_output=True, text=True, timeout=30, check=True).stdout
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "MFLAGS"
+    }  # `make test` may have called us
+    return subprocess.run(
+        ["make", "-n", target], cwd=checkout, env=variables, capture_output=True, text=True, timeout=30, check=True
+    ).stdout
 
 
 @pytest.mark.parametrize("target", ["up", "loadtest", "test", "check", "bench-prefix"])

@@ -59,7 +59,9 @@ def test_dequantized_weights_equal_those_of_transformers(source: ModelSource, or
 def test_greedy_output_equals_that_of_transformers(source: ModelSource, oracle: PreTrainedModel) -> None:
     data = os.environ.get("PENSTOCK_TEST_DATA")
     prompts = chat_prompts(source, sample_texts(Path(data), 5) if data else TEXTS)
-    config = EngineConfig(dtype="float32", max_num_seqs=4, max_batched_tokens=64, threads=1)  # less than a prompt: they go in chunks
+    config = EngineConfig(
+        dtype="float32", max_num_seqs=4, max_batched_tokens=64, threads=1
+    )  # less than a prompt: they go in chunks
     mine = ours(source, config, prompts, NEW_TOKENS, num_recorded=len(prompts))
 
     for number, prompt in enumerate(prompts):

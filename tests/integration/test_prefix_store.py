@@ -64,11 +64,17 @@ class World:
 
     async def is_true(self) -> bool:
         found = await self.store.snapshot(EPOCH)
-        return found is not None and found.event_seq == self.replica.event_seq and set(split_keys(found.stored)) == self.replica.held
+        return (
+            found is not None
+            and found.event_seq == self.replica.event_seq
+            and set(split_keys(found.stored)) == self.replica.held
+        )
 
 
 @contextlib.asynccontextmanager
-async def world(server: EmbeddedRedis, times: StoreTimes = TIMES, max_pending_bytes: int = 2**20) -> AsyncIterator[World]:
+async def world(
+    server: EmbeddedRedis, times: StoreTimes = TIMES, max_pending_bytes: int = 2**20
+) -> AsyncIterator[World]:
     """A writer at work."""
     async with connect(server.url) as client:
         made = World(client, times, max_pending_bytes)
@@ -94,7 +100,11 @@ def test_a_new_writer_announces_and_then_follows_the_events(server: EmbeddedRedi
             await eventually(w.is_true)
             random = Random(1)
             for _ in range(300):
-                w.writer.push(w.replica.change({key(random.randrange(50))}, {key(random.randrange(50)), key(random.randrange(50))}))
+                w.writer.push(
+                    w.replica.change(
+                        {key(random.randrange(50))}, {key(random.randrange(50)), key(random.randrange(50))}
+                    )
+                )
                 if random.random() < 0.1:
                     await asyncio.sleep(0)
             await eventually(w.is_true)
@@ -110,7 +120,10 @@ def test_a_copy_larger_than_one_command_is_written_and_changed(server: EmbeddedR
         async with world(server) as w:
             w.replica.change({key(number) for number in range(3 * CHUNK + 5)}, set())
             await eventually(w.is_true)
-            new, old = {key(number) for number in range(10_000_000, 10_000_000 + 2 * CHUNK + 3)}, set(list(w.replica.held)[: CHUNK + 9])
+            new, old = (
+                {key(number) for number in range(10_000_000, 10_000_000 + 2 * CHUNK + 3)},
+                set(list(w.replica.held)[: CHUNK + 9]),
+            )
             w.writer.push(w.replica.change(new, old))
             await eventually(w.is_true)
 

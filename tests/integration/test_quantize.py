@@ -1,4 +1,5 @@
-"""`penstock quantize` on the demo model, killed in the middle and begun again; its perplexities, and its checkpoint through the whole platform."""
+"""`penstock quantize` on the demo model, killed in the middle and begun again; its perplexities, and its checkpoint
+through the whole platform."""
 
 import re
 import subprocess
@@ -35,9 +36,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Group 128. Calibrated and compared with what the project says of itself."""
     folder = tmp_path_factory.mktemp("awq")
     calibration, evaluation = folder / "calibration.txt", folder / "evaluation.txt"
-    calibration.write_text("".join((ROOT / name).read_text(encoding="utf-8")[:8000] for name in ("README.md", "CONTRIBUTING.md")), encoding="utf-8")
+    calibration.write_text(
+        "".join((ROOT / name).read_text(encoding="utf-8")[:8000] for name in ("README.md", "CONTRIBUTING.md")),
+        encoding="utf-8",
+    )
     evaluation.write_text((ROOT / "docs" / "openai-api.md").read_text(encoding="utf-8")[:6000], encoding="utf-8")
-    out, settings = folder / "int4", ("--calibration", str(calibration), "--evaluation", str(evaluation), "--sequences", "2")
+    out, settings = (
+        folder / "int4",
+        ("--calibration", str(calibration), "--evaluation", str(evaluation), "--sequences", "2"),
+    )
     command = penstock("quantize", "demo", str(out), *settings)
     killed = _killed(command, KILLED_BEHIND)
     assert not out.exists()
@@ -69,7 +76,10 @@ def test_a_quantized_demo_model_still_knows_paris(made: Made, tmp_path: Path) ->
 
 
 def test_awq_loses_less_than_rounding_does(made: Made, record_property: Callable[[str, object], None]) -> None:
-    found = {name: float(value) for name, value in re.findall(r"(bfloat16|float32|AWQ|round to nearest)\W+([\d.]+)", made.printed)}
+    found = {
+        name: float(value)
+        for name, value in re.findall(r"(bfloat16|float32|AWQ|round to nearest)\W+([\d.]+)", made.printed)
+    }
 
     for name, value in found.items():
         record_property(name, value)

@@ -1,6 +1,7 @@
 """A real model's answer goes on after its replica was killed in the middle: the same tokens, to the last one.
 
-In exact mode: recomputing the KV of what is out already takes other batches than the first time, and only then are its bits the same.
+In exact mode: recomputing the KV of what is out already takes other batches than the first time, and only then are its
+bits the same.
 """
 
 import json
@@ -49,7 +50,9 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
 
 def kill(platform: PlatformProcess, replica_id: str) -> None:
     """Serve names a replica's log after its id."""
-    (pid,) = [pid for pid in platform.replicas if any(replica_id in file.path for file in psutil.Process(pid).open_files())]
+    (pid,) = [
+        pid for pid in platform.replicas if any(replica_id in file.path for file in psutil.Process(pid).open_files())
+    ]
     os.kill(pid, signal.SIGKILL)
 
 
@@ -57,7 +60,9 @@ def answer(platform: PlatformProcess, *, is_disturbed: bool) -> list[dict[str, A
     """The choices of all chunks; disturbed: the replica that answers is killed in the middle."""
     choices: list[dict[str, Any]] = []
     headers = {"authorization": f"Bearer {platform.key}"}
-    with httpx.stream("POST", f"{platform.url}/v1/chat/completions", json=REQUEST, headers=headers, timeout=120, trust_env=False) as response:
+    with httpx.stream(
+        "POST", f"{platform.url}/v1/chat/completions", json=REQUEST, headers=headers, timeout=120, trust_env=False
+    ) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
             if line.startswith("data: {"):

@@ -1,7 +1,7 @@
 """Gateway and pool as Ray Serve runs them: real Ray, Redis, token streams and HTTP, two timed replicas.
 
-Most of it is about what happens when a process is killed. Not here: a replica's graceful end, which only Serve can begin (tests/unit/workers
-and tests/unit/router play it), and the real model (test_demo, test_resume).
+Most of it is about what happens when a process is killed. Not here: a replica's graceful end, which only Serve can
+begin (tests/unit/workers and tests/unit/router play it), and the real model (test_demo, test_resume).
 """
 
 import json
@@ -31,7 +31,8 @@ SLOW_CONTEXT, SLOW_STEP_S = 7500, 0.16
 """Tokens of a context so long that a step takes that many seconds: 0.01 and 0.00002 a token."""
 BLOCK_SIZE = 16
 LAG_S = 0.15
-"""What a replica's report may take to /metrics: it waits up to 0.04 s for tokens to go along with, the rest is a busy machine's."""
+"""What a replica's report may take to /metrics: it waits up to 0.04 s for tokens to go along with, the rest is a busy
+machine's."""
 RECOVERY_S = 30.0
 """Far beyond what it takes; where a time is promised, the test says so itself."""
 BACK_S = 5.0
@@ -49,15 +50,25 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
 
 
 def client(platform: PlatformProcess) -> httpx.Client:
-    return httpx.Client(base_url=platform.url, headers={"authorization": f"Bearer {platform.key}"}, timeout=30, trust_env=False)
+    return httpx.Client(
+        base_url=platform.url, headers={"authorization": f"Bearer {platform.key}"}, timeout=30, trust_env=False
+    )
 
 
 def body(max_tokens: int, content: str = "What is the capital of France?", **changes: Any) -> dict[str, Any]:
     question = {"role": "user", "content": content}
-    return {"model": "timed", "messages": [question], "max_tokens": max_tokens, "seed": 7, "return_token_ids": True} | changes
+    return {
+        "model": "timed",
+        "messages": [question],
+        "max_tokens": max_tokens,
+        "seed": 7,
+        "return_token_ids": True,
+    } | changes
 
 
-def ask(platform: PlatformProcess, max_tokens: int = 4, content: str = "What is the capital of France?") -> httpx.Response:
+def ask(
+    platform: PlatformProcess, max_tokens: int = 4, content: str = "What is the capital of France?"
+) -> httpx.Response:
     with client(platform) as http:
         return http.post("/v1/chat/completions", json=body(max_tokens, content))
 
@@ -172,7 +183,9 @@ def test_a_stream_survives_the_death_of_its_replica_to_the_token(platform: Platf
     wait_for(lambda: num_replicas(platform) == 2, within_s=RECOVERY_S)
 
 
-def test_a_client_that_hangs_up_frees_its_kv_within_one_step(platform: PlatformProcess, record_property: Record) -> None:
+def test_a_client_that_hangs_up_frees_its_kv_within_one_step(
+    platform: PlatformProcess, record_property: Record
+) -> None:
     question = body(100, long_prompt("Hang up", SLOW_CONTEXT), stream=True)
     wait_for(lambda: platform.metric("penstock_running_sequences") == 0, within_s=2.0)
     free = platform.metric("penstock_kv_blocks_free")
@@ -192,7 +205,9 @@ def test_a_client_that_hangs_up_frees_its_kv_within_one_step(platform: PlatformP
     assert freed_s <= SLOW_STEP_S + LAG_S
 
 
-def test_after_an_idle_replica_is_killed_requests_go_on_and_its_index_entries_are_not_used(platform: PlatformProcess, record_property: Record) -> None:
+def test_after_an_idle_replica_is_killed_requests_go_on_and_its_index_entries_are_not_used(
+    platform: PlatformProcess, record_property: Record
+) -> None:
     prompt = long_prompt("Idle")
     victim = prime(platform, prompt)
     blocks = platform.metric("penstock_index_blocks")
@@ -203,7 +218,9 @@ def test_after_an_idle_replica_is_killed_requests_go_on_and_its_index_entries_ar
     wait_for(lambda: platform.metric("penstock_index_blocks") <= blocks - 400 // BLOCK_SIZE, within_s=2.0)
     predicted = platform.metric("penstock_prefix_predicted_tokens_total")
     answers.append(first := ask(platform, content=prompt))
-    assert platform.metric("penstock_prefix_predicted_tokens_total") - predicted < 100, "what the dead one held is not counted on"
+    assert platform.metric("penstock_prefix_predicted_tokens_total") - predicted < 100, (
+        "what the dead one held is not counted on"
+    )
     assert cached(first) < 100, "the prompt is new to the other replica, but for what every chat begins with"
     answers += [ask(platform, content=prompt) for _ in range(10)]
 
@@ -214,7 +231,9 @@ def test_after_an_idle_replica_is_killed_requests_go_on_and_its_index_entries_ar
     assert len(platform.replicas) == 2
 
 
-def test_redis_killed_requests_go_on_it_is_back_and_the_index_heals(platform: PlatformProcess, record_property: Record) -> None:
+def test_redis_killed_requests_go_on_it_is_back_and_the_index_heals(
+    platform: PlatformProcess, record_property: Record
+) -> None:
     before, meanwhile = long_prompt("Before"), long_prompt("Meanwhile")
     prime(platform, before)
     wait_for(lambda: len(copies(platform)) >= 2, within_s=RECOVERY_S)
@@ -236,7 +255,11 @@ def test_redis_killed_requests_go_on_it_is_back_and_the_index_heals(platform: Pl
     # the new Redis holds what the replicas hold
     def is_healed() -> bool:
         found = copies(platform)
-        living = {replica: count for replica, count in found.items() if any(has_log_of(pid, replica) for pid in platform.replicas)}
+        living = {
+            replica: count
+            for replica, count in found.items()
+            if any(has_log_of(pid, replica) for pid in platform.replicas)
+        }
         return len(living) == 2 and sum(living.values()) == platform.metric("penstock_index_blocks")
 
     wait_for(is_healed, within_s=10.0)
@@ -250,9 +273,14 @@ def test_redis_killed_requests_go_on_it_is_back_and_the_index_heals(platform: Pl
     assert platform.metric("penstock_prefix_predicted_tokens_total") > 600
 
 
-def test_a_killed_gateway_answers_again_within_five_seconds_on_the_same_port(platform: PlatformProcess, record_property: Record) -> None:
+def test_a_killed_gateway_answers_again_within_five_seconds_on_the_same_port(
+    platform: PlatformProcess, record_property: Record
+) -> None:
     (gateway,) = platform.gateways
-    with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=body(2000, stream=True)) as response:
+    with (
+        client(platform) as http,
+        http.stream("POST", "/v1/chat/completions", json=body(2000, stream=True)) as response,
+    ):
         next(stream_of(response))
         os.kill(gateway, signal.SIGKILL)
         killed_at = time.monotonic()
@@ -265,7 +293,10 @@ def test_a_killed_gateway_answers_again_within_five_seconds_on_the_same_port(pla
 
 def test_a_dead_gateways_sequences_are_off_the_replicas(platform: PlatformProcess) -> None:
     (gateway,) = platform.gateways
-    with client(platform) as http, http.stream("POST", "/v1/chat/completions", json=body(4000, stream=True)) as response:
+    with (
+        client(platform) as http,
+        http.stream("POST", "/v1/chat/completions", json=body(4000, stream=True)) as response,
+    ):
         next(stream_of(response))
         os.kill(gateway, signal.SIGKILL)
     wait_for(lambda: num_replicas(platform) == 2, within_s=RECOVERY_S)
@@ -274,7 +305,9 @@ def test_a_dead_gateways_sequences_are_off_the_replicas(platform: PlatformProces
 
 
 def test_discovery_goes_on_after_serves_controller_was_killed(platform: PlatformProcess) -> None:
-    (controller,) = [process.pid for process in descendants(platform.pid) if "ServeController" in " ".join(process.cmdline())]
+    (controller,) = [
+        process.pid for process in descendants(platform.pid) if "ServeController" in " ".join(process.cmdline())
+    ]
     os.kill(controller, signal.SIGKILL)
     victim = platform.replicas[0]
     os.kill(victim, signal.SIGKILL)

@@ -1,4 +1,5 @@
-"""Speculation on the demo model: with any drafter a seeded request says what it says without one, in the engine and through the platform.
+"""Speculation on the demo model: with any drafter a seeded request says what it says without one, in the engine and
+through the platform.
 
 A small share of bench/speculation.py, whose record has the 200 requests.
 """
@@ -28,7 +29,14 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(200)]
 REQUESTS, MAX_TOKENS, STREAMS, WORDS = 6, 8, 8, 10
 BODIES = [request(number, 0.8 if number % 4 > 1 else 0.0, MAX_TOKENS, WORDS) for number in range(REQUESTS)]
 DRAFT = {"method": "draft", "model": "demo", "draft_layers": 25, "max_draft_tokens": 2, "adaptive": False}
-ENGINE: dict[str, Any] = {"dtype": "float32", "exact": True, "threads": 1, "kv_memory_bytes": 150_000_000, "max_num_seqs": STREAMS, "max_batched_tokens": 64}
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "exact": True,
+    "threads": 1,
+    "kv_memory_bytes": 150_000_000,
+    "max_num_seqs": STREAMS,
+    "max_batched_tokens": 64,
+}
 POOL = {"name": "draft", "served_names": ["draft"], "engine": ENGINE | {"speculation": DRAFT}}
 CONFIG = "gateway: {{port: {port}}}\npools:\n  - " + json.dumps(POOL).replace("{", "{{").replace("}", "}}")
 
@@ -50,7 +58,9 @@ def sequence(body: dict[str, Any], hasher: ChainHasher) -> Sequence:
     ids = load_tokenizer(resolve("demo")).encode_chat(body["messages"])
     root = hasher.root("demo")
     keys = hasher.extend(root, ids)
-    sampling = SamplingParams(**{name: value for name, value in body.items() if name not in ("messages", "return_token_ids")})
+    sampling = SamplingParams(
+        **{name: value for name, value in body.items() if name not in ("messages", "return_token_ids")}
+    )
     return Sequence("r", ids, sampling, len(ids), keys, keys[-1] if keys else root, 0.0)
 
 
@@ -69,7 +79,9 @@ def engine_answers(method: str) -> Answers:
     """All requests in one batch, without a platform around the engine."""
     config, runner = engine_config(method), demo_runner()
     hasher = ChainHasher(bytes(32), config.block_size)
-    scheduler = Scheduler(BlockPool(runner.num_blocks, config.block_size), hasher, config, runner.max_model_len, runner.eos_token_ids)
+    scheduler = Scheduler(
+        BlockPool(runner.num_blocks, config.block_size), hasher, config, runner.max_model_len, runner.eos_token_ids
+    )
     sequences = [sequence(body, hasher) for body in BODIES]
     for seq in sequences:
         scheduler.add(seq)
@@ -88,13 +100,17 @@ def drafted(tmp_path_factory: pytest.TempPathFactory) -> Run:
         return run_in_turn(platform, ("draft",), BODIES, STREAMS, REQUESTS)["draft"]
 
 
-def test_seeded_and_greedy_answers_are_the_same_with_look_up_as_without(record_property: Callable[[str, object], None]) -> None:
+def test_seeded_and_greedy_answers_are_the_same_with_look_up_as_without(
+    record_property: Callable[[str, object], None],
+) -> None:
     plain, ngram = engine_answers("none"), engine_answers("ngram")
     record_property("drafted_and_accepted", [ngram.drafted, ngram.accepted])
 
     assert ngram.token_ids == plain.token_ids
     assert 0 < ngram.accepted <= ngram.drafted
-    assert len({tuple(token_ids) for token_ids in plain.token_ids}) == REQUESTS, "the requests differ, so that equal answers say something"
+    assert len({tuple(token_ids) for token_ids in plain.token_ids}) == REQUESTS, (
+        "the requests differ, so that equal answers say something"
+    )
 
 
 def test_seeded_and_greedy_answers_of_the_platform_are_the_same_with_a_draft_model(drafted: Run) -> None:

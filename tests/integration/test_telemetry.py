@@ -1,4 +1,5 @@
-"""What an operator sees of the platform: one trace per request at a real OTLP collector, and every metric of the table at work."""
+"""What an operator sees of the platform: one trace per request at a real OTLP collector, and every metric of the table
+at work."""
 
 import ast
 import http.client
@@ -13,7 +14,10 @@ from typing import Any
 
 import httpx
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from bench.platform_process import PlatformProcess, running_platform
@@ -66,8 +70,8 @@ SETTINGS = Settings(tier_policy="cloud_first", limits=Limits(requests_per_minute
 
 
 class Collector(ThreadingHTTPServer):
-    """The receiving end of OTLP over HTTP (opentelemetry.io/docs/specs/otlp), and a provider of chats too. `raw` is all that was exported, as it
-    came; `asked` has the headers of every chat."""
+    """The receiving end of OTLP over HTTP (opentelemetry.io/docs/specs/otlp), and a provider of chats too. `raw` is all
+    that was exported, as it came; `asked` has the headers of every chat."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -132,7 +136,9 @@ def collector() -> Iterator[Collector]:
 def platform(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Iterator[PlatformProcess]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")  # s: how long the last test waits for a batch to be given up
-        with running_platform(tmp_path_factory.mktemp("platform"), CONFIG.format(endpoint=collector.endpoint)) as running:
+        with running_platform(
+            tmp_path_factory.mktemp("platform"), CONFIG.format(endpoint=collector.endpoint)
+        ) as running:
             yield running
 
 
@@ -143,11 +149,21 @@ def client(platform: PlatformProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-def chat(client: httpx.Client, model: str = "demo", traceparent: str | None = None, key: str | None = None, **fields: Any) -> httpx.Response:
+def chat(
+    client: httpx.Client, model: str = "demo", traceparent: str | None = None, key: str | None = None, **fields: Any
+) -> httpx.Response:
     """key: of another tenant than the client's."""
-    body = {"model": model, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 24, "temperature": 0, **fields}
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": 24,
+        "temperature": 0,
+        **fields,
+    }
     headers = {} if traceparent is None else {"traceparent": traceparent, "tracestate": "vendor=opaque"}
-    return client.post("/v1/chat/completions", json=body, headers=headers | ({} if key is None else {"authorization": f"Bearer {key}"}))
+    return client.post(
+        "/v1/chat/completions", json=body, headers=headers | ({} if key is None else {"authorization": f"Bearer {key}"})
+    )
 
 
 def attributes(span: Span) -> dict[str, Any]:
@@ -168,11 +184,18 @@ def values(client: httpx.Client) -> dict[str, float]:
     return found
 
 
-def test_one_trace_tells_of_gateway_queue_route_prefill_and_decode_under_the_clients_own_id(client: httpx.Client, collector: Collector) -> None:
+def test_one_trace_tells_of_gateway_queue_route_prefill_and_decode_under_the_clients_own_id(
+    client: httpx.Client, collector: Collector
+) -> None:
     trace_id, span_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
     answer = chat(client, traceparent=f"00-{trace_id}-{span_id}-01")
-    spans = wait_for(lambda: (found := collector.of(trace_id)).keys() >= {"request", "queue", "route", "prefill", "decode"} and found, WITHIN_S)
+    spans = wait_for(
+        lambda: (
+            (found := collector.of(trace_id)).keys() >= {"request", "queue", "route", "prefill", "decode"} and found
+        ),
+        WITHIN_S,
+    )
 
     request = spans["request"]
     usage = answer.json()["usage"]
@@ -194,12 +217,21 @@ def test_one_trace_tells_of_gateway_queue_route_prefill_and_decode_under_the_cli
         names.TTFT: 0,
     }
     route, prefill, decode = (attributes(spans[name]) for name in ("route", "prefill", "decode"))
-    assert (route[names.POOL], route[names.TIER], route[names.REPLICA]) == ("demo", "edge", answer.headers["x-penstock-replica"])
-    assert 1000 * route[names.PREDICTED_TTFT] == pytest.approx(float(answer.headers["x-penstock-predicted-ttft-ms"]), abs=0.06)
+    assert (route[names.POOL], route[names.TIER], route[names.REPLICA]) == (
+        "demo",
+        "edge",
+        answer.headers["x-penstock-replica"],
+    )
+    assert 1000 * route[names.PREDICTED_TTFT] == pytest.approx(
+        float(answer.headers["x-penstock-predicted-ttft-ms"]), abs=0.06
+    )
     assert route[names.REASON] == "only_replica"
     assert prefill[names.INPUT_TOKENS] == usage["prompt_tokens"]
     assert prefill[names.CACHED_TOKENS] == usage["prompt_tokens_details"]["cached_tokens"]
-    assert (decode[names.OUTPUT_TOKENS], decode[names.FINISH]) == (usage["completion_tokens"], answer.json()["choices"][0]["finish_reason"])
+    assert (decode[names.OUTPUT_TOKENS], decode[names.FINISH]) == (
+        usage["completion_tokens"],
+        answer.json()["choices"][0]["finish_reason"],
+    )
     assert prefill[names.REPLICA] == decode[names.REPLICA] == route[names.REPLICA]
 
 
@@ -212,7 +244,10 @@ def test_the_spans_follow_one_another_within_the_request(client: httpx.Client, c
     spans = wait_for(lambda: (found := collector.of(trace_id)).keys() >= {"request", "decode"} and found, WITHIN_S)
 
     skew = int(SKEW_S * 1e9)
-    edges = [(spans[name].start_time_unix_nano, spans[name].end_time_unix_nano) for name in ("queue", "route", "prefill", "decode")]
+    edges = [
+        (spans[name].start_time_unix_nano, spans[name].end_time_unix_nano)
+        for name in ("queue", "route", "prefill", "decode")
+    ]
     assert all(start <= end for start, end in edges)
     assert edges[0][1] == edges[1][0]  # the wait ends where routing begins
     assert edges[1][1] <= edges[2][0] + skew  # on to another process
@@ -222,7 +257,9 @@ def test_the_spans_follow_one_another_within_the_request(client: httpx.Client, c
     assert edges[3][1] - skew <= request.end_time_unix_nano <= ended + skew
     seconds = (edges[3][1] - edges[3][0]) / 1e9
     assert 0.3 < seconds / ((ended - began) / 1e9) < 1  # 24 tokens one by one are most of it
-    assert attributes(request)[names.TTFT] == pytest.approx((edges[2][1] - request.start_time_unix_nano) / 1e9, abs=0.05)
+    assert attributes(request)[names.TTFT] == pytest.approx(
+        (edges[2][1] - request.start_time_unix_nano) / 1e9, abs=0.05
+    )
 
 
 def test_a_caller_that_does_not_sample_is_not_recorded(client: httpx.Client, collector: Collector) -> None:
@@ -236,7 +273,9 @@ def test_a_caller_that_does_not_sample_is_not_recorded(client: httpx.Client, col
     assert collector.of(unsampled) == {}
 
 
-def test_a_request_that_fails_and_one_that_is_hung_up_on_say_so(client: httpx.Client, collector: Collector, platform: PlatformProcess) -> None:
+def test_a_request_that_fails_and_one_that_is_hung_up_on_say_so(
+    client: httpx.Client, collector: Collector, platform: PlatformProcess
+) -> None:
     wrong, gone = "8" * 32, "9" * 32
 
     chat(client, "no-such-model", f"00-{wrong}-00f067aa0ba902b7-01")
@@ -244,7 +283,11 @@ def test_a_request_that_fails_and_one_that_is_hung_up_on_say_so(client: httpx.Cl
     failed = wait_for(lambda: collector.of(wrong).get("request"), WITHIN_S)
     cut = wait_for(lambda: (found := collector.of(gone)).keys() >= {"request", "decode"} and found, WITHIN_S)
 
-    assert (attributes(failed)[names.ERROR], attributes(failed)[names.STATUS], failed.status.code) == ("ModelNotFound", 404, Status.STATUS_CODE_ERROR)
+    assert (attributes(failed)[names.ERROR], attributes(failed)[names.STATUS], failed.status.code) == (
+        "ModelNotFound",
+        404,
+        Status.STATUS_CODE_ERROR,
+    )
     assert attributes(cut["request"])[names.ERROR] == "ClientGone"
     assert attributes(cut["decode"])[names.FINISH] == "abort"
     assert attributes(cut["decode"])[names.OUTPUT_TOKENS] < 400
@@ -254,9 +297,20 @@ def hang_up(platform: PlatformProcess, traceparent: str | None = None) -> None:
     """Go after two events of a long answer."""
     url = httpx.URL(platform.url)
     connection = http.client.HTTPConnection(url.host, url.port, timeout=60)
-    body = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 400, "stream": True, "ignore_eos": True}
+    body = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": 400,
+        "stream": True,
+        "ignore_eos": True,
+    }
     headers = {"authorization": f"Bearer {platform.key}", "content-type": "application/json"}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body), headers if traceparent is None else headers | {"traceparent": traceparent})
+    connection.request(
+        "POST",
+        "/v1/chat/completions",
+        json.dumps(body),
+        headers if traceparent is None else headers | {"traceparent": traceparent},
+    )
     response = connection.getresponse()
     for _ in range(6):
         response.readline()
@@ -264,7 +318,9 @@ def hang_up(platform: PlatformProcess, traceparent: str | None = None) -> None:
     connection.close()
 
 
-def test_a_provider_is_asked_within_the_same_trace(client: httpx.Client, collector: Collector, platform: PlatformProcess) -> None:
+def test_a_provider_is_asked_within_the_same_trace(
+    client: httpx.Client, collector: Collector, platform: PlatformProcess
+) -> None:
     trace_id = "b" * 32
 
     answer = chat(client, "either", f"00-{trace_id}-00f067aa0ba902b7-01", new_key(platform, "traced", SETTINGS))
@@ -272,18 +328,40 @@ def test_a_provider_is_asked_within_the_same_trace(client: httpx.Client, collect
 
     assert answer.json()["choices"][0]["message"]["content"] == "".join(ANSWER)
     assert set(spans) == {"request", "queue", "route", "provider"}
-    assert (collector.asked[-1]["traceparent"], collector.asked[-1]["tracestate"]) == (answer.headers["traceparent"], "vendor=opaque")
+    assert (collector.asked[-1]["traceparent"], collector.asked[-1]["tracestate"]) == (
+        answer.headers["traceparent"],
+        "vendor=opaque",
+    )
     said = attributes(spans["provider"])
-    assert (said[names.POOL], said[names.TIER], said[names.OUTPUT_TOKENS], said[names.FINISH]) == ("far", "cloud", len(ANSWER), "stop")
+    assert (said[names.POOL], said[names.TIER], said[names.OUTPUT_TOKENS], said[names.FINISH]) == (
+        "far",
+        "cloud",
+        len(ANSWER),
+        "stop",
+    )
     assert spans["provider"].parent_span_id == spans["request"].span_id
 
 
-def test_no_prompt_no_completion_and_no_key_reaches_the_collector_or_the_metrics(client: httpx.Client, collector: Collector, platform: PlatformProcess) -> None:
+def test_no_prompt_no_completion_and_no_key_reaches_the_collector_or_the_metrics(
+    client: httpx.Client, collector: Collector, platform: PlatformProcess
+) -> None:
     trace_id = "a" * 32
 
-    said = chat(client, traceparent=f"00-{trace_id}-00f067aa0ba902b7-01", logprobs=True).json()["choices"][0]["message"]["content"]
-    client.post("/v1/completions", json={"model": "demo", "prompt": PROMPT, "temperature": 99}, headers={"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"})
-    wait_for(lambda: len([span for span in list(collector.spans) if span.trace_id.hex() == trace_id and span.name == "request"]) == 2, WITHIN_S)
+    said = chat(client, traceparent=f"00-{trace_id}-00f067aa0ba902b7-01", logprobs=True).json()["choices"][0][
+        "message"
+    ]["content"]
+    client.post(
+        "/v1/completions",
+        json={"model": "demo", "prompt": PROMPT, "temperature": 99},
+        headers={"traceparent": f"00-{trace_id}-00f067aa0ba902b7-01"},
+    )
+    wait_for(
+        lambda: (
+            len([span for span in list(collector.spans) if span.trace_id.hex() == trace_id and span.name == "request"])
+            == 2
+        ),
+        WITHIN_S,
+    )
 
     chat(client, "a-name-of-my-own")
     raw, page = b"".join(collector.raw), client.get("/metrics").content
@@ -295,7 +373,9 @@ def test_no_prompt_no_completion_and_no_key_reaches_the_collector_or_the_metrics
     assert [secret for secret in secrets if secret.encode() in page] == []
 
 
-def test_every_metric_of_the_table_is_scraped_and_not_zero_after_a_load(client: httpx.Client, platform: PlatformProcess) -> None:
+def test_every_metric_of_the_table_is_scraped_and_not_zero_after_a_load(
+    client: httpx.Client, platform: PlatformProcess
+) -> None:
     highest: dict[str, float] = {}
 
     def scrape() -> None:
@@ -303,7 +383,9 @@ def test_every_metric_of_the_table_is_scraped_and_not_zero_after_a_load(client: 
             highest[name] = max(highest.get(name, 0.0), value)
 
     def one(number: int) -> int:
-        return chat(client, "played" if number % 2 else "demo", max_tokens=16, stream=number % 3 == 0, ignore_eos=True).status_code
+        return chat(
+            client, "played" if number % 2 else "demo", max_tokens=16, stream=number % 3 == 0, ignore_eos=True
+        ).status_code
 
     key = new_key(platform, "measured", SETTINGS)
     others = [chat(client, "either", key=key) for _ in range(2)]
@@ -335,7 +417,9 @@ def test_what_stays_at_zero_here_is_asserted_by_a_test_of_its_own(name: str, tes
     assert any(name in ast.unparse(node.test) for node in ast.walk(found) if isinstance(node, ast.Assert))
 
 
-def test_the_platform_goes_on_without_a_collector_and_counts_what_it_drops(client: httpx.Client, collector: Collector) -> None:
+def test_the_platform_goes_on_without_a_collector_and_counts_what_it_drops(
+    client: httpx.Client, collector: Collector
+) -> None:
     """The last one: it ends the collector."""
     collector.shutdown()
     collector.server_close()

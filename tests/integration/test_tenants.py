@@ -1,4 +1,5 @@
-"""Tenants of a running platform, as an operator and as their clients meet them: real Redis, Ray, gateway, HTTP and command.
+"""Tenants of a running platform, as an operator and as their clients meet them: real Redis, Ray, gateway, HTTP and
+command.
 
 The limits' script and what happens without Redis in detail: test_limits.
 """
@@ -69,7 +70,13 @@ def body(max_tokens: int = 4, prompt: Any = "What is the capital of France?", **
     return {"model": "timed", "prompt": prompt, "max_tokens": max_tokens, "seed": 7, "ignore_eos": True} | changes
 
 
-def ask(platform: PlatformProcess, key: str, max_tokens: int = 4, prompt: Any = "What is the capital of France?", **changes: Any) -> httpx.Response:
+def ask(
+    platform: PlatformProcess,
+    key: str,
+    max_tokens: int = 4,
+    prompt: Any = "What is the capital of France?",
+    **changes: Any,
+) -> httpx.Response:
     with client(platform, key) as http:
         return http.post("/v1/completions", json=body(max_tokens, prompt, **changes))
 
@@ -78,7 +85,9 @@ def message(answer: httpx.Response) -> str:
     return str(answer.json()["error"]["message"])
 
 
-def test_a_revoked_key_is_refused_within_a_second_and_what_is_under_way_ends_well(platform: PlatformProcess, record_property: Record) -> None:
+def test_a_revoked_key_is_refused_within_a_second_and_what_is_under_way_ends_well(
+    platform: PlatformProcess, record_property: Record
+) -> None:
     key = new_tenant(platform, "revoked")
     statuses: list[tuple[float, int]] = []
     is_over = threading.Event()
@@ -89,7 +98,10 @@ def test_a_revoked_key_is_refused_within_a_second_and_what_is_under_way_ends_wel
                 status = http.post("/v1/completions", json=body(1)).status_code
                 statuses.append((time.monotonic(), status))
 
-    with client(platform, key) as http, http.stream("POST", "/v1/completions", json=body(1500, stream=True)) as response:
+    with (
+        client(platform, key) as http,
+        http.stream("POST", "/v1/completions", json=body(1500, stream=True)) as response,
+    ):
         lines = response.iter_lines()
         next(lines)
         asking = threading.Thread(target=keep_asking)
@@ -115,19 +127,28 @@ def test_a_revoked_key_is_refused_within_a_second_and_what_is_under_way_ends_wel
     assert "demo" in run(platform, "key", "list")
 
 
-def test_fifty_clients_never_exceed_a_limit_of_a_thousand_tokens_a_minute(platform: PlatformProcess, record_property: Record) -> None:
+def test_fifty_clients_never_exceed_a_limit_of_a_thousand_tokens_a_minute(
+    platform: PlatformProcess, record_property: Record
+) -> None:
     key = new_tenant(platform, "limited", "--tokens-per-minute", "1000")
     answers: list[httpx.Response] = []
 
     async def main() -> None:
         limits = httpx.Limits(max_connections=50)
         headers = {"authorization": f"Bearer {key}"}
-        async with httpx.AsyncClient(base_url=platform.url, headers=headers, limits=limits, timeout=30, trust_env=False) as http:
+        async with httpx.AsyncClient(
+            base_url=platform.url, headers=headers, limits=limits, timeout=30, trust_env=False
+        ) as http:
 
             async def keep_asking(number: int) -> None:
                 for round_ in range(4):
                     prompt = [1000 + number, 2000 + round_, *range(300, 318)]  # 20 tokens, and 30 may come
-                    answers.append(await http.post("/v1/completions", json=body(30, prompt, ignore_eos=False, stop_token_ids=[*range(0, 49152, 13)][:256])))
+                    answers.append(
+                        await http.post(
+                            "/v1/completions",
+                            json=body(30, prompt, ignore_eos=False, stop_token_ids=[*range(0, 49152, 13)][:256]),
+                        )
+                    )
 
             await asyncio.gather(*(keep_asking(number) for number in range(50)))
 
@@ -153,7 +174,10 @@ def test_fifty_clients_never_exceed_a_limit_of_a_thousand_tokens_a_minute(platfo
 def test_what_an_answer_did_not_use_is_given_back_also_when_the_client_hangs_up(platform: PlatformProcess) -> None:
     key = new_tenant(platform, "gives-back", "--tokens-per-minute", "1000", "--max-parallel", "1")
     prompt = [*range(300, 320)]
-    with client(platform, key) as http, http.stream("POST", "/v1/completions", json=body(900, prompt, stream=True)) as response:
+    with (
+        client(platform, key) as http,
+        http.stream("POST", "/v1/completions", json=body(900, prompt, stream=True)) as response,
+    ):
         assert response.status_code == 200
         lines = response.iter_lines()
         next(lines)
@@ -165,7 +189,9 @@ def test_what_an_answer_did_not_use_is_given_back_also_when_the_client_hangs_up(
     wait_for(lambda: ask(platform, key, 500, prompt).status_code == 200, within_s=WITHIN_S)
 
 
-def test_a_request_that_can_never_fit_is_told_so_and_one_without_max_tokens_is_made_to_fit(platform: PlatformProcess) -> None:
+def test_a_request_that_can_never_fit_is_told_so_and_one_without_max_tokens_is_made_to_fit(
+    platform: PlatformProcess,
+) -> None:
     key = new_tenant(platform, "small", "--tokens-per-minute", "100")
 
     never = ask(platform, key, 90, [*range(300, 320)])
@@ -201,13 +227,24 @@ def test_two_tenants_with_the_same_prompt_share_no_block(platform: PlatformProce
 
     # what earlier tests asked may still arrive
     assert min(len(after_first - empty), len(after_second - after_first)) >= 20, "each has all 20 blocks of its own"
-    assert int(ask(platform, first, 1, prompt).headers["x-penstock-cached-tokens"]) == 19 * BLOCK_SIZE, "its own are found"
+    assert int(ask(platform, first, 1, prompt).headers["x-penstock-cached-tokens"]) == 19 * BLOCK_SIZE, (
+        "its own are found"
+    )
 
 
 def test_usage_is_what_the_load_testers_ledger_counted(platform: PlatformProcess, tmp_path: Path) -> None:
-    keys = {"KEY_A": new_tenant(platform, "tenant-a"), "KEY_B": new_tenant(platform, "tenant-b", "--tokens-per-minute", "1000000")}
+    keys = {
+        "KEY_A": new_tenant(platform, "tenant-a"),
+        "KEY_B": new_tenant(platform, "tenant-b", "--tokens-per-minute", "1000000"),
+    }
     prompts = Prompts(source="tokens", tokens=Lengths(constant=24))
-    kind = Kind(endpoint="completions", prompts=prompts, output_tokens=Lengths(uniform=(1, 40)), ignore_eos=True, temperature=0.8)
+    kind = Kind(
+        endpoint="completions",
+        prompts=prompts,
+        output_tokens=Lengths(uniform=(1, 40)),
+        ignore_eos=True,
+        temperature=0.8,
+    )
     scenario = Scenario(
         duration_s=2.0,
         arrivals=Arrivals(process="constant", rate=25),
@@ -217,7 +254,9 @@ def test_usage_is_what_the_load_testers_ledger_counted(platform: PlatformProcess
         repeat=4,
         meter=True,
     )
-    measured = measure(scenario, reach(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False)
+    measured = measure(
+        scenario, reach(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False
+    )
 
     assert measured.ledger.is_balanced, measured.ledger.sentences
     assert measured.ledger.ends.get("cancelled", 0) > 0
@@ -248,7 +287,9 @@ def test_usage_equals_the_load_testers_ledger_where_nobody_hangs_up(platform: Pl
         tenants=[Share(name="a", weight=2.0, key_env="KEY_A"), Share(name="b", key_env="KEY_B")],
         meter=True,
     )
-    measured = measure(scenario, reach(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False)
+    measured = measure(
+        scenario, reach(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False
+    )
 
     assert measured.ledger.ends == {"finished": 30}
     for total, key in zip(measured.ledger.tenants, (keys["KEY_A"], keys["KEY_B"]), strict=True):
@@ -268,7 +309,18 @@ def test_a_tenants_settings_take_effect_and_end_with_it(platform: PlatformProces
         assert [model["id"] for model in http.get("/v1/models").json()["data"]] == ["other"]
         assert http.get("/v1/models/timed").status_code == 403
 
-    run(platform, "tenant", "set", "changing", "--models", "*", "--requests-per-minute", "2", "--tier-policy", "cloud_first")
+    run(
+        platform,
+        "tenant",
+        "set",
+        "changing",
+        "--models",
+        "*",
+        "--requests-per-minute",
+        "2",
+        "--tier-policy",
+        "cloud_first",
+    )
     wait_for(lambda: ask(platform, key).status_code == 200, within_s=SETTINGS_S)
     shown = json.loads(run(platform, "tenant", "show", "changing", "--json"))
     assert (shown["models"], shown["requests_per_minute"], shown["tier_policy"]) == (None, 2, "cloud_first")
@@ -304,7 +356,9 @@ def test_the_command_refuses_with_a_sentence(platform: PlatformProcess) -> None:
         assert sentence in result.stderr, arguments
 
 
-def test_while_redis_is_away_a_tenant_with_limits_goes_on_within_them_and_its_usage_is_kept(platform: PlatformProcess) -> None:
+def test_while_redis_is_away_a_tenant_with_limits_goes_on_within_them_and_its_usage_is_kept(
+    platform: PlatformProcess,
+) -> None:
     key = new_tenant(platform, "outage", "--tokens-per-minute", "1000")
     prompt = [*range(300, 320)]
     assert ask(platform, key, 30, prompt).status_code == 200
@@ -321,13 +375,23 @@ def test_while_redis_is_away_a_tenant_with_limits_goes_on_within_them_and_its_us
     def used() -> int:
         with client(platform, key) as http:
             page = http.get("/v1/usage")
-            return sum(row["prompt_tokens"] + row["completion_tokens"] for row in page.json()["data"]) if page.status_code == 200 else 0
+            return (
+                sum(row["prompt_tokens"] + row["completion_tokens"] for row in page.json()["data"])
+                if page.status_code == 200
+                else 0
+            )
 
     wait_for(lambda: used() == 850, within_s=15)
     assert ask(platform, key, 180, prompt).status_code == 429, "what was given out meanwhile is charged now"
 
 
 def test_the_installed_command_speaks_to_the_platform_from_outside(platform: PlatformProcess) -> None:
-    done = subprocess.run([*penstock("tenant", "list", "--json", "--state", str(platform.state))], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [*penstock("tenant", "list", "--json", "--state", str(platform.state))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
 
     assert "demo" in {tenant["id"] for tenant in json.loads(done.stdout)}

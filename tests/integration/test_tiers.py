@@ -1,5 +1,5 @@
-"""Tiers: a timed edge pool at its knee and dead, an external provider behind it (a second real server on loopback, which counts), and a tenant
-whose requests never leave."""
+"""Tiers: a timed edge pool at its knee and dead, an external provider behind it (a second real server on loopback,
+which counts), and a tenant whose requests never leave."""
 
 import asyncio
 import json
@@ -68,7 +68,13 @@ class World:
 
     def post(self, key: str, name: str = "", **fields: Any) -> httpx.Response:
         content = " ".join([name, *["word"] * WORDS])
-        body = {"model": "chat", "messages": [{"role": "user", "content": content}], "max_tokens": 8, "ignore_eos": True, **fields}
+        body = {
+            "model": "chat",
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": 8,
+            "ignore_eos": True,
+            **fields,
+        }
         return self.client.post("/v1/chat/completions", json=body, headers=bearer(key))
 
     def receipt(self, key: str, request_id: str) -> httpx.Response:
@@ -108,7 +114,9 @@ def listening(behaviour: Behaviour) -> Iterator[FakeServer]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    behaviour = Behaviour(models=["large"], keys={KEY: "penstock"}, ttft_s=Lengths(constant=0.05), gap_s=Lengths(constant=0.01))
+    behaviour = Behaviour(
+        models=["large"], keys={KEY: "penstock"}, ttft_s=Lengths(constant=0.05), gap_s=Lengths(constant=0.01)
+    )
     with listening(behaviour) as provider, pytest.MonkeyPatch.context() as patch:
         patch.setenv("TEST_TIERS_KEY", KEY)
         with running_platform(tmp_path_factory.mktemp("platform"), CONFIG.replace("URL", provider.url)) as platform:
@@ -138,7 +146,9 @@ def test_at_its_knee_the_edge_spills_and_the_receipt_says_why(world: World, reco
     answers = world.at_once(world.leaving)
 
     tiers = Counter(tier(answer) for answer in answers)
-    record_property("of_16_at_once", f"{tiers['edge', 'preferred']} at the edge, {tiers['cloud', 'predicted_ttft']} spilled")
+    record_property(
+        "of_16_at_once", f"{tiers['edge', 'preferred']} at the edge, {tiers['cloud', 'predicted_ttft']} spilled"
+    )
     assert tiers["edge", "preferred"] >= 2
     assert tiers["cloud", "predicted_ttft"] >= 2
     assert tiers["edge", "preferred"] + tiers["cloud", "predicted_ttft"] == AT_ONCE, tiers
@@ -154,7 +164,10 @@ def test_at_its_knee_the_edge_spills_and_the_receipt_says_why(world: World, reco
             assert choice["scores"]["upstream"] == upstream["predicted_ttft_s"]
         else:
             assert choice["predicted_ttft_s"] <= TARGET_S
-    assert world.platform.metric("penstock_tier_decisions_total", pool="upstream", reason="predicted_ttft", tier="cloud") >= tiers["cloud", "predicted_ttft"]
+    assert (
+        world.platform.metric("penstock_tier_decisions_total", pool="upstream", reason="predicted_ttft", tier="cloud")
+        >= tiers["cloud", "predicted_ttft"]
+    )
 
 
 def test_a_receipt_is_its_tenants_own(world: World) -> None:
@@ -175,7 +188,9 @@ def test_a_tenant_that_never_leaves_waits_at_the_knee(world: World) -> None:
     assert world.num_left == before
 
 
-def test_with_the_edge_killed_the_provider_answers_and_who_never_leaves_waits_for_the_edge(world: World, record_property: Record) -> None:
+def test_with_the_edge_killed_the_provider_answers_and_who_never_leaves_waits_for_the_edge(
+    world: World, record_property: Record
+) -> None:
     before = world.num_left
     (replica,) = world.platform.replicas
     with ThreadPoolExecutor(8) as threads:
@@ -195,14 +210,19 @@ def test_with_the_edge_killed_the_provider_answers_and_who_never_leaves_waits_fo
     assert {tier(answer) for answer in stayed} == {("edge", "only_tier")}
     assert world.num_left - before == num_provided, "none of those that stay"
     assert {answer.json()["usage"]["completion_tokens"] for answer in (*under_way, *stayed)} == {48}
-    record_property("around_the_edges_death", f"9 requests, none failed; {num_provided} answered by the provider, of 4 that never leave none")
+    record_property(
+        "around_the_edges_death",
+        f"9 requests, none failed; {num_provided} answered by the provider, of 4 that never leave none",
+    )
 
 
 def assert_is_a_stream_of_ours(answer: httpx.Response, prompt_tokens: int) -> None:
     lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
     chunks = [json.loads(line) for line in lines[:-1]]
     assert lines[-1] == "[DONE]"
-    assert {(chunk["id"], chunk["model"]) for chunk in chunks} == {(f"chatcmpl-{answer.headers['x-penstock-request-id']}", "chat")}
+    assert {(chunk["id"], chunk["model"]) for chunk in chunks} == {
+        (f"chatcmpl-{answer.headers['x-penstock-request-id']}", "chat")
+    }
     assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]][-1] == "length"
     assert "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
     assert (chunks[-1]["usage"]["prompt_tokens"], chunks[-1]["usage"]["completion_tokens"]) == (prompt_tokens, 8)

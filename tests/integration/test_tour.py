@@ -1,7 +1,8 @@
-"""docs/tour.md and README's table of features: every command is run as it stands there, in a terminal and in order, and its output compared.
+"""docs/tour.md and README's table of features: every command is run as it stands there, in a terminal and in order, and
+its output compared.
 
-The folder it happens in is a checkout made of links, so that `make up` starts what it starts for a reader, with a state folder of its own; the
-ports that the documents name are replaced by free ones.
+The folder it happens in is a checkout made of links, so that `make up` starts what it starts for a reader, with a state
+folder of its own; the ports that the documents name are replaced by free ones.
 """
 
 import os
@@ -28,7 +29,8 @@ NAMING_PORTS = ("penstock.yaml", "examples")
 COPIED = (*NAMING_PORTS, "pyproject.toml", "constraints.txt")
 """Those, and what `make` compares with its stamps; the rest of the checkout is links."""
 STAYS = {"make up": "Ctrl-C stops it.", "penstock-loadtest fake-server": "http://"}
-"""Commands that run until they are interrupted, each in a terminal of its own, and what they say when they are ready."""
+"""Commands that run until they are interrupted, each in a terminal of its own, and what they say when they are
+ready."""
 OF_MAKE = {"MFLAGS", "ARGS"}
 """What `make test ARGS=...` leaves in the environment, and another make would take up."""
 NOT_RUN = {
@@ -59,7 +61,11 @@ class Terminal:
     """A shell in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "OPENAI_", "OTEL_")) and name not in OF_MAKE}
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("MAKE", "OPENAI_", "OTEL_")) and name not in OF_MAKE
+        }
         self._shell = subprocess.Popen(
             ["bash", "--noprofile", "--norc"],
             cwd=folder,
@@ -85,7 +91,9 @@ class Terminal:
         deadline = time.monotonic() + within_s
         said = b""
         while not end(said.decode(errors="replace")):
-            assert self._selector.select(deadline - time.monotonic()), f"not within {within_s} s; so far:\n{said.decode(errors='replace')}"
+            assert self._selector.select(deadline - time.monotonic()), (
+                f"not within {within_s} s; so far:\n{said.decode(errors='replace')}"
+            )
             piece = self._output.read()
             if not piece:
                 break
@@ -117,7 +125,8 @@ def is_done(said: str) -> bool:
 
 
 class Reader:
-    """Does what the documents say: one terminal for commands, one for each that stays. `ports`: a free one for each of theirs."""
+    """Does what the documents say: one terminal for commands, one for each that stays. `ports`: a free one for each of
+    theirs."""
 
     def __init__(self, folder: Path, ports: dict[str, str]) -> None:
         self._folder = folder
@@ -139,7 +148,9 @@ class Reader:
         self._staying.append(Terminal(self._folder))
         self._staying[-1].type(f"PATH=$PWD/.venv/bin:$PATH; {command}")
         said = self._staying[-1].read_until(lambda text: ready in text and text.endswith("\n"), START_S)
-        return "".join(line for line in said.splitlines(True) if not line.startswith("... ")), 0  # a spinner, where the terminal is a real one
+        return "".join(
+            line for line in said.splitlines(True) if not line.startswith("... ")
+        ), 0  # a spinner, where the terminal is a real one
 
     def close(self) -> None:
         for terminal in (self._terminal, *reversed(self._staying)):
@@ -175,13 +186,16 @@ def checkout(folder: Path, ports: dict[str, str]) -> Path:
             (environment / path.name).symlink_to(path)
     for stamp in (".installed", ".installed-loadtest"):
         (environment / stamp).touch()
-    planned = subprocess.run(["make", "-n", "up", "loadtest"], cwd=folder, capture_output=True, text=True, timeout=30, check=True).stdout
+    planned = subprocess.run(
+        ["make", "-n", "up", "loadtest"], cwd=folder, capture_output=True, text=True, timeout=30, check=True
+    ).stdout
     assert "pip" not in planned, "what it would install, it would install for the tests that run"
     return folder
 
 
 def in_order(tour: list[Step], table: list[Step]) -> list[Step]:
-    """The tour, and before each Ctrl-C the table's commands that want what it ends and that the tour does not have itself."""
+    """The tour, and before each Ctrl-C the table's commands that want what it ends and that the tour does not have
+    itself."""
     known, wants = {step.command for step in tour} | NOT_RUN.keys(), ""
     beside: dict[str, list[Step]] = {}
     for row in table:
@@ -209,7 +223,9 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     reader.close()
 
 
-def test_every_command_of_the_tour_and_of_the_table_says_what_the_documents_say(reader: Reader, record_property: Callable[[str, object], None]) -> None:
+def test_every_command_of_the_tour_and_of_the_table_says_what_the_documents_say(
+    reader: Reader, record_property: Callable[[str, object], None]
+) -> None:
     differences, slowest = [], []
     for step in in_order(tour(), table()):
         began = time.monotonic()
@@ -217,7 +233,9 @@ def test_every_command_of_the_tour_and_of_the_table_says_what_the_documents_say(
         slowest.append((round(time.monotonic() - began, 1), step.command.splitlines()[0][:60]))
         expected = says(step.command) if step.expected is None else step.expected
         if status != 0 or not matches(expected, output):
-            differences.append(f"line {step.line}, status {status}: {step.command}\n--- expected\n{masked(expected)}\n--- came\n{masked(output)}\n")
+            differences.append(
+                f"line {step.line}, status {status}: {step.command}\n--- expected\n{masked(expected)}\n--- came\n{masked(output)}\n"
+            )
 
     record_property("seconds", sorted(slowest, reverse=True)[:12])
     assert not differences, "\n".join(differences)

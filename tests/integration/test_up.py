@@ -1,4 +1,5 @@
-"""`penstock up` as a person meets it: one command, an answer, Redis that comes back, Ctrl-C that leaves nothing. Timed replicas."""
+"""`penstock up` as a person meets it: one command, an answer, Redis that comes back, Ctrl-C that leaves nothing. Timed
+replicas."""
 
 import json
 import signal
@@ -42,7 +43,10 @@ class Platform:
     def wait_until_ready(self) -> float:
         """Returns how long it took, in seconds."""
         began = time.monotonic()
-        wait_for(lambda: "Ctrl-C stops it." in self.output.read_text(encoding="utf-8") or self.process.poll() is not None, within_s=START_S)
+        wait_for(
+            lambda: "Ctrl-C stops it." in self.output.read_text(encoding="utf-8") or self.process.poll() is not None,
+            within_s=START_S,
+        )
         assert self.process.poll() is None, self.output.read_text(encoding="utf-8")
         return time.monotonic() - began
 
@@ -53,7 +57,10 @@ class Platform:
 
     @property
     def redis(self) -> psutil.Process | None:
-        return next((process for process in self.processes if process.name().startswith(("redis-server", "valkey-server"))), None)
+        return next(
+            (process for process in self.processes if process.name().startswith(("redis-server", "valkey-server"))),
+            None,
+        )
 
     @property
     def env(self) -> dict[str, str]:
@@ -111,7 +118,9 @@ def assert_nothing_is_left(platform: Platform, processes: list[psutil.Process]) 
         probe.bind(("127.0.0.1", platform.port))
 
 
-def test_one_command_answers_survives_its_redis_and_leaves_nothing(start: Callable[[], Platform], record_property: Callable[[str, object], None]) -> None:
+def test_one_command_answers_survives_its_redis_and_leaves_nothing(
+    start: Callable[[], Platform], record_property: Callable[[str, object], None]
+) -> None:
     platform = start()
     platform.wait_until_ready()
 

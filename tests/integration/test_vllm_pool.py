@@ -1,4 +1,5 @@
-"""A pool that vLLM serves beside one of our own engine: real Ray, Redis, replicas and vLLM, the unmodified `openai` client.
+"""A pool that vLLM serves beside one of our own engine: real Ray, Redis, replicas and vLLM, the unmodified `openai`
+client.
 
 vLLM lives in an environment of its own; PENSTOCK_VLLM_PYTHON names its interpreter (docs/vllm.md).
 """
@@ -60,7 +61,9 @@ def test_an_interpreter_without_vllm_is_told_at_the_start(tmp_path: Path) -> Non
 
 def test_both_engines_know_paris_in_answers_of_one_shape(client: openai.OpenAI) -> None:
     answers = [
-        client.chat.completions.create(model=model, messages=PARIS, temperature=0, max_tokens=32, logprobs=True, top_logprobs=3).model_dump()
+        client.chat.completions.create(
+            model=model, messages=PARIS, temperature=0, max_tokens=32, logprobs=True, top_logprobs=3
+        ).model_dump()
         for model in MODELS
     ]
 
@@ -69,7 +72,9 @@ def test_both_engines_know_paris_in_answers_of_one_shape(client: openai.OpenAI) 
         assert "Paris" in choice["message"]["content"]
         assert choice["finish_reason"] == "stop"
         assert all(len(entry["top_logprobs"]) == 3 and entry["logprob"] <= 0 for entry in choice["logprobs"]["content"])
-        assert answer["usage"]["completion_tokens"] == len(choice["logprobs"]["content"]), "the end of sequence is a token too, and has its entry"
+        assert answer["usage"]["completion_tokens"] == len(choice["logprobs"]["content"]), (
+            "the end of sequence is a token too, and has its entry"
+        )
     assert answers[0]["usage"]["prompt_tokens"] == answers[1]["usage"]["prompt_tokens"]
     assert shape(answers[0]) == shape(answers[1])
     ours, theirs = (answer["choices"][0]["logprobs"]["content"][0] for answer in answers)
@@ -82,7 +87,13 @@ def test_streams_have_one_shape_and_tokens_come_as_they_are_made(client: openai.
     for model in MODELS:
         begin = time.monotonic()
         stream = client.chat.completions.create(
-            model=model, messages=COUNT, temperature=0, max_tokens=40, stream=True, stream_options={"include_usage": True}, extra_body={"ignore_eos": True}
+            model=model,
+            messages=COUNT,
+            temperature=0,
+            max_tokens=40,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
         )
         chunks = [(time.monotonic() - begin, chunk) for chunk in stream]
         text = [at for at, chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
@@ -99,7 +110,9 @@ def test_streams_have_one_shape_and_tokens_come_as_they_are_made(client: openai.
 @pytest.mark.parametrize("model", MODELS)
 def test_stop_strings_stop_tokens_and_bounds_end_an_answer(client: openai.OpenAI, model: str) -> None:
     stopped = client.chat.completions.create(model=model, messages=PARIS, temperature=0, max_tokens=32, stop=[" is"])
-    bounded = client.completions.create(model=model, prompt="One two three", temperature=0, max_tokens=5, extra_body={"ignore_eos": True})
+    bounded = client.completions.create(
+        model=model, prompt="One two three", temperature=0, max_tokens=5, extra_body={"ignore_eos": True}
+    )
     several = client.chat.completions.create(model=model, messages=PARIS, temperature=0.9, seed=3, max_tokens=8, n=3)
 
     assert stopped.choices[0].finish_reason == "stop"
@@ -119,18 +132,28 @@ def test_every_parameter_of_ours_is_understood(client: openai.OpenAI) -> None:
     assert 4 <= answer.usage.completion_tokens <= 12
 
 
-def test_a_seed_repeats_an_answer_and_the_pool_does_not_claim_more(client: openai.OpenAI, platform: PlatformProcess) -> None:
+def test_a_seed_repeats_an_answer_and_the_pool_does_not_claim_more(
+    client: openai.OpenAI, platform: PlatformProcess
+) -> None:
     def say(seed: int) -> str | None:
-        return client.chat.completions.create(model="vllm", messages=COUNT, temperature=1.0, seed=seed, max_tokens=16).choices[0].message.content
+        return (
+            client.chat.completions.create(model="vllm", messages=COUNT, temperature=1.0, seed=seed, max_tokens=16)
+            .choices[0]
+            .message.content
+        )
 
-    models = httpx.get(f"{platform.url}/v1/models", headers={"authorization": f"Bearer {platform.key}"}, timeout=30, trust_env=False).json()["data"]
+    models = httpx.get(
+        f"{platform.url}/v1/models", headers={"authorization": f"Bearer {platform.key}"}, timeout=30, trust_env=False
+    ).json()["data"]
 
     assert say(1) == say(1) != say(2)
     assert next(model for model in models if model["id"] == "vllm")["exact"] is False
 
 
 def test_a_client_that_hangs_up_frees_its_place(client: openai.OpenAI, platform: PlatformProcess) -> None:
-    stream = client.chat.completions.create(model="vllm", messages=COUNT, max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
+    stream = client.chat.completions.create(
+        model="vllm", messages=COUNT, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+    )
     next(iter(stream))
     wait_for(lambda: platform.metric("penstock_running_sequences", pool="vllm") == 1, within_s=10)
     stream.close()
@@ -138,15 +161,26 @@ def test_a_client_that_hangs_up_frees_its_place(client: openai.OpenAI, platform:
     wait_for(lambda: platform.metric("penstock_running_sequences", pool="vllm") == 0, within_s=10)
 
 
-def test_a_killed_child_is_replaced_with_its_replica_and_another_start_leaves_none_behind(client: openai.OpenAI, platform: PlatformProcess) -> None:
+def test_a_killed_child_is_replaced_with_its_replica_and_another_start_leaves_none_behind(
+    client: openai.OpenAI, platform: PlatformProcess
+) -> None:
     (before,) = bridges(platform.pid)
-    stream = client.chat.completions.create(model="vllm", messages=COUNT, max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
+    stream = client.chat.completions.create(
+        model="vllm", messages=COUNT, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+    )
     next(iter(stream))
     os.kill(before, signal.SIGKILL)
-    with pytest.raises(openai.APIError, match="no other could go on"):  # an event of the stream: the pool has one replica
+    with pytest.raises(
+        openai.APIError, match="no other could go on"
+    ):  # an event of the stream: the pool has one replica
         list(stream)
     wait_for(lambda: bool(bridges(platform.pid)) and before not in bridges(platform.pid), within_s=HEAL_S)
-    assert "Paris" in (client.chat.completions.create(model="ours", messages=PARIS, temperature=0, max_tokens=16).choices[0].message.content or "")
+    assert "Paris" in (
+        client.chat.completions.create(model="ours", messages=PARIS, temperature=0, max_tokens=16)
+        .choices[0]
+        .message.content
+        or ""
+    )
     wait_for(lambda: platform.metric("penstock_replicas", pool="vllm") == 1, within_s=HEAL_S)
 
     answer = client.chat.completions.create(model="vllm", messages=PARIS, temperature=0, max_tokens=16)
@@ -155,13 +189,17 @@ def test_a_killed_child_is_replaced_with_its_replica_and_another_start_leaves_no
     assert after != before
 
 
-def test_a_killed_replica_takes_its_child_with_it_and_all_that_started(client: openai.OpenAI, platform: PlatformProcess) -> None:
+def test_a_killed_replica_takes_its_child_with_it_and_all_that_started(
+    client: openai.OpenAI, platform: PlatformProcess
+) -> None:
     (number,) = bridges(platform.pid)
     child = psutil.Process(number)
     replica = child.parent()
     assert replica is not None
     started = [child, *child.children(recursive=True)]
-    stream = client.chat.completions.create(model="vllm", messages=COUNT, max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
+    stream = client.chat.completions.create(
+        model="vllm", messages=COUNT, max_tokens=4000, stream=True, extra_body={"ignore_eos": True}
+    )
     next(iter(stream))
     replica.kill()  # in the middle of a step
 

@@ -14,7 +14,10 @@ def test_up_to_three_replicas_and_back_is_right(counts: list[int]) -> None:
     assert wrongs(counts, FINISHED, is_balanced=True) == []
 
 
-@pytest.mark.parametrize("counts", [[], [1], [1, 2, 1], [1, 3], [1, 3, 2], [2, 3, 1], [1, 2, 1, 3, 1], [1, 3, 2, 3, 1], [1, 3, 4, 1], [1, 3, 0, 1]])
+@pytest.mark.parametrize(
+    "counts",
+    [[], [1], [1, 2, 1], [1, 3], [1, 3, 2], [2, 3, 1], [1, 2, 1, 3, 1], [1, 3, 2, 3, 1], [1, 3, 4, 1], [1, 3, 0, 1]],
+)
 def test_any_other_way_is_wrong(counts: list[int]) -> None:
     (sentence,) = wrongs(counts, FINISHED, is_balanced=True)
 
@@ -22,7 +25,9 @@ def test_any_other_way_is_wrong(counts: list[int]) -> None:
 
 
 def test_a_request_that_did_not_finish_and_books_that_do_not_balance_are_wrong() -> None:
-    assert wrongs([1, 3, 1], [*FINISHED, "failed", "shed"], is_balanced=True) == ["2 requests did not finish: failed, shed"]
+    assert wrongs([1, 3, 1], [*FINISHED, "failed", "shed"], is_balanced=True) == [
+        "2 requests did not finish: failed, shed"
+    ]
     assert len(wrongs([1, 3, 1], FINISHED, is_balanced=False)) == 1
 
 

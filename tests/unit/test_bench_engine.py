@@ -62,7 +62,9 @@ def test_a_goal_whose_rival_is_missing_is_not_met_and_says_so() -> None:
     assert (verdict(finding) or "").startswith("NOT MET, no vLLM")
 
 
-@pytest.mark.parametrize(("ours", "said"), [(19, "NOT MET: "), (29, "met, stretch goal 3 not: "), (30, "met, stretch goal 3 too: ")])
+@pytest.mark.parametrize(
+    ("ours", "said"), [(19, "NOT MET: "), (29, "met, stretch goal 3 not: "), (30, "met, stretch goal 3 too: ")]
+)
 def test_a_verdict_says_what_was_reached(ours: float, said: str) -> None:
     sentence = verdict(Finding(SPEED, [Pair(ours, 10)]))
 
@@ -107,21 +109,35 @@ def test_contenders_take_turns_in_going_first() -> None:
 
 
 def test_prompts_have_all_their_length_and_part_within_the_first_block() -> None:
-    prompts = Prompts(load_tokenizer(resolve("demo")), "It was the best of times, it was the worst of times. " * 60).take(30)
+    prompts = Prompts(
+        load_tokenizer(resolve("demo")), "It was the best of times, it was the worst of times. " * 60
+    ).take(30)
 
     assert {len(ids) for ids in prompts} == {PROMPT_TOKENS}
     assert len({tuple(ids[:16]) for ids in prompts}) == 30
 
 
 def test_llama_bench_is_read_by_medians_of_prefill_and_decode() -> None:
-    printed = [{"n_prompt": 256, "n_gen": 0, "samples_ts": [500.0, 900.0, 800.0]}, {"n_prompt": 0, "n_gen": 64, "samples_ts": [90.0, 100.0, 20.0]}]
+    printed = [
+        {"n_prompt": 256, "n_gen": 0, "samples_ts": [500.0, 900.0, 800.0]},
+        {"n_prompt": 0, "n_gen": 64, "samples_ts": [90.0, 100.0, 20.0]},
+    ]
 
     assert read_bench(json.dumps(printed)) == Speed(prefill=800.0, decode=90.0)
 
 
 def test_of_a_batch_that_llama_batched_bench_ran_twice_the_second_counts() -> None:
     line = '{"n_kv_max": 384, "n_batch": 2048, "pp": 256, "tg": 128, "pl": %d, "t_pp": 0.5, "speed_pp": %f, "t_tg": 1.0, "speed_tg": %f}'
-    printed = "\n".join(["main: loading", line % (1, 400, 90), line % (1, 512, 128), line % (8, 600, 200), "", "llama_perf_context_print: 1 ms"])
+    printed = "\n".join(
+        [
+            "main: loading",
+            line % (1, 400, 90),
+            line % (1, 512, 128),
+            line % (8, 600, 200),
+            "",
+            "llama_perf_context_print: 1 ms",
+        ]
+    )
 
     assert read_batched(printed) == {1: Speed(512, 128), 8: Speed(600, 200)}
 
@@ -215,9 +231,15 @@ def test_a_worker_stands_still_between_questions(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_ends_or_does_not_answer_is_reported_with_what_it_printed_last(tmp_path: Path) -> None:
-    with worker("child", _child(tmp_path), tmp_path) as child, pytest.raises(RuntimeError, match=r"child ended; it printed last:\n(?s:.*)nothing to say"):
+    with (
+        worker("child", _child(tmp_path), tmp_path) as child,
+        pytest.raises(RuntimeError, match=r"child ended; it printed last:\n(?s:.*)nothing to say"),
+    ):
         child.ask("fail")
-    with worker("child", _child(tmp_path), tmp_path) as child, pytest.raises(RuntimeError, match="child did not answer within 0 s"):
+    with (
+        worker("child", _child(tmp_path), tmp_path) as child,
+        pytest.raises(RuntimeError, match="child did not answer within 0 s"),
+    ):
         child.ask("wait", s=30, timeout_s=0.1)
 
 

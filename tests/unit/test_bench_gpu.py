@@ -1,4 +1,5 @@
-"""The GPU's benchmark where there is none: it runs, tiny, in Triton's interpreter; without, it says what it needs and fails."""
+"""The GPU's benchmark where there is none: it runs, tiny, in Triton's interpreter; without, it says what it needs and
+fails."""
 
 import os
 import subprocess
@@ -15,7 +16,15 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "bench.gpu", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=inherited | {"OMP_NUM_THREADS": "1"} | environment, capture_output=True, text=True, check=False, timeout=280)
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env=inherited | {"OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
 
 
 @pytest.mark.timeout(300)

@@ -1,4 +1,5 @@
-"""bench.rival_tester: what a recorded export of aiperf 0.13 says (two chats of 8 tokens, from a server told 150 ms and 20 ms a token)."""
+"""bench.rival_tester: what a recorded export of aiperf 0.13 says (two chats of 8 tokens, from a server told 150 ms and
+20 ms a token)."""
 
 from pathlib import Path
 
@@ -23,7 +24,9 @@ def test_a_request_that_failed_is_not_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "export.jsonl"
     path.write_bytes(EXPORT.read_bytes() + failed)
 
-    with pytest.raises(RuntimeError, match=r"export.jsonl, line 3: aiperf says that the request failed: .*no such model"):
+    with pytest.raises(
+        RuntimeError, match=r"export.jsonl, line 3: aiperf says that the request failed: .*no such model"
+    ):
         read_export(path)
 
 
@@ -48,7 +51,15 @@ def test_times_in_another_unit_are_refused(tmp_path: Path) -> None:
 def test_a_load_becomes_evenly_spaced_or_concurrent_requests() -> None:
     paces = []
     for load in (Load("", requests=5, output_tokens=8, rate=2.0), Load("", requests=5, output_tokens=8, at_once=3)):
-        content = configuration(load, url="u", model="m", prompts=Path("p"), tokenizer=Path("t"), folder=Path("f"), fields={"temperature": 0})
+        content = configuration(
+            load,
+            url="u",
+            model="m",
+            prompts=Path("p"),
+            tokenizer=Path("t"),
+            folder=Path("f"),
+            fields={"temperature": 0},
+        )
         settings = msgspec.json.decode(msgspec.json.encode(content["benchmark"]))
         assert settings["endpoint"]["extra"] == {"max_tokens": 8, "temperature": 0}
         paces.append(settings["phases"])

@@ -15,7 +15,17 @@ SERVER = Server("server", "http://127.0.0.1:1/v1", "", (0.95, 1.05), keeps_promp
 
 
 def test_ours_counts_from_sending_and_to_the_last_token() -> None:
-    record = Record(index=0, intended_s=1.0, sent_s=1.5, first_s=2.0, end_s=4.5, chunk_s=[2.0, 3.0, 4.0], chunk_tokens=[1, 2, 2], outcome="finished", tokens=5)
+    record = Record(
+        index=0,
+        intended_s=1.0,
+        sent_s=1.5,
+        first_s=2.0,
+        end_s=4.5,
+        chunk_s=[2.0, 3.0, 4.0],
+        chunk_tokens=[1, 2, 2],
+        outcome="finished",
+        tokens=5,
+    )
 
     assert seen(record) == Seen(sent_s=1.5, last_s=4.0, ttft_s=0.5, tpot_s=0.5, tokens=5)
 
@@ -28,7 +38,9 @@ def test_a_request_that_did_not_finish_is_not_measured() -> None:
 def test_figures_are_medians_and_tokens_over_first_sending_to_last_token() -> None:
     requests = [Seen(10.0, 12.0, 0.3, 0.02, 5), Seen(11.0, 14.0, 0.1, 0.04, 5), Seen(12.0, 13.0, 0.2, 0.03, 5)]
 
-    assert figures(requests, LOAD, cpu_s=0.6) == pytest.approx(Figures(ttft_ms=200, tpot_ms=30, tokens_per_s=15 / 4, cpu_ms=200))
+    assert figures(requests, LOAD, cpu_s=0.6) == pytest.approx(
+        Figures(ttft_ms=200, tpot_ms=30, tokens_per_s=15 / 4, cpu_ms=200)
+    )
 
 
 def test_a_run_with_a_request_or_a_token_too_few_is_refused() -> None:
@@ -73,7 +85,9 @@ def test_prompts_have_as_many_words_and_part_at_the_start() -> None:
 
 def test_a_command_that_fails_shows_the_end_of_what_it_said(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"ended with 3:\nno server there"):
-        run([sys.executable, "-c", "import sys; sys.stderr.write('no server there'); sys.exit(3)"], "", tmp_path / "log")
+        run(
+            [sys.executable, "-c", "import sys; sys.stderr.write('no server there'); sys.exit(3)"], "", tmp_path / "log"
+        )
 
 
 def test_cpu_of_a_command_is_counted_and_the_key_reaches_it_by_its_environment(tmp_path: Path) -> None:

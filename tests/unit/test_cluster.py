@@ -8,7 +8,11 @@ from tests.cluster import ABSENT, running_cluster
 from tests.skips import Skip, parse, unlisted
 
 TESTS = Path(__file__).parents[1]
-USERS = [path for path in TESTS.glob("integration/test_*.py") if "from tests.cluster import" in path.read_text(encoding="utf-8")]
+USERS = [
+    path
+    for path in TESTS.glob("integration/test_*.py")
+    if "from tests.cluster import" in path.read_text(encoding="utf-8")
+]
 
 
 def skipped_because() -> str:
@@ -17,7 +21,9 @@ def skipped_because() -> str:
     return str(skipped.value)
 
 
-def test_without_a_program_or_with_one_that_fails_the_reason_is_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_program_or_with_one_that_fails_the_reason_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program = tmp_path / "cluster"
     program.write_text("#!/bin/sh\necho starting >&2\necho no openssl here >&2\nexit 1\n", encoding="utf-8")
     program.chmod(0o755)
@@ -30,6 +36,8 @@ def test_without_a_program_or_with_one_that_fails_the_reason_is_allowed(tmp_path
         pass
     assert (unset, failed) == (ABSENT, f"{ABSENT} here: no openssl here")
     allowed = parse((TESTS / "allowed_skips.txt").read_text(encoding="utf-8"))
-    skips = [Skip(f"{path.relative_to(TESTS.parent)}::test_any", reason) for path in USERS for reason in (unset, failed)]
+    skips = [
+        Skip(f"{path.relative_to(TESTS.parent)}::test_any", reason) for path in USERS for reason in (unset, failed)
+    ]
     assert len(skips) >= 2
     assert unlisted(skips, allowed) == []

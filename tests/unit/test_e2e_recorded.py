@@ -1,4 +1,5 @@
-"""The recorded reports that end-to-end tests play, put to the autoscaler's policy without a cluster: a look a second, pods that take 30 s to start."""
+"""The recorded reports that end-to-end tests play, put to the autoscaler's policy without a cluster: a look a second,
+pods that take 30 s to start."""
 
 import itertools
 from collections import deque
@@ -10,7 +11,19 @@ from penstock.autoscale.observation import ServeState
 from penstock.autoscale.observe import AgedReport, observe
 from penstock.autoscale.policy import State, decide
 from penstock.wire.scaling import REPORT_S, ReplicaReport
-from tests.e2e.recorded import DURATION_S, ENDING_S, LENGTH_S, MAX_ROWS, NUM_GATEWAYS, ONSET_S, PIECES, SETTINGS, Players, recording, stretches
+from tests.e2e.recorded import (
+    DURATION_S,
+    ENDING_S,
+    LENGTH_S,
+    MAX_ROWS,
+    NUM_GATEWAYS,
+    ONSET_S,
+    PIECES,
+    SETTINGS,
+    Players,
+    recording,
+    stretches,
+)
 
 START_S = 30
 
@@ -60,8 +73,13 @@ def test_what_the_stretches_gain_is_what_the_gateway_let_in() -> None:
     lines, found = recording(), stretches(recording())
 
     lengths_s = [len(stretch) * REPORT_S for stretch in found]
-    assert lengths_s == pytest.approx([DURATION_S - LENGTH_S - ENDING_S, ONSET_S, LENGTH_S - ONSET_S, ENDING_S], abs=1.5)
-    assert sum(frame.gain.num_started for stretch in found for frame in stretch) == lines[-1].pool.flow.num_started - lines[0].pool.flow.num_started
+    assert lengths_s == pytest.approx(
+        [DURATION_S - LENGTH_S - ENDING_S, ONSET_S, LENGTH_S - ONSET_S, ENDING_S], abs=1.5
+    )
+    assert (
+        sum(frame.gain.num_started for stretch in found for frame in stretch)
+        == lines[-1].pool.flow.num_started - lines[0].pool.flow.num_started
+    )
     assert sum(frame.gain.num_started for frame in found.busy) > 6 * (LENGTH_S - ONSET_S)
     assert max(frame.num_waiting for frame in found.onset) > 0
     assert not any(frame.num_waiting for frame in found.calm)
@@ -106,7 +124,11 @@ def test_as_many_replicas_as_were_recorded_for_all_gateways_have_what_those_had(
 
     found = [players.reports(range(1, NUM_GATEWAYS * PIECES + 1))[-1].replicas for _ in players.recorded.busy]
 
-    assert sum(map(num_present, found)) == NUM_GATEWAYS * sum(num_present(frame.replicas) for frame in players.recorded.busy) > 0
+    assert (
+        sum(map(num_present, found))
+        == NUM_GATEWAYS * sum(num_present(frame.replicas) for frame in players.recorded.busy)
+        > 0
+    )
 
 
 def num_present(rows: Iterable[ReplicaReport]) -> int:

@@ -1,4 +1,5 @@
-"""deploy/docker against the rest of the repository: mistakes that otherwise only a build or a run of the image shows."""
+"""deploy/docker against the rest of the repository: mistakes that otherwise only a build or a run of the image
+shows."""
 
 import re
 from fnmatch import fnmatchcase
@@ -20,8 +21,14 @@ def stages() -> dict[str, str]:
 
 
 def test_all_that_is_copied_is_sent_to_the_builder() -> None:
-    allowed = [line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines() if line.startswith("!")]
-    copied = [source for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE) for source in line.split()]
+    allowed = [
+        line.removeprefix("!")
+        for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+        if line.startswith("!")
+    ]
+    copied = [
+        source for line in re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE, re.MULTILINE) for source in line.split()
+    ]
 
     assert len(copied) > 4
     assert [source for source in copied if not any(fnmatchcase(source, pattern) for pattern in allowed)] == []

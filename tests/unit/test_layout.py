@@ -13,7 +13,13 @@ TEXT = {".py", ".md", ".toml", ".yaml", ".txt", ".cpp", ".h", ".c", ".json", ""}
 
 
 def tracked_files() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True, text=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        text=True,
+    )
     return [ROOT / name for name in listed.stdout.split("\0") if name]
 
 
@@ -52,9 +58,15 @@ def test_the_source_links_are_relative() -> None:
 
 def test_the_layer_contract_names_every_package() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    named = {name.strip().removeprefix("penstock.") for layer in settings["tool"]["importlinter"]["contracts"][0]["layers"] for name in layer.split("|")}
+    named = {
+        name.strip().removeprefix("penstock.")
+        for layer in settings["tool"]["importlinter"]["contracts"][0]["layers"]
+        for name in layer.split("|")
+    }
 
-    assert named == {path.name for path in (ROOT / "platform").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert named == {
+        path.name for path in (ROOT / "platform").iterdir() if path.is_dir() and path.name != "__pycache__"
+    }
 
 
 def test_the_readme_has_a_line_for_every_module_and_no_other() -> None:
@@ -66,12 +78,20 @@ def test_the_readme_has_a_line_for_every_module_and_no_other() -> None:
         folders[depth:] = [name] if name.endswith("/") else []
         shown.add("".join([*folders[:depth], name]))
 
-    modules = {str(path.relative_to(ROOT)) for package in ("platform", "loadtest") for path in (ROOT / package).rglob("*.py") if path.name != "__init__.py"}
+    modules = {
+        str(path.relative_to(ROOT))
+        for package in ("platform", "loadtest")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py"
+    }
     assert {name for name in shown if name.endswith(".py")} == modules
 
 
 def test_triton_is_imported_only_by_the_gpus_kernels_and_those_only_where_a_gpu_computes() -> None:
-    kernels = {f"penstock.workers.compute.triton.{name}" for name in ("store", "decode", "attention", "matmul", "low_rank", "sample")}
+    kernels = {
+        f"penstock.workers.compute.triton.{name}"
+        for name in ("store", "decode", "attention", "matmul", "low_rank", "sample")
+    }
     importers = set()
     for path in (ROOT / "platform").rglob("*.py"):
         statements = ast.parse(path.read_text(encoding="utf-8")).body

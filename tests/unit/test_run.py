@@ -10,6 +10,9 @@ def test_all_tests_are_two_runs_with_the_same_options(arguments: list[str]) -> N
     assert runs(arguments) == [[*which, *arguments] for which in ALL]
 
 
-@pytest.mark.parametrize("arguments", [["-k", "queue"], ["tests/unit/router"], ["tests/unit/test_run.py::test_any", "-x"], ["--lf"], ["-m", "platform"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["-k", "queue"], ["tests/unit/router"], ["tests/unit/test_run.py::test_any", "-x"], ["--lf"], ["-m", "platform"]],
+)
 def test_what_chooses_tests_is_one_run_as_it_is(arguments: list[str]) -> None:
     assert runs(arguments) == [arguments]

@@ -10,7 +10,10 @@ def test_a_line_without_a_reason_is_refused() -> None:
 
 def test_an_entry_covers_a_test_only_with_its_reason() -> None:
     allowed = parse("tests/gpu/* | no CUDA device *\n")
-    skipped = [Skip("tests/gpu/test_a.py::test_b[1]", "no CUDA device here"), Skip("tests/gpu/test_a.py::test_b[2]", "flaky")]
+    skipped = [
+        Skip("tests/gpu/test_a.py::test_b[1]", "no CUDA device here"),
+        Skip("tests/gpu/test_a.py::test_b[2]", "flaky"),
+    ]
 
     assert unlisted(skipped, allowed) == [skipped[1]]
 

@@ -1,1 +1,2 @@
-"""The autoscaler as a Kubernetes Deployment: leader by Lease, worker counts in the active RayCluster behind a RayService."""
+"""The autoscaler as a Kubernetes Deployment: leader by Lease, worker counts in the active RayCluster behind a
+RayService."""

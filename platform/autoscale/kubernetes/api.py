@@ -1,7 +1,9 @@
-"""The few calls to the Kubernetes API that the autoscaler makes, over httpx, with the rights of its pod's service account.
+"""The few calls to the Kubernetes API that the autoscaler makes, over httpx, with the rights of its pod's service
+account.
 
-Not a general client: `kubernetes` costs a second and 80 MB to import, blocks, and watches in threads; needed are get, create, update, patch, list
-and watch of four kinds. No hidden retries: every caller has a loop of its own. All calls are counted.
+Not a general client: `kubernetes` costs a second and 80 MB to import, blocks, and watches in threads; needed are get,
+create, update, patch, list and watch of four kinds. No hidden retries: every caller has a loop of its own. All calls
+are counted.
 """
 
 import json
@@ -71,23 +73,35 @@ def account_of(environment: Mapping[str, str], folder: Path = ACCOUNT) -> Accoun
     """As Kubernetes tells a pod. Raises ConfigError elsewhere."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
-        raise ConfigError("KUBERNETES_SERVICE_HOST is not set: penstock autoscale runs in a pod, by the rights of its service account")
+        raise ConfigError(
+            "KUBERNETES_SERVICE_HOST is not set: penstock autoscale runs in a pod, by the rights of its service account"
+        )
     for name in ("token", "ca.crt"):
         if not (folder / name).is_file():
-            raise ConfigError(f"{folder / name} is missing: the pod has no service account token (automountServiceAccountToken)")
+            raise ConfigError(
+                f"{folder / name} is missing: the pod has no service account token (automountServiceAccountToken)"
+            )
     return Account(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", folder)
 
 
 class Api:
     """Use as a context. Paths begin with /api or /apis."""
 
-    def __init__(self, account: Account, transport: httpx.AsyncBaseTransport | None = None, count: Callable[[str, str, str], None] | None = None) -> None:
-        """count: called with verb, kind and status of every call, `away` where there was no answer. transport: for tests."""
+    def __init__(
+        self,
+        account: Account,
+        transport: httpx.AsyncBaseTransport | None = None,
+        count: Callable[[str, str, str], None] | None = None,
+    ) -> None:
+        """count: called with verb, kind and status of every call, `away` where there was no answer. transport: for
+        tests."""
         self.calls: Counter[tuple[str, str, str]] = Counter()
         self._account = account
         self._count = count
         verify = ssl.create_default_context(cafile=str(account.folder / "ca.crt")) if transport is None else True
-        self._http = httpx.AsyncClient(base_url=account.server, verify=verify, transport=transport, timeout=CALL_S, trust_env=False)
+        self._http = httpx.AsyncClient(
+            base_url=account.server, verify=verify, transport=transport, timeout=CALL_S, trust_env=False
+        )
 
     async def __aenter__(self) -> "Api":
         return self
@@ -116,10 +130,18 @@ class Api:
     @asynccontextmanager
     async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[AsyncIterator[Document]]:
         """Events after `version`, until the server ends the watch or the connection breaks (ApiAway)."""
-        query = {**query, "watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": str(WATCH_S)}
+        query = {
+            **query,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(WATCH_S),
+        }
         timeout = httpx.Timeout(CALL_S, read=WATCH_S + WATCH_MARGIN_S)
         try:
-            async with self._http.stream("GET", path, params=query, headers=self._headers(), timeout=timeout) as response:
+            async with self._http.stream(
+                "GET", path, params=query, headers=self._headers(), timeout=timeout
+            ) as response:
                 self._note("watch", path, str(response.status_code))
                 if response.is_error:
                     await response.aread()
@@ -163,7 +185,11 @@ class Api:
 def kind_of(path: str) -> str:
     """`/apis/GROUP/VERSION/namespaces/NAME/KIND/...`: the plural that RBAC knows."""
     parts = path.strip("/").split("/")
-    return parts[parts.index("namespaces") + 2] if "namespaces" in parts and len(parts) > parts.index("namespaces") + 2 else parts[-1]
+    return (
+        parts[parts.index("namespaces") + 2]
+        if "namespaces" in parts and len(parts) > parts.index("namespaces") + 2
+        else parts[-1]
+    )
 
 
 def refusal(status: int, reason: str, message: str) -> PenstockError:

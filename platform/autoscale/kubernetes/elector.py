@@ -1,7 +1,8 @@
 """Takes part in an election by a Lease, for as long as it runs; see `lease` for the rules.
 
-One call an attempt: a leader renews, another reads and takes what is free. While the API server is away a leader stops being one at its deadline.
-A Lease that nobody has held yet (the chart makes one, without a spec) is free; where there is none it is made, as far as the rights go.
+One call an attempt: a leader renews, another reads and takes what is free. While the API server is away a leader stops
+being one at its deadline. A Lease that nobody has held yet (the chart makes one, without a spec) is free; where there
+is none it is made, as far as the rights go.
 """
 
 import asyncio
@@ -23,7 +24,15 @@ log = logging.getLogger("penstock.elector")
 
 
 class Elector:
-    def __init__(self, api: Api, namespace: str, name: str, me: str, times: Times | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        api: Api,
+        namespace: str,
+        name: str,
+        me: str,
+        times: Times | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """name: of the Lease. me: unlike any other process that has ever stood for it."""
         self._api = api
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
@@ -34,7 +43,8 @@ class Elector:
         self._clock = clock
         self._state = State()
         self._document: Document = {}
-        """The Lease as it was last read or written, empty where there is none. It is written over exactly that; labels that others put there stay."""
+        """The Lease as it was last read or written, empty where there is none. It is written over exactly that; labels
+        that others put there stay."""
         self._has_read = False
         """What is remembered of the Lease is worth a try to write over."""
 
@@ -75,14 +85,21 @@ class Elector:
             self._has_read = False
         except (ApiAway, ApiRefused) as error:
             self._has_read = False
-            log.warning("lease not reached", extra={"lease": self._name, "error": error.message, "is_leader": self.is_leader()})
+            log.warning(
+                "lease not reached", extra={"lease": self._name, "error": error.message, "is_leader": self.is_leader()}
+            )
         if self.is_leader() != was_leader:
-            log.info("leader" if self.is_leader() else "no leader any more", extra={"lease": self._name, "me": self._me, "term": self.term})
+            log.info(
+                "leader" if self.is_leader() else "no leader any more",
+                extra={"lease": self._name, "me": self._me, "term": self.term},
+            )
 
     async def _read(self) -> None:
         try:
             found = self._document = await self._api.get(f"{self._path}/{self._name}")
-            self._state = noticed(self._state, self._me, record_of(found), found["metadata"]["resourceVersion"], self._clock())
+            self._state = noticed(
+                self._state, self._me, record_of(found), found["metadata"]["resourceVersion"], self._clock()
+            )
         except Missing:
             self._document = {}
             self._state = self._state._replace(seen=None)
@@ -117,7 +134,12 @@ class Elector:
             "renewTime": record.renewed,
             "leaseTransitions": record.transitions,
         }
-        return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": (self._document.get("spec") or {}) | spec}
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": metadata,
+            "spec": (self._document.get("spec") or {}) | spec,
+        }
 
 
 def record_of(document: Document) -> Record:

@@ -1,9 +1,11 @@
-"""Who of several equals may act: a Lease of coordination.k8s.io, held by one of them at a time. Pure; the elector does the calls.
+"""Who of several equals may act: a Lease of coordination.k8s.io, held by one of them at a time. Pure; the elector does
+the calls.
 
-The rules are those of client-go's leaderelection, so that its tools read our Lease. No two clocks meet: what counts is how long a record has stood
-unchanged by one's own clock. A leader is sure of itself until `deadline_s` after it *sent* the last renewal that succeeded; another takes the Lease
-only when it has seen the same record for `duration_s`, which began after that renewal arrived. So while clocks run alike to within
-deadline_s / duration_s, and whoever acts looks at the clock before, there are never two.
+The rules are those of client-go's leaderelection, so that its tools read our Lease. No two clocks meet: what counts is
+how long a record has stood unchanged by one's own clock. A leader is sure of itself until `deadline_s` after it *sent*
+the last renewal that succeeded; another takes the Lease only when it has seen the same record for `duration_s`, which
+began after that renewal arrived. So while clocks run alike to within deadline_s / duration_s, and whoever acts looks at
+the clock before, there are never two.
 """
 
 import math

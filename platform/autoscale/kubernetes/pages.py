@@ -1,4 +1,5 @@
-"""The autoscaler's own two pages: /healthz for the kubelet, /metrics for Prometheus. Nothing else answers there, and nothing is secret."""
+"""The autoscaler's own two pages: /healthz for the kubelet, /metrics for Prometheus. Nothing else answers there, and
+nothing is secret."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +16,9 @@ STUCK_S = 60.0
 class Pages:
     """An ASGI app."""
 
-    def __init__(self, metrics: Metrics, lease: str, is_leader: Callable[[], bool], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, metrics: Metrics, lease: str, is_leader: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._metrics = metrics
         self._lease = lease
         self._is_leader = is_leader
@@ -30,7 +33,13 @@ class Pages:
         if scope["type"] != "http":
             return
         status, kind, body = self._page(scope["path"])
-        await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body))]})
+        await send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body))],
+            }
+        )
         await send({"type": "http.response.body", "body": body})
 
     def _page(self, path: str) -> tuple[int, str, bytes]:
@@ -48,5 +57,7 @@ class Pages:
 
 async def serve_pages(pages: Pages, port: int) -> None:
     """Until cancelled, or the process is asked to end."""
-    config = uvicorn.Config(pages, host="", port=port, loop="none", lifespan="off", access_log=False, log_config=None, server_header=False)
+    config = uvicorn.Config(
+        pages, host="", port=port, loop="none", lifespan="off", access_log=False, log_config=None, server_header=False
+    )
     await uvicorn.Server(config).serve()

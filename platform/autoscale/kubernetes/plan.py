@@ -1,7 +1,9 @@
-"""How many worker pods a group should have, and which of them go. Pure, and without memory: it follows from what Serve says now.
+"""How many worker pods a group should have, and which of them go. Pure, and without memory: it follows from what Serve
+says now.
 
-Serve's target is the truth. Pods are added for it at once. They are taken away only by name, and only such as have no replica in any state: a
-victim has drained and ended before its pod is named. A pod whose replica is on its way out is kept, and never a reason for a new one.
+Serve's target is the truth. Pods are added for it at once. They are taken away only by name, and only such as have no
+replica in any state: a victim has drained and ended before its pod is named. A pod whose replica is on its way out is
+kept, and never a reason for a new one.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -40,21 +42,30 @@ def plan(group: Group, pods: Iterable[Pod], app: AppPlaces) -> Change | None:
 
 def free_pods(pods: Sequence[Pod], named: Collection[str], occupied: Collection[str | None]) -> list[str]:
     """Names of pods without a replica, in the order in which they go: those that are not there yet, then the newest."""
-    free = [pod for pod in pods if not pod.is_ending and pod.name not in named and (pod.address is None or pod.address not in occupied)]
+    free = [
+        pod
+        for pod in pods
+        if not pod.is_ending and pod.name not in named and (pod.address is None or pod.address not in occupied)
+    ]
     by_age = sorted(free, key=lambda pod: (pod.created, pod.name), reverse=True)
     return [pod.name for pod in sorted(by_age, key=lambda pod: pod.is_ready)]
 
 
 def patch_of(changes: Iterable[Change]) -> list[Document]:
-    """A JSON patch. It applies only where these groups are as they were seen, else the server answers 422. What others write meanwhile, KubeRay its status
-    all the time, is no reason to refuse it, and stays: a patch that named the object's resourceVersion would hardly get through."""
+    """A JSON patch. It applies only where these groups are as they were seen, else the server answers 422. What others
+    write meanwhile, KubeRay its status all the time, is no reason to refuse it, and stays: a patch that named the
+    object's resourceVersion would hardly get through."""
     operations: list[Document] = []
     for change in changes:
         path, seen = f"/spec/workerGroupSpecs/{change.group.place}", change.group
         operations += [
             {"op": "test", "path": f"{path}/groupName", "value": seen.name},
             {"op": "test", "path": f"{path}/replicas", "value": seen.replicas},
-            *([{"op": "test", "path": f"{path}/scaleStrategy/workersToDelete", "value": list(seen.to_delete)}] if seen.to_delete else []),
+            *(
+                [{"op": "test", "path": f"{path}/scaleStrategy/workersToDelete", "value": list(seen.to_delete)}]
+                if seen.to_delete
+                else []
+            ),
             {"op": "add", "path": f"{path}/replicas", "value": change.replicas},
             {"op": "add", "path": f"{path}/scaleStrategy", "value": {"workersToDelete": list(change.to_delete)}},
         ]

@@ -1,4 +1,5 @@
-"""What is kept of KubeRay's objects and of pods: the few fields that scaling reads. Data only; field names are KubeRay's (ray.io/v1).
+"""What is kept of KubeRay's objects and of pods: the few fields that scaling reads. Data only; field names are
+KubeRay's (ray.io/v1).
 
 A worker group has the name of the Serve application whose replicas live there.
 """
@@ -71,7 +72,9 @@ def pod_of(document: Document) -> Pod:
         group=labels.get(GROUP_LABEL, ""),
         created=metadata.get("creationTimestamp") or "",
         address=status.get("podIP") or None,
-        is_ready=any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions),
+        is_ready=any(
+            condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions
+        ),
         is_ending=metadata.get("deletionTimestamp") is not None or status.get("phase") in ("Succeeded", "Failed"),
     )
 

@@ -1,7 +1,8 @@
 """The autoscaler as a process of its own beside a RayService: composition root of `penstock autoscale`.
 
-Any number of them may run; the one that holds the Lease looks and acts, the others watch and wait. A new leader knows nothing of the load: it
-learns it within a window, and until then moves nothing down. Whatever is away (the API server, Redis, the hand, Serve), the last targets hold.
+Any number of them may run; the one that holds the Lease looks and acts, the others watch and wait. A new leader knows
+nothing of the load: it learns it within a window, and until then moves nothing down. Whatever is away (the API server,
+Redis, the hand, Serve), the last targets hold.
 """
 
 import asyncio
@@ -59,15 +60,23 @@ class Options(NamedTuple):
 class Autoscaler:
     """What one process holds, wired."""
 
-    def __init__(self, options: Options, pools: Sequence[ScaledPool], api: Api, client: redis.asyncio.Redis, metrics: Metrics) -> None:
+    def __init__(
+        self, options: Options, pools: Sequence[ScaledPool], api: Api, client: redis.asyncio.Redis, metrics: Metrics
+    ) -> None:
         random = Random()
         name = f"{os.environ.get('HOSTNAME', 'autoscaler')}_{uuid.uuid4().hex[:8]}"
         ray = f"{GROUP}/namespaces/{options.namespace}"
         named = f"metadata.name={options.rayservice or options.raycluster}"
-        query = {"fieldSelector": named} if options.raycluster else {"labelSelector": f"{RAY_CLUSTERS_OF}={options.rayservice}"}
+        query = (
+            {"fieldSelector": named}
+            if options.raycluster
+            else {"labelSelector": f"{RAY_CLUSTERS_OF}={options.rayservice}"}
+        )
         self.services: Watched[Service] = Watched(api, f"{ray}/rayservices", service_of, random, fieldSelector=named)
         self.clusters: Watched[RayCluster] = Watched(api, f"{ray}/rayclusters", cluster_of, random, **query)
-        self.pods: Watched[Pod] = Watched(api, f"/api/v1/namespaces/{options.namespace}/pods", pod_of, random, labelSelector=WORKERS)
+        self.pods: Watched[Pod] = Watched(
+            api, f"/api/v1/namespaces/{options.namespace}/pods", pod_of, random, labelSelector=WORKERS
+        )
         self.elector = Elector(api, options.namespace, options.lease, name, options.times)
         self.pages = Pages(metrics, options.lease, self.elector.is_leader)
         self._name = name
@@ -75,7 +84,9 @@ class Autoscaler:
         self._pools = pools
         self._client = client
         self._serve = RemoteServe(client, {pool.name: pool.app_name for pool in pools}, self._active, self._mandate)
-        self._workers = Workers(api, options.namespace, self.clusters, self.pods, lambda: self.elector.is_leader(CALL_S))
+        self._workers = Workers(
+            api, options.namespace, self.clusters, self.pods, lambda: self.elector.is_leader(CALL_S)
+        )
 
     async def lead(self) -> None:
         """Looks and acts whenever this is the leader, until cancelled."""
@@ -131,7 +142,8 @@ class Autoscaler:
 
 
 async def autoscale(options: Options, pools: Sequence[ScaledPool]) -> None:
-    """Until SIGTERM or SIGINT. Raises ConfigError at once where something is missing, and what ends one of its tasks."""
+    """Until SIGTERM or SIGINT. Raises ConfigError at once where something is missing, and what ends one of its
+    tasks."""
     url = redis_url()
     if url is None:
         raise ConfigError(f"{REDIS_URL} is not set: the autoscaler hears of the load through Redis")
@@ -141,11 +153,20 @@ async def autoscale(options: Options, pools: Sequence[ScaledPool]) -> None:
     metrics = Metrics()
     client = connect(url)
     account = account_of(os.environ, options.account)
-    async with Api(account, count=lambda verb, kind, status: metrics.kubernetes_calls.labels(verb, kind, status).inc()) as api:
+    async with Api(
+        account, count=lambda verb, kind, status: metrics.kubernetes_calls.labels(verb, kind, status).inc()
+    ) as api:
         scaler = Autoscaler(options, pools, api, client, metrics)
-        log.info("autoscaler ready", extra={"of": options.rayservice or options.raycluster, "pools": [pool.name for pool in pools]})
+        log.info(
+            "autoscaler ready",
+            extra={"of": options.rayservice or options.raycluster, "pools": [pool.name for pool in pools]},
+        )
         async with standing(scaler.elector):
-            watched = [scaler.clusters.run(), scaler.pods.run(), *([scaler.services.run()] if options.rayservice is not None else [])]
+            watched = [
+                scaler.clusters.run(),
+                scaler.pods.run(),
+                *([scaler.services.run()] if options.rayservice is not None else []),
+            ]
             parts = [*watched, scaler.lead(), serve_pages(scaler.pages, options.port), stopped.wait()]
             tasks = [asyncio.create_task(part) for part in parts]
             try:

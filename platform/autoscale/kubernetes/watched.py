@@ -1,7 +1,7 @@
 """Objects of one kind, mirrored: listed once, then kept by a watch (Kubernetes' list-and-watch).
 
-What is kept of an object is what `keep` makes of it. A watch that ends is begun again where it ended; one whose version the server has forgotten
-begins with a new list. While the server is away the mirror stays as it was, and says so.
+What is kept of an object is what `keep` makes of it. A watch that ends is begun again where it ended; one whose version
+the server has forgotten begins with a new list. While the server is away the mirror stays as it was, and says so.
 """
 
 import asyncio
@@ -38,8 +38,9 @@ class Watched(Generic[T]):
         """To watch from; None: it takes a list."""
 
     async def read(self) -> dict[str, T]:
-        """What the server has now, beside the mirror: that takes news from the watch alone, for an answer to anything else may be older than what the
-        watch has brought meanwhile, and nothing would come to correct it. Raises as Api does."""
+        """What the server has now, beside the mirror: that takes news from the watch alone, for an answer to anything
+        else may be older than what the watch has brought meanwhile, and nothing would come to correct it. Raises as Api
+        does."""
         found = await self._api.find(self._path, **self._query)
         return {item["metadata"]["name"]: self._keep(item) for item in found["items"]}
 

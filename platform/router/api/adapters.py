@@ -1,9 +1,9 @@
 """/v1/adapters: a tenant brings, lists and deletes its LoRA adapters, while replicas serve.
 
-An upload counts among its tenant's requests per minute, and begins only where the tenant's share of the disk, and the disk, have room for it.
-What is brought is checked against the base model before anything is kept; then the replicas load it, and the answer tells how far they are.
-Deleting ends it for new requests at once; those under way keep what they have. Invariant: whatever fails, no draft is left, and what was
-registered under the name before still is.
+An upload counts among its tenant's requests per minute, and begins only where the tenant's share of the disk, and the
+disk, have room for it. What is brought is checked against the base model before anything is kept; then the replicas
+load it, and the answer tells how far they are. Deleting ends it for new requests at once; those under way keep what
+they have. Invariant: whatever fails, no draft is left, and what was registered under the name before still is.
 """
 
 import asyncio
@@ -59,11 +59,16 @@ class AdapterPages:
         adapters = self._adapters()
         num_uploads, num_own = len(self._uploading), self._uploading.count(tenant.id)
         if num_uploads >= MAX_UPLOADS or num_own >= MAX_TENANT_UPLOADS:
-            raise Overloaded(f"{num_uploads} adapters are on their way to this gateway already, {num_own} of them yours.", retry_after_s=1.0)
+            raise Overloaded(
+                f"{num_uploads} adapters are on their way to this gateway already, {num_own} of them yours.",
+                retry_after_s=1.0,
+            )
         self._uploading.append(tenant.id)
         try:
             if tenant.limits is not None:
-                exchange.limit_headers = await self._deps.admission.charge(tenant.id, tenant.limits, exchange.request_id)
+                exchange.limit_headers = await self._deps.admission.charge(
+                    tenant.id, tenant.limits, exchange.request_id
+                )
             await self._make_room(adapters, tenant.id)
             draft = await asyncio.to_thread(adapters.store.draft)
             try:
@@ -72,7 +77,10 @@ class AdapterPages:
                 await asyncio.to_thread(adapters.store.discard, draft)
         finally:
             self._uploading.remove(tenant.id)
-        log.info("adapter registered", extra={"request_id": exchange.request_id, "tenant": tenant.id, "adapter": name, "digest": out.digest})
+        log.info(
+            "adapter registered",
+            extra={"request_id": exchange.request_id, "tenant": tenant.id, "adapter": name, "digest": out.digest},
+        )
         await exchange.answer(msgspec.json.encode(out), 201)
         await self._sweep(adapters)
 
@@ -80,7 +88,11 @@ class AdapterPages:
         tenant = await authenticate(self._deps, exchange)
         adapters = self._adapters()
         found = await adapters.registry.all(tenant.id)
-        await exchange.answer(msgspec.json.encode(AdapterList(data=[_out(adapters, name, registered) for name, registered in found.items()])))
+        await exchange.answer(
+            msgspec.json.encode(
+                AdapterList(data=[_out(adapters, name, registered) for name, registered in found.items()])
+            )
+        )
 
     async def retrieve(self, exchange: Exchange) -> None:
         tenant = await authenticate(self._deps, exchange)
@@ -102,9 +114,11 @@ class AdapterPages:
         await self._sweep(adapters)
 
     async def _make_room(self, adapters: AdapterDeps, tenant: str) -> None:
-        """Sweeps where that is needed. Raises RateLimited when the tenant's files are more than its share, Overloaded when the disk is full.
+        """Sweeps where that is needed. Raises RateLimited when the tenant's files are more than its share, Overloaded
+        when the disk is full.
 
-        The share is a full set of the largest adapters, and one more in each upload under way: what replaces one lies beside it until that is swept.
+        The share is a full set of the largest adapters, and one more in each upload under way: what replaces one lies
+        beside it until that is swept.
         """
         config = adapters.config
         share = config.max_per_tenant * config.max_bytes
@@ -120,9 +134,13 @@ class AdapterPages:
                 retry_after_s=self._kept_s,
             )
         if room.free < floor:
-            raise Overloaded("There is not enough room for another adapter on this gateway's disk.", retry_after_s=FULL_RETRY_S)
+            raise Overloaded(
+                "There is not enough room for another adapter on this gateway's disk.", retry_after_s=FULL_RETRY_S
+            )
 
-    async def _create(self, exchange: Exchange, tenant: Tenant, adapters: AdapterDeps, draft: Path) -> tuple[str, AdapterOut]:
+    async def _create(
+        self, exchange: Exchange, tenant: Tenant, adapters: AdapterDeps, draft: Path
+    ) -> tuple[str, AdapterOut]:
         fields = await self._bring(exchange, tenant, adapters, draft)
         name = self._free_name(fields.get("name", ""))
         base = self._base(adapters, tenant, fields.get("base_model"))
@@ -130,12 +148,16 @@ class AdapterPages:
         checked = await asyncio.to_thread(check_folder, draft, requirements.shapes, requirements.max_rank)
         size_bytes = sum((draft / file).stat().st_size for file in FILES)
         digest = await asyncio.to_thread(adapters.store.put, draft, tenant.id, self._deps.now())
-        adapter = Adapter(digest, base.name, base.digest, checked.rank, checked.targets, size_bytes, int(self._deps.now()))
+        adapter = Adapter(
+            digest, base.name, base.digest, checked.rank, checked.targets, size_bytes, int(self._deps.now())
+        )
         before = await adapters.registry.get(tenant.id, name)
         registered = await adapters.registry.put(tenant.id, name, adapter)
         if before is not None and before.adapter.digest != digest:
             await self._forsake(adapters, before)
-        spread = await adapters.spreader.load(adapters.models.pools_for(base.digest), digest, adapters.config.load_timeout_s)
+        spread = await adapters.spreader.load(
+            adapters.models.pools_for(base.digest), digest, adapters.config.load_timeout_s
+        )
         return name, _as_out(name, registered, spread)
 
     async def _bring(self, exchange: Exchange, tenant: Tenant, adapters: AdapterDeps, draft: Path) -> Mapping[str, str]:
@@ -146,7 +168,9 @@ class AdapterPages:
         content_length = int(length[:20]) if length is not None and length.isdigit() else None
         config = self._deps.config
         if boundary is not None:
-            parts = exchange.client.parts(content_length, adapters.config.max_bytes + FORM_BYTES, config.body_timeout_s, UPLOAD_TIMEOUT_S)
+            parts = exchange.client.parts(
+                content_length, adapters.config.max_bytes + FORM_BYTES, config.body_timeout_s, UPLOAD_TIMEOUT_S
+            )
             return await receive(boundary, parts, draft)
         asked = decode_adapter_import(await exchange.client.body(content_length, FORM_BYTES, config.body_timeout_s))
         await asyncio.to_thread(_import, adapters.config, tenant.id, asked.path, draft)
@@ -154,7 +178,10 @@ class AdapterPages:
 
     def _free_name(self, name: str) -> str:
         if NAME_PATTERN.fullmatch(name) is None:
-            raise InvalidRequest(f"'name' must be 1 to 64 letters, digits, dots, dashes or underscores, not {name[:100]!r}.", param="name")
+            raise InvalidRequest(
+                f"'name' must be 1 to 64 letters, digits, dots, dashes or underscores, not {name[:100]!r}.",
+                param="name",
+            )
         if name in self._deps.models:
             raise InvalidRequest(f"'{name}' is the name of a model; choose another one.", param="name")
         return name
@@ -164,12 +191,18 @@ class AdapterPages:
         if asked is not None:
             check_model(tenant, asked)
             if asked not in bases:
-                raise InvalidRequest(f"No model '{asked[:100]}' is served with adapters; there are: {', '.join(bases) or 'none'}.", param="base_model")
+                raise InvalidRequest(
+                    f"No model '{asked[:100]}' is served with adapters; there are: {', '.join(bases) or 'none'}.",
+                    param="base_model",
+                )
             return bases[asked]
         if not bases:
             raise InvalidRequest("No model here is served with adapters.", param="base_model")
         if len({model.digest for model in bases.values()}) > 1:
-            raise InvalidRequest(f"Several models are served with adapters; name the one it was made for: {', '.join(bases)}.", param="base_model")
+            raise InvalidRequest(
+                f"Several models are served with adapters; name the one it was made for: {', '.join(bases)}.",
+                param="base_model",
+            )
         return next(iter(bases.values()))
 
     async def _forsake(self, adapters: AdapterDeps, registered: Registered) -> None:
@@ -204,17 +237,23 @@ class AdapterPages:
 def _import(config: AdaptersConfig, tenant: str, path: str, draft: Path) -> None:
     """Copy from the tenant's import folder. Raises InvalidRequest."""
     if config.import_folder is None:
-        raise InvalidRequest("This gateway has no import folder (adapters.import_folder); upload the two files as multipart/form-data.", param="path")
+        raise InvalidRequest(
+            "This gateway has no import folder (adapters.import_folder); upload the two files as multipart/form-data.",
+            param="path",
+        )
     try:
         files = _found((Path(config.import_folder) / tenant).resolve(), path, config.max_bytes)
     except (OSError, ValueError, RuntimeError) as error:  # too long, a byte 0, a ring of links, not readable
-        raise InvalidRequest(f"The folder {path[:200]!r} can't be read ({type(error).__name__}).", param="path") from error
+        raise InvalidRequest(
+            f"The folder {path[:200]!r} can't be read ({type(error).__name__}).", param="path"
+        ) from error
     for file, name in zip(files, FILES, strict=True):
         shutil.copyfile(file, draft / name)
 
 
 def _found(home: Path, path: str, max_bytes: int) -> list[Path]:
-    """The two files in a folder under `home`, without links in them. Raises InvalidRequest where they are not there, or elsewhere."""
+    """The two files in a folder under `home`, without links in them. Raises InvalidRequest where they are not there, or
+    elsewhere."""
     folder = (home / path).resolve()
     if not folder.is_relative_to(home) or not folder.is_dir():
         raise InvalidRequest(f"There is no folder {path[:200]!r} in your import folder.", param="path")
@@ -222,7 +261,11 @@ def _found(home: Path, path: str, max_bytes: int) -> list[Path]:
     for file, name in zip(files, FILES, strict=True):
         if not file.is_relative_to(home) or not file.is_file():
             pickles = sorted(other.name for other in folder.iterdir() if other.suffix in (".bin", ".pt"))
-            raise refused_name(pickles[0]) if pickles else InvalidRequest(f"The folder {path[:200]!r} lacks the file {name}.", param="path")
+            raise (
+                refused_name(pickles[0])
+                if pickles
+                else InvalidRequest(f"The folder {path[:200]!r} lacks the file {name}.", param="path")
+            )
     if sum(file.stat().st_size for file in files) > max_bytes:
         raise InvalidRequest(f"The adapter is larger than {max_bytes} bytes (adapters.max_bytes).", param="path")
     return files
@@ -238,7 +281,9 @@ def _not_found(name: str) -> NotFound:
 
 def _out(adapters: AdapterDeps, name: str, registered: Registered) -> AdapterOut:
     adapter = registered.adapter
-    return _as_out(name, registered, adapters.spreader.look(adapters.models.pools_for(adapter.model_digest), adapter.digest))
+    return _as_out(
+        name, registered, adapters.spreader.look(adapters.models.pools_for(adapter.model_digest), adapter.digest)
+    )
 
 
 def _as_out(name: str, registered: Registered, spread: Spread) -> AdapterOut:

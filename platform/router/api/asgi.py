@@ -1,7 +1,8 @@
 """The gateway's HTTP surface as a plain ASGI app: paths to handlers, errors to responses, and the count of both.
 
-Not the composition of the gateway, and no framework: two routes take all the traffic, and what a framework does per request would cost
-more than they do. Invariant: every request gets exactly one response (or a closed stream), whatever a handler raises.
+Not the composition of the gateway, and no framework: two routes take all the traffic, and what a framework does per
+request would cost more than they do. Invariant: every request gets exactly one response (or a closed stream), whatever
+a handler raises.
 """
 
 import logging
@@ -32,8 +33,8 @@ log = logging.getLogger(__name__)
 
 
 def make_app(deps: GatewayDeps) -> ASGIApp:
-    """Serves /v1/chat/completions, /v1/completions, /v1/models, /v1/receipts, /v1/usage, /healthz, /readyz, /metrics and /openapi.json;
-    with `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else."""
+    """Serves /v1/chat/completions, /v1/completions, /v1/models, /v1/receipts, /v1/usage, /healthz, /readyz, /metrics
+    and /openapi.json; with `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else."""
     return _App(deps)
 
 
@@ -120,7 +121,9 @@ class _App:
             await exchange.fail(error, [(b"allow", ", ".join(handlers).encode())])
             return
         if self._num_held > self._max_held and exchange.method == "POST":
-            raise Overloaded(f"This gateway has {self._max_held} requests in hand already.", retry_after_s=BUSY_RETRY_AFTER_S)
+            raise Overloaded(
+                f"This gateway has {self._max_held} requests in hand already.", retry_after_s=BUSY_RETRY_AFTER_S
+            )
         try:
             await handler(exchange)
         except BaseException as error:

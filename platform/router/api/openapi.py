@@ -1,4 +1,5 @@
-"""/openapi.json: OpenAPI 3.1, with the schemas that msgspec derives from the structs of `wire.openai`, which also read the requests."""
+"""/openapi.json: OpenAPI 3.1, with the schemas that msgspec derives from the structs of `wire.openai`, which also read
+the requests."""
 
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
@@ -58,7 +59,12 @@ _PROMPT = {
         {"type": "string"},
         {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "string"}},
         {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-        {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}},
+        {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_CHOICES,
+            "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+        },
     ]
 }
 """What msgspec's types can't say: an array holds one kind."""
@@ -74,34 +80,76 @@ def document() -> dict[str, Any]:
         _describe_support(schemas[struct.__name__]["properties"], struct)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Penstock", "version": version("penstock"), "description": "OpenAI-compatible API of a Penstock gateway."},
+        "info": {
+            "title": "Penstock",
+            "version": version("penstock"),
+            "description": "OpenAI-compatible API of a Penstock gateway.",
+        },
         "paths": _paths(),
         "components": {
             "schemas": schemas,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "An API key: sk-penstock-..."}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "An API key: sk-penstock-..."}
+            },
         },
         "security": [{"key": []}],
     }
 
 
 def _paths() -> dict[str, Any]:
-    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}, "description": "Model name; may contain slashes"}
-    request = {"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}, "description": "As x-penstock-request-id gives it"}
+    name = {
+        "name": "model",
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string"},
+        "description": "Model name; may contain slashes",
+    }
+    request = {
+        "name": "request_id",
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string"},
+        "description": "As x-penstock-request-id gives it",
+    }
     return {
-        "/v1/chat/completions": {"post": _generation("createChatCompletion", "Answer a conversation", ChatRequest, ChatCompletion, ChatCompletionChunk)},
-        "/v1/completions": {"post": _generation("createCompletion", "Continue a text", CompletionRequest, TextCompletion, TextCompletion)},
+        "/v1/chat/completions": {
+            "post": _generation(
+                "createChatCompletion", "Answer a conversation", ChatRequest, ChatCompletion, ChatCompletionChunk
+            )
+        },
+        "/v1/completions": {
+            "post": _generation(
+                "createCompletion", "Continue a text", CompletionRequest, TextCompletion, TextCompletion
+            )
+        },
         "/v1/models": {"get": _page("listModels", "The models served", ModelList, _SECURED)},
         "/v1/models/{model}": {"get": _page("retrieveModel", "One model", Model, _SECURED) | {"parameters": [name]}},
         "/v1/receipts/{request_id}": {
-            "get": _page("retrieveReceipt", "Why a request was answered where it was", RequestReceipt, _SECURED) | {"parameters": [request]}
+            "get": _page("retrieveReceipt", "Why a request was answered where it was", RequestReceipt, _SECURED)
+            | {"parameters": [request]}
         },
-        "/v1/adapters": {"get": _page("listAdapters", "The tenant's LoRA adapters", AdapterList, _SECURED), "post": _adapter_creation()},
+        "/v1/adapters": {
+            "get": _page("listAdapters", "The tenant's LoRA adapters", AdapterList, _SECURED),
+            "post": _adapter_creation(),
+        },
         "/v1/adapters/{name}": {
             "get": _page("retrieveAdapter", "One of the tenant's adapters", AdapterOut, _SECURED),
-            "delete": _page("deleteAdapter", "End an adapter for new requests; those under way keep it", AdapterDeleted, _SECURED),
-            "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}, "description": "The adapter's name"}],
+            "delete": _page(
+                "deleteAdapter", "End an adapter for new requests; those under way keep it", AdapterDeleted, _SECURED
+            ),
+            "parameters": [
+                {
+                    "name": "name",
+                    "in": "path",
+                    "required": True,
+                    "schema": {"type": "string"},
+                    "description": "The adapter's name",
+                }
+            ],
         },
-        "/v1/usage": {"get": _page("retrieveUsage", "What the tenant has used in the last 31 days", TenantUsage, (401, 503))},
+        "/v1/usage": {
+            "get": _page("retrieveUsage", "What the tenant has used in the last 31 days", TenantUsage, (401, 503))
+        },
         "/healthz": {"get": _open_page("health", "Whether the gateway's process answers", Health)},
         "/readyz": {"get": _readiness()},
         "/metrics": {"get": _open_text("metrics", "Metrics in Prometheus' text format")},
@@ -110,7 +158,11 @@ def _paths() -> dict[str, Any]:
 
 
 def _generation(operation: str, summary: str, request: type, answer: type, chunk: type) -> dict[str, Any]:
-    events = {"type": "string", "description": f"Events `data: JSON`, each a {chunk.__name__}; then `data: [DONE]`", "contentSchema": _reference(chunk)}
+    events = {
+        "type": "string",
+        "description": f"Events `data: JSON`, each a {chunk.__name__}; then `data: [DONE]`",
+        "contentSchema": _reference(chunk),
+    }
     stream = {"text/event-stream": {"schema": events}}
     responses: dict[str, Any] = {
         "200": {
@@ -134,12 +186,26 @@ def _page(operation: str, summary: str, answer: type, errors: Sequence[int] = ()
 
 def _adapter_creation() -> dict[str, Any]:
     fields = {name: {"type": "string"} for name in ("name", "base_model")}
-    files = {"type": "array", "minItems": 2, "maxItems": 2, "items": {"type": "string", "contentMediaType": "application/octet-stream"}}
+    files = {
+        "type": "array",
+        "minItems": 2,
+        "maxItems": 2,
+        "items": {"type": "string", "contentMediaType": "application/octet-stream"},
+    }
     described = files | {"description": "adapter_config.json and adapter_model.safetensors, known by their file names"}
     form = {"type": "object", "required": ["name", "file"], "properties": fields | {"file": described}}
-    page = _page("createAdapter", "Bring a LoRA adapter in PEFT's format, or replace one", AdapterOut, (400, 401, 403, 404, 408, 413, 429, 503))
-    page["responses"] = {"201" if status == "200" else status: response for status, response in page["responses"].items()}
-    return page | {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}} | _json(AdapterImport)}}
+    page = _page(
+        "createAdapter",
+        "Bring a LoRA adapter in PEFT's format, or replace one",
+        AdapterOut,
+        (400, 401, 403, 404, 408, 413, 429, 503),
+    )
+    page["responses"] = {
+        "201" if status == "200" else status: response for status, response in page["responses"].items()
+    }
+    return page | {
+        "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}} | _json(AdapterImport)}
+    }
 
 
 def _open_page(operation: str, summary: str, answer: type) -> dict[str, Any]:
@@ -148,7 +214,11 @@ def _open_page(operation: str, summary: str, answer: type) -> dict[str, Any]:
 
 def _readiness() -> dict[str, Any]:
     page = _open_page("readiness", "Whether at least one replica is connected", Health)
-    page["responses"]["503"] = {"description": "No replica is connected", "headers": _headers(_REQUEST_ID), "content": _json(Health)}
+    page["responses"]["503"] = {
+        "description": "No replica is connected",
+        "headers": _headers(_REQUEST_ID),
+        "content": _json(Health),
+    }
     return page
 
 
@@ -163,7 +233,14 @@ def _open_object(operation: str, summary: str) -> dict[str, Any]:
 
 
 def _errors(statuses: Sequence[int]) -> dict[str, Any]:
-    return {str(status): {"description": HTTPStatus(status).phrase, "headers": _headers(_REQUEST_ID), "content": _json(ErrorResponse)} for status in statuses}
+    return {
+        str(status): {
+            "description": HTTPStatus(status).phrase,
+            "headers": _headers(_REQUEST_ID),
+            "content": _json(ErrorResponse),
+        }
+        for status in statuses
+    }
 
 
 def _headers(headers: Mapping[str, tuple[str, str]]) -> dict[str, Any]:

@@ -27,7 +27,8 @@ class Pages:
         self._deps = deps
         self._receipts = receipts
         self._served_at = -math.inf
-        """When the gateway was last asked whether it is ready and had somebody to serve requests; by the monotonic clock."""
+        """When the gateway was last asked whether it is ready and had somebody to serve requests; by the monotonic
+        clock."""
 
     async def models(self, exchange: Exchange) -> None:
         tenant = await authenticate(self._deps, exchange)
@@ -47,7 +48,9 @@ class Pages:
         """The tenant's own, of the last days."""
         tenant = await authenticate(self._deps, exchange)
         rows = await self._deps.admission.usage(tenant.id, last_days(USAGE_DAYS, self._deps.now()))
-        data = [DayUsage(day=row.day, model=row.model, adapter=row.adapter or None, **row.used._asdict()) for row in rows]
+        data = [
+            DayUsage(day=row.day, model=row.model, adapter=row.adapter or None, **row.used._asdict()) for row in rows
+        ]
         await _send(exchange, TenantUsage(tenant=tenant.id, data=data))
 
     async def receipt(self, exchange: Exchange) -> None:
@@ -59,8 +62,9 @@ class Pages:
         await _send(exchange, Health(status="ok"))
 
     async def readiness(self, exchange: Exchange) -> None:
-        """Also for as long as a request may wait in the queue since there was somebody to serve it: while replicas are replaced, or one that was alone
-        is, a load balancer that sends requests nowhere would lose those that only have to wait."""
+        """Also for as long as a request may wait in the queue since there was somebody to serve it: while replicas are
+        replaced, or one that was alone is, a load balancer that sends requests nowhere would lose those that only have
+        to wait."""
         now = self._deps.clock()
         if self._deps.can_serve():
             self._served_at = now

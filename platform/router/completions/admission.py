@@ -1,11 +1,13 @@
 """Whether a tenant may have this request now, and what it has used of it in the end.
 
-Not who the tenant is (`tenancy.keys`), not the arithmetic (`tenancy.window`). A request of a tenant with limits reserves what it may use at most,
-prompt and `max_tokens` of every choice, before anything is asked of the dispatcher. However it ends, it is settled with what it has used: the prompts
-that a replica or provider took, and the tokens that came back. What was turned away before that, or failed on our side before its first token, has
-used nothing. Invariant: what was admitted is ended exactly once. For a tenant without limits nothing is asked, and `admit` need not be called.
+Not who the tenant is (`tenancy.keys`), not the arithmetic (`tenancy.window`). A request of a tenant with limits
+reserves what it may use at most, prompt and `max_tokens` of every choice, before anything is asked of the dispatcher.
+However it ends, it is settled with what it has used: the prompts that a replica or provider took, and the tokens that
+came back. What was turned away before that, or failed on our side before its first token, has used nothing. Invariant:
+what was admitted is ended exactly once. For a tenant without limits nothing is asked, and `admit` need not be called.
 
-A provider, or another model of the same name, may count more tokens than the first model's tokenizer did: settled is what it counted.
+A provider, or another model of the same name, may count more tokens than the first model's tokenizer did: settled is
+what it counted.
 """
 
 import asyncio
@@ -44,7 +46,8 @@ class Admission:
     async def admit(self, tenant_id: str, limits: Limits, request_id: str, prompts: Sequence[Prompt]) -> Headers:
         """The response's headers about the limits; `ended` must follow.
 
-        Raises InvalidRequest for what can never fit, RateLimited with those headers for what does not fit now, and Overloaded when nobody can tell.
+        Raises InvalidRequest for what can never fit, RateLimited with those headers for what does not fit now, and
+        Overloaded when nobody can tell.
         """
         tokens = _wanted_tokens(prompts)
         if limits.tokens_per_minute is not None and tokens > limits.tokens_per_minute:
@@ -56,7 +59,8 @@ class Admission:
         return await self._reserve(tenant_id, limits, request_id, tokens)
 
     async def charge(self, tenant_id: str, limits: Limits, request_id: str) -> Headers:
-        """A request that generates nothing, an upload for instance: it counts against the requests per minute and no other limit, and has no end.
+        """A request that generates nothing, an upload for instance: it counts against the requests per minute and no
+        other limit, and has no end.
 
         Returns and raises as `admit` does.
         """
@@ -75,13 +79,24 @@ class Admission:
         assert verdict.wait_ms is not None
         self._metrics.rate_limited.labels(verdict.limit).inc()
         sentence = _SENTENCES[verdict.limit].format(limits=limits, verdict=verdict, tokens=tokens)
-        raise RateLimited(f"{sentence[0].upper()}{sentence[1:]}.", retry_after_s=verdict.wait_ms / 1000, headers=tuple(headers))
+        raise RateLimited(
+            f"{sentence[0].upper()}{sentence[1:]}.", retry_after_s=verdict.wait_ms / 1000, headers=tuple(headers)
+        )
 
     async def usage(self, tenant_id: str, days: Sequence[str]) -> list[UsageRow]:
-        """Sorted; this gateway's up to now, of other gateways up to a second ago. Raises Overloaded when Redis is away."""
+        """Sorted; this gateway's up to now, of other gateways up to a second ago. Raises Overloaded when Redis is
+        away."""
         return await self._usage.read(tenant_id, days)
 
-    def ended(self, tenant_id: str, limits: Limits | None, request_id: str, model: str, completion: Completion, adapter: str = "") -> None:
+    def ended(
+        self,
+        tenant_id: str,
+        limits: Limits | None,
+        request_id: str,
+        model: str,
+        completion: Completion,
+        adapter: str = "",
+    ) -> None:
         """However it ended. Never waits."""
         used = used_by(completion)
         if used.requests:
@@ -113,7 +128,9 @@ def used_by(completion: Completion) -> Used:
         if receipt is None or not (receipt.is_taken or num_tokens):
             continue  # nobody has it, and its siblings wait for its first token
         has_begun = True
-        num_prompt += choices[0].generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens
+        num_prompt += (
+            choices[0].generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens
+        )
         num_cached += receipt.cached_tokens
         num_output += num_tokens
     return Used(int(has_begun), num_prompt, num_cached, num_output)
@@ -136,4 +153,7 @@ def limit_headers(limits: Limits, verdict: Verdict) -> Headers:
 
 
 def _wanted_tokens(prompts: Sequence[Prompt]) -> int:
-    return sum(choices[0].generation.num_prompt_tokens + sum(choice.generation.sampling.max_tokens for choice in choices) for choices in prompts)
+    return sum(
+        choices[0].generation.num_prompt_tokens + sum(choice.generation.sampling.max_tokens for choice in choices)
+        for choices in prompts
+    )

@@ -1,4 +1,5 @@
-"""Where one request may be answered: what model and tenant allow, less what can't do what it asks for; and how other models read it.
+"""Where one request may be answered: what model and tenant allow, less what can't do what it asks for; and how other
+models read it.
 
 Not the choice among those (tiers, by dispatch), for it rests on the state of things when the request's turn comes.
 """
@@ -38,7 +39,13 @@ class Candidates(NamedTuple):
         """And providers, by name."""
         if not self.routes:
             return self.model.pools
-        return tuple(dict.fromkeys(place for route in self.routes for place in ((route.provider,) if route.provider is not None else route.pools)))
+        return tuple(
+            dict.fromkeys(
+                place
+                for route in self.routes
+                for place in ((route.provider,) if route.provider is not None else route.pools)
+            )
+        )
 
     @property
     def has_provider(self) -> bool:
@@ -58,31 +65,47 @@ class Candidates(NamedTuple):
         return _indexed((self.model, *self.others), rest, skipped)
 
 
-def find_candidates(model: ServedModel, policy: str, request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]) -> Candidates:
+def find_candidates(
+    model: ServedModel, policy: str, request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]
+) -> Candidates:
     """policy: as a tenant's settings name it. Raises Forbidden where the policy leaves nothing."""
     order = parse_policy(policy)
     if len(model.routes) <= 1 and order is not TierPolicy.EDGE_ONLY:
         return Candidates(model, model.routes)
     allowed = in_order(model.routes, order)
     if not allowed:
-        raise Forbidden(f"The model '{model.name}' is only served outside of the tier that your organization's policy '{policy}' allows.", param="model")
+        raise Forbidden(
+            f"The model '{model.name}' is only served outside of the tier that your organization's policy '{policy}' allows.",
+            param="model",
+        )
     able = _able(allowed, request, providers)
     return _indexed((model, *model.others), able, None if able[0] is allowed[0] else TierReason.CAPABILITY)
 
 
-def _able(routes: Sequence[Route], request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]) -> list[Route]:
+def _able(
+    routes: Sequence[Route], request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]
+) -> list[Route]:
     """There is a pool for every served name, so something is left."""
     home = next(route.model for route in routes if route.provider is None)
     is_bound = is_bound_to_tokens(request)
     return [
-        route for route in routes if (is_understood(request, providers[route.provider]) if route.provider is not None else route.model == home or not is_bound)
+        route
+        for route in routes
+        if (
+            is_understood(request, providers[route.provider])
+            if route.provider is not None
+            else route.model == home or not is_bound
+        )
     ]
 
 
 def _indexed(models: Sequence[ServedModel], routes: Sequence[Route], skipped: TierReason | None) -> Candidates:
     """With the models that the routes name, in the order in which they are come to."""
     named = list(dict.fromkeys(route.model for route in routes if route.provider is None))
-    renamed = tuple(route._replace(model=named.index(route.model)) if route.provider is None else route._replace(model=0) for route in routes)
+    renamed = tuple(
+        route._replace(model=named.index(route.model)) if route.provider is None else route._replace(model=0)
+        for route in routes
+    )
     found = [models[index] for index in named]
     return Candidates(found[0] if found else models[0], renamed, tuple(found[1:]), skipped)
 
@@ -90,7 +113,9 @@ def _indexed(models: Sequence[ServedModel], routes: Sequence[Route], skipped: Ti
 class LazyPrompts:
     """A request for its further models: tokenized once for each, and only when somebody wants it."""
 
-    def __init__(self, models: Sequence[ServedModel], read: Read, sampling: SamplingParams, default_max_tokens: int) -> None:
+    def __init__(
+        self, models: Sequence[ServedModel], read: Read, sampling: SamplingParams, default_max_tokens: int
+    ) -> None:
         """sampling: as asked, not yet bounded by a context."""
         self._models = models
         self._read = read
@@ -101,7 +126,9 @@ class LazyPrompts:
     def of(self, prompt: int, choice: int) -> tuple[LazyPrompt, ...]:
         """For one sequence."""
         return tuple(
-            LazyPrompt(partial(self._reading, index, prompt, choice), AnsweringModel(model.fingerprint, model.tokenizer))
+            LazyPrompt(
+                partial(self._reading, index, prompt, choice), AnsweringModel(model.fingerprint, model.tokenizer)
+            )
             for index, model in enumerate(self._models)
         )
 

@@ -1,7 +1,8 @@
 """The sequences of one request: started, followed to their ends, and closed whatever happens.
 
-Not HTTP. The siblings of a prompt's first choice (`n` > 1) start when its first token is there: by then the prompt's blocks are published,
-and they find their whole prefix. Invariant: when `run` is over, however it ends, every stream is closed.
+Not HTTP. The siblings of a prompt's first choice (`n` > 1) start when its first token is there: by then the prompt's
+blocks are published, and they find their whole prefix. Invariant: when `run` is over, however it ends, every stream is
+closed.
 """
 
 import asyncio
@@ -42,16 +43,20 @@ class Emitter(Protocol):
         """While it waits, nothing more is read of that sequence."""
 
     def listener(self, choice: Choice, clock: Callable[[], float]) -> Listener | None:
-        """The short way of a token, taken by most, behind the first piece: from the replica's frame to the client without waking a task.
+        """The short way of a token, taken by most, behind the first piece: from the replica's frame to the client
+        without waking a task.
 
-        It does for a delta what `_follow` does, or declines it when it would have to wait. None: this answer has no short way.
+        It does for a delta what `_follow` does, or declines it when it would have to wait. None: this answer has no
+        short way.
         """
 
 
 class Completion:
     """clock: monotonic seconds."""
 
-    def __init__(self, prompts: Sequence[Prompt], dispatcher: Dispatcher, clock: Callable[[], float], emitter: Emitter) -> None:
+    def __init__(
+        self, prompts: Sequence[Prompt], dispatcher: Dispatcher, clock: Callable[[], float], emitter: Emitter
+    ) -> None:
         self.prompts = prompts
         self._dispatcher = dispatcher
         self._clock = clock
@@ -72,7 +77,9 @@ class Completion:
     def usage(self) -> Usage:
         num_prompt = sum(_num_prompt_tokens(choices[0]) for choices in self.prompts)
         num_output = sum(choice.num_tokens for choices in self.prompts for choice in choices)
-        num_cached = sum(receipt.cached_tokens for choices in self.prompts if (receipt := choices[0].receipt) is not None)
+        num_cached = sum(
+            receipt.cached_tokens for choices in self.prompts if (receipt := choices[0].receipt) is not None
+        )
         return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
 
     def _starter(self, tasks: asyncio.TaskGroup, choices: Sequence[Choice]) -> Callable[[], None]:

@@ -57,7 +57,8 @@ class GatewayDeps:
     clock: Callable[[], float] = time.monotonic
     """Monotonic, seconds."""
     random: Random = field(default_factory=Random)
-    """For request ids and seeds, which must differ but are no secret: the system's own randomness costs a call to the kernel each."""
+    """For request ids and seeds, which must differ but are no secret: the system's own randomness costs a call to the
+    kernel each."""
 
     def can_serve(self) -> bool:
         """Whether there is somebody now who could answer a request."""

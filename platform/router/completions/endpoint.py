@@ -1,7 +1,7 @@
 """POST /v1/chat/completions and /v1/completions: from the body to the last byte.
 
-Authenticate, read, decode, tokenize, check against the model, run, answer. Invariant: nothing is asked of the dispatcher before all that can
-be wrong with the request has been checked.
+Authenticate, read, decode, tokenize, check against the model, run, answer. Invariant: nothing is asked of the
+dispatcher before all that can be wrong with the request has been checked.
 """
 
 from collections.abc import Awaitable, Callable
@@ -77,7 +77,9 @@ class Generator:
         with exchange.client.watched(config.request_timeout_s):
             await self._answer(exchange, endpoint, request, model, tenant)
 
-    async def _answer(self, exchange: Exchange, endpoint: Endpoint[Request], request: Request, model: ServedModel, tenant: Tenant) -> None:
+    async def _answer(
+        self, exchange: Exchange, endpoint: Endpoint[Request], request: Request, model: ServedModel, tenant: Tenant
+    ) -> None:
         reach = find_candidates(model, tenant.tier_policy, request, self._deps.providers)
         sampling = sampling_params(request, self._deps.random.getrandbits(63), reach.model.tokenizer.vocab_size)
         has_usage_chunk = _has_usage_chunk(request)
@@ -125,12 +127,16 @@ class Generator:
     async def _admit(self, exchange: Exchange, tenant: Tenant, prompts: list[Prompt]) -> None:
         """`_ended` must follow."""
         if tenant.limits is not None:
-            exchange.limit_headers = await self._deps.admission.admit(tenant.id, tenant.limits, exchange.request_id, prompts)
+            exchange.limit_headers = await self._deps.admission.admit(
+                tenant.id, tenant.limits, exchange.request_id, prompts
+            )
 
     def _ended(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:
         """However it ended."""
         assert exchange.model is not None
-        self._deps.admission.ended(tenant.id, tenant.limits, exchange.request_id, exchange.model, completion, exchange.adapter)
+        self._deps.admission.ended(
+            tenant.id, tenant.limits, exchange.request_id, exchange.model, completion, exchange.adapter
+        )
         self._meters.of(exchange.model).generated(completion, exchange.began_s)
         spans.generated(exchange, completion)
         self._receipts.keep(exchange.request_id, tenant.id, exchange.model, int(self._deps.now()), completion)
@@ -148,11 +154,17 @@ class Generator:
         """The sequences to run. Raises ContextTooLong or InvalidRequest."""
         num_choices = request.n or 1
         if num_choices * len(token_ids) > MAX_CHOICES:
-            raise InvalidRequest(f"{len(token_ids)} prompts with n={num_choices} make more than {MAX_CHOICES} choices.", param="n")
+            raise InvalidRequest(
+                f"{len(token_ids)} prompts with n={num_choices} make more than {MAX_CHOICES} choices.", param="n"
+            )
         deadline = self._deps.now() + self._deps.config.request_timeout_s
         max_model_len, pools, model = reach.max_model_len(), reach.pools, reach.model
-        max_tokens = default_max_tokens(tenant.limits, self._deps.config.default_max_tokens, sum(map(len, token_ids)), num_choices * len(token_ids))
-        readings = LazyPrompts(reach.others, lambda tokenizer: endpoint.prompts(tokenizer, request), sampling, max_tokens)
+        max_tokens = default_max_tokens(
+            tenant.limits, self._deps.config.default_max_tokens, sum(map(len, token_ids)), num_choices * len(token_ids)
+        )
+        readings = LazyPrompts(
+            reach.others, lambda tokenizer: endpoint.prompts(tokenizer, request), sampling, max_tokens
+        )
         stops = stop_strings(request)
         has_offsets = endpoint.has_offsets and sampling.logprobs is not None
         prompts: list[Prompt] = []
@@ -178,12 +190,16 @@ class Generator:
                     skipped=reach.skipped,
                     ask=ProviderRequest(request, len(prompts)) if reach.has_provider else None,
                 )
-                choices.append(Choice(index, generation, Assembler(model.tokenizer, stops, sampling.min_tokens, has_offsets)))
+                choices.append(
+                    Choice(index, generation, Assembler(model.tokenizer, stops, sampling.min_tokens, has_offsets))
+                )
             prompts.append(choices)
         return prompts
 
 
-async def _read(endpoint: Endpoint[Request], request: Request, reach: Candidates, sampling: SamplingParams) -> tuple[Candidates, list[list[int]]]:
+async def _read(
+    endpoint: Endpoint[Request], request: Request, reach: Candidates, sampling: SamplingParams
+) -> tuple[Candidates, list[list[int]]]:
     """The prompts for the first model whose context holds them; where there is none, for the last."""
     while True:
         token_ids = await endpoint.prompts(reach.model.tokenizer, request)
@@ -209,7 +225,8 @@ async def authenticate(deps: GatewayDeps, exchange: Exchange) -> Tenant:
 
 
 async def find_model(deps: GatewayDeps, tenant: Tenant, name: str) -> ServedModel:
-    """A served model, or one of the tenant's adapters. Raises ModelNotFound, or Overloaded when adapters can't be looked up."""
+    """A served model, or one of the tenant's adapters. Raises ModelNotFound, or Overloaded when adapters can't be
+    looked up."""
     model = deps.models.get(name)
     if model is None and deps.adapters is not None:
         model = await deps.adapters.models.find(tenant.id, name)

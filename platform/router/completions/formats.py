@@ -1,7 +1,8 @@
 """Answers as OpenAI's JSON: chat and legacy completions, whole and as the chunks of a stream. Pure.
 
-The structs of `wire.openai` are the truth. For the chunk that is sent most, text and nothing else, their encoding is made once per choice
-with a mark in place of the text; a chunk is then what stood before the mark, the text, and what stood behind it.
+The structs of `wire.openai` are the truth. For the chunk that is sent most, text and nothing else, their encoding is
+made once per choice with a mark in place of the text; a chunk is then what stood before the mark, the text, and what
+stood behind it.
 """
 
 from collections.abc import Callable, Sequence
@@ -115,7 +116,14 @@ class ChatFormat:
         return self._plain[index]
 
     def end(self, index: int, finish: FinishReason) -> bytes:
-        return self._chunk(ChatChunkChoice(index=index, delta=ChatDelta(), finish_reason=finish, token_ids=[] if self.asked.has_token_ids else UNSET))
+        return self._chunk(
+            ChatChunkChoice(
+                index=index,
+                delta=ChatDelta(),
+                finish_reason=finish,
+                token_ids=[] if self.asked.has_token_ids else UNSET,
+            )
+        )
 
     def usage(self, usage: Usage) -> bytes:
         return self._chunk(None, usage)
@@ -133,7 +141,14 @@ class ChatFormat:
             for choice in choices
         ]
         return _encode(
-            ChatCompletion(id=asked.id, created=asked.created, model=asked.model, system_fingerprint=asked.fingerprint, choices=answers, usage=usage)
+            ChatCompletion(
+                id=asked.id,
+                created=asked.created,
+                model=asked.model,
+                system_fingerprint=asked.fingerprint,
+                choices=answers,
+                usage=usage,
+            )
         )
 
     def _choice(self, index: int, piece: Piece, is_first: bool) -> ChatChunkChoice:
@@ -145,7 +160,9 @@ class ChatFormat:
         )
 
     def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
-        return chat_logprobs(self.asked.tokenizer, token_ids, logprobs) if self.asked.has_logprobs and logprobs else None
+        return (
+            chat_logprobs(self.asked.tokenizer, token_ids, logprobs) if self.asked.has_logprobs and logprobs else None
+        )
 
     def _chunk(self, choice: ChatChunkChoice | None, usage: Usage | None = None) -> bytes:
         asked = self.asked
@@ -180,7 +197,9 @@ class TextFormat:
         return self._plain[index]
 
     def end(self, index: int, finish: FinishReason) -> bytes:
-        return self._chunk(TextChoice(index=index, text="", finish_reason=finish, token_ids=[] if self.asked.has_token_ids else UNSET))
+        return self._chunk(
+            TextChoice(index=index, text="", finish_reason=finish, token_ids=[] if self.asked.has_token_ids else UNSET)
+        )
 
     def usage(self, usage: Usage) -> bytes:
         return self._chunk(None, usage)
@@ -209,8 +228,14 @@ class TextFormat:
             token_ids=piece.token_ids if self.asked.has_token_ids else UNSET,
         )
 
-    def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]) -> TextLogprobs | None:
-        return text_logprobs(self.asked.tokenizer, token_ids, logprobs, offsets) if self.asked.has_logprobs and logprobs else None
+    def _logprobs(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]
+    ) -> TextLogprobs | None:
+        return (
+            text_logprobs(self.asked.tokenizer, token_ids, logprobs, offsets)
+            if self.asked.has_logprobs and logprobs
+            else None
+        )
 
     def _chunk(self, choice: TextChoice | None, usage: Usage | None = None) -> bytes:
         return self._completion([choice] if choice else [], usage or self.asked.chunk_usage)
@@ -218,7 +243,14 @@ class TextFormat:
     def _completion(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> bytes:
         asked = self.asked
         return _encode(
-            TextCompletion(id=asked.id, created=asked.created, model=asked.model, system_fingerprint=asked.fingerprint, choices=choices, usage=usage)
+            TextCompletion(
+                id=asked.id,
+                created=asked.created,
+                model=asked.model,
+                system_fingerprint=asked.fingerprint,
+                choices=choices,
+                usage=usage,
+            )
         )
 
 

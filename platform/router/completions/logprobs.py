@@ -14,11 +14,15 @@ def chat_logprobs(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequ
     content = []
     for token_id, item in zip(token_ids, logprobs, strict=True):
         data = tokenizer.token_bytes[token_id]
-        content.append(TokenLogprob(_text(data), _finite(item.logprob), list(data), [_top(tokenizer, *top) for top in item.top]))
+        content.append(
+            TokenLogprob(_text(data), _finite(item.logprob), list(data), [_top(tokenizer, *top) for top in item.top])
+        )
     return ChatLogprobs(content)
 
 
-def text_logprobs(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]) -> TextLogprobs:
+def text_logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]
+) -> TextLogprobs:
     """The chosen token is among the top ones always, as OpenAI has it."""
     tokens = [_name(tokenizer.token_bytes[token_id]) for token_id in token_ids]
     chosen = [_finite(item.logprob) for item in logprobs]

@@ -11,11 +11,13 @@ from penstock.wire.openai import ChatRequest, CompletionRequest, GenerationReque
 
 _SEED_BITS = 63
 _MIN_TEMPERATURE = 1e-5
-"""Below it only the likeliest token is ever drawn, and dividing by it would leave the range of float32: it is taken as 0."""
+"""Below it only the likeliest token is ever drawn, and dividing by it would leave the range of float32: it is taken as
+0."""
 
 
 def sampling_params(request: ChatRequest | CompletionRequest, seed: int, vocab_size: int) -> SamplingParams:
-    """Of the first choice, with max_tokens as asked (0: not asked); see `bounded` and `sibling`. seed: drawn, for a request without.
+    """Of the first choice, with max_tokens as asked (0: not asked); see `bounded` and `sibling`. seed: drawn, for a
+    request without.
 
     Raises InvalidRequest for token ids that the model has not.
     """
@@ -41,8 +43,11 @@ def sampling_params(request: ChatRequest | CompletionRequest, seed: int, vocab_s
     )
 
 
-def bounded(sampling: SamplingParams, num_prompt_tokens: int, max_model_len: int, default_max_tokens: int) -> SamplingParams:
-    """With a max_tokens that fits behind the prompt. Raises ContextTooLong, or InvalidRequest when min_tokens exceeds it."""
+def bounded(
+    sampling: SamplingParams, num_prompt_tokens: int, max_model_len: int, default_max_tokens: int
+) -> SamplingParams:
+    """With a max_tokens that fits behind the prompt. Raises ContextTooLong, or InvalidRequest when min_tokens exceeds
+    it."""
     room = max_model_len - num_prompt_tokens
     wanted = sampling.max_tokens or max(1, min(default_max_tokens, room))
     if wanted > room:
@@ -51,7 +56,10 @@ def bounded(sampling: SamplingParams, num_prompt_tokens: int, max_model_len: int
             f"{num_prompt_tokens} in the prompt and {wanted} for the answer. Shorten one of them."
         )
     if sampling.min_tokens > wanted:
-        raise InvalidRequest(f"'min_tokens' ({sampling.min_tokens}) must not exceed the {wanted} tokens that the answer may have.", param="min_tokens")
+        raise InvalidRequest(
+            f"'min_tokens' ({sampling.min_tokens}) must not exceed the {wanted} tokens that the answer may have.",
+            param="min_tokens",
+        )
     return msgspec.structs.replace(sampling, max_tokens=wanted)
 
 
@@ -59,7 +67,9 @@ def sibling(sampling: SamplingParams, index: int) -> SamplingParams:
     """For choice `index` of a prompt: the first has the request's own seed, each other one a seed derived from it."""
     if index == 0:
         return sampling
-    digest = hashlib.blake2b(sampling.seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8, person=b"penstock-choice").digest()
+    digest = hashlib.blake2b(
+        sampling.seed.to_bytes(8, "little") + index.to_bytes(8, "little"), digest_size=8, person=b"penstock-choice"
+    ).digest()
     return msgspec.structs.replace(sampling, seed=int.from_bytes(digest, "little") % 2**_SEED_BITS)
 
 
@@ -73,14 +83,18 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> No
     """Raises InvalidRequest for one outside of [0, vocab_size)."""
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         offender = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-        raise InvalidRequest(f"'{param}' holds {offender}; this model's token ids lie in 0..{vocab_size - 1}.", param=param)
+        raise InvalidRequest(
+            f"'{param}' holds {offender}; this model's token ids lie in 0..{vocab_size - 1}.", param=param
+        )
 
 
 def _max_tokens(request: ChatRequest | CompletionRequest) -> int | None:
     if not isinstance(request, ChatRequest) or request.max_completion_tokens is None:
         return request.max_tokens
     if request.max_tokens not in (None, request.max_completion_tokens):
-        raise InvalidRequest("'max_tokens' and 'max_completion_tokens' contradict each other; set one.", param="max_completion_tokens")
+        raise InvalidRequest(
+            "'max_tokens' and 'max_completion_tokens' contradict each other; set one.", param="max_completion_tokens"
+        )
     return request.max_completion_tokens
 
 

@@ -17,7 +17,10 @@ INLINE_CHARS = 8192
 
 async def chat_prompt(tokenizer: Tokenizer, request: ChatRequest) -> list[list[int]]:
     """One prompt. Raises InvalidRequest when the template refuses."""
-    messages = [{"role": "system" if message.role == "developer" else message.role, "content": _text(message)} for message in request.messages]
+    messages = [
+        {"role": "system" if message.role == "developer" else message.role, "content": _text(message)}
+        for message in request.messages
+    ]
     size = sum(len(message["content"]) for message in messages)
     prompts = [await _off_loop(size, lambda: tokenizer.encode_chat(messages))]
     return _checked(tokenizer, prompts, "messages")
@@ -27,10 +30,14 @@ async def completion_prompts(tokenizer: Tokenizer, request: CompletionRequest) -
     """Raises InvalidRequest for an empty prompt, a mixed array, or token ids that the model has not."""
     texts, ids = _texts_or_ids(request.prompt)
     if len(ids if ids is not None else texts) > MAX_CHOICES:
-        raise InvalidRequest(f"'prompt' holds {len(request.prompt)} prompts; at most {MAX_CHOICES} are accepted.", param="prompt")
+        raise InvalidRequest(
+            f"'prompt' holds {len(request.prompt)} prompts; at most {MAX_CHOICES} are accepted.", param="prompt"
+        )
     if ids is not None:
         return _checked(tokenizer, ids, "prompt")
-    prompts = await _off_loop(sum(map(len, texts)), lambda: [tokenizer.encode(text, add_special=True) for text in texts])
+    prompts = await _off_loop(
+        sum(map(len, texts)), lambda: [tokenizer.encode(text, add_special=True) for text in texts]
+    )
     return _checked(tokenizer, prompts, "prompt")
 
 

@@ -1,4 +1,5 @@
-"""Receipts of the latest requests, for GET /v1/receipts/{request_id}: why each of its sequences was answered where it was.
+"""Receipts of the latest requests, for GET /v1/receipts/{request_id}: why each of its sequences was answered where it
+was.
 
 In the memory of the gateway that served them, the oldest ones forgotten; a tenant sees its own only.
 """
@@ -41,8 +42,12 @@ class Receipts:
         plain = request_id.rpartition("-")[2]
         kept = self._kept.get(plain)
         if kept is None or kept.tenant != tenant:
-            raise NotFound(f"There is no receipt of a request '{request_id[:100]}'; only the latest are kept, each by the gateway that answered.")
-        return RequestReceipt(id=plain, created=kept.created, model=kept.model, choices=[_choice(receipt) for receipt in kept.receipts])
+            raise NotFound(
+                f"There is no receipt of a request '{request_id[:100]}'; only the latest are kept, each by the gateway that answered."
+            )
+        return RequestReceipt(
+            id=plain, created=kept.created, model=kept.model, choices=[_choice(receipt) for receipt in kept.receipts]
+        )
 
 
 def _choice(receipt: Receipt) -> ChoiceReceipt:
@@ -64,4 +69,6 @@ def _choice(receipt: Receipt) -> ChoiceReceipt:
 
 
 def _route(seen: RouteAttempt) -> ConsideredRoute:
-    return ConsideredRoute(tier=seen.tier, places=list(seen.places), predicted_ttft_s=seen.predicted_ttft_s, obstacle=seen.obstacle)
+    return ConsideredRoute(
+        tier=seen.tier, places=list(seen.places), predicted_ttft_s=seen.predicted_ttft_s, obstacle=seen.obstacle
+    )

@@ -63,7 +63,9 @@ class ModelMeters:
             return
         self._queue_s.observe(receipt.queued_s)
         if not receipt.is_provided:
-            self._lookup_tokens.inc(choice.generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens)
+            self._lookup_tokens.inc(
+                choice.generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens
+            )
         self._hit_tokens.inc(receipt.cached_tokens)
         self._predicted_tokens.inc(receipt.predicted_cached_tokens)
         self._true_tokens.inc(min(receipt.predicted_cached_tokens, receipt.cached_tokens))

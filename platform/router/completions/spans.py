@@ -1,6 +1,7 @@
 """What a request's trace says of the request as a whole; the names are in `base.telemetry`.
 
-Not the recording (`base.tracing`), and not its sequences (`dispatch.spans`). For a request that is not traced each of these is at most a test whether it is.
+Not the recording (`base.tracing`), and not its sequences (`dispatch.spans`). For a request that is not traced each of
+these is at most a test whether it is.
 """
 
 from penstock.base import telemetry as names
@@ -27,7 +28,9 @@ def generated(exchange: Exchange, completion: Completion) -> None:
     if trace is None:
         return
     usage = completion.usage()
-    firsts = [choice.first_token_s for prompt in completion.prompts for choice in prompt if choice.first_token_s is not None]
+    firsts = [
+        choice.first_token_s for prompt in completion.prompts for choice in prompt if choice.first_token_s is not None
+    ]
     trace.note(
         {
             names.INPUT_TOKENS: usage.prompt_tokens,

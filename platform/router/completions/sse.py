@@ -1,7 +1,8 @@
-"""An answer as server-sent events (WHATWG HTML, 9.2), in OpenAI's framing: `data: JSON` events, `data: [DONE]` at the end.
+"""An answer as server-sent events (WHATWG HTML, 9.2), in OpenAI's framing: `data: JSON` events, `data: [DONE]` at the
+end.
 
-The response starts with the first token, not before: until then an error can still be a status. Invariant: chunks of one choice leave in
-order; what ends the stream (last finish, usage, [DONE]) leaves in one piece, with the last text.
+The response starts with the first token, not before: until then an error can still be a status. Invariant: chunks of
+one choice leave in order; what ends the stream (last finish, usage, [DONE]) leaves in one piece, with the last text.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Deltas of token ids into pieces of text: detokenizing, stop strings, and where an answer ends because of one. Pure.
 
-Invariant: the pieces' texts together are the answer, without the stop string; their token ids are the tokens it took, the ones that
-completed the stop string included and none after them.
+Invariant: the pieces' texts together are the answer, without the stop string; their token ids are the tokens it took,
+the ones that completed the stop string included and none after them.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,20 @@ class Piece(NamedTuple):
 class Assembler:
     """Of one sequence. min_tokens: stop strings count only in what comes after that many tokens."""
 
-    __slots__ = ("_detokenizer", "_has_offsets", "_has_stops", "_min_tokens", "_num_chars", "_num_tokens", "_stops", "_stops_wanted")
+    __slots__ = (
+        "_detokenizer",
+        "_has_offsets",
+        "_has_stops",
+        "_min_tokens",
+        "_num_chars",
+        "_num_tokens",
+        "_stops",
+        "_stops_wanted",
+    )
 
-    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), min_tokens: int = 0, has_offsets: bool = False) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), min_tokens: int = 0, has_offsets: bool = False
+    ) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stops)
         self._stops_wanted = stops
@@ -90,11 +101,15 @@ class Assembler:
                 text, has_stopped = self._stops.push(text)
             texts.append(text)
             if has_stopped:
-                return Piece("".join(texts), delta.token_ids[:count], "stop", delta.logprobs and delta.logprobs[:count], offsets)
+                return Piece(
+                    "".join(texts), delta.token_ids[:count], "stop", delta.logprobs and delta.logprobs[:count], offsets
+                )
         return Piece("".join(texts), delta.token_ids, None, delta.logprobs, offsets)
 
     def _finished(self, piece: Piece, finish: Finish) -> Piece:
         tail, has_stopped = self._stops.push(self._detokenizer.finish())
         if not has_stopped:
             tail += self._stops.finish()
-        return piece._replace(text=piece.text + tail, finish="length" if finish is Finish.LENGTH and not has_stopped else "stop")
+        return piece._replace(
+            text=piece.text + tail, finish="length" if finish is Finish.LENGTH and not has_stopped else "stop"
+        )

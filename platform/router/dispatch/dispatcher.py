@@ -1,8 +1,9 @@
 """Dispatch: places each stream on a replica, and on another one when the first is lost or refuses.
 
-Not HTTP, not the choice itself (policy), not the wait (queue). Before its first token a stream is simply submitted again; after it, with the
-output so far behind the prompt, and since seed and noise belong to the position, the answer goes on as if nothing had happened. Invariant:
-when `start` raises, or a stream is closed, nothing of it is left in the queue, on a replica or in a timer.
+Not HTTP, not the choice itself (policy), not the wait (queue). Before its first token a stream is simply submitted
+again; after it, with the output so far behind the prompt, and since seed and noise belong to the position, the answer
+goes on as if nothing had happened. Invariant: when `start` raises, or a stream is closed, nothing of it is left in the
+queue, on a replica or in a timer.
 """
 
 import asyncio
@@ -39,9 +40,13 @@ OUTPUT_TOKENS_RATE = 0.02
 """Weight of the latest answer in that expectation."""
 PROVIDER_REASON = "provider"
 """A receipt's reason where no replica was chosen."""
-_REFUSED, _TOO_LONG, _INCAPABLE = (RouteForecast(obstacle=reason) for reason in (TierReason.REFUSED, TierReason.CONTEXT_TOO_LONG, TierReason.CAPABILITY))
+_REFUSED, _TOO_LONG, _INCAPABLE = (
+    RouteForecast(obstacle=reason)
+    for reason in (TierReason.REFUSED, TierReason.CONTEXT_TOO_LONG, TierReason.CAPABILITY)
+)
 EXPECT_GRACE_S = 2.0
-"""A replica is taken to hold a prompt it was sent for twice its predicted TTFT and this long; by then its own event has come."""
+"""A replica is taken to hold a prompt it was sent for twice its predicted TTFT and this long; by then its own event has
+come."""
 
 
 class _Candidate(NamedTuple):
@@ -68,7 +73,9 @@ class _RouteState(NamedTuple):
     @property
     def chosen(self) -> _Candidate:
         assert self.decision is not None
-        return next(candidate for candidate in self.candidates if candidate.remote.member.replica_id == self.decision.replica_id)
+        return next(
+            candidate for candidate in self.candidates if candidate.remote.member.replica_id == self.decision.replica_id
+        )
 
 
 class RoutingDispatcher:
@@ -125,7 +132,9 @@ class RoutingDispatcher:
                 unread, stream.unread = stream.unread, []
                 for other in unread:
                     await other.load()
-                asyncio.get_running_loop().call_soon(self._queue.wake, lane.pools[0])  # who comes back to a lane is not asked by itself
+                asyncio.get_running_loop().call_soon(
+                    self._queue.wake, lane.pools[0]
+                )  # who comes back to a lane is not asked by itself
                 await self._admit(stream, lane)
         finally:
             stream.receipt.queued_s += self._clock() - began
@@ -136,7 +145,9 @@ class RoutingDispatcher:
         seconds_left = stream.generation.deadline - self._now()
         if seconds_left <= 0:
             raise DeadlineExceeded("the request's deadline has passed")
-        await self._queue.admit(lane, partial(self._try_place, stream), arrival=stream.arrival, deadline_in_s=seconds_left)
+        await self._queue.admit(
+            lane, partial(self._try_place, stream), arrival=stream.arrival, deadline_in_s=seconds_left
+        )
 
     def ended(self, stream: RoutedStream, error: PenstockError | None) -> None:
         if error is None and stream.output:
@@ -148,7 +159,8 @@ class RoutingDispatcher:
         self._metrics.slow_clients.inc()
 
     def _try_place(self, stream: RoutedStream) -> bool:
-        """Choose and submit, now; False: no route can take it. With `stream.unread` set it is to be placed again, once that is read."""
+        """Choose and submit, now; False: no route can take it. With `stream.unread` set it is to be placed again, once
+        that is read."""
         if stream.is_closed:
             return True
         began = self._clock()
@@ -179,10 +191,16 @@ class RoutingDispatcher:
 
     def _places(self, stream: RoutedStream) -> tuple[str, ...]:
         """Of its lane. An answer that has begun may not hold up those that still may go elsewhere."""
-        pools = [pool for route in self._routes(stream) for pool in route.pools] if stream.output else stream.generation.pools
+        pools = (
+            [pool for route in self._routes(stream) for pool in route.pools]
+            if stream.output
+            else stream.generation.pools
+        )
         return tuple(sorted(pools))
 
-    def _outlooks(self, stream: RoutedStream, routes: Sequence[Route], looks: list[_RouteState]) -> Iterator[RouteForecast]:
+    def _outlooks(
+        self, stream: RoutedStream, routes: Sequence[Route], looks: list[_RouteState]
+    ) -> Iterator[RouteForecast]:
         """Of one route after the other, as far as asked; `looks` has what they rest on."""
         for route in routes:
             look = self._look(stream, route)
@@ -205,14 +223,20 @@ class RoutingDispatcher:
                 return _RouteState(route, _TOO_LONG if isinstance(other.error, ContextTooLong) else _INCAPABLE, reading)
             reading = other.reading
         remotes = self._fleet.remotes(route.pools)
-        able = [remote for remote in remotes if remote.member.replica_id not in stream.refused_by] if stream.refused_by else remotes
+        able = (
+            [remote for remote in remotes if remote.member.replica_id not in stream.refused_by]
+            if stream.refused_by
+            else remotes
+        )
         num_tokens = reading.num_prompt_tokens + len(stream.output)
         candidates = self._candidates(stream, reading, num_tokens, able)
         views = [candidate.remote.view(candidate.cached_tokens, stream.generation.adapter) for candidate in candidates]
         decision = choose(num_tokens, self._expected_tokens(stream, reading), views, self._random)
         return _RouteState(route, _outlook(decision, remotes, candidates), reading, decision, candidates)
 
-    def _candidates(self, stream: RoutedStream, reading: TokenizedPrompt, num_tokens: int, remotes: list[ReplicaClient]) -> list[_Candidate]:
+    def _candidates(
+        self, stream: RoutedStream, reading: TokenizedPrompt, num_tokens: int, remotes: list[ReplicaClient]
+    ) -> list[_Candidate]:
         now = self._clock()
         held: dict[ChainKind, tuple[Chain, Mapping[str, int]]] = {}
         candidates = []
@@ -231,7 +255,9 @@ class RoutingDispatcher:
         """Of all tokens so far; the prompt's is made once."""
         chain = stream.chains.get(kind)
         if chain is None:
-            chain = stream.chains[kind] = self._chains.chain(kind, stream.generation.salt, reading.packed_token_ids, stream.generation.adapter)
+            chain = stream.chains[kind] = self._chains.chain(
+                kind, stream.generation.salt, reading.packed_token_ids, stream.generation.adapter
+            )
         return self._chains.extended(chain, kind, _packed(stream, reading)) if stream.output else chain
 
     def _go(self, stream: RoutedStream, look: _RouteState) -> None:
@@ -244,13 +270,18 @@ class RoutingDispatcher:
             self._ask(stream, self._providers[route.provider], look.reading)
             return
         if route.model:
-            receipt.answerer, receipt.num_prompt_tokens = stream.generation.others[route.model - 1].answerer, look.reading.num_prompt_tokens
+            receipt.answerer, receipt.num_prompt_tokens = (
+                stream.generation.others[route.model - 1].answerer,
+                look.reading.num_prompt_tokens,
+            )
         self._submit(stream, look.chosen)
 
     def _ask(self, stream: RoutedStream, provider: Provider, reading: TokenizedPrompt) -> None:
         ask, sampling = stream.generation.ask, reading.sampling
         assert ask is not None
-        sid = provider.begin(ask, sampling.max_tokens, sampling.seed, reading.num_prompt_tokens, stream, stream.generation.traced.headers)
+        sid = provider.begin(
+            ask, sampling.max_tokens, sampling.seed, reading.num_prompt_tokens, stream, stream.generation.traced.headers
+        )
         stream.begin(provider, sid, stream.generation.deadline - self._now(), is_text=True)
 
     def _submit(self, stream: RoutedStream, chosen: _Candidate) -> None:
@@ -268,21 +299,37 @@ class RoutingDispatcher:
             deadline=generation.deadline,
             traceparent=None if generation.traced.trace is None else generation.traced.traceparent,
         )
-        sid = chosen.remote.submit(submit, reading.num_prompt_tokens + len(stream.output) - chosen.cached_tokens, stream)
+        sid = chosen.remote.submit(
+            submit, reading.num_prompt_tokens + len(stream.output) - chosen.cached_tokens, stream
+        )
         stream.begin(chosen.remote, sid, generation.deadline - self._now())
 
-    def _explain(self, stream: RoutedStream, look: _RouteState, looks: Sequence[_RouteState], reason: TierReason) -> None:
+    def _explain(
+        self, stream: RoutedStream, look: _RouteState, looks: Sequence[_RouteState], reason: TierReason
+    ) -> None:
         """Receipt, metrics, and the foresight that the replica will hold this prompt."""
         receipt, decision, provider = stream.receipt, look.decision, look.route.provider
         receipt.predicted_ttft_s, receipt.predicted_cached_tokens = look.outlook.ttft_s, 0
         if decision is None:
             assert provider is not None
-            receipt.pool, receipt.replica, receipt.tier, receipt.reason = provider, provider, look.route.tier, PROVIDER_REASON
+            receipt.pool, receipt.replica, receipt.tier, receipt.reason = (
+                provider,
+                provider,
+                look.route.tier,
+                PROVIDER_REASON,
+            )
         else:
             member, chain = look.chosen.remote.member, look.chosen.chain
-            receipt.pool, receipt.replica, receipt.tier, receipt.reason = member.pool, member.replica_id, self._pools[member.pool].tier, decision.reason.value
+            receipt.pool, receipt.replica, receipt.tier, receipt.reason = (
+                member.pool,
+                member.replica_id,
+                self._pools[member.pool].tier,
+                decision.reason.value,
+            )
             receipt.predicted_cached_tokens = decision.cached_tokens
-            self._index.expect(member.replica_id, chain.keys, self._clock(), 2 * (decision.predicted_ttft_s or 0.0) + EXPECT_GRACE_S)
+            self._index.expect(
+                member.replica_id, chain.keys, self._clock(), 2 * (decision.predicted_ttft_s or 0.0) + EXPECT_GRACE_S
+            )
         receipt.tier_reason = reason.value
         receipt.scores = decision.scores if decision is not None and len(looks) == 1 else _scores(looks)
         receipt.considered = [_considered(seen) for seen in looks] if len(looks) > 1 else []
@@ -314,7 +361,11 @@ def _outlook(decision: Decision, remotes: Sequence[ReplicaClient], candidates: S
     """remotes: with those that refused; one on its way out may have refused for that, and its successor would not."""
     if decision.replica_id is not None:
         return RouteForecast(decision.predicted_ttft_s)
-    if remotes and not candidates and not any(remote.load is not None and remote.load.is_draining for remote in remotes):
+    if (
+        remotes
+        and not candidates
+        and not any(remote.load is not None and remote.load.is_draining for remote in remotes)
+    ):
         return _REFUSED
     assert isinstance(decision.reason, Wait)
     return RouteForecast(obstacle=OBSTACLE[decision.reason])
@@ -332,7 +383,9 @@ def _scores(looks: Sequence[_RouteState]) -> dict[str, float]:
 
 def _considered(look: _RouteState) -> RouteAttempt:
     route, outlook = look.route, look.outlook
-    return RouteAttempt(route.tier, (route.provider,) if route.provider is not None else route.pools, outlook.ttft_s, outlook.obstacle)
+    return RouteAttempt(
+        route.tier, (route.provider,) if route.provider is not None else route.pools, outlook.ttft_s, outlook.obstacle
+    )
 
 
 def _raise_if_hopeless(stream: RoutedStream, looks: Sequence[_RouteState]) -> None:
@@ -342,11 +395,15 @@ def _raise_if_hopeless(stream: RoutedStream, looks: Sequence[_RouteState]) -> No
     """
     rest = [look.outlook.obstacle for look in looks if not look.is_hopeless]
     refusal = stream.refusal
-    if refusal is not None and (not rest or (isinstance(refusal, RequestError) and set(rest) == {TierReason.TIER_DOWN})):
+    if refusal is not None and (
+        not rest or (isinstance(refusal, RequestError) and set(rest) == {TierReason.TIER_DOWN})
+    ):
         raise refusal
     if rest:
         return
     if all(look.outlook.obstacle is TierReason.CONTEXT_TOO_LONG for look in looks):
         num_tokens = stream.reading.num_prompt_tokens + len(stream.output)
-        raise ContextTooLong(f"{num_tokens} tokens leave no room for an answer in the context of any replica of this model")
+        raise ContextTooLong(
+            f"{num_tokens} tokens leave no room for an answer in the context of any replica of this model"
+        )
     raise Overloaded("every replica of this model refused the request", retry_after_s=1.0)

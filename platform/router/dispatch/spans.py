@@ -1,7 +1,8 @@
-"""What a request's trace says of its sequences: waits, routes, and what came of each attempt; the names are in `base.telemetry`.
+"""What a request's trace says of its sequences: waits, routes, and what came of each attempt; the names are in
+`base.telemetry`.
 
-Not the recording (`base.tracing`). A sequence that is not traced has no StreamTrace. Times that come in are of the gateway's monotonic clock, but for
-the engine's own.
+Not the recording (`base.tracing`). A sequence that is not traced has no StreamTrace. Times that come in are of the
+gateway's monotonic clock, but for the engine's own.
 """
 
 from penstock.base import telemetry as names
@@ -55,8 +56,11 @@ class StreamTrace:
         if delta.finish is not None:
             self._finish = delta.finish
 
-    def over(self, num_prompt_tokens: int, num_output_tokens: int, is_text: bool, error: BaseException | None = None) -> None:
-        """An attempt is. num_output_tokens: of all so far. is_text: a provider's. error: the provider's. Once more is nothing."""
+    def over(
+        self, num_prompt_tokens: int, num_output_tokens: int, is_text: bool, error: BaseException | None = None
+    ) -> None:
+        """An attempt is. num_output_tokens: of all so far. is_text: a provider's. error: the provider's. Once more is
+        nothing."""
         finish = Finish.ABORT if self._finish is None else self._finish
         if is_text and self._routed_s is not None:
             self._provided(self._routed_s, finish, error)
@@ -67,11 +71,19 @@ class StreamTrace:
     def _computed(self, timing: Timing, num_prompt_tokens: int, num_tokens: int, finish: Finish) -> None:
         receipt, trace = self._receipt, self._trace
         place: Attributes = {**self._attempt, names.REPLICA: receipt.replica}
-        prefill: Attributes = {names.INPUT_TOKENS: num_prompt_tokens, names.CACHED_TOKENS: receipt.cached_tokens, names.ENGINE_WAIT: timing.wait_s}
+        prefill: Attributes = {
+            names.INPUT_TOKENS: num_prompt_tokens,
+            names.CACHED_TOKENS: receipt.cached_tokens,
+            names.ENGINE_WAIT: timing.wait_s,
+        }
         trace.add(names.PREFILL, timing.admitted_s, timing.first_token_s, {**place, **prefill})
         if num_tokens > 1:
             ended_s = max(timing.last_token_s, trace.now_s()) if self._finish is None else timing.last_token_s
-            decode: Attributes = {names.OUTPUT_TOKENS: num_tokens, names.PREEMPTIONS: timing.num_preemptions, names.FINISH: finish.value}
+            decode: Attributes = {
+                names.OUTPUT_TOKENS: num_tokens,
+                names.PREEMPTIONS: timing.num_preemptions,
+                names.FINISH: finish.value,
+            }
             trace.add(names.DECODE, timing.first_token_s, ended_s, {**place, **decode})
 
     def _provided(self, began_s: float, finish: Finish, error: BaseException | None) -> None:
@@ -82,7 +94,13 @@ class StreamTrace:
             names.OUTPUT_TOKENS: self._num_text_tokens,
             names.FINISH: finish.value if error is None else None,
         }
-        trace.add(names.PROVIDER, trace.unix_s(began_s), trace.now_s(), {**self._attempt, **said}, None if error is None else type(error).__name__)
+        trace.add(
+            names.PROVIDER,
+            trace.unix_s(began_s),
+            trace.now_s(),
+            {**self._attempt, **said},
+            None if error is None else type(error).__name__,
+        )
 
     @property
     def _attempt(self) -> Attributes:

@@ -1,7 +1,7 @@
 """The answer to one Generation: a mailbox that a replica's frames fill and one reader empties, across replicas.
 
-Not a transport, and not a choice of replica (dispatch places it). Invariants: `output` is exactly what the reader has been given; a stream
-is on at most one replica; after `close` nothing of it is left anywhere.
+Not a transport, and not a choice of replica (dispatch places it). Invariants: `output` is exactly what the reader has
+been given; a stream is on at most one replica; after `close` nothing of it is left anywhere.
 """
 
 import asyncio
@@ -35,7 +35,8 @@ class Carrier(Protocol):
 
 class Placer(Protocol):
     async def place(self, stream: "RoutedStream") -> None:
-        """Find a replica, waiting for one if need be, and submit what the stream has so far; ends with `RoutedStream.begin`."""
+        """Find a replica, waiting for one if need be, and submit what the stream has so far; ends with
+        `RoutedStream.begin`."""
 
     def ended(self, stream: "RoutedStream", error: PenstockError | None) -> None:
         """The answer is complete, or has failed."""
@@ -204,7 +205,9 @@ class RoutedStream:
     async def _go_on(self) -> None:
         """On another replica, from the last token delivered."""
         if len(self.output) >= self.reading.sampling.max_tokens:
-            self._deltas.append(Delta(self._sid, [], finish=Finish.LENGTH))  # only the word that it was the last one got lost
+            self._deltas.append(
+                Delta(self._sid, [], finish=Finish.LENGTH)
+            )  # only the word that it was the last one got lost
             return
         try:
             if self.receipt.attempts >= MAX_ATTEMPTS:
@@ -251,7 +254,11 @@ class RoutedStream:
 def merged(deltas: Sequence[Delta]) -> Delta:
     """Consecutive deltas of one sequence as one."""
     first, last = deltas[0], deltas[-1]
-    logprobs = None if all(delta.logprobs is None for delta in deltas) else list(chain.from_iterable(delta.logprobs or () for delta in deltas))
+    logprobs = (
+        None
+        if all(delta.logprobs is None for delta in deltas)
+        else list(chain.from_iterable(delta.logprobs or () for delta in deltas))
+    )
     if isinstance(last, TextDelta):
         return _merged_text(last, [delta for delta in deltas if isinstance(delta, TextDelta)])
     return Delta(
@@ -266,4 +273,6 @@ def merged(deltas: Sequence[Delta]) -> Delta:
 
 
 def _merged_text(last: TextDelta, deltas: Sequence[TextDelta]) -> TextDelta:
-    return msgspec.structs.replace(last, text="".join([delta.text for delta in deltas]), num_tokens=sum(delta.num_tokens for delta in deltas))
+    return msgspec.structs.replace(
+        last, text="".join([delta.text for delta in deltas]), num_tokens=sum(delta.num_tokens for delta in deltas)
+    )

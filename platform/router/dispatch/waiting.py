@@ -1,9 +1,9 @@
 """Where requests wait for a replica: first come, first served within a lane, bounded in number and time.
 
-A lane is the set of replicas that its requests may go to. Not a scheduler of tenants, and not a holder of credits: whether there is room
-now is answered by each waiter's own `attempt`, which is asked again, oldest first, whenever something changed (`wake`); so a waiting
-request can still change its mind about the replica. Lanes never block one another. Invariants: nobody overtakes in a lane; a waiter that
-leaves, however it does, leaves no trace.
+A lane is the set of replicas that its requests may go to. Not a scheduler of tenants, and not a holder of credits:
+whether there is room now is answered by each waiter's own `attempt`, which is asked again, oldest first, whenever
+something changed (`wake`); so a waiting request can still change its mind about the replica. Lanes never block one
+another. Invariants: nobody overtakes in a lane; a waiter that leaves, however it does, leaves no trace.
 """
 
 import asyncio
@@ -40,7 +40,8 @@ class _Waiter:
 
 
 class WaitQueue:
-    """max_waiting: more are refused. timeout_s: longest wait. clock: monotonic seconds, for the drain rate and `oldest_s` only."""
+    """max_waiting: more are refused. timeout_s: longest wait. clock: monotonic seconds, for the drain rate and
+    `oldest_s` only."""
 
     def __init__(self, max_waiting: int, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_waiting = max_waiting
@@ -63,25 +64,34 @@ class WaitQueue:
         return 0.0 if since_s is None else self._clock() - since_s
 
     async def admit(self, lane: Lane, attempt: Attempt, *, arrival: int, deadline_in_s: float) -> None:
-        """Return once `attempt` has said yes. `arrival` orders a lane: a request that comes back keeps its old number, and its place.
+        """Return once `attempt` has said yes. `arrival` orders a lane: a request that comes back keeps its old number,
+        and its place.
 
-        Raises Overloaded (retry_after_s set) when the queue is full or the wait too long, DeadlineExceeded when the deadline passes first,
-        and what `attempt` raises. An attempt may have succeeded just when the caller is cancelled: the caller releases what it made.
+        Raises Overloaded (retry_after_s set) when the queue is full or the wait too long, DeadlineExceeded when the
+        deadline passes first, and what `attempt` raises. An attempt may have succeeded just when the caller is
+        cancelled: the caller releases what it made.
         """
         if lane not in self._lanes and attempt():
             self._count_drained(lane)
             return
         if self._num_waiting >= self._max_waiting:
-            raise Overloaded(f"{self._num_waiting} requests are waiting for a replica already", retry_after_s=self.retry_after_s(lane.pools))
-        await self._wait(lane, _Waiter(arrival, attempt, asyncio.get_running_loop().create_future(), self._clock()), deadline_in_s)
+            raise Overloaded(
+                f"{self._num_waiting} requests are waiting for a replica already",
+                retry_after_s=self.retry_after_s(lane.pools),
+            )
+        await self._wait(
+            lane, _Waiter(arrival, attempt, asyncio.get_running_loop().create_future(), self._clock()), deadline_in_s
+        )
 
     def wake(self, pool: str) -> None:
-        """Something changed in the pool: ask the waiters of its lanes again, oldest first, each lane until its head says no."""
+        """Something changed in the pool: ask the waiters of its lanes again, oldest first, each lane until its head
+        says no."""
         if self._num_waiting:
             self._ask([lane for lane in self._lanes if pool in lane.pools])
 
     def retry_after_s(self, pools: tuple[str, ...]) -> float:
-        """When a place should be free for a newcomer, at the pace of the latest admissions; whole bounds, since clients take it literally."""
+        """When a place should be free for a newcomer, at the pace of the latest admissions; whole bounds, since clients
+        take it literally."""
         drained = self._drained.get(pools)
         if not drained:
             return min(max(self._timeout_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
@@ -98,14 +108,18 @@ class WaitQueue:
         except TimeoutError:
             if deadline_in_s <= self._timeout_s:
                 raise DeadlineExceeded("the request's deadline passed while it waited for a replica") from None
-            raise Overloaded(f"no replica took the request within {self._timeout_s:g} s", retry_after_s=self.retry_after_s(lane.pools)) from None
+            raise Overloaded(
+                f"no replica took the request within {self._timeout_s:g} s",
+                retry_after_s=self.retry_after_s(lane.pools),
+            ) from None
         finally:
             self._leave(lane, waiter)
             if waiter.admitted.done() and not waiter.admitted.cancelled():
                 waiter.admitted.exception()  # seen, also where a cancellation came first
 
     def _leave(self, lane: Lane, waiter: _Waiter) -> None:
-        """Take out a waiter that gave up; one that was admitted is out already. If it was the head, the next one may fit where it did not."""
+        """Take out a waiter that gave up; one that was admitted is out already. If it was the head, the next one may
+        fit where it did not."""
         waiters = self._lanes.get(lane, [])
         place = next((place for place, other in enumerate(waiters) if other is waiter), None)
         if place is None:

@@ -1,7 +1,8 @@
-"""A tenant's adapters as models of the API: a name to the base model, the adapter's digest, and the pools that serve it.
+"""A tenant's adapters as models of the API: a name to the base model, the adapter's digest, and the pools that serve
+it.
 
-Not the files and not the HTTP surface (adapters). Invariant: a name is only ever looked up among the asking tenant's own, so that another's does
-not exist for it.
+Not the files and not the HTTP surface (adapters). Invariant: a name is only ever looked up among the asking tenant's
+own, so that another's does not exist for it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +24,8 @@ class AdapterModels:
         self._pools = pools
 
     async def find(self, tenant: str, name: str) -> ServedModel | None:
-        """The model that `name`, or `base:name`, means for this tenant. Raises Overloaded when that can't be looked up."""
+        """The model that `name`, or `base:name`, means for this tenant. Raises Overloaded when that can't be looked
+        up."""
         base, _, rest = name.rpartition(":")
         registered = await self._registry.get(tenant, rest)
         if registered is None:
@@ -55,7 +57,11 @@ class AdapterModels:
 
     def pools_for(self, model_digest: str) -> tuple[str, ...]:
         """All that serve adapters of a checkpoint, whatever name it has there."""
-        return tuple(dict.fromkeys(pool for model in self._models.values() if model.digest == model_digest for pool in self.pools_of(model)))
+        return tuple(
+            dict.fromkeys(
+                pool for model in self._models.values() if model.digest == model_digest for pool in self.pools_of(model)
+            )
+        )
 
     def _base(self, registered: Registered, asked: str) -> ServedModel | None:
         """asked: a served name, or nothing. None: the checkpoint it was made for is not served (under that name)."""
@@ -68,7 +74,11 @@ class AdapterModels:
 
     def _adapted(self, base: ServedModel, registered: Registered, name: str, tenant: str) -> ServedModel:
         pools = self.pools_of(base)
-        routes = [route._replace(pools=tuple(pool for pool in route.pools if pool in pools)) for route in base.routes if route.provider is None]
+        routes = [
+            route._replace(pools=tuple(pool for pool in route.pools if pool in pools))
+            for route in base.routes
+            if route.provider is None
+        ]
         return replace(
             base,
             name=name,

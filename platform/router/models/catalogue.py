@@ -1,6 +1,7 @@
 """The model names of the API, from the pools and providers behind them. Pure.
 
-Pools of one tier that share a name share the model; those of other tiers may have another one (a small one at the edge, a large one behind).
+Pools of one tier that share a name share the model; those of other tiers may have another one (a small one at the edge,
+a large one behind).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,21 +26,37 @@ Context = Callable[[Sequence[PoolSpec]], int]
 
 
 def served_models(
-    pools: Sequence[PoolSpec], providers: Sequence[ProviderConfig], checkpoints: Mapping[str, Checkpoint], context: Context
+    pools: Sequence[PoolSpec],
+    providers: Sequence[ProviderConfig],
+    checkpoints: Mapping[str, Checkpoint],
+    context: Context,
 ) -> dict[str, ServedModel]:
     """By name. checkpoints: by `PoolSpec.model`."""
     names = dict.fromkeys(name for pool in pools for name in pool.served_names)
     return {
         name: _served(
-            name, [pool for pool in pools if name in pool.served_names], [item for item in providers if name in item.served_names], checkpoints, context
+            name,
+            [pool for pool in pools if name in pool.served_names],
+            [item for item in providers if name in item.served_names],
+            checkpoints,
+            context,
         )
         for name in names
     }
 
 
-def _served(name: str, pools: Sequence[PoolSpec], providers: Sequence[ProviderConfig], checkpoints: Mapping[str, Checkpoint], context: Context) -> ServedModel:
+def _served(
+    name: str,
+    pools: Sequence[PoolSpec],
+    providers: Sequence[ProviderConfig],
+    checkpoints: Mapping[str, Checkpoint],
+    context: Context,
+) -> ServedModel:
     checkpoint_names = list(dict.fromkeys(pool.model for pool in pools))
-    first, *others = (_model(name, [pool for pool in pools if pool.model == model], checkpoints[model], context) for model in checkpoint_names)
+    first, *others = (
+        _model(name, [pool for pool in pools if pool.model == model], checkpoints[model], context)
+        for model in checkpoint_names
+    )
     return _with_routes(first, tuple(others), _routes(pools, checkpoint_names, providers))
 
 
@@ -70,5 +87,8 @@ def _with_routes(model: ServedModel, others: tuple[ServedModel, ...], routes: tu
 def _routes(pools: Sequence[PoolSpec], models: Sequence[str], providers: Sequence[ProviderConfig]) -> tuple[Route, ...]:
     """Pools of one tier and model are one route; providers come last."""
     kinds = dict.fromkeys((pool.tier, pool.model) for pool in pools)
-    local = [Route(tier, tuple(pool.name for pool in pools if (pool.tier, pool.model) == (tier, model)), models.index(model)) for tier, model in kinds]
+    local = [
+        Route(tier, tuple(pool.name for pool in pools if (pool.tier, pool.model) == (tier, model)), models.index(model))
+        for tier, model in kinds
+    ]
     return (*local, *(Route(provider.tier, (), provider=provider.name) for provider in providers))

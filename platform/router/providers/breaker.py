@@ -1,9 +1,10 @@
 """A circuit breaker: whether somebody who failed lately is asked again. Pure; `now` is monotonic seconds.
 
-Closed: everything goes through. Open: nothing does, until a pause is over. Half-open: one request goes through as a trial; its first answer closes
-the breaker, its failure opens it for twice as long. A request belongs to the term in which it began, and each opening and closing begins a new one:
-what a request of an earlier term comes to says nothing of now. Invariant: while open nothing passes, and half-open one request at most is under way.
-Source: M. Nygard, Release It!, "Circuit Breaker".
+Closed: everything goes through. Open: nothing does, until a pause is over. Half-open: one request goes through as a
+trial; its first answer closes the breaker, its failure opens it for twice as long. A request belongs to the term in
+which it began, and each opening and closing begins a new one: what a request of an earlier term comes to says nothing
+of now. Invariant: while open nothing passes, and half-open one request at most is under way. Source: M. Nygard, Release
+It!, "Circuit Breaker".
 """
 
 from enum import StrEnum
@@ -21,7 +22,8 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """failures: in a row, until it opens. open_s: the first pause; each one that follows without a success between is twice as long, up to MAX_OPEN_S."""
+    """failures: in a row, until it opens. open_s: the first pause; each one that follows without a success between is
+    twice as long, up to MAX_OPEN_S."""
 
     def __init__(self, failures: int, open_s: float) -> None:
         self._failures = failures
@@ -48,12 +50,14 @@ class Breaker:
         return max(0.0, self._open_until - now) if self._open_until is not None else 0.0
 
     def begin(self) -> int:
-        """A request is made, because it is allowed now; its term. `succeed`, `fail`, `pause` or `forget` follows, perhaps `answer` before."""
+        """A request is made, because it is allowed now; its term. `succeed`, `fail`, `pause` or `forget` follows,
+        perhaps `answer` before."""
         self._has_trial = self._open_until is not None
         return self._term
 
     def answer(self, term: int) -> int:
-        """It has begun to answer: a trial lets the others through. Its term from now on. If it fails yet, that is one more failure in the row."""
+        """It has begun to answer: a trial lets the others through. Its term from now on. If it fails yet, that is one
+        more failure in the row."""
         if term != self._term or self._open_until is None:
             return term
         self._open_until, self._has_trial = None, False

@@ -1,8 +1,10 @@
-"""External providers as part of the cloud tier: servers with OpenAI's API, asked over HTTP, answering in text instead of token ids.
+"""External providers as part of the cloud tier: servers with OpenAI's API, asked over HTTP, answering in text instead
+of token ids.
 
-Not the choice to ask one (tiers), and not what is said (provider_api). To a stream a provider is a replica that pushes `TextDelta`s. Invariants: a
-call tells its sink exactly one end, or nothing more once it is aborted; before its first text it is refused, so that another route may take
-the request, after it broken; a provider has `max_concurrency` calls of this gateway at most, and none while its breaker is open.
+Not the choice to ask one (tiers), and not what is said (provider_api). To a stream a provider is a replica that pushes
+`TextDelta`s. Invariants: a call tells its sink exactly one end, or nothing more once it is aborted; before its first
+text it is refused, so that another route may take the request, after it broken; a provider has `max_concurrency` calls
+of this gateway at most, and none while its breaker is open.
 """
 
 import asyncio
@@ -20,7 +22,15 @@ from penstock.base.errors import PenstockError
 from penstock.base.metrics import Metrics
 from penstock.router.config import ProviderConfig
 from penstock.router.providers.breaker import Breaker
-from penstock.router.providers.provider_api import ProviderEvent, Refusal, StreamBroken, body_of, path_of, read_event, refusal
+from penstock.router.providers.provider_api import (
+    ProviderEvent,
+    Refusal,
+    StreamBroken,
+    body_of,
+    path_of,
+    read_event,
+    refusal,
+)
 from penstock.router.routing.request import ProviderRequest, TextDelta
 from penstock.router.routing.tiers import RouteForecast, TierReason
 from penstock.wire.errors import Overloaded, ReplicaLost
@@ -72,7 +82,14 @@ class _Call:
 class Provider:
     """One of them. clock: monotonic seconds. on_room: called with its name when it may take another request."""
 
-    def __init__(self, config: ProviderConfig, key: str | None, on_room: Callable[[str], None], metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: ProviderConfig,
+        key: str | None,
+        on_room: Callable[[str], None],
+        metrics: Metrics,
+        clock: Callable[[], float],
+    ) -> None:
         self.config = config
         self.name = config.name
         self.tier = config.tier
@@ -97,7 +114,9 @@ class Provider:
 
     async def open(self, tasks: asyncio.TaskGroup) -> None:
         timeout = httpx.Timeout(self.config.timeout_s, connect=min(CONNECT_S, self.config.timeout_s))
-        limits = httpx.Limits(max_connections=self.config.max_concurrency, max_keepalive_connections=self.config.max_concurrency)
+        limits = httpx.Limits(
+            max_connections=self.config.max_concurrency, max_keepalive_connections=self.config.max_concurrency
+        )
         self._client = httpx.AsyncClient(timeout=timeout, limits=limits, headers=self._headers, trust_env=False)
         self._tasks = tasks
 
@@ -114,16 +133,26 @@ class Provider:
         return RouteForecast(self._ttft_s)
 
     def begin(
-        self, ask: ProviderRequest, max_tokens: int, seed: int, num_prompt_tokens: int, sink: TextSink, headers: Mapping[str, str] = MappingProxyType({})
+        self,
+        ask: ProviderRequest,
+        max_tokens: int,
+        seed: int,
+        num_prompt_tokens: int,
+        sink: TextSink,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> int:
-        """ProviderRequest, and return the call's number. headers: of the request's trace. Only after an `outlook` without obstacle, with nothing awaited since.
+        """ProviderRequest, and return the call's number. headers: of the request's trace. Only after an `outlook`
+        without obstacle, with nothing awaited since.
 
         num_prompt_tokens: as another model counts, for the cost of an answer that ends before the provider has told.
         """
         body = body_of(ask, self.config, max_tokens, seed)
         self._last_sid = sid = self._last_sid + 1
         call = self._calls[sid] = _Call(sid, sink, self._breaker.begin(), self._clock(), num_prompt_tokens)
-        call.task = self._tasks.create_task(self._run(call, self.config.base_url.rstrip("/") + path_of(ask), body, headers), name=f"provider {self.name}")
+        call.task = self._tasks.create_task(
+            self._run(call, self.config.base_url.rstrip("/") + path_of(ask), body, headers),
+            name=f"provider {self.name}",
+        )
         call.task.add_done_callback(lambda _: self._over(call))
         return sid
 
@@ -153,11 +182,16 @@ class Provider:
         async with self._client.stream("POST", url, content=body, headers=headers) as response:
             if response.status_code != httpx.codes.OK:
                 said = await _beginning(response)
-                self._turn_away(call, refusal(self.name, response.status_code, response.headers.get("retry-after"), said, time.time()))
+                self._turn_away(
+                    call,
+                    refusal(self.name, response.status_code, response.headers.get("retry-after"), said, time.time()),
+                )
                 return
             async with aclosing(_events(response.aiter_bytes())) as events:
                 await self._read(call, events)
-                with suppress(TimeoutError, httpx.HTTPError, StreamBroken):  # the answer is told; what is left is the connection's affair
+                with suppress(
+                    TimeoutError, httpx.HTTPError, StreamBroken
+                ):  # the answer is told; what is left is the connection's affair
                     async with asyncio.timeout(LINGER_S):
                         async for _ in events:
                             pass
@@ -171,7 +205,12 @@ class Provider:
             said = read_event(data)
             if said.text:
                 self._tell(call, said.text)
-            last = ProviderEvent("", said.finish or last.finish, _newer(said.prompt_tokens, last.prompt_tokens), _newer(said.output_tokens, last.output_tokens))
+            last = ProviderEvent(
+                "",
+                said.finish or last.finish,
+                _newer(said.prompt_tokens, last.prompt_tokens),
+                _newer(said.output_tokens, last.output_tokens),
+            )
         if last.finish is None:
             raise StreamBroken("its stream ended without a finish")
         self._finish(call, last.finish, last.prompt_tokens, last.output_tokens)
@@ -208,7 +247,10 @@ class Provider:
             self._breaker.pause(now, found.pause_s)
         else:
             self._breaker.fail(now, call.term)
-        log.warning("provider refused", extra={"provider": self.name, "error": type(found.error).__name__, "is_failure": found.is_failure})
+        log.warning(
+            "provider refused",
+            extra={"provider": self.name, "error": type(found.error).__name__, "is_failure": found.is_failure},
+        )
         self._await_reopening(now)
         call.sink.refused(found.error)
 
@@ -261,7 +303,9 @@ class Providers:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """keys: by provider; one that wants none has none."""
-        self.by_name = {config.name: Provider(config, keys.get(config.name), on_room, metrics, clock) for config in configs}
+        self.by_name = {
+            config.name: Provider(config, keys.get(config.name), on_room, metrics, clock) for config in configs
+        }
         self._tasks = asyncio.TaskGroup()
 
     @property
@@ -274,7 +318,9 @@ class Providers:
             await provider.open(self._tasks)
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for provider in self.by_name.values():
             provider.abort_all()
         await self._tasks.__aexit__(kind, error, trace)

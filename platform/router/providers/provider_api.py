@@ -1,7 +1,8 @@
-"""What is said to a provider and what it says: a request as OpenAI's JSON, the events of its stream, its refusals. Pure.
+"""What is said to a provider and what it says: a request as OpenAI's JSON, the events of its stream, its refusals.
+Pure.
 
-Only fields that every server with OpenAI's API understands are sent, and of ours those that the provider is configured to know.
-Source: OpenAI's API reference, chat and legacy completions, streaming.
+Only fields that every server with OpenAI's API understands are sent, and of ours those that the provider is configured
+to know. Source: OpenAI's API reference, chat and legacy completions, streaming.
 """
 
 from collections.abc import Mapping
@@ -94,12 +95,15 @@ _errors = msgspec.json.Decoder(_ErrorBody)
 
 
 def is_bound_to_tokens(request: ChatRequest | CompletionRequest) -> bool:
-    """Whether it speaks of token ids, or wants to be told of them: then only the vocabulary it was written for will do."""
+    """Whether it speaks of token ids, or wants to be told of them: then only the vocabulary it was written for will
+    do."""
     if request.logit_bias or request.stop_token_ids or request.return_token_ids:
         return True
     if isinstance(request, ChatRequest):
         return bool(request.logprobs)
-    return request.logprobs is not None or not (isinstance(request.prompt, str) or all(isinstance(item, str) for item in request.prompt))
+    return request.logprobs is not None or not (
+        isinstance(request.prompt, str) or all(isinstance(item, str) for item in request.prompt)
+    )
 
 
 def is_understood(request: ChatRequest | CompletionRequest, provider: ProviderConfig) -> bool:
@@ -116,7 +120,9 @@ def body_of(ask: ProviderRequest, provider: ProviderConfig, max_tokens: int, see
     request = ask.request
     body: dict[str, object] = {"model": provider.model, "stream": True, "stream_options": {"include_usage": True}}
     if isinstance(request, ChatRequest):
-        body["messages"] = [{"role": message.role, "content": _content(message.content)} for message in request.messages]
+        body["messages"] = [
+            {"role": message.role, "content": _content(message.content)} for message in request.messages
+        ]
         body[provider.max_tokens_field] = max_tokens
     else:
         body["prompt"] = request.prompt if isinstance(request.prompt, str) else request.prompt[ask.prompt]
@@ -143,7 +149,9 @@ def read_event(data: bytes) -> ProviderEvent:
         return ProviderEvent("", None, *counts)
     choice = chunk.choices[0]
     text = choice.text or (choice.delta.content if choice.delta is not None else None) or ""
-    finish = None if choice.finish_reason is None else Finish.LENGTH if choice.finish_reason == "length" else Finish.STOP
+    finish = (
+        None if choice.finish_reason is None else Finish.LENGTH if choice.finish_reason == "length" else Finish.STOP
+    )
     return ProviderEvent(text, finish, *counts)
 
 
@@ -153,7 +161,11 @@ def refusal(name: str, status: int, retry_after: str | None, body: bytes, now: f
     if status in _CALLER_AT_FAULT:
         return Refusal(_request_error(body), is_failure=False)
     if status == 429:
-        return Refusal(Overloaded(f"the provider {name} is at its limit", retry_after_s=pause_s or 1.0), is_failure=True, pause_s=pause_s)
+        return Refusal(
+            Overloaded(f"the provider {name} is at its limit", retry_after_s=pause_s or 1.0),
+            is_failure=True,
+            pause_s=pause_s,
+        )
     return Refusal(
         Overloaded(f"the provider {name} answered with status {status}", retry_after_s=pause_s or 1.0),
         is_failure=True,

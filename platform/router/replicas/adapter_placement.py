@@ -1,4 +1,5 @@
-"""Which replicas have an adapter in memory, and telling them to load or drop it: over the streams there are, from their load reports."""
+"""Which replicas have an adapter in memory, and telling them to load or drop it: over the streams there are, from their
+load reports."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -39,10 +40,13 @@ class Spreader:
     def look(self, pools: Iterable[str], digest: str) -> Spread:
         loads = [remote.load for remote in self._remotes(pools) if remote.load is not None]
         errors = [sentence for load in loads for failed, sentence in load.failed_adapters if failed == digest]
-        return Spread(len(loads), sum(digest in load.resident_adapters for load in loads), errors[0] if errors else None)
+        return Spread(
+            len(loads), sum(digest in load.resident_adapters for load in loads), errors[0] if errors else None
+        )
 
     async def load(self, pools: Iterable[str], digest: str, timeout_s: float) -> Spread:
-        """Have every replica load it, and wait until each has or could not; after `timeout_s` it is told how far that came."""
+        """Have every replica load it, and wait until each has or could not; after `timeout_s` it is told how far that
+        came."""
         pools = tuple(pools)
         asked: dict[int, int] = {}
         for remote in self._remotes(pools):

@@ -1,9 +1,10 @@
 """Who the replicas are: Ray Serve's own broadcast, so that nothing else needs to be up for discovery.
 
-Serve's controller pushes the running replicas of a deployment, with what each publishes of itself, to whoever long-polls for them. We poll
-as Serve's own router does, but without one. A RequestRouter subclass and `handle._init()` show the same news, yet come with queue probes
-of every new replica, metrics, and a poller shared by the process that ends for good when the controller restarts; here a new one is begun.
-Both rest on private names of Ray, hence the narrow version range. A deployment that does not exist yet is simply waited for.
+Serve's controller pushes the running replicas of a deployment, with what each publishes of itself, to whoever
+long-polls for them. We poll as Serve's own router does, but without one. A RequestRouter subclass and `handle._init()`
+show the same news, yet come with queue probes of every new replica, metrics, and a poller shared by the process that
+ends for good when the controller restarts; here a new one is begun. Both rest on private names of Ray, hence the narrow
+version range. A deployment that does not exist yet is simply waited for.
 """
 
 import asyncio
@@ -38,8 +39,9 @@ class Member(NamedTuple):
 
 
 class ReplicaDiscovery:
-    """on_change: called on the loop with all members of all pools, whenever Serve says something new; by that a dead replica is gone within
-    about a second of its death, a stopping one before it has drained, and a new one is there as soon as it is ready."""
+    """on_change: called on the loop with all members of all pools, whenever Serve says something new; by that a dead
+    replica is gone within about a second of its death, a stopping one before it has drained, and a new one is there as
+    soon as it is ready."""
 
     def __init__(self, router_id: str, apps: Mapping[str, str], on_change: Callable[[list[Member]], None]) -> None:
         """apps: Serve application of each pool."""
@@ -68,7 +70,9 @@ class ReplicaDiscovery:
             return None
         log.info("discovery begins")
         listeners: Any = {
-            (LongPollNamespace.DEPLOYMENT_TARGETS, DeploymentID(name=REPLICA_DEPLOYMENT, app_name=app)): partial(self.take, pool)
+            (LongPollNamespace.DEPLOYMENT_TARGETS, DeploymentID(name=REPLICA_DEPLOYMENT, app_name=app)): partial(
+                self.take, pool
+            )
             for pool, app in self._apps.items()
         }
         return LongPollClient(controller, listeners, asyncio.get_running_loop(), f"penstock:{self._router_id}")

@@ -1,8 +1,10 @@
-"""Keeps a link to every listed replica: connects new members, retires gone ones, reconnects lost ones with a bounded, jittered backoff.
+"""Keeps a link to every listed replica: connects new members, retires gone ones, reconnects lost ones with a bounded,
+jittered backoff.
 
-Not discovery: who is a member comes in by `update`. A replica that is to stop is unlisted before it has drained, and its sequences end with its
-link: so one that is listed no more retires, which is to finish what it has, and to get nothing new. Invariant: one task per listed or
-retiring member, and none for any other; all of them end with the fleet's `async with`.
+Not discovery: who is a member comes in by `update`. A replica that is to stop is unlisted before it has drained, and
+its sequences end with its link: so one that is listed no more retires, which is to finish what it has, and to get
+nothing new. Invariant: one task per listed or retiring member, and none for any other; all of them end with the fleet's
+`async with`.
 """
 
 import asyncio
@@ -26,7 +28,8 @@ MAX_BACKOFF_S = 5.0
 log = logging.getLogger(__name__)
 
 Connect = Callable[[Member, Callable[[DownFrame], None], Callable[[], None]], AbstractAsyncContextManager[Link]]
-"""Opens the stream to a member, given what to call with each frame and, once, when the stream ends by itself (no frame comes after that).
+"""Opens the stream to a member, given what to call with each frame and, once, when the stream ends by itself (no frame
+comes after that).
 
 Entering connects and raises PenstockError, OSError or TimeoutError where it can't; leaving closes.
 """
@@ -59,7 +62,15 @@ class _Kept(NamedTuple):
 class Fleet:
     """Used as `async with Fleet(...) as fleet`; `update` only inside."""
 
-    def __init__(self, pools: Mapping[str, PoolSpec], connect: Connect, index: PrefixIndex, hooks: Hooks, random: Random, seed: Seed = no_seed) -> None:
+    def __init__(
+        self,
+        pools: Mapping[str, PoolSpec],
+        connect: Connect,
+        index: PrefixIndex,
+        hooks: Hooks,
+        random: Random,
+        seed: Seed = no_seed,
+    ) -> None:
         self._pools = pools
         self.flows = {pool: Flow() for pool in pools}
         """What has gone to each pool since this fleet began."""
@@ -78,7 +89,9 @@ class Fleet:
         await self._tasks.__aenter__()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for kept in (*self._kept.values(), *self._retiring.values()):
             _drop(kept)
         self._kept.clear()
@@ -95,12 +108,16 @@ class Fleet:
         for replica_id, member in listed.items():
             if replica_id not in self._kept:
                 remote = ReplicaClient(member, self._index, self._hooks, self.flows[member.pool])
-                self._kept[replica_id] = _Kept(remote, self._tasks.create_task(self._keep(remote), name=f"link to {replica_id}"))
+                self._kept[replica_id] = _Kept(
+                    remote, self._tasks.create_task(self._keep(remote), name=f"link to {replica_id}")
+                )
 
     def remotes(self, pools: Iterable[str]) -> list[ReplicaClient]:
         """The ready replicas of these pools."""
         wanted = frozenset(pools)
-        return [kept.remote for kept in self._kept.values() if kept.remote.is_ready and kept.remote.member.pool in wanted]
+        return [
+            kept.remote for kept in self._kept.values() if kept.remote.is_ready and kept.remote.member.pool in wanted
+        ]
 
     def status(self) -> dict[str, PoolStatus]:
         """A row for every configured pool."""

@@ -1,8 +1,8 @@
 """The router's end of the token stream to one replica: one channel, used once.
 
-Not the keeper of links: who wants another after a loss connects again. Invariants: what is sent in one turn of the event loop travels in one
-frame, in order; a loss is reported once, within seconds also when the replica hangs or its machine vanishes; no frame is passed on after
-that, nor after the link was closed.
+Not the keeper of links: who wants another after a loss connects again. Invariants: what is sent in one turn of the
+event loop travels in one frame, in order; a loss is reported once, within seconds also when the replica hangs or its
+machine vanishes; no frame is passed on after that, nor after the link was closed.
 """
 
 import asyncio
@@ -15,7 +15,18 @@ import msgspec
 
 from penstock.wire.channel import Channel
 from penstock.wire.errors import ReplicaLost
-from penstock.wire.frames import Abort, Announce, DownFrame, DropAdapter, Hello, LoadAdapter, Submit, UpFrame, decode_down, encode
+from penstock.wire.frames import (
+    Abort,
+    Announce,
+    DownFrame,
+    DropAdapter,
+    Hello,
+    LoadAdapter,
+    Submit,
+    UpFrame,
+    decode_down,
+    encode,
+)
 
 CONNECT_TIMEOUT_S = 3.0
 """From the first packet to the replica's first load report."""
@@ -148,11 +159,14 @@ class Link:
 
 
 @asynccontextmanager
-async def connect(address: str, hello: Hello, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> AsyncIterator[Link]:
+async def connect(
+    address: str, hello: Hello, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
+) -> AsyncIterator[Link]:
     """Open the stream to the replica at `address` (host:port); leaving closes it.
 
-    hello: the first message. on_frame: called with every frame, from the first, which has a load. on_lost: called once, when the stream ends
-    otherwise than by leaving. Raises ReplicaLost when the replica can't be reached, refuses, or does not answer within CONNECT_TIMEOUT_S.
+    hello: the first message. on_frame: called with every frame, from the first, which has a load. on_lost: called once,
+    when the stream ends otherwise than by leaving. Raises ReplicaLost when the replica can't be reached, refuses, or
+    does not answer within CONNECT_TIMEOUT_S.
     """
     link = Link(address, on_frame, on_lost)
     host, _, port = address.rpartition(":")
@@ -164,7 +178,9 @@ async def connect(address: str, hello: Hello, on_frame: Callable[[DownFrame], No
         except TimeoutError:
             raise ReplicaLost(f"The replica at {address} did not answer within {CONNECT_TIMEOUT_S:.0f} s.") from None
         except OSError as error:
-            raise ReplicaLost(f"No connection to the replica at {address}: {error.strerror or type(error).__name__}.") from None
+            raise ReplicaLost(
+                f"No connection to the replica at {address}: {error.strerror or type(error).__name__}."
+            ) from None
         link.open()
         yield link
     finally:

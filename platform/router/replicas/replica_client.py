@@ -1,8 +1,9 @@
-"""One replica as this router sees it: its link, its latest load, what was sent since, and this router's live sequences there.
+"""One replica as this router sees it: its link, its latest load, what was sent since, and this router's live sequences
+there.
 
-Not a connection (that is the link's affair) and not a choice (policy). Invariants: a live sequence gets each of its deltas once, in order,
-and after its last one, or after `lose`, nothing more; a remote that has no link or load, or retires, is not ready, and nothing is submitted
-to it.
+Not a connection (that is the link's affair) and not a choice (policy). Invariants: a live sequence gets each of its
+deltas once, in order, and after its last one, or after `lose`, nothing more; a remote that has no link or load, or
+retires, is not ready, and nothing is submitted to it.
 """
 
 import asyncio
@@ -93,7 +94,8 @@ class _Sent(NamedTuple):
 
 
 class ReplicaClient:
-    """A replica, listed or retiring. `on_frame` runs for each frame of its link: what it does per delta is the router's cost per token."""
+    """A replica, listed or retiring. `on_frame` runs for each frame of its link: what it does per delta is the router's
+    cost per token."""
 
     def __init__(self, member: Member, index: PrefixIndex, hooks: Hooks, flow: Flow) -> None:
         """flow: what goes to the pool, counted by all its remotes."""
@@ -176,7 +178,8 @@ class ReplicaClient:
         self._hooks.on_room(self.member.pool)  # its load may have come already
 
     def detach(self) -> None:
-        """The stream is gone, or no longer wanted: what still comes is ignored, and every live sequence is told. Safe to call twice."""
+        """The stream is gone, or no longer wanted: what still comes is ignored, and every live sequence is told. Safe
+        to call twice."""
         if not self._is_open:
             return
         self._is_open = False
@@ -246,7 +249,8 @@ class ReplicaClient:
     def _report(self, load: Load) -> None:
         """Take a load; what it holds already is no longer counted as sent.
 
-        A report that names no sid was made at most one report before: what was sent before the previous one has arrived by now.
+        A report that names no sid was made at most one report before: what was sent before the previous one has arrived
+        by now.
         """
         if load.epoch != self.member.epoch:  # another process has the address now
             self.on_lost()

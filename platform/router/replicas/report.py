@@ -1,4 +1,5 @@
-"""What this gateway tells the autoscaler twice a second, and what it hears from it for its metrics; both through Redis, one round trip.
+"""What this gateway tells the autoscaler twice a second, and what it hears from it for its metrics; both through Redis,
+one round trip.
 
 Runs only where a pool is scaled. Redis away: nothing is told, which the autoscaler sees by the age of the last report.
 """
@@ -40,7 +41,8 @@ class Waiting(NamedTuple):
 
 
 class Reporter:
-    """pools: those that are scaled. waiting: by pool. num_held: blocks of a replica in the index. client: without `decode_responses`."""
+    """pools: those that are scaled. waiting: by pool. num_held: blocks of a replica in the index. client: without
+    `decode_responses`."""
 
     def __init__(
         self,
@@ -103,7 +105,14 @@ class Reporter:
     def _replica(self, remote: ReplicaClient) -> ReplicaReport:
         member = remote.member
         assert remote.load is not None, "a ready remote has one"
-        return ReplicaReport(member.replica_id, member.pool, remote.load, member.block_size, self._num_held(member.replica_id), remote.hit_tokens)
+        return ReplicaReport(
+            member.replica_id,
+            member.pool,
+            remote.load,
+            member.block_size,
+            self._num_held(member.replica_id),
+            remote.hit_tokens,
+        )
 
     def _show(self, targets: Targets) -> None:
         if targets.autoscaler != self._autoscaler:  # another process: its counts began at 0
@@ -113,5 +122,7 @@ class Reporter:
             self._metrics.autoscale_target.labels(row.pool).set(row.target)
             for reason, count in row.reasons.items():
                 key = row.pool, reason
-                self._metrics.autoscale_decisions.labels(row.pool, reason).inc(max(0, count - self._counted.get(key, 0)))
+                self._metrics.autoscale_decisions.labels(row.pool, reason).inc(
+                    max(0, count - self._counted.get(key, 0))
+                )
                 self._counted[key] = count

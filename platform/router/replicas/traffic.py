@@ -1,4 +1,5 @@
-"""What has gone through this gateway to a pool since it began; see `penstock.wire.scaling.PoolFlow`, which is what is told of it."""
+"""What has gone through this gateway to a pool since it began; see `penstock.wire.scaling.PoolFlow`, which is what is
+told of it."""
 
 from dataclasses import dataclass
 

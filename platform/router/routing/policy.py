@@ -1,17 +1,19 @@
 """Which replica gets a request: filter, predict, choose. Pure; randomness comes in as a parameter.
 
-Not the queue, and not the tier policy: the candidates are what the tenant may use. Invariant: a chosen replica had credit, room and a long
-enough context, and the same input always gives the same decision.
+Not the queue, and not the tier policy: the candidates are what the tenant may use. Invariant: a chosen replica had
+credit, room and a long enough context, and the same input always gives the same decision.
 
 The cost of a replica is the latency, summed over everybody there, that the request would add, in seconds:
 
     cost = ttft                                                     its own first token, behind the prefill outstanding there
          + expected_output_tokens * tpot                            its own further tokens, at the pace of the batch that it joins
          + rows * own_prefill                                       the sequences decoding there stand beside its prefill
-         + rows * expected_output_tokens / 2 * (tpot - tpot before) and are slower while it runs; half of them are half done
+         + rows * expected_output_tokens / 2 * (tpot - tpot before) and are slower while it runs; half of them are half
+         done
 
-A cached prefix lowers `ttft` and `own_prefill`; load raises everything else. All is in one unit, so a hot prefix draws requests to its
-replica only until the queue and the batch there cost more than computing the prefix again somewhere else.
+A cached prefix lowers `ttft` and `own_prefill`; load raises everything else. All is in one unit, so a hot prefix draws
+requests to its replica only until the queue and the batch there cost more than computing the prefix again somewhere
+else.
 """
 
 from collections.abc import Sequence
@@ -88,7 +90,9 @@ class ReplicaView(NamedTuple):
             num_running=num_running,
             num_waiting=load.num_waiting + since.num_sent,
             prefill_tokens=load.prefill_tokens_outstanding + since.prefill_tokens,
-            kv_tokens=load.kv_tokens if not since.num_ended else load.kv_tokens * num_running // max(1, load.num_running),
+            kv_tokens=load.kv_tokens
+            if not since.num_ended
+            else load.kv_tokens * num_running // max(1, load.num_running),
         )
 
 
@@ -113,7 +117,10 @@ def choose(num_tokens: int, expected_output_tokens: float, replicas: Sequence[Re
     candidates = [view for view in replicas if blocked_by(view, num_tokens) is None]
     if not candidates:
         return Decision(None, why_none(replicas, num_tokens))
-    scores = [score(view, costs, num_tokens, expected_output_tokens) for view, costs in zip(candidates, _costs(candidates), strict=True)]
+    scores = [
+        score(view, costs, num_tokens, expected_output_tokens)
+        for view, costs in zip(candidates, _costs(candidates), strict=True)
+    ]
     best = min(scores)
     within_s = max(TIE_S, TIE_SHARE * best.ttft_s)
     tied = [index for index, (cost_s, _) in enumerate(scores) if cost_s - best.cost_s <= within_s]
@@ -160,7 +167,9 @@ def score(view: ReplicaView, costs: StepCosts, num_tokens: int, expected_output_
     rows = work.num_running + work.num_waiting
     cost_s = ttft_s + expected_output_tokens * tpot_s
     if rows:
-        own_prefill_s = predict_prefill_s(costs, work._replace(prefill_tokens=0), uncached_tokens, view.cached_tokens, max_batched_tokens)
+        own_prefill_s = predict_prefill_s(
+            costs, work._replace(prefill_tokens=0), uncached_tokens, view.cached_tokens, max_batched_tokens
+        )
         tpot_before_s = predict_tpot_s(costs, work._replace(num_waiting=work.num_waiting - 1))
         cost_s += rows * (own_prefill_s + expected_output_tokens / 2 * (tpot_s - tpot_before_s))
     return Score(cost_s, ttft_s)
@@ -177,7 +186,8 @@ def _costs(candidates: Sequence[ReplicaView]) -> list[StepCosts]:
 
 
 def _better_of_two(candidates: Sequence[ReplicaView], tied: list[int], random: Random) -> int:
-    """Power of two choices: of two drawn ones, the one with fewer requests of this router and fewer sequences; then the fuller cache."""
+    """Power of two choices: of two drawn ones, the one with fewer requests of this router and fewer sequences; then the
+    fuller cache."""
     first, second = random.sample(tied, 2)
     return min(first, second, key=lambda index: _crowd(candidates[index]))
 

@@ -1,7 +1,8 @@
 """The seam between the HTTP surface and dispatch: what is asked for, what comes back, and who says so.
 
-The HTTP side builds a `Generation`, awaits `Dispatcher.start` (queueing happens in there), reads the stream until a delta has a
-`finish`, and closes the stream whatever happened. Retries, other replicas and resumption are invisible from here.
+The HTTP side builds a `Generation`, awaits `Dispatcher.start` (queueing happens in there), reads the stream until a
+delta has a `finish`, and closes the stream whatever happened. Retries, other replicas and resumption are invisible from
+here.
 """
 
 from collections.abc import Awaitable, Callable
@@ -166,14 +167,15 @@ class Stream(Protocol):
     async def next(self) -> Delta:
         """What has come since the last call, merged into one delta; waits until there is something.
 
-        The delta with a `finish` is the last. Raises ReplicaLost, EngineFault, Overloaded or DeadlineExceeded instead of a delta whose
-        finish says so: what is returned finished as stop or length.
+        The delta with a `finish` is the last. Raises ReplicaLost, EngineFault, Overloaded or DeadlineExceeded instead
+        of a delta whose finish says so: what is returned finished as stop or length.
         """
 
     def listen(self, listener: Callable[[Delta], bool]) -> None:
         """Offer plain deltas (tokens, no end) to `listener` as they come, which saves waking the reader for each.
 
-        What the listener declines (False), and whatever is not a plain delta, waits for `next`; so does what comes while something waits.
+        What the listener declines (False), and whatever is not a plain delta, waits for `next`; so does what comes
+        while something waits.
         """
 
     def close(self) -> None:

@@ -1,7 +1,8 @@
-"""Which tier answers, and why: routes in the order of the tenant's policy, each with its prediction or its obstacle. Pure.
+"""Which tier answers, and why: routes in the order of the tenant's policy, each with its prediction or its obstacle.
+Pure.
 
-Not the choice of a replica inside a tier (policy). Invariants: what a policy does not allow is no route, so no state of the others can lead
-there; the same input always gives the same decision; a route that has an obstacle is never chosen.
+Not the choice of a replica inside a tier (policy). Invariants: what a policy does not allow is no route, so no state of
+the others can lead there; the same input always gives the same decision; a route that has an obstacle is never chosen.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,14 +47,16 @@ class TierReason(StrEnum):
     TIER_DOWN = "tier_down"
     """No replica of the first is connected."""
     TIER_FULL = "tier_full"
-    """The first can take nothing at the moment: no credit, no KV blocks, or as many requests there as a provider may have."""
+    """The first can take nothing at the moment: no credit, no KV blocks, or as many requests there as a provider may
+    have."""
     BREAKER_OPEN = "breaker_open"
     """The first is a provider that failed lately, or asked to be left alone."""
     CONTEXT_TOO_LONG = "context_too_long"
     REFUSED = "refused"
     """The first was asked, and refused or failed before its first token."""
     CAPABILITY = "capability"
-    """The request asks for what the first can't do: token ids of another vocabulary, or a parameter that a provider does not know."""
+    """The request asks for what the first can't do: token ids of another vocabulary, or a parameter that a provider
+    does not know."""
 
 
 OBSTACLE: dict[Wait, TierReason] = {
@@ -100,8 +103,8 @@ def in_order(routes: Iterable[P], policy: TierPolicy) -> list[P]:
 def decide(outlooks: Iterable[RouteForecast], target_s: float, skipped: TierReason | None = None) -> TierDecision:
     """The first route while it meets the target, else the first sooner one that does, else the soonest.
 
-    outlooks: of the routes, in the policy's order; looked at one by one, and no further than needed. skipped: why a route before all of
-    these was left out beforehand.
+    outlooks: of the routes, in the policy's order; looked at one by one, and no further than needed. skipped: why a
+    route before all of these was left out beforehand.
     """
     seen: list[RouteForecast] = []
     best: int | None = None
@@ -116,7 +119,9 @@ def decide(outlooks: Iterable[RouteForecast], target_s: float, skipped: TierReas
     return TierDecision(best, _reason(seen, best, best_s <= target_s, skipped))
 
 
-def _reason(seen: Sequence[RouteForecast], chosen: int | None, is_in_time: bool, skipped: TierReason | None) -> TierReason:
+def _reason(
+    seen: Sequence[RouteForecast], chosen: int | None, is_in_time: bool, skipped: TierReason | None
+) -> TierReason:
     if skipped is not None:
         return skipped
     if not seen:

@@ -1,8 +1,8 @@
 """The client of one HTTP request: its body, and whether it is still there.
 
-Not the answer (`exchange`). Waiting for a replica, for the next token or for the client to read takes most of a request's life, and a
-client may hang up at any moment of it: inside `watched()` that cancels the request's task, wherever it is, so that every `finally` runs.
-Invariant: outside of `watched()` no task and no timer of it is left.
+Not the answer (`exchange`). Waiting for a replica, for the next token or for the client to read takes most of a
+request's life, and a client may hang up at any moment of it: inside `watched()` that cancels the request's task,
+wherever it is, so that every `finally` runs. Invariant: outside of `watched()` no task and no timer of it is left.
 """
 
 import asyncio
@@ -36,8 +36,11 @@ class Client:
         except TimeoutError:
             raise BodyTooSlow(f"The request body was not complete within {timeout_s:g} seconds.") from None
 
-    async def parts(self, content_length: int | None, max_bytes: int, stall_s: float, timeout_s: float) -> AsyncIterator[bytes]:
-        """The body as it comes, for what is too large to be held. stall_s: longest wait for the next part. Raises as `body`."""
+    async def parts(
+        self, content_length: int | None, max_bytes: int, stall_s: float, timeout_s: float
+    ) -> AsyncIterator[bytes]:
+        """The body as it comes, for what is too large to be held. stall_s: longest wait for the next part. Raises as
+        `body`."""
         if content_length is not None and content_length > max_bytes:
             raise _too_large(max_bytes)
         clock = asyncio.get_running_loop().time
@@ -48,7 +51,9 @@ class Client:
                 async with asyncio.timeout(min(stall_s, max(0.0, until_s - clock()))):
                     message = await self._receive()
             except TimeoutError:
-                raise BodyTooSlow(f"The request body stopped for {stall_s:g} seconds, or was not complete within {timeout_s:g}.") from None
+                raise BodyTooSlow(
+                    f"The request body stopped for {stall_s:g} seconds, or was not complete within {timeout_s:g}."
+                ) from None
             if message["type"] == "http.disconnect":
                 raise ClientGone
             part = message.get("body", b"")
@@ -75,12 +80,14 @@ class Client:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def watched(self, timeout_s: float) -> "Watch":
-        """A context that ends in ClientGone when the client hangs up, or timeout_s and a grace later. Only after `body`."""
+        """A context that ends in ClientGone when the client hangs up, or timeout_s and a grace later. Only after
+        `body`."""
         return Watch(self._receive, timeout_s + STALL_GRACE_S)
 
 
 class Watch:
-    """Cancels the task that entered it; the cancellation becomes ClientGone where the context ends, as in asyncio.timeout."""
+    """Cancels the task that entered it; the cancellation becomes ClientGone where the context ends, as in
+    asyncio.timeout."""
 
     def __init__(self, receive: Receive, timeout_s: float) -> None:
         self._receive = receive
@@ -95,7 +102,9 @@ class Watch:
         self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._give_up)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._timer.cancel()
         self._watcher.cancel()
         # a second cancellation is somebody else's: it stays one

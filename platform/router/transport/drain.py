@@ -1,8 +1,8 @@
 """How gateways behind a load balancer take turns without a request lost.
 
-One that leaves says so first, and listens on for a while: from `begin` on /readyz answers 503, and every answer asks its client to connect anew,
-which a load balancer then does elsewhere. Only when that has spread may the listener close. One that arrives counts as there only when the load
-balancer knows it: then the next one may leave.
+One that leaves says so first, and listens on for a while: from `begin` on /readyz answers 503, and every answer asks
+its client to connect anew, which a load balancer then does elsewhere. Only when that has spread may the listener close.
+One that arrives counts as there only when the load balancer knows it: then the next one may leave.
 """
 
 import asyncio
@@ -43,7 +43,11 @@ class Leaving:
         if not self._is_leaving or scope["type"] != "http":
             await self._app(scope, receive, send)
         elif scope["path"] == READINESS_PATH:
-            headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(_BODY)), (b"connection", b"close")]
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", b"%d" % len(_BODY)),
+                (b"connection", b"close"),
+            ]
             await send({"type": "http.response.start", "status": 503, "headers": headers})
             await send({"type": "http.response.body", "body": _BODY})
         else:

@@ -1,7 +1,7 @@
 """One HTTP request and the answer to it, over ASGI.
 
-Not what is answered. Invariants: a response starts once; after it has started as a stream, an error is an event of the stream, and the
-stream ends with it.
+Not what is answered. Invariants: a response starts once; after it has started as a stream, an error is an event of the
+stream, and the stream ends with it.
 """
 
 from collections.abc import Generator, Iterable
@@ -82,16 +82,23 @@ class Exchange:
         self.status = status
         self.is_stream = content_type is EVENTS
         request_id = self.request_id.encode()
-        common = [(b"content-type", content_type), (b"x-penstock-request-id", request_id), (b"x-request-id", request_id)]  # OpenAI's clients read the latter
+        common = [
+            (b"content-type", content_type),
+            (b"x-penstock-request-id", request_id),
+            (b"x-request-id", request_id),
+        ]  # OpenAI's clients read the latter
         if self.traced.traceparent is not None:
             common.append((b"traceparent", self.traced.traceparent.encode()))
-        await self._sent({"type": "http.response.start", "status": status, "headers": [*common, *headers, *self.limit_headers]})
+        await self._sent(
+            {"type": "http.response.start", "status": status, "headers": [*common, *headers, *self.limit_headers]}
+        )
 
     async def write(self, data: bytes, is_last: bool = False) -> None:
         await self._sent({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     def write_now(self, data: bytes) -> None:
-        """`write` without waiting. When the server makes it wait, because the client does not read, the next `write` waits for it first."""
+        """`write` without waiting. When the server makes it wait, because the client does not read, the next `write`
+        waits for it first."""
         sending = self._send({"type": "http.response.body", "body": data, "more_body": True})
         steps = sending.__await__()
         try:

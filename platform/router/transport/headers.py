@@ -11,7 +11,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 def receipt_headers(receipt: Receipt) -> Headers:
-    """What is known of the decision when the first token is there. The request id's header is on every response and not among them."""
+    """What is known of the decision when the first token is there. The request id's header is on every response and not
+    among them."""
     headers = [
         (b"x-penstock-tier", _value(receipt.tier)),
         (b"x-penstock-tier-reason", _value(receipt.tier_reason)),

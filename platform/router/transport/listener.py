@@ -1,8 +1,10 @@
-"""The gateway's HTTP sockets: uvicorn over an ASGI app, in the gateway's own event loop, stopped without cutting answers short.
+"""The gateway's HTTP sockets: uvicorn over an ASGI app, in the gateway's own event loop, stopped without cutting
+answers short.
 
-Serve can listen for a deployment itself ("direct ingress"), and we don't let it. It binds without SO_REUSEADDR, so a gateway that was killed
-while clients were connected can't have its port again for the minute those connections stay in TIME_WAIT; Serve's controller then marks
-the port as taken for good. It also puts a task, a queue and metrics around every request, and keeps a proxy on the head node.
+Serve can listen for a deployment itself ("direct ingress"), and we don't let it. It binds without SO_REUSEADDR, so a
+gateway that was killed while clients were connected can't have its port again for the minute those connections stay in
+TIME_WAIT; Serve's controller then marks the port as taken for good. It also puts a task, a queue and metrics around
+every request, and keeps a proxy on the head node.
 """
 
 import asyncio

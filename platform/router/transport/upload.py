@@ -1,4 +1,5 @@
-"""An upload as it arrives: multipart/form-data (RFC 7578) whose files go to a folder piece by piece, bounded, never whole in memory."""
+"""An upload as it arrives: multipart/form-data (RFC 7578) whose files go to a folder piece by piece, bounded, never
+whole in memory."""
 
 import asyncio
 from collections.abc import AsyncIterable, Mapping, Sequence
@@ -30,7 +31,8 @@ def boundary_of(content_type: bytes) -> bytes | None:
 
 
 async def receive(boundary: bytes, parts: AsyncIterable[bytes], folder: Path) -> Mapping[str, str]:
-    """Write the two files to `folder`; returns the form's other fields. Raises InvalidRequest, and what `parts` raises."""
+    """Write the two files to `folder`; returns the form's other fields. Raises InvalidRequest, and what `parts`
+    raises."""
     form = Form(boundary, folder)
     held: list[bytes] = []
     num_held = 0
@@ -95,7 +97,9 @@ class Form:
         if not self._is_complete:
             raise InvalidRequest("The form ends in the middle.")
         if missing:
-            raise InvalidRequest(f"The form lacks the file {' and '.join(missing)}; send both as parts with their file names.")
+            raise InvalidRequest(
+                f"The form lacks the file {' and '.join(missing)}; send both as parts with their file names."
+            )
 
     def _begin(self) -> None:
         self._header = self._header_value = self._disposition = self._value = b""
@@ -118,7 +122,9 @@ class Form:
         if file_name is None:
             self._field = options.get(b"name", b"").decode("utf-8", "replace")
             if self._field not in FIELDS:
-                raise InvalidRequest(f"The form has a field {self._field[:100]!r}; it takes {' and '.join(FIELDS)}, and the two files.")
+                raise InvalidRequest(
+                    f"The form has a field {self._field[:100]!r}; it takes {' and '.join(FIELDS)}, and the two files."
+                )
             if self._field in self.fields:
                 raise InvalidRequest(f"The form has the field {self._field!r} twice.")
             return

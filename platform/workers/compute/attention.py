@@ -1,10 +1,12 @@
 """Paged attention: what a step's queries may see, writing its keys and values, and attending to them.
 
-The cache of a layer is two tensors [num_blocks, num_kv_heads, block_size, head_dim] in float32, bfloat16 or 8 bits. Attention is causal, with
-grouped queries: query head h reads key/value head h // (num_heads / num_kv_heads). Softmax and sums are in float32.
+The cache of a layer is two tensors [num_blocks, num_kv_heads, block_size, head_dim] in float32, bfloat16 or 8 bits.
+Attention is causal, with grouped queries: query head h reads key/value head h // (num_heads / num_kv_heads). Softmax
+and sums are in float32.
 
-Invariant: nothing is read from a slot that the sequence has not written: what lies in foreign blocks, or behind the context in the
-last block, may be NaN. What a query gets from the kernel depends on its own context only, so it serves exact mode as it is.
+Invariant: nothing is read from a slot that the sequence has not written: what lies in foreign blocks, or behind the
+context in the last block, may be NaN. What a query gets from the kernel depends on its own context only, so it serves
+exact mode as it is.
 
 On a GPU the kernels are those of `penstock.workers.compute.triton`; the batch then comes with their plan.
 """
@@ -43,8 +45,18 @@ class AttentionBatch:
         return AttentionBatch(self.query_start, self.context_len, self.block_tables, self.slot_mapping.to(device), plan)
 
 
-def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN, *, is_planned: bool = False) -> None:
-    """Store k and v [T, num_kv_heads, head_dim] in their slots. form: of this layer of the cache. is_planned: by the GPU's kernels.
+def write_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    form: Form = PLAIN,
+    *,
+    is_planned: bool = False,
+) -> None:
+    """Store k and v [T, num_kv_heads, head_dim] in their slots. form: of this layer of the cache. is_planned: by the
+    GPU's kernels.
 
     In int8 each token's head is kept in units of 1/127 of its largest number, in float8 (on a GPU) of 1/448.
     """
@@ -60,19 +72,34 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mappin
         kernels.write_kv(k, v, k_cache, v_cache, slot_mapping, form)
 
 
-def attend(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, threads: int, exact: bool, form: Form = PLAIN) -> Tensor:
-    """Attention of q [T, num_heads, head_dim] over the cache, which holds this step's keys and values already: [T, num_heads, head_dim].
+def attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    threads: int,
+    exact: bool,
+    form: Form = PLAIN,
+) -> Tensor:
+    """Attention of q [T, num_heads, head_dim] over the cache, which holds this step's keys and values already: [T,
+    num_heads, head_dim].
 
-    threads: at most so many work on it. exact: a query's result is bit-identical whatever else is in the batch. form: of this layer.
+    threads: at most so many work on it. exact: a query's result is bit-identical whatever else is in the batch. form:
+    of this layer.
     """
     if batch.plan is not None:
-        from penstock.workers.compute.triton.attention import attend_planned  # Triton is there only where torch is made for a GPU
+        from penstock.workers.compute.triton.attention import (
+            attend_planned,
+        )  # Triton is there only where torch is made for a GPU
 
         return attend_planned(q, k_cache, v_cache, batch.plan, scale, form.scales)
     kernels = _kernels_for(q, k_cache)
     if kernels is None:
         return _attend_torch(q, k_cache, v_cache, batch, scale, exact, form)
-    return kernels.attend(q, k_cache, v_cache, batch.query_start, batch.context_len, batch.block_tables, scale, threads, form)
+    return kernels.attend(
+        q, k_cache, v_cache, batch.query_start, batch.context_len, batch.block_tables, scale, threads, form
+    )
 
 
 def _kernels_for(x: Tensor, cache: Tensor) -> Library | None:
@@ -81,7 +108,9 @@ def _kernels_for(x: Tensor, cache: Tensor) -> Library | None:
     return kernels if kernels is not None and kernels.is_supported(x.shape[1], cache, x.dtype) else None
 
 
-def _write_kv_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN) -> None:
+def _write_kv_torch(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN
+) -> None:
     assert not form.is_tiled, "only the kernels write a tiled cache"
     block_size = k_cache.shape[2]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
@@ -91,10 +120,14 @@ def _write_kv_torch(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot
             continue
         unit = x.float().abs().amax(-1) / 127
         form.scales[index][blocks, :, offsets] = unit
-        cache[blocks, :, offsets] = (x.float() / unit.clamp(min=torch.finfo(torch.float32).tiny)[..., None]).round().to(torch.int8)
+        cache[blocks, :, offsets] = (
+            (x.float() / unit.clamp(min=torch.finfo(torch.float32).tiny)[..., None]).round().to(torch.int8)
+        )
 
 
-def _attend_torch(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, exact: bool, form: Form = PLAIN) -> Tensor:
+def _attend_torch(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, exact: bool, form: Form = PLAIN
+) -> Tensor:
     assert not form.is_tiled, "only the kernels read a tiled cache"
     out = torch.empty_like(q)
     starts, contexts = batch.query_start.tolist(), batch.context_len.tolist()
@@ -102,7 +135,9 @@ def _attend_torch(q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionB
         start, end = starts[index], starts[index + 1]
         keys, values = (_gather(cache, batch.block_tables[index], context_len) for cache in (k_cache, v_cache))
         if form.scales is not None:
-            key_scales, value_scales = (_gather(part[..., None], batch.block_tables[index], context_len) for part in form.scales)
+            key_scales, value_scales = (
+                _gather(part[..., None], batch.block_tables[index], context_len) for part in form.scales
+            )
             keys, values = keys * key_scales, values * value_scales
         # exact: each query alone, so that shapes depend on its position only
         spans = [(row, row + 1) for row in range(start, end)] if exact else [(start, end)]

@@ -1,4 +1,5 @@
-"""A step as tensors: the chunks' tokens and drafts side by side, where their KV lies, and which rows choose a token. No model, no state."""
+"""A step as tensors: the chunks' tokens and drafts side by side, where their KV lies, and which rows choose a token. No
+model, no state."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +13,8 @@ from penstock.workers.engine.sequence import Chunk, Step
 
 
 class Span(NamedTuple):
-    """Tokens to be computed side by side: those at [start, start + len(token_ids)) of the sequence that lies in `block_table`."""
+    """Tokens to be computed side by side: those at [start, start + len(token_ids)) of the sequence that lies in
+    `block_table`."""
 
     token_ids: list[int]
     start: int
@@ -35,7 +37,8 @@ class Batch:
     """int64 [T]: place of each token in its sequence."""
     attention: AttentionBatch
     rows: Tensor
-    """int64 [R]: flat index of the last known token of each chunk that samples and, behind it, of each token of its draft."""
+    """int64 [R]: flat index of the last known token of each chunk that samples and, behind it, of each token of its
+    draft."""
     sampled: list[int]
     """Which chunks those are; without drafts [R]."""
 
@@ -47,7 +50,10 @@ def build_batch(step: Step, block_size: int) -> Batch:
     sampled = [index for index, chunk in enumerate(chunks) if chunk.is_sampled]
     ends = attention.query_start[1:].numpy()
     if any(chunk.draft for chunk in chunks):
-        rows = [np.arange(ends[index] - 1 - len(chunks[index].draft or ()), ends[index], dtype=np.int64) for index in sampled]
+        rows = [
+            np.arange(ends[index] - 1 - len(chunks[index].draft or ()), ends[index], dtype=np.int64)
+            for index in sampled
+        ]
         return Batch(token_ids, positions, attention, torch.from_numpy(np.concatenate(rows)), sampled)
     return Batch(token_ids, positions, attention, torch.from_numpy(ends[sampled].astype(np.int64) - 1), sampled)
 

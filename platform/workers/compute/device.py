@@ -1,4 +1,5 @@
-"""The device that a replica computes on, and what of a model lies there. Sampling, and what a step is made of, stay on the host."""
+"""The device that a replica computes on, and what of a model lies there. Sampling, and what a step is made of, stay on
+the host."""
 
 from collections.abc import Iterable
 
@@ -17,13 +18,17 @@ FLOAT8_CAPABILITY = (8, 9)
 def find_device(name: str, has_gpu: bool) -> torch.device:
     """Of `engine.device`. has_gpu: torch can use one. Raises ConfigError."""
     if name == "cuda" and not has_gpu:
-        raise ConfigError("engine.device: cuda needs a GPU that torch can use, and here torch finds none; set engine.device: cpu, or install torch for CUDA")
+        raise ConfigError(
+            "engine.device: cuda needs a GPU that torch can use, and here torch finds none; set engine.device: cpu, or install torch for CUDA"
+        )
     return torch.device(name)
 
 
-def placed(weights: Iterable[tuple[str, Tensor | QuantizedTensor]], dtype: torch.dtype, device: torch.device) -> dict[str, Tensor | GroupedMatrix]:
-    """Parameters from the host on a GPU, each as it comes. Quantized matrices are packed there; those whose groups the kernels don't cover are
-    dequantized in `dtype`, that of the activations."""
+def placed(
+    weights: Iterable[tuple[str, Tensor | QuantizedTensor]], dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor | GroupedMatrix]:
+    """Parameters from the host on a GPU, each as it comes. Quantized matrices are packed there; those whose groups the
+    kernels don't cover are dequantized in `dtype`, that of the activations."""
     return {name: _placed(weight, dtype, device) for name, weight in weights}
 
 
@@ -47,7 +52,8 @@ def check_float8(capability: tuple[int, int]) -> None:
 
 
 def check_cache_fits(wanted_bytes: int, device: torch.device) -> None:
-    """Whether the KV cache fits beside the weights that are on the device already. Raises ConfigError. The host is checked before replicas start."""
+    """Whether the KV cache fits beside the weights that are on the device already. Raises ConfigError. The host is
+    checked before replicas start."""
     if device.type == "cuda":
         check_room(wanted_bytes, torch.cuda.mem_get_info(device)[0])
 
@@ -61,7 +67,8 @@ def check_room(wanted_bytes: int, free_bytes: int) -> None:
 
 
 def fetched(result: Tensor) -> Tensor:
-    """A step's result on the host, when all of the step is done: whoever times it times the device's work, and a step without a result too."""
+    """A step's result on the host, when all of the step is done: whoever times it times the device's work, and a step
+    without a result too."""
     on_host = result.cpu()
     if result.is_cuda:
         torch.cuda.synchronize(result.device)

@@ -1,7 +1,9 @@
-"""What a process keeps resident without using it: pages of libraries that only importing touched, and freed memory that the allocator holds.
+"""What a process keeps resident without using it: pages of libraries that only importing touched, and freed memory that
+the allocator holds.
 
-Importing torch touches most of its libraries' code and constants once (its static initializers register every operator), and Linux counts those pages
-as the process's until memory is short. What is used comes back from the page cache, page by page, at the next use.
+Importing torch touches most of its libraries' code and constants once (its static initializers register every
+operator), and Linux counts those pages as the process's until memory is short. What is used comes back from the page
+cache, page by page, at the next use.
 """
 
 import ctypes
@@ -35,7 +37,8 @@ def release_unused() -> None:
 
 
 def clean_mappings(smaps: str) -> Iterator[Mapping]:
-    """Mappings of libraries' code and constants, not writable, none of whose pages differs from its file (proc_pid_smaps(5)).
+    """Mappings of libraries' code and constants, not writable, none of whose pages differs from its file
+    (proc_pid_smaps(5)).
 
     A page that differs, by a relocation or a debugger, would be lost.
     """

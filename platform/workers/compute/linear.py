@@ -1,8 +1,9 @@
 """Dense layers, fast or exact.
 
-Exact means: a row's result is bit-identical whatever other rows are in the batch and however many there are. Matrix libraries choose
-kernels, blockings and summation orders by shape, so the exact path always runs the same shape, tiles of TILE_ROWS rows of which the
-last is padded with zeros. It relies on the library giving every row of that shape the same summation order; the tests hold it to that.
+Exact means: a row's result is bit-identical whatever other rows are in the batch and however many there are. Matrix
+libraries choose kernels, blockings and summation orders by shape, so the exact path always runs the same shape, tiles
+of TILE_ROWS rows of which the last is padded with zeros. It relies on the library giving every row of that shape the
+same summation order; the tests hold it to that.
 """
 
 from torch import Tensor

@@ -1,9 +1,11 @@
-"""LoRA (Hu et al. 2021) beside the base model's matrices: y = x W^T + scaling * x A^T B^T, each row of a step with its own A and B, or none.
+"""LoRA (Hu et al. 2021) beside the base model's matrices: y = x W^T + scaling * x A^T B^T, each row of a step with its
+own A and B, or none.
 
-Adapters of different tenants and the base share a step: its rows are grouped by adapter, and each group is added to the rows of the base
-product. Modules that the model has fused share one product with their As side by side. A step without adapters pays one comparison a matrix.
-In exact mode both small products go by the same fixed tiles as the large ones (`linear`), so a row's bits do not depend on its company.
-On a GPU each of the two products is one launch for all adapters of a step (`penstock.workers.compute.triton.low_rank`).
+Adapters of different tenants and the base share a step: its rows are grouped by adapter, and each group is added to the
+rows of the base product. Modules that the model has fused share one product with their As side by side. A step without
+adapters pays one comparison a matrix. In exact mode both small products go by the same fixed tiles as the large ones
+(`linear`), so a row's bits do not depend on its company. On a GPU each of the two products is one launch for all
+adapters of a step (`penstock.workers.compute.triton.low_rank`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +26,12 @@ from penstock.workers.compute.models.config import ModelConfig
 from penstock.workers.compute.triton.segments import AdapterSlots, Segments, make_segments, table_of
 from penstock.workers.engine.sequence import Chunk
 
-FUSED = {"qkv": ("q_proj", "k_proj", "v_proj"), "o": ("o_proj",), "gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
+FUSED = {
+    "qkv": ("q_proj", "k_proj", "v_proj"),
+    "o": ("o_proj",),
+    "gate_up": ("gate_proj", "up_proj"),
+    "down": ("down_proj",),
+}
 """The model's matrices, and the modules stacked in each, in order."""
 
 
@@ -104,13 +111,21 @@ def shares_of(chunks: Sequence[Chunk]) -> list[Share]:
 def segments_of(shares: Sequence[Share], num_tokens: int, device: torch.device) -> Segments:
     """The adapters of a step of so many tokens, of which there is one at least, for a GPU's kernels."""
     adapters = [share.adapter for share in shares]
-    return make_segments([adapter.table for adapter in adapters], max(adapter.max_rank for adapter in adapters), [s.rows for s in shares], num_tokens, device)
+    return make_segments(
+        [adapter.table for adapter in adapters],
+        max(adapter.max_rank for adapter in adapters),
+        [s.rows for s in shares],
+        num_tokens,
+        device,
+    )
 
 
 def add_shares(shares: Shares, layer: int, exact: bool, name: str, out: Tensor, x: Tensor) -> None:
     """out += what the adapters of a step add to the matrix `name` of FUSED, given its input."""
     if isinstance(shares, Segments):
-        from penstock.workers.compute.triton.low_rank import add_low_rank  # Triton is there only where torch is made for a GPU
+        from penstock.workers.compute.triton.low_rank import (
+            add_low_rank,
+        )  # Triton is there only where torch is made for a GPU
 
         add_low_rank(out, x, shares, layer, list(FUSED).index(name))
         return
@@ -120,37 +135,55 @@ def add_shares(shares: Shares, layer: int, exact: bool, name: str, out: Tensor, 
             low_rank.add_to(out, x, rows, exact)
 
 
-def load_lora(digest: str, folder: Path, config: ModelConfig, max_rank: int, dtype: torch.dtype, device: torch.device = CPU) -> LoraAdapter:
-    """Read an adapter in PEFT's format for a model of `config` on `device`. Raises InvalidRequest for one that does not fit, or is not of that digest."""
+def load_lora(
+    digest: str, folder: Path, config: ModelConfig, max_rank: int, dtype: torch.dtype, device: torch.device = CPU
+) -> LoraAdapter:
+    """Read an adapter in PEFT's format for a model of `config` on `device`. Raises InvalidRequest for one that does not
+    fit, or is not of that digest."""
     shapes = BaseShapes(config.num_layers, config.linear_shapes)
     checked = check_folder(folder, shapes, max_rank)
     if digest_of(folder) != digest:
         raise InvalidRequest("its files are not those of its digest.")
     try:
         with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
-            tensors = {name: file.get_tensor(name).float().to(device) for pair in checked.pairs.values() for name in pair}
+            tensors = {
+                name: file.get_tensor(name).float().to(device) for pair in checked.pairs.values() for name in pair
+            }
     except SafetensorError as error:
         raise InvalidRequest(f"its tensors can't be read ({error}).") from error
     layers = [_layer(index, checked, tensors, shapes, dtype) for index in range(config.num_layers)]
     return make_adapter(digest, layers, sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize, device)
 
 
-def make_adapter(digest: str, layers: Sequence[Mapping[str, LowRank]], num_bytes: int, device: torch.device = CPU) -> LoraAdapter:
+def make_adapter(
+    digest: str, layers: Sequence[Mapping[str, LowRank]], num_bytes: int, device: torch.device = CPU
+) -> LoraAdapter:
     """layers: on the device, with one matrix at least."""
     table = table_of([[_placed(layer.get(name)) for name in FUSED] for layer in layers], device)
-    return LoraAdapter(digest, layers, num_bytes, table, max(len(low_rank.a) for layer in layers for low_rank in layer.values()))
+    return LoraAdapter(
+        digest, layers, num_bytes, table, max(len(low_rank.a) for layer in layers for low_rank in layer.values())
+    )
 
 
 def _placed(low_rank: LowRank | None) -> AdapterSlots | None:
     return None if low_rank is None else AdapterSlots(low_rank.a, low_rank.parts)
 
 
-def _layer(index: int, checked: Checked, tensors: Mapping[str, Tensor], shapes: BaseShapes, dtype: torch.dtype) -> dict[str, LowRank]:
+def _layer(
+    index: int, checked: Checked, tensors: Mapping[str, Tensor], shapes: BaseShapes, dtype: torch.dtype
+) -> dict[str, LowRank]:
     found = {name: _fused(index, modules, checked, tensors, shapes, dtype) for name, modules in FUSED.items()}
     return {name: low_rank for name, low_rank in found.items() if low_rank is not None}
 
 
-def _fused(index: int, modules: Sequence[str], checked: Checked, tensors: Mapping[str, Tensor], shapes: BaseShapes, dtype: torch.dtype) -> LowRank | None:
+def _fused(
+    index: int,
+    modules: Sequence[str],
+    checked: Checked,
+    tensors: Mapping[str, Tensor],
+    shapes: BaseShapes,
+    dtype: torch.dtype,
+) -> LowRank | None:
     inner: list[Tensor] = []
     parts: list[Part] = []
     start = 0

@@ -1,11 +1,13 @@
-"""Counter-based Gumbel noise: G(seed, position, token), the same on every machine, in any order, for any subset of tokens.
+"""Counter-based Gumbel noise: G(seed, position, token), the same on every machine, in any order, for any subset of
+tokens.
 
-The bits are SplitMix64's (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014): a generator whose n-th output
-is mix(start + n * GAMMA), hence random access. A sequence's seed and a position start a stream; the token id is n. The upper 52 bits become
-a uniform u strictly between 0 and 1 without rounding, and G = -log(-log(u)) (Gumbel-max trick: argmax(log p + G) is a draw from p).
+The bits are SplitMix64's (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014): a generator
+whose n-th output is mix(start + n * GAMMA), hence random access. A sequence's seed and a position start a stream; the
+token id is n. The upper 52 bits become a uniform u strictly between 0 and 1 without rounding, and G = -log(-log(u))
+(Gumbel-max trick: argmax(log p + G) is a draw from p).
 
-Invariant: the noise of a token depends on (seed, position, token) alone. Logarithms of math libraries differ in the last bit from machine
-to machine; `_log` uses only IEEE additions, multiplications and divisions, which do not.
+Invariant: the noise of a token depends on (seed, position, token) alone. Logarithms of math libraries differ in the
+last bit from machine to machine; `_log` uses only IEEE additions, multiplications and divisions, which do not.
 """
 
 import math
@@ -37,7 +39,8 @@ def gumbel(seed: int, position: int, token_ids: Ids) -> Floats:
 def noisy_argmax(scores: Floats, seed: int, position: int, token_ids: Ids) -> int:
     """The token id for which score + G is largest; the lowest such id. `token_ids` ascending, scores finite or -inf.
 
-    The library's fast logarithm finds the near-best, of which the exact noise picks the best: the same answer at a third of the price.
+    The library's fast logarithm finds the near-best, of which the exact noise picks the best: the same answer at a
+    third of the price.
     """
     approximate = scores - np.log(-np.log(_uniform(seed, position, token_ids)))
     near = np.flatnonzero(approximate >= approximate.max() - _NEAR)

@@ -1,4 +1,5 @@
-"""The torch runner: computes the engine's steps with a real model. It owns weights, KV cache and sampler; blocks and sequences are the engine's."""
+"""The torch runner: computes the engine's steps with a real model. It owns weights, KV cache and sampler; blocks and
+sequences are the engine's."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -50,9 +51,16 @@ class TorchRunner:
     """Satisfies `penstock.workers.engine.engine.Runner`. One thread at a time."""
 
     def __init__(
-        self, model: Model, cache: KvCache, sampler: Sampler, max_model_len: int, drafter: Drafter | None = None, replay: Replay | None = None
+        self,
+        model: Model,
+        cache: KvCache,
+        sampler: Sampler,
+        max_model_len: int,
+        drafter: Drafter | None = None,
+        replay: Replay | None = None,
     ) -> None:
-        """max_model_len: tokens, not more than the model's RoPE tables and the cache hold. replay: of the model's decode steps, on a GPU."""
+        """max_model_len: tokens, not more than the model's RoPE tables and the cache hold. replay: of the model's
+        decode steps, on a GPU."""
         self.num_blocks = cache.num_blocks
         self.max_model_len = max_model_len
         self.eos_token_ids = model.config.eos_token_ids
@@ -63,7 +71,8 @@ class TorchRunner:
         self._replay = replay
 
     def run(self, step: Step) -> list[list[Sampled]]:
-        """Compute the chunks' KV and choose tokens for those that sample: one, and one more for each accepted token of a draft."""
+        """Compute the chunks' KV and choose tokens for those that sample: one, and one more for each accepted token of
+        a draft."""
         return self._begin(step)()
 
     def draft(self, step: Step) -> None:
@@ -81,7 +90,9 @@ class TorchRunner:
             shares = shares_of(step.chunks)
             if self._replay is not None and not shares and self._replay.covers(batch):
                 return batch, self._replay.logits(batch)
-            return batch, self._model.logits(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows, shares)
+            return batch, self._model.logits(
+                batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows, shares
+            )
 
     def choose(self, step: Step, batch: Batch, logits: Tensor) -> list[list[Sampled]]:
         choices: list[list[Sampled]] = [[] for _ in step.chunks]
@@ -91,13 +102,18 @@ class TorchRunner:
             if len(batch.rows) > len(chunks):
                 sampled = self._sampler.verify(logits, seqs, [chunk.draft or [] for chunk in chunks])
             else:
-                sampled = [[choice] for choice in self._sampler.sample(logits, seqs, [chunk.end for chunk in chunks])] if chunks else []
+                sampled = (
+                    [[choice] for choice in self._sampler.sample(logits, seqs, [chunk.end for chunk in chunks])]
+                    if chunks
+                    else []
+                )
         for index, found in zip(batch.sampled, sampled, strict=True):
             choices[index] = found
         return choices
 
     def _begin(self, step: Step) -> Callable[[], list[list[Sampled]]]:
-        """What is returned ends the step: with what was chosen where the logits are, which then don't leave it, or with a choice on the host."""
+        """What is returned ends the step: with what was chosen where the logits are, which then don't leave it, or with
+        a choice on the host."""
         self.draft(step)
         found = self._best_fused(step) if isinstance(self._model, FusedLlama) else self._best_on_gpu(step)
         if found is None:
@@ -109,7 +125,9 @@ class TorchRunner:
         with torch.inference_mode():
             best, scores = found.fetch()
         choices: list[list[Sampled]] = [[] for _ in step.chunks]
-        chosen = self._sampler.greedy_tokens(best.long().tolist(), scores.tolist(), [step.chunks[index].draft or [] for index in batch.sampled])
+        chosen = self._sampler.greedy_tokens(
+            best.long().tolist(), scores.tolist(), [step.chunks[index].draft or [] for index in batch.sampled]
+        )
         for index, sampled in zip(batch.sampled, chosen, strict=True):
             choices[index] = sampled
         return choices
@@ -117,7 +135,9 @@ class TorchRunner:
     def _best_fused(self, step: Step) -> _Best | None:
         """In the fused kernels greedily, without adapters."""
         assert isinstance(self._model, FusedLlama)
-        if any(chunk.seq.lora is not None for chunk in step.chunks) or not self._sampler.takes_best([c.seq for c in step.chunks if c.is_sampled]):
+        if any(chunk.seq.lora is not None for chunk in step.chunks) or not self._sampler.takes_best(
+            [c.seq for c in step.chunks if c.is_sampled]
+        ):
             return None
         with torch.inference_mode():
             batch = build_batch(step, self._cache.block_size)
@@ -132,7 +152,11 @@ class TorchRunner:
         chunks = [chunk for chunk in step.chunks if chunk.is_sampled]
         seqs = [chunk.seq for chunk in chunks]
         is_greedy = self._sampler.takes_best(seqs)
-        draws = None if is_greedy or any(chunk.draft for chunk in chunks) else self._sampler.draws(seqs, [chunk.end for chunk in chunks])
+        draws = (
+            None
+            if is_greedy or any(chunk.draft for chunk in chunks)
+            else self._sampler.draws(seqs, [chunk.end for chunk in chunks])
+        )
         if draws is None and not is_greedy:
             return None
         with torch.inference_mode():
@@ -143,11 +167,14 @@ class TorchRunner:
             if is_replayed:
                 logits = replay.on_device(batch)
             else:
-                logits = model.on_device(batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows, shares)
+                logits = model.on_device(
+                    batch.token_ids, batch.positions, self._cache, batch.attention, batch.rows, shares
+                )
             return _Best(batch, partial(fetched, largest(logits) if draws is None else _drawn(logits, draws)))
 
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> LoraAdapter:
-        """From another thread than the one that runs steps. Raises InvalidRequest for one that does not fit the model, OSError."""
+        """From another thread than the one that runs steps. Raises InvalidRequest for one that does not fit the model,
+        OSError."""
         return load_lora(digest, folder, self._model.config, max_rank, self._model.dtype, self._model.device)
 
     def forget(self, seq: Sequence) -> None:
@@ -162,7 +189,8 @@ class TorchRunner:
 
 
 class GpuRunner(TorchRunner):
-    """Satisfies `penstock.workers.engine.engine.Launcher`: steps whose tokens are chosen on the GPU are under way when `launch` returns."""
+    """Satisfies `penstock.workers.engine.engine.Launcher`: steps whose tokens are chosen on the GPU are under way when
+    `launch` returns."""
 
     def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
         return self._begin(step)
@@ -195,13 +223,19 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     sampler = Sampler(model_config.vocab_size, model_config.eos_token_ids)
     drafter: Drafter | None = NgramDrafter() if config.speculation.method == "ngram" else None
     if draft is not None:
-        draft_weights = weights if draft.is_target else load_for(draft.source, draft.whole, config, dtype, device, threads)
+        draft_weights = (
+            weights if draft.is_target else load_for(draft.source, draft.whole, config, dtype, device, threads)
+        )
         draft_model = make_model(draft.config, draft_weights, max_model_len, threads, config)
         draft_cache = make_cache(draft_model, num_blocks, config.block_size, kv_dtype)
         drafter = DraftModel(draft_model, draft_cache, sampler, draft.config.max_full_context)
     model = make_model(model_config, weights, max_model_len, threads, config)
     cache = make_cache(model, num_blocks, config.block_size, kv_dtype)
-    replay = Replay(model, cache, sizes(config.max_num_seqs), max_model_len) if isinstance(model, Llama) and device.type == "cuda" else None
+    replay = (
+        Replay(model, cache, sizes(config.max_num_seqs), max_model_len)
+        if isinstance(model, Llama) and device.type == "cuda"
+        else None
+    )
     runner = (TorchRunner if replay is None else GpuRunner)(model, cache, sampler, max_model_len, drafter, replay)
     release_unused()  # of what loading left
     if poison:
@@ -209,8 +243,11 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
     return runner
 
 
-def plan_kv(model: ModelConfig, config: EngineConfig, dtype: torch.dtype, draft_block_bytes: int = 0) -> tuple[int, int]:
-    """Blocks of the KV cache, and the longest sequence in tokens. Raises ConfigError when the memory holds no useful context.
+def plan_kv(
+    model: ModelConfig, config: EngineConfig, dtype: torch.dtype, draft_block_bytes: int = 0
+) -> tuple[int, int]:
+    """Blocks of the KV cache, and the longest sequence in tokens. Raises ConfigError when the memory holds no useful
+    context.
 
     draft_block_bytes: what a draft model keeps for each block beside.
     """
@@ -239,7 +276,8 @@ def _limit(model: ModelConfig, held: int, max_model_len: int) -> str:
 
 
 def compute_dtype(name: str, device: torch.device = CPU, *, is_fused: bool = False) -> torch.dtype:
-    """auto: bfloat16 where the device has instructions for it, or our kernels serve, which compute in float32 with what is kept in it; else float32."""
+    """auto: bfloat16 where the device has instructions for it, or our kernels serve, which compute in float32 with what
+    is kept in it; else float32."""
     if name == "auto":
         is_native = (
             torch.cuda.is_bf16_supported(including_emulation=False)
@@ -258,4 +296,6 @@ def cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
 def has_bfloat16(cpuinfo: str) -> bool:
     """Whether the text of /proc/cpuinfo says that the CPU multiplies bfloat16."""
     lines = (line.partition(":") for line in cpuinfo.splitlines())
-    return any(not _BF16_FLAGS.isdisjoint(flags.split()) for name, _, flags in lines if name.strip() in ("flags", "Features"))
+    return any(
+        not _BF16_FLAGS.isdisjoint(flags.split()) for name, _, flags in lines if name.strip() in ("flags", "Features")
+    )

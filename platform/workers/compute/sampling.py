@@ -1,12 +1,13 @@
 """Shared-noise sampling: token = argmax(log p + G(seed, position, token)), p after every mask, penalty and warp.
 
-Greedy is the same without noise; of equal scores the lowest id wins. A row's token depends on its logits, its sequence's tokens and
-sampling parameters, and the position, on nothing else: so the seeded output is the same in any batch, after preemption, after resume
-on another replica, with any drafter. A drafter chooses with the same noise, penalties and warps (drafter-invariant speculation, Daliri,
-Musco and Suresh 2024, arXiv 2408.07978), so that it guesses what the target picks wherever their distributions are close.
+Greedy is the same without noise; of equal scores the lowest id wins. A row's token depends on its logits, its
+sequence's tokens and sampling parameters, and the position, on nothing else: so the seeded output is the same in any
+batch, after preemption, after resume on another replica, with any drafter. A drafter chooses with the same noise,
+penalties and warps (drafter-invariant speculation, Daliri, Musco and Suresh 2024, arXiv 2408.07978), so that it guesses
+what the target picks wherever their distributions are close.
 
-Order, as in transformers and vLLM: logit bias, repetition, frequency and presence penalties, min_tokens, temperature, top_k, top_p, min_p.
-Log probabilities are of the model's own distribution, before all of that.
+Order, as in transformers and vLLM: logit bias, repetition, frequency and presence penalties, min_tokens, temperature,
+top_k, top_p, min_p. Log probabilities are of the model's own distribution, before all of that.
 """
 
 import logging
@@ -71,17 +72,22 @@ class Sampler:
         self._counts: dict[Sequence, _Counts] = {}
 
     def sample(self, logits: Tensor, seqs: list[Sequence], positions: list[int]) -> list[Sampled]:
-        """logits [R, vocab_size] of the last computed token of each sequence; positions[r] is where the chosen token will stand.
+        """logits [R, vocab_size] of the last computed token of each sequence; positions[r] is where the chosen token
+        will stand.
 
         Logits are left as they are. Logits in bfloat16 are taken as float32.
         """
         rows = logits.detach().float().numpy()  # numpy's argmax takes a tenth of the time of torch's
         if self.takes_best(seqs):
-            return [_checked(row[token_id], token_id) for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)]
+            return [
+                _checked(row[token_id], token_id)
+                for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)
+            ]
         return [self._guarded(row, seq, position, ()) for row, seq, position in zip(rows, seqs, positions, strict=True)]
 
     def verify(self, logits: Tensor, seqs: list[Sequence], drafts: list[list[int]]) -> list[list[Sampled]]:
-        """Choices behind each sequence's last token, for as long as they are what the draft says, and the first that is not, or is behind it.
+        """Choices behind each sequence's last token, for as long as they are what the draft says, and the first that is
+        not, or is behind it.
 
         logits [R, vocab_size]: for each sequence those of its last token, then of its draft's tokens.
         """
@@ -114,7 +120,8 @@ class Sampler:
         return make_draws([seq.sampling for seq in seqs], positions, self.vocab_size)
 
     def greedy_tokens(self, best: list[int], scores: list[float], drafts: list[list[int]]) -> list[list[Sampled]]:
-        """`verify` for such sequences: best[r] and scores[r] are of row r the id with the largest logit, of equals the lowest, and that logit."""
+        """`verify` for such sequences: best[r] and scores[r] are of row r the id with the largest logit, of equals the
+        lowest, and that logit."""
         if len(best) == len(drafts):
             return [[_checked(score, token_id)] for score, token_id in zip(scores, best, strict=True)]
         found: list[list[Sampled]] = []
@@ -130,12 +137,19 @@ class Sampler:
         return found
 
     def guess(self, logits: Tensor, seqs: list[Sequence], ahead: list[list[int]]) -> list[int | None]:
-        """What would be chosen from a drafter's logits [R, vocab_size] if the tokens `ahead` stood behind each sequence; None: nothing can be."""
+        """What would be chosen from a drafter's logits [R, vocab_size] if the tokens `ahead` stood behind each
+        sequence; None: nothing can be."""
         rows = logits.detach().float().numpy()
         if self.takes_best(seqs):
-            choices = [_checked(row[token_id], token_id) for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)]
+            choices = [
+                _checked(row[token_id], token_id)
+                for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)
+            ]
         else:
-            choices = [self._guarded(row, seq, seq.num_tokens + len(tokens), tokens, is_guess=True) for row, seq, tokens in zip(rows, seqs, ahead, strict=True)]
+            choices = [
+                self._guarded(row, seq, seq.num_tokens + len(tokens), tokens, is_guess=True)
+                for row, seq, tokens in zip(rows, seqs, ahead, strict=True)
+            ]
         return [None if choice.error is not None else choice.token_id for choice in choices]
 
     def forget(self, seq: Sequence) -> None:
@@ -143,7 +157,8 @@ class Sampler:
         self._counts.pop(seq, None)
 
     def _guarded(self, raw: Row, seq: Sequence, position: int, ahead: Seq[int], *, is_guess: bool = False) -> Sampled:
-        """One request's parameters must not end the step for the others. ahead: tokens taken to stand behind the sequence's own."""
+        """One request's parameters must not end the step for the others. ahead: tokens taken to stand behind the
+        sequence's own."""
         try:
             return self._sample_row(raw, seq, position, ahead, is_guess)
         except (ArithmeticError, LookupError, RuntimeError, ValueError):
@@ -216,7 +231,8 @@ def _penalize(row: Row, counts: _Counts, params: SamplingParams) -> None:
 
 
 def _draw(row: Row, params: SamplingParams, position: int) -> int:
-    # relative to the best: no temperature overflows, and a constant doesn't move the argmax, so log p needs no normalizing
+    # relative to the best: no temperature overflows, and a constant doesn't move the argmax, so log p needs no
+    # normalizing
     scaled = (row - row.max()) / np.float32(max(params.temperature, MIN_TEMPERATURE))
     kept = _surviving(scaled, params)
     scores = scaled if len(kept) == len(scaled) else scaled[kept]
@@ -224,7 +240,8 @@ def _draw(row: Row, params: SamplingParams, position: int) -> int:
 
 
 def _surviving(scaled: Row, params: SamplingParams) -> Ids:
-    """Ascending ids of the tokens that top_k (with those that equal the k-th), top_p and min_p leave. The best token has 0."""
+    """Ascending ids of the tokens that top_k (with those that equal the k-th), top_p and min_p leave. The best token
+    has 0."""
     kept = np.arange(len(scaled))
     if 0 < params.top_k < len(scaled):
         kept = np.flatnonzero(scaled >= torch.from_numpy(scaled).topk(params.top_k).values[-1].item())
@@ -236,10 +253,12 @@ def _surviving(scaled: Row, params: SamplingParams) -> Ids:
 
 
 def _nucleus(scaled: Row, kept: Ids, top_p: float) -> Ids:
-    """The smallest set of likeliest tokens whose probability reaches top_p (Holtzman et al. 2020); of equals, lower ids first."""
+    """The smallest set of likeliest tokens whose probability reaches top_p (Holtzman et al. 2020); of equals, lower ids
+    first."""
     weights = np.exp(scaled[kept].astype(np.float64))
     total = weights.sum()
-    # all tokens below this together have less than 1 - top_p, so none of them is in the set: only the others need sorting
+    # all tokens below this together have less than 1 - top_p, so none of them is in the set: only the others need
+    # sorting
     likely = np.flatnonzero(weights >= (1 - top_p) * total / len(weights))
     order = likely[np.argsort(-weights[likely], kind="stable")]
     size = int(np.searchsorted(np.cumsum(weights[order]), top_p * total)) + 1

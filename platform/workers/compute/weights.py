@@ -1,8 +1,10 @@
-"""Checkpoints into one normal form: the parameters of `models/llama.py` by name, fused, contiguous; matrices dense or in groups of small integers.
+"""Checkpoints into one normal form: the parameters of `models/llama.py` by name, fused, contiguous; matrices dense or
+in groups of small integers.
 
-Parameters are read one after the other, so a caller that packs each at once holds the model in its own form plus one parameter. GGUF files are
-read piece by piece, safetensors are mapped. Invariant: the names and shapes are exactly those of `layout`; a checkpoint that lacks a tensor, has
-one too many or one of another shape is refused with a ConfigError that names it.
+Parameters are read one after the other, so a caller that packs each at once holds the model in its own form plus one
+parameter. GGUF files are read piece by piece, safetensors are mapped. Invariant: the names and shapes are exactly those
+of `layout`; a checkpoint that lacks a tensor, has one too many or one of another shape is refused with a ConfigError
+that names it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +17,13 @@ from torch import Tensor
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.models.config import ModelConfig
-from penstock.workers.compute.quant.quantized import Matrix, QuantizedTensor, TorchQuantizedMatrix, quantize, quantize_int8
+from penstock.workers.compute.quant.quantized import (
+    Matrix,
+    QuantizedTensor,
+    TorchQuantizedMatrix,
+    quantize,
+    quantize_int8,
+)
 from penstock.workers.compute.readers.directory import directory_entries
 from penstock.workers.compute.readers.entry import Entry
 from penstock.workers.compute.readers.gguf_file import gguf_entries
@@ -30,8 +38,8 @@ CHUNK_ELEMENTS = 1 << 20
 """Elements of a table rounded at once."""
 
 Head = Literal["auto", "keep", "int8", "int4"]
-"""How the tables are held. keep: as the checkpoint has them. int8, int4: rounded to nearest. auto: int8 where the checkpoint's other matrices are
-quantized and the tables are not, else as they are."""
+"""How the tables are held. keep: as the checkpoint has them. int8, int4: rounded to nearest. auto: int8 where the
+checkpoint's other matrices are quantized and the tables are not, else as they are."""
 
 
 class Piece(NamedTuple):
@@ -45,13 +53,18 @@ class Piece(NamedTuple):
 def read_weights(
     source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "", head: Head = "keep"
 ) -> Iterator[tuple[str, Tensor | QuantizedTensor]]:
-    """Parameters whose names begin with `prefix`, one after the other: quantized where the checkpoint has all of one so, else in `dtype`.
+    """Parameters whose names begin with `prefix`, one after the other: quantized where the checkpoint has all of one
+    so, else in `dtype`.
 
     Raises ConfigError for a checkpoint that does not fit `config` or has a type that is not supported.
     """
     plan = layout(config)
     with ExitStack() as files:
-        entries = gguf_entries(source.path, source.gguf, config) if source.format == "gguf" else directory_entries(source, files, config)
+        entries = (
+            gguf_entries(source.path, source.gguf, config)
+            if source.format == "gguf"
+            else directory_entries(source, files, config)
+        )
         _check(plan, entries, config)
         pieces: dict[str, list[tuple[Piece, Entry]]] = {}
         for name, piece in plan.items():
@@ -63,10 +76,15 @@ def read_weights(
                 yield target, value if target not in TABLES or head_bits is None else rounded_table(value, head_bits)
 
 
-def load_weights(source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "", head: Head = "keep") -> dict[str, Matrix]:
+def load_weights(
+    source: ModelSource, config: ModelConfig, dtype: torch.dtype, prefix: str = "", head: Head = "keep"
+) -> dict[str, Matrix]:
     """`read_weights` for torch's operators: all in `dtype`, but 4-bit matrices of a directory, which stay packed."""
     is_packed = source.format != "gguf"
-    return {name: _for_torch(name, value, dtype, is_packed) for name, value in read_weights(source, config, dtype, prefix, head)}
+    return {
+        name: _for_torch(name, value, dtype, is_packed)
+        for name, value in read_weights(source, config, dtype, prefix, head)
+    }
 
 
 def _for_torch(name: str, value: Tensor | QuantizedTensor, dtype: torch.dtype, is_packed: bool) -> Matrix:
@@ -77,9 +95,13 @@ def _for_torch(name: str, value: Tensor | QuantizedTensor, dtype: torch.dtype, i
     return value.dequantized_in(dtype)
 
 
-def _parameter(target: str, shape: tuple[int, ...], pieces: list[tuple[Piece, Entry]], dtype: torch.dtype) -> Tensor | QuantizedTensor:
+def _parameter(
+    target: str, shape: tuple[int, ...], pieces: list[tuple[Piece, Entry]], dtype: torch.dtype
+) -> Tensor | QuantizedTensor:
     """Stays quantized where all its pieces are, alike."""
-    kinds = {None if entry.quantized is None else (entry.quantized.group_size, entry.quantized.bits) for _, entry in pieces}
+    kinds = {
+        None if entry.quantized is None else (entry.quantized.group_size, entry.quantized.bits) for _, entry in pieces
+    }
     kind = kinds.pop()
     if kind is not None and not kinds:
         groups = QuantizedTensor.empty(shape[0], shape[1], *kind)
@@ -137,7 +159,13 @@ def layout(config: ModelConfig) -> dict[str, Piece]:
 
 def _attention_layout(config: ModelConfig, theirs: str, ours: str) -> dict[str, Piece]:
     query, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    plan = _fused(theirs, {"q_proj": query, "k_proj": shared, "v_proj": shared}, f"{ours}.qkv", config.hidden_size, config.has_qkv_bias)
+    plan = _fused(
+        theirs,
+        {"q_proj": query, "k_proj": shared, "v_proj": shared},
+        f"{ours}.qkv",
+        config.hidden_size,
+        config.has_qkv_bias,
+    )
     plan |= _fused(theirs, {"o_proj": config.hidden_size}, f"{ours}.o", query, config.has_o_bias)
     if config.has_qk_norm:
         for name in ("q_norm", "k_norm"):
@@ -174,7 +202,9 @@ def _check(plan: Mapping[str, Piece], entries: Mapping[str, Entry], config: Mode
         if name not in entries:
             raise ConfigError(f"the checkpoint has no tensor {name}")
         if entries[name].shape != piece.shape:
-            raise ConfigError(f"tensor {name} of the checkpoint has the shape {list(entries[name].shape)}; its configuration asks for {list(piece.shape)}")
+            raise ConfigError(
+                f"tensor {name} of the checkpoint has the shape {list(entries[name].shape)}; its configuration asks for {list(piece.shape)}"
+            )
     for name in entries:
         if name not in plan and not _is_redundant(name, config):
             raise ConfigError(f"the checkpoint has a tensor {name}, for which a model of its configuration has no use")

@@ -1,10 +1,13 @@
-"""The pool of KV blocks: reference counts, the prefix cache over them, and the order in which cached blocks are given up.
+"""The pool of KV blocks: reference counts, the prefix cache over them, and the order in which cached blocks are given
+up.
 
-Not the KV itself, which the runner holds: a block here is a number. A block is free when nobody holds it; a free block keeps its key, and
-so its worth, until it is taken for something else. The free list is therefore the LRU: blocks are taken at its front and come back at its
-end, deepest first, so that a chain is never evicted from its root. A block without a key is worth nothing and goes to the front.
+Not the KV itself, which the runner holds: a block here is a number. A block is free when nobody holds it; a free block
+keeps its key, and so its worth, until it is taken for something else. The free list is therefore the LRU: blocks are
+taken at its front and come back at its end, deepest first, so that a chain is never evicted from its root. A block
+without a key is worth nothing and goes to the front.
 
-Invariants (`check`): held + free = all; a block's reference count is the number of tables it stands in; every key names one block.
+Invariants (`check`): held + free = all; a block's reference count is the number of tables it stands in; every key names
+one block.
 """
 
 from collections import Counter, OrderedDict
@@ -57,7 +60,8 @@ class BlockPool:
         return blocks
 
     def can_take(self, hits: list[int], count: int) -> bool:
-        """Whether `take(hits)` and then `allocate(count)` succeed: a hit that lies in the free list can't be allocated as well."""
+        """Whether `take(hits)` and then `allocate(count)` succeed: a hit that lies in the free list can't be allocated
+        as well."""
         refs = self._refs
         return count + sum(not refs[block] for block in hits) <= len(self._free)
 
@@ -70,7 +74,8 @@ class BlockPool:
             refs[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks of arbitrary content, those longest unused first; there must be as many free. What they cached is forgotten."""
+        """`count` blocks of arbitrary content, those longest unused first; there must be as many free. What they cached
+        is forgotten."""
         assert count <= len(self._free), f"{count} blocks asked for, {len(self._free)} are free"
         return [self._allocate_one() for _ in range(count)]
 
@@ -94,7 +99,8 @@ class BlockPool:
                     self._free.move_to_end(block, last=False)
 
     def publish(self, block: int, key: bytes) -> None:
-        """Offer a held block, whose KV is written, under its key. If another block has that key already, that one stays (tables never change)."""
+        """Offer a held block, whose KV is written, under its key. If another block has that key already, that one stays
+        (tables never change)."""
         assert self._refs[block], f"block {block} is published by nobody who holds it"
         if key in self._cached:
             return
@@ -127,7 +133,11 @@ class BlockPool:
         holders = Counter(block for seq in sequences for block in seq.block_table)
         held = {block for block, refs in enumerate(self._refs) if refs}
         assert held.isdisjoint(self._free), "a held block is in the free list"
-        assert len(held) + len(self._free) == self.num_blocks, f"{len(held)} held + {len(self._free)} free blocks are not {self.num_blocks}"
-        assert holders == Counter({block: self._refs[block] for block in held}), "reference counts differ from the tables' entries"
+        assert len(held) + len(self._free) == self.num_blocks, (
+            f"{len(held)} held + {len(self._free)} free blocks are not {self.num_blocks}"
+        )
+        assert holders == Counter({block: self._refs[block] for block in held}), (
+            "reference counts differ from the tables' entries"
+        )
         named = {key: block for block, key in enumerate(self._keys) if key is not None}
         assert named == self._cached, "keys and blocks do not name each other"

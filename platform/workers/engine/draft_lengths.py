@@ -1,8 +1,9 @@
 """How many tokens to draft for each sequence of a step: as many as pay, none where none does. Pure.
 
-A draft's j-th token is kept with probability a**j, a being the estimated chance that the target agrees with one more guess. Tokens a step
-gains are (decode rows + sum of those), its time is the performance model's. For every greatest length, drafts are taken in order of worth for
-as long as the ratio, the goodput, rises (the criterion of SmartSpec, Liu et al. 2024, arXiv 2406.14066, with a length for each sequence).
+A draft's j-th token is kept with probability a**j, a being the estimated chance that the target agrees with one more
+guess. Tokens a step gains are (decode rows + sum of those), its time is the performance model's. For every greatest
+length, drafts are taken in order of worth for as long as the ratio, the goodput, rises (the criterion of SmartSpec, Liu
+et al. 2024, arXiv 2406.14066, with a length for each sequence).
 
 Not a drafter, and of no influence on what an answer says: any length gives the same tokens.
 """
@@ -23,7 +24,8 @@ MAX_ACCEPTANCE = 0.98
 FORGET_RATE = 0.01
 """What a step without a draft moves a sequence's estimate towards that of all: answers change their nature."""
 RETRY_EVERY = 64
-"""After so many steps in which no draft paid, one token is drafted for one sequence: estimates of what is never tried can't change."""
+"""After so many steps in which no draft paid, one token is drafted for one sequence: estimates of what is never tried
+can't change."""
 
 
 class Guess(NamedTuple):
@@ -49,7 +51,9 @@ class DraftLengths:
         self.num_accepted = 0
         self._acceptance = FIRST_ACCEPTANCE
 
-    def choose(self, chunks: list[Chunk], caps: list[int], shape: StepShape, costs: StepCosts, budget: int) -> list[int]:
+    def choose(
+        self, chunks: list[Chunk], caps: list[int], shape: StepShape, costs: StepCosts, budget: int
+    ) -> list[int]:
         """Draft tokens for each of the decoding `chunks`, at most caps[i], together at most `budget` >= 0.
 
         shape: of the step without drafts. Costs that are all 0 are unknown: everything pays.
@@ -68,7 +72,8 @@ class DraftLengths:
         return counts
 
     def note(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """What became of a draft: its first `num_accepted` tokens were kept; the next one, if there was one, was not."""
+        """What became of a draft: its first `num_accepted` tokens were kept; the next one, if there was one, was
+        not."""
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
         own = self._acceptance if seq.acceptance is None else seq.acceptance
@@ -87,11 +92,22 @@ class DraftLengths:
 
 
 def best_guesses(guesses: list[Guess], budget: int, shape: StepShape, costs: StepCosts) -> list[Guess]:
-    """Those, at most `budget`, that give the most tokens in the least time; of equals, more. guesses: the best first."""
+    """Those, at most `budget`, that give the most tokens in the least time; of equals, more. guesses: the best
+    first."""
     # where rounds cost nothing, the greatest length decides nothing
-    depths = range(1, max((guess.length for guess in guesses), default=0) + 1) if costs.draft_round_s else (max((g.length for g in guesses), default=0),)
+    depths = (
+        range(1, max((guess.length for guess in guesses), default=0) + 1)
+        if costs.draft_round_s
+        else (max((g.length for g in guesses), default=0),)
+    )
     line = msgspec.structs.replace(costs, knee_s=0.0)
-    plain_s = step_time_s(line, rows=shape.rows, prefill_tokens=shape.prefill_tokens, query_context=shape.query_context, kv_tokens=shape.kv_tokens)
+    plain_s = step_time_s(
+        line,
+        rows=shape.rows,
+        prefill_tokens=shape.prefill_tokens,
+        query_context=shape.query_context,
+        kv_tokens=shape.kv_tokens,
+    )
     best: list[Guess] = []
     best_tokens, best_s = float(shape.decode_rows), max(costs.knee_s, plain_s)
     for depth in depths:

@@ -1,9 +1,9 @@
 """The engine: a thread that schedules, runs and commits steps, and says after each what its sequences gained.
 
-Not a server: submit, abort and snapshot requests come in from any thread and never wait for a step; reports go out through `on_step`, called
-on the engine's thread, which must not block; where a device computes by itself, while it computes the next step. Invariants: a submitted
-sequence is reported with a `finish` exactly once, and nothing after it; before a step begins the blocks of aborted and expired sequences are
-free; an idle engine holds no block.
+Not a server: submit, abort and snapshot requests come in from any thread and never wait for a step; reports go out
+through `on_step`, called on the engine's thread, which must not block; where a device computes by itself, while it
+computes the next step. Invariants: a submitted sequence is reported with a `finish` exactly once, and nothing after it;
+before a step begins the blocks of aborted and expired sequences are free; an idle engine holds no block.
 """
 
 import logging
@@ -29,7 +29,8 @@ from penstock.workers.engine.watch import Watch
 ADAPT_EVERY = 8
 """One step in so many corrects the costs."""
 ADAPT_RATE = 0.02
-"""Share of a measured step's relative error that the costs take over; more in the beginning, since a probe on a busy machine can be far off."""
+"""Share of a measured step's relative error that the costs take over; more in the beginning, since a probe on a busy
+machine can be far off."""
 ADAPT_FIRST = 4
 """The first correction takes over 1 / (ADAPT_FIRST + 1), the second 1 / (ADAPT_FIRST + 2), ..."""
 MAX_FAILURES = 3
@@ -51,7 +52,8 @@ class Runner(Protocol):
     def eos_token_ids(self) -> frozenset[int]: ...
 
     def run(self, step: Step) -> list[list[Sampled]]:
-        """Compute the chunks' KV into their block tables, perhaps behind drafts of its own. Returns for each what `Scheduler.commit` wants.
+        """Compute the chunks' KV into their block tables, perhaps behind drafts of its own. Returns for each what
+        `Scheduler.commit` wants.
 
         The sequences in `step.preempted` have lost their blocks and will start over.
         """
@@ -68,7 +70,8 @@ class Launcher(Protocol):
     """What a `Runner` may be too: its device computes while the host does something else."""
 
     def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
-        """`run` in two: returns when the device has all it needs for the step; what it returns waits for it. Either may raise."""
+        """`run` in two: returns when the device has all it needs for the step; what it returns waits for it. Either may
+        raise."""
 
 
 class EngineLoad(NamedTuple):
@@ -109,7 +112,8 @@ class Engine:
         unix_clock: Callable[[], float] = time.time,
         measure_costs: Callable[[Runner, EngineConfig], StepCosts] = measure,
     ) -> None:
-        """clock: of `Sequence.arrival_s` and `is_healthy`. unix_clock: of deadlines. measure_costs: called once, before the first step."""
+        """clock: of `Sequence.arrival_s` and `is_healthy`. unix_clock: of deadlines. measure_costs: called once, before
+        the first step."""
         self._runner = runner
         self._config = config
         self._on_step = on_step
@@ -147,10 +151,11 @@ class Engine:
             raise EngineFault("The engine ended while it measured the runner's step times; the log has the cause.")
 
     def stop(self, *, drain: bool = False, timeout_s: float = 30.0) -> bool:
-        """End the thread and wait for it: with `drain` when every sequence has finished, else with all of them aborted. Safe to call again.
+        """End the thread and wait for it: with `drain` when every sequence has finished, else with all of them aborted.
+        Safe to call again.
 
-        What is submitted from now on is refused, and dropped once the thread has ended. False: the thread still runs after `timeout_s`; a second
-        call without `drain` aborts what is left.
+        What is submitted from now on is refused, and dropped once the thread has ended. False: the thread still runs
+        after `timeout_s`; a second call without `drain` aborts what is left.
         """
         if self._thread.ident is None:
             return True
@@ -167,7 +172,9 @@ class Engine:
 
     def request_snapshot(self, callback: Callable[[BlockEvents], None]) -> None:
         """Calls back on the engine's thread, between steps, with every key of the cache as of the last block events."""
-        self._operations.put(lambda: callback(BlockEvents(self._event_seq, b"".join(self._pool.cached_keys()), is_snapshot=True)))
+        self._operations.put(
+            lambda: callback(BlockEvents(self._event_seq, b"".join(self._pool.cached_keys()), is_snapshot=True))
+        )
 
     def is_healthy(self, now: float) -> bool:
         """False when the thread is gone, steps fail one after the other, or one takes longer than `config.stall_s`."""
@@ -220,7 +227,9 @@ class Engine:
         return True
 
     def _check_idle(self) -> None:
-        assert self._pool.num_free == self._pool.num_blocks, f"{self._pool.num_blocks - self._pool.num_free} blocks are held by nobody"
+        assert self._pool.num_free == self._pool.num_blocks, (
+            f"{self._pool.num_blocks - self._pool.num_free} blocks are held by nobody"
+        )
         now = self._clock()
         if now - self._checked_s >= CHECK_EVERY_S:
             self._pool.check([])
@@ -262,7 +271,9 @@ class Engine:
         for seq in list(self._scheduler.sequences()):
             if seq.deadline is not None and seq.deadline <= now:
                 self._end(seq, Finish.DEADLINE, "The deadline of the request passed.")
-        self._next_deadline = min((seq.deadline for seq in self._scheduler.sequences() if seq.deadline is not None), default=math.inf)
+        self._next_deadline = min(
+            (seq.deadline for seq in self._scheduler.sequences() if seq.deadline is not None), default=math.inf
+        )
 
     def _run(self, step: Step) -> list[list[Sampled]] | None:
         """None: the runner failed."""
@@ -289,7 +300,15 @@ class Engine:
 
     def _adapt(self, step: Step, seconds: float) -> None:
         shape = step.shape
-        sample = StepSample(shape.rows, shape.prefill_tokens, shape.query_context, shape.kv_tokens, shape.draft_tokens, seconds, shape.draft_rounds)
+        sample = StepSample(
+            shape.rows,
+            shape.prefill_tokens,
+            shape.query_context,
+            shape.kv_tokens,
+            shape.draft_tokens,
+            seconds,
+            shape.draft_rounds,
+        )
         rate = max(ADAPT_RATE, 1 / (ADAPT_FIRST + self._num_steps // ADAPT_EVERY))
         self._costs = adapt(self._costs, sample, rate)
 

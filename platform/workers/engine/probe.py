@@ -1,7 +1,9 @@
-"""The probe at start: made-up sequences through the runner over a small grid, so that every coefficient of the step costs shows.
+"""The probe at start: made-up sequences through the runner over a small grid, so that every coefficient of the step
+costs shows.
 
-Not a benchmark, and nothing of it stays: it runs before the engine's first step, in blocks that nobody holds and nobody publishes. Steady
-decoding alone can't tell the cost of a row from that of its context, so rows, prefill and context vary independently.
+Not a benchmark, and nothing of it stays: it runs before the engine's first step, in blocks that nobody holds and nobody
+publishes. Steady decoding alone can't tell the cost of a row from that of its context, so rows, prefill and context
+vary independently.
 """
 
 import time
@@ -38,7 +40,8 @@ class Probed(Protocol):
 
 
 class Point(NamedTuple):
-    """A step to measure: `rows` sequences that decode behind `context` tokens, and a chunk of `prefill` tokens behind `prefill_context`."""
+    """A step to measure: `rows` sequences that decode behind `context` tokens, and a chunk of `prefill` tokens behind
+    `prefill_context`."""
 
     rows: int
     context: int
@@ -110,12 +113,32 @@ def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], floa
     for chunk in chunks:
         runner.forget(chunk.seq)
     shape = step.shape
-    return StepSample(shape.rows, shape.prefill_tokens, shape.query_context, shape.kv_tokens, shape.draft_tokens, max(seconds, 1e-6), shape.draft_rounds)
+    return StepSample(
+        shape.rows,
+        shape.prefill_tokens,
+        shape.query_context,
+        shape.kv_tokens,
+        shape.draft_tokens,
+        max(seconds, 1e-6),
+        shape.draft_rounds,
+    )
 
 
-def _chunk(context: int, num_tokens: int, blocks: Iterator[int], num_blocks: int, block_size: int, max_drafts: int = 0) -> Chunk:
+def _chunk(
+    context: int, num_tokens: int, blocks: Iterator[int], num_blocks: int, block_size: int, max_drafts: int = 0
+) -> Chunk:
     """The last `num_tokens` of a made-up sequence, its blocks taken in turn; those of a small cache are used twice."""
     length = context + num_tokens
     table = [next(blocks) % num_blocks for _ in range(-(-(length + max_drafts) // block_size))]
-    seq = Sequence("probe", [0] * length, SamplingParams(max_tokens=1, temperature=0.0), length, [], b"", 0.0, block_table=table, num_computed_tokens=context)
+    seq = Sequence(
+        "probe",
+        [0] * length,
+        SamplingParams(max_tokens=1, temperature=0.0),
+        length,
+        [],
+        b"",
+        0.0,
+        block_table=table,
+        num_computed_tokens=context,
+    )
     return Chunk(seq, context, num_tokens, max_drafts)

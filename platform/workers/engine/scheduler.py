@@ -1,16 +1,18 @@
 """The one-phase scheduler: a token budget per step, so that `num_computed_tokens` catches up with the tokens known.
 
-Prefill chunks, decode rows, resumed sequences, prefix hits and speculation are the same arithmetic (vLLM V1's scheduler, without its phases).
-Pure: no torch, no clock. First come, first served:
+Prefill chunks, decode rows, resumed sequences, prefix hits and speculation are the same arithmetic (vLLM V1's
+scheduler, without its phases). Pure: no torch, no clock. First come, first served:
 
 * running sequences first, each with all it lacks, as far as the budget goes after a row for every decoding one;
 * then waiting ones, admitted when the blocks of all their known tokens are free, minus what the cache holds;
-* a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its published blocks stay in
+* a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its
+  published blocks stay in
   the cache as long as nobody needs them). The oldest always proceeds, so every sequence finishes;
 * last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
-Invariants: `schedule` and `commit` alternate; between them nothing else is called. Only tokens the target chose enter `token_ids`, and only
-their KV is counted as computed, published or kept: what was drafted in vain leaves nothing but stale slots that are written over.
+Invariants: `schedule` and `commit` alternate; between them nothing else is called. Only tokens the target chose enter
+`token_ids`, and only their KV is counted as computed, published or kept: what was drafted in vain leaves nothing but
+stale slots that are written over.
 """
 
 from collections import deque
@@ -29,7 +31,14 @@ MAX_DEFERRED = 16
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, hasher: ChainHasher, config: EngineConfig, max_model_len: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        hasher: ChainHasher,
+        config: EngineConfig,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+    ) -> None:
         """max_model_len: tokens of a sequence, prompt and output, that the model allows."""
         self.pool = pool
         self.running: list[Sequence] = []
@@ -41,7 +50,11 @@ class Scheduler:
         self._block_size = pool.block_size
         self._eos_token_ids = eos_token_ids
         speculation = config.speculation
-        self.drafts = None if speculation.method == "none" else DraftLengths(speculation.max_draft_tokens, is_adaptive=speculation.adaptive)
+        self.drafts = (
+            None
+            if speculation.method == "none"
+            else DraftLengths(speculation.max_draft_tokens, is_adaptive=speculation.adaptive)
+        )
 
     @property
     def has_work(self) -> bool:
@@ -52,7 +65,8 @@ class Scheduler:
         yield from self.waiting
 
     def add(self, seq: Sequence) -> bool:
-        """Queue a sequence. False: it is finished already, refused with a sentence in `error`, or resumed when it had all its tokens."""
+        """Queue a sequence. False: it is finished already, refused with a sentence in `error`, or resumed when it had
+        all its tokens."""
         seq.error = self._refusal(seq)
         if seq.error is not None:
             self._end(seq, Finish.REFUSED)
@@ -73,7 +87,8 @@ class Scheduler:
         return None
 
     def finish(self, seq: Sequence, finish: Finish, error: str | None = None) -> None:
-        """End a sequence, wherever it is, and free its blocks; nothing happens if it has ended. Not between `schedule` and `commit`."""
+        """End a sequence, wherever it is, and free its blocks; nothing happens if it has ended. Not between `schedule`
+        and `commit`."""
         if seq.finish is not None:
             return
         if seq.status is Status.RUNNING:
@@ -125,7 +140,8 @@ class Scheduler:
         return budget
 
     def _grow(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
-        """Blocks for the first `num_tokens` of `seq`, taken from newer ones if there are none left; False: it was the newest itself."""
+        """Blocks for the first `num_tokens` of `seq`, taken from newer ones if there are none left; False: it was the
+        newest itself."""
         missing = -(-num_tokens // self._block_size) - len(seq.block_table)
         while self.pool.num_free < missing:
             victim = self.running.pop()
@@ -146,9 +162,13 @@ class Scheduler:
         """Let waiting sequences run; returns the budget left."""
         deferred: list[Sequence] = []
         prefilling = [seq for seq in self.running if seq.num_uncomputed_tokens > 1]
-        while self.waiting and budget and len(self.running) < self._config.max_num_seqs and len(deferred) < MAX_DEFERRED:
+        while (
+            self.waiting and budget and len(self.running) < self._config.max_num_seqs and len(deferred) < MAX_DEFERRED
+        ):
             seq = self.waiting.popleft()
-            num_usable = (seq.num_tokens - 1) // self._block_size  # the last token is always computed: it makes the logits
+            num_usable = (
+                seq.num_tokens - 1
+            ) // self._block_size  # the last token is always computed: it makes the logits
             hits = self.pool.match(seq.block_keys, num_usable)
             if len(hits) < num_usable and _is_next_block_in_flight(seq, len(hits), prefilling):
                 deferred.append(seq)
@@ -205,8 +225,9 @@ class Scheduler:
     def commit(self, step: Step, sampled: list[list[Sampled]]) -> list[SeqOutput]:
         """Take over what the runner computed.
 
-        sampled: for each chunk what was chosen at the places behind its known tokens, in order: nothing where it does not reach the last of
-        them, else as many as there are places up to the first that differs from the draft, and that one.
+        sampled: for each chunk what was chosen at the places behind its known tokens, in order: nothing where it does
+        not reach the last of them, else as many as there are places up to the first that differs from the draft, and
+        that one.
         """
         outputs: list[SeqOutput] = []
         has_finished = False
@@ -250,7 +271,9 @@ class Scheduler:
                 break
         if draft and self.drafts is not None:
             num_accepted = sum(token_id == guess for token_id, guess in zip(taken, draft, strict=False))
-            is_cut = finish is not None and num_accepted == len(taken)  # nobody knows what would have become of the rest
+            is_cut = finish is not None and num_accepted == len(
+                taken
+            )  # nobody knows what would have become of the rest
             self.drafts.note(seq, num_accepted if is_cut else len(draft), num_accepted)
         return SeqOutput(seq, taken, logprobs, finish)
 
@@ -285,9 +308,11 @@ class Scheduler:
 
 
 def _is_next_block_in_flight(seq: Sequence, index: int, prefilling: list[Sequence]) -> bool:
-    """Whether a running sequence computes block `index` of `seq`, or is about to: waiting for it is cheaper than computing it twice.
+    """Whether a running sequence computes block `index` of `seq`, or is about to: waiting for it is cheaper than
+    computing it twice.
 
-    The wait is bounded: running sequences proceed, and none that shares the block is admitted ahead of `seq`. Equal keys have equal indices.
+    The wait is bounded: running sequences proceed, and none that shares the block is admitted ahead of `seq`. Equal
+    keys have equal indices.
     """
     key = seq.block_keys[index : index + 1]
     return bool(key) and any(other.block_keys[index : index + 1] == key for other in prefilling)

@@ -1,4 +1,5 @@
-"""A sequence: one request's tokens, blocks and progress. Plain data, changed only by the scheduler and by commit; no torch."""
+"""A sequence: one request's tokens, blocks and progress. Plain data, changed only by the scheduler and by commit; no
+torch."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -34,8 +35,9 @@ class Resident(Protocol):
 class Sequence:
     """One sequence on its way through the engine.
 
-    Invariants: `num_computed_tokens` <= len(token_ids); KV of tokens [0, num_computed_tokens) is in `block_table`; block_keys[i] is the
-    key of the i-th full block of `token_ids`, for as many as are known; `num_published_blocks` of them are in the pool's cache.
+    Invariants: `num_computed_tokens` <= len(token_ids); KV of tokens [0, num_computed_tokens) is in `block_table`;
+    block_keys[i] is the key of the i-th full block of `token_ids`, for as many as are known; `num_published_blocks` of
+    them are in the pool's cache.
     """
 
     request_id: str
@@ -67,7 +69,8 @@ class Sequence:
     """Prompt tokens found in the cache at first admission; None before it."""
     num_preemptions: int = 0
     acceptance: float | None = None
-    """How likely its next draft token is accepted, as estimated by `speculation.lengths`; None before the first draft."""
+    """How likely its next draft token is accepted, as estimated by `speculation.lengths`; None before the first
+    draft."""
     finish: Finish | None = None
     error: str | None = None
 
@@ -86,7 +89,8 @@ class Sequence:
 
 @dataclass(slots=True)
 class Chunk:
-    """Tokens [start, start + num_tokens) of a sequence, to be computed in one step, and behind the last known one perhaps a draft."""
+    """Tokens [start, start + num_tokens) of a sequence, to be computed in one step, and behind the last known one
+    perhaps a draft."""
 
     seq: Sequence
     start: int
@@ -104,7 +108,8 @@ class Chunk:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether the chunk reaches the last known token, so that its last row's logits choose the next one, and its draft's the ones after."""
+        """Whether the chunk reaches the last known token, so that its last row's logits choose the next one, and its
+        draft's the ones after."""
         return self.end == len(self.seq.token_ids)
 
 
@@ -154,12 +159,15 @@ class Step:
             else:
                 prefill_tokens += count
                 query_context += count * (chunk.start + (count + 1) / 2)
-        return StepShape(len(self.chunks), decode_rows, prefill_tokens, query_context, kv_tokens, draft_tokens, draft_rounds)
+        return StepShape(
+            len(self.chunks), decode_rows, prefill_tokens, query_context, kv_tokens, draft_tokens, draft_rounds
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token chosen for a place; logprobs where the sequence asked for them; or why none could be chosen, and then `token_id` means nothing."""
+    """The token chosen for a place; logprobs where the sequence asked for them; or why none could be chosen, and then
+    `token_id` means nothing."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None

@@ -1,17 +1,21 @@
-"""The timed runner: tokens that are a hash of their history, in steps that take a measured time. The engine around it is the real one.
+"""The timed runner: tokens that are a hash of their history, in steps that take a measured time. The engine around it
+is the real one.
 
-Not a model: what it says means nothing, but it is checkable. A token depends on the seed and on every token before it, and the hash of the
-history is kept per KV block, as KV is: a resumed sequence goes on as if nothing had happened, and a prefix hit on a wrong block shows as a
-wrong token. A pool of any speed and cache size can be played on few cores, because a step sleeps.
+Not a model: what it says means nothing, but it is checkable. A token depends on the seed and on every token before it,
+and the hash of the history is kept per KV block, as KV is: a resumed sequence goes on as if nothing had happened, and a
+prefix hit on a wrong block shows as a wrong token. A pool of any speed and cache size can be played on few cores,
+because a step sleeps.
 
 Step times come from constants (`TimedConfig`) or from a table, a JSON file:
 
-    {"decode_rows": [0, 1, 8, 64], "prefill_tokens": [0, 64, 512], "kv_tokens": [0, 4096, 65536], "seconds": [[[...], ...], ...]}
+    {"decode_rows": [0, 1, 8, 64], "prefill_tokens": [0, 64, 512], "kv_tokens": [0, 4096, 65536], "seconds": [[[...],
+    ...], ...]}
 
-Axes increase strictly and have two points or more; `seconds[i][j][k]` is the measured time of a step with decode_rows[i] sequences that
-decode, prefill_tokens[j] prompt tokens, and kv_tokens[k] context tokens read by the decode rows. Between points times are interpolated
-linearly on each axis; beyond the last point the last interval's slope goes on, before the first its value stays. A draft token takes
-`draft_token_s`, and `draft_acceptance` of them are right, whatever method of speculation the settings name.
+Axes increase strictly and have two points or more; `seconds[i][j][k]` is the measured time of a step with
+decode_rows[i] sequences that decode, prefill_tokens[j] prompt tokens, and kv_tokens[k] context tokens read by the
+decode rows. Between points times are interpolated linearly on each axis; beyond the last point the last interval's
+slope goes on, before the first its value stays. A draft token takes `draft_token_s`, and `draft_acceptance` of them are
+right, whatever method of speculation the settings name.
 """
 
 import time
@@ -33,7 +37,8 @@ from penstock.workers.config import EngineConfig, TimedConfig
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step, StepShape
 
 CATCH_UP_S = 0.002
-"""A step that begins at most this long after the last one's end counts from that end: the engine's own work between steps does not add up."""
+"""A step that begins at most this long after the last one's end counts from that end: the engine's own work between
+steps does not add up."""
 
 _ODD = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: spreads neighbouring hashes
 _MASK = 2**64 - 1
@@ -53,7 +58,9 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if len(axis) < 2 or any(a >= b for a, b in pairwise(axis)):
                 raise ValueError(f"the axis {name} must have two points or more and increase, not {axis}")
         sizes = len(self.decode_rows), len(self.prefill_tokens), len(self.kv_tokens)
-        is_full = len(self.seconds) == sizes[0] and all(len(plane) == sizes[1] and all(len(row) == sizes[2] for row in plane) for plane in self.seconds)
+        is_full = len(self.seconds) == sizes[0] and all(
+            len(plane) == sizes[1] and all(len(row) == sizes[2] for row in plane) for plane in self.seconds
+        )
         if not is_full:
             raise ValueError(f"seconds must be a grid of {sizes[0]} x {sizes[1]} x {sizes[2]} numbers")
 
@@ -70,7 +77,9 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The coefficients that fit the grid best; `query_context` of prefill at its start."""
         samples = [
             StepSample(rows + (prefill > 0), prefill, prefill * (prefill + 1) / 2, kv, 0, self.seconds[i][j][k])
-            for (i, rows), (j, prefill), (k, kv) in product(enumerate(self.decode_rows), enumerate(self.prefill_tokens), enumerate(self.kv_tokens))
+            for (i, rows), (j, prefill), (k, kv) in product(
+                enumerate(self.decode_rows), enumerate(self.prefill_tokens), enumerate(self.kv_tokens)
+            )
             if rows + prefill
         ]
         return fit(samples)
@@ -105,10 +114,14 @@ class TimedRunner:
     ) -> None:
         timed = config.timed
         self.num_blocks = timed.num_blocks
-        self.max_model_len = min(timed.max_model_len, config.max_model_len or timed.max_model_len, timed.num_blocks * config.block_size)
+        self.max_model_len = min(
+            timed.max_model_len, config.max_model_len or timed.max_model_len, timed.num_blocks * config.block_size
+        )
         self.eos_token_ids = eos_token_ids
         table = load_table(timed.table) if timed.table is not None else None
-        self.costs = timed.costs if table is None else msgspec.structs.replace(table.costs, draft_token_s=timed.draft_token_s)
+        self.costs = (
+            timed.costs if table is None else msgspec.structs.replace(table.costs, draft_token_s=timed.draft_token_s)
+        )
         self._step_time_s = table.at if table is not None else _constant_times(timed)
         self._draft_token_s = timed.draft_token_s
         self._vocab_size = timed.vocab_size
@@ -148,7 +161,11 @@ class TimedRunner:
         num_hashed, state = self._states.get(seq, (-1, 0))
         if num_hashed != start:  # new, admitted again after a preemption, or behind a prefix that was found
             state = self._kv[seq.block_table[start // size - 1]] if start else _origin(seq)
-        state = self._written(seq, start, seq.token_ids[start], state) if chunk.num_tokens == 1 else self._prefill(seq, start, end, state)
+        state = (
+            self._written(seq, start, seq.token_ids[start], state)
+            if chunk.num_tokens == 1
+            else self._prefill(seq, start, end, state)
+        )
         self._states[seq] = end, state
         return self._choose(chunk, state) if end == len(seq.token_ids) else []
 
@@ -209,11 +226,14 @@ def _origin(seq: Sequence) -> int:
 
 def _constant_times(timed: TimedConfig) -> Callable[[StepShape], float]:
     base_s, row_s, prefill_token_s, kv_token_s = timed.base_s, timed.row_s, timed.prefill_token_s, timed.kv_token_s
-    return lambda shape: base_s + row_s * shape.decode_rows + prefill_token_s * shape.prefill_tokens + kv_token_s * shape.kv_tokens
+    return lambda shape: (
+        base_s + row_s * shape.decode_rows + prefill_token_s * shape.prefill_tokens + kv_token_s * shape.kv_tokens
+    )
 
 
 def _locate(axis: list[int], value: int) -> tuple[int, float]:
-    """The interval of `axis` for `value`, and the place in it: 0 at its begin, 1 at its end, more beyond the last point."""
+    """The interval of `axis` for `value`, and the place in it: 0 at its begin, 1 at its end, more beyond the last
+    point."""
     index = min(max(bisect_right(axis, value) - 1, 0), len(axis) - 2)
     return index, max(0.0, (value - axis[index]) / (axis[index + 1] - axis[index]))
 

@@ -1,4 +1,5 @@
-"""Notes when traced sequences are computed, for the engine's thread. Mostly there are none, and then it costs a test for emptiness a step."""
+"""Notes when traced sequences are computed, for the engine's thread. Mostly there are none, and then it costs a test
+for emptiness a step."""
 
 from collections.abc import Callable, Iterable
 

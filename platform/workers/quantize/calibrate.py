@@ -1,8 +1,10 @@
-"""Quantizes a model layer by layer, with what its layers see of calibration text. The forward pass is in float32, dense, without a cache.
+"""Quantizes a model layer by layer, with what its layers see of calibration text. The forward pass is in float32,
+dense, without a cache.
 
-Only the layer at hand is in memory: a few times its weights, what the texts have become behind it, and a square matrix for the inputs of each of
-its linear layers. A linear layer's columns are scaled by folding the inverse into what is before it: norms for qkv and gate_up, the rows of `up`
-for down, those of `v` for o (only where every query head has a value head of its own).
+Only the layer at hand is in memory: a few times its weights, what the texts have become behind it, and a square matrix
+for the inputs of each of its linear layers. A linear layer's columns are scaled by folding the inverse into what is
+before it: norms for qkv and gate_up, the rows of `up` for down, those of `v` for o (only where every query head has a
+value head of its own).
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +21,8 @@ from penstock.workers.compute.weights import ROPE_FACTORS
 from penstock.workers.quantize.search import clipped, scales_for
 
 Weights = dict[str, Tensor]
-"""Parameters as `penstock.workers.compute.weights.load_weights` names them, float32; of one layer, without its prefix."""
+"""Parameters as `penstock.workers.compute.weights.load_weights` names them, float32; of one layer, without its
+prefix."""
 Load = Callable[[str], Weights]
 """Reads the parameters whose names begin so."""
 LINEAR = ("qkv", "o", "gate_up", "down")
@@ -53,8 +56,11 @@ class QuantizedLayer:
     """Its other parameters, with the scales folded in."""
 
 
-def quantize_awq(load: Load, config: ModelConfig, texts: list[Tensor], group_size: int, first: int = 0) -> Iterator[QuantizedLayer]:
-    """Layers from `first` on, one after the other; those before it are only read through. texts: int64 token ids, each a sequence."""
+def quantize_awq(
+    load: Load, config: ModelConfig, texts: list[Tensor], group_size: int, first: int = 0
+) -> Iterator[QuantizedLayer]:
+    """Layers from `first` on, one after the other; those before it are only read through. texts: int64 token ids, each
+    a sequence."""
     rope = rope_tables(inverse_frequencies(config, load(ROPE_FACTORS).get(ROPE_FACTORS)), max(map(len, texts)))
     hidden = _embedded(load, texts)
     for index in range(config.num_layers):
@@ -88,7 +94,9 @@ class DenseLayer:
 
     def quantized(self, seen: dict[str, Seen], group_size: int) -> QuantizedLayer:
         matrices = {name: clipped(self.get(name), self.scaled_gram(name, seen[name]), group_size) for name in LINEAR}
-        return QuantizedLayer(self._index, matrices, {name: value for name, value in self._weights.items() if name not in LINEAR})
+        return QuantizedLayer(
+            self._index, matrices, {name: value for name, value in self._weights.items() if name not in LINEAR}
+        )
 
     def scaled_gram(self, name: str, seen: Seen) -> Tensor:
         """Of the inputs as they are once the scales are folded in."""
@@ -122,7 +130,8 @@ class DenseLayer:
         return functional.linear(x, self.get(name), self._weights.get(f"{name}_bias"))
 
     def fold(self, seen: dict[str, Seen], group_size: int) -> None:
-        """Find the scales of every linear layer and move them into what is before it; the layer computes what it did."""
+        """Find the scales of every linear layer and move them into what is before it; the layer computes what it
+        did."""
         for name in LINEAR:
             if name == "o" and self._config.num_heads != self._config.num_kv_heads:
                 continue

@@ -1,6 +1,8 @@
-"""Writes a quantized model as a safetensors directory: AutoAWQ's layout, float16 elsewhere, a shard a layer. Others read it too, if groups divide its columns.
+"""Writes a quantized model as a safetensors directory: AutoAWQ's layout, float16 elsewhere, a shard a layer. Others
+read it too, if groups divide its columns.
 
-The directory appears whole or not at all, and a layer that is written is not computed again: see `penstock.workers.quantize.growing`.
+The directory appears whole or not at all, and a layer that is written is not computed again: see
+`penstock.workers.quantize.growing`.
 """
 
 import json
@@ -26,11 +28,17 @@ Layers = Callable[[int], Iterable[QuantizedLayer]]
 _TYPE_BYTES = {"I32": 4, "F16": 2}
 
 
-def write_checkpoint(out: Path, source: ModelSource, config: ModelConfig, recipe: Recipe, layers: Layers, load: Load) -> None:
-    """load: of what is outside the layers. Raises ConfigError with a sentence; layers that were written by then are kept for the next call."""
+def write_checkpoint(
+    out: Path, source: ModelSource, config: ModelConfig, recipe: Recipe, layers: Layers, load: Load
+) -> None:
+    """load: of what is outside the layers. Raises ConfigError with a sentence; layers that were written by then are
+    kept for the next call."""
     plan = layout(config)
     with growing(out, recipe) as folder:
-        shards = [folder / f"model-{index + 1:05d}-of-{config.num_layers + 1:05d}.safetensors" for index in range(config.num_layers + 1)]
+        shards = [
+            folder / f"model-{index + 1:05d}-of-{config.num_layers + 1:05d}.safetensors"
+            for index in range(config.num_layers + 1)
+        ]
         for layer in layers(_num_written(shards[:-1])):
             prefix = f"layers.{layer.index}."
             own = {name: _within(piece, prefix) for name, piece in plan.items() if piece.target.startswith(prefix)}
@@ -41,7 +49,10 @@ def write_checkpoint(out: Path, source: ModelSource, config: ModelConfig, recipe
         quantization = {
             "quant_method": "awq", "bits": awq.BITS, "group_size": recipe.group_size, "zero_point": True, "version": "gemm", "modules_to_not_convert": None,
         }  # fmt: skip
-        _save_json(folder / "config.json", {**_config_of(source, config), "dtype": "float16", "quantization_config": quantization})
+        _save_json(
+            folder / "config.json",
+            {**_config_of(source, config), "dtype": "float16", "quantization_config": quantization},
+        )
         _save_json(folder / "generation_config.json", {"eos_token_id": sorted(config.eos_token_ids)})
         with writing(folder):
             save_tokenizer(source, folder)
@@ -80,7 +91,9 @@ def _dense(weights: Weights, piece: Piece) -> Tensor:
 def _save_shard(path: Path, tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise ConfigError(f"tensor {name} can't be kept in float16: it holds numbers above 65504, or none at all (NaN)")
+            raise ConfigError(
+                f"tensor {name} can't be kept in float16: it holds numbers above 65504, or none at all (NaN)"
+            )
     save_whole(path, lambda file: save_file(tensors, file, metadata={"format": "pt"}))
 
 

@@ -1,7 +1,8 @@
 """A folder that grows into a checkpoint: it stands beside its place, under that name and `.partial`, until it is whole.
 
-A run that ends in the middle leaves it there, and the next run with the same recipe goes on with it. Invariants: a file in it is complete, or
-its name ends in `.tmp`; one process at a time writes to it; what a run with another recipe, or somebody else, put there is left alone.
+A run that ends in the middle leaves it there, and the next run with the same recipe goes on with it. Invariants: a file
+in it is complete, or its name ends in `.tmp`; one process at a time writes to it; what a run with another recipe, or
+somebody else, put there is left alone.
 """
 
 import fcntl
@@ -36,7 +37,8 @@ def refuse_taken(out: Path) -> None:
 
 @contextmanager
 def growing(out: Path, recipe: Recipe) -> Iterator[Path]:
-    """The folder, which becomes `out` when the body is through. Raises ConfigError where it can't be made or is not ours."""
+    """The folder, which becomes `out` when the body is through. Raises ConfigError where it can't be made or is not
+    ours."""
     refuse_taken(out)
     out = out.absolute()
     folder = out.with_name(f"{out.name}.partial")
@@ -44,7 +46,9 @@ def growing(out: Path, recipe: Recipe) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         is_foreign = not (folder / RECIPE_FILE).exists() and any(folder.iterdir())
     if is_foreign:
-        raise ConfigError(f"{folder} is in the way: it is not the beginning of a checkpoint that penstock quantize was making")
+        raise ConfigError(
+            f"{folder} is in the way: it is not the beginning of a checkpoint that penstock quantize was making"
+        )
     with writing(folder):
         fd = os.open(folder / RECIPE_FILE, os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -65,13 +69,16 @@ def _begin(fd: int, folder: Path, recipe: Recipe) -> None:
     wanted = msgspec.json.format(msgspec.json.encode(recipe)) + b"\n"
     begun = os.pread(fd, 2 * len(wanted), 0)
     if begun not in (b"", wanted):
-        raise ConfigError(f"{folder} is the beginning of another checkpoint (of another model, calibration or group size); delete it, or repeat what began it")
+        raise ConfigError(
+            f"{folder} is the beginning of another checkpoint (of another model, calibration or group size); delete it, or repeat what began it"
+        )
     with writing(folder):
         os.pwrite(fd, wanted, 0)
 
 
 def save_whole(path: Path, save: Callable[[Path], object]) -> None:
-    """`save` writes the file that it is given; it bears its own name when it is complete and on disk. Raises ConfigError where it can't be."""
+    """`save` writes the file that it is given; it bears its own name when it is complete and on disk. Raises
+    ConfigError where it can't be."""
     unfinished = path.with_name(f"{path.name}.tmp")
     try:
         with writing(path):
@@ -90,4 +97,6 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise ConfigError(f"can't write {path}: {reason}; what is complete is kept, and the same command goes on behind it") from error
+        raise ConfigError(
+            f"can't write {path}: {reason}; what is complete is kept, and the same command goes on behind it"
+        ) from error

@@ -1,4 +1,5 @@
-"""Perplexity of a model over text, through the engine's own layers: exp of the mean negative log likelihood of every token but a window's first."""
+"""Perplexity of a model over text, through the engine's own layers: exp of the mean negative log likelihood of every
+token but a window's first."""
 
 import math
 
@@ -12,7 +13,8 @@ BLOCK_SIZE = 16
 
 
 def perplexity(model: Model, dtype: torch.dtype, token_ids: Tensor, window: int, step: int | None = None) -> float:
-    """dtype: of keys and values. token_ids: int64 [T]; cut into windows, each read from an empty context. A rest shorter than two tokens is left out.
+    """dtype: of keys and values. token_ids: int64 [T]; cut into windows, each read from an empty context. A rest
+    shorter than two tokens is left out.
 
     step: tokens computed at a time, which may choose other kernels; None: a whole window.
     """
@@ -25,7 +27,9 @@ def perplexity(model: Model, dtype: torch.dtype, token_ids: Tensor, window: int,
                 break
             for first in range(0, len(ids) - 1, step or window):
                 last = min(len(ids) - 1, first + (step or window))
-                scores = model.logits(ids[first:last], torch.arange(first, last), cache, _batch(first, last), torch.arange(last - first))
+                scores = model.logits(
+                    ids[first:last], torch.arange(first, last), cache, _batch(first, last), torch.arange(last - first)
+                )
                 total -= scores.log_softmax(-1).gather(1, ids[first + 1 : last + 1, None]).double().sum().item()
             count += len(ids) - 1
     return math.exp(total / count)

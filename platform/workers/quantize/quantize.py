@@ -47,8 +47,14 @@ def quantize_checkpoint(plan: Plan, on_layer: Callable[[int, int], None]) -> Non
     refuse_taken(plan.out)
     source = resolve(plan.model)
     config = _quantizable(source, plan.group_size)
-    texts = calibration_sequences(load_tokenizer(source), plan.calibration, plan.sequences, min(WINDOW, config.max_full_context))
-    recipe = Recipe(model=source.digest, calibration=hashlib.sha256(torch.stack(texts).numpy().tobytes()).hexdigest(), group_size=plan.group_size)
+    texts = calibration_sequences(
+        load_tokenizer(source), plan.calibration, plan.sequences, min(WINDOW, config.max_full_context)
+    )
+    recipe = Recipe(
+        model=source.digest,
+        calibration=hashlib.sha256(torch.stack(texts).numpy().tobytes()).hexdigest(),
+        group_size=plan.group_size,
+    )
     load = partial(dense_weights, source, config)
 
     def layers(first: int) -> Iterator[QuantizedLayer]:
@@ -62,10 +68,13 @@ def quantize_checkpoint(plan: Plan, on_layer: Callable[[int, int], None]) -> Non
 
 
 def plain_group_size(model: str, group_size: int) -> int | None:
-    """The largest group size up to `group_size` that divides the columns of every matrix, so that all readers of AutoAWQ's format take the
-    checkpoint; None: none does. Raises ConfigError."""
+    """The largest group size up to `group_size` that divides the columns of every matrix, so that all readers of
+    AutoAWQ's format take the checkpoint; None: none does. Raises ConfigError."""
     columns = [columns for _, columns in read_config(resolve(model)).linear_shapes.values()]
-    return next((size for size in reversed(GROUP_SIZES) if size <= group_size and not any(count % size for count in columns)), None)
+    return next(
+        (size for size in reversed(GROUP_SIZES) if size <= group_size and not any(count % size for count in columns)),
+        None,
+    )
 
 
 def calibration_sequences(tokenizer: Tokenizer, text: str, count: int, length: int = WINDOW) -> list[Tensor]:
@@ -74,7 +83,9 @@ def calibration_sequences(tokenizer: Tokenizer, text: str, count: int, length: i
         raise ConfigError(f"at least 1 calibration sequence is needed, not {count}")
     ids = tokenizer.encode(text, False)[: count * length]
     if len(ids) < length:
-        raise ConfigError(f"the calibration text has {len(ids)} tokens; at least {length} are needed, some ten thousand are better")
+        raise ConfigError(
+            f"the calibration text has {len(ids)} tokens; at least {length} are needed, some ten thousand are better"
+        )
     return list(torch.tensor(ids[: len(ids) // length * length]).view(-1, length))
 
 
@@ -86,11 +97,18 @@ def evaluation_tokens(model: str, text: str, max_tokens: int) -> Tensor:
     return ids
 
 
-def model_perplexity(model: str, token_ids: Tensor, dtype: torch.dtype = torch.bfloat16, *, group_size: int | None = None) -> float:
-    """group_size: of a rounding to nearest in 4 bits that the layers' matrices go through; None: as the checkpoint has them. Raises ConfigError."""
+def model_perplexity(
+    model: str, token_ids: Tensor, dtype: torch.dtype = torch.bfloat16, *, group_size: int | None = None
+) -> float:
+    """group_size: of a rounding to nearest in 4 bits that the layers' matrices go through; None: as the checkpoint has
+    them. Raises ConfigError."""
     source = resolve(model)
     config = read_config(source)
-    weights = load_weights(source, config, dtype) if group_size is None else _rounded(source, _quantizable(source, group_size), dtype, group_size)
+    weights = (
+        load_weights(source, config, dtype)
+        if group_size is None
+        else _rounded(source, _quantizable(source, group_size), dtype, group_size)
+    )
     window = min(EVALUATION_WINDOW, config.max_full_context)
     return perplexity(Llama(config, weights, window, torch.get_num_threads(), exact=False), dtype, token_ids, window)
 
@@ -119,8 +137,12 @@ def _quantizable(source: ModelSource, group_size: int) -> ModelConfig:
             f"{source.name} brings RoPE factors of its own (a GGUF form of Llama 3), which config.json has no place for; quantize its safetensors"
         )
     if group_size not in GROUP_SIZES:
-        raise ConfigError(f"group size {group_size} is not supported; {', '.join(map(str, GROUP_SIZES[:-1]))} and {GROUP_SIZES[-1]} are")
+        raise ConfigError(
+            f"group size {group_size} is not supported; {', '.join(map(str, GROUP_SIZES[:-1]))} and {GROUP_SIZES[-1]} are"
+        )
     for name, (rows, _) in config.linear_shapes.items():
         if rows % awq.PER_INT:
-            raise ConfigError(f"{source.name} can't be kept in AWQ's layout, which packs outputs by {awq.PER_INT}: its {name} has {rows}")
+            raise ConfigError(
+                f"{source.name} can't be kept in AWQ's layout, which packs outputs by {awq.PER_INT}: its {name} has {rows}"
+            )
     return config

@@ -1,7 +1,8 @@
-"""Activation-aware weight quantization (Lin et al., arXiv 2306.00978): which channels to scale before rounding, and how far to clip. Pure.
+"""Activation-aware weight quantization (Lin et al., arXiv 2306.00978): which channels to scale before rounding, and how
+far to clip. Pure.
 
-All errors are those of a layer's output over calibration inputs, sum of |x (W' - W)^T|^2, computed by the inputs' Gram matrix x^T x, so what is
-searched costs the same however much text it was made from.
+All errors are those of a layer's output over calibration inputs, sum of |x (W' - W)^T|^2, computed by the inputs' Gram
+matrix x^T x, so what is searched costs the same however much text it was made from.
 """
 
 import torch
@@ -19,7 +20,8 @@ SHRINKS = tuple(1 - step / 20 for step in range(10))
 
 
 def scales_for(weight: Tensor, magnitude: Tensor, gram: Tensor, group_size: int) -> Tensor:
-    """Float32 [K] by which the columns of weight [N, K] are multiplied (and its inputs divided) so that rounding hurts least.
+    """Float32 [K] by which the columns of weight [N, K] are multiplied (and its inputs divided) so that rounding hurts
+    least.
 
     magnitude: [K], mean of the inputs' absolute values. gram: [K, K] of the inputs.
     """

@@ -1,8 +1,9 @@
 """Brings adapters into the replica's slots while it serves: a sequence waits for its own, the others go on.
 
-All state belongs to one event loop; files are read in a thread. First come, first served: an adapter that finds every slot needed waits, and
-those behind it; meanwhile one of those in the slots takes no newcomers, so that busy adapters can't starve the others. Invariants: each `want`
-ends in exactly one of `ready`, `failed`, or `cancel`; `ready` comes with a pin, which `release` returns.
+All state belongs to one event loop; files are read in a thread. First come, first served: an adapter that finds every
+slot needed waits, and those behind it; meanwhile one of those in the slots takes no newcomers, so that busy adapters
+can't starve the others. Invariants: each `want` ends in exactly one of `ready`, `failed`, or `cancel`; `ready` comes
+with a pin, which `release` returns.
 """
 
 import asyncio
@@ -32,7 +33,8 @@ class Want:
 
 class Adapters:
     def __init__(self, folder: Path, load: Callable[[str, Path], Resident], num_slots: int) -> None:
-        """folder: of the store. load: reads an adapter, in a thread, from a folder of its own; raises PenstockError or OSError."""
+        """folder: of the store. load: reads an adapter, in a thread, from a folder of its own; raises PenstockError or
+        OSError."""
         self._folder = folder
         self._load = load
         self._slots: Slots[Resident] = Slots(num_slots)
@@ -116,7 +118,9 @@ class Adapters:
                 self._slots.reopen(digest)
                 self._grant(digest, wants)
             elif self._slots.reserve():
-                self._loading[digest] = asyncio.get_running_loop().create_task(self._bring(digest), name=f"adapter {digest}")
+                self._loading[digest] = asyncio.get_running_loop().create_task(
+                    self._bring(digest), name=f"adapter {digest}"
+                )
             elif wants:
                 self._slots.close_one()
                 break

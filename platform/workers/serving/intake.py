@@ -1,9 +1,21 @@
-"""What a router says, checked, and as the engine wants it: the first message of a stream, and submissions as sequences. Pure."""
+"""What a router says, checked, and as the engine wants it: the first message of a stream, and submissions as sequences.
+Pure."""
 
 from collections.abc import Callable
 from typing import TypeAlias
 
-from penstock.wire.frames import KEY_BYTES, PROTOCOL_VERSION, Abort, Announce, DropAdapter, Hello, LoadAdapter, Submit, split_keys, unpack_token_ids
+from penstock.wire.frames import (
+    KEY_BYTES,
+    PROTOCOL_VERSION,
+    Abort,
+    Announce,
+    DropAdapter,
+    Hello,
+    LoadAdapter,
+    Submit,
+    split_keys,
+    unpack_token_ids,
+)
 from penstock.workers.engine.sequence import Sequence, Times
 
 Op: TypeAlias = Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter

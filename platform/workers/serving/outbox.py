@@ -1,8 +1,10 @@
-"""What one router has still to be told, and when: deltas of its sequences, block events, the load. Pure; times are seconds of one clock.
+"""What one router has still to be told, and when: deltas of its sequences, block events, the load. Pure; times are
+seconds of one clock.
 
-Not the stream. Deltas wait until FRAME_S after the deltas before, so that quick steps share a frame while slow ones lose nothing; what
-nobody waits for (block events, a load that changed a little) goes along, or on its own when no deltas come. Invariants: deltas of a sequence and
-block events keep their order; what is held is bounded by the owner, who looks at `num_tokens` and `num_event_bytes`.
+Not the stream. Deltas wait until FRAME_S after the deltas before, so that quick steps share a frame while slow ones
+lose nothing; what nobody waits for (block events, a load that changed a little) goes along, or on its own when no
+deltas come. Invariants: deltas of a sequence and block events keep their order; what is held is bounded by the owner,
+who looks at `num_tokens` and `num_event_bytes`.
 """
 
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Load
@@ -87,9 +89,11 @@ def merge(first: Delta, second: Delta) -> Delta:
 
 
 def credit(num_inflight: int, total_inflight: int, num_routers: int, num_places: int, *, is_closed: bool) -> int:
-    """Live sequences a router may have at once: its own and its share of the free places, at least one while any is free.
+    """Live sequences a router may have at once: its own and its share of the free places, at least one while any is
+    free.
 
-    total_inflight: of all routers. is_closed: nothing more is admitted (draining, or no KV for those that wait already).
+    total_inflight: of all routers. is_closed: nothing more is admitted (draining, or no KV for those that wait
+    already).
     """
     free = num_places - total_inflight
     if is_closed or free <= 0:

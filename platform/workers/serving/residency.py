@@ -1,7 +1,8 @@
-"""Which adapters lie in a replica's slots: pinned while sequences run with them, the least lately used one makes room. Pure.
+"""Which adapters lie in a replica's slots: pinned while sequences run with them, the least lately used one makes room.
+Pure.
 
-Not the loading. Invariants: at most `num_slots` adapters are held or reserved for; a pinned one stays; one that was dropped, or closed to
-newcomers, is gone with its last pin.
+Not the loading. Invariants: at most `num_slots` adapters are held or reserved for; a pinned one stays; one that was
+dropped, or closed to newcomers, is gone with its last pin.
 """
 
 from collections import OrderedDict
@@ -54,7 +55,8 @@ class Slots(Generic[T]):
             del self._held[digest]
 
     def close_one(self) -> None:
-        """When every slot is needed: the least lately used adapter takes no newcomers, so that its slot falls free however busy it is."""
+        """When every slot is needed: the least lately used adapter takes no newcomers, so that its slot falls free
+        however busy it is."""
         if self._held and not any(held.is_closed for held in self._held.values()):
             next(iter(self._held.values())).is_closed = True
 
@@ -62,7 +64,8 @@ class Slots(Generic[T]):
         self._held[digest].is_closed = False
 
     def reserve(self) -> bool:
-        """A slot for an adapter on its way, if need be that of the least lately used one that nobody needs; False: all are needed."""
+        """A slot for an adapter on its way, if need be that of the least lately used one that nobody needs; False: all
+        are needed."""
         if len(self._held) + self._num_reserved >= self._num_slots:
             idle = next((digest for digest, held in self._held.items() if not held.num_pins), None)
             if idle is None:

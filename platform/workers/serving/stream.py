@@ -1,8 +1,9 @@
 """The replica's end of the token stream: a server of channels between routers and the engine.
 
-Not the engine, and no other service. All state belongs to one event loop, in callbacks; the engine's thread only hands reports over, once a
-step. Invariants: every sequence in the engine belongs to one connected router, and is aborted when that router goes; a router gets only its
-own deltas, in order, and every block event; what is held for a router that doesn't read is bounded.
+Not the engine, and no other service. All state belongs to one event loop, in callbacks; the engine's thread only hands
+reports over, once a step. Invariants: every sequence in the engine belongs to one connected router, and is aborted when
+that router goes; a router gets only its own deltas, in order, and every block event; what is held for a router that
+doesn't read is bounded.
 """
 
 import asyncio
@@ -70,7 +71,9 @@ class StreamInfo(NamedTuple):
 
     @classmethod
     def of(cls, epoch: str, config: EngineConfig) -> "StreamInfo":
-        return cls(epoch, config.max_num_seqs + config.admission_lookahead, config.block_size, config.max_batched_tokens)
+        return cls(
+            epoch, config.max_num_seqs + config.admission_lookahead, config.block_size, config.max_batched_tokens
+        )
 
 
 class _Router:
@@ -98,7 +101,9 @@ class _Connection:
         self.channel = Channel(self._on_message, self._on_end, self._on_writable)
         self.router: _Router | None = None
         self._server = server
-        self._hello_timer = loop.call_later(HELLO_TIMEOUT_S, self._break, f"No Hello came within {HELLO_TIMEOUT_S:.0f} s.")
+        self._hello_timer = loop.call_later(
+            HELLO_TIMEOUT_S, self._break, f"No Hello came within {HELLO_TIMEOUT_S:.0f} s."
+        )
 
     def _on_message(self, data: bytes) -> None:
         try:
@@ -153,7 +158,8 @@ class _Submitted(NamedTuple):
 
 
 class StreamServer:
-    """Build it, give `on_step` to the engine, then `start`. Everything but `on_step` is for the loop that called `start`."""
+    """Build it, give `on_step` to the engine, then `start`. Everything but `on_step` is for the loop that called
+    `start`."""
 
     def __init__(
         self,
@@ -162,8 +168,8 @@ class StreamServer:
         is_trusted: Callable[[Hello], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """on_events: also gets all block events, in order, on the loop. is_trusted: whether a router may have a stream. clock: that of
-        `Sequence.arrival_s`."""
+        """on_events: also gets all block events, in order, on the loop. is_trusted: whether a router may have a stream.
+        clock: that of `Sequence.arrival_s`."""
         self.is_trusted = is_trusted
         self._info = info
         self._on_events = on_events
@@ -179,8 +185,11 @@ class StreamServer:
         self._idle.set()
         self._is_draining = False
 
-    async def start(self, engine: Engine, load: EngineLoad, host: str, port: int = 0, adapters: Adapters | None = None) -> int:
-        """Serve on host:port (0: a free one); returns the port. load: the engine's before its first step. adapters: None where there are none."""
+    async def start(
+        self, engine: Engine, load: EngineLoad, host: str, port: int = 0, adapters: Adapters | None = None
+    ) -> int:
+        """Serve on host:port (0: a free one); returns the port. load: the engine's before its first step. adapters:
+        None where there are none."""
         self._engine = engine
         self._adapters = adapters
         if adapters is not None:
@@ -234,9 +243,12 @@ class StreamServer:
         self._loop.call_soon_threadsafe(self._deliver_snapshot, router, snapshot)
 
     def _count_submitted(self) -> list[_Submitted]:
-        """The report knows of submissions that have been admitted, and of those sent before the report before: they came in before this step."""
+        """The report knows of submissions that have been admitted, and of those sent before the report before: they
+        came in before this step."""
         submitted, counted = self._submitted, []
-        while submitted and (submitted[0].seq.status is not Status.WAITING or submitted[0].num_reports < self._num_reports):
+        while submitted and (
+            submitted[0].seq.status is not Status.WAITING or submitted[0].num_reports < self._num_reports
+        ):
             counted.append(submitted.popleft())
         self._num_reports += 1
         return counted
@@ -244,7 +256,8 @@ class StreamServer:
     # what the engine says
 
     def _deliver(self, report: StepReport, counted: list[_Submitted]) -> None:
-        """counted: the submissions that this report is the first to know of. They travel with it: what a router is told is of one moment."""
+        """counted: the submissions that this report is the first to know of. They travel with it: what a router is told
+        is of one moment."""
         self._load = report.load
         for sent in counted:
             sent.router.counted_sid = max(sent.router.counted_sid, sent.sid)  # one may have waited for its adapter
@@ -420,7 +433,11 @@ class StreamServer:
             return
         try:
             data = encode(frame)
-        except (TypeError, ValueError, OverflowError):  # its deltas are gone: the router must resume them, not wait for them
+        except (
+            TypeError,
+            ValueError,
+            OverflowError,
+        ):  # its deltas are gone: the router must resume them, not wait for them
             log.exception("frame can't be encoded", extra={"router_id": router.router_id})
             router.channel.abort()
             return
@@ -444,7 +461,19 @@ class StreamServer:
 
     def _load_for(self, router: _Router) -> Load:
         router.told_credit = self._credit(router)
-        num_running, num_waiting, prefill_tokens, kv_tokens, free_blocks, total_blocks, event_seq, costs, num_drafted, num_accepted, _ = self._load
+        (
+            num_running,
+            num_waiting,
+            prefill_tokens,
+            kv_tokens,
+            free_blocks,
+            total_blocks,
+            event_seq,
+            costs,
+            num_drafted,
+            num_accepted,
+            _,
+        ) = self._load
         return Load(
             epoch=self._info.epoch,
             event_seq=event_seq,

@@ -2,11 +2,12 @@
 
     python -I vllm_bridge.py DESCRIPTOR
 
-It is started by path, with the Python of an environment that has vLLM, and imports nothing of penstock: vLLM's pins do not fit ours. DESCRIPTOR
-is a connected socket. On it go frames: four bytes of length, little-endian, then msgpack; up (to here) a list of one `Start`, then lists of `Add`
-and `Abort`; down one `Ready`, then a `Stepped` a step, or a `Failed` and the end. What came in before a step begins is in that step.
-Invariants: every sequence added gets one `Output` with a `finish`, and nothing after it, unless it was aborted or this process ends; when the
-replica's end of the socket closes, this process and all that it started end at once.
+It is started by path, with the Python of an environment that has vLLM, and imports nothing of penstock: vLLM's pins do
+not fit ours. DESCRIPTOR is a connected socket. On it go frames: four bytes of length, little-endian, then msgpack; up
+(to here) a list of one `Start`, then lists of `Add` and `Abort`; down one `Ready`, then a `Stepped` a step, or a
+`Failed` and the end. What came in before a step begins is in that step. Invariants: every sequence added gets one
+`Output` with a `finish`, and nothing after it, unless it was aborted or this process ends; when the replica's end of
+the socket closes, this process and all that it started end at once.
 """
 
 import os
@@ -164,14 +165,18 @@ class Bridge:
         self._live: set[int] = set()
 
     def serve(self) -> None:
-        """Until something raises. Sequences of a step that raises are ended with an error first: another replica would fail on them too."""
+        """Until something raises. Sequences of a step that raises are ended with an error first: another replica would
+        fail on them too."""
         while True:
             self._take()
             if self._vllm.has_work():
                 try:
                     self._step()
                 except Exception as error:
-                    outputs = [Output(rid, [], "error", error="vLLM failed while it computed this sequence.") for rid in self._live]
+                    outputs = [
+                        Output(rid, [], "error", error="vLLM failed while it computed this sequence.")
+                        for rid in self._live
+                    ]
                     self._wire.send(Stepped(0.0, outputs))
                     raise error
 
@@ -256,7 +261,12 @@ def _load(args: dict[str, Any]) -> Vllm:
 
     class Loaded:
         def describe(self) -> Ready:
-            return Ready(vllm.__version__, int(config.cache_config.num_gpu_blocks), int(config.cache_config.block_size), int(config.model_config.max_model_len))
+            return Ready(
+                vllm.__version__,
+                int(config.cache_config.num_gpu_blocks),
+                int(config.cache_config.block_size),
+                int(config.model_config.max_model_len),
+            )
 
         def add(self, op: Add) -> None:
             sampling = SamplingParams(**op.sampling, output_kind=RequestOutputKind.DELTA, detokenize=False)
@@ -290,14 +300,20 @@ def output_of(item: Any) -> Output:
         token_ids=list(completion.token_ids),
         finish=None if reason is None else reason if reason in ("stop", "length") else "error",
         num_cached_tokens=item.num_cached_tokens or 0,
-        logprobs=None if completion.logprobs is None else [logprob_of(*pair) for pair in zip(completion.token_ids, completion.logprobs, strict=True)],
+        logprobs=None
+        if completion.logprobs is None
+        else [logprob_of(*pair) for pair in zip(completion.token_ids, completion.logprobs, strict=True)],
         error=None if reason in (None, "stop", "length") else f"vLLM ended the sequence: {reason}.",
     )
 
 
 def logprob_of(token_id: int, found: Any) -> Logprob:
-    """found: vLLM's dict of the likeliest tokens by id, and of the chosen one if it is none of them; ranks begin at 1."""
-    ranked = sorted(((entry.rank, other, entry.logprob) for other, entry in found.items() if entry.rank is not None), key=lambda item: item[0])
+    """found: vLLM's dict of the likeliest tokens by id, and of the chosen one if it is none of them; ranks begin at
+    1."""
+    ranked = sorted(
+        ((entry.rank, other, entry.logprob) for other, entry in found.items() if entry.rank is not None),
+        key=lambda item: item[0],
+    )
     return Logprob(found[token_id].logprob, [(other, logprob) for _, other, logprob in ranked])
 
 

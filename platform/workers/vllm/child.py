@@ -1,7 +1,9 @@
-"""vLLM's process as the replica has it: started under another environment's Python, spoken to over a socket, ended with all that it started.
+"""vLLM's process as the replica has it: started under another environment's Python, spoken to over a socket, ended with
+all that it started.
 
-Not the engine. Invariants: the process leads a group of its own, which is gone when `end` returns; it ends by itself when this process
-does, because its end of the socket closes; of our environment it has only what ALLOWED names, and so none of the platform's secrets.
+Not the engine. Invariants: the process leads a group of its own, which is gone when `end` returns; it ends by itself
+when this process does, because its end of the socket closes; of our environment it has only what ALLOWED names, and so
+none of the platform's secrets.
 """
 
 import contextlib
@@ -24,25 +26,42 @@ MAX_LINE_CHARS = 400
 OUTPUT_ENDS_S = 1.0
 """Behind the group's end; what left the group may hold its output open."""
 ALLOWED = frozenset(
-    ("PATH", "HOME", "USER", "LOGNAME", "TZ", "LANG", "TMPDIR", "CC", "CXX", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE")
+    (
+        "PATH",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "TZ",
+        "LANG",
+        "TMPDIR",
+        "CC",
+        "CXX",
+        "XDG_CACHE_HOME",
+        "XDG_CONFIG_HOME",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HF_HUB_OFFLINE",
+    )
 )
 ALLOWED_BEGINNINGS = (
     *("LC_", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "MALLOC_"),
     *("CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "TRITON_", "VLLM_"),
 )
-"""Variables that are handed on. A secret can have any name (a provider's key, a header of a trace exporter, a proxy's password), so what is not named
-here stays with us; vLLM needs no network, its checkpoint is on this machine."""
+"""Variables that are handed on. A secret can have any name (a provider's key, a header of a trace exporter, a proxy's
+password), so what is not named here stays with us; vLLM needs no network, its checkpoint is on this machine."""
 SECRETIVE = frozenset(("KEY", "TOKEN", "SECRET", "PASSWORD"))
 """Words of a name, between underscores, with which it is not handed on in any case."""
 
 
 def bridge_command(python: str, bridge: Path = BRIDGE) -> list[str]:
-    """Without the descriptor, which is the last argument. -I: beside the bridge lie modules that vLLM must not take for its own."""
+    """Without the descriptor, which is the last argument. -I: beside the bridge lie modules that vLLM must not take for
+    its own."""
     return [python, "-I", str(bridge)]
 
 
 def environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
-    """For the child. What is set for vLLM already stays, but for its engine's place: in the same process, so that the bridge sees all of it."""
+    """For the child. What is set for vLLM already stays, but for its engine's place: in the same process, so that the
+    bridge sees all of it."""
     kept = {name: value for name, value in inherited.items() if _is_allowed(name)}
     defaults = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # replicas share the cores
@@ -58,10 +77,16 @@ def _is_allowed(name: str) -> bool:
 
 
 class Child:
-    """A running bridge. `on_message` and, once, `on_end` (with a reason) are called on a thread of the child's own. What it prints goes to our stderr."""
+    """A running bridge. `on_message` and, once, `on_end` (with a reason) are called on a thread of the child's own.
+    What it prints goes to our stderr."""
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], start: Start, on_message: Callable[[Message], None], on_end: Callable[[str], None]
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        start: Start,
+        on_message: Callable[[Message], None],
+        on_end: Callable[[str], None],
     ) -> None:
         """Raises OSError when the command can't be run."""
         self._on_message = on_message
@@ -85,7 +110,9 @@ class Child:
             theirs.close()
         self._last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
         assert self._process.stdout is not None
-        self._printer = threading.Thread(target=self._print, args=(self._process.stdout,), name="penstock-vllm-output", daemon=True)
+        self._printer = threading.Thread(
+            target=self._print, args=(self._process.stdout,), name="penstock-vllm-output", daemon=True
+        )
         self._printer.start()
         self._wire = Wire(ours, Message)
         self._reader = threading.Thread(target=self._read, args=(start,), name="penstock-vllm-reader", daemon=True)
@@ -106,7 +133,8 @@ class Child:
         self._wire.send(ops)
 
     def end(self, timeout_s: float) -> bool:
-        """The whole group, at once. False: it is not gone after `timeout_s`. Safe to call again, but not from `on_message` or `on_end`."""
+        """The whole group, at once. False: it is not gone after `timeout_s`. Safe to call again, but not from
+        `on_message` or `on_end`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # the reader ends, and a write that waits
         self._reader.join(timeout_s)
@@ -118,7 +146,8 @@ class Child:
             while True:
                 self._on_message(self._wire.receive())
         except Closed as closed:
-            # Only here is the process waited for, so its number still belongs to its group; what sends garbage is of no more use either.
+            # Only here is the process waited for, so its number still belongs to its group; what sends garbage is of no
+            # more use either.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             status = self._process.wait()
@@ -130,5 +159,7 @@ class Child:
         with output:
             for data in output:
                 line = data.decode("utf-8", "replace")
-                self._last_lines.append(line.rstrip().rpartition("\r")[2][:MAX_LINE_CHARS])  # of a progress bar its last state
+                self._last_lines.append(
+                    line.rstrip().rpartition("\r")[2][:MAX_LINE_CHARS]
+                )  # of a progress bar its last state
                 sys.stderr.write(line)

@@ -1,7 +1,8 @@
 """Step costs of vLLM: what its steps hold, measured at the start over a few made-up sequences. Pure but for who steps.
 
-vLLM says of a step how long it took and which sequences gained a token, not what it scheduled. A sequence's first token means that its prompt was
-computed, all of it in that step where the prompts fit a step's budget, as those of the probe do.
+vLLM says of a step how long it took and which sequences gained a token, not what it scheduled. A sequence's first token
+means that its prompt was computed, all of it in that step where the prompts fit a step's budget, as those of the probe
+do.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +53,9 @@ class Progress(NamedTuple):
     is_prefilled: bool
 
 
-def measure(ask: Callable[[list[Add]], Iterator[Stepped]], config: EngineConfig, max_model_len: int, clock: Callable[[], float]) -> StepCosts:
+def measure(
+    ask: Callable[[list[Add]], Iterator[Stepped]], config: EngineConfig, max_model_len: int, clock: Callable[[], float]
+) -> StepCosts:
     """ask: adds sequences, all before the next step, and yields the steps until they have finished."""
     rids = count(1)
     points = list(grid(config, max_model_len))
@@ -67,7 +70,8 @@ def measure(ask: Callable[[list[Add]], Iterator[Stepped]], config: EngineConfig,
 
 
 def _warm(ask: Callable[[list[Add]], Iterator[Stepped]], rids: Iterator[int]) -> None:
-    """What vLLM builds when it is first used, it is to build now: the forward pass, and each kind of sampling, of one row and of several."""
+    """What vLLM builds when it is first used, it is to build now: the forward pass, and each kind of sampling, of one
+    row and of several."""
     for rows in (1, 2):
         for sampling in (GREEDY, EVERYTHING):
             for _ in ask([_add(next(rids), SHORT, sampling) for _ in range(rows)]):

@@ -1,9 +1,10 @@
 """vLLM as a replica's engine: the surface of `penstock.workers.engine.engine.Engine`, the computing in a child process.
 
-Not a scheduler: what runs in a step is vLLM's choice, and so is the KV cache; no block events come of it, so the prefix index stays empty.
-Invariants, as there: a submitted sequence is reported with a `finish` exactly once, and nothing after it; submit, abort and snapshot requests
-come in from any thread and never wait; reports go out on the engine's thread. When the child has ended, every sequence is refused, so that
-another replica goes on with it, and the engine is unhealthy for good: the replica is replaced, never the child alone.
+Not a scheduler: what runs in a step is vLLM's choice, and so is the KV cache; no block events come of it, so the prefix
+index stays empty. Invariants, as there: a submitted sequence is reported with a `finish` exactly once, and nothing
+after it; submit, abort and snapshot requests come in from any thread and never wait; reports go out on the engine's
+thread. When the child has ended, every sequence is refused, so that another replica goes on with it, and the engine is
+unhealthy for good: the replica is replaced, never the child alone.
 """
 
 import contextlib
@@ -94,7 +95,8 @@ class VllmEngine:
     # from any thread
 
     def start(self) -> None:
-        """Returns when the costs are measured and the engine serves. Raises EngineFault when vLLM did not come up in `config.vllm.start_timeout_s`."""
+        """Returns when the costs are measured and the engine serves. Raises EngineFault when vLLM did not come up in
+        `config.vllm.start_timeout_s`."""
         self._thread.start()
         self._has_started.wait()
         if not self._is_serving:
@@ -102,7 +104,8 @@ class VllmEngine:
             raise EngineFault(f"vLLM could not start: {self._failure}\n{last_words}".rstrip())
 
     def stop(self, *, drain: bool = False, timeout_s: float = 30.0) -> bool:
-        """End the thread and the child: with `drain` when every sequence has finished, else with all of them aborted. Safe to call again.
+        """End the thread and the child: with `drain` when every sequence has finished, else with all of them aborted.
+        Safe to call again.
 
         False: the thread still runs after `timeout_s`; a second call without `drain` aborts what is left.
         """
@@ -187,7 +190,14 @@ class VllmEngine:
             self._costs = measure(self._probe, self._config, self.max_model_len, time.perf_counter)
             self._waiting_since = None  # the probe's answers have come
         if self._failure is None and self._ready is not None:
-            _log.info("vllm ready", extra={"vllm_version": self._ready.version, "num_blocks": self._num_blocks, "child_pid": self._child.pid})
+            _log.info(
+                "vllm ready",
+                extra={
+                    "vllm_version": self._ready.version,
+                    "num_blocks": self._num_blocks,
+                    "child_pid": self._child.pid,
+                },
+            )
         return self._failure is None
 
     def _await(self, deadline: float, what: str) -> None:
@@ -195,7 +205,9 @@ class VllmEngine:
         try:
             self._inbox.get(timeout=max(0.0, deadline - self._clock()))()
         except Empty:
-            raise EngineFault(f"it took longer than engine.vllm.start_timeout_s ({self._config.vllm.start_timeout_s:.0f} s) {what}") from None
+            raise EngineFault(
+                f"it took longer than engine.vllm.start_timeout_s ({self._config.vllm.start_timeout_s:.0f} s) {what}"
+            ) from None
 
     def _probe(self, adds: list[Add]) -> Iterator[Stepped]:
         self._ops += adds
@@ -224,7 +236,11 @@ class VllmEngine:
         return not self._is_stopping or bool(self._live)
 
     def _seconds_to_deadline(self) -> float | None:
-        return None if self._next_deadline == math.inf else min(max(0.0, self._next_deadline - self._unix_clock()), threading.TIMEOUT_MAX)
+        return (
+            None
+            if self._next_deadline == math.inf
+            else min(max(0.0, self._next_deadline - self._unix_clock()), threading.TIMEOUT_MAX)
+        )
 
     # what routers want
 
@@ -237,7 +253,11 @@ class VllmEngine:
         elif reason is not None:
             self._end(seq, Finish.INVALID, reason)
         elif len(seq.token_ids) >= self.max_model_len:
-            self._end(seq, Finish.REFUSED, f"The sequence has {len(seq.token_ids)} tokens; vLLM's context is {self.max_model_len}.")
+            self._end(
+                seq,
+                Finish.REFUSED,
+                f"The sequence has {len(seq.token_ids)} tokens; vLLM's context is {self.max_model_len}.",
+            )
         else:
             self._last_rid = rid = self._last_rid + 1
             self._live[rid], self._rids[seq] = seq, rid
@@ -264,7 +284,9 @@ class VllmEngine:
         for seq in list(self._live.values()):
             if seq.deadline is not None and seq.deadline <= now:
                 self._drop(seq, Finish.DEADLINE, "The deadline of the request passed.")
-        self._next_deadline = min((seq.deadline for seq in self._live.values() if seq.deadline is not None), default=math.inf)
+        self._next_deadline = min(
+            (seq.deadline for seq in self._live.values() if seq.deadline is not None), default=math.inf
+        )
 
     def _refuse_more(self) -> None:
         self._is_stopping = True
@@ -344,7 +366,11 @@ class VllmEngine:
     def _adapt(self, stepped: Stepped) -> None:
         """Only by steps in which every sequence decoded: of the others it is not known what was computed."""
         decoding = {rid: seq for rid, seq in self._live.items() if seq.status is Status.RUNNING}
-        if not decoding or len(decoding) != len(self._live) or {output.rid for output in stepped.outputs} != decoding.keys():
+        if (
+            not decoding
+            or len(decoding) != len(self._live)
+            or {output.rid for output in stepped.outputs} != decoding.keys()
+        ):
             return
         self._num_steps += 1
         if self._num_steps % ADAPT_EVERY == 0:

@@ -23,17 +23,25 @@ def find_python(config: EngineConfig, default: str | None) -> str:
     """The interpreter with vLLM. default: where the pool names none. Raises ConfigError when there is none."""
     named = config.vllm.python or default
     if named is None:
-        raise ConfigError(f"runner: vllm needs engine.vllm.python or {VLLM_PYTHON}, the interpreter of an environment that has vLLM (docs/vllm.md)")
+        raise ConfigError(
+            f"runner: vllm needs engine.vllm.python or {VLLM_PYTHON}, the interpreter of an environment that has vLLM (docs/vllm.md)"
+        )
     found = shutil.which(os.path.expanduser(named))
     if found is None:
-        raise ConfigError(f"{named} (engine.vllm.python or {VLLM_PYTHON}) is not a program; it must be the interpreter of an environment that has vLLM")
+        raise ConfigError(
+            f"{named} (engine.vllm.python or {VLLM_PYTHON}) is not a program; it must be the interpreter of an environment that has vLLM"
+        )
     return found
 
 
-def launch_of(source: ModelSource, folder: str, config: EngineConfig, python: str, inherited: Mapping[str, str]) -> Launch:
+def launch_of(
+    source: ModelSource, folder: str, config: EngineConfig, python: str, inherited: Mapping[str, str]
+) -> Launch:
     """folder: the checkpoint as vLLM reads it. Raises ConfigError."""
     threads = config.threads or available_cores()
-    return Launch(bridge_command(python), environment(inherited, threads), engine_args(folder, config), read_eos_token_ids(source))
+    return Launch(
+        bridge_command(python), environment(inherited, threads), engine_args(folder, config), read_eos_token_ids(source)
+    )
 
 
 def engine_args(folder: str, config: EngineConfig) -> dict[str, object]:

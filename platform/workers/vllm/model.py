@@ -1,7 +1,8 @@
 """A pool's checkpoint as vLLM reads it, and the end-of-sequence tokens that it is not asked for.
 
-vLLM reads Hugging Face directories. A GGUF file becomes one, dequantized to bfloat16, in the user's cache folder under the checkpoint's digest;
-it arrives by rename, so replicas that start at once, or a crash in the middle, can't leave half of it. Without a tokenizer: vLLM gets token ids.
+vLLM reads Hugging Face directories. A GGUF file becomes one, dequantized to bfloat16, in the user's cache folder under
+the checkpoint's digest; it arrives by rename, so replicas that start at once, or a crash in the middle, can't leave
+half of it. Without a tokenizer: vLLM gets token ids.
 """
 
 import json
@@ -30,14 +31,18 @@ def hf_folder(source: ModelSource, cache: Path | None = None) -> Path:
         try:
             _export(source, folder)
         except OSError as error:
-            raise ConfigError(f"{source.path} can't be written as a directory for vLLM under {cache}: {error}") from error
+            raise ConfigError(
+                f"{source.path} can't be written as a directory for vLLM under {cache}: {error}"
+            ) from error
     return folder
 
 
 def _export(source: ModelSource, folder: Path) -> None:
     config = from_gguf(source.gguf)
     if config.has_rope_factors:
-        raise ConfigError(f"{source.path} brings RoPE factors of its own, which a directory for vLLM has no place for; use the model's safetensors")
+        raise ConfigError(
+            f"{source.path} brings RoPE factors of its own, which a directory for vLLM has no place for; use the model's safetensors"
+        )
     weights = load_weights(source, config, torch.bfloat16)
     tensors = {}
     for name, piece in layout(config).items():

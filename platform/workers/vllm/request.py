@@ -1,7 +1,8 @@
 """A sequence as vLLM is asked for it, and its answer as ours. Pure.
 
-What vLLM does not do as our engine does: its noise comes from a generator that starts with the seed, not from the position, so seeded answers are
-others than ours and a resumed sequence goes on with other noise; and penalties of a resumed sequence do not see the output from before.
+What vLLM does not do as our engine does: its noise comes from a generator that starts with the seed, not from the
+position, so seeded answers are others than ours and a resumed sequence goes on with other noise; and penalties of a
+resumed sequence do not see the output from before.
 """
 
 from typing import Any
@@ -10,7 +11,12 @@ from penstock.wire.frames import Finish, TokenLogprobs, pack_token_ids
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.vllm.bridge import Add, EndReason, Logprob
 
-FINISHES: dict[EndReason, Finish] = {"stop": Finish.STOP, "length": Finish.LENGTH, "error": Finish.ERROR, "refused": Finish.INVALID}
+FINISHES: dict[EndReason, Finish] = {
+    "stop": Finish.STOP,
+    "length": Finish.LENGTH,
+    "error": Finish.ERROR,
+    "refused": Finish.INVALID,
+}
 
 
 def refusal(seq: Sequence) -> str | None:
@@ -25,7 +31,8 @@ def add_of(seq: Sequence, rid: int, eos_token_ids: frozenset[int]) -> Add:
 
 
 def sampling_of(seq: Sequence, eos_token_ids: frozenset[int]) -> dict[str, Any]:
-    """vLLM's SamplingParams; what is as its default is left out. Bounds count from the end of the prompt, vLLM's from what it is given."""
+    """vLLM's SamplingParams; what is as its default is left out. Bounds count from the end of the prompt, vLLM's from
+    what it is given."""
     ours, done = seq.sampling, seq.num_output_tokens
     stops = set(ours.stop_token_ids) | (set() if ours.ignore_eos else eos_token_ids)
     found: dict[str, Any] = {

@@ -8,7 +8,18 @@ import msgspec
 
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE, BaseShapes
 
-BASE = BaseShapes(2, {"q_proj": (8, 8), "k_proj": (4, 8), "v_proj": (4, 8), "o_proj": (8, 8), "gate_proj": (20, 8), "up_proj": (20, 8), "down_proj": (8, 20)})
+BASE = BaseShapes(
+    2,
+    {
+        "q_proj": (8, 8),
+        "k_proj": (4, 8),
+        "v_proj": (4, 8),
+        "o_proj": (8, 8),
+        "gate_proj": (20, 8),
+        "up_proj": (20, 8),
+        "down_proj": (8, 20),
+    },
+)
 BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
 
 
@@ -17,7 +28,9 @@ def name_of(layer: int, module: str, side: str) -> str:
     return f"base_model.model.model.layers.{layer}.{group}.{module}.lora_{side}.weight"
 
 
-def tensors_of(rank: int = 2, modules: tuple[str, ...] = ("q_proj", "down_proj"), layers: tuple[int, ...] = (0, 1)) -> dict[str, tuple[int, ...]]:
+def tensors_of(
+    rank: int = 2, modules: tuple[str, ...] = ("q_proj", "down_proj"), layers: tuple[int, ...] = (0, 1)
+) -> dict[str, tuple[int, ...]]:
     found: dict[str, tuple[int, ...]] = {}
     for layer in layers:
         for module in modules:

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.adapters.peft import WEIGHTS_FILE, Pair, check_config, check_folder, check_tensors, read_header, refused_name
+from penstock.adapters.peft import (
+    WEIGHTS_FILE,
+    Pair,
+    check_config,
+    check_folder,
+    check_tensors,
+    read_header,
+    refused_name,
+)
 from penstock.wire.errors import InvalidRequest
 from tests.unit.adapters.files import BASE, config, name_of, safetensors, tensors_of, write
 from tests.unit.workers.lora_files import adapted
@@ -29,7 +37,9 @@ def test_an_adapter_is_read_with_its_rank_scaling_and_places(tmp_path: Path) -> 
 def test_what_peft_itself_writes_is_accepted(tmp_path: Path) -> None:
     adapted(tiny_model("llama"), tmp_path, seed=1, rank=3)
     hidden, inner = SIZES["hidden_size"], SIZES["intermediate_size"]
-    shapes = dict.fromkeys(("q_proj", "o_proj"), (hidden, hidden)) | dict.fromkeys(("k_proj", "v_proj"), (hidden // 2, hidden))
+    shapes = dict.fromkeys(("q_proj", "o_proj"), (hidden, hidden)) | dict.fromkeys(
+        ("k_proj", "v_proj"), (hidden // 2, hidden)
+    )
     shapes |= {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
 
     found = check_folder(tmp_path, msgspec.structs.replace(BASE, modules=shapes), max_rank=8)
@@ -95,7 +105,10 @@ def test_a_configuration_that_would_exhaust_the_reader_is_refused() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"base_model.model.lm_head.lora_A.weight": (2, 8)}, "only down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj can be adapted"),
+        (
+            {"base_model.model.lm_head.lora_A.weight": (2, 8)},
+            "only down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj can be adapted",
+        ),
         ({"base_model.model.model.embed_tokens.lora_embedding_A": (2, 8)}, "can be adapted"),
         ({"base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector": (8,)}, "can be adapted"),
         ({"base_model.model.model.layers.0.mlp.q_proj.lora_A.weight": (2, 8)}, "can be adapted"),
@@ -106,7 +119,9 @@ def test_a_configuration_that_would_exhaust_the_reader_is_refused() -> None:
         ({name_of(0, "q_proj", "B"): (8, 3)}, r"has the shape \[8, 3\]; rank 2 and the base model ask for \[8, 2\]"),
     ],
 )
-def test_tensors_that_do_not_fit_the_base_model_are_refused(change: dict[str, tuple[int, ...]], sentence: str, tmp_path: Path) -> None:
+def test_tensors_that_do_not_fit_the_base_model_are_refused(
+    change: dict[str, tuple[int, ...]], sentence: str, tmp_path: Path
+) -> None:
     header = read_header(write(tmp_path, tensors=tensors_of() | change) / WEIGHTS_FILE)
 
     with pytest.raises(InvalidRequest, match=sentence):
@@ -128,7 +143,14 @@ def test_types_that_are_not_floats_of_two_or_four_bytes_are_refused(tmp_path: Pa
 WHOLE = safetensors(tensors_of())
 
 
-@given(data=st.one_of(st.binary(max_size=64), st.integers(0, len(WHOLE) - 1).map(lambda end: WHOLE[:end]), st.just(WHOLE + b"\0"), st.just(b"\xff" * 16)))
+@given(
+    data=st.one_of(
+        st.binary(max_size=64),
+        st.integers(0, len(WHOLE) - 1).map(lambda end: WHOLE[:end]),
+        st.just(WHOLE + b"\0"),
+        st.just(b"\xff" * 16),
+    )
+)
 def test_a_damaged_file_is_refused_whatever_its_bytes(data: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("damaged") / "a"
     path.write_bytes(data)
@@ -140,7 +162,10 @@ def test_a_damaged_file_is_refused_whatever_its_bytes(data: bytes, tmp_path_fact
 def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
     first, second = name_of(0, "q_proj", "A"), name_of(0, "k_proj", "A")
     data = msgspec.json.encode(
-        {first: {"dtype": "F32", "shape": [2, 8], "data_offsets": [0, 64]}, second: {"dtype": "F32", "shape": [2, 8], "data_offsets": [0, 64]}}
+        {
+            first: {"dtype": "F32", "shape": [2, 8], "data_offsets": [0, 64]},
+            second: {"dtype": "F32", "shape": [2, 8], "data_offsets": [0, 64]},
+        }
     )
     (tmp_path / "a").write_bytes(len(data).to_bytes(8, "little") + data + bytes(64))
 
@@ -152,18 +177,26 @@ def test_overlapping_tensors_are_refused(tmp_path: Path) -> None:
     ("header", "sentence"),
     [
         (b'{"a":' + b"[" * 10**5 + b"]" * 10**5 + b"}", "its header can't be read"),
-        (b'{"a":{"dtype":"F32","shape":[' + b"9223372036854775807," * 10**4 + b'1],"data_offsets":[0,0]}}', "has 10001 dimensions"),
+        (
+            b'{"a":{"dtype":"F32","shape":[' + b"9223372036854775807," * 10**4 + b'1],"data_offsets":[0,0]}}',
+            "has 10001 dimensions",
+        ),
         (b'{"a":{"dtype":"F32","shape":[-1,-1],"data_offsets":[0,4]}}', "does not lie where its shape says"),
         (b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}', "does not lie where its shape says"),
     ],
 )
-def test_a_header_that_lies_or_would_exhaust_the_reader_is_refused(header: bytes, sentence: str, tmp_path: Path) -> None:
+def test_a_header_that_lies_or_would_exhaust_the_reader_is_refused(
+    header: bytes, sentence: str, tmp_path: Path
+) -> None:
     (tmp_path / "a").write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
 
     with pytest.raises(InvalidRequest, match=sentence):
         read_header(tmp_path / "a")
 
 
-@pytest.mark.parametrize(("name", "sentence"), [("adapter_model.bin", "is a pickle, which can run code"), ("README.md", "An adapter is the two files")])
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [("adapter_model.bin", "is a pickle, which can run code"), ("README.md", "An adapter is the two files")],
+)
 def test_other_files_are_refused_by_their_name(name: str, sentence: str) -> None:
     assert sentence in refused_name(name).message

@@ -76,7 +76,9 @@ def test_what_a_tenant_has_brought_counts_for_it_once_until_it_is_swept(tmp_path
     assert store.sweep({second}, before=20.0) == [first]
     assert [store.room(tenant).held for tenant in ("acme", "acme.2")] == [size, 0]
     assert store.put(write(store.draft()), "other", 30.0) == first
-    assert [store.room(tenant).held for tenant in ("acme", "acme.2", "other")] == [size, 0, size], "what was swept is brought anew, by others"
+    assert [store.room(tenant).held for tenant in ("acme", "acme.2", "other")] == [size, 0, size], (
+        "what was swept is brought anew, by others"
+    )
     assert 0 < store.room("acme").free < 2**60
 
 
@@ -121,7 +123,10 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
     store = AdapterStore(tmp_path / "adapters")
     digest = put(store, 0, 1.0)
 
-    assert [oct(place.stat().st_mode & 0o077) for place in (tmp_path / "adapters", store.path(digest))] == [oct(0), oct(0)]
+    assert [oct(place.stat().st_mode & 0o077) for place in (tmp_path / "adapters", store.path(digest))] == [
+        oct(0),
+        oct(0),
+    ]
 
 
 def test_a_digest_that_is_not_there_can_be_touched_without_harm(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "penstock.yaml"
 
 def test_the_defaults_that_the_example_lists_are_the_defaults() -> None:
     lines = EXAMPLE.read_text(encoding="utf-8").split("autoscale: null")[1].splitlines()[1:]
-    listed = "\n".join(line.strip().removeprefix("#").strip() for line in takewhile(lambda line: line.strip().startswith("#  "), lines))
+    listed = "\n".join(
+        line.strip().removeprefix("#").strip() for line in takewhile(lambda line: line.strip().startswith("#  "), lines)
+    )
 
     assert yaml.safe_load(listed) == msgspec.to_builtins(AutoscaleConfig())
 
@@ -30,7 +32,10 @@ def test_the_defaults_that_the_example_lists_are_the_defaults() -> None:
         ("scale_down_margin: 1", "autoscale.scale_down_margin is a share from 0 and below 1, not 1.0"),
         ("window_s: 0", "autoscale.window_s must be more than 0, not 0.0"),
         ("scale_down_delay_s: -1", "autoscale.scale_down_delay_s can't be negative, like -1.0"),
-        ("min_replicas: 2", "pools['a'].replicas (1) must lie between autoscale.min_replicas (2) and autoscale.max_replicas (4)"),
+        (
+            "min_replicas: 2",
+            "pools['a'].replicas (1) must lie between autoscale.min_replicas (2) and autoscale.max_replicas (4)",
+        ),
         ("max: 3", "max"),
     ],
 )

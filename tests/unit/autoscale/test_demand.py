@@ -1,6 +1,18 @@
 import pytest
 
-from penstock.autoscale.demand import FIRST_REQUESTS, FIRST_SHAPE, REMEMBER_S, Learned, Sample, Total, extended, learned, measured, remembered, sample
+from penstock.autoscale.demand import (
+    FIRST_REQUESTS,
+    FIRST_SHAPE,
+    REMEMBER_S,
+    Learned,
+    Sample,
+    Total,
+    extended,
+    learned,
+    measured,
+    remembered,
+    sample,
+)
 from penstock.autoscale.observation import Observation, ServeState
 from penstock.perf.capacity import Shape
 from penstock.wire.scaling import PoolFlow
@@ -13,7 +25,9 @@ def seen(flows: dict[str, PoolFlow], queued: int = 0) -> Observation:
 def test_what_gateways_gained_is_summed_gateway_by_gateway() -> None:
     totals = {"a": Total(PoolFlow(10, 8, 1000, 50, 640), 0.0), "b": Total(PoolFlow(100, 100, 1, 1, 1), 0.0)}
 
-    found = sample(totals, seen({"a": PoolFlow(13, 10, 1300, 60, 700), "b": PoolFlow(101, 100, 2, 3, 5)}, queued=4), 1.0)
+    found = sample(
+        totals, seen({"a": PoolFlow(13, 10, 1300, 60, 700), "b": PoolFlow(101, 100, 2, 3, 5)}, queued=4), 1.0
+    )
 
     assert found == Sample(1.0, PoolFlow(4, 2, 301, 12, 64), 4, 0)
 
@@ -63,7 +77,9 @@ def test_of_a_single_sample_no_rate_is_known() -> None:
 def test_the_average_request_is_learned_from_what_came() -> None:
     known = Learned()
     for _ in range(30):
-        known = learned(known, PoolFlow(num_started=50, num_ended=50, prefill_tokens=5000, cached_tokens=2500, output_tokens=1600))
+        known = learned(
+            known, PoolFlow(num_started=50, num_ended=50, prefill_tokens=5000, cached_tokens=2500, output_tokens=1600)
+        )
 
     assert known.shape == pytest.approx(Shape(100.0, 50.0, 32.0), rel=0.01)
     assert known.num_seen == 1500
@@ -72,7 +88,9 @@ def test_the_average_request_is_learned_from_what_came() -> None:
 def test_the_guess_at_the_start_gives_way_sooner_than_what_is_known() -> None:
     few = PoolFlow(num_started=2, num_ended=2, output_tokens=2 * 28)
 
-    assert learned(Learned(), few).shape.output_tokens == pytest.approx((FIRST_REQUESTS * 128 + 56) / (FIRST_REQUESTS + 2))
+    assert learned(Learned(), few).shape.output_tokens == pytest.approx(
+        (FIRST_REQUESTS * 128 + 56) / (FIRST_REQUESTS + 2)
+    )
     assert learned(Learned(FIRST_SHAPE, 1000.0), few).shape.output_tokens > 115
 
 

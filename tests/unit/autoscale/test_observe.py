@@ -18,13 +18,22 @@ def load(running: int, costs: StepCosts = StepCosts(base_s=0.01)) -> Load:  # no
     return Load("e", 0, 4, running, 1, 0, 0, 10, 10, costs, 512)
 
 
-def report(gateway: str, number: int = 1, *, running: int = 0, waiting: int = 0, hits: int = 0, pool: str = "a") -> GatewayReport:
+def report(
+    gateway: str, number: int = 1, *, running: int = 0, waiting: int = 0, hits: int = 0, pool: str = "a"
+) -> GatewayReport:
     rows = [PoolReport(pool, PoolFlow(num_started=number), waiting, waiting / 10)]
     return GatewayReport(gateway, number, rows, [ReplicaReport("r1", pool, load(running), 16, 5, hits)])
 
 
 def test_several_gateways_are_one_pool() -> None:
-    seen = observe("a", PLACED, [AgedReport(report("g1", running=7, waiting=3, hits=10), 0.2), AgedReport(report("g2", running=8, waiting=2, hits=5), 0.1)])
+    seen = observe(
+        "a",
+        PLACED,
+        [
+            AgedReport(report("g1", running=7, waiting=3, hits=10), 0.2),
+            AgedReport(report("g2", running=8, waiting=2, hits=5), 0.1),
+        ],
+    )
 
     assert (seen.num_queued, seen.oldest_wait_s, seen.age_s) == (5, 0.3, 0.2)
     assert set(seen.flows) == {"g1", "g2"}
@@ -35,7 +44,9 @@ def test_several_gateways_are_one_pool() -> None:
 
 
 def test_a_gateway_that_fell_silent_is_left_out_while_another_speaks() -> None:
-    seen = observe("a", PLACED, [AgedReport(report("dead", waiting=100), SILENT_S + 1), AgedReport(report("g2", waiting=1), 0.1)])
+    seen = observe(
+        "a", PLACED, [AgedReport(report("dead", waiting=100), SILENT_S + 1), AgedReport(report("g2", waiting=1), 0.1)]
+    )
 
     assert (seen.num_queued, seen.age_s) == (1, 0.1)
 
@@ -77,7 +88,9 @@ def test_a_report_is_as_old_as_its_news(socket_dir: Path, tmp_path: Path) -> Non
             assert [heard.age_s for heard in await reports.read()] == [3.0], "the same report again is no news"
             await client.set(report_key("g1"), encode(report("g1", 2)))
             assert [heard.age_s for heard in await reports.read()] == [0.0]
-            assert await client.smembers(GATEWAYS_KEY) == {b"g1"}, "one whose report has lapsed is not asked for any more"
+            assert await client.smembers(GATEWAYS_KEY) == {b"g1"}, (
+                "one whose report has lapsed is not asked for any more"
+            )
             await client.set(report_key("g1"), b"of another version")
             assert await reports.read() == []
         finally:

@@ -26,23 +26,39 @@ SETTINGS = AutoscaleConfig(max_replicas=8, window_s=5.0, start_s=4.0, scale_down
 
 
 def replica(name: str, num_running: int = 0, num_waiting: int = 0, costs: StepCosts = COSTS) -> ReplicaSeen:
-    load = Load("epoch", 0, 16, num_running, num_waiting, num_waiting * PROMPT, num_running * PROMPT, 2048, 2048, costs, 512)
+    load = Load(
+        "epoch", 0, 16, num_running, num_waiting, num_waiting * PROMPT, num_running * PROMPT, 2048, 2048, costs, 512
+    )
     return ReplicaSeen(name, load, 16, 0, 0)
 
 
 def observation(
-    target: int, *, serving: int | None = None, flow: PoolFlow | None = None, running: int = 0, queued: int = 0, oldest_s: float = 0.0
+    target: int,
+    *,
+    serving: int | None = None,
+    flow: PoolFlow | None = None,
+    running: int = 0,
+    queued: int = 0,
+    oldest_s: float = 0.0,
 ) -> Observation:
     serving = target if serving is None else serving
     names = tuple(f"r{number}" for number in range(serving))
     share = running // max(1, serving)
     replicas = tuple(replica(name, share) for name in names)
-    return Observation(ServeState(target, names, max(0, target - serving)), {"gateway": flow or PoolFlow()}, queued, oldest_s, replicas, 0.1)
+    return Observation(
+        ServeState(target, names, max(0, target - serving)),
+        {"gateway": flow or PoolFlow()},
+        queued,
+        oldest_s,
+        replicas,
+        0.1,
+    )
 
 
 @dataclass
 class Pool:
-    """Replicas come at once, or `start_s` after they were asked for; a queue forms where arrivals exceed what they take."""
+    """Replicas come at once, or `start_s` after they were asked for; a queue forms where arrivals exceed what they
+    take."""
 
     settings: AutoscaleConfig = SETTINGS
     target: int = 1
@@ -62,9 +78,18 @@ class Pool:
         self.started += taken
         self.ended += taken
         self.now += 1.0
-        flow = PoolFlow(round(self.started), round(self.ended), round(self.started) * PROMPT, 0, round(self.ended) * OUTPUT)
+        flow = PoolFlow(
+            round(self.started), round(self.ended), round(self.started) * PROMPT, 0, round(self.ended) * OUTPUT
+        )
         running = round(MAX_ROWS * taken / CAPACITY)
-        seen = observation(self.target, serving=serving, flow=flow, running=running, queued=round(self.queued), oldest_s=self.queued / (serving * CAPACITY))
+        seen = observation(
+            self.target,
+            serving=serving,
+            flow=flow,
+            running=running,
+            queued=round(self.queued),
+            oldest_s=self.queued / (serving * CAPACITY),
+        )
         self.state, decision = decide(self.settings, self.state, seen, MAX_ROWS, self.now)
         self.decisions.append(decision)
         self.target = decision.target
@@ -112,7 +137,9 @@ def test_after_the_load_it_goes_down_one_at_a_time_and_only_after_the_delay() ->
     targets = pool.run(1.0, 120)
 
     assert targets[-1] == 1
-    changes = [place for place, (before, after) in enumerate(zip([high, *targets], targets, strict=False)) if before != after]
+    changes = [
+        place for place, (before, after) in enumerate(zip([high, *targets], targets, strict=False)) if before != after
+    ]
     assert len(changes) == high - 1, "each change is one replica"
     assert changes[0] >= SETTINGS.scale_down_delay_s
     assert all(later - earlier >= SETTINGS.scale_down_delay_s for earlier, later in itertools.pairwise(changes))
@@ -138,7 +165,9 @@ def test_one_more_each_start_up_time_where_the_model_says_enough_but_the_queue_d
         targets.append(target)
 
     assert targets[0] == 3
-    raises = [place for place, (before, after) in enumerate(zip([2, *targets], targets, strict=False)) if after > before]
+    raises = [
+        place for place, (before, after) in enumerate(zip([2, *targets], targets, strict=False)) if after > before
+    ]
     assert all(later - earlier >= SETTINGS.start_s for earlier, later in itertools.pairwise(raises))
     assert targets[-1] > 4
 
@@ -166,7 +195,9 @@ def test_without_news_from_gateways_nothing_changes() -> None:
         assert (decision.target, decision.reason) == (3, Reason.STALE)
     _, first = decide(SETTINGS, pool.state, observation(3), MAX_ROWS, pool.now + 61)
     assert first.reason is Reason.UNKNOWN, "window and delay begin again"
-    assert decide(SETTINGS, State(), observation(3)._replace(age_s=STALE_S + 0.1), MAX_ROWS, 0.0)[1].reason is Reason.STALE
+    assert (
+        decide(SETTINGS, State(), observation(3)._replace(age_s=STALE_S + 0.1), MAX_ROWS, 0.0)[1].reason is Reason.STALE
+    )
 
 
 @pytest.mark.parametrize("rate", [0.5, 5.5, 11.0, 20.0])
@@ -211,7 +242,13 @@ def test_nothing_goes_on_less_news_than_a_window() -> None:
 def test_a_replica_that_never_gets_ready_is_waited_for_and_no_other_asked_for_in_its_place() -> None:
     state, targets = State(known=KNOWN), []
     for second in range(60):
-        state, decision = decide(SETTINGS, state, observation(2, serving=1, running=MAX_ROWS, queued=3, oldest_s=2.0), MAX_ROWS, 100.0 + second)
+        state, decision = decide(
+            SETTINGS,
+            state,
+            observation(2, serving=1, running=MAX_ROWS, queued=3, oldest_s=2.0),
+            MAX_ROWS,
+            100.0 + second,
+        )
         targets.append((decision.target, decision.reason))
 
     assert set(targets) == {(2, Reason.STARTING)}
@@ -253,7 +290,9 @@ def test_a_constant_load_settles_and_never_moves_both_ways(rate: float, target: 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0.0, 200.0), min_size=1, max_size=60), st.integers(1, 3), st.integers(0, 5))
 def test_the_target_never_leaves_the_bounds(rates: list[float], least: int, more: int) -> None:
-    bounds = AutoscaleConfig(min_replicas=least, max_replicas=least + more, window_s=3.0, start_s=2.0, scale_down_delay_s=2.0)
+    bounds = AutoscaleConfig(
+        min_replicas=least, max_replicas=least + more, window_s=3.0, start_s=2.0, scale_down_delay_s=2.0
+    )
     pool = Pool(settings=bounds, target=least, ready=[0.0] * least, start_s=2.0)
 
     assert all(least <= pool.second(rate).target <= least + more for rate in rates)
@@ -263,9 +302,25 @@ flows = st.integers(0, 400)
 
 
 @settings(deadline=None)
-@given(st.integers(1, 8), flows, st.integers(0, 200), st.integers(0, 64), st.floats(0.0, 20.0), st.integers(0, 50), st.integers(0, 50), st.integers(0, 16))
+@given(
+    st.integers(1, 8),
+    flows,
+    st.integers(0, 200),
+    st.integers(0, 64),
+    st.floats(0.0, 20.0),
+    st.integers(0, 50),
+    st.integers(0, 50),
+    st.integers(0, 16),
+)
 def test_more_demand_never_means_fewer_replicas(
-    target: int, arrived: int, queued: int, running: int, oldest_s: float, more_arrived: int, more_queued: int, more_running: int
+    target: int,
+    arrived: int,
+    queued: int,
+    running: int,
+    oldest_s: float,
+    more_arrived: int,
+    more_queued: int,
+    more_running: int,
 ) -> None:
     state, _ = decide(SETTINGS, State(), observation(target, flow=PoolFlow()), MAX_ROWS, 0.0)
     state = state._replace(low_since_s=-100.0)  # as far down as it may go
@@ -275,4 +330,6 @@ def test_more_demand_never_means_fewer_replicas(
         seen = observation(target, flow=flow, running=running, queued=queued, oldest_s=oldest_s if queued else 0.0)
         return decide(SETTINGS, state._replace(known=KNOWN), seen, MAX_ROWS, 5.0)[1].target
 
-    assert target_for(arrived + more_arrived, queued + more_queued, running + more_running) >= target_for(arrived, queued, running)
+    assert target_for(arrived + more_arrived, queued + more_queued, running + more_running) >= target_for(
+        arrived, queued, running
+    )

@@ -73,7 +73,9 @@ class Serve:
             return False
         self.calls.append(("down", pool, victims, target))
         before = self.placed[pool]
-        self.placed[pool] = ServeState(target, tuple(name for name in before.running if name not in victims), num_stopping=len(victims))
+        self.placed[pool] = ServeState(
+            target, tuple(name for name in before.running if name not in victims), num_stopping=len(victims)
+        )
         return True
 
     def gone(self, pool: str) -> None:
@@ -90,7 +92,15 @@ class Rig:
 
     def __post_init__(self) -> None:
         pools = [ScaledPool(name, f"pool-{name}", 8, self.settings) for name in self.serve.placed]
-        self.scaler = Scaler("autoscaler-1", pools, self.source, self.serve, Journal(self.journal), lambda: self.now, lambda: 1000.0 + self.now)
+        self.scaler = Scaler(
+            "autoscaler-1",
+            pools,
+            self.source,
+            self.serve,
+            Journal(self.journal),
+            lambda: self.now,
+            lambda: 1000.0 + self.now,
+        )
 
     def reconcile(self, times: int = 1) -> None:
         for _ in range(times):
@@ -151,7 +161,9 @@ def test_a_dry_run_only_says_what_it_would_do(tmp_path: Path) -> None:
 
 
 def test_while_redis_is_away_nothing_changes(tmp_path: Path) -> None:
-    rig = Rig(Source([busy(queued=40)], is_away=True), Serve({"a": ServeState(2, ("r1", "r2"))}), tmp_path / "log.jsonl")
+    rig = Rig(
+        Source([busy(queued=40)], is_away=True), Serve({"a": ServeState(2, ("r1", "r2"))}), tmp_path / "log.jsonl"
+    )
 
     rig.reconcile(30)
 
@@ -163,7 +175,9 @@ def test_while_redis_is_away_nothing_changes(tmp_path: Path) -> None:
     assert rig.serve.calls == [("set", "a", 3)]
 
 
-def test_while_serves_controller_is_away_nothing_changes_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_while_serves_controller_is_away_nothing_changes_and_the_log_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     rig = Rig(Source([busy(queued=40)]), Serve({"a": ServeState(1, ("r1",))}, is_away=True))
 
     with caplog.at_level("INFO", "penstock.autoscale"):
@@ -172,11 +186,18 @@ def test_while_serves_controller_is_away_nothing_changes_and_the_log_says_so_onc
         rig.reconcile(2)
 
     assert rig.serve.calls == [("set", "a", 3)]
-    assert [record.message for record in caplog.records if "reached" in record.message] == ["not reached", "reached again"]
+    assert [record.message for record in caplog.records if "reached" in record.message] == [
+        "not reached",
+        "reached again",
+    ]
 
 
 def test_an_event_log_that_can_not_be_written_keeps_no_pool_from_its_turn(tmp_path: Path) -> None:
-    rig = Rig(Source([busy(queued=40), busy(queued=40, pool="b")]), Serve({"a": ServeState(1, ("r1",)), "b": ServeState(1, ("r1",))}), tmp_path)
+    rig = Rig(
+        Source([busy(queued=40), busy(queued=40, pool="b")]),
+        Serve({"a": ServeState(1, ("r1",)), "b": ServeState(1, ("r1",))}),
+        tmp_path,
+    )
 
     rig.reconcile()
 
@@ -195,7 +216,9 @@ def test_a_pool_that_could_not_be_changed_is_decided_on_anew(tmp_path: Path) -> 
 
 
 def test_a_step_down_that_serve_refuses_is_noted(tmp_path: Path) -> None:
-    rig = Rig(Source([busy(0, ("r1", "r2"))]), Serve({"a": ServeState(2, ("r1", "r2"))}, refuses=True), tmp_path / "log.jsonl")
+    rig = Rig(
+        Source([busy(0, ("r1", "r2"))]), Serve({"a": ServeState(2, ("r1", "r2"))}, refuses=True), tmp_path / "log.jsonl"
+    )
 
     rig.reconcile(9)
 

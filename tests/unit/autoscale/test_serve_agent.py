@@ -39,7 +39,9 @@ def execute(reach: ServeControl, *calls: Call) -> list[Answer]:
 def test_calls_are_executed() -> None:
     reach = ServeControl()
 
-    answers = execute(reach, Call("1", 1, "read"), Call("2", 1, "set", "pool-a", 2, 5), Call("3", 1, "down", "pool-a", 2, 1, ("r1",)))
+    answers = execute(
+        reach, Call("1", 1, "read"), Call("2", 1, "set", "pool-a", 2, 5), Call("3", 1, "down", "pool-a", 2, 1, ("r1",))
+    )
 
     assert answers == [Answer(apps=[PLACES]), Answer(), Answer()]
     assert reach.done == [("set", "pool-a", 5), ("down", "pool-a", ("r1",), 1)]
@@ -48,7 +50,10 @@ def test_calls_are_executed() -> None:
 def test_a_target_that_has_changed_since_is_not_set() -> None:
     reach = ServeControl()
 
-    assert execute(reach, Call("1", 1, "set", "pool-a", 3, 5), Call("2", 1, "set", "pool-b", 2, 5)) == [Answer(is_done=False)] * 2
+    assert (
+        execute(reach, Call("1", 1, "set", "pool-a", 3, 5), Call("2", 1, "set", "pool-b", 2, 5))
+        == [Answer(is_done=False)] * 2
+    )
     assert reach.done == []
 
 
@@ -63,7 +68,9 @@ def test_a_leader_of_an_earlier_term_is_not_obeyed() -> None:
 
 @pytest.mark.parametrize("error", [RayError("gone"), ValueError("no controller"), TimeoutError()])
 def test_what_ray_raises_is_an_answer(error: Exception) -> None:
-    assert execute(ServeControl(fails=error), Call("1", 1, "read")) == [Answer(is_done=False, error=type(error).__name__)]
+    assert execute(ServeControl(fails=error), Call("1", 1, "read")) == [
+        Answer(is_done=False, error=type(error).__name__)
+    ]
 
 
 def test_messages_survive_the_way_and_others_are_no_messages() -> None:

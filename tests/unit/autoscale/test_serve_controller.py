@@ -12,7 +12,10 @@ from penstock.autoscale.serve_controller import read
 def controller(*replicas: tuple[str, str, float], target: int = 2) -> Any:
     """A controller that has one deployment, "a". replicas: id, state, start time."""
     found = [
-        SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), actor_details=SimpleNamespace(state=SimpleNamespace(value=state), start_time_s=start_s))
+        SimpleNamespace(
+            replica_id=SimpleNamespace(unique_id=name),
+            actor_details=SimpleNamespace(state=SimpleNamespace(value=state), start_time_s=start_s),
+        )
         for name, state, start_s in replicas
     ]
     state = SimpleNamespace(target_num_replicas=target, _replicas=SimpleNamespace(get=lambda: found))
@@ -20,7 +23,12 @@ def controller(*replicas: tuple[str, str, float], target: int = 2) -> Any:
 
 
 def test_running_replicas_come_oldest_first_and_others_are_counted() -> None:
-    found = read(controller(("new", "RUNNING", 2.0), ("old", "RUNNING", 1.0), ("next", "STARTING", 3.0), ("last", "STOPPING", 0.0)), ["a", "unknown"])
+    found = read(
+        controller(
+            ("new", "RUNNING", 2.0), ("old", "RUNNING", 1.0), ("next", "STARTING", 3.0), ("last", "STOPPING", 0.0)
+        ),
+        ["a", "unknown"],
+    )
 
     assert found == [ServeState(2, ("old", "new"), num_starting=1, num_stopping=1), None]
 

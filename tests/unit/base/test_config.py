@@ -37,11 +37,15 @@ def sentence(text: str) -> str:
 
 def test_a_file_becomes_a_frozen_struct(tmp_path: Path) -> None:
     path = tmp_path / "penstock.yaml"
-    path.write_text("pools:\n- name: edge\n  served_names: [a, b]\n  engine: {block_size: 32, base_s: 1e-3}\n", encoding="utf-8")
+    path.write_text(
+        "pools:\n- name: edge\n  served_names: [a, b]\n  engine: {block_size: 32, base_s: 1e-3}\n", encoding="utf-8"
+    )
 
     config = load(path, Config)
 
-    assert config == Config(pools=(Pool(name="edge", served_names=("a", "b"), engine=Engine(block_size=32, base_s=0.001)),))
+    assert config == Config(
+        pools=(Pool(name="edge", served_names=("a", "b"), engine=Engine(block_size=32, base_s=0.001)),)
+    )
 
 
 def test_an_empty_file_is_all_defaults() -> None:
@@ -53,11 +57,23 @@ def test_an_empty_file_is_all_defaults() -> None:
     [
         ("pool: []", "a.yaml: pool is not a known setting (did you mean pools?)."),
         ("zzz: 1", "a.yaml: zzz is not a known setting (known here: pools)."),
-        ("pools: [{name: a, engine: {blocksize: 1}}]", "a.yaml: pools[0].engine.blocksize is not a known setting (did you mean block_size?)."),
-        ("pools: [{name: a, spare: {devise: cpu}}]", "a.yaml: pools[0].spare.devise is not a known setting (did you mean device?)."),
+        (
+            "pools: [{name: a, engine: {blocksize: 1}}]",
+            "a.yaml: pools[0].engine.blocksize is not a known setting (did you mean block_size?).",
+        ),
+        (
+            "pools: [{name: a, spare: {devise: cpu}}]",
+            "a.yaml: pools[0].spare.devise is not a known setting (did you mean device?).",
+        ),
         ("pools: [{served_names: [a]}]", "a.yaml: pools[0].name is required and missing."),
-        ("pools: [{name: a}, {name: a, engine: {block_size: big}}]", "a.yaml: pools[1].engine.block_size must be `int`, not 'big'."),
-        ("pools: [{name: a, engine: {device: tpu}}]", "a.yaml: pools[0].engine.device must be one of cpu, cuda, not 'tpu'."),
+        (
+            "pools: [{name: a}, {name: a, engine: {block_size: big}}]",
+            "a.yaml: pools[1].engine.block_size must be `int`, not 'big'.",
+        ),
+        (
+            "pools: [{name: a, engine: {device: tpu}}]",
+            "a.yaml: pools[0].engine.device must be one of cpu, cuda, not 'tpu'.",
+        ),
         ("pools: [{name: a, engine: {block_size: 0}}]", "a.yaml: engine.block_size must be at least 1, not 0."),
         ("- a", "a.yaml: the file must be `object`, not ['a']."),
         ("pools: [{name: a, name: b}]", "a.yaml: is not valid YAML, line 1: the key 'name' stands there twice."),

@@ -11,7 +11,9 @@ def test_the_secret_is_read_from_hex_digits(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("value", [None, "", "not hex", "ab" * 15, "ab" * 65])
-def test_a_secret_that_is_missing_or_malformed_is_refused_without_showing_it(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_that_is_missing_or_malformed_is_refused_without_showing_it(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(CLUSTER_SECRET, raising=False)
     if value is not None:
         monkeypatch.setenv(CLUSTER_SECRET, value)
@@ -37,7 +39,9 @@ def test_a_providers_key_loses_the_line_end_of_its_file(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("value", [None, " \n", "sk-1\nsk-2", "sk-\u201c1"])
-def test_a_providers_key_that_is_missing_or_could_be_none_is_refused_without_showing_it(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_providers_key_that_is_missing_or_could_be_none_is_refused_without_showing_it(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if value is None:
         monkeypatch.delenv("TEST_KEY", raising=False)
     else:

@@ -24,7 +24,13 @@ def test_an_event_is_one_line_of_json_with_its_request_id(lines: io.StringIO) ->
     assert lines.getvalue().count("\n") == 1
     line = json.loads(lines.getvalue())
     assert line.pop("ts").endswith("+00:00")
-    assert line == {"level": "info", "logger": "penstock.router", "event": "resumed", "request_id": "r1", "replica": "a\nb"}
+    assert line == {
+        "level": "info",
+        "logger": "penstock.router",
+        "event": "resumed",
+        "request_id": "r1",
+        "replica": "a\nb",
+    }
 
 
 def test_fields_that_libraries_add_for_themselves_are_left_out(lines: io.StringIO) -> None:

@@ -94,7 +94,9 @@ def test_a_full_server_refuses_writes_and_only_its_user_reaches_it(server: Embed
         server.stop()
 
 
-def test_the_server_of_a_killed_owner_is_ended_before_its_data_is_opened_again(server: EmbeddedRedis, tmp_path: Path, socket_dir: Path) -> None:
+def test_the_server_of_a_killed_owner_is_ended_before_its_data_is_opened_again(
+    server: EmbeddedRedis, tmp_path: Path, socket_dir: Path
+) -> None:
     abandon = (
         "import os; from pathlib import Path; from penstock.base.redis_server import *\n"
         f"s = EmbeddedRedis(executable=find_executable(), data_dir=Path({str(tmp_path / 'redis')!r}), socket_dir=Path({str(socket_dir / 'old')!r}))\n"

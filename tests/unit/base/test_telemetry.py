@@ -37,5 +37,8 @@ def test_the_documentation_has_every_span_and_attribute_as_the_tables_say() -> N
     page = (Path(__file__).parents[3] / "docs" / "tracing.md").read_text(encoding="utf-8").splitlines()
 
     rows = [line for line in page if line.startswith("| `")]
-    spans = [f"| `{row.name}` | {row.parent or CLIENTS} | {row.help} | {', '.join(f'`{name}`' for name in row.attributes)} |" for row in SPANS]
+    spans = [
+        f"| `{row.name}` | {row.parent or CLIENTS} | {row.help} | {', '.join(f'`{name}`' for name in row.attributes)} |"
+        for row in SPANS
+    ]
     assert rows == [*spans, *[f"| `{row.name}` | {row.kind} | {row.help} |" for row in ATTRIBUTES]]

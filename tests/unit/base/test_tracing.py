@@ -39,7 +39,9 @@ class Collected(SpanExporter):
         self.open.set()
 
 
-def tracing(exporter: Collected, sample_ratio: float = 1.0, count: Any = lambda outcome, count: None, now: float = 1000.0) -> Tracing:
+def tracing(
+    exporter: Collected, sample_ratio: float = 1.0, count: Any = lambda outcome, count: None, now: float = 1000.0
+) -> Tracing:
     return Tracing(exporter, sample_ratio, "gateway-1", count, Random(1), lambda: now, lambda: 100.0)
 
 
@@ -139,7 +141,18 @@ def test_the_callers_tracestate_goes_along(parent: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "state", ["", ",", "no pair", "Capital=1", "a=1,a=2", "a=\x00", "a=é", "a=" + "x" * 257, ",".join(f"k{n}=1234567890123" for n in range(40))]
+    "state",
+    [
+        "",
+        ",",
+        "no pair",
+        "Capital=1",
+        "a=1,a=2",
+        "a=\x00",
+        "a=é",
+        "a=" + "x" * 257,
+        ",".join(f"k{n}=1234567890123" for n in range(40)),
+    ],
 )
 def test_a_malformed_tracestate_is_left_out_and_the_parent_stays(state: str, caplog: pytest.LogCaptureFixture) -> None:
     exporter = Collected()
@@ -241,7 +254,9 @@ def test_without_a_collector_there_is_no_tracing(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
-def test_the_standard_variables_name_a_collector_too_and_can_switch_it_off(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_the_standard_variables_name_a_collector_too_and_can_switch_it_off(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setenv(name, "http://127.0.0.1:9/v1/traces")
 
     subject = open_tracing(TelemetryConfig(), "x", lambda outcome, count: None, Random())
@@ -249,4 +264,7 @@ def test_the_standard_variables_name_a_collector_too_and_can_switch_it_off(monke
 
     assert subject is not None
     subject.close()
-    assert open_tracing(TelemetryConfig(otlp_endpoint="http://127.0.0.1:9"), "x", lambda outcome, count: None, Random()) is None
+    assert (
+        open_tracing(TelemetryConfig(otlp_endpoint="http://127.0.0.1:9"), "x", lambda outcome, count: None, Random())
+        is None
+    )

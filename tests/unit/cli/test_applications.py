@@ -28,7 +28,9 @@ def test_a_gateway_is_told_the_context_that_a_timed_replica_has(configured: int 
 def test_made_up_tokens_that_the_tokenizer_lacks_are_refused() -> None:
     engine = EngineConfig(runner="timed", timed=TimedConfig(vocab_size=49153))
 
-    with pytest.raises(ConfigError, match=r"pool a: engine\.timed\.vocab_size is 49153, but demo has only 49152 tokens"):
+    with pytest.raises(
+        ConfigError, match=r"pool a: engine\.timed\.vocab_size is 49153, but demo has only 49152 tokens"
+    ):
         pool_spec(PoolConfig(name="a", engine=engine))
 
 

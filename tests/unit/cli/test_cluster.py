@@ -33,12 +33,16 @@ class Clusters:
     def start(self, script: str, environment: dict[str, str] | None = None) -> Cluster:
         head = "import os, sys, time, signal\ntell = lambda line: os.write(int(sys.argv[-1]), line.encode())\n"
         with self.log.open("a", encoding="utf-8") as log:
-            self.started.append(Cluster([sys.executable, "-c", head + textwrap.dedent(script)], self.folder, environment or {}, log))
+            self.started.append(
+                Cluster([sys.executable, "-c", head + textwrap.dedent(script)], self.folder, environment or {}, log)
+            )
         return self.started[-1]
 
 
 def test_events_are_awaited_in_order(clusters: Clusters) -> None:
-    cluster = clusters.start("""tell('{"name":"ray"}\\n{"name":"dep'); time.sleep(0.1); tell('loyed"}\\n'); time.sleep(60)""")
+    cluster = clusters.start(
+        """tell('{"name":"ray"}\\n{"name":"dep'); time.sleep(0.1); tell('loyed"}\\n'); time.sleep(60)"""
+    )
 
     cluster.wait_for("ray", 10)
     cluster.wait_for("deployed", 10)
@@ -79,7 +83,9 @@ def test_waiting_is_bounded(clusters: Clusters) -> None:
 
 
 def test_a_driver_deaf_to_sigterm_is_not_waited_for_when_in_a_hurry(clusters: Clusters) -> None:
-    cluster = clusters.start("""signal.signal(signal.SIGTERM, signal.SIG_IGN); tell('{"name":"ray"}\\n'); time.sleep(60)""")
+    cluster = clusters.start(
+        """signal.signal(signal.SIGTERM, signal.SIG_IGN); tell('{"name":"ray"}\\n'); time.sleep(60)"""
+    )
     cluster.wait_for("ray", 10)
     hurry = threading.Event()
     hurry.set()
@@ -92,10 +98,14 @@ def test_a_driver_deaf_to_sigterm_is_not_waited_for_when_in_a_hurry(clusters: Cl
     assert end_descendants(0.1) == 1
 
 
-def test_the_driver_sees_its_environment_and_no_foreign_cluster(clusters: Clusters, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_sees_its_environment_and_no_foreign_cluster(
+    clusters: Clusters, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "ray://elsewhere:10001")
     seen = clusters.folder / "seen"
-    cluster = clusters.start(f"open({str(seen)!r}, 'w').write(repr((os.environ.get('RAY_ADDRESS'), os.environ['A'])))", {"A": "1"})
+    cluster = clusters.start(
+        f"open({str(seen)!r}, 'w').write(repr((os.environ.get('RAY_ADDRESS'), os.environ['A'])))", {"A": "1"}
+    )
 
     assert cluster.wait_until_ended() == 0
     assert seen.read_text(encoding="utf-8") == "(None, '1')"

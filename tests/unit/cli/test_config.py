@@ -8,7 +8,15 @@ import yaml
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.config import parse
 from penstock.base.errors import ConfigError
-from penstock.cli.config import PlatformConfig, PoolConfig, check_gpus, check_memory, divide_threads, load_platform, place_adapters
+from penstock.cli.config import (
+    PlatformConfig,
+    PoolConfig,
+    check_gpus,
+    check_memory,
+    divide_threads,
+    load_platform,
+    place_adapters,
+)
 from penstock.router.config import ProviderConfig
 from penstock.workers.config import EngineConfig
 
@@ -33,7 +41,9 @@ def fields(data: Any, path: str = "") -> dict[str, Any]:
         return fields(data[0], path)
     if not isinstance(data, dict):
         return {path: list(data) if isinstance(data, tuple) else data}
-    return {name: value for key, child in data.items() for name, value in fields(child, f"{path}.{key}".lstrip(".")).items()}
+    return {
+        name: value for key, child in data.items() for name, value in fields(child, f"{path}.{key}".lstrip(".")).items()
+    }
 
 
 def test_the_example_documents_every_field_with_its_default() -> None:
@@ -46,7 +56,11 @@ def test_the_example_documents_every_field_with_its_default() -> None:
 
 def test_every_field_of_the_example_is_explained_unless_its_name_says_all() -> None:
     plain = {"port:", "replicas:", "vocab_size:", "max_model_len:"}
-    bare = [line.strip() for line in EXAMPLE.read_text(encoding="utf-8").splitlines() if ":" in line and "#" not in line and not line.rstrip().endswith(":")]
+    bare = [
+        line.strip()
+        for line in EXAMPLE.read_text(encoding="utf-8").splitlines()
+        if ":" in line and "#" not in line and not line.rstrip().endswith(":")
+    ]
 
     assert {line.split()[0] for line in bare} <= plain
 
@@ -56,13 +70,15 @@ def test_the_example_names_every_field_of_a_provider() -> None:
     (example,) = yaml.safe_load("\n".join(line.removeprefix("#") for line in shown.splitlines()[1:]))
 
     assert example.keys() == set(ProviderConfig.__struct_fields__)
-    assert msgspec.convert({name: example[name] for name in ("name", "base_url", "model", "served_names")}, ProviderConfig) == msgspec.convert(
-        example | {"api_key_env": None}, ProviderConfig
-    )
+    assert msgspec.convert(
+        {name: example[name] for name in ("name", "base_url", "model", "served_names")}, ProviderConfig
+    ) == msgspec.convert(example | {"api_key_env": None}, ProviderConfig)
 
 
 def test_pools_of_different_tiers_may_serve_different_models_under_one_name() -> None:
-    config = platform("pools: [{name: a, tier: edge}, {name: b, model: other, served_names: [demo], engine: {block_size: 32}}]")
+    config = platform(
+        "pools: [{name: a, tier: edge}, {name: b, model: other, served_names: [demo], engine: {block_size: 32}}]"
+    )
 
     assert [pool.names for pool in config.pools] == [("demo",), ("demo",)]
 
@@ -79,18 +95,33 @@ def test_the_example_starts_two_replicas() -> None:
         ("pools: [{name: a, replicas: 0}]", "pools['a'].replicas must be at least 1, not 0"),
         ("pools: [{name: 'a/b'}]", "a pool's name is letters, digits and dashes between them, not 'a/b'"),
         ("pools: [{name: a, served_names: [x, x]}]", "pools['a'].served_names holds 'x' 2 times"),
-        ("pools: [{name: a}, {name: b, model: other, served_names: [demo]}]", "pools of one tier that share a name must share the model"),
-        ("pools: [{name: a}, {name: b, engine: {block_size: 32}}]", "share the served name 'demo' but not engine.block_size (16 and 32)"),
-        ("pools: [{name: a, engine: {runner: timed, device: cuda}}]", "engine.device: cuda is for a runner that computes; runner: timed sleeps"),
+        (
+            "pools: [{name: a}, {name: b, model: other, served_names: [demo]}]",
+            "pools of one tier that share a name must share the model",
+        ),
+        (
+            "pools: [{name: a}, {name: b, engine: {block_size: 32}}]",
+            "share the served name 'demo' but not engine.block_size (16 and 32)",
+        ),
+        (
+            "pools: [{name: a, engine: {runner: timed, device: cuda}}]",
+            "engine.device: cuda is for a runner that computes; runner: timed sleeps",
+        ),
         ("pools: [{name: a, engine: {exact: true, device: cuda}}]", "can't be combined with device: cuda"),
         ("pools: [{name: a, engine: {runner: timed, exact: true}}]", "can't be combined with exact: true"),
-        ("{redis: {url: 'http://x'}, pools: [{name: a}]}", "redis.url must begin with redis://, rediss:// or unix://, not 'http://x'"),
+        (
+            "{redis: {url: 'http://x'}, pools: [{name: a}]}",
+            "redis.url must begin with redis://, rediss:// or unix://, not 'http://x'",
+        ),
         ("{gateway: {port: 70000}, pools: [{name: a}]}", "gateway.port must lie in 1..65535, not 70000"),
         ("{gateway: {ttft_target_s: 0}, pools: [{name: a}]}", "gateway.ttft_target_s must be more than 0, not 0"),
         (provider("name: a"), "2 pools or providers are named 'a': names must differ"),
         (provider("served_names: [b]"), "providers['p'].served_names holds 'b', which no pool serves"),
         (provider("served_names: []"), "providers['p'].served_names is empty: the provider would never be asked"),
-        (provider("base_url: example.com"), "providers['p'].base_url must begin with http:// or https://, not 'example.com'"),
+        (
+            provider("base_url: example.com"),
+            "providers['p'].base_url must begin with http:// or https://, not 'example.com'",
+        ),
         (provider("max_concurrency: 0"), "providers['p'].max_concurrency must be at least 1, not 0"),
         (provider("timeout_s: 0"), "providers['p'].timeout_s must be more than 0, not 0"),
         (provider("input_price: 1"), "input_price and output_price belong together; set both or neither"),
@@ -115,7 +146,9 @@ def test_a_pool_without_served_names_answers_to_its_model() -> None:
 
 
 def test_threads_are_divided_among_replicas_that_compute() -> None:
-    config = platform("pools: [{name: a, replicas: 2}, {name: b, model: m, engine: {threads: 3}}, {name: t, model: n, replicas: 9, engine: {runner: timed}}]")
+    config = platform(
+        "pools: [{name: a, replicas: 2}, {name: b, model: m, engine: {threads: 3}}, {name: t, model: n, replicas: 9, engine: {runner: timed}}]"
+    )
 
     divided = divide_threads(config, cores=8)
 
@@ -158,10 +191,14 @@ def test_a_scaled_pool_is_reckoned_with_at_its_most_replicas() -> None:
 
 def test_adapters_lie_in_the_state_folder_unless_another_one_is_named(tmp_path: Path) -> None:
     default = place_adapters(platform("pools: [{name: a}]"), tmp_path).adapters
-    named = place_adapters(platform("{pools: [{name: a}], adapters: {folder: shared, import_folder: bring}}"), tmp_path).adapters
+    named = place_adapters(
+        platform("{pools: [{name: a}], adapters: {folder: shared, import_folder: bring}}"), tmp_path
+    ).adapters
 
     assert (default.folder, default.import_folder) == (str(tmp_path / "adapters"), None)
-    assert (named.folder, named.import_folder) == (str(Path.cwd() / "shared"), str(Path.cwd() / "bring")), "processes of Ray work elsewhere"
+    assert (named.folder, named.import_folder) == (str(Path.cwd() / "shared"), str(Path.cwd() / "bring")), (
+        "processes of Ray work elsewhere"
+    )
 
 
 @pytest.mark.parametrize("text", ["max_bytes: 0", "max_per_tenant: 0", "load_timeout_s: -1"])

@@ -17,6 +17,8 @@ ORPHANAGE = textwrap.dedent("""
 
 
 def test_orphans_that_ignore_sigterm_are_found_and_ended() -> None:
-    shown = subprocess.run([sys.executable, "-c", ORPHANAGE], capture_output=True, text=True, check=True, timeout=30).stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", ORPHANAGE], capture_output=True, text=True, check=True, timeout=30
+    ).stdout
 
     assert shown == "1 1 0\n"

@@ -54,7 +54,9 @@ def test_the_same_functions_build_what_penstock_up_runs(monkeypatch: pytest.Monk
 
     assert gateway.init_args == bound(gateway_application(config, Placement(1))).init_args
     local = bound(pool_application(config.pools[0], config.adapters, Placement(2)))
-    assert [arg for place, arg in enumerate(pool.init_args) if place != 3] == [arg for place, arg in enumerate(local.init_args) if place != 3]
+    assert [arg for place, arg in enumerate(pool.init_args) if place != 3] == [
+        arg for place, arg in enumerate(local.init_args) if place != 3
+    ]
 
 
 def test_the_hand_reaches_gateways_and_every_pool() -> None:
@@ -67,11 +69,27 @@ def test_the_hand_reaches_gateways_and_every_pool() -> None:
 @pytest.mark.parametrize(
     ("build", "args", "sentence"),
     [
-        ("gateway", {"config": {**CONFIG, "gatway": {}}}, "args of the application gateway: config.gatway is not a known setting (did you mean gateway?)."),
-        ("gateway", {"config": CONFIG, "replicas": 0}, "args of the application gateway: replicas must be at least 1, not 0."),
+        (
+            "gateway",
+            {"config": {**CONFIG, "gatway": {}}},
+            "args of the application gateway: config.gatway is not a known setting (did you mean gateway?).",
+        ),
+        (
+            "gateway",
+            {"config": CONFIG, "replicas": 0},
+            "args of the application gateway: replicas must be at least 1, not 0.",
+        ),
         ("gateway", {}, "args of the application gateway: config is required and missing."),
-        ("gateway", {"config": {**CONFIG, "redis": {"url": "redis://:word@host"}}}, "redis.url in the args of the application gateway would stand in the open"),
-        ("pool", {"pool": {**POOL, "replicas": -1}}, "args of a pool's application: pools['a'].replicas must be at least 1, not -1."),
+        (
+            "gateway",
+            {"config": {**CONFIG, "redis": {"url": "redis://:word@host"}}},
+            "redis.url in the args of the application gateway would stand in the open",
+        ),
+        (
+            "pool",
+            {"pool": {**POOL, "replicas": -1}},
+            "args of a pool's application: pools['a'].replicas must be at least 1, not -1.",
+        ),
         ("hand", {"config": {"pools": []}}, "args of the application hand: pools is empty"),
     ],
 )
@@ -83,7 +101,9 @@ def test_a_mistake_is_a_sentence_that_says_where(build: str, args: dict[str, obj
     assert "word" not in raised.value.message
 
 
-@pytest.mark.parametrize(("wanted", "expected"), [({}, 2), ({"pool-a": 5}, 5), ({"pool-a": 50}, 8), ({"pool-a": 0}, 1), ({"pool-b": 5}, 2)])
+@pytest.mark.parametrize(
+    ("wanted", "expected"), [({}, 2), ({"pool-a": 5}, 5), ({"pool-a": 50}, 8), ({"pool-a": 0}, 1), ({"pool-b": 5}, 2)]
+)
 def test_a_scaled_pool_goes_on_with_what_it_had(wanted: dict[str, int], expected: int) -> None:
     pool = PoolConfig(name="a", replicas=2, autoscale=AutoscaleConfig(max_replicas=8))
 

@@ -37,7 +37,12 @@ def test_a_second_start_in_the_same_folder_is_one_sentence_that_names_the_first(
 
     with first.locked():
         first.write(run_state())
-        with pytest.raises(ConfigError, match=rf"already running .*process {os.getpid()}, http://127\.0\.0\.1:1") as caught, second.locked():
+        with (
+            pytest.raises(
+                ConfigError, match=rf"already running .*process {os.getpid()}, http://127\.0\.0\.1:1"
+            ) as caught,
+            second.locked(),
+        ):
             pass
 
     assert "\n" not in caught.value.message
@@ -98,7 +103,12 @@ def test_the_env_file_is_shell_syntax(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     state.write_env("http://127.0.0.1:8000/v1", "sk-penstock-1")
 
-    shown = subprocess.run(["sh", "-c", f". {state.env_path}; echo $OPENAI_BASE_URL $OPENAI_API_KEY"], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        ["sh", "-c", f". {state.env_path}; echo $OPENAI_BASE_URL $OPENAI_API_KEY"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
 
     assert shown == "http://127.0.0.1:8000/v1 sk-penstock-1\n"
 

@@ -18,7 +18,18 @@ def state_of(folder: Path, *, redis: str = "embedded", config: str = "none", is_
     own = psutil.Process()
     started = own.create_time() if is_alive else 0.0
     state = StateDir(folder)
-    state.write(RunState(pid=own.pid, pid_started=started, version="1", config=config, gateway="http://g", redis=redis, temp_dir="/tmp/penstock-x", pools=()))
+    state.write(
+        RunState(
+            pid=own.pid,
+            pid_started=started,
+            version="1",
+            config=config,
+            gateway="http://g",
+            redis=redis,
+            temp_dir="/tmp/penstock-x",
+            pools=(),
+        )
+    )
     return state
 
 
@@ -59,9 +70,13 @@ def test_a_secret_is_never_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_only_what_is_named_changes_and_nought_takes_a_limit_away() -> None:
-    before = Settings(limits=Limits(requests_per_minute=5, tokens_per_minute=100), models=("a",), tier_policy="edge_only")
+    before = Settings(
+        limits=Limits(requests_per_minute=5, tokens_per_minute=100), models=("a",), tier_policy="edge_only"
+    )
 
     assert Change().applied(before) == before
     after = Change(requests_per_minute=0, max_parallel=3, models=("b", "b", "c")).applied(before)
-    assert after == Settings(limits=Limits(tokens_per_minute=100, max_parallel=3), models=("b", "c"), tier_policy="edge_only")
+    assert after == Settings(
+        limits=Limits(tokens_per_minute=100, max_parallel=3), models=("b", "c"), tier_policy="edge_only"
+    )
     assert Change(models=("*",), tier_policy="cloud_first").applied(after).models is None

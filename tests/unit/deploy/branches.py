@@ -1,4 +1,5 @@
-"""Values that together take every branch of the chart's templates, beside the presets (test_branches.py measures it): name to YAML."""
+"""Values that together take every branch of the chart's templates, beside the presets (test_branches.py measures it):
+name to YAML."""
 
 BRANCHES = {
     "numbers as names": """

@@ -43,12 +43,30 @@ class Rendered(NamedTuple):
 
 @cache
 def template(
-    preset: str = "", values: str = "", apis: tuple[str, ...] = APIS, image: str = IMAGE, release: str = RELEASE, chart: Path = CHART, *options: str
+    preset: str = "",
+    values: str = "",
+    apis: tuple[str, ...] = APIS,
+    image: str = IMAGE,
+    release: str = RELEASE,
+    chart: Path = CHART,
+    *options: str,
 ) -> Rendered:
     """preset: a values file of the chart; values: YAML over it."""
     files = ["-f", str(CHART / preset)] if preset else []
     versions = [word for api in apis for word in ("--api-versions", api)]
-    command = [str(HELM), "template", release, str(chart), "--namespace", NAMESPACE, "--set", f"image.repository={image}", *files, *versions, *options]
+    command = [
+        str(HELM),
+        "template",
+        release,
+        str(chart),
+        "--namespace",
+        NAMESPACE,
+        "--set",
+        f"image.repository={image}",
+        *files,
+        *versions,
+        *options,
+    ]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(values)
         file.flush()
@@ -62,7 +80,8 @@ metadata: {name: notes}
 data:
   text: {{ include (print .Template.BasePath "/NOTES.txt") . | toJson }}
 """
-"""`helm template` leaves the notes out, and every `helm install` asks a cluster, dry or not. So a template of a copy has them."""
+"""`helm template` leaves the notes out, and every `helm install` asks a cluster, dry or not. So a template of a copy
+has them."""
 
 
 @cache
@@ -111,14 +130,24 @@ def pods(found: list[Object]) -> Iterator[Pod]:
     for each in found:
         name = f"{each['kind']} {each['metadata']['name']}"
         if each["kind"] in ("Deployment", "StatefulSet", "Job"):
-            yield Pod(name, each["spec"]["template"]["metadata"]["labels"], each["spec"]["template"]["spec"], each["spec"].get("replicas", 1))
+            yield Pod(
+                name,
+                each["spec"]["template"]["metadata"]["labels"],
+                each["spec"]["template"]["spec"],
+                each["spec"].get("replicas", 1),
+            )
         elif each["kind"] == "Pod":
             yield Pod(name, each["metadata"]["labels"], each["spec"], 1)
         elif each["kind"] == "RayService":
             cluster = each["spec"]["rayClusterConfig"]
             for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
                 group_name = group.get("groupName", "headgroup")
-                labels = {**group["template"]["metadata"]["labels"], "ray.io/group": group_name, "ray.io/cluster": "c", "ray.io/is-ray-node": "yes"}
+                labels = {
+                    **group["template"]["metadata"]["labels"],
+                    "ray.io/group": group_name,
+                    "ray.io/cluster": "c",
+                    "ray.io/is-ray-node": "yes",
+                }
                 yield Pod(f"{name} {group_name}", labels, group["template"]["spec"], group.get("replicas", 1))
 
 

@@ -1,7 +1,7 @@
 """What NetworkPolicies allow, worked out from the objects: the test cluster stores them and enforces none.
 
-As the API's reference has it: a pod that no policy selects for a direction is open there; else some rule of some policy that does must name the
-other side and the port. A connection needs both its source's egress and its target's ingress.
+As the API's reference has it: a pod that no policy selects for a direction is open there; else some rule of some policy
+that does must name the other side and the port. A connection needs both its source's egress and its target's ingress.
 """
 
 import ipaddress
@@ -34,7 +34,11 @@ class Flow(NamedTuple):
 
 def end_of(pod: Pod, namespace: str = NAMESPACE) -> End:
     """A pod that the chart makes."""
-    ports = {port["name"]: port["containerPort"] for container in pod.spec["containers"] for port in container.get("ports", [])}
+    ports = {
+        port["name"]: port["containerPort"]
+        for container in pod.spec["containers"]
+        for port in container.get("ports", [])
+    }
     return End(pod.owner, namespace, pod.labels, {"kubernetes.io/metadata.name": namespace}, ports)
 
 
@@ -48,7 +52,9 @@ def ends(found: list[Object]) -> dict[str, End]:
 
 
 def is_allowed(policies: Sequence[Object], flow: Flow) -> bool:
-    return _direction(policies, flow, flow.source, flow.target, "Egress") and _direction(policies, flow, flow.target, flow.source, "Ingress")
+    return _direction(policies, flow, flow.source, flow.target, "Egress") and _direction(
+        policies, flow, flow.target, flow.source, "Ingress"
+    )
 
 
 def _direction(policies: Sequence[Object], flow: Flow, end: End, other: End, way: str) -> bool:
@@ -58,12 +64,23 @@ def _direction(policies: Sequence[Object], flow: Flow, end: End, other: End, way
     if not selecting:
         return True
     key = "to" if way == "Egress" else "from"
-    rules = [(rule, policy["metadata"]["namespace"]) for policy in selecting for rule in policy["spec"].get(way.lower()) or ()]
-    return any(_names_peer(rule.get(key), other, namespace) and _names_port(rule.get("ports"), flow) for rule, namespace in rules)
+    rules = [
+        (rule, policy["metadata"]["namespace"])
+        for policy in selecting
+        for rule in policy["spec"].get(way.lower()) or ()
+    ]
+    return any(
+        _names_peer(rule.get(key), other, namespace) and _names_port(rule.get("ports"), flow)
+        for rule, namespace in rules
+    )
 
 
 def _selects(policy: Object, end: End) -> bool:
-    return policy["metadata"]["namespace"] == end.namespace and end.labels is not None and _matches(policy["spec"]["podSelector"], end.labels)
+    return (
+        policy["metadata"]["namespace"] == end.namespace
+        and end.labels is not None
+        and _matches(policy["spec"]["podSelector"], end.labels)
+    )
 
 
 def _names_peer(peers: Sequence[Object] | None, other: End, namespace: str) -> bool:
@@ -73,10 +90,16 @@ def _names_peer(peers: Sequence[Object] | None, other: End, namespace: str) -> b
 def _is_peer(peer: Object, other: End, namespace: str) -> bool:
     if "ipBlock" in peer:
         block, address = peer["ipBlock"], ipaddress.ip_address(other.address)
-        return address in ipaddress.ip_network(block["cidr"]) and not any(address in ipaddress.ip_network(each) for each in block.get("except", ()))
+        return address in ipaddress.ip_network(block["cidr"]) and not any(
+            address in ipaddress.ip_network(each) for each in block.get("except", ())
+        )
     if other.labels is None:
         return False
-    in_namespace = _matches(peer["namespaceSelector"], other.namespace_labels) if "namespaceSelector" in peer else other.namespace == namespace
+    in_namespace = (
+        _matches(peer["namespaceSelector"], other.namespace_labels)
+        if "namespaceSelector" in peer
+        else other.namespace == namespace
+    )
     return in_namespace and _matches(peer.get("podSelector", {}), other.labels)
 
 
@@ -97,7 +120,9 @@ def _is_port(port: Object, flow: Flow) -> bool:
 
 def _matches(selector: Object, labels: Mapping[str, str]) -> bool:
     wanted = selector.get("matchLabels", {})
-    return all(labels.get(key) == value for key, value in wanted.items()) and all(_fits(each, labels) for each in selector.get("matchExpressions", ()))
+    return all(labels.get(key) == value for key, value in wanted.items()) and all(
+        _fits(each, labels) for each in selector.get("matchExpressions", ())
+    )
 
 
 def _fits(expression: Object, labels: Mapping[str, str]) -> bool:
@@ -112,4 +137,8 @@ def _fits(expression: Object, labels: Mapping[str, str]) -> bool:
 
 def policies_of(found: list[Object], namespace: str = NAMESPACE) -> list[Object]:
     """Those that the chart makes, in the namespace that they are created in."""
-    return [{**each, "metadata": {**each["metadata"], "namespace": namespace}} for each in found if each["kind"] == "NetworkPolicy"]
+    return [
+        {**each, "metadata": {**each["metadata"], "namespace": namespace}}
+        for each in found
+        if each["kind"] == "NetworkPolicy"
+    ]

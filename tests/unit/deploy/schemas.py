@@ -1,5 +1,5 @@
-"""Kubernetes' own schemas (of kubernetes-validate) and KubeRay's, for whole objects. Unknown fields are refused, as a strict API server does, and
-two elements of a list that its keys (x-kubernetes-list-map-keys) call the same.
+"""Kubernetes' own schemas (of kubernetes-validate) and KubeRay's, for whole objects. Unknown fields are refused, as a
+strict API server does, and two elements of a list that its keys (x-kubernetes-list-map-keys) call the same.
 
 KubeRay's are in the file that PENSTOCK_TEST_CRDS names.
 """
@@ -30,10 +30,15 @@ KEY_DEFAULTS = {"protocol": "TCP"}
 
 
 def _same_twice(_: Any, keys: list[str], found: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    """https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy: a list of type map has each of its keys' values once."""
+    """https://kubernetes.io/docs/reference/using-api/server-side-apply/#merge-strategy: a list of type map has each of
+    its keys' values once."""
     elements = [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
     seen = Counter(tuple((key, each.get(key, KEY_DEFAULTS.get(key))) for key in keys) for each in elements)
-    yield from (jsonschema.ValidationError(f"{dict(key)} stands there {count} times") for key, count in seen.items() if count > 1)
+    yield from (
+        jsonschema.ValidationError(f"{dict(key)} stands there {count} times")
+        for key, count in seen.items()
+        if count > 1
+    )
 
 
 Validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {KEYS: _same_twice})
@@ -43,7 +48,10 @@ def mistakes(found: Object, version: str) -> list[str]:
     """What a server of that version would refuse in the object: path and reason."""
     group, _, api = found["apiVersion"].rpartition("/")
     name = "-".join(filter(None, [found["kind"].lower(), group.split(".")[0].lower(), api.lower()]))
-    return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in _validator(version, name).iter_errors(found)]
+    return [
+        f"{'.'.join(map(str, error.absolute_path))}: {error.message}"
+        for error in _validator(version, name).iter_errors(found)
+    ]
 
 
 @cache
@@ -53,7 +61,9 @@ def _folder(version: str) -> Path:
 
 @cache
 def _definitions(version: str) -> Object:
-    found: Object = json.loads((_folder(version) / "_definitions.json").read_text(encoding="utf-8").replace(DEFINITIONS, "#"))
+    found: Object = json.loads(
+        (_folder(version) / "_definitions.json").read_text(encoding="utf-8").replace(DEFINITIONS, "#")
+    )
     definitions: Object = found["$defs"]
     return definitions
 
@@ -97,15 +107,33 @@ HTTPROUTE = jsonschema.Draft202012Validator(
             "spec": _object(
                 {
                     "parentRefs": _list(_object({**REFERENCE, "sectionName": NAME}, "name"), 32),
-                    "hostnames": _list({"type": "string", "pattern": r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"}, 16),
+                    "hostnames": _list(
+                        {
+                            "type": "string",
+                            "pattern": r"^(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$",
+                        },
+                        16,
+                    ),
                     "rules": _list(
                         _object(
                             {
                                 "matches": _list(
-                                    _object({"path": _object({"type": {"enum": ["Exact", "PathPrefix", "RegularExpression"]}, "value": {"pattern": "^/"}})}), 64
+                                    _object(
+                                        {
+                                            "path": _object(
+                                                {
+                                                    "type": {"enum": ["Exact", "PathPrefix", "RegularExpression"]},
+                                                    "value": {"pattern": "^/"},
+                                                }
+                                            )
+                                        }
+                                    ),
+                                    64,
                                 ),
                                 "timeouts": _object({"request": DURATION, "backendRequest": DURATION}),
-                                "backendRefs": _list(_object({**REFERENCE, "weight": {"type": "integer"}}, "name", "port"), 16),
+                                "backendRefs": _list(
+                                    _object({**REFERENCE, "weight": {"type": "integer"}}, "name", "port"), 16
+                                ),
                             }
                         ),
                         16,
@@ -117,8 +145,8 @@ HTTPROUTE = jsonschema.Draft202012Validator(
         "spec",
     )
 )
-"""Ours, of the fields that the chart uses: https://gateway-api.sigs.k8s.io/reference/spec/#httproute, version v1; durations: GEP-2257. A reference to a
-Service needs its port."""
+"""Ours, of the fields that the chart uses: https://gateway-api.sigs.k8s.io/reference/spec/#httproute, version v1;
+durations: GEP-2257. A reference to a Service needs its port."""
 
 
 @cache
@@ -145,7 +173,11 @@ def _strict(node: Any) -> Any:
         return {"type": ["integer", "string"], **({"pattern": found["pattern"]} if "pattern" in found else {})}
     if node.get("nullable") and isinstance(found.get("type"), str):
         found["type"] = [found["type"], "null"]
-    if node.get("properties") and "additionalProperties" not in node and not node.get("x-kubernetes-preserve-unknown-fields"):
+    if (
+        node.get("properties")
+        and "additionalProperties" not in node
+        and not node.get("x-kubernetes-preserve-unknown-fields")
+    ):
         found["additionalProperties"] = False
     return found
 
@@ -156,5 +188,15 @@ def _parts(node: Object) -> Iterator[tuple[str, Any]]:
             yield key, {name: _strict(each) for name, each in value.items()}
         elif key == KEYS:
             yield key, value
-        elif key in ("items", "additionalProperties", "type", "enum", "required", "pattern", "minimum", "maximum", "x-kubernetes-int-or-string"):
+        elif key in (
+            "items",
+            "additionalProperties",
+            "type",
+            "enum",
+            "required",
+            "pattern",
+            "minimum",
+            "maximum",
+            "x-kubernetes-int-or-string",
+        ):
             yield key, _strict(value)

@@ -17,14 +17,37 @@ from penstock.workers.config import AdapterSlots, EngineConfig, SpeculationConfi
 
 Struct = type[msgspec.Struct]
 
-STRUCTS: tuple[Struct, ...] = (*SECTIONS, AutoscaleConfig, EngineConfig, SpeculationConfig, AdapterSlots, TimedConfig, VllmConfig)
+STRUCTS: tuple[Struct, ...] = (
+    *SECTIONS,
+    AutoscaleConfig,
+    EngineConfig,
+    SpeculationConfig,
+    AdapterSlots,
+    TimedConfig,
+    VllmConfig,
+)
 NEEDED: dict[Struct, dict[str, Any]] = {
     PoolConfig: {"name": "a"},
-    ProviderConfig: {"name": "up", "base_url": "http://x", "model": "m", "served_names": ["demo"], "input_price": 1.0, "output_price": 1.0},
+    ProviderConfig: {
+        "name": "up",
+        "base_url": "http://x",
+        "model": "m",
+        "served_names": ["demo"],
+        "input_price": 1.0,
+        "output_price": 1.0,
+    },
 }
 """Beside the field that is tried: what is required, and what belongs together."""
 NUMBERS = (-1, 0, 1.5)
-WORDS = {"base_url": "x", "otlp_endpoint": "x", "name": "a b", "served_names": [""], "extra_fields": ["x"], "block_size": 24, "max_draft_tokens": 17}
+WORDS = {
+    "base_url": "x",
+    "otlp_endpoint": "x",
+    "name": "a b",
+    "served_names": [""],
+    "extra_fields": ["x"],
+    "block_size": 24,
+    "max_draft_tokens": 17,
+}
 
 
 def refused(struct: Struct, document: dict[str, Any]) -> bool:
@@ -39,7 +62,11 @@ def tries(struct: Struct) -> Iterator[dict[str, Any]]:
     for field in msgspec.structs.fields(struct):
         is_number = {int, float} & {field.type, *get_args(field.type)} and field.type is not bool
         values = [*(NUMBERS if is_number else ()), *([WORDS[field.name]] if field.name in WORDS else ())]
-        yield from (NEEDED.get(struct, {}) | {field.name: value} for value in values if field.name not in CHART_OWNED.get(struct.__name__, ()))
+        yield from (
+            NEEDED.get(struct, {}) | {field.name: value}
+            for value in values
+            if field.name not in CHART_OWNED.get(struct.__name__, ())
+        )
 
 
 @pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)

@@ -1,7 +1,7 @@
 """The presets and branches.py together render the inside of every condition and loop of the templates.
 
-A copy of the chart says by a mark which ones were taken. Left out are the checks, whose insides refuse (test_wrong_values.py), and templates whose
-result is read as a number, YAML or JSON, which a mark would spoil.
+A copy of the chart says by a mark which ones were taken. Left out are the checks, whose insides refuse
+(test_wrong_values.py), and templates whose result is read as a number, YAML or JSON, which a mark would spoil.
 """
 
 import re
@@ -14,7 +14,19 @@ from tests.unit.deploy.charts import APIS, CHART, IMAGE, PRESETS, RELEASE, templ
 
 TAG = re.compile(r"\{\{-? *(?:if|with|range|else)\b[^{}]*\}\}")
 DEFINE = re.compile(r'\{\{-? define "penstock\.(\w+)"')
-READ = {"pod", "requestSeconds", "gatewayDrainSeconds", "providerPorts", "portOf", "kept", "fullname", "ownHubFolder", "tenantsStay", "testTenant", "defaults"}
+READ = {
+    "pod",
+    "requestSeconds",
+    "gatewayDrainSeconds",
+    "providerPorts",
+    "portOf",
+    "kept",
+    "fullname",
+    "ownHubFolder",
+    "tenantsStay",
+    "testTenant",
+    "defaults",
+}
 READ |= {"rayEnv", "workerEnv", "hubFolder", "poolResources", "secretName"}
 """What is read by another template."""
 CHECKS = {"_checks.tpl", "_config_checks.tpl"}

@@ -15,7 +15,21 @@ from penstock.cli.serve_apps import GatewayArguments, HandArguments, PoolArgumen
 from penstock.router.config import GatewayConfig
 from penstock.wire.discovery import GATEWAY_APP, pool_app_name
 from tests.unit.deploy.branches import BRANCHES
-from tests.unit.deploy.charts import CHART, HELM, IMAGE, NAMESPACE, PRESETS, ROOT, Object, digest, every_case, find, objects, pods, template
+from tests.unit.deploy.charts import (
+    CHART,
+    HELM,
+    IMAGE,
+    NAMESPACE,
+    PRESETS,
+    ROOT,
+    Object,
+    digest,
+    every_case,
+    find,
+    objects,
+    pods,
+    template,
+)
 from tests.unit.deploy.schemas import HTTPROUTE, OURS, VERSIONS, mistakes, ray_mistakes
 
 ALL = every_case()
@@ -78,7 +92,11 @@ def test_kuberays_schema_refuses_a_port_or_a_variable_that_stands_there_twice() 
 
 
 def test_providers_that_share_a_key_share_its_variable() -> None:
-    gateway = next(pod for pod in pods(objects("", BRANCHES["providers"])) if pod.labels["app.kubernetes.io/component"] == "gateway")
+    gateway = next(
+        pod
+        for pod in pods(objects("", BRANCHES["providers"]))
+        if pod.labels["app.kubernetes.io/component"] == "gateway"
+    )
 
     assert [each["name"] for each in gateway.spec["containers"][0]["env"]].count("UP_KEY") == 1
 
@@ -93,7 +111,9 @@ def test_a_worker_group_names_everything_that_the_operator_asks_for() -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_helm_lint_finds_nothing(preset: str) -> None:
     files = ["-f", str(CHART / preset)] if preset else []
-    done = subprocess.run([str(HELM), "lint", "--strict", str(CHART), *files], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [str(HELM), "lint", "--strict", str(CHART), *files], capture_output=True, text=True, check=False, timeout=60
+    )
 
     assert done.returncode == 0, done.stdout
 
@@ -157,7 +177,10 @@ IN_PLACE = {
         f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}]}}",
         f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}, {{{UP.replace('up', 'too')}, api_key_env: K}}]}}",
     ),
-    "the deadline, with drainSeconds": ("gateway: {drainSeconds: 90}", "gateway: {drainSeconds: 90, config: {request_timeout_s: 60.0}}"),
+    "the deadline, with drainSeconds": (
+        "gateway: {drainSeconds: 90}",
+        "gateway: {drainSeconds: 90, config: {request_timeout_s: 60.0}}",
+    ),
     "replicas": (CHANGED_POOL, "gateway: {replicas: 4}" + CHANGED_POOL.replace("replicas: 2", "replicas: 3")),
 }
 """Before and after, as docs/kubernetes.md has it under Changes."""
@@ -205,7 +228,9 @@ def test_the_old_cluster_outlives_the_longest_stream() -> None:
     for preset in PRESETS:
         spec = find(objects(preset), "RayService")["spec"]
         apps = {app["name"]: app for app in yaml.safe_load(spec["serveConfigV2"])["applications"]}
-        longest = apps["gateway"]["args"]["config"]["gateway"].get("request_timeout_s", GatewayConfig().request_timeout_s)
+        longest = apps["gateway"]["args"]["config"]["gateway"].get(
+            "request_timeout_s", GatewayConfig().request_timeout_s
+        )
         assert spec["rayClusterDeletionDelaySeconds"] > longest
         for group in spec["rayClusterConfig"]["workerGroupSpecs"]:
             pod = group["template"]["spec"]
@@ -215,7 +240,12 @@ def test_the_old_cluster_outlives_the_longest_stream() -> None:
 
 
 def test_the_old_cluster_goes_at_once_where_that_is_asked() -> None:
-    assert find(objects("", "{upgrade: {deletionDelaySeconds: 0}}"), "RayService")["spec"]["rayClusterDeletionDelaySeconds"] == 0
+    assert (
+        find(objects("", "{upgrade: {deletionDelaySeconds: 0}}"), "RayService")["spec"][
+            "rayClusterDeletionDelaySeconds"
+        ]
+        == 0
+    )
 
 
 def test_a_missing_image_is_a_sentence() -> None:
@@ -247,9 +277,13 @@ def test_a_gateway_api_that_is_not_there_is_a_sentence() -> None:
 
 
 def test_kuberay_finds_the_ports_that_it_makes_services_of() -> None:
-    ports = find(objects(), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]["containers"][0]["ports"]
+    ports = find(objects(), "RayService")["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"][
+        "containers"
+    ][0]["ports"]
 
-    assert {"gcs-server": 6379, "dashboard": 8265, "serve": 9}.items() <= {port["name"]: port["containerPort"] for port in ports}.items()
+    assert {"gcs-server": 6379, "dashboard": 8265, "serve": 9}.items() <= {
+        port["name"]: port["containerPort"] for port in ports
+    }.items()
 
 
 def test_rays_processes_find_what_serve_must_find_before_it_is_imported() -> None:
@@ -269,7 +303,10 @@ def test_downloads_lie_on_a_volume_of_the_size_that_is_set_for_them(branch: str)
         if "ray.io/group" in pod.labels:
             container = pod.spec["containers"][0]
             home = next(each["value"] for each in container["env"] if each["name"] == "HF_HOME")
-            mount = max((each for each in container["volumeMounts"] if home.startswith(each["mountPath"])), key=lambda each: len(each["mountPath"]))
+            mount = max(
+                (each for each in container["volumeMounts"] if home.startswith(each["mountPath"])),
+                key=lambda each: len(each["mountPath"]),
+            )
             volume = next(each for each in pod.spec["volumes"] if each["name"] == mount["name"])
             assert volume["emptyDir"] == {"sizeLimit": size}, pod.owner
             assert not mount.get("readOnly")
@@ -281,7 +318,9 @@ def test_the_demo_fits_the_node_that_it_names_with_two_ray_clusters() -> None:
     named = re.search(r"(\d+) cores and (\d+) GiB", text)
     total = re.search(r"([\d.]+) GiB, which", text)
     most = {
-        f"pool-{pool['name']}": pool.get("autoscale", pool.get("replicas"))["max_replicas"] for pool in yaml.safe_load(text)["pools"] if "autoscale" in pool
+        f"pool-{pool['name']}": pool.get("autoscale", pool.get("replicas"))["max_replicas"]
+        for pool in yaml.safe_load(text)["pools"]
+        if "autoscale" in pool
     }
     cores, mib = 0.0, 0.0
     for pod in pods(objects("values-demo.yaml")):
@@ -298,8 +337,16 @@ def test_the_demo_fits_the_node_that_it_names_with_two_ray_clusters() -> None:
 
 
 def test_gpus_are_requested_from_kubernetes() -> None:
-    groups = {group["groupName"]: group for group in find(objects("values-production.yaml"), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]}
-    gpus = {name: group["template"]["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") for name, group in groups.items()}
+    groups = {
+        group["groupName"]: group
+        for group in find(objects("values-production.yaml"), "RayService")["spec"]["rayClusterConfig"][
+            "workerGroupSpecs"
+        ]
+    }
+    gpus = {
+        name: group["template"]["spec"]["containers"][0]["resources"]["limits"].get("nvidia.com/gpu")
+        for name, group in groups.items()
+    }
 
     assert gpus == {"gateway": None, "pool-edge": None, "pool-cloud": "1"}
 
@@ -308,17 +355,26 @@ def test_pods_are_spread_as_the_values_say_over_nodes_that_they_may_have() -> No
     found = {
         preset or values: {
             pod.owner.rsplit(" ", 1)[1]: {
-                each["topologyKey"].rpartition("/")[2]: each["whenUnsatisfiable"] for each in pod.spec.get("topologySpreadConstraints", [])
+                each["topologyKey"].rpartition("/")[2]: each["whenUnsatisfiable"]
+                for each in pod.spec.get("topologySpreadConstraints", [])
             }
             for pod in pods(objects(preset, BRANCHES.get(values, "")))
             if pod.labels["app.kubernetes.io/component"] in ("gateway", "pool")
         }
         for preset, values in (("values-production.yaml", ""), ("", "placed"))
     }
-    constraints = [each for pod in pods(objects("values-production.yaml")) for each in pod.spec.get("topologySpreadConstraints", [])]
+    constraints = [
+        each
+        for pod in pods(objects("values-production.yaml"))
+        for each in pod.spec.get("topologySpreadConstraints", [])
+    ]
 
     soft = {"hostname": "ScheduleAnyway", "zone": "ScheduleAnyway"}
-    assert found["values-production.yaml"] == {"gateway": {**soft, "hostname": "DoNotSchedule"}, "pool-edge": soft, "pool-cloud": soft}
+    assert found["values-production.yaml"] == {
+        "gateway": {**soft, "hostname": "DoNotSchedule"},
+        "pool-edge": soft,
+        "pool-cloud": soft,
+    }
     assert found["placed"] == {"gateway": {"zone": "DoNotSchedule"}, "pool-big": {}}
     assert {each["nodeTaintsPolicy"] for each in constraints} == {"Honor"}
 
@@ -327,7 +383,8 @@ def test_jobs_go_where_the_autoscaler_goes() -> None:
     """Where every node has a taint, an install would wait for them forever."""
     values = "autoscaler: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], affinity: {nodeAffinity: {}}, priorityClassName: high}"
     placed = {
-        pod.owner: {key: pod.spec.get(key) for key in ("nodeSelector", "tolerations", "affinity", "priorityClassName")} for pod in pods(objects("", values))
+        pod.owner: {key: pod.spec.get(key) for key in ("nodeSelector", "tolerations", "affinity", "priorityClassName")}
+        for pod in pods(objects("", values))
     }
 
     for owner in ("Job rel-penstock-tenants", "Pod rel-penstock-test"):
@@ -369,7 +426,9 @@ def test_everything_lives_in_the_release_namespace() -> None:
     subjects = find(objects(), "RoleBinding")["subjects"]
 
     assert [subject["namespace"] for subject in subjects] == [NAMESPACE]
-    assert not [each["kind"] for each in objects() if each["kind"].startswith("Cluster")], "nothing that reaches beyond it"
+    assert not [each["kind"] for each in objects() if each["kind"].startswith("Cluster")], (
+        "nothing that reaches beyond it"
+    )
 
 
 def test_the_schema_file_is_the_generated_one() -> None:
@@ -377,7 +436,9 @@ def test_the_schema_file_is_the_generated_one() -> None:
 
 
 def test_the_template_of_defaults_is_the_generated_one() -> None:
-    assert chart_defaults.TARGET.read_text(encoding="utf-8") == chart_defaults.render(), "python -m deploy.chart_defaults"
+    assert chart_defaults.TARGET.read_text(encoding="utf-8") == chart_defaults.render(), (
+        "python -m deploy.chart_defaults"
+    )
 
 
 def test_every_value_is_explained_where_it_stands() -> None:

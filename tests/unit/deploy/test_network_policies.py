@@ -10,7 +10,9 @@ from tests.unit.deploy.network import End, Flow, ends, is_allowed, policies_of
 
 DEMO = objects("values-demo.yaml")
 OURS = ends(DEMO)
-GATEWAY, POOL, HEAD, REDIS, AUTOSCALER, TENANTS, TEST = (OURS[name] for name in ("gateway", "pool-edge", "head", "redis", "autoscaler", "tenants", "test"))
+GATEWAY, POOL, HEAD, REDIS, AUTOSCALER, TENANTS, TEST = (
+    OURS[name] for name in ("gateway", "pool-edge", "head", "redis", "autoscaler", "tenants", "test")
+)
 
 
 def stranger(name: str, namespace: str, **labels: str) -> End:
@@ -106,7 +108,11 @@ def test_what_has_no_business_there_may_not() -> None:
 def test_every_pod_is_selected_for_both_directions() -> None:
     for policy in policies_of(DEMO):
         assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
-    assert all(not is_allowed(policies_of(DEMO), Flow(end, INTERNET, 25)) and not is_allowed(policies_of(DEMO), Flow(TENANT, end, 25)) for end in OURS.values())
+    assert all(
+        not is_allowed(policies_of(DEMO), Flow(end, INTERNET, 25))
+        and not is_allowed(policies_of(DEMO), Flow(TENANT, end, 25))
+        for end in OURS.values()
+    )
 
 
 def test_without_policies_everything_is_open() -> None:
@@ -208,11 +214,20 @@ def test_the_evaluator_reads_rules_as_kubernetes_does() -> None:
 
     assert not is_allowed([POLICY], flow), "selected, and no rule"
     assert is_allowed(only({}), flow), "an empty rule is everything"
-    assert not is_allowed(only({"from": [{"podSelector": {}}]}), flow), "a pod selector alone is of the policy's namespace"
+    assert not is_allowed(only({"from": [{"podSelector": {}}]}), flow), (
+        "a pod selector alone is of the policy's namespace"
+    )
     assert is_allowed(only({"from": [{"namespaceSelector": {}}]}), flow)
-    assert not is_allowed(only({"from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "x"}}}]}), flow), "both in one peer must hold"
-    assert is_allowed(only({"from": [{"podSelector": {"matchLabels": {"app": "x"}}}, {"namespaceSelector": {}}]}), flow), "one of several peers is enough"
+    assert not is_allowed(
+        only({"from": [{"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": "x"}}}]}), flow
+    ), "both in one peer must hold"
+    assert is_allowed(
+        only({"from": [{"podSelector": {"matchLabels": {"app": "x"}}}, {"namespaceSelector": {}}]}), flow
+    ), "one of several peers is enough"
     assert is_allowed(only({"ports": [{"port": 70, "endPort": 90}]}), flow)
     assert not is_allowed(only({"ports": [{"port": 80, "protocol": "UDP"}]}), flow)
     assert not is_allowed(only({"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.244.0.0/16"]}}]}), flow)
-    assert is_allowed(only({"from": [{"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}}]}), flow)
+    assert is_allowed(
+        only({"from": [{"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}}]}),
+        flow,
+    )

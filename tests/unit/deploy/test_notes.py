@@ -31,10 +31,17 @@ def test_the_cluster_secret_stays_wherever_the_tenants_stay() -> None:
 def test_whose_key_is_taken_is_the_first_tenants_or_the_one_that_is_named() -> None:
     """The Secret of a user has the keys that it has: of a tenant `default` only where somebody says so."""
     own, nobody = BRANCHES["outer redis"], "{secrets: {tenants: mine}}"
-    for values, secret, tenant in (("", "rel-penstock-tenants", "default"), (own, "own", "acme"), ("{test: {tenant: '7'}}", "rel-penstock-tenants", "7")):
+    for values, secret, tenant in (
+        ("", "rel-penstock-tenants", "default"),
+        (own, "own", "acme"),
+        ("{test: {tenant: '7'}}", "rel-penstock-tenants", "7"),
+    ):
         env = find(objects("", values), "Pod")["spec"]["containers"][0]["env"]
         assert env[-1] == {"name": "API_KEY", "valueFrom": {"secretKeyRef": {"name": secret, "key": tenant}}}
-        assert f"get secret {secret} --namespace llm --output go-template='{{{{index .data \"{tenant}\" | base64decode}}}}'" in notes(values)
+        assert (
+            f"get secret {secret} --namespace llm --output go-template='{{{{index .data \"{tenant}\" | base64decode}}}}'"
+            in notes(values)
+        )
 
     assert not [each for each in objects("", nobody) if each["kind"] == "Pod"]
     assert find(objects("", nobody), "Job"), "its tenants are made known"
@@ -48,13 +55,23 @@ def test_the_notes_name_all_that_an_uninstall_leaves() -> None:
     assert removed(notes(BRANCHES["no persistence"])) == []
     assert removed(notes(BRANCHES["storage classes"])) == ["pvc/rel-penstock-adapters"]
     assert removed(notes(BRANCHES["outer redis, anybody"])) == ["secret/rel-penstock-cluster"]
-    assert "stay in your Redis, in any case; without secret/rel-penstock-cluster" in notes(BRANCHES["outer redis, anybody"])
-    assert "leaves nothing here.\nTenants, keys and usage stay in your Redis, in any case." in notes(BRANCHES["outer redis"])
+    assert "stay in your Redis, in any case; without secret/rel-penstock-cluster" in notes(
+        BRANCHES["outer redis, anybody"]
+    )
+    assert "leaves nothing here.\nTenants, keys and usage stay in your Redis, in any case." in notes(
+        BRANCHES["outer redis"]
+    )
 
 
 def test_the_notes_name_the_ways_in_that_there_are() -> None:
     inside = "The API is at http://rel-penstock.llm.svc:80/v1 inside the cluster;\n"
     assert inside + "from here:\n" in notes(), "none else"
     assert inside + "from here:\n" in notes("ingress: {host: llm.example.com}"), "not enabled"
-    assert "outside at https://llm.example.com/v1;\nby the Gateway public at llm.example.com, path /v1;\nfrom here:" in notes(BRANCHES["ingress and route"])
-    assert "outside at http://ADDRESS/v1, where kubectl get ingress rel-penstock --namespace llm has the address;" in notes(BRANCHES["plain ingress"])
+    assert (
+        "outside at https://llm.example.com/v1;\nby the Gateway public at llm.example.com, path /v1;\nfrom here:"
+        in notes(BRANCHES["ingress and route"])
+    )
+    assert (
+        "outside at http://ADDRESS/v1, where kubectl get ingress rel-penstock --namespace llm has the address;"
+        in notes(BRANCHES["plain ingress"])
+    )

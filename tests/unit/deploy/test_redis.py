@@ -18,11 +18,15 @@ CONF = "port 0\nunixsocket {folder}/s\nsave ''\ninclude {folder}/auth.conf\n"
 def started(folder: Path, password: str) -> subprocess.Popen[bytes]:
     """start.sh with its files in the folder, and nothing but what a small image has on its path."""
     script = find(objects(), "ConfigMap", "rel-penstock-redis")["data"]["start.sh"]
-    (folder / "start.sh").write_text(script.replace("/run/redis/", f"{folder}/").replace("/etc/redis/", f"{folder}/"), encoding="utf-8")
+    (folder / "start.sh").write_text(
+        script.replace("/run/redis/", f"{folder}/").replace("/etc/redis/", f"{folder}/"), encoding="utf-8"
+    )
     (folder / "redis.conf").write_text(CONF.format(folder=folder), encoding="utf-8")
     (folder / "redis-server").symlink_to(find_executable())
     environment = {"PATH": f"{folder}:{os.defpath}", "REDISCLI_AUTH": password}
-    return subprocess.Popen(["sh", str(folder / "start.sh")], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        ["sh", str(folder / "start.sh")], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 @pytest.mark.parametrize("password", ["plain", """a"b'c\\d $(e) `f` #g %s \\x41\\"""])

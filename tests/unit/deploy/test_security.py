@@ -29,7 +29,11 @@ def restricted_mistakes(pod: Pod) -> list[str]:
         found += [] if own.get("capabilities") == {"drop": ["ALL"]} else [f"{name} has capabilities"]
         found += [] if own.get("readOnlyRootFilesystem") else [f"{name} has a writable root"]
         found += [f"{name} has a host port" for port in container.get("ports", []) if port.get("hostPort")]
-        found += [] if container.get("resources", {}).get("requests") and container["resources"].get("limits", {}).get("memory") else [f"{name} is unbounded"]
+        found += (
+            []
+            if container.get("resources", {}).get("requests") and container["resources"].get("limits", {}).get("memory")
+            else [f"{name} is unbounded"]
+        )
     return found
 
 
@@ -47,7 +51,11 @@ def test_the_check_sees_a_pod_that_is_not() -> None:
     pod.spec["volumes"].append({"name": "host", "hostPath": {"path": "/"}})
     pod.spec["containers"][0]["securityContext"]["capabilities"] = {}
 
-    assert restricted_mistakes(pod) == ["runs as root", "volume hostPath", f"{pod.spec['containers'][0]['name']} has capabilities"]
+    assert restricted_mistakes(pod) == [
+        "runs as root",
+        "volume hostPath",
+        f"{pod.spec['containers'][0]['name']} has capabilities",
+    ]
 
 
 @pytest.mark.parametrize(("preset", "values"), ALL)
@@ -61,17 +69,33 @@ def test_what_is_written_lies_on_a_volume_of_bounded_size(preset: str, values: s
 
 @pytest.mark.parametrize(("preset", "values"), ALL)
 def test_only_the_autoscaler_has_a_token_of_kubernetes(preset: str, values: str) -> None:
-    with_token = [pod.owner for pod in pods(objects(preset, values)) if pod.spec.get("automountServiceAccountToken") is not False]
+    with_token = [
+        pod.owner for pod in pods(objects(preset, values)) if pod.spec.get("automountServiceAccountToken") is not False
+    ]
 
-    assert set(with_token) <= {"Deployment rel-penstock-autoscaler", "Deployment gate-autoscaler", "Deployment rel-gate-autoscaler"}
+    assert set(with_token) <= {
+        "Deployment rel-penstock-autoscaler",
+        "Deployment gate-autoscaler",
+        "Deployment rel-gate-autoscaler",
+    }
 
 
 def test_the_autoscaler_may_do_exactly_this() -> None:
     assert find(objects(), "Role")["rules"] == [
-        {"apiGroups": ["ray.io"], "resources": ["rayservices"], "resourceNames": ["rel-penstock"], "verbs": ["list", "watch"]},
+        {
+            "apiGroups": ["ray.io"],
+            "resources": ["rayservices"],
+            "resourceNames": ["rel-penstock"],
+            "verbs": ["list", "watch"],
+        },
         {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["list", "watch", "patch"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
-        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": ["rel-penstock-autoscaler"], "verbs": ["get", "update"]},
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "resourceNames": ["rel-penstock-autoscaler"],
+            "verbs": ["get", "update"],
+        },
     ]
     assert [subject["name"] for subject in find(objects(), "RoleBinding")["subjects"]] == ["rel-penstock-autoscaler"]
 
@@ -88,7 +112,13 @@ def test_the_lease_says_nothing_that_its_holder_writes() -> None:
 
 
 def secret_values(found: list[Object]) -> list[str]:
-    return [base64.b64decode(value).decode() for each in found if each["kind"] == "Secret" for key, value in each["data"].items() if key != "tenants.yaml"]
+    return [
+        base64.b64decode(value).decode()
+        for each in found
+        if each["kind"] == "Secret"
+        for key, value in each["data"].items()
+        if key != "tenants.yaml"
+    ]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -120,7 +150,11 @@ def test_ray_takes_orders_with_a_token_only() -> None:
 
 
 def test_first_tenants_have_keys_of_the_usual_form() -> None:
-    secret = find(objects("", "{tenants: {first: [{name: acme, max_parallel: 4}, {name: b.c}]}}"), "Secret", "rel-penstock-tenants")
+    secret = find(
+        objects("", "{tenants: {first: [{name: acme, max_parallel: 4}, {name: b.c}]}}"),
+        "Secret",
+        "rel-penstock-tenants",
+    )
     keys = {name: base64.b64decode(secret["data"][name]).decode() for name in ("acme", "b.c")}
 
     assert all(re.fullmatch(r"sk-penstock-[0-9a-f]{48}", key) for key in keys.values())
@@ -135,7 +169,11 @@ def test_the_cluster_secret_is_one_that_the_platform_takes() -> None:
 
 
 def test_budgets_leave_a_node_free_to_drain() -> None:
-    production = {each["metadata"]["name"]: each["spec"] for each in objects("values-production.yaml") if each["kind"] == "PodDisruptionBudget"}
+    production = {
+        each["metadata"]["name"]: each["spec"]
+        for each in objects("values-production.yaml")
+        if each["kind"] == "PodDisruptionBudget"
+    }
     single = [each for each in objects("", BRANCHES["one of each"]) if each["kind"] == "PodDisruptionBudget"]
 
     assert {name.removeprefix("rel-penstock-"): spec.get("minAvailable") for name, spec in production.items()} == {

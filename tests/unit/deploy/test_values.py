@@ -126,14 +126,22 @@ def is_used(path: str) -> bool:
 
 
 def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    both = {key: merged(below[key], value) for key, value in above.items() if isinstance(value, dict) and isinstance(below.get(key), dict)}
+    both = {
+        key: merged(below[key], value)
+        for key, value in above.items()
+        if isinstance(value, dict) and isinstance(below.get(key), dict)
+    }
     return below | above | both
 
 
 def paths() -> list[str]:
     """Of all values that can be set one by one. Without an image nothing is rendered."""
     values = [value.path for value in chart_values.read(chart_values.VALUES.read_text(encoding="utf-8"))]
-    return [path for path in values if not any(each.startswith(f"{path}.") for each in values) and path != "image.repository"]
+    return [
+        path
+        for path in values
+        if not any(each.startswith(f"{path}.") for each in values) and path != "image.repository"
+    ]
 
 
 def test_what_places_and_annotates_a_part_reaches_its_pods() -> None:

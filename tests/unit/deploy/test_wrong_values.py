@@ -129,12 +129,16 @@ def place(message: str) -> str:
 
 def test_every_wrong_values_file_is_refused_with_its_place() -> None:
     with ThreadPoolExecutor(2) as threads:
-        done: dict[str, Rendered] = dict(zip(WRONG, threads.map(lambda values: template("", values), WRONG), strict=True))
+        done: dict[str, Rendered] = dict(
+            zip(WRONG, threads.map(lambda values: template("", values), WRONG), strict=True)
+        )
 
     assert len(WRONG) >= 30
     assert {values for values, rendered in done.items() if rendered.returncode == 0} == set()
     assert {
-        values: rendered.stderr for values, rendered in done.items() if WRONG[values] not in place(rendered.stderr) and WRONG[values] not in rendered.stderr
+        values: rendered.stderr
+        for values, rendered in done.items()
+        if WRONG[values] not in place(rendered.stderr) and WRONG[values] not in rendered.stderr
     } == {}
 
 

@@ -43,9 +43,16 @@ def refused(index: int, at_s: float) -> Record:
 
 
 class Modelled:
-    """A `run` that takes no time. `records` makes those of a run; `stop_at` names the run, counted from 1, that Ctrl-C comes into."""
+    """A `run` that takes no time. `records` makes those of a run; `stop_at` names the run, counted from 1, that Ctrl-C
+    comes into."""
 
-    def __init__(self, records: Callable[[Scenario, Target], list[Record]], *, stop_at: int | None = None, kill_at: int | None = None) -> None:
+    def __init__(
+        self,
+        records: Callable[[Scenario, Target], list[Record]],
+        *,
+        stop_at: int | None = None,
+        kill_at: int | None = None,
+    ) -> None:
         self.scenarios: list[Scenario] = []
         self.targets: list[Target] = []
         self.folders: list[str] = []
@@ -62,4 +69,6 @@ class Modelled:
         if len(self.scenarios) == self._kill_at:
             raise KeyboardInterrupt
         records = self._records(scenario, target)
-        return Measurement(folder, summarize(records, scenario), check(records, exact=None), len(self.scenarios) == self._stop_at)
+        return Measurement(
+            folder, summarize(records, scenario), check(records, exact=None), len(self.scenarios) == self._stop_at
+        )

@@ -66,7 +66,9 @@ Script = Callable[[Wire], Awaitable[None]]
 
 
 @asynccontextmanager
-async def site(script: Script, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Site]:
+async def site(
+    script: Script, *, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0
+) -> AsyncIterator[Site]:
     """The script runs for every connection; the connection closes when it returns."""
     connections: list[Wire] = []
     tasks: set[asyncio.Task[None]] = set()
@@ -78,7 +80,9 @@ async def site(script: Script, *, tls: ssl.SSLContext | None = None, host: str =
         wire = Wire(reader, writer, len(connections))
         connections.append(wire)
         try:
-            with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):  # the client hung up, or the test is over
+            with suppress(
+                asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError
+            ):  # the client hung up, or the test is over
                 await script(wire)
         finally:
             tasks.discard(task)
@@ -100,7 +104,9 @@ def response(body: bytes, *headers: str, status: str = "200 OK") -> bytes:
 
 
 def head_of_stream(*headers: str) -> bytes:
-    return "\r\n".join(["HTTP/1.1 200 OK", "content-type: text/event-stream", "transfer-encoding: chunked", *headers, "\r\n"]).encode()
+    return "\r\n".join(
+        ["HTTP/1.1 200 OK", "content-type: text/event-stream", "transfer-encoding: chunked", *headers, "\r\n"]
+    ).encode()
 
 
 def chunked(data: bytes) -> bytes:

@@ -1,4 +1,5 @@
-"""Records as a real run would leave them: several tenants, a server that stalls, queues, sheds and breaks, replicas that come and go."""
+"""Records as a real run would leave them: several tenants, a server that stalls, queues, sheds and breaks, replicas
+that come and go."""
 
 import json
 import random
@@ -17,7 +18,12 @@ SCENARIO = Scenario(
     warmup_s=5.0,
     arrivals=Arrivals(process="gamma", rate=20.0, cv=1.5),
     kinds=[
-        Kind(name="chat", weight=3.0, output_tokens=Lengths(lognormal=(48, 300)), prompts=Prompts(shared_prefix_tokens=200)),
+        Kind(
+            name="chat",
+            weight=3.0,
+            output_tokens=Lengths(lognormal=(48, 300)),
+            prompts=Prompts(shared_prefix_tokens=200),
+        ),
         Kind(name="documents", endpoint="completions", prompts=Prompts(tokens=Lengths(uniform=(800, 2000)))),
     ],
     tenants=[Share(name=name, weight=weight) for name, weight in TENANTS.items()],
@@ -42,7 +48,9 @@ def simulate(scenario: Scenario = SCENARIO, *, seed: int = 0) -> list[Record]:
         at_s += rng.gammavariate(1 / scenario.arrivals.cv**2, scenario.arrivals.cv**2 / scenario.arrivals.rate)
         if at_s >= duration_s:
             return sorted(records, key=lambda record: record.end_s or 0.0)
-        records.append(_request(len(records), round(at_s, 6), free_s[: _SLOTS * ready_replicas(at_s, duration_s)], free_s, rng))
+        records.append(
+            _request(len(records), round(at_s, 6), free_s[: _SLOTS * ready_replicas(at_s, duration_s)], free_s, rng)
+        )
 
 
 def _request(index: int, at_s: float, ready: Sequence[float], free_s: list[float], rng: random.Random) -> Record:
@@ -63,14 +71,34 @@ def _request(index: int, at_s: float, ready: Sequence[float], free_s: list[float
     start_s = _after_stall(max(at_s, free_s[slot]))
     if start_s - at_s > 4.0:
         end_s = round(at_s + 0.004, 6)
-        return msgspec.convert(facts | {"end_s": end_s, "outcome": "shed", "status": 429, "error": "429: the queue is longer than the deadline."}, Record)
+        return msgspec.convert(
+            facts
+            | {
+                "end_s": end_s,
+                "outcome": "shed",
+                "status": 429,
+                "error": "429: the queue is longer than the deadline.",
+            },
+            Record,
+        )
     replica = slot // _SLOTS
-    facts |= {"tier": "gpu" if replica < 2 else "cpu", "replica": f"small-{replica}", "status": 200, "prompt_tokens": prompt, "tokens_from": "ids"}
-    facts |= {"cached_tokens": 192 if kind == "chat" and rng.random() < 0.8 else 0, "predicted_ttft_s": round(0.08 + max(start_s - at_s, 0) * 0.8, 6)}
+    facts |= {
+        "tier": "gpu" if replica < 2 else "cpu",
+        "replica": f"small-{replica}",
+        "status": 200,
+        "prompt_tokens": prompt,
+        "tokens_from": "ids",
+    }
+    facts |= {
+        "cached_tokens": 192 if kind == "chat" and rng.random() < 0.8 else 0,
+        "predicted_ttft_s": round(0.08 + max(start_s - at_s, 0) * 0.8, 6),
+    }
     return msgspec.convert(facts | _answer(facts["intended_s"], start_s, slot, free_s, prompt, rng), Record)
 
 
-def _answer(at_s: float, start_s: float, slot: int, free_s: list[float], prompt: int, rng: random.Random) -> dict[str, object]:
+def _answer(
+    at_s: float, start_s: float, slot: int, free_s: list[float], prompt: int, rng: random.Random
+) -> dict[str, object]:
     wanted = min(int(rng.lognormvariate(3.5, 0.7)) + 1, 200)
     pace_s = (0.022 if slot < 2 * _SLOTS else 0.045) * rng.uniform(0.8, 1.3)
     times = [start_s + 0.03 + prompt * 0.00012 * rng.uniform(0.7, 1.5)]
@@ -81,7 +109,12 @@ def _answer(at_s: float, start_s: float, slot: int, free_s: list[float], prompt:
         times = times[: len(times) // 2 + 1]
     chunk_s = [round(time, 6) for time in times]
     end_s = free_s[slot] = chunk_s[-1] + 0.001
-    common = {"first_s": chunk_s[0], "chunk_s": chunk_s, "chunk_tokens": [2 if rng.random() < 0.05 else 1 for _ in chunk_s], "end_s": round(end_s, 6)}
+    common = {
+        "first_s": chunk_s[0],
+        "chunk_s": chunk_s,
+        "chunk_tokens": [2 if rng.random() < 0.05 else 1 for _ in chunk_s],
+        "end_s": round(end_s, 6),
+    }
     common["tokens"] = sum(common["chunk_tokens"])
     if fate < 0.01:
         return common | {"outcome": "failed", "error": "The connection was closed in the middle of the stream."}
@@ -92,7 +125,9 @@ def _after_stall(at_s: float) -> float:
     return _STALL[1] + (at_s - _STALL[0]) * 0.05 if _STALL[0] <= at_s < _STALL[1] else at_s
 
 
-def write_folder(folder: Path, records: Sequence[Record], scenario: Scenario = SCENARIO, *, is_killed: bool = False) -> Path:
+def write_folder(
+    folder: Path, records: Sequence[Record], scenario: Scenario = SCENARIO, *, is_killed: bool = False
+) -> Path:
     """What a run leaves; `is_killed`: before its ledger, in the middle of a line."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scenario.json").write_text(json.dumps(msgspec.to_builtins(scenario, enc_hook=str)), encoding="utf-8")
@@ -105,11 +140,22 @@ def write_folder(folder: Path, records: Sequence[Record], scenario: Scenario = S
         return folder
     duration_s = scenario.duration_s or 60.0
     samples = [
-        {"t_s": float(t), "replicas": {"small/gpu": min(ready_replicas(t, duration_s), 2), "small/cpu": ready_replicas(t, duration_s) // 3}}
+        {
+            "t_s": float(t),
+            "replicas": {
+                "small/gpu": min(ready_replicas(t, duration_s), 2),
+                "small/cpu": ready_replicas(t, duration_s) // 3,
+            },
+        }
         for t in range(int(duration_s))
     ]
     (folder / "observed.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
-    (folder / "run.json").write_text('{"ended": "2030-01-02T03:04:05+00:00", "is_interrupted": false}', encoding="utf-8")
-    verdict = {"is_balanced": True, "sentences": [f"The ledger balances: each of {len(records):,} accepted requests ended in exactly one way."]}
+    (folder / "run.json").write_text(
+        '{"ended": "2030-01-02T03:04:05+00:00", "is_interrupted": false}', encoding="utf-8"
+    )
+    verdict = {
+        "is_balanced": True,
+        "sentences": [f"The ledger balances: each of {len(records):,} accepted requests ended in exactly one way."],
+    }
     (folder / "ledger.json").write_text(json.dumps(verdict), encoding="utf-8")
     return folder

@@ -38,7 +38,13 @@ class StandIn:
         self.bodies.append(body)
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        record = Record(index=planned.index, intended_s=intended_s, sent_s=self.clock.now(), session=planned.session, turn=planned.turn)
+        record = Record(
+            index=planned.index,
+            intended_s=intended_s,
+            sent_s=self.clock.now(),
+            session=planned.session,
+            turn=planned.turn,
+        )
         try:
             async with asyncio.timeout(deadline_s - self.clock.now()):
                 record.outcome = await self._serve(planned)

@@ -17,21 +17,43 @@ def changed(tree: dict[str, object], *texts: str) -> dict[str, object]:
 
 
 def test_a_value_is_read_as_yaml() -> None:
-    tree = changed({}, "a=4", "b=2.5", "c=true", "d=null", "e=[1, 2]", "f={constant: 64}", "g=some text", "h='4'", "i=x=y")
+    tree = changed(
+        {}, "a=4", "b=2.5", "c=true", "d=null", "e=[1, 2]", "f={constant: 64}", "g=some text", "h='4'", "i=x=y"
+    )
 
-    assert tree == {"a": 4, "b": 2.5, "c": True, "d": None, "e": [1, 2], "f": {"constant": 64}, "g": "some text", "h": "4", "i": "x=y"}
+    assert tree == {
+        "a": 4,
+        "b": 2.5,
+        "c": True,
+        "d": None,
+        "e": [1, 2],
+        "f": {"constant": 64},
+        "g": "some text",
+        "h": "4",
+        "i": "x=y",
+    }
 
 
 def test_a_key_reaches_into_mappings_and_lists() -> None:
-    tree: dict[str, object] = {"kinds": [{"name": "chat"}, {"name": "code", "prompts": {"path": "a", "tokens": {"uniform": [1, 2]}}}]}
+    tree: dict[str, object] = {
+        "kinds": [{"name": "chat"}, {"name": "code", "prompts": {"path": "a", "tokens": {"uniform": [1, 2]}}}]
+    }
 
     changed(tree, "kinds.1.prompts.path=b", "kinds.0.weight=3", "kinds.1.prompts.tokens.uniform.1=9")
 
-    assert tree == {"kinds": [{"name": "chat", "weight": 3}, {"name": "code", "prompts": {"path": "b", "tokens": {"uniform": [1, 9]}}}]}
+    assert tree == {
+        "kinds": [
+            {"name": "chat", "weight": 3},
+            {"name": "code", "prompts": {"path": "b", "tokens": {"uniform": [1, 9]}}},
+        ]
+    }
 
 
 def test_what_is_missing_on_the_way_is_made() -> None:
-    assert changed({"trace": None}, "trace.path=x", "kinds.0.weight=3", "kinds.1.name=b") == {"trace": {"path": "x"}, "kinds": [{"weight": 3}, {"name": "b"}]}
+    assert changed({"trace": None}, "trace.path=x", "kinds.0.weight=3", "kinds.1.name=b") == {
+        "trace": {"path": "x"},
+        "kinds": [{"weight": 3}, {"name": "b"}],
+    }
 
 
 @given(KEYS, st.integers())

@@ -6,12 +6,30 @@ import msgspec
 import pytest
 
 from penstock_loadtest.errors import ScenarioInvalid
-from penstock_loadtest.scenario import EXAMPLES, Arrivals, Kind, Lengths, Prompts, Scenario, Sessions, Share, Trace, find_scenario, load_scenario, to_tree
+from penstock_loadtest.scenario import (
+    EXAMPLES,
+    Arrivals,
+    Kind,
+    Lengths,
+    Prompts,
+    Scenario,
+    Sessions,
+    Share,
+    Trace,
+    find_scenario,
+    load_scenario,
+    to_tree,
+)
 from penstock_loadtest.workload.plan import plan
 
 EXAMPLE_NAMES = sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
-MOONCAKE = "".join(json.dumps({"timestamp": 500 * row, "input_length": 700, "output_length": 20, "hash_ids": [1, 2 + row % 3]}) + "\n" for row in range(20))
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+MOONCAKE = "".join(
+    json.dumps({"timestamp": 500 * row, "input_length": 700, "output_length": 20, "hash_ids": [1, 2 + row % 3]}) + "\n"
+    for row in range(20)
+)
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n"
+)
 TRACES = {"mooncake": MOONCAKE, "azure": AZURE}
 
 
@@ -32,10 +50,16 @@ def test_no_file_is_the_defaults() -> None:
 
 
 def test_a_file_is_read_whole_and_named_after_itself(tmp_path: Path) -> None:
-    path = written(tmp_path, "arrivals: {process: gamma, rate: 4, cv: 2.5}\nkinds: [{name: a, output_tokens: {uniform: [1, 9]}}]\nrequests: 10")
+    path = written(
+        tmp_path,
+        "arrivals: {process: gamma, rate: 4, cv: 2.5}\nkinds: [{name: a, output_tokens: {uniform: [1, 9]}}]\nrequests: 10",
+    )
 
     assert load_scenario(path, []) == Scenario(
-        name="mine", arrivals=Arrivals(process="gamma", rate=4, cv=2.5), kinds=[Kind(name="a", output_tokens=Lengths(uniform=(1, 9)))], requests=10
+        name="mine",
+        arrivals=Arrivals(process="gamma", rate=4, cv=2.5),
+        kinds=[Kind(name="a", output_tokens=Lengths(uniform=(1, 9)))],
+        requests=10,
     )
     assert load_scenario(path, ["name=other"]).name == "other"
 
@@ -47,7 +71,9 @@ def test_an_empty_file_is_the_defaults_under_its_name(tmp_path: Path) -> None:
 def test_overrides_go_over_the_file(tmp_path: Path) -> None:
     path = written(tmp_path, "arrivals: {rate: 4}\nkinds: [{name: a}, {name: b}]")
 
-    scenario = load_scenario(path, ["arrivals.rate=9", "kinds.1.prompts.tokens={lognormal: [100, 500]}", "duration_s=null", "requests=5"])
+    scenario = load_scenario(
+        path, ["arrivals.rate=9", "kinds.1.prompts.tokens={lognormal: [100, 500]}", "duration_s=null", "requests=5"]
+    )
 
     assert scenario.arrivals == Arrivals(rate=9)
     assert [kind.prompts.tokens for kind in scenario.kinds] == [Lengths(constant=256), Lengths(lognormal=(100, 500))]
@@ -72,7 +98,12 @@ def test_paths_of_a_file_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_scenario_written_as_json_is_read_back_the_same(tmp_path: Path) -> None:
     trace = Trace(format="mooncake", path=Path("/data/trace.jsonl"), token_scale=1e-5)
-    scenario = Scenario(name="x", trace=trace, kinds=[Kind(output_tokens=Lengths(choices=[1, 2], max=7)), Kind(name="b")], models=[Share(name="m")])
+    scenario = Scenario(
+        name="x",
+        trace=trace,
+        kinds=[Kind(output_tokens=Lengths(choices=[1, 2], max=7)), Kind(name="b")],
+        models=[Share(name="m")],
+    )
 
     path = written(tmp_path, json.dumps(to_tree(scenario), allow_nan=False), "scenario.json")
 
@@ -124,7 +155,10 @@ def test_what_is_neither_file_nor_example_is_a_sentence_with_the_examples() -> N
         ("- 1", "is not a mapping of settings."),
         ("arrivals: {rats: 4}", "mine.yaml: arrivals: object contains unknown field `rats`."),
         ("rate: 4", "mine.yaml: Object contains unknown field `rate`."),
-        ("kinds: [{}, {name: b, prompts: {tokens: {constant: x}}}]", "mine.yaml: kinds.1.prompts.tokens.constant: expected `float | null`, got `str`."),
+        (
+            "kinds: [{}, {name: b, prompts: {tokens: {constant: x}}}]",
+            "mine.yaml: kinds.1.prompts.tokens.constant: expected `float | null`, got `str`.",
+        ),
         ("arrivals: {process: fast}", "mine.yaml: arrivals.process: invalid enum value 'fast'."),
         ("kinds: [{}, {name: b, weight: -1}]", "mine.yaml: kinds.1.weight is -1; it must be 0 or more."),
         ("requests: 0", "mine.yaml: requests is 0; it must be above 0."),
@@ -145,7 +179,10 @@ def test_a_file_that_can_not_be_read_is_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "sentence"),
     [
-        ("kinds.0.output_tokens={}", "kinds.0.output_tokens.constant is not set; it must be exactly one of constant, uniform, lognormal, choices"),
+        (
+            "kinds.0.output_tokens={}",
+            "kinds.0.output_tokens.constant is not set; it must be exactly one of constant, uniform, lognormal, choices",
+        ),
         ("kinds.0.output_tokens={constant: 1, choices: [1]}", "kinds.0.output_tokens.constant and choices are set"),
         ("kinds.0.output_tokens={choices: []}", "kinds.0.output_tokens.choices is empty"),
         ("kinds.0.output_tokens={constant: -4}", "kinds.0.output_tokens.constant is -4; it can't be negative"),
@@ -209,8 +246,14 @@ def test_impossible_settings_are_refused_with_a_sentence_that_names_the_key(sett
         (["repeat=2", "kinds.0.temperature=1", "kinds.0.seeded=false"], "repeat is 2, but no kind is greedy or seeded"),
         (["trace={format: azure, path: x}", "arrivals.rate=2"], "arrivals and trace are both set"),
         (["trace={format: azure, path: x}", "kinds.0.sessions={}"], "kinds.0.sessions and trace are both set"),
-        (["trace={format: mooncake, path: x}", "kinds.0.prompts.shared_prefix_tokens=9"], "kinds.0.prompts.shared_prefix_tokens is set"),
-        (["trace={format: mooncake, path: x}", "kinds.0.prompts={source: corpus, path: x}"], "kinds.0.prompts.source is corpus"),
+        (
+            ["trace={format: mooncake, path: x}", "kinds.0.prompts.shared_prefix_tokens=9"],
+            "kinds.0.prompts.shared_prefix_tokens is set",
+        ),
+        (
+            ["trace={format: mooncake, path: x}", "kinds.0.prompts={source: corpus, path: x}"],
+            "kinds.0.prompts.source is corpus",
+        ),
     ],
 )
 def test_settings_that_exclude_each_other_are_refused(settings: list[str], sentence: str) -> None:

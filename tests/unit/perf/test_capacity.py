@@ -15,7 +15,12 @@ WIDE = Bounds(max_rows=1e9, kv_tokens=1e12, tpot_s=1e9)
 tokens = st.floats(0.0, 4000.0)
 coefficients = st.floats(0.0, 0.01)
 costs = st.builds(
-    StepCosts, base_s=coefficients, row_s=coefficients, prefill_token_s=coefficients, kv_token_s=st.floats(0.0, 1e-5), knee_s=st.floats(0.0001, 0.05)
+    StepCosts,
+    base_s=coefficients,
+    row_s=coefficients,
+    prefill_token_s=coefficients,
+    kv_token_s=st.floats(0.0, 1e-5),
+    knee_s=st.floats(0.0001, 0.05),
 )
 shapes = st.builds(Shape, prefill_tokens=tokens, cached_tokens=tokens, output_tokens=st.floats(1.0, 2000.0))
 bounds = st.builds(Bounds, max_rows=st.floats(1.0, 512.0), kv_tokens=st.floats(1.0, 1e6), tpot_s=st.floats(0.001, 1.0))
@@ -25,7 +30,9 @@ def test_a_pool_bound_by_rows_takes_what_fills_them() -> None:
     rate = capacity_rps(COSTS, SHAPE, WIDE._replace(max_rows=16))
 
     assert rows_at(COSTS, SHAPE, rate) == pytest.approx(16)
-    assert capacity_rps(COSTS, SHAPE, WIDE._replace(kv_tokens=16 * SHAPE.context_tokens)) == pytest.approx(rate), "a cache for 16 is a bound of 16"
+    assert capacity_rps(COSTS, SHAPE, WIDE._replace(kv_tokens=16 * SHAPE.context_tokens)) == pytest.approx(rate), (
+        "a cache for 16 is a bound of 16"
+    )
 
 
 def test_at_capacity_by_time_per_token_a_step_takes_that_long() -> None:
@@ -58,7 +65,9 @@ def test_costs_that_say_nothing_bound_nothing() -> None:
 
 
 @given(costs, shapes, bounds, st.floats(0.0, 500.0), st.integers(0, 2))
-def test_a_longer_request_never_raises_the_capacity(costs: StepCosts, shape: Shape, bounds: Bounds, more: float, part: int) -> None:
+def test_a_longer_request_never_raises_the_capacity(
+    costs: StepCosts, shape: Shape, bounds: Bounds, more: float, part: int
+) -> None:
     longer = Shape(*(value + more * (place == part) for place, value in enumerate(shape)))
 
     assert 0 < capacity_rps(costs, longer, bounds) <= capacity_rps(costs, shape, bounds) * (1 + 1e-9)

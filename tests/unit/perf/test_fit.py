@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from penstock.perf.fit import StepSample, adapt, fit, predict_sample_s
 from penstock.wire.frames import StepCosts
 
-TRUE = StepCosts(base_s=0.005, row_s=0.0005, prefill_token_s=0.0004, attention_s=2e-8, kv_token_s=2e-6, draft_token_s=0.0003, draft_round_s=0.004)
+TRUE = StepCosts(
+    base_s=0.005,
+    row_s=0.0005,
+    prefill_token_s=0.0004,
+    attention_s=2e-8,
+    kv_token_s=2e-6,
+    draft_token_s=0.0003,
+    draft_round_s=0.004,
+)
 GRID = [
     StepSample(rows, prefill, prefill * (context + prefill / 2), rows * context, rows * drafts, 1.0, drafts)
     for rows, prefill, context, drafts in itertools.product((1, 4, 16), (0, 64, 512), (128, 2048), (0, 4))
@@ -18,7 +26,9 @@ GRID = [
 
 def measured(costs: StepCosts, noise: float = 0.0) -> list[StepSample]:
     random = Random(7)
-    return [sample._replace(seconds=predict_sample_s(costs, sample) * random.lognormvariate(0, noise)) for sample in GRID]
+    return [
+        sample._replace(seconds=predict_sample_s(costs, sample) * random.lognormvariate(0, noise)) for sample in GRID
+    ]
 
 
 def test_a_fit_recovers_the_coefficients_that_made_the_steps():
@@ -39,7 +49,9 @@ def test_a_fit_recovers_a_knee():
 def test_a_noisy_fit_predicts_within_the_noise():
     found = fit(measured(TRUE, noise=0.03))
 
-    assert [predict_sample_s(found, sample) for sample in GRID] == pytest.approx([predict_sample_s(TRUE, sample) for sample in GRID], rel=0.06)
+    assert [predict_sample_s(found, sample) for sample in GRID] == pytest.approx(
+        [predict_sample_s(TRUE, sample) for sample in GRID], rel=0.06
+    )
 
 
 def test_steps_without_drafts_leave_the_cost_of_drafts_at_zero():

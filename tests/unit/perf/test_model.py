@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from penstock.perf.model import Work, predict_prefill_s, predict_tpot_s, predict_ttft_s, step_time_s
 from penstock.wire.frames import StepCosts
 
-COSTS = StepCosts(base_s=0.01, row_s=0.001, prefill_token_s=0.0001, attention_s=1e-8, kv_token_s=1e-6, draft_token_s=0.0005, knee_s=0.012)
+COSTS = StepCosts(
+    base_s=0.01,
+    row_s=0.001,
+    prefill_token_s=0.0001,
+    attention_s=1e-8,
+    kv_token_s=1e-6,
+    draft_token_s=0.0005,
+    knee_s=0.012,
+)
 coefficient = st.floats(0, 0.01)
 all_costs = st.builds(StepCosts, *[coefficient] * 7)
 all_work = st.builds(Work, st.integers(0, 64), st.integers(0, 64), st.integers(0, 20_000), st.integers(0, 100_000))
@@ -66,7 +74,10 @@ def test_more_work_never_brings_the_first_token_earlier(costs, work, uncached, c
     assert before >= 0
     slack = 1 + 1e-9
     assert predict_ttft_s(costs, work, uncached + extra, cached, budget) * slack >= before
-    assert predict_ttft_s(costs, work._replace(kv_tokens=work.kv_tokens + extra), uncached, cached, budget) * slack >= before
+    assert (
+        predict_ttft_s(costs, work._replace(kv_tokens=work.kv_tokens + extra), uncached, cached, budget) * slack
+        >= before
+    )
 
 
 @given(all_costs, all_work, st.integers(0, 5000))

@@ -1,4 +1,5 @@
-"""Replicas that answer through the link's seam without a network: each token is a hash of all before it, so that a gap or a repeat shows."""
+"""Replicas that answer through the link's seam without a network: each token is a hash of all before it, so that a gap
+or a repeat shows."""
 
 import asyncio
 import hashlib
@@ -21,7 +22,18 @@ from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.replica_client import Link, Member, counted
 from penstock.router.routing.chains import Chains
 from penstock.router.routing.request import Generation
-from penstock.wire.frames import BlockEvents, Delta, DownFrame, Finish, Load, SamplingParams, StepCosts, Submit, pack_token_ids, unpack_token_ids
+from penstock.wire.frames import (
+    BlockEvents,
+    Delta,
+    DownFrame,
+    Finish,
+    Load,
+    SamplingParams,
+    StepCosts,
+    Submit,
+    pack_token_ids,
+    unpack_token_ids,
+)
 
 BLOCK_SIZE = 4
 COSTS = StepCosts(base_s=0.01, row_s=0.002, prefill_token_s=0.001)
@@ -103,7 +115,20 @@ class FakeReplica:
         self.told.append(("drop", digest))
 
     def load(self, **changes: object) -> Load:
-        load = Load(self.member.epoch, 0, self.max_inflight, len(self.running), 0, 0, 0, 1000, 1000, COSTS, 512, last_sid=self.last_sid)
+        load = Load(
+            self.member.epoch,
+            0,
+            self.max_inflight,
+            len(self.running),
+            0,
+            0,
+            0,
+            1000,
+            1000,
+            COSTS,
+            512,
+            last_sid=self.last_sid,
+        )
         return msgspec.structs.replace(load, **changes)
 
     def send(self, *deltas: Delta, load: Load | None = None, events: list[BlockEvents] | None = None) -> None:
@@ -135,20 +160,36 @@ class FakeReplica:
         if is_done:
             del self.running[sid]
         first, running.is_begun = not running.is_begun, True
-        return Delta(sid, tokens, finish=Finish.LENGTH if is_done else None, num_cached_tokens=self.cached_tokens if first else None)
+        return Delta(
+            sid,
+            tokens,
+            finish=Finish.LENGTH if is_done else None,
+            num_cached_tokens=self.cached_tokens if first else None,
+        )
 
 
 class Cluster:
     """Fake replicas, and a router over them."""
 
-    def __init__(self, *members: FakeMember, config: GatewayConfig | None = None, max_inflight: int = 8, providers: Sequence[ProviderConfig] = ()) -> None:
+    def __init__(
+        self,
+        *members: FakeMember,
+        config: GatewayConfig | None = None,
+        max_inflight: int = 8,
+        providers: Sequence[ProviderConfig] = (),
+    ) -> None:
         """Pools whose name begins with `cloud` are of that tier, others of the edge."""
         self.config = config or GatewayConfig()
         self.members = list(members)
         self.replicas = {member.replica_id: FakeReplica(member, max_inflight) for member in members}
         pools = {
             name: PoolSpec(
-                name=name, served_names=("m",), tier="cloud" if name.startswith("cloud") else "edge", model="demo", app_name=name, max_model_len=1000
+                name=name,
+                served_names=("m",),
+                tier="cloud" if name.startswith("cloud") else "edge",
+                model="demo",
+                app_name=name,
+                max_model_len=1000,
             )
             for name in sorted({member.pool for member in members} | {"pool"})
         }
@@ -156,11 +197,21 @@ class Cluster:
         self.index = PrefixIndex()
         self.queue = WaitQueue(self.config.max_queue, self.config.queue_timeout_s)
         self.metrics = Metrics()
-        self.fleet = Fleet(pools, self.connect, self.index, counted(self.metrics, self.queue.wake), Random(0), self.seed)
+        self.fleet = Fleet(
+            pools, self.connect, self.index, counted(self.metrics, self.queue.wake), Random(0), self.seed
+        )
         self.chains = Chains(SECRET)
         self.providers = Providers(providers, {}, self.queue.wake, self.metrics)
         self.dispatcher = RoutingDispatcher(
-            pools, self.fleet, self.index, self.queue, self.chains, self.config, self.metrics, Random(0), self.providers.by_name
+            pools,
+            self.fleet,
+            self.index,
+            self.queue,
+            self.chains,
+            self.config,
+            self.metrics,
+            Random(0),
+            self.providers.by_name,
         )
         self._stack = AsyncExitStack()
 
@@ -184,7 +235,9 @@ class Cluster:
         assert not any(replica.running for replica in self.replicas.values())
 
     @asynccontextmanager
-    async def connect(self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> AsyncIterator[Link]:
+    async def connect(
+        self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
+    ) -> AsyncIterator[Link]:
         replica = self.replicas[member.replica_id]
         replica.num_connects += 1
         if not replica.is_up:
@@ -224,7 +277,10 @@ class Cluster:
         return self.metrics.registry.get_sample_value(name, {"pool": "pool"}) or 0.0
 
     def attempts(self, reason: str) -> float:
-        return self.metrics.registry.get_sample_value("penstock_route_attempts_total", {"pool": "pool", "reason": reason}) or 0.0
+        return (
+            self.metrics.registry.get_sample_value("penstock_route_attempts_total", {"pool": "pool", "reason": reason})
+            or 0.0
+        )
 
 
 def generation(
@@ -237,4 +293,6 @@ def generation(
     adapter: str | None = None,
 ) -> Generation:
     sampling, deadline = SamplingParams(max_tokens, seed=5), time.time() + deadline_in_s
-    return Generation(request_id, pools, pack_token_ids(prompt), len(prompt), sampling, "tenant", salt, deadline, adapter)
+    return Generation(
+        request_id, pools, pack_token_ids(prompt), len(prompt), sampling, "tenant", salt, deadline, adapter
+    )

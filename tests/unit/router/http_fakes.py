@@ -1,4 +1,5 @@
-"""A gateway without replicas: a tokenizer whose ids are bytes, a dispatcher that plays a script, keys in a dictionary."""
+"""A gateway without replicas: a tokenizer whose ids are bytes, a dispatcher that plays a script, keys in a
+dictionary."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -40,7 +41,9 @@ MODEL = "tiny"
 CONTEXT = 512
 IM_START, IM_END = 256, 257
 VOCAB_SIZE = 258
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant"
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant"
+)
 
 
 def byte_tokenizer(flip: int = 0) -> Tokenizer:
@@ -53,7 +56,9 @@ def byte_tokenizer(flip: int = 0) -> Tokenizer:
     raw.decoder = decoders.ByteLevel()
     raw.add_special_tokens([AddedToken("<|im_start|>", special=True), AddedToken("<|im_end|>", special=True)])
     special = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    return Tokenizer(Vocabulary(raw, VOCAB_SIZE, VOCAB_SIZE, frozenset({IM_END}), (), (), special), ChatTemplate(TEMPLATE, special))
+    return Tokenizer(
+        Vocabulary(raw, VOCAB_SIZE, VOCAB_SIZE, frozenset({IM_END}), (), (), special), ChatTemplate(TEMPLATE, special)
+    )
 
 
 TOKENIZER = byte_tokenizer()
@@ -83,7 +88,9 @@ class Script:
 
 class FakeStream:
     def __init__(self, script: Script, generation: Generation, on_close: Callable[[], None]) -> None:
-        self.receipt = Receipt(generation.request_id, "edge", "only tier", "pool-a", "replica-1", predicted_ttft_s=0.0125, is_taken=True)
+        self.receipt = Receipt(
+            generation.request_id, "edge", "only tier", "pool-a", "replica-1", predicted_ttft_s=0.0125, is_taken=True
+        )
         self.receipt.cached_tokens, self.receipt.predicted_cached_tokens = script.cached_tokens, script.predicted_tokens
         self._script = script
         self._sampling = generation.sampling
@@ -197,7 +204,9 @@ class World:
         return await self.client.post(path, json={"model": MODEL, **body})
 
     async def chat(self, **body: object) -> httpx.Response:
-        return await self.post("/v1/chat/completions", **{"messages": [{"role": "user", "content": "Capital of France?"}], **body})
+        return await self.post(
+            "/v1/chat/completions", **{"messages": [{"role": "user", "content": "Capital of France?"}], **body}
+        )
 
     async def complete(self, **body: object) -> httpx.Response:
         return await self.post("/v1/completions", **{"prompt": "The capital is", **body})
@@ -223,7 +232,10 @@ async def gateway(
     fake = FakeDispatcher(script or Script())
     store = FakeRedis()
     name, value = record_of(SECRET, "tenant-1", KEY)
-    store.data = {name: value, settings_key("tenant-1"): msgspec.json.encode(Record(settings=settings or Settings(), created=0, updated=0))}
+    store.data = {
+        name: value,
+        settings_key("tenant-1"): msgspec.json.encode(Record(settings=settings or Settings(), created=0, updated=0)),
+    }
     metrics = Metrics()
     nowhere = connect("unix:///nonexistent/redis.sock")
     limiter = Limiter(nowhere, "gateway-1")
@@ -231,7 +243,8 @@ async def gateway(
     pools = [PoolReplicas("pool-a", "edge", 2)]
     deps = GatewayDeps(
         config=config or GatewayConfig(),
-        models=models or {MODEL: model or ServedModel(MODEL, ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef")},
+        models=models
+        or {MODEL: model or ServedModel(MODEL, ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef")},
         dispatcher=dispatcher or fake,
         keys=KeyStore(store, SECRET, cache_s=60),
         admission=Admission(limiter, UsageLog(nowhere, "gateway-1"), metrics),
@@ -244,14 +257,18 @@ async def gateway(
     )
     app = make_app(deps)
     transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway", headers={"Authorization": f"Bearer {KEY}"}) as client:
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://gateway", headers={"Authorization": f"Bearer {KEY}"}
+    ) as client:
         yield World(app, fake, metrics, client, pools)
 
 
 @asynccontextmanager
 async def listening(app: ASGIApp) -> AsyncIterator[str]:
     """The app behind a real socket; yields its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_config=None, access_log=False))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, http="httptools", lifespan="off", log_config=None, access_log=False)
+    )
     serving = asyncio.create_task(server.serve())
     try:
         while not server.started:  # noqa: ASYNC110 (uvicorn has no event for it)

@@ -311,7 +311,9 @@ def test_guessing_can_not_pile_up_look_ups() -> None:
         await world.store.tenant(KEY)
         world.clock.now += 2.0
         world.redis.gate = asyncio.Event()
-        guesses = [asyncio.create_task(world.store.tenant(f"sk-penstock-{number:048x}")) for number in range(keys.MAX_LOOKUPS)]
+        guesses = [
+            asyncio.create_task(world.store.tenant(f"sk-penstock-{number:048x}")) for number in range(keys.MAX_LOOKUPS)
+        ]
         await everyone_waits()
         assert world.redis.num_asked == keys.MAX_LOOKUPS + 1
 

@@ -1,4 +1,5 @@
-"""A limiter and a played Redis that lets a test choose when it answers, and in what order. The script itself: tests/integration/test_limits."""
+"""A limiter and a played Redis that lets a test choose when it answers, and in what order. The script itself:
+tests/integration/test_limits."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -48,7 +49,12 @@ class PlayedRedis:
             raise ResponseError("ERR value is not an integer or out of range")
         self.asks.append(ask)
         is_admitted, limit, wait_ms, *rest = self.books.setdefault(keys[0], LimitLedger(WINDOW)).apply(ask, self.now_ms)
-        return [int(is_admitted), LIMIT_NAMES.index(limit) + 1 if limit else 0, -1 if wait_ms is None else wait_ms, *rest]
+        return [
+            int(is_admitted),
+            LIMIT_NAMES.index(limit) + 1 if limit else 0,
+            -1 if wait_ms is None else wait_ms,
+            *rest,
+        ]
 
 
 @asynccontextmanager
@@ -121,7 +127,9 @@ def test_a_tenant_that_comes_back_just_when_it_is_forgotten_is_settled_as_any() 
             reserving = asyncio.create_task(limiter.reserve(TENANT, ONE, "back", 10))
             await is_asked.wait()
             limiter.settle("another", "running", 0)
-            await until(lambda: any(settled.id == "running" for ask in store.asks for settled in ask.settled))  # it has looked at all accounts
+            await until(
+                lambda: any(settled.id == "running" for ask in store.asks for settled in ask.settled)
+            )  # it has looked at all accounts
             may_answer.set()
             assert (await reserving).is_admitted
             limiter.settle(TENANT, "back", 3)

@@ -1,7 +1,16 @@
 import msgspec
 import pytest
 
-from penstock.tenancy.tenants import TIER_POLICIES, Limits, Record, Settings, check_id, decode_record, settings_key, tenant_of
+from penstock.tenancy.tenants import (
+    TIER_POLICIES,
+    Limits,
+    Record,
+    Settings,
+    check_id,
+    decode_record,
+    settings_key,
+    tenant_of,
+)
 from penstock.wire.errors import InvalidRequest
 
 
@@ -18,7 +27,12 @@ def test_a_tenant_may_use_all_models_or_those_that_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [Settings(limits=Limits(requests_per_minute=0)), Settings(limits=Limits(tokens_per_minute=-1)), Settings(tier_policy="somewhere")]
+    "settings",
+    [
+        Settings(limits=Limits(requests_per_minute=0)),
+        Settings(limits=Limits(tokens_per_minute=-1)),
+        Settings(tier_policy="somewhere"),
+    ],
 )
 def test_settings_that_can_not_work_are_refused(settings: Settings) -> None:
     with pytest.raises(InvalidRequest):
@@ -37,7 +51,9 @@ def test_an_id_is_a_plain_name(tenant_id: str) -> None:
 
 
 def test_a_record_comes_back_as_it_was_written() -> None:
-    record = Record(settings=Settings(limits=Limits(tokens_per_minute=7), models=("a",)), created=1, updated=2, deleted=True)
+    record = Record(
+        settings=Settings(limits=Limits(tokens_per_minute=7), models=("a",)), created=1, updated=2, deleted=True
+    )
 
     assert decode_record(msgspec.json.encode(record)) == record
 

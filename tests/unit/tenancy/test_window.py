@@ -29,7 +29,9 @@ def ask(name: str, tokens: int = 1, limits: Limits = LIMITS) -> LimitRequest:
 
 @given(Steps)
 @settings(max_examples=300, deadline=None)
-def test_no_window_holds_more_than_the_limit_and_nothing_is_refused_that_fits_a_window_and_a_bucket(steps: list[tuple[int, int, int, int]]) -> None:
+def test_no_window_holds_more_than_the_limit_and_nothing_is_refused_that_fits_a_window_and_a_bucket(
+    steps: list[tuple[int, int, int, int]],
+) -> None:
     book, now_ms = LimitLedger(WINDOW), START_MS
     admitted: list[Admitted] = []
     running: list[tuple[int, str, Admitted, int]] = []
@@ -60,7 +62,9 @@ def test_no_window_holds_more_than_the_limit_and_nothing_is_refused_that_fits_a_
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 60)), min_size=1, max_size=30))
 @settings(max_examples=300, deadline=None)
-def test_a_refused_request_fits_when_its_wait_is_over_and_not_a_millisecond_before(steps: list[tuple[int, int]]) -> None:
+def test_a_refused_request_fits_when_its_wait_is_over_and_not_a_millisecond_before(
+    steps: list[tuple[int, int]],
+) -> None:
     book, now_ms = LimitLedger(WINDOW), START_MS
     for number, (pause_ms, wanted) in enumerate(steps):
         now_ms += pause_ms
@@ -125,7 +129,14 @@ def test_requests_at_once_are_counted_until_they_are_settled_or_their_lease_is_o
 def test_what_was_admitted_elsewhere_is_charged_at_its_age() -> None:
     book = LimitLedger(WINDOW)
     verdict = book.apply(
-        LimitRequest(debts=[UnsettledUsage("", 40, 2, 50, False), UnsettledUsage("a", 10, 1, 30, True), UnsettledUsage("", 100, 1, 99, False)]), START_MS
+        LimitRequest(
+            debts=[
+                UnsettledUsage("", 40, 2, 50, False),
+                UnsettledUsage("a", 10, 1, 30, True),
+                UnsettledUsage("", 100, 1, 99, False),
+            ]
+        ),
+        START_MS,
     )
     assert (verdict.requests, verdict.tokens, verdict.parallel) == (3, 80, 1)
 
@@ -151,4 +162,6 @@ def test_an_empty_book_says_so() -> None:
 
 
 def test_a_share_is_rounded_down_and_no_limit_stays_none() -> None:
-    assert share(Limits(requests_per_minute=7, tokens_per_minute=1), 2) == Limits(requests_per_minute=3, tokens_per_minute=0)
+    assert share(Limits(requests_per_minute=7, tokens_per_minute=1), 2) == Limits(
+        requests_per_minute=3, tokens_per_minute=0
+    )

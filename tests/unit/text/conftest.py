@@ -64,7 +64,9 @@ def _prompt(line: str) -> str | None:
 def make_gguf(tmp_path: Path) -> Callable[..., Path]:
     """Writes a GGUF with one small tensor; `fill` adds metadata to gguf's writer."""
 
-    def make(fill: Callable[[gguf.GGUFWriter], None], *, name: str = "tiny.gguf", weights: np.ndarray | None = None) -> Path:
+    def make(
+        fill: Callable[[gguf.GGUFWriter], None], *, name: str = "tiny.gguf", weights: np.ndarray | None = None
+    ) -> Path:
         path = tmp_path / name
         writer = gguf.GGUFWriter(path, "llama")
         fill(writer)

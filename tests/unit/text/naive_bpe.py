@@ -1,6 +1,7 @@
 """Byte-pair encoding as its papers tell it, slow and plain: the oracle for byte-level and SentencePiece vocabularies.
 
-Patterns as llama.cpp states them for its pre-tokenizer kinds (src/llama-vocab.cpp), with the `regex` module's Unicode classes.
+Patterns as llama.cpp states them for its pre-tokenizer kinds (src/llama-vocab.cpp), with the `regex` module's Unicode
+classes.
 """
 
 import unicodedata
@@ -10,7 +11,12 @@ import regex
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-PATTERNS = {"gpt-2": [_GPT2], "smollm": [r"\p{N}", _GPT2], "llama-bpe": [_LLAMA3], "qwen2": [_LLAMA3.replace("{1,3}", "")]}
+PATTERNS = {
+    "gpt-2": [_GPT2],
+    "smollm": [r"\p{N}", _GPT2],
+    "llama-bpe": [_LLAMA3],
+    "qwen2": [_LLAMA3.replace("{1,3}", "")],
+}
 
 
 def split(kind: str, text: str) -> list[str]:
@@ -32,7 +38,8 @@ def _cut(pattern: str, text: str) -> list[str]:
 
 
 class NaiveBpe:
-    """Bytes that the vocabulary lacks (the demo's lacks those that never occur in its languages) are dropped, as the library does."""
+    """Bytes that the vocabulary lacks (the demo's lacks those that never occur in its languages) are dropped, as the
+    library does."""
 
     def __init__(self, kind: str, tokens: list[str], merges: list[str], byte_chars: dict[int, str]) -> None:
         self.kind = kind
@@ -57,10 +64,15 @@ class NaiveBpe:
 
 
 def sentencepiece(tokens: list[str], scores: list[float], text: str, has_prefix: bool) -> list[int]:
-    """SentencePiece's BPE: of all adjacent pairs that make a token, merge the best-scored, leftmost first; unknown characters as bytes."""
+    """SentencePiece's BPE: of all adjacent pairs that make a token, merge the best-scored, leftmost first; unknown
+    characters as bytes."""
     ids = {token: index for index, token in enumerate(tokens)}
     parts = list((" " + text if has_prefix else text).replace(" ", "▁"))
     while pairs := [(-scores[ids[a + b]], at) for at, (a, b) in enumerate(pairwise(parts)) if a + b in ids]:
         _, at = min(pairs)
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return [index for part in parts for index in ([ids[part]] if part in ids else [ids[f"<0x{byte:02X}>"] for byte in part.encode()])]
+    return [
+        index
+        for part in parts
+        for index in ([ids[part]] if part in ids else [ids[f"<0x{byte:02X}>"] for byte in part.encode()])
+    ]

@@ -47,8 +47,14 @@ def test_special_tokens_are_left_out_or_shown(demo_tokenizer: Tokenizer) -> None
 
 
 @settings(max_examples=300, deadline=None)
-@given(ids=st.lists(st.one_of(st.integers(0, 300), st.integers(0, 49151)), max_size=30), step=st.integers(1, 4), skip_special=st.booleans())
-def test_any_ids_give_what_the_library_decodes(demo_tokenizer: Tokenizer, library: RawTokenizer, ids: list[int], step: int, skip_special: bool) -> None:
+@given(
+    ids=st.lists(st.one_of(st.integers(0, 300), st.integers(0, 49151)), max_size=30),
+    step=st.integers(1, 4),
+    skip_special=st.booleans(),
+)
+def test_any_ids_give_what_the_library_decodes(
+    demo_tokenizer: Tokenizer, library: RawTokenizer, ids: list[int], step: int, skip_special: bool
+) -> None:
     whole = "".join(streamed(demo_tokenizer, ids, step, skip_special))
 
     assert whole == demo_tokenizer.decode(ids, skip_special)
@@ -56,7 +62,9 @@ def test_any_ids_give_what_the_library_decodes(demo_tokenizer: Tokenizer, librar
 
 
 def test_real_texts_come_back(demo_tokenizer: Tokenizer, real_texts: list[str]) -> None:
-    texts = [text for text in [*NASTY, *real_texts[::10]] if "\x1d" not in text]  # the demo's vocabulary has no token for that byte
+    texts = [
+        text for text in [*NASTY, *real_texts[::10]] if "\x1d" not in text
+    ]  # the demo's vocabulary has no token for that byte
 
     for text in texts:
         assert "".join(streamed(demo_tokenizer, demo_tokenizer.encode(text, False), skip_special=False)) == text

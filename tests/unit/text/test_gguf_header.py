@@ -39,7 +39,9 @@ def test_it_reads_what_the_gguf_package_reads(make_gguf: Callable[..., Path]) ->
     header = read_gguf_header(path)
 
     expected = {name: field.contents() for name, field in oracle.fields.items() if not name.startswith("GGUF.")}
-    assert {name: value.decoded() if isinstance(value, Strings) else value for name, value in header.metadata.items()} == expected
+    assert {
+        name: value.decoded() if isinstance(value, Strings) else value for name, value in header.metadata.items()
+    } == expected
     assert header.texts("t.texts") == ["a", "", "ß" * 300]
     assert header.metadata["t.yes"] is True
     (tensor,) = header.tensors
@@ -57,7 +59,12 @@ def test_it_reads_the_demo_model_as_the_gguf_package_does(demo: ModelSource) -> 
     assert [(t.name, list(t.shape), t.ggml_type, t.offset) for t in header.tensors] == [
         (t.name, t.shape.tolist(), t.tensor_type.value, t.data_offset) for t in oracle.tensors
     ]
-    for name in ("tokenizer.chat_template", "llama.context_length", "llama.rope.freq_base", "tokenizer.ggml.add_bos_token"):
+    for name in (
+        "tokenizer.chat_template",
+        "llama.context_length",
+        "llama.rope.freq_base",
+        "tokenizer.ggml.add_bos_token",
+    ):
         assert header.metadata[name] == oracle.fields[name].contents()
     for name in ("tokenizer.ggml.tokens", "tokenizer.ggml.merges"):
         assert header.texts(name) == oracle.fields[name].contents()

@@ -18,7 +18,9 @@ from penstock.text.source import ModelSource, resolve
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "tiny-model"
     path.mkdir()
-    (path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096}))
+    (path / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 4096})
+    )
     save_file({"w": np.arange(64, dtype=np.float32)}, path / "model.safetensors")
     return path
 
@@ -91,7 +93,9 @@ def test_a_malformed_config_or_one_without_context_length_is_refused(folder: Pat
 
 
 def test_the_template_file_goes_before_the_one_in_the_config(folder: Path) -> None:
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]}))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]})
+    )
     assert resolve(str(folder)).chat_template == "D"
     (folder / "chat_template.jinja").write_text("F")
 
@@ -127,7 +131,12 @@ def test_a_large_file_is_sampled_at_every_tensor(folder: Path, make_gguf: Callab
     data = weights.read_bytes()
     small = data.index(np.ones((32, 64), np.float32).tobytes())
     seen = {digest_of(path)}
-    for at in (small, small + 4100, small + 8191, len(data) - 33):  # of the small tensor: begin, middle, end; and the big one's end, or padding
+    for at in (
+        small,
+        small + 4100,
+        small + 8191,
+        len(data) - 33,
+    ):  # of the small tensor: begin, middle, end; and the big one's end, or padding
         weights.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         seen.add(digest_of(path))
     weights.write_bytes(data.replace(b"big", b"bag", 1))

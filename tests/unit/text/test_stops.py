@@ -76,4 +76,6 @@ def test_only_what_may_become_a_stop_string_is_held_back(stops: tuple[str, ...],
         held = seen[len(out) :]
         assert seen == out + held
         assert not held or any(stop.startswith(held) and stop != held for stop in stops)
-        assert not any(len(seen) - cut > len(held) and stop.startswith(seen[cut:]) for cut in range(len(seen)) for stop in stops)
+        assert not any(
+            len(seen) - cut > len(held) and stop.startswith(seen[cut:]) for cut in range(len(seen)) for stop in stops
+        )

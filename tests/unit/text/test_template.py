@@ -14,7 +14,11 @@ from penstock.wire.errors import InvalidRequest
 CHAT = [
     {"role": "system", "content": ' Be <b>kind</b> & "brief".\n'},
     {"role": "user", "content": "Ünï 'q' {{ 1 + 1 }} {% raw %}"},
-    {"role": "assistant", "content": "yes", "tool_calls": [{"function": {"name": "f", "arguments": {"x": [1, None, "é<"]}}}]},
+    {
+        "role": "assistant",
+        "content": "yes",
+        "tool_calls": [{"function": {"name": "f", "arguments": {"x": [1, None, "é<"]}}}],
+    },
     {"role": "user", "content": "and?"},
 ]
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "d<>", "parameters": {"b": 1, "a": 2}}}]
@@ -32,9 +36,14 @@ TEMPLATES = {
 def test_a_template_renders_as_in_transformers(name: str) -> None:
     raw = RawTokenizer(models.WordLevel({"<s>": 0, "</s>": 1}, "<s>"))
     oracle = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>")
-    expected = oracle.apply_chat_template(CHAT, tools=TOOLS, chat_template=TEMPLATES[name], add_generation_prompt=True, tokenize=False)
+    expected = oracle.apply_chat_template(
+        CHAT, tools=TOOLS, chat_template=TEMPLATES[name], add_generation_prompt=True, tokenize=False
+    )
 
-    assert ChatTemplate(TEMPLATES[name], {"bos_token": "<s>", "eos_token": "</s>"}).render(CHAT, {"tools": TOOLS}) == expected
+    assert (
+        ChatTemplate(TEMPLATES[name], {"bos_token": "<s>", "eos_token": "</s>"}).render(CHAT, {"tools": TOOLS})
+        == expected
+    )
 
 
 def test_the_clock_is_the_one_given() -> None:
@@ -45,7 +54,9 @@ def test_the_clock_is_the_one_given() -> None:
 
 def test_options_reach_the_template() -> None:
     assert (
-        ChatTemplate("{{ enable_thinking }}{{ add_generation_prompt }}", {}).render([], {"enable_thinking": False, "add_generation_prompt": False})
+        ChatTemplate("{{ enable_thinking }}{{ add_generation_prompt }}", {}).render(
+            [], {"enable_thinking": False, "add_generation_prompt": False}
+        )
         == "FalseFalse"
     )
 
@@ -58,13 +69,19 @@ def test_a_refusal_carries_the_templates_own_words() -> None:
     assert caught.value.param == "messages"
 
 
-@pytest.mark.parametrize("source", ["{{ messages[0].content + 'x' }}", "{{ messages[9].content.x.y }}", "{{ 1 // 0 }}", "{{ messages | sum }}"])
+@pytest.mark.parametrize(
+    "source",
+    ["{{ messages[0].content + 'x' }}", "{{ messages[9].content.x.y }}", "{{ 1 // 0 }}", "{{ messages | sum }}"],
+)
 def test_messages_a_template_was_not_made_for_are_refused(source: str) -> None:
     with pytest.raises(InvalidRequest, match="refuses these messages"):
         ChatTemplate(source, {}).render([{"role": "user", "content": None}], {})
 
 
-@pytest.mark.parametrize("source", ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ cycler.__init__.__globals__ }}"])
+@pytest.mark.parametrize(
+    "source",
+    ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ cycler.__init__.__globals__ }}"],
+)
 def test_the_sandbox_holds(source: str) -> None:
     with pytest.raises(InvalidRequest):
         ChatTemplate(source, {}).render([], {})

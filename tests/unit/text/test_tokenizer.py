@@ -1,4 +1,5 @@
-"""Token ids against a plain BPE and against transformers; user text that tries to be a control token; kinds that are refused."""
+"""Token ids against a plain BPE and against transformers; user text that tries to be a control token; kinds that are
+refused."""
 
 import json
 import threading
@@ -78,9 +79,13 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_texts_are_encoded_as_plain_bpe_does(kind: str, gguf_of_kind: Callable[[str], ModelSource], demo: ModelSource, real_texts: list[str]) -> None:
+def test_texts_are_encoded_as_plain_bpe_does(
+    kind: str, gguf_of_kind: Callable[[str], ModelSource], demo: ModelSource, real_texts: list[str]
+) -> None:
     tokenizer = load_tokenizer(gguf_of_kind(kind))
-    oracle = NaiveBpe(kind, demo.gguf.texts("tokenizer.ggml.tokens"), demo.gguf.texts("tokenizer.ggml.merges"), byte_chars())
+    oracle = NaiveBpe(
+        kind, demo.gguf.texts("tokenizer.ggml.tokens"), demo.gguf.texts("tokenizer.ggml.merges"), byte_chars()
+    )
     texts = [plain(text) for text in [*NASTY, *real_texts[::8]]]
 
     assert [text for text in texts if tokenizer.encode(text, False) != oracle.encode(text)] == []
@@ -129,11 +134,15 @@ CHATS: list[list[dict[str, object]]] = [
 def transformers_demo(demo: ModelSource) -> PreTrainedTokenizerFast:
     raw = load_tokenizer(demo)._head
     fresh = RawTokenizer.from_str(raw.to_str())
-    return PreTrainedTokenizerFast(tokenizer_object=fresh, chat_template=demo.chat_template, bos_token="<|im_start|>", eos_token="<|im_end|>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=fresh, chat_template=demo.chat_template, bos_token="<|im_start|>", eos_token="<|im_end|>"
+    )
 
 
 @pytest.mark.parametrize("chat", CHATS)
-def test_a_chat_is_encoded_as_transformers_does(chat: list[dict[str, object]], demo_tokenizer: Tokenizer, transformers_demo: PreTrainedTokenizerFast) -> None:
+def test_a_chat_is_encoded_as_transformers_does(
+    chat: list[dict[str, object]], demo_tokenizer: Tokenizer, transformers_demo: PreTrainedTokenizerFast
+) -> None:
     expected = transformers_demo.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False)
 
     assert demo_tokenizer.encode_chat(chat) == expected
@@ -158,7 +167,9 @@ def test_control_tokens_in_names_roles_and_tool_calls_are_plain_text(demo_tokeni
 def test_the_guard_leaves_noncharacters_of_the_text_alone(demo_tokenizer: Tokenizer) -> None:
     content = "<|im_end|>\ufdd0\ufdd1"
 
-    assert content in demo_tokenizer.decode(demo_tokenizer.encode_chat([{"role": "user", "content": content}]), skip_special=False)
+    assert content in demo_tokenizer.decode(
+        demo_tokenizer.encode_chat([{"role": "user", "content": content}]), skip_special=False
+    )
 
 
 def test_a_message_with_every_noncharacter_and_a_control_token_is_refused(demo_tokenizer: Tokenizer) -> None:
@@ -213,18 +224,24 @@ def test_threads_share_one_tokenizer(demo_tokenizer: Tokenizer) -> None:
 
 def save(raw: RawTokenizer, folder: Path, config: dict[str, object], **settings: str) -> ModelSource:
     raw.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | config))
+    (folder / "config.json").write_text(
+        json.dumps({"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | config)
+    )
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | settings))
     save_file({"w": np.zeros(4, np.float32)}, folder / "model.safetensors")
     return resolve(str(folder))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_tokenizer_json_is_encoded_as_transformers_does(kind: str, gguf_of_kind: Callable[[str], ModelSource], tmp_path: Path, real_texts: list[str]) -> None:
+def test_a_tokenizer_json_is_encoded_as_transformers_does(
+    kind: str, gguf_of_kind: Callable[[str], ModelSource], tmp_path: Path, real_texts: list[str]
+) -> None:
     raw = RawTokenizer.from_str(load_tokenizer(gguf_of_kind(kind))._head.to_str())
     raw.add_special_tokens([AddedToken("<|wide|>", lstrip=True, rstrip=True, normalized=False)])
     raw.add_tokens([AddedToken("<tool>", normalized=False)])
-    raw.post_processor = processors.TemplateProcessing(single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)])
+    raw.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>", special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)]
+    )
     source = save(raw, tmp_path, {"vocab_size": 49280, "eos_token_id": [0, 5]}, eos_token="<|endoftext|>")
     oracle = AutoTokenizer.from_pretrained(tmp_path)
     texts = [*NASTY, "x  <|wide|> \n y<tool>z <|wide|>", *real_texts[::20]]
@@ -232,14 +249,18 @@ def test_a_tokenizer_json_is_encoded_as_transformers_does(kind: str, gguf_of_kin
     tokenizer = load_tokenizer(source)
 
     assert [text for text in texts if tokenizer.encode(text, True) != oracle.encode(text)] == []
-    assert [text for text in texts if tokenizer.encode(text, False) != oracle.encode(text, add_special_tokens=False)] == []
+    assert [
+        text for text in texts if tokenizer.encode(text, False) != oracle.encode(text, add_special_tokens=False)
+    ] == []
     assert (tokenizer.vocab_size, len(tokenizer.token_bytes)) == (49280, 49280)
     assert tokenizer.eos_token_ids == {0, 5, IM_END}
     assert tokenizer.token_bytes[49279] == b""
     assert tokenizer.num_embedded == 49280
 
 
-def test_tokens_that_were_added_to_a_tokenizer_alone_are_not_embedded(gguf_of_kind: Callable[[str], ModelSource], tmp_path: Path) -> None:
+def test_tokens_that_were_added_to_a_tokenizer_alone_are_not_embedded(
+    gguf_of_kind: Callable[[str], ModelSource], tmp_path: Path
+) -> None:
     raw = RawTokenizer.from_str(load_tokenizer(gguf_of_kind(KINDS[0]))._head.to_str())
     size = raw.get_vocab_size(with_added_tokens=True)
     raw.add_tokens([AddedToken("<tool>", normalized=False)])
@@ -261,11 +282,23 @@ def pieces(words: list[str]) -> tuple[list[str], list[float]]:
 
 SP_WORDS = "▁the ▁then ▁he ▁a ▁and er en in ing ▁th ▁▁ ▁▁▁▁ lo hel ▁hello ld wor ▁world ab aba bab é né"
 SP_TOKENS, SP_SCORES = pieces(SP_WORDS.split())
-SP_TEXTS = ("hello world", " hello  then   the", "ababababab", "hell\nworld\n\n the", "né 日本 👋 é", "", " ", "the</s>hello <s> and", "<0x41>")
+SP_TEXTS = (
+    "hello world",
+    " hello  then   the",
+    "ababababab",
+    "hell\nworld\n\n the",
+    "né 日本 👋 é",
+    "",
+    " ",
+    "the</s>hello <s> and",
+    "<0x41>",
+)
 
 
 @pytest.mark.parametrize("has_prefix", [True, False])
-def test_a_sentencepiece_gguf_is_encoded_by_score_with_bytes_for_the_rest(make_gguf: Callable[..., Path], has_prefix: bool) -> None:
+def test_a_sentencepiece_gguf_is_encoded_by_score_with_bytes_for_the_rest(
+    make_gguf: Callable[..., Path], has_prefix: bool
+) -> None:
     def fill(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("llama")
         writer.add_token_list(SP_TOKENS)
@@ -282,20 +315,32 @@ def test_a_sentencepiece_gguf_is_encoded_by_score_with_bytes_for_the_rest(make_g
             assert tokenizer.encode(text, False) == sentencepiece(SP_TOKENS, SP_SCORES, text, has_prefix), text
             assert tokenizer.decode(tokenizer.encode(text, False)) == (" " + text if has_prefix else text)
     assert tokenizer.encode("the", True) == [1, *tokenizer.encode("the", False)]
-    assert tokenizer.encode("the</s>the", False) == [*tokenizer.encode("the", False), 2, *tokenizer.encode("the", False)]
+    assert tokenizer.encode("the</s>the", False) == [
+        *tokenizer.encode("the", False),
+        2,
+        *tokenizer.encode("the", False),
+    ]
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never", "prepend"])
 def test_sentencepiece_tokenizer_json_is_encoded_as_transformers_does(scheme: str, tmp_path: Path) -> None:
     merges = [(token[:-1], token[-1]) for token in SP_TOKENS[259:] if len(token) > 1]
     raw = RawTokenizer(
-        models.BPE(vocab={token: index for index, token in enumerate(SP_TOKENS)}, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+        models.BPE(
+            vocab={token: index for index, token in enumerate(SP_TOKENS)},
+            merges=merges,
+            unk_token="<unk>",
+            fuse_unk=True,
+            byte_fallback=True,
+        )
     )
     if scheme == "prepend":
         raw.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     else:
         raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
-    raw.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    raw.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     raw.add_special_tokens([AddedToken(token, normalized=False) for token in ("<unk>", "<s>", "</s>")])
     source = save(raw, tmp_path, {}, eos_token="</s>", bos_token="<s>")
     oracle = AutoTokenizer.from_pretrained(tmp_path)

@@ -37,7 +37,9 @@ def agrees(kind: str, raw: RawTokenizer, text: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", TWINS)
-def test_real_texts_are_encoded_as_by_the_library(kind: str, libraries: dict[str, RawTokenizer], real_texts: list[str]) -> None:
+def test_real_texts_are_encoded_as_by_the_library(
+    kind: str, libraries: dict[str, RawTokenizer], real_texts: list[str]
+) -> None:
     texts = real_texts[::3]
 
     assert [text for text in texts if not agrees(kind, libraries[kind], text)] == []
@@ -47,7 +49,9 @@ def test_real_texts_are_encoded_as_by_the_library(kind: str, libraries: dict[str
 @pytest.mark.parametrize("kind", TWINS)
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.one_of(st.sampled_from(ALL_SETTLED), st.sampled_from("  \t\n\r'sSaZl9²-.")), max_size=40))
-def test_any_settled_text_is_encoded_as_by_the_library(kind: str, libraries: dict[str, RawTokenizer], text: str) -> None:
+def test_any_settled_text_is_encoded_as_by_the_library(
+    kind: str, libraries: dict[str, RawTokenizer], text: str
+) -> None:
     assert agrees(kind, libraries[kind], text)
 
 
@@ -59,7 +63,9 @@ def test_every_settled_character_is_judged_as_by_the_library(kind: str, librarie
 
 
 def test_settled_characters_do_not_change_by_normalization() -> None:
-    assert [char for char in ALL_SETTLED if unicodedata.normalize("NFC", char) != char or unicodedata.combining(char)] == []
+    assert [
+        char for char in ALL_SETTLED if unicodedata.normalize("NFC", char) != char or unicodedata.combining(char)
+    ] == []
 
 
 def test_only_lines_with_other_characters_are_left_to_the_library() -> None:
@@ -78,8 +84,17 @@ def test_only_lines_with_other_characters_are_left_to_the_library() -> None:
 
 @pytest.mark.parametrize("kind", TWINS)
 @settings(max_examples=200, deadline=None)
-@given(text=st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("  \n\n\r\u00a0\u2028\x1d\u200b\u0301sS'日1.a")), max_size=40))
-def test_texts_of_mixed_lines_are_encoded_as_by_the_library(kind: str, libraries: dict[str, RawTokenizer], text: str) -> None:
+@given(
+    text=st.text(
+        st.one_of(
+            st.characters(exclude_categories=["Cs"]), st.sampled_from("  \n\n\r\u00a0\u2028\x1d\u200b\u0301sS'日1.a")
+        ),
+        max_size=40,
+    )
+)
+def test_texts_of_mixed_lines_are_encoded_as_by_the_library(
+    kind: str, libraries: dict[str, RawTokenizer], text: str
+) -> None:
     assert agrees(kind, libraries[kind], text)
 
 

@@ -14,7 +14,11 @@ from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest
 from penstock.wire.support import IGNORED, REFUSED, check, verdict
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "openai-api.md"
-TABLES = {"## POST /v1/chat/completions": ChatRequest, "### Messages": ChatMessageIn, "## POST /v1/completions": CompletionRequest}
+TABLES = {
+    "## POST /v1/chat/completions": ChatRequest,
+    "### Messages": ChatMessageIn,
+    "## POST /v1/completions": CompletionRequest,
+}
 USER = {"role": "user", "content": "Hi"}
 
 
@@ -31,7 +35,9 @@ def refusal(body: bytes) -> InvalidRequest:
 def documented(heading: str) -> dict[str, str]:
     """Field to verdict, of the table below that heading."""
     section = DOCS.read_text(encoding="utf-8").split(f"{heading}\n", 1)[1].split("\n#", 1)[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")
+    ]
     assert len({row[0] for row in rows}) == len(rows)
     return {row[0].strip("`"): row[1] for row in rows}
 
@@ -64,7 +70,11 @@ def test_refused_and_ignored_fields_exist_and_differ(struct: type[msgspec.Struct
 
 def test_the_documented_errors_are_those_of_the_table() -> None:
     section = DOCS.read_text(encoding="utf-8").split("## Errors\n", 1)[1]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| ") and line[2].isdigit()]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.splitlines()
+        if line.startswith("| ") and line[2].isdigit()
+    ]
     documented_rows = {(int(status), code.strip(" `")) for status, codes, _ in rows for code in codes.split(",")}
 
     assert documented_rows == {(row.status, row.code or "") for row in HTTP_ERRORS.values()} | {(500, "internal_error")}
@@ -81,7 +91,9 @@ def test_a_refused_field_is_named_with_a_sentence(name: str) -> None:
     assert error.message.endswith(f"leave out '{name}'.")
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, row in REFUSED[ChatRequest].items() for value in (None, *row.accepted)])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, row in REFUSED[ChatRequest].items() for value in (None, *row.accepted)]
+)
 def test_a_refused_field_that_asks_for_nothing_is_accepted(name: str, value: object) -> None:
     check(decode_chat(chat(**{name: value})))
 
@@ -109,7 +121,10 @@ def test_best_of_must_equal_n(n: int | None, best_of: int, is_fine: bool) -> Non
         ({"role": "tool", "content": "x"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "assistant", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
-        ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "messages[0].content[0].type"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+            "messages[0].content[0].type",
+        ),
         ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
     ],
 )
@@ -118,7 +133,15 @@ def test_a_message_that_is_not_text_is_refused(message: Mapping[str, object], pa
 
 
 def test_an_assistants_message_can_be_sent_back_as_it_came() -> None:
-    message = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
+    message = {
+        "role": "assistant",
+        "content": "Hi",
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
 
     check(decode_chat(chat(messages=[USER, message])))
 
@@ -137,17 +160,37 @@ def test_an_assistants_message_can_be_sent_back_as_it_came() -> None:
         ({"stream": "yes"}, "stream", "Invalid value for 'stream': expected a boolean, got 'yes'."),
         ({"stop": 5}, "stop", "Invalid value for 'stop': expected a string or an array, got 5."),
         ({"stop": ["a", ""]}, "stop[1]", "Invalid value for 'stop[1]': expected a string of length >= 1, got ''."),
-        ({"stop": ["a"] * 17}, "stop", "Invalid value for 'stop': expected an array of length <= 16, got an array of 17."),
-        ({"messages": []}, "messages", "Invalid value for 'messages': expected an array of length >= 1, got an array of 0."),
+        (
+            {"stop": ["a"] * 17},
+            "stop",
+            "Invalid value for 'stop': expected an array of length <= 16, got an array of 17.",
+        ),
+        (
+            {"messages": []},
+            "messages",
+            "Invalid value for 'messages': expected an array of length >= 1, got an array of 0.",
+        ),
         ({"messages": "hi"}, "messages", "Invalid value for 'messages': expected an array, got 'hi'."),
-        ({"messages": [{"role": "bot"}]}, "messages[0].role", "Invalid value for 'messages[0].role': invalid enum value 'bot'."),
+        (
+            {"messages": [{"role": "bot"}]},
+            "messages[0].role",
+            "Invalid value for 'messages[0].role': invalid enum value 'bot'.",
+        ),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "Missing required parameter: 'messages[0].role'."),
-        ({"messages": [{"role": "user", "z": 1}]}, "messages[0].z", "Unrecognized request argument supplied: messages[0].z"),
+        (
+            {"messages": [{"role": "user", "z": 1}]},
+            "messages[0].z",
+            "Unrecognized request argument supplied: messages[0].z",
+        ),
         ({"stream_options": {"z": 1}}, "stream_options.z", "Unrecognized request argument supplied: stream_options.z"),
         ({"logit_bias": {"a": 1}}, "logit_bias", "Invalid key in 'logit_bias': token ids are expected as keys."),
         ({"logit_bias": {"1": 101}}, "logit_bias", "Invalid value for 'logit_bias': expected a number <= 100.0."),
         ({"model": None}, "model", "Invalid value for 'model': expected a string, got null."),
-        ({"stop": "x" * 300}, "stop", "Invalid value for 'stop': expected a string of length <= 256, got a string of 300 characters."),
+        (
+            {"stop": "x" * 300},
+            "stop",
+            "Invalid value for 'stop': expected a string of length <= 256, got a string of 300 characters.",
+        ),
     ],
 )
 def test_a_bad_parameter_is_named_with_a_sentence(fields: Mapping[str, object], param: str, message: str) -> None:
@@ -183,14 +226,20 @@ def test_any_bytes_end_in_a_request_or_a_refusal(body: bytes) -> None:
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=8,
 )
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # a loaded machine draws slowly
-@given(st.dictionaries(st.sampled_from([field.name for field in msgspec.structs.fields(ChatRequest)]), JSON, max_size=4))
+@given(
+    st.dictionaries(st.sampled_from([field.name for field in msgspec.structs.fields(ChatRequest)]), JSON, max_size=4)
+)
 def test_any_json_ends_in_a_request_or_a_refusal(fields: Mapping[str, object]) -> None:
     message = ""
     try:

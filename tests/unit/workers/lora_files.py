@@ -1,4 +1,5 @@
-"""Adapters as peft writes them, with random weights in both matrices (peft itself starts with B at zero, where mistakes would not show)."""
+"""Adapters as peft writes them, with random weights in both matrices (peft itself starts with B at zero, where mistakes
+would not show)."""
 
 import warnings
 from pathlib import Path
@@ -11,9 +12,21 @@ from transformers import PreTrainedModel
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def adapted(model: PreTrainedModel, folder: Path, seed: int, *, rank: int = 4, targets: tuple[str, ...] = ALL, size: float = 0.1, **options: Any) -> Any:
-    """The model with an adapter, which is saved to `folder`. size: spread of its weights. The model is changed: give each adapter its own."""
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(targets), task_type="CAUSAL_LM", **options)
+def adapted(
+    model: PreTrainedModel,
+    folder: Path,
+    seed: int,
+    *,
+    rank: int = 4,
+    targets: tuple[str, ...] = ALL,
+    size: float = 0.1,
+    **options: Any,
+) -> Any:
+    """The model with an adapter, which is saved to `folder`. size: spread of its weights. The model is changed: give
+    each adapter its own."""
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=list(targets), task_type="CAUSAL_LM", **options
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft's and transformers' own
         found = peft.get_peft_model(model, config)

@@ -1,7 +1,9 @@
-"""A model small enough to check by eye: KV slots hold running hashes of the history, and a token is a hash of every slot read.
+"""A model small enough to check by eye: KV slots hold running hashes of the history, and a token is a hash of every
+slot read.
 
-`HashRunner` reads and writes the slots through the block table, as a real runner does, and poisons what nobody holds; `answer` says the same
-without blocks, batches or chunks. Any mix-up of blocks, any KV of another tenant, any slot read before it is written shows as a wrong token.
+`HashRunner` reads and writes the slots through the block table, as a real runner does, and poisons what nobody holds;
+`answer` says the same without blocks, batches or chunks. Any mix-up of blocks, any KV of another tenant, any slot read
+before it is written shows as a wrong token.
 """
 
 from collections.abc import Callable
@@ -32,7 +34,9 @@ def _choose(slots: Seq[int], seed: int) -> int:
     return sum(slot * (2 * place + 3) for place, slot in enumerate(slots, seed)) % _PRIME % VOCAB
 
 
-def answer(prompt: Seq[int], sampling: SamplingParams, tenant: str = "", max_len: int = 10**9, eos: Seq[int] = (EOS,)) -> list[int]:
+def answer(
+    prompt: Seq[int], sampling: SamplingParams, tenant: str = "", max_len: int = 10**9, eos: Seq[int] = (EOS,)
+) -> list[int]:
     """What comes out when a sequence runs alone."""
     state, slots, output = _root_state(tenant), list[int](), list[int]()
     pending = list(prompt)
@@ -50,7 +54,9 @@ def answer(prompt: Seq[int], sampling: SamplingParams, tenant: str = "", max_len
 class HashRunner:
     eos_token_ids = frozenset({EOS})
 
-    def __init__(self, num_blocks: int, block_size: int, max_model_len: int = 10**6, drafter: Guess | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, max_model_len: int = 10**6, drafter: Guess | None = None
+    ) -> None:
         """drafter: guesses for a sequence, at most so many."""
         self.num_blocks = num_blocks
         self.max_model_len = max_model_len
@@ -89,7 +95,8 @@ class HashRunner:
         if not chunk.is_sampled:
             return []
         return [
-            Sampled(_choose([self._read(seq, position) for position in range(end)], seq.sampling.seed)) for end in range(chunk.end, chunk.end + len(draft) + 1)
+            Sampled(_choose([self._read(seq, position) for position in range(end)], seq.sampling.seed))
+            for end in range(chunk.end, chunk.end + len(draft) + 1)
         ]
 
     def _read(self, seq: Sequence, position: int) -> int:
@@ -112,4 +119,14 @@ def make_sequence(
     token_ids = [*prompt, *output]
     root = hasher.salted(hasher.root("hash-model"), tenant.encode())
     keys = hasher.extend(root, token_ids) if has_keys else []
-    return Sequence(f"r{next(_numbers)}", token_ids, sampling, len(prompt), keys, keys[-1] if keys else root, arrival_s=0.0, deadline=deadline, tenant=tenant)
+    return Sequence(
+        f"r{next(_numbers)}",
+        token_ids,
+        sampling,
+        len(prompt),
+        keys,
+        keys[-1] if keys else root,
+        arrival_s=0.0,
+        deadline=deadline,
+        tenant=tenant,
+    )

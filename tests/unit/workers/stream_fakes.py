@@ -94,7 +94,9 @@ class Bench:
     def __init__(self) -> None:
         self.engine = FakeEngine()
         self.events: list[BlockEvents] = []
-        self.server = StreamServer(StreamInfo("epoch", NUM_PLACES, 16, 512), self.events.append, lambda said: said.router_id != "stranger")
+        self.server = StreamServer(
+            StreamInfo("epoch", NUM_PLACES, 16, 512), self.events.append, lambda said: said.router_id != "stranger"
+        )
         self.engine.on_step = self.server.on_step
         self.address = ""
 
@@ -121,7 +123,13 @@ async def serving() -> AsyncIterator[Bench]:
 
 
 def submit(sid: int = 1, num_tokens: int = 4, **changes: Any) -> Submit:
-    values: dict[str, Any] = {"sid": sid, "request_id": f"q{sid}", "token_ids": pack_token_ids(range(num_tokens)), "block_keys": b"", "chain_key": b"c" * 16}
+    values: dict[str, Any] = {
+        "sid": sid,
+        "request_id": f"q{sid}",
+        "token_ids": pack_token_ids(range(num_tokens)),
+        "block_keys": b"",
+        "chain_key": b"c" * 16,
+    }
     return Submit(**{**values, "sampling": SamplingParams(max_tokens=8), **changes})
 
 

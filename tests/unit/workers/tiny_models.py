@@ -33,7 +33,9 @@ def tiny_model(kind: str, **sizes: int) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # transformers starts norms at one and biases at zero, where mistakes would not show
-            parameter.copy_(torch.randn_like(parameter) * 0.3 + 1 if "norm" in name else torch.randn_like(parameter) * 0.15)
+            parameter.copy_(
+                torch.randn_like(parameter) * 0.3 + 1 if "norm" in name else torch.randn_like(parameter) * 0.15
+            )
     return model.eval()
 
 
@@ -53,7 +55,9 @@ _MAKERS: dict[str, Callable[[Sizes], PreTrainedModel]] = {
     "llama-tied": lambda sizes: _llama(sizes, tie_word_embeddings=True),
     "llama3-rope": lambda sizes: _llama(sizes, rope_parameters=LLAMA3_ROPE),
     "llama-biased": lambda sizes: _llama(sizes, attention_bias=True, mlp_bias=True),
-    "mistral": lambda sizes: transformers.MistralForCausalLM(transformers.MistralConfig(**sizes, sliding_window=None, head_dim=32)),
+    "mistral": lambda sizes: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**sizes, sliding_window=None, head_dim=32)
+    ),
     "qwen2": _qwen2,
     "qwen2-tied": lambda sizes: _qwen2(sizes, tie_word_embeddings=True),
     "qwen3": lambda sizes: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**sizes, head_dim=128)),
@@ -100,7 +104,8 @@ def written_as_gguf(
     extra: dict[str, np.ndarray] | None = None,
     kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
 ) -> ModelSource:
-    """With gguf's own writer and quantizer: matrices as `kind`, vectors as F32, q and k of llamas interleaved as llama.cpp wants them.
+    """With gguf's own writer and quantizer: matrices as `kind`, vectors as F32, q and k of llamas interleaved as
+    llama.cpp wants them.
 
     kinds: of single matrices, by their GGUF names.
     """
@@ -109,7 +114,10 @@ def written_as_gguf(
     writer = gguf.GGUFWriter(path, architecture)
     for key, name in _GGUF_KEYS.items():
         writer.add_uint32(f"{architecture}.{key}", getattr(config, name))
-    writer.add_uint32(f"{architecture}.attention.key_length", config.hidden_size // config.num_attention_heads if architecture != "qwen3" else config.head_dim)
+    writer.add_uint32(
+        f"{architecture}.attention.key_length",
+        config.hidden_size // config.num_attention_heads if architecture != "qwen3" else config.head_dim,
+    )
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", config.rms_norm_eps)
     writer.add_float32(f"{architecture}.rope.freq_base", config.rope_parameters["rope_theta"])
     writer.add_uint32("tokenizer.ggml.eos_token_id", 2)
@@ -133,4 +141,8 @@ def written_as_gguf(
 def gguf_name(name: str) -> str:
     prefix, _, rest = name.removeprefix("model.layers.").partition(".")
     stem, _, suffix = (rest if name.startswith("model.layers.") else name).rpartition(".")
-    return f"blk.{prefix}.{_GGUF_NAMES[stem]}.{suffix}" if name.startswith("model.layers.") else f"{_GGUF_NAMES[stem]}.{suffix}"
+    return (
+        f"blk.{prefix}.{_GGUF_NAMES[stem]}.{suffix}"
+        if name.startswith("model.layers.")
+        else f"{_GGUF_NAMES[stem]}.{suffix}"
+    )

@@ -1,5 +1,6 @@
-"""Memory for weights, on huge pages where Linux gives them: a decode step reads all weights once, and with pages of 4 KiB a core waits for
-address translations (seen once, SmolLM2's head at batch 1 on one core of a Zen 4: 28 against 18 GB/s)."""
+"""Memory for weights, on huge pages where Linux gives them: a decode step reads all weights once, and with pages of 4
+KiB a core waits for address translations (seen once, SmolLM2's head at batch 1 on one core of a Zen 4: 28 against 18
+GB/s)."""
 
 import mmap
 
@@ -14,8 +15,8 @@ _HUGE_PAGE_BYTES = 2 << 20
 
 
 class Arena:
-    """Cuts tensors out of large chunks. A chunk lives as long as any tensor of it; what is not cut off is never touched, and takes no memory but for
-    the rest of a page: so what is left of earlier chunks goes first."""
+    """Cuts tensors out of large chunks. A chunk lives as long as any tensor of it; what is not cut off is never
+    touched, and takes no memory but for the rest of a page: so what is left of earlier chunks goes first."""
 
     def __init__(self) -> None:
         self._rests: list[Tensor] = []

@@ -1,10 +1,12 @@
 """Builds the kernels with a compiler of this machine, once, and loads them.
 
-A build lies in the user's cache folder under the hash of everything it depends on: source, flags, compiler, CPU. It is sealed with a
-checksum of its content (behind the ELF image, where the loader doesn't look) and arrives by rename, so replicas that start at once, or a
-crash in the middle, can't leave half a library. Whatever goes wrong, the engine still works, on torch operators; one sentence says why.
+A build lies in the user's cache folder under the hash of everything it depends on: source, flags, compiler, CPU. It is
+sealed with a checksum of its content (behind the ELF image, where the loader doesn't look) and arrives by rename, so
+replicas that start at once, or a crash in the middle, can't leave half a library. Whatever goes wrong, the engine still
+works, on torch operators; one sentence says why.
 
-`python -m penstock.workers.compute.kernels.build` builds and says where; with `--levels` it builds ahead (see `prebuilt`), with PyPI's ziglang.
+`python -m penstock.workers.compute.kernels.build` builds and says where; with `--levels` it builds ahead (see
+`prebuilt`), with PyPI's ziglang.
 """
 
 import fcntl
@@ -81,14 +83,19 @@ def load_kernels() -> Library | None:
     try:
         return obtain(find_compilers(), cache_folder())
     except BuildFailed as error:
-        logger.warning("Steps run on torch operators, which is slow, because the C++ kernels could not be built: %s", error)
+        logger.warning(
+            "Steps run on torch operators, which is slow, because the C++ kernels could not be built: %s", error
+        )
         return None
 
 
 def obtain(compilers: Sequence[Compiler], cache: Path) -> Library:
-    """The library of the first compiler that gives one that loads, out of the cache or freshly built. Raises BuildFailed."""
+    """The library of the first compiler that gives one that loads, out of the cache or freshly built. Raises
+    BuildFailed."""
     if not compilers:
-        raise BuildFailed("there is no C++ compiler (c++, g++, clang++) on PATH, and the package ziglang is not installed.")
+        raise BuildFailed(
+            "there is no C++ compiler (c++, g++, clang++) on PATH, and the package ziglang is not installed."
+        )
     failures = []
     for compiler in compilers:
         try:
@@ -125,14 +132,18 @@ def _cached(compiler: Compiler, path: Path) -> Library:
 
 
 def compile_to(path: Path, compiler: Compiler, cpu: str = NATIVE) -> None:
-    """Compile on all cores, link, seal and move to `path`. cpu: as the compiler's -march wants it. Raises BuildFailed with the compiler's first complaint."""
+    """Compile on all cores, link, seal and move to `path`. cpu: as the compiler's -march wants it. Raises BuildFailed
+    with the compiler's first complaint."""
     with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as folder:
         made, march = Path(folder) / path.name, f"-march={cpu}"
         # zig keeps its own caches: in here, unless somebody says where, they vanish with the folder
         environment = {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder} | os.environ
         objects = [Path(folder) / f"{source.stem}.o" for source in SOURCES]
         with ThreadPoolExecutor(available_cores()) as pool:
-            commands = [[*compiler.command, *FLAGS, march, "-c", "-o", str(to), str(source)] for source, to in zip(SOURCES, objects, strict=True)]
+            commands = [
+                [*compiler.command, *FLAGS, march, "-c", "-o", str(to), str(source)]
+                for source, to in zip(SOURCES, objects, strict=True)
+            ]
             for _ in pool.map(partial(_run, environment=environment), commands):
                 pass
         # whatever language the command names, objects are in none
@@ -148,7 +159,9 @@ def compile_to(path: Path, compiler: Compiler, cpu: str = NATIVE) -> None:
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=BUILD_TIMEOUT_S, check=False)
+    result = subprocess.run(
+        command, env=environment, capture_output=True, text=True, errors="replace", timeout=BUILD_TIMEOUT_S, check=False
+    )
     if result.returncode != 0:
         raise BuildFailed(_first_complaint(result.stderr) or f"it ended with status {result.returncode}.")
 
@@ -180,8 +193,21 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _key(compiler: Compiler) -> str:
-    version = subprocess.run([*compiler.command, "--version"], capture_output=True, text=True, errors="replace", timeout=BUILD_TIMEOUT_S, check=False)
-    parts = [*(path.read_text() for path in (*SOURCES, *HEADERS)), " ".join((*FLAGS, *LINK_FLAGS, NATIVE)), " ".join(compiler.command), version.stdout, _cpu()]
+    version = subprocess.run(
+        [*compiler.command, "--version"],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=BUILD_TIMEOUT_S,
+        check=False,
+    )
+    parts = [
+        *(path.read_text() for path in (*SOURCES, *HEADERS)),
+        " ".join((*FLAGS, *LINK_FLAGS, NATIVE)),
+        " ".join(compiler.command),
+        version.stdout,
+        _cpu(),
+    ]
     state = hashlib.blake2b(digest_size=16)
     for part in parts:
         state.update(len(part).to_bytes(8, "little") + part.encode())
@@ -190,12 +216,27 @@ def _key(compiler: Compiler) -> str:
 
 def _cpu() -> str:
     """What -march=native depends on: architecture, model and feature flags of the first CPU."""
-    wanted = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags", "Features", "CPU implementer", "CPU part")
+    wanted = (
+        "vendor_id",
+        "cpu family",
+        "model",
+        "model name",
+        "stepping",
+        "flags",
+        "Features",
+        "CPU implementer",
+        "CPU part",
+    )
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:
         first = ""
-    return "\n".join([platform.machine(), *(line for line in first.splitlines() if line.split("\t")[0].split(":")[0].strip() in wanted)])
+    return "\n".join(
+        [
+            platform.machine(),
+            *(line for line in first.splitlines() if line.split("\t")[0].split(":")[0].strip() in wanted),
+        ]
+    )
 
 
 def build_levels(folder: Path) -> list[Path]:

@@ -1,4 +1,5 @@
-"""How a layer of the KV cache is kept, beyond its two tensors [num_blocks, num_kv_heads, block_size, head_dim]; `attention.hpp` has the orders."""
+"""How a layer of the KV cache is kept, beyond its two tensors [num_blocks, num_kv_heads, block_size, head_dim];
+`attention.hpp` has the orders."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,5 @@
-"""decoder.cpp's C ABI: a model and a cache as it wants them, and the call that computes a step. Shapes and types are checked here, because C can't."""
+"""decoder.cpp's C ABI: a model and a cache as it wants them, and the call that computes a step. Shapes and types are
+checked here, because C can't."""
 
 import ctypes
 import enum
@@ -138,7 +139,9 @@ class Decoder:
         self._threads = threads
         self._parameters = parameters
         shape = parameters.shape
-        self._layers = (_Layer * shape.num_layers)(*(_Layer(**{name: _address(value) for name, value in layer.items()}) for layer in parameters.layers))
+        self._layers = (_Layer * shape.num_layers)(
+            *(_Layer(**{name: _address(value) for name, value in layer.items()}) for layer in parameters.layers)
+        )
         self._model = _Model(
             *shape, ctypes.addressof(self._layers), parameters.embed.handle, parameters.head.handle, _address(parameters.norm),
             _address(parameters.cos), _address(parameters.sin), parameters.eps, activations,
@@ -148,27 +151,45 @@ class Decoder:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._memory_address = self._memory_bytes = 0
 
-    def step(self, token_ids: Tensor, positions: Tensor, cache: BoundCache, places: Places, rows: Tensor, logits: Tensor | None) -> Chosen:
-        """token_ids, positions: int64 [T]. rows: int64 [R], tokens whose logits are wanted, in order. logits: float32 [R, vocab], where they go.
+    def step(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: BoundCache,
+        places: Places,
+        rows: Tensor,
+        logits: Tensor | None,
+    ) -> Chosen:
+        """token_ids, positions: int64 [T]. rows: int64 [R], tokens whose logits are wanted, in order. logits: float32
+        [R, vocab], where they go.
 
         Raises IndexError for an id without a row in the embedding.
         """
         num_tokens, num_seqs, num_rows = len(token_ids), len(places.context_len), len(rows)
         shape = self._parameters.shape
         if num_tokens and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < shape.vocab:
-            raise IndexError(f"token ids {int(token_ids.min())} to {int(token_ids.max())}, but the embedding has {shape.vocab} rows")
+            raise IndexError(
+                f"token ids {int(token_ids.min())} to {int(token_ids.max())}, but the embedding has {shape.vocab} rows"
+            )
         assert token_ids.dtype == positions.dtype == places.slot_mapping.dtype == rows.dtype == torch.int64
         assert places.query_start.dtype == places.context_len.dtype == places.block_tables.dtype == torch.int32
         assert len(positions) == len(places.slot_mapping) == num_tokens
         assert len(places.query_start) == num_seqs + 1 == len(places.block_tables) + 1
-        assert logits is None or (logits.shape == (num_rows, shape.vocab) and logits.dtype == torch.float32 and logits.is_contiguous())
+        assert logits is None or (
+            logits.shape == (num_rows, shape.vocab) and logits.dtype == torch.float32 and logits.is_contiguous()
+        )
         tables = places.block_tables if places.block_tables.stride(1) == 1 else places.block_tables.contiguous()
         best, scores = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
-        kept = [part.contiguous() for part in (token_ids, positions, places.slot_mapping, places.query_start, places.context_len)]
+        kept = [
+            part.contiguous()
+            for part in (token_ids, positions, places.slot_mapping, places.query_start, places.context_len)
+        ]
         rows = rows.contiguous()
         step = self._step
         step.num_tokens, step.num_seqs, step.num_rows = num_tokens, num_seqs, num_rows
-        step.token_ids, step.positions, step.slots, step.query_start, step.context_len = (part.data_ptr() for part in kept)
+        step.token_ids, step.positions, step.slots, step.query_start, step.context_len = (
+            part.data_ptr() for part in kept
+        )
         step.block_tables, step.table_stride = tables.data_ptr(), tables.stride(0)
         step.rows, step.logits = rows.data_ptr(), None if logits is None else logits.data_ptr()
         step.best, step.best_score = best.data_ptr(), scores.data_ptr()

@@ -1,4 +1,5 @@
-"""The kernels' C ABI, as Python sees it. Pointers come from tensors; shapes and types are checked here, once, because C can't."""
+"""The kernels' C ABI, as Python sees it. Pointers come from tensors; shapes and types are checked here, once, because C
+can't."""
 
 import ctypes
 from pathlib import Path
@@ -26,7 +27,11 @@ class Library:
         if not hasattr(library, "penstock_kernels_abi") or library.penstock_kernels_abi() != ABI:
             raise OSError(f"{path} is not a kernel library of ABI {ABI}")
         self.path = path
-        self._reconcile_pool, self._write_kv, self._supports = library.penstock_attend, library.penstock_write_kv, library.penstock_supports
+        self._reconcile_pool, self._write_kv, self._supports = (
+            library.penstock_attend,
+            library.penstock_write_kv,
+            library.penstock_supports,
+        )
         self._reconcile_pool.restype = _I32
         self._reconcile_pool.argtypes = [_P, _I32, _I64, *[_P] * 5, _I64, _I32, _P, _P, _P, *[_I64] * 6, _F32, _I32]
         self._write_kv.restype = None
@@ -39,7 +44,11 @@ class Library:
     def is_supported(self, num_heads: int, k_cache: Tensor, dtype: torch.dtype) -> bool:
         """Whether `attend` and `write_kv` cover this cache layout, head count and type of q, k and v."""
         _, num_kv_heads, _, head_dim = k_cache.shape
-        return bool(dtype in _DTYPES and k_cache.dtype in (*_DTYPES, torch.int8) and self._supports(head_dim, num_heads // num_kv_heads))
+        return bool(
+            dtype in _DTYPES
+            and k_cache.dtype in (*_DTYPES, torch.int8)
+            and self._supports(head_dim, num_heads // num_kv_heads)
+        )
 
     def covers(self, head_dim: int, group: int) -> bool:
         """Whether attention has kernels for heads of this size, `group` query heads to a kv head."""
@@ -49,7 +58,9 @@ class Library:
         """See `Decoder`."""
         return Decoder(self._library, parameters, threads, activations)
 
-    def write_kv(self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN) -> None:
+    def write_kv(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN
+    ) -> None:
         """k, v [T, num_kv_heads, head_dim] into their slots; see attention.write_kv."""
         num_tokens, num_kv_heads, head_dim = k.shape
         _, cache_heads, block_size, cache_dim = k_cache.shape
@@ -97,12 +108,15 @@ class Library:
         )  # fmt: skip
         if code == 1:
             raise MemoryError("no memory for the partial results of attention")
-        assert code == 0, f"the attention kernel does not cover {num_heads} heads of {head_dim} in groups of {num_heads // num_kv_heads}"
+        assert code == 0, (
+            f"the attention kernel does not cover {num_heads} heads of {head_dim} in groups of {num_heads // num_kv_heads}"
+        )
         return out
 
 
 def _packed(x: Tensor) -> Tensor:
-    """The tensor itself if the last two of its three dimensions lie side by side, as in a slice of a fused projection."""
+    """The tensor itself if the last two of its three dimensions lie side by side, as in a slice of a fused
+    projection."""
     _, heads, dim = x.shape
     return x if x.stride(2) == 1 and (x.stride(1) == dim or heads == 1) else x.contiguous()
 

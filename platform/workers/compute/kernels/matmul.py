@@ -1,4 +1,5 @@
-"""Products with packed matrices: linear.cpp's C ABI, and the matrices that Python makes for it. Shapes and types are checked here, because C can't."""
+"""Products with packed matrices: linear.cpp's C ABI, and the matrices that Python makes for it. Shapes and types are
+checked here, because C can't."""
 
 import ctypes
 import enum
@@ -26,7 +27,8 @@ class Kind(enum.IntEnum):
 
 
 class Rounding(enum.IntEnum):
-    """What becomes of activations for quantized matrices. One term has a path from level AVX2 on, below it means two."""
+    """What becomes of activations for quantized matrices. One term has a path from level AVX2 on, below it means
+    two."""
 
     TWO_TERMS = 0
     NONE = 1
@@ -34,7 +36,8 @@ class Rounding(enum.IntEnum):
 
 
 class Level(enum.IntEnum):
-    """Instructions that products use: VNNI is AVX-512 with VNNI, AVX512 has BF16 on top, AMX tiles of bf16; the last one is AMX for tests without it."""
+    """Instructions that products use: VNNI is AVX-512 with VNNI, AVX512 has BF16 on top, AMX tiles of bf16; the last
+    one is AMX for tests without it."""
 
     PORTABLE = 0
     AVX2 = 1
@@ -47,7 +50,15 @@ class Level(enum.IntEnum):
 class _Struct(ctypes.Structure):
     """`Matrix` of linear.hpp."""
 
-    _fields_ = (("kind", _I32), ("n", _I32), ("k", _I32), ("group", _I32), ("has_zero", _I32), ("unit", _F32), ("data", _P))
+    _fields_ = (
+        ("kind", _I32),
+        ("n", _I32),
+        ("k", _I32),
+        ("group", _I32),
+        ("has_zero", _I32),
+        ("unit", _F32),
+        ("data", _P),
+    )
 
 
 class PackedMatrix:
@@ -86,8 +97,16 @@ class Products:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._arena = Arena()
-        self._level, self._set_level, self._bytes = library.penstock_level, library.penstock_set_level, library.penstock_matrix_bytes
-        self._pack, self._read_rows, self._multiply = library.penstock_pack, library.penstock_read_rows, library.penstock_multiply
+        self._level, self._set_level, self._bytes = (
+            library.penstock_level,
+            library.penstock_set_level,
+            library.penstock_matrix_bytes,
+        )
+        self._pack, self._read_rows, self._multiply = (
+            library.penstock_pack,
+            library.penstock_read_rows,
+            library.penstock_multiply,
+        )
         self._level.restype, self._level.argtypes = _I32, []
         self._set_level.restype, self._set_level.argtypes = _I32, [_I32]
         self._bytes.restype, self._bytes.argtypes = _I64, [_P]
@@ -123,13 +142,18 @@ class Products:
         return packed
 
     def pack_int4(self, q: Tensor, scale: Tensor, offset: Tensor, group_size: int) -> PackedMatrix:
-        """q * scale + offset: q uint8 [N, K], 0 to 15; scale, offset float32 [N, G], kept in float16 (offsets that are integers times the scale, exactly)."""
+        """q * scale + offset: q uint8 [N, K], 0 to 15; scale, offset float32 [N, G], kept in float16 (offsets that are
+        integers times the scale, exactly)."""
         assert q.dtype == torch.uint8
         rows, columns = q.shape
         assert scale.shape == offset.shape == (rows, -(-columns // group_size))
         unit = _unit(scale, offset)
         zero = torch.where(scale == 0, 0.0, -offset / scale)
-        is_zero_kept = bool(torch.equal(zero.round(), zero) and zero.abs().max() <= 1024 and torch.equal(-zero * scale, offset)) if len(zero) else True
+        is_zero_kept = (
+            bool(torch.equal(zero.round(), zero) and zero.abs().max() <= 1024 and torch.equal(-zero * scale, offset))
+            if len(zero)
+            else True
+        )
         q, scale = q.contiguous(), (scale / unit).half().contiguous()
         second = (zero if is_zero_kept else offset / unit).half().contiguous()
         packed = self._allocate(_Struct(Kind.INT4, rows, columns, _rounded_up(group_size), is_zero_kept, unit))

@@ -1,6 +1,8 @@
-"""Kernels built ahead, for levels of x86-64 (its psABI's microarchitecture levels): for images, which have no compiler and start often.
+"""Kernels built ahead, for levels of x86-64 (its psABI's microarchitecture levels): for images, which have no compiler
+and start often.
 
-Not what a developer's machine uses: there is none here, and they are built for the very CPU. Who builds these: `build --levels`.
+Not what a developer's machine uses: there is none here, and they are built for the very CPU. Who builds these: `build
+--levels`.
 """
 
 import platform
@@ -8,7 +10,10 @@ from pathlib import Path
 
 FOLDER = Path(__file__).with_name("prebuilt")
 _AVX2 = frozenset(["avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"])
-LEVELS = {"x86_64_v4": _AVX2 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]), "x86_64_v3": _AVX2}
+LEVELS = {
+    "x86_64_v4": _AVX2 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"]),
+    "x86_64_v3": _AVX2,
+}
 """CPU flags that Linux must show for each, best first. Their names are ziglang's."""
 
 

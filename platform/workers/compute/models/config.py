@@ -1,7 +1,8 @@
 """What a Llama-family checkpoint says of its own shape, read from a Hugging Face config.json or from GGUF metadata.
 
-Not a reader of weights. Invariant: a `ModelConfig` describes a model that `llama.py` computes exactly; everything else (another
-architecture, RoPE type, activation, quantization) has been refused with a ConfigError that names what is supported.
+Not a reader of weights. Invariant: a `ModelConfig` describes a model that `llama.py` computes exactly; everything else
+(another architecture, RoPE type, activation, quantization) has been refused with a ConfigError that names what is
+supported.
 """
 
 from collections.abc import Mapping
@@ -84,11 +85,22 @@ class ModelConfig:
     quantization: Awq | PackQuantized | None = None
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_position_embeddings"):
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "max_position_embeddings",
+        ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"the checkpoint's {name} must be at least 1, not {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
-            raise ConfigError(f"the checkpoint's {self.num_heads} attention heads can't share {self.num_kv_heads} key/value heads evenly")
+            raise ConfigError(
+                f"the checkpoint's {self.num_heads} attention heads can't share {self.num_kv_heads} key/value heads evenly"
+            )
         if self.head_dim % 2:
             raise ConfigError(f"the checkpoint's head_dim must be even for RoPE, not {self.head_dim}")
         if self.sliding_window is not None and self.sliding_window < 1:
@@ -102,8 +114,19 @@ class ModelConfig:
     @property
     def linear_shapes(self) -> dict[str, tuple[int, int]]:
         """[out, in] of every linear layer that a decoder layer has, by its name in a checkpoint."""
-        hidden, inner, query, shared = self.hidden_size, self.intermediate_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        inputs = {"q_proj": (query, hidden), "k_proj": (shared, hidden), "v_proj": (shared, hidden), "gate_proj": (inner, hidden), "up_proj": (inner, hidden)}
+        hidden, inner, query, shared = (
+            self.hidden_size,
+            self.intermediate_size,
+            self.num_heads * self.head_dim,
+            self.num_kv_heads * self.head_dim,
+        )
+        inputs = {
+            "q_proj": (query, hidden),
+            "k_proj": (shared, hidden),
+            "v_proj": (shared, hidden),
+            "gate_proj": (inner, hidden),
+            "up_proj": (inner, hidden),
+        }
         return inputs | {"o_proj": (hidden, query), "down_proj": (hidden, inner)}
 
     @property
@@ -164,7 +187,9 @@ def from_gguf(header: GgufHeader) -> ModelConfig:
     name = header.text("general.architecture") or "(none)"
     if name not in GGUF_ARCHITECTURES:
         raise ConfigError(f"GGUF architecture {name!r} is not supported; these are: {', '.join(GGUF_ARCHITECTURES)}")
-    fields = _Fields({key.removeprefix(f"{name}."): value for key, value in header.metadata.items()}, f"the GGUF metadata of {name}")
+    fields = _Fields(
+        {key.removeprefix(f"{name}."): value for key, value in header.metadata.items()}, f"the GGUF metadata of {name}"
+    )
     tensors = {tensor.name: tensor.shape for tensor in header.tensors}
     num_heads, hidden_size = fields.integer("attention.head_count"), fields.integer("embedding_length")
     head_dim = fields.integer("attention.key_length", hidden_size // max(num_heads, 1))
@@ -194,7 +219,8 @@ def from_gguf(header: GgufHeader) -> ModelConfig:
 
 
 def to_hf(config: ModelConfig) -> dict[str, object]:
-    """The config.json that `from_hf` reads back as the same. Not for one with RoPE factors of its own, which config.json has no place for."""
+    """The config.json that `from_hf` reads back as the same. Not for one with RoPE factors of its own, which
+    config.json has no place for."""
     assert not config.has_rope_factors
     architecture = next(name for name, family in HF_ARCHITECTURES.items() if family == config.family)
     scaling = config.rope_scaling
@@ -223,7 +249,8 @@ def to_hf(config: ModelConfig) -> dict[str, object]:
 
 
 class _Fields:
-    """Typed access to a mapping somebody else wrote. A default of None makes a field required; JSON's null counts as absent."""
+    """Typed access to a mapping somebody else wrote. A default of None makes a field required; JSON's null counts as
+    absent."""
 
     def __init__(self, values: Mapping[str, object], where: str) -> None:
         self.values = values
@@ -279,7 +306,9 @@ def _refuse_hf_variants(fields: _Fields) -> None:
     layer_types = fields.values.get("layer_types")
     unknown = set(layer_types) - {"full_attention", "sliding_attention"} if isinstance(layer_types, list) else set()
     if unknown:
-        raise ConfigError(f"layer type {min(map(str, unknown))!r} is not supported; full_attention and sliding_attention are")
+        raise ConfigError(
+            f"layer type {min(map(str, unknown))!r} is not supported; full_attention and sliding_attention are"
+        )
 
 
 def _hf_quantization(fields: _Fields) -> Awq | PackQuantized | None:
@@ -298,7 +327,10 @@ def _hf_quantization(fields: _Fields) -> Awq | PackQuantized | None:
 
 
 def _awq(fields: _Fields) -> Awq:
-    bits, version = fields.integer("bits", fields.integer("w_bit", 4)), str(fields.values.get("version", "gemm")).lower()
+    bits, version = (
+        fields.integer("bits", fields.integer("w_bit", 4)),
+        str(fields.values.get("version", "gemm")).lower(),
+    )
     if bits != 4 or version != "gemm" or not fields.flag("zero_point", True):
         raise ConfigError(
             f"AWQ with {bits} bits, version {version!r} and zero_point {fields.flag('zero_point', True)} is not supported; 4 bits, 'gemm' and true are"
@@ -310,7 +342,8 @@ def _awq(fields: _Fields) -> Awq:
 
 
 def _pack_quantized(fields: _Fields) -> PackQuantized:
-    """`QuantizationConfig` of compressed-tensors. Which layers are packed is seen by their tensors, so targets and exceptions are not read."""
+    """`QuantizationConfig` of compressed-tensors. Which layers are packed is seen by their tensors, so targets and
+    exceptions are not read."""
     if fields.values.get("kv_cache_scheme"):
         raise ConfigError("compressed-tensors with a kv_cache_scheme is not supported; weights alone are")
     if (fields.nested("sparsity_config").values.get("format") or "dense") != "dense":
@@ -318,7 +351,9 @@ def _pack_quantized(fields: _Fields) -> PackQuantized:
     schemes = fields.nested("config_groups")
     kinds = {_scheme(schemes.nested(name), fields.values.get("format")) for name in schemes.values}
     if len(kinds) != 1:
-        raise ConfigError(f"compressed-tensors with {len(kinds)} kinds of quantized weights in one checkpoint is not supported; one is")
+        raise ConfigError(
+            f"compressed-tensors with {len(kinds)} kinds of quantized weights in one checkpoint is not supported; one is"
+        )
     return kinds.pop()
 
 
@@ -326,20 +361,34 @@ def _scheme(fields: _Fields, stored: object) -> PackQuantized:
     """stored: the format of schemes that name none."""
     stored = fields.values.get("format") or stored
     if stored != "pack-quantized":
-        raise ConfigError(f"compressed-tensors in the format {stored!r} is not supported; 'pack-quantized' is, integers of 4 or 8 bits")
+        raise ConfigError(
+            f"compressed-tensors in the format {stored!r} is not supported; 'pack-quantized' is, integers of 4 or 8 bits"
+        )
     if fields.values.get("input_activations") or fields.values.get("output_activations"):
-        raise ConfigError("compressed-tensors with quantized activations is not supported; weights alone are (W4A16, W8A16)")
+        raise ConfigError(
+            "compressed-tensors with quantized activations is not supported; weights alone are (W4A16, W8A16)"
+        )
     weights = fields.nested("weights")
-    bits, kind, is_symmetric = weights.integer("num_bits", 8), weights.values.get("type", "int"), weights.flag("symmetric", True)
+    bits, kind, is_symmetric = (
+        weights.integer("num_bits", 8),
+        weights.values.get("type", "int"),
+        weights.flag("symmetric", True),
+    )
     if kind != "int" or not (bits == 4 or (bits == 8 and is_symmetric)):
         name = "symmetric" if is_symmetric else "asymmetric"
-        raise ConfigError(f"compressed-tensors with {name} weights of {bits} bits, type {kind!r}, is not supported; 4 bits and symmetric 8 bits, 'int', are")
+        raise ConfigError(
+            f"compressed-tensors with {name} weights of {bits} bits, type {kind!r}, is not supported; 4 bits and symmetric 8 bits, 'int', are"
+        )
     if weights.values.get("actorder") in (True, "group", "dynamic"):
-        raise ConfigError("compressed-tensors with actorder 'group', whose columns are not in order, is not supported; 'weight' and none are")
+        raise ConfigError(
+            "compressed-tensors with actorder 'group', whose columns are not in order, is not supported; 'weight' and none are"
+        )
     group_size = weights.integer("group_size", 0)
     strategy = weights.values.get("strategy") or {0: "tensor", -1: "channel"}.get(group_size, "group")
     if (strategy, group_size > 0) not in (("group", True), ("channel", False)):
-        raise ConfigError(f"compressed-tensors with strategy {strategy!r} and group_size {group_size} is not supported; 'group' and 'channel' are")
+        raise ConfigError(
+            f"compressed-tensors with strategy {strategy!r} and group_size {group_size} is not supported; 'group' and 'channel' are"
+        )
     return PackQuantized(bits, group_size if group_size > 0 else None, is_symmetric)
 
 
@@ -385,13 +434,19 @@ def _hf_eos(fields: _Fields) -> frozenset[int]:
 def _refuse_gguf_variants(fields: _Fields, head_dim: int) -> None:
     scaling = fields.values.get("rope.scaling.type", "none")
     if scaling != "none":
-        raise ConfigError(f"RoPE scaling {scaling!r} is not supported in a GGUF file; none and Llama 3's rope_freqs are")
+        raise ConfigError(
+            f"RoPE scaling {scaling!r} is not supported in a GGUF file; none and Llama 3's rope_freqs are"
+        )
     num_experts = fields.integer("expert_count", 0)
     if num_experts:
-        raise ConfigError(f"the checkpoint is a mixture of {num_experts} experts, which is not supported; dense models are")
+        raise ConfigError(
+            f"the checkpoint is a mixture of {num_experts} experts, which is not supported; dense models are"
+        )
     turned = fields.integer("rope.dimension_count", head_dim)
     if turned != head_dim or fields.integer("attention.value_length", head_dim) != head_dim:
-        raise ConfigError(f"heads whose RoPE covers {turned} of {head_dim} dimensions, or whose values have another size, are not supported")
+        raise ConfigError(
+            f"heads whose RoPE covers {turned} of {head_dim} dimensions, or whose values have another size, are not supported"
+        )
 
 
 def _gguf_vocab_size(tensors: Mapping[str, tuple[int, ...]]) -> int:

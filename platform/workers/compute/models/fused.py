@@ -1,8 +1,10 @@
-"""The decoder of the Llama family on a CPU, a step at a time in one call of the kernels (`kernels/decoder.cpp`), over packed matrices.
+"""The decoder of the Llama family on a CPU, a step at a time in one call of the kernels (`kernels/decoder.cpp`), over
+packed matrices.
 
-What the kernels don't do, torch does over the same matrices and the same cache: steps with LoRA shares. Activations are float32, and for
-products with quantized matrices rounded to one or two terms of 8 bits, so logits differ from torch's as roundings do. A row's result depends on other
-rows in the step only as far as the products choose another path for many rows.
+What the kernels don't do, torch does over the same matrices and the same cache: steps with LoRA shares. Activations are
+float32, and for products with quantized matrices rounded to one or two terms of 8 bits, so logits differ from torch's
+as roundings do. A row's result depends on other rows in the step only as far as the products choose another path for
+many rows.
 """
 
 import logging
@@ -16,7 +18,15 @@ from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.device import placed
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.cache_form import can_tile
-from penstock.workers.compute.kernels.decoder import Activations, BoundCache, CacheLayer, Chosen, Parameters, Places, Shape
+from penstock.workers.compute.kernels.decoder import (
+    Activations,
+    BoundCache,
+    CacheLayer,
+    Chosen,
+    Parameters,
+    Places,
+    Shape,
+)
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level, PackedMatrix, Rounding
 from penstock.workers.compute.lora import Share
@@ -27,11 +37,29 @@ from penstock.workers.compute.weights import load_weights, read_weights
 from penstock.workers.config import EngineConfig
 
 _log = logging.getLogger("penstock.fused")
-ACTIVATIONS = {"auto": Activations.MIXED, "bf16": Activations.BFLOAT16, "int8": Activations.ONE_TERM, "int16": Activations.TWO_TERMS}
+ACTIVATIONS = {
+    "auto": Activations.MIXED,
+    "bf16": Activations.BFLOAT16,
+    "int8": Activations.ONE_TERM,
+    "int16": Activations.TWO_TERMS,
+}
 """Of `engine.activations`."""
 _ROUNDINGS = {"auto": Rounding.TWO_TERMS, "bf16": Rounding.NONE, "int8": Rounding.ONE_TERM, "int16": Rounding.TWO_TERMS}
 """The same for steps with LoRA shares, whose products are torch's calls one by one."""
-_LAYER_PARTS = ("input_norm", "post_norm", "q_norm", "k_norm", "qkv", "o", "gate_up", "down", "qkv_bias", "o_bias", "gate_up_bias", "down_bias")
+_LAYER_PARTS = (
+    "input_norm",
+    "post_norm",
+    "q_norm",
+    "k_norm",
+    "qkv",
+    "o",
+    "gate_up",
+    "down",
+    "qkv_bias",
+    "o_bias",
+    "gate_up_bias",
+    "down_bias",
+)
 
 
 class FusedLlama:
@@ -53,7 +81,15 @@ class FusedLlama:
         self._decoder = library.decoder(_parameters(config, weights, self.torch), threads, activations)
         self._bound: tuple[KvCache, BoundCache] | None = None
 
-    def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Sequence[Share] = ()) -> Tensor:
+    def logits(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: KvCache,
+        batch: AttentionBatch,
+        rows: Tensor,
+        shares: Sequence[Share] = (),
+    ) -> Tensor:
         """See `Llama.logits`."""
         if shares:
             return self.torch.logits(token_ids, positions, cache, batch, rows, shares)
@@ -65,13 +101,23 @@ class FusedLlama:
         """The same step, without shares; of the logits only the largest ones."""
         return self._step(token_ids, positions, cache, batch, rows, None)
 
-    def _step(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, logits: Tensor | None) -> Chosen:
+    def _step(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: KvCache,
+        batch: AttentionBatch,
+        rows: Tensor,
+        logits: Tensor | None,
+    ) -> Chosen:
         places = Places(batch.query_start, batch.context_len, batch.block_tables, batch.slot_mapping)
         return self._decoder.step(token_ids, positions, self._bind(cache), places, rows, logits)
 
     def _bind(self, cache: KvCache) -> BoundCache:
         if self._bound is None or self._bound[0] is not cache:
-            layers = [CacheLayer(keys, values, form) for (keys, values), form in zip(cache.layers, cache.forms, strict=True)]
+            layers = [
+                CacheLayer(keys, values, form) for (keys, values), form in zip(cache.layers, cache.forms, strict=True)
+            ]
             self._bound = cache, BoundCache(layers)
         return self._bound[1]
 
@@ -79,15 +125,29 @@ class FusedLlama:
 Model = Llama | FusedLlama
 
 
-def load_for(source: ModelSource, config: ModelConfig, engine: EngineConfig, dtype: torch.dtype, device: torch.device, threads: int) -> Mapping[str, Matrix]:
-    """The weights in the form that the engine's device and settings want; says in the log where torch's operators must do. Raises ConfigError."""
+def load_for(
+    source: ModelSource,
+    config: ModelConfig,
+    engine: EngineConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    threads: int,
+) -> Mapping[str, Matrix]:
+    """The weights in the form that the engine's device and settings want; says in the log where torch's operators must
+    do. Raises ConfigError."""
     if device.type == "cpu" and not engine.exact:
         reason = "engine.dtype asks for float32" if engine.dtype == "float32" else _why_not_fused(config)
         if reason is None:
             kernels = load_kernels()
             assert kernels is not None
             try:
-                return pack_all(read_weights(source, config, dtype, head=engine.lm_head), kernels.products, dtype, threads, _ROUNDINGS[engine.activations])
+                return pack_all(
+                    read_weights(source, config, dtype, head=engine.lm_head),
+                    kernels.products,
+                    dtype,
+                    threads,
+                    _ROUNDINGS[engine.activations],
+                )
             except UnsupportedMatrix as error:
                 reason = str(error)
         _log.info("Steps run on torch's operators, not in the fused kernels: %s.", reason)
@@ -101,7 +161,9 @@ def is_fused(config: ModelConfig, engine: EngineConfig, device: torch.device) ->
     return device.type == "cpu" and not engine.exact and engine.dtype != "float32" and _why_not_fused(config) is None
 
 
-def make_model(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, engine: EngineConfig) -> Model:
+def make_model(
+    config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, engine: EngineConfig
+) -> Model:
     """The model that fits the form of the weights."""
     kernels = load_kernels() if isinstance(weights["embed"], Packed) else None
     if kernels is None:
@@ -112,7 +174,15 @@ def make_model(config: ModelConfig, weights: Mapping[str, Matrix], max_model_len
 def make_cache(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype) -> KvCache:
     """A KV cache for the model on its device, in the order that its kernels like best."""
     is_tiled = isinstance(model, FusedLlama) and can_tile(block_size, model.config.head_dim, dtype)
-    return KvCache(model.config, num_blocks, block_size, dtype, model.device, by_block=model.device.type == "cpu", is_tiled=is_tiled)
+    return KvCache(
+        model.config,
+        num_blocks,
+        block_size,
+        dtype,
+        model.device,
+        by_block=model.device.type == "cpu",
+        is_tiled=is_tiled,
+    )
 
 
 def _why_not_fused(config: ModelConfig) -> str | None:

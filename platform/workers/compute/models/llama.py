@@ -1,9 +1,9 @@
 """The decoder of the Llama family over a paged KV cache: Llama 2/3, SmolLM2, Mistral, Qwen2/2.5, Qwen3.
 
-The tokens of a step are one flat list, whatever sequences they belong to; only attention knows which is whose. Norms, RoPE and softmax are
-computed in float32, the rest in the model's dtype, as in transformers. In exact mode every row of the output is bit-identical whatever
-other rows are in the step: matrix products go by fixed tiles (`linear`), and operations whose inner order may depend on the tensor's shape
-go row by row.
+The tokens of a step are one flat list, whatever sequences they belong to; only attention knows which is whose. Norms,
+RoPE and softmax are computed in float32, the rest in the model's dtype, as in transformers. In exact mode every row of
+the output is bit-identical whatever other rows are in the step: matrix products go by fixed tiles (`linear`), and
+operations whose inner order may depend on the tensor's shape go row by row.
 """
 
 import math
@@ -58,8 +58,8 @@ class Layer:
 class KvCache:
     """Keys and values of all layers, in blocks: per layer two tensors [num_blocks, num_kv_heads, block_size, head_dim].
 
-    In 8 bits (int8 on the CPU, float8 e4m3 on a GPU) each token's head has a scale of its own: beside them two float32 tensors
-    [num_blocks, num_kv_heads, block_size].
+    In 8 bits (int8 on the CPU, float8 e4m3 on a GPU) each token's head has a scale of its own: beside them two float32
+    tensors [num_blocks, num_kv_heads, block_size].
     """
 
     def __init__(
@@ -73,16 +73,24 @@ class KvCache:
         by_block: bool = False,
         is_tiled: bool = False,
     ) -> None:
-        """by_block: each block lies in one piece, all layers of it; on the host. is_tiled: see `cache_form`; asks for kernels."""
+        """by_block: each block lies in one piece, all layers of it; on the host. is_tiled: see `cache_form`; asks for
+        kernels."""
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
         count = 2 * config.num_layers
-        made = _by_block(shape, count, dtype) if by_block else [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
+        made = (
+            _by_block(shape, count, dtype)
+            if by_block
+            else [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
+        )
         self.layers = list(zip(made[::2], made[1::2], strict=True))
         self.forms = [Form(is_tiled=True) if is_tiled else PLAIN] * config.num_layers
         if dtype in EIGHT_BITS:
-            self.forms = [Form((torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device)), is_tiled) for _ in self.layers]
+            self.forms = [
+                Form((torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device)), is_tiled)
+                for _ in self.layers
+            ]
 
     @staticmethod
     def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -97,7 +105,8 @@ class KvCache:
 
 
 def _by_block(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) -> list[Tensor]:
-    """Tensors of zeros in which the same block of all lies side by side, on huge pages: memory is taken as blocks are, and few pages are in use."""
+    """Tensors of zeros in which the same block of all lies side by side, on huge pages: memory is taken as blocks are,
+    and few pages are in use."""
     num_blocks, *inner = shape
     whole = Arena().cut(count * math.prod(shape) * dtype.itemsize).view(dtype).view(num_blocks, count, *inner)
     return list(whole.unbind(1))
@@ -106,8 +115,11 @@ def _by_block(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) 
 class Llama:
     """The model with its weights. Stateless between calls: the KV cache is the caller's."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, exact: bool) -> None:
-        """weights: as `weights.load_weights` or `device.placed` returns them, all on one device. threads: of attention, on the CPU."""
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, exact: bool
+    ) -> None:
+        """weights: as `weights.load_weights` or `device.placed` returns them, all on one device. threads: of attention,
+        on the CPU."""
         self.config = config
         self.embed = weights["embed"]
         self.dtype = self.embed.dtype
@@ -126,24 +138,51 @@ class Llama:
         """See `rope_tables`."""
         return self._cos, self._sin
 
-    def logits(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
+    def logits(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: KvCache,
+        batch: AttentionBatch,
+        rows: Tensor,
+        shares: Shares = (),
+    ) -> Tensor:
         """float32 [R, vocab_size] at the flat indices `rows`; the KV of all tokens is written to the cache.
 
-        token_ids, positions: int64 [T]. rows: int64 [R]; with none of them the head is skipped. shares: adapters, and the tokens they belong to.
-        All of these and the result are on the host, wherever the model is; only adapters and cache are beside it.
+        token_ids, positions: int64 [T]. rows: int64 [R]; with none of them the head is skipped. shares: adapters, and
+        the tokens they belong to. All of these and the result are on the host, wherever the model is; only adapters and
+        cache are beside it.
         """
         if self.device.type == "cpu":
             return self.compute(token_ids, positions, cache, batch, rows, shares)
         return fetched(self.on_device(token_ids, positions, cache, batch, rows, shares))
 
-    def on_device(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
+    def on_device(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: KvCache,
+        batch: AttentionBatch,
+        rows: Tensor,
+        shares: Shares = (),
+    ) -> Tensor:
         """`logits` that stay on the GPU. Waits for nothing."""
         if shares and not isinstance(shares, Segments):
             shares = segments_of(shares, len(token_ids), self.device)
         token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))
-        return self.compute(token_ids, positions, cache, batch.on(self.device, cache.block_size, self._exact), rows, shares)
+        return self.compute(
+            token_ids, positions, cache, batch.on(self.device, cache.block_size, self._exact), rows, shares
+        )
 
-    def compute(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor, shares: Shares = ()) -> Tensor:
+    def compute(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        cache: KvCache,
+        batch: AttentionBatch,
+        rows: Tensor,
+        shares: Shares = (),
+    ) -> Tensor:
         """`logits` of what is where the model is, and so is the result. On a GPU nothing here waits for it."""
         x = self.embed[token_ids] if isinstance(self.embed, Tensor) else _rows(self.embed, token_ids)
         cos, sin = self._cos[positions], self._sin[positions]
@@ -153,7 +192,17 @@ class Llama:
             x += self._mlp(layer, self._norm(x, layer.post_norm), adapt)
         return self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
 
-    def _attention(self, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, cache: KvCache, index: int, batch: AttentionBatch, adapt: Adapt | None) -> Tensor:
+    def _attention(
+        self,
+        layer: Layer,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: KvCache,
+        index: int,
+        batch: AttentionBatch,
+        adapt: Adapt | None,
+    ) -> Tensor:
         config = self.config
         (keys, values), form = cache.layers[index], cache.forms[index]
         num_queries, head_dim = config.num_heads, config.head_dim
@@ -184,14 +233,16 @@ class Llama:
         return linear(x, weight, bias, self._exact)
 
     def _by_row(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """function(x); in exact mode row by row, so that shapes, and with them vector tails and summation orders, are always the same."""
+        """function(x); in exact mode row by row, so that shapes, and with them vector tails and summation orders, are
+        always the same."""
         if not self._exact or len(x) < 2:
             return function(x)
         return torch.cat([function(x[row : row + 1]) for row in range(len(x))])
 
 
 def largest(logits: Tensor) -> Tensor:
-    """float64 [2, R] of logits [R, vocab_size]: ids and values of the largest ones, of equals the first, NaN before all numbers. One tensor to fetch."""
+    """float64 [2, R] of logits [R, vocab_size]: ids and values of the largest ones, of equals the first, NaN before all
+    numbers. One tensor to fetch."""
     if not len(logits):
         return logits.new_empty(2, 0, dtype=torch.float64)
     values, ids = logits.max(dim=1)
@@ -212,13 +263,15 @@ def gated(gate_up: Tensor) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE (Su et al. 2021), halves form, of x [T, heads, head_dim] by rows [T, 1, head_dim] of `rope_tables`; computed in float32."""
+    """RoPE (Su et al. 2021), halves form, of x [T, heads, head_dim] by rows [T, 1, head_dim] of `rope_tables`; computed
+    in float32."""
     swapped = x.roll(x.shape[-1] // 2, dims=-1)
     return (x * cos).add_(swapped * sin).to(x.dtype)
 
 
 def rope_tables(inverse: Tensor, max_model_len: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of each position, float32 [max_model_len, 1, head_dim]; the sine's first half is negative, so `rotate` need not negate."""
+    """Cosines and sines of each position, float32 [max_model_len, 1, head_dim]; the sine's first half is negative, so
+    `rotate` need not negate."""
     angles = torch.outer(torch.arange(max_model_len, dtype=torch.float32), inverse)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1)[:, None], torch.cat((-sin, sin), dim=-1)[:, None]
@@ -233,7 +286,8 @@ def inverse_frequencies(config: ModelConfig, factors: Tensor | None) -> Tensor:
 
 
 def _llama3_scaled(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
-    """Llama 3.1's stretch (`apply_scaling` in Meta's llama_models): long waves by `factor`, short ones not at all, between them a blend."""
+    """Llama 3.1's stretch (`apply_scaling` in Meta's llama_models): long waves by `factor`, short ones not at all,
+    between them a blend."""
     context, low, high = scaling.original_max_position_embeddings, scaling.low_freq_factor, scaling.high_freq_factor
     waves = 2 * math.pi / inverse
     share = (context / waves - low) / (high - low)

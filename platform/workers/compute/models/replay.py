@@ -1,8 +1,10 @@
-"""Decode steps of a model on a GPU as recordings: what a step launches is captured once for some numbers of rows (CUDA graphs) and then replayed.
+"""Decode steps of a model on a GPU as recordings: what a step launches is captured once for some numbers of rows (CUDA
+graphs) and then replayed.
 
-A recording reads what a step is made of from buffers that stay where they are. A step with fewer rows is filled up: such a row writes its key and value
-nowhere and attends to nothing. What is launched depends neither on contexts nor on anything else that a step brings, so the recording holds for all of
-them. Where there is nothing to capture with, the same function is called instead: so all but the capture itself is tested without a GPU.
+A recording reads what a step is made of from buffers that stay where they are. A step with fewer rows is filled up:
+such a row writes its key and value nowhere and attends to nothing. What is launched depends neither on contexts nor on
+anything else that a step brings, so the recording holds for all of them. Where there is nothing to capture with, the
+same function is called instead: so all but the capture itself is tested without a GPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +35,9 @@ class Replay:
         self._recordings = {size: _Recording(model, cache, logits[:size], max_context) for size in recorded}
         if model.device.type == "cuda":
             capturing = partial(torch.cuda.graph, pool=torch.cuda.graph_pool_handle())
-            for recording in reversed(self._recordings.values()):  # the largest first: the others find room in its memory
+            for recording in reversed(
+                self._recordings.values()
+            ):  # the largest first: the others find room in its memory
                 recording.capture(capturing)
 
     def best(self, batch: Batch) -> Tensor:
@@ -83,12 +87,15 @@ class _Recording:
         count, attention = len(batch.rows), batch.attention
         places = torch.zeros(self._places.shape, dtype=torch.int64)
         places[2] = NOWHERE
-        places[:, :count] = torch.stack((batch.token_ids, batch.positions, attention.slot_mapping, attention.context_len.long()))
+        places[:, :count] = torch.stack(
+            (batch.token_ids, batch.positions, attention.slot_mapping, attention.context_len.long())
+        )
         self._places.copy_(places)
         self._tables[:count, : attention.block_tables.shape[1]].copy_(attention.block_tables)
 
     def capture(self, capturing: Callable[[torch.cuda.CUDAGraph], AbstractContextManager[None]]) -> None:
-        """With rows that are all filled up, which changes nothing anywhere. First without capturing, so that kernels are compiled."""
+        """With rows that are all filled up, which changes nothing anywhere. First without capturing, so that kernels
+        are compiled."""
         graph = torch.cuda.CUDAGraph()
         with torch.inference_mode():
             self._compute()

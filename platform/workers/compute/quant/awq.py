@@ -1,8 +1,9 @@
-"""AutoAWQ's GEMM layout (quant_method `awq`, version `gemm`): 4-bit columns packed eight to an int32, zero points likewise.
+"""AutoAWQ's GEMM layout (quant_method `awq`, version `gemm`): 4-bit columns packed eight to an int32, zero points
+likewise.
 
-Of a linear layer with K inputs and N outputs a checkpoint keeps `qweight` int32 [K, N / 8], `qzeros` int32 [K / g, N / 8] and `scales` float16
-[K / g, N]; nibble i of an int32, from the lowest, holds column ORDER[i] of its eight. Where g does not divide K the last group is short: that
-goes beyond AutoAWQ, whose own kernels then refuse the checkpoint.
+Of a linear layer with K inputs and N outputs a checkpoint keeps `qweight` int32 [K, N / 8], `qzeros` int32 [K / g, N /
+8] and `scales` float16 [K / g, N]; nibble i of an int32, from the lowest, holds column ORDER[i] of its eight. Where g
+does not divide K the last group is short: that goes beyond AutoAWQ, whose own kernels then refuse the checkpoint.
 """
 
 import torch

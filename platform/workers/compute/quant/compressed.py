@@ -1,8 +1,10 @@
-"""compressed-tensors' `pack-quantized` layout, of llm-compressor's W4A16 and W8A16 checkpoints: integers of 4 or 8 bits, packed along the input.
+"""compressed-tensors' `pack-quantized` layout, of llm-compressor's W4A16 and W8A16 checkpoints: integers of 4 or 8
+bits, packed along the input.
 
-Of a linear layer with K inputs and N outputs a checkpoint keeps `weight_packed` int32 [N, ceil(K * bits / 32)], the lowest bits of an int32
-first; `weight_scale` [N, G]; `weight_shape` [2], which is N and K; and, where groups are asymmetric, `weight_zero_point` int32
-[ceil(N * bits / 32), G], packed along the output. Every integer is kept plus 2 ** (bits - 1), so that none is negative.
+Of a linear layer with K inputs and N outputs a checkpoint keeps `weight_packed` int32 [N, ceil(K * bits / 32)], the
+lowest bits of an int32 first; `weight_scale` [N, G]; `weight_shape` [2], which is N and K; and, where groups are
+asymmetric, `weight_zero_point` int32 [ceil(N * bits / 32), G], packed along the output. Every integer is kept plus 2 **
+(bits - 1), so that none is negative.
 """
 
 import torch

@@ -1,4 +1,5 @@
-"""GGUF's simple block formats: rows of blocks of 32 weights, each a scale in float16 (and an offset) before its integers (ggml-common.h, ggml-quants.c).
+"""GGUF's simple block formats: rows of blocks of 32 weights, each a scale in float16 (and an offset) before its
+integers (ggml-common.h, ggml-quants.c).
 
 | type | bytes | block | weight |
 |---|---|---|---|
@@ -41,7 +42,11 @@ def unpack_q8_0(blocks: Tensor, out: QuantizedTensor) -> None:
     out.q.copy_(blocks[..., 2:].contiguous().view(torch.int8).flatten(1))
 
 
-UNPACK: dict[str, tuple[int, Callable[[Tensor, QuantizedTensor], None]]] = {"Q4_0": (4, unpack_q4_0), "Q4_1": (4, unpack_q4_1), "Q8_0": (8, unpack_q8_0)}
+UNPACK: dict[str, tuple[int, Callable[[Tensor, QuantizedTensor], None]]] = {
+    "Q4_0": (4, unpack_q4_0),
+    "Q4_1": (4, unpack_q4_1),
+    "Q8_0": (8, unpack_q8_0),
+}
 """By type: bits, and how blocks become rows of the normal form."""
 
 

@@ -1,4 +1,5 @@
-"""Matrices in the kernels' own packed form: what a whole model on the CPU holds, once, for its fused steps and for torch's."""
+"""Matrices in the kernels' own packed form: what a whole model on the CPU holds, once, for its fused steps and for
+torch's."""
 
 from collections.abc import Iterable
 
@@ -16,7 +17,14 @@ TRIMMED_BYTES = 16 << 20
 class Packed:
     """A packed [N, K] matrix as torch's layers see it, for activations of one dtype."""
 
-    def __init__(self, matrix: PackedMatrix, products: Products, dtype: torch.dtype, threads: int, rounding: Rounding = Rounding.TWO_TERMS) -> None:
+    def __init__(
+        self,
+        matrix: PackedMatrix,
+        products: Products,
+        dtype: torch.dtype,
+        threads: int,
+        rounding: Rounding = Rounding.TWO_TERMS,
+    ) -> None:
         self.matrix = matrix
         self.shape = matrix.shape
         self.dtype = dtype
@@ -38,9 +46,14 @@ class Packed:
 
 
 def pack_all(
-    weights: Iterable[tuple[str, Tensor | QuantizedTensor]], products: Products, dtype: torch.dtype, threads: int, rounding: Rounding = Rounding.TWO_TERMS
+    weights: Iterable[tuple[str, Tensor | QuantizedTensor]],
+    products: Products,
+    dtype: torch.dtype,
+    threads: int,
+    rounding: Rounding = Rounding.TWO_TERMS,
 ) -> dict[str, Tensor | Packed]:
-    """Packs each matrix as it comes; vectors stay. rounding: what torch's layers multiply with. Raises UnsupportedMatrix, having read no further."""
+    """Packs each matrix as it comes; vectors stay. rounding: what torch's layers multiply with. Raises
+    UnsupportedMatrix, having read no further."""
     packed: dict[str, Tensor | Packed] = {}
     fresh_bytes = 0
     for name, weight in weights:

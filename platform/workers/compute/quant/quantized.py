@@ -1,19 +1,23 @@
-"""Matrices of small integers, in groups along the input: w[n, k] = q[n, k] * scale[n, g] + offset[n, g], g = k // group_size.
+"""Matrices of small integers, in groups along the input: w[n, k] = q[n, k] * scale[n, g] + offset[n, g], g = k //
+group_size.
 
 `QuantizedTensor` is the normal form that every quantized format is read into, without loss:
 
 | format | q | scale | offset | group_size |
 |---|---|---|---|---|
-| AutoAWQ; compressed-tensors with zero points: (q - zero) * scale | uint8, 0 to 15 | scale | -zero * scale | 32, 64, 128, ... |
+| AutoAWQ; compressed-tensors with zero points: (q - zero) * scale | uint8, 0 to 15 | scale | -zero * scale | 32, 64,
+128, ... |
 | compressed-tensors, symmetric: (q - 8) * scale | uint8, 0 to 15 | scale | -8 * scale | likewise |
 | GGUF Q4_0: (q - 8) * d | uint8, 0 to 15 | d | -8 * d | 32 |
 | GGUF Q4_1: q * d + m | uint8, 0 to 15 | d | m | 32 |
 | GGUF Q8_0: q * d; compressed-tensors in 8 bits, symmetric | int8, -128 to 127 | d | None | 32; any |
 
-Products of a scale in float16 or bfloat16 and 4 bits are exact in float32, so an integer zero point can be had back from an offset (`zero`).
+Products of a scale in float16 or bfloat16 and 4 bits are exact in float32, so an integer zero point can be had back
+from an offset (`zero`).
 
-`TorchQuantizedMatrix` is what torch's layers compute with: in bfloat16 our kernels or, where there are none, torch's int4 operator, both of which read packed
-weights; in other dtypes the operator is slower than dense products by tens of times, so the weights are dequantized once.
+`TorchQuantizedMatrix` is what torch's layers compute with: in bfloat16 our kernels or, where there are none, torch's
+int4 operator, both of which read packed weights; in other dtypes the operator is slower than dense products by tens of
+times, so the weights are dequantized once.
 """
 
 from dataclasses import dataclass
@@ -67,7 +71,12 @@ class QuantizedTensor:
 
     def rows(self, start: int, end: int) -> "QuantizedTensor":
         """A view of some rows."""
-        return QuantizedTensor(self.q[start:end], self.scale[start:end], None if self.offset is None else self.offset[start:end], self.group_size)
+        return QuantizedTensor(
+            self.q[start:end],
+            self.scale[start:end],
+            None if self.offset is None else self.offset[start:end],
+            self.group_size,
+        )
 
     def copy_(self, other: "QuantizedTensor") -> None:
         """From one of the same shape and form."""
@@ -91,10 +100,13 @@ class QuantizedTensor:
         return out
 
     def regrouped(self, group_size: int) -> "QuantizedTensor":
-        """The same matrix in smaller groups, of a size that divides its own (or, where a row is one group, its columns)."""
+        """The same matrix in smaller groups, of a size that divides its own (or, where a row is one group, its
+        columns)."""
         count = -(-self.q.shape[1] // group_size)
         scale, offset = (
-            None if values is None else values.repeat_interleave(self.group_size // group_size, dim=1)[:, :count].contiguous()
+            None
+            if values is None
+            else values.repeat_interleave(self.group_size // group_size, dim=1)[:, :count].contiguous()
             for values in (self.scale, self.offset)
         )
         assert scale is not None
@@ -106,7 +118,8 @@ class QuantizedTensor:
 
 
 def quantize(weight: Tensor, group_size: int) -> QuantizedTensor:
-    """Round to nearest: per row and group the range of the weights, zero included, in 15 equal steps. weight: [N, K], any float."""
+    """Round to nearest: per row and group the range of the weights, zero included, in 15 equal steps. weight: [N, K],
+    any float."""
     rows, columns = weight.shape
     padded = functional.pad(weight.float(), (0, -columns % group_size)).view(rows, -1, group_size)
     scale, zero = lattice(padded.amin(-1), padded.amax(-1))
@@ -115,7 +128,8 @@ def quantize(weight: Tensor, group_size: int) -> QuantizedTensor:
 
 
 def quantize_int8(weight: Tensor, group_size: int) -> QuantizedTensor:
-    """Round to nearest in -127 to 127, symmetric, per row and group; scales as float16 would keep them. weight: [N, K], any float."""
+    """Round to nearest in -127 to 127, symmetric, per row and group; scales as float16 would keep them. weight: [N, K],
+    any float."""
     rows, columns = weight.shape
     padded = functional.pad(weight.float(), (0, -columns % group_size)).view(rows, -1, group_size)
     scale = (padded.abs().amax(-1) / 127).clamp(min=LEAST_SCALE).half().float()
@@ -167,7 +181,9 @@ class TorchQuantizedMatrix:
         if form is None:
             assert self._dense is not None
             return functional.linear(x, self._dense)
-        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(x.contiguous(), form.packed, form.group_size, form.scales)
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x.contiguous(), form.packed, form.group_size, form.scales
+        )
         return product
 
 
@@ -178,7 +194,9 @@ class _OperatorForm:
         self.group_size = group_size
         fine = groups.regrouped(group_size)
         assert fine.offset is not None
-        self.scales = torch.stack((fine.scale, fine.offset + 8 * fine.scale), dim=-1).transpose(0, 1).contiguous().bfloat16()
+        self.scales = (
+            torch.stack((fine.scale, fine.offset + 8 * fine.scale), dim=-1).transpose(0, 1).contiguous().bfloat16()
+        )
         self.packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(groups.q.int(), 8)
 
 
@@ -193,7 +211,8 @@ Matrix = Tensor | TorchQuantizedMatrix
 
 
 def _operator_group(groups: QuantizedTensor) -> int | None:
-    """Group size for torch's operator: the matrix's own, or a smaller one that divides it and the columns; None: it can't take the matrix."""
+    """Group size for torch's operator: the matrix's own, or a smaller one that divides it and the columns; None: it
+    can't take the matrix."""
     rows, columns = groups.q.shape
     if rows % _OUT_MULTIPLE:
         return None

@@ -58,12 +58,16 @@ def _files(source: ModelSource) -> list[Path]:
         weight_map = index.get("weight_map")
         names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
         if not names or any(Path(str(name)).name != name for name in names):
-            raise ConfigError(f"the weight_map in {source.path / 'model.safetensors.index.json'} does not name files of that directory")
+            raise ConfigError(
+                f"the weight_map in {source.path / 'model.safetensors.index.json'} does not name files of that directory"
+            )
         return [source.path / name for name in sorted(names)]
     found = sorted(source.path.glob("*.safetensors"))
     usual = source.path / "model.safetensors"
     if usual not in found and len(found) != 1:
-        raise ConfigError(f"{source.path} holds {len(found)} *.safetensors and neither model.safetensors nor model.safetensors.index.json says which to read")
+        raise ConfigError(
+            f"{source.path} holds {len(found)} *.safetensors and neither model.safetensors nor model.safetensors.index.json says which to read"
+        )
     return [usual] if usual in found else found
 
 
@@ -106,7 +110,9 @@ class _Layer(NamedTuple):
         for part, wanted in kinds.items():
             found = self.holders[self.names[part]].get_slice(self.names[part]).get_dtype()
             if found not in wanted:
-                raise ConfigError(f"tensor {self.names[part]} of the checkpoint has the type {found}; {layout} has {' or '.join(wanted)} there")
+                raise ConfigError(
+                    f"tensor {self.names[part]} of the checkpoint has the type {found}; {layout} has {' or '.join(wanted)} there"
+                )
 
     def check_shapes(self, group_size: int, wanted: Mapping[str, tuple[int, ...]]) -> None:
         for part, shape in wanted.items():
@@ -122,7 +128,12 @@ def _packed_layers(holders: _Holders, quantization: Awq | PackQuantized) -> dict
         mark, parts, entry_of = "qweight", ("qweight", "qzeros", "scales"), partial(_awq_entry, quantization)
     else:
         mark, entry_of = "weight_packed", partial(_compressed_entry, quantization)
-        parts = ("weight_packed", "weight_scale", "weight_shape", *(() if quantization.is_symmetric else ("weight_zero_point",)))
+        parts = (
+            "weight_packed",
+            "weight_scale",
+            "weight_shape",
+            *(() if quantization.is_symmetric else ("weight_zero_point",)),
+        )
     layers = [name.removesuffix(f".{mark}") for name in holders if name.endswith(f".{mark}")]
     return {layer: _Layer(holders, {part: f"{layer}.{part}" for part in parts}, entry_of) for layer in layers}
 
@@ -132,7 +143,9 @@ def _awq_entry(quantization: Awq, layer: _Layer) -> Entry:
     shape = layer.shape("qweight")
     columns, words = shape if len(shape) == 2 else (0, 0)
     groups, rows = -(-columns // quantization.group_size), words * awq.PER_INT
-    layer.check_shapes(quantization.group_size, {"qweight": (columns, words), "qzeros": (groups, words), "scales": (groups, rows)})
+    layer.check_shapes(
+        quantization.group_size, {"qweight": (columns, words), "qzeros": (groups, words), "scales": (groups, rows)}
+    )
 
     def copy_groups(out: QuantizedTensor) -> None:
         awq.copy_groups(layer.read("qweight"), layer.read("qzeros"), layer.read("scales"), out)
@@ -141,9 +154,13 @@ def _awq_entry(quantization: Awq, layer: _Layer) -> Entry:
 
 
 def _compressed_entry(quantization: PackQuantized, layer: _Layer) -> Entry:
-    layer.check_types("compressed-tensors", {"weight_packed": ("I32",), "weight_scale": FLOATS, "weight_shape": ("I64", "I32")})
+    layer.check_types(
+        "compressed-tensors", {"weight_packed": ("I32",), "weight_scale": FLOATS, "weight_shape": ("I64", "I32")}
+    )
     if layer.shape("weight_shape") != (2,):
-        raise ConfigError(f"tensor {layer.names['weight_shape']} of the checkpoint has the shape {list(layer.shape('weight_shape'))}; two numbers belong there")
+        raise ConfigError(
+            f"tensor {layer.names['weight_shape']} of the checkpoint has the shape {list(layer.shape('weight_shape'))}; two numbers belong there"
+        )
     rows, columns = layer.read("weight_shape").tolist()
     bits, group_size = quantization.bits, quantization.group_size or max(1, columns)
     groups = -(-columns // group_size)

@@ -47,9 +47,14 @@ TYPES = {
 """By the number that files have for it."""
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CHUNK_ELEMENTS = 1 << 20
-"""Elements read and unpacked at once, at most (of a tensor with longer rows, one row; of one whose rows change places, all)."""
+"""Elements read and unpacked at once, at most (of a tensor with longer rows, one row; of one whose rows change places,
+all)."""
 
-_NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight", "output.weight": "lm_head.weight"}
+_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
 _PARTS = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -81,7 +86,9 @@ class _Rows(NamedTuple):
 
     def read(self, start: int, end: int) -> _Bytes:
         """uint8 [end - start, row_bytes]."""
-        data = np.fromfile(self.path, np.uint8, (end - start) * self.row_bytes, offset=self.offset + start * self.row_bytes)
+        data = np.fromfile(
+            self.path, np.uint8, (end - start) * self.row_bytes, offset=self.offset + start * self.row_bytes
+        )
         return data.reshape(end - start, self.row_bytes)
 
     def chunks(self, num_heads: int | None, row_elements: int) -> Iterator[tuple[int, _Bytes]]:
@@ -112,7 +119,9 @@ def _entry(file: _File, tensor: TensorInfo, config: ModelConfig) -> Entry:
     kind = _type(tensor)
     shape = tuple(reversed(tensor.shape))
     if shape[-1] % kind.block:
-        raise ConfigError(f"tensor {tensor.name} has rows of {shape[-1]} elements, which {kind.name} can't hold: they are no multiple of {kind.block}")
+        raise ConfigError(
+            f"tensor {tensor.name} has rows of {shape[-1]} elements, which {kind.name} can't hold: they are no multiple of {kind.block}"
+        )
     row_bytes = shape[-1] // kind.block * kind.block_bytes
     rows = _Rows(file.path, tensor.offset, math.prod(shape[:-1]), row_bytes)
     end = tensor.offset + rows.num_rows * row_bytes
@@ -128,7 +137,9 @@ def _entry(file: _File, tensor: TensorInfo, config: ModelConfig) -> Entry:
 def _type(tensor: TensorInfo) -> Type:
     if tensor.ggml_type not in TYPES:
         supported = ", ".join(kind.name for kind in TYPES.values())
-        raise ConfigError(f"tensor {tensor.name} has the GGUF type {_name(tensor.ggml_type)}, which is not supported; these are: {supported}")
+        raise ConfigError(
+            f"tensor {tensor.name} has the GGUF type {_name(tensor.ggml_type)}, which is not supported; these are: {supported}"
+        )
     return TYPES[tensor.ggml_type]
 
 
@@ -142,7 +153,8 @@ def _name(ggml_type: int) -> str:
 
 
 def _permuted_heads(name: str, config: ModelConfig) -> int | None:
-    """GGUF files of the llama architecture keep q and k with the two halves of each head interleaved, for another form of RoPE."""
+    """GGUF files of the llama architecture keep q and k with the two halves of each head interleaved, for another form
+    of RoPE."""
     if config.family != "llama":
         return None
     part = name.split(".")[-2]

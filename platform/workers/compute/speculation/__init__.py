@@ -1,1 +1,2 @@
-"""Speculation: drafters guess tokens, the target verifies them in one step; how many is decided by what a guess is worth."""
+"""Speculation: drafters guess tokens, the target verifies them in one step; how many is decided by what a guess is
+worth."""

@@ -1,12 +1,14 @@
 """A draft model with KV of its own in the target's blocks: the same block ids and tables, other layers.
 
-The drafter is to each sequence a second engine that lags behind: at every proposal it first computes the tokens it has not seen, then one at
-a time those it guesses, with the target's sampler and noise. Whatever the target rejects is written over, as the target does it.
+The drafter is to each sequence a second engine that lags behind: at every proposal it first computes the tokens it has
+not seen, then one at a time those it guesses, with the target's sampler and noise. Whatever the target rejects is
+written over, as the target does it.
 
-Blocks are shared between sequences and found again by prefix, so a block may come with the target's KV and without the drafter's: the drafter
-was behind, or asleep, when it was computed. Each block is therefore marked with the key of the chain whose draft KV it holds, all of it. A mark
-that is not the block's key in the sequence at hand says that there is none, whoever used the block meanwhile, and the drafter computes it,
-CATCH_UP_TOKENS a step at most; until it has caught up it proposes nothing.
+Blocks are shared between sequences and found again by prefix, so a block may come with the target's KV and without the
+drafter's: the drafter was behind, or asleep, when it was computed. Each block is therefore marked with the key of the
+chain whose draft KV it holds, all of it. A mark that is not the block's key in the sequence at hand says that there is
+none, whoever used the block meanwhile, and the drafter computes it, CATCH_UP_TOKENS a step at most; until it has caught
+up it proposes nothing.
 
 Invariant: a mark is true: only this class writes this cache, and it takes a block's mark away before it writes to it.
 """
@@ -51,8 +53,11 @@ class _Draft(NamedTuple):
 class DraftModel:
     """Satisfies `penstock.workers.compute.speculation.drafter.Drafter`."""
 
-    def __init__(self, model: Model, cache: KvCache, sampler: Sampler, max_model_len: int, catch_up_tokens: int = CATCH_UP_TOKENS) -> None:
-        """cache: as many blocks, of the same size, as the target's. sampler: the target's. max_model_len: tokens the model can place."""
+    def __init__(
+        self, model: Model, cache: KvCache, sampler: Sampler, max_model_len: int, catch_up_tokens: int = CATCH_UP_TOKENS
+    ) -> None:
+        """cache: as many blocks, of the same size, as the target's. sampler: the target's. max_model_len: tokens the
+        model can place."""
         self._model = model
         self._cache = cache
         self._sampler = sampler
@@ -94,7 +99,13 @@ class DraftModel:
             state = self._resumed(seq)
             num_lacking = seq.num_tokens - state.num_computed
             num_tokens = min(num_lacking, budget)
-            spans.append(Span(seq.token_ids[state.num_computed : state.num_computed + num_tokens], state.num_computed, seq.block_table))
+            spans.append(
+                Span(
+                    seq.token_ids[state.num_computed : state.num_computed + num_tokens],
+                    state.num_computed,
+                    seq.block_table,
+                )
+            )
             self._unmark(seq, state)
             state.num_computed += num_tokens
             budget -= num_tokens
@@ -114,19 +125,29 @@ class DraftModel:
             draft.state.ahead.append(last)
         lengths = [len(draft.tokens) for draft in drafts]
         self._guess(spans, drafts, list(range(len(drafts))))
-        return [draft for draft, length in zip(drafts, lengths, strict=True) if length < len(draft.tokens) < draft.num_wanted]
+        return [
+            draft
+            for draft, length in zip(drafts, lengths, strict=True)
+            if length < len(draft.tokens) < draft.num_wanted
+        ]
 
     def _guess(self, spans: list[Span], drafts: list[_Draft], rows: list[int]) -> None:
-        """Compute the spans; rows[i] of their tokens is behind what drafts[i] has, which gains a token if there is one."""
+        """Compute the spans; rows[i] of their tokens is behind what drafts[i] has, which gains a token if there is
+        one."""
         token_ids, positions, attention = lay_out(spans, self._cache.block_size)
         logits = self._model.logits(token_ids, positions, self._cache, attention, torch.tensor(rows, dtype=torch.int64))
-        guesses = self._sampler.guess(logits, [draft.seq for draft in drafts], [draft.tokens for draft in drafts]) if drafts else []
+        guesses = (
+            self._sampler.guess(logits, [draft.seq for draft in drafts], [draft.tokens for draft in drafts])
+            if drafts
+            else []
+        )
         for draft, guess in zip(drafts, guesses, strict=True):
             if guess is not None:
                 draft.tokens.append(guess)
 
     def _resumed(self, seq: Sequence) -> _State:
-        """The sequence's state with what was guessed right counted as known; at least its last token is not computed."""
+        """The sequence's state with what was guessed right counted as known; at least its last token is not
+        computed."""
         state = self._states.get(seq)
         if state is None or state.num_preemptions != seq.num_preemptions:
             num_blocks = self._num_marked(seq)
@@ -144,7 +165,9 @@ class DraftModel:
     def _num_marked(self, seq: Sequence) -> int:
         """Leading blocks of a sequence that are full of this chain's draft KV; the last token's is not asked for."""
         num_blocks = 0
-        for block, key in zip(seq.block_table, seq.block_keys[: (seq.num_tokens - 1) // self._cache.block_size], strict=False):
+        for block, key in zip(
+            seq.block_table, seq.block_keys[: (seq.num_tokens - 1) // self._cache.block_size], strict=False
+        ):
             if self._marks[block] != key:
                 break
             num_blocks += 1

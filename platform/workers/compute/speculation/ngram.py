@@ -1,7 +1,8 @@
-"""Prompt look-up: what followed the last time when the sequence's last few tokens stood in it before (Saxena 2023, prompt-lookup-decoding).
+"""Prompt look-up: what followed the last time when the sequence's last few tokens stood in it before (Saxena 2023,
+prompt-lookup-decoding).
 
-No model and hardly any cost: the tokens are kept as bytes, and `bytes.rfind` is the search. Good where answers repeat what was read: quotes,
-code, summaries.
+No model and hardly any cost: the tokens are kept as bytes, and `bytes.rfind` is the search. Good where answers repeat
+what was read: quotes, code, summaries.
 """
 
 from dataclasses import dataclass, field
@@ -52,7 +53,8 @@ class NgramDrafter:
 
 
 def follower(data: bytearray, shortest: int) -> int | None:
-    """Index of the token that came after the latest earlier occurrence of the longest suffix found; None: there is none."""
+    """Index of the token that came after the latest earlier occurrence of the longest suffix found; None: there is
+    none."""
     for length in range(LONGEST, shortest - 1, -1):
         place = _find(data, length)
         if place is not None:

@@ -31,18 +31,26 @@ def plan_draft(target: ModelSource, target_config: ModelConfig, config: EngineCo
         _check_vocabulary(source, whole, target, target_config)
     num_layers = speculation.draft_layers or whole.num_layers
     if num_layers > whole.num_layers:
-        raise ConfigError(f"engine.speculation.draft_layers is {num_layers}, and {speculation.model} has only {whole.num_layers} layers")
+        raise ConfigError(
+            f"engine.speculation.draft_layers is {num_layers}, and {speculation.model} has only {whole.num_layers} layers"
+        )
     return DraftPlan(source, whole, replace(whole, num_layers=num_layers), is_target)
 
 
-def _check_vocabulary(source: ModelSource, config: ModelConfig, target: ModelSource, target_config: ModelConfig) -> None:
+def _check_vocabulary(
+    source: ModelSource, config: ModelConfig, target: ModelSource, target_config: ModelConfig
+) -> None:
     """A guess is a token id: it must mean the same to both."""
     if config.vocab_size != target_config.vocab_size:
         raise ConfigError(
             f"the draft model {source.name} has a vocabulary of {config.vocab_size} tokens, and {target.name} one of {target_config.vocab_size}; "
             "they must be the same"
         )
-    from penstock.text.vocabulary import load_vocabulary  # brings the tokenizers library, which only this needs of a replica
+    from penstock.text.vocabulary import (
+        load_vocabulary,
+    )  # brings the tokenizers library, which only this needs of a replica
 
     if load_vocabulary(source).raw.get_vocab() != load_vocabulary(target).raw.get_vocab():
-        raise ConfigError(f"the draft model {source.name} and {target.name} number their tokens differently; their vocabularies must be the same")
+        raise ConfigError(
+            f"the draft model {source.name} and {target.name} number their tokens differently; their vocabularies must be the same"
+        )

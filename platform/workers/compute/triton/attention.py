@@ -1,6 +1,8 @@
-"""Paged attention on a GPU as its plan says: single queries by the kernel, pieces of prompts by torch's fused attention over the gathered context.
+"""Paged attention on a GPU as its plan says: single queries by the kernel, pieces of prompts by torch's fused attention
+over the gathered context.
 
-Torch wants to be told what each query sees, a whole matrix of it; so a piece of a prompt is taken in slices whose matrix is bounded.
+Torch wants to be told what each query sees, a whole matrix of it; so a piece of a prompt is taken in slices whose
+matrix is bounded.
 """
 
 import torch
@@ -11,17 +13,23 @@ from penstock.workers.compute.triton.decode import decode
 from penstock.workers.compute.triton.plan import Piece, Plan
 
 MAX_MASK = 2**27
-"""Entries of a mask: a byte for each, and in torch as many numbers of the queries' type. A thousand queries in groups of 8 over a context of 128 thousand
-are 8 slices, each of which still keeps a GPU busy."""
+"""Entries of a mask: a byte for each, and in torch as many numbers of the queries' type. A thousand queries in groups
+of 8 over a context of 128 thousand are 8 slices, each of which still keeps a GPU busy."""
 
 
-def attend_planned(q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Plan, scale: float, scales: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """[T, num_heads, head_dim], of q's shape; arguments as of `penstock.workers.compute.attention.attend`, all on one device. scales: see `store`."""
+def attend_planned(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: Plan, scale: float, scales: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """[T, num_heads, head_dim], of q's shape; arguments as of `penstock.workers.compute.attention.attend`, all on one
+    device. scales: see `store`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if plan.rows is not None:
         decode(q, k_cache, v_cache, plan.block_tables, plan.rows, scale, out, scales)
     for piece in plan.pieces:
-        keys, values = (_gathered(cache, piece, None if scales is None else scales[index], q.dtype) for index, cache in enumerate((k_cache, v_cache)))
+        keys, values = (
+            _gathered(cache, piece, None if scales is None else scales[index], q.dtype)
+            for index, cache in enumerate((k_cache, v_cache))
+        )
         _attend_piece(q, keys, values, piece, scale, out)
     return out
 
@@ -53,7 +61,17 @@ def _attend_dense(q: Tensor, keys: Tensor, values: Tensor, is_visible: Tensor, s
     num_queries, num_heads, head_dim = q.shape
     num_kv_heads = keys.shape[0]
     group = num_heads // num_kv_heads
-    queries = q.view(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3).reshape(num_kv_heads, group * num_queries, head_dim)
+    queries = (
+        q.view(num_queries, num_kv_heads, group, head_dim)
+        .permute(1, 2, 0, 3)
+        .reshape(num_kv_heads, group * num_queries, head_dim)
+    )
     mask = is_visible.repeat(group, 1)
-    result = functional.scaled_dot_product_attention(queries[None], keys[None], values[None], attn_mask=mask[None, None], scale=scale)[0]
-    return result.view(num_kv_heads, group, num_queries, head_dim).permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim)
+    result = functional.scaled_dot_product_attention(
+        queries[None], keys[None], values[None], attn_mask=mask[None, None], scale=scale
+    )[0]
+    return (
+        result.view(num_kv_heads, group, num_queries, head_dim)
+        .permute(2, 0, 1, 3)
+        .reshape(num_queries, num_heads, head_dim)
+    )

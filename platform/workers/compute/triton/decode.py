@@ -1,14 +1,16 @@
 """Paged attention of single queries: split-KV (Flash-Decoding, Dao et al. 2023), then a reduction over the splits.
 
-A program takes one query, one key/value head with the group of query heads that share it, and a part of the context, in tiles, with
-an online softmax (Milakov and Gimelshein 2018) in float32. It leaves its part's normalized result and the logarithm of its sum of weights;
-the second kernel weighs the parts by these. A part is SPLIT_TOKENS, or more where there would be more than MAX_SPLITS of them: so a launch need not
-know how long the contexts are, only how long they may be.
+A program takes one query, one key/value head with the group of query heads that share it, and a part of the context, in
+tiles, with an online softmax (Milakov and Gimelshein 2018) in float32. It leaves its part's normalized result and the
+logarithm of its sum of weights; the second kernel weighs the parts by these. A part is SPLIT_TOKENS, or more where
+there would be more than MAX_SPLITS of them: so a launch need not know how long the contexts are, only how long they may
+be.
 
-Invariants: a slot behind what a query sees is never read, and a query that sees nothing gets zeros. Where a context is split depends on its
-length alone, so that a query's result does not depend on its company.
+Invariants: a slot behind what a query sees is never read, and a query that sees nothing gets zeros. Where a context is
+split depends on its length alone, so that a query's result does not depend on its company.
 
-Products are taken of float32 operands: by tf32 where queries and cache are float16 or bfloat16, which it holds exactly; else in full.
+Products are taken of float32 operands: by tf32 where queries and cache are float16 or bfloat16, which it holds exactly;
+else in full.
 """
 
 import torch
@@ -63,7 +65,9 @@ def _attend_split(
     dims = tl.arange(0, dim_lanes)
     heads = kv_head * group + members
     is_query = (members < group)[:, None] & (dims < head_dim)[None, :]
-    queries = tl.load(q + token * q_token_stride + heads[:, None] * q_head_stride + dims[None, :], mask=is_query, other=0.0).to(tl.float32)
+    queries = tl.load(
+        q + token * q_token_stride + heads[:, None] * q_head_stride + dims[None, :], mask=is_query, other=0.0
+    ).to(tl.float32)
 
     best = tl.full((group_lanes,), float("-inf"), tl.float32)
     total = tl.full((group_lanes,), 0.0, tl.float32)
@@ -134,9 +138,11 @@ def decode(
     out: Tensor,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Attention of the queries `rows` of q [T, num_heads, head_dim] over the cache, into the same rows of out, of q's shape.
+    """Attention of the queries `rows` of q [T, num_heads, head_dim] over the cache, into the same rows of out, of q's
+    shape.
 
-    The last dimension of q and out is contiguous, the caches [num_blocks, num_kv_heads, block_size, head_dim] are altogether. scales: see `store`.
+    The last dimension of q and out is contiguous, the caches [num_blocks, num_kv_heads, block_size, head_dim] are
+    altogether. scales: see `store`.
     """
     _, num_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1:3]

@@ -1,14 +1,17 @@
-"""Matrices of 4- and 8-bit integers in groups, as they lie on a GPU. The order of the bytes only; the kernels are those of `products`.
+"""Matrices of 4- and 8-bit integers in groups, as they lie on a GPU. The order of the bytes only; the kernels are those
+of `products`.
 
-A matrix [N, K] is cut into tiles of TILE_ROWS rows, these into blocks of a whole number of runs; a run is 32, 64 or 128 columns of one group:
+A matrix [N, K] is cut into tiles of TILE_ROWS rows, these into blocks of a whole number of runs; a run is 32, 64 or 128
+columns of one group:
 
     q       uint8 [N / TILE_ROWS, blocks, TILE_ROWS, run]
             4 bits: a block is two runs, column c of the first in the low half of byte c, of the second in the high half
             8 bits: a block is one run, its bytes are int8
     scale   [G, N], offset or zero point likewise
 
-So a program that reads a tile's block reads one piece of memory, of 2 to 8 KiB, each byte once; half a byte becomes an element without a shuffle;
-and what is multiplied at a time has one scale a row. N and K are filled up with zeros, which the kernels never multiply by anything that is not finite.
+So a program that reads a tile's block reads one piece of memory, of 2 to 8 KiB, each byte once; half a byte becomes an
+element without a shuffle; and what is multiplied at a time has one scale a row. N and K are filled up with zeros, which
+the kernels never multiply by anything that is not finite.
 
 Scales, and the offsets or zero points, are kept in the shortest of float16, bfloat16 and float32 that loses nothing.
 """
@@ -26,7 +29,8 @@ _RUNS = (128, 64, 32)
 _MOST_FILL = 1.125
 """Columns with those that fill the last block, for each column, beyond which a shorter run is better."""
 SMALL_ROWS = 64
-"""Up to so many rows of activations are multiplied with the packed matrix; for more of them it is dequantized, a slice at a time, and torch multiplies."""
+"""Up to so many rows of activations are multiplied with the packed matrix; for more of them it is dequantized, a slice
+at a time, and torch multiplies."""
 SLICE_ELEMENTS = 1 << 26
 """Of the dequantized slice: 128 MiB in bfloat16."""
 
@@ -57,7 +61,9 @@ class GroupedMatrix:
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [T, K] times the transpose: [T, N] in x's dtype."""
-        from penstock.workers.compute.triton.matmul import multiply  # Triton is there only where torch is made for a GPU
+        from penstock.workers.compute.triton.matmul import (
+            multiply,
+        )  # Triton is there only where torch is made for a GPU
 
         if x.shape[0] <= SMALL_ROWS:
             return multiply(x, self)
@@ -72,13 +78,17 @@ class GroupedMatrix:
 
     def dense(self, start: int, end: int) -> Tensor:
         """Rows [start, end), of which the first begins a tile: [end - start, K] in the matrix's dtype."""
-        from penstock.workers.compute.triton.matmul import dequantize  # Triton is there only where torch is made for a GPU
+        from penstock.workers.compute.triton.matmul import (
+            dequantize,
+        )  # Triton is there only where torch is made for a GPU
 
         return dequantize(self, start, end)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows by number, int64 [R]: [R, K]."""
-        from penstock.workers.compute.triton.matmul import read_rows  # Triton is there only where torch is made for a GPU
+        from penstock.workers.compute.triton.matmul import (
+            read_rows,
+        )  # Triton is there only where torch is made for a GPU
 
         return read_rows(self, ids)
 
@@ -99,7 +109,9 @@ def _tiled(q: Tensor, run: int, bits: int) -> Tensor:
     """See above; q [N, K]."""
     rows, columns = q.shape
     runs = 2 if bits == 4 else 1
-    filled = functional.pad(q.view(torch.uint8), (0, _up(columns, runs * run) - columns, 0, _up(rows, TILE_ROWS) - rows))
+    filled = functional.pad(
+        q.view(torch.uint8), (0, _up(columns, runs * run) - columns, 0, _up(rows, TILE_ROWS) - rows)
+    )
     parts = filled.view(-1, TILE_ROWS, filled.shape[1] // (runs * run), runs, run).permute(3, 0, 2, 1, 4)
     return (parts[0] | parts[1] << 4 if bits == 4 else parts[0]).contiguous()
 

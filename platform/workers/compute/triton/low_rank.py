@@ -1,8 +1,10 @@
-"""LoRA's two small products on a GPU, each for all adapters of a step in one launch: shrink x A^T, expand onto B^T, added to the base's output.
+"""LoRA's two small products on a GPU, each for all adapters of a step in one launch: shrink x A^T, expand onto B^T,
+added to the base's output.
 
-Rows are grouped by adapter (SGMV: Chen et al. 2023, Punica, arXiv 2310.18547; ranks that differ: Sheng et al. 2023, S-LoRA, arXiv 2311.03285). A program
-takes some rows of one adapter and learns from its table where the matrices lie and what their rank is. With few rows shrink has few programs and long sums,
-so the columns are cut into parts, which expand adds, in order. How they are cut depends on the model alone.
+Rows are grouped by adapter (SGMV: Chen et al. 2023, Punica, arXiv 2310.18547; ranks that differ: Sheng et al. 2023,
+S-LoRA, arXiv 2311.03285). A program takes some rows of one adapter and learns from its table where the matrices lie and
+what their rank is. With few rows shrink has few programs and long sums, so the columns are cut into parts, which expand
+adds, in order. How they are cut depends on the model alone.
 """
 
 import torch
@@ -43,7 +45,9 @@ def _shrink(
         lanes = start + tl.arange(0, tile_columns)
         is_column = (lanes < columns)[None, :]
         values = tl.load(x + tokens[:, None] * x_stride + lanes[None, :], mask=is_row[:, None] & is_column, other=0.0)
-        weights = tl.load(a + ranks[:, None] * columns + lanes[None, :], mask=(ranks < rank)[:, None] & is_column, other=0.0)
+        weights = tl.load(
+            a + ranks[:, None] * columns + lanes[None, :], mask=(ranks < rank)[:, None] & is_column, other=0.0
+        )
         sums += tl.dot(values.to(operand), tl.trans(weights.to(operand)), input_precision="ieee")
     target = inner + (split * num_rows + places).to(tl.int64)[:, None] * max_rank + ranks[None, :]
     tl.store(target, sums, mask=is_row[:, None] & (ranks < rank)[None, :])
@@ -79,18 +83,25 @@ def _expand(
                 is_rank = (ranks < rank)[None, :]
                 low = tl.zeros((row_lanes, rank_lanes), tl.float32)
                 for split in range(num_splits):
-                    source = inner + (split * num_rows + places).to(tl.int64)[:, None] * max_rank + (begin + ranks)[None, :]
+                    source = (
+                        inner + (split * num_rows + places).to(tl.int64)[:, None] * max_rank + (begin + ranks)[None, :]
+                    )
                     low += tl.load(source, mask=is_row[:, None] & is_rank, other=0.0)
-                weights = tl.load(b + (outputs - start)[:, None] * rank + ranks[None, :], mask=is_own[:, None] & is_rank, other=0.0)
+                weights = tl.load(
+                    b + (outputs - start)[:, None] * rank + ranks[None, :], mask=is_own[:, None] & is_rank, other=0.0
+                )
                 sums += tl.dot(low.to(operand), tl.trans(weights.to(operand)), input_precision="ieee")
     tokens = tl.load(rows + places, mask=is_row, other=0)
     target = out + tokens[:, None] * out_stride + outputs[None, :]
     is_real = is_row[:, None] & (outputs < num_outputs)[None, :]
-    tl.store(target, (tl.load(target, mask=is_real, other=0.0).to(tl.float32) + sums).to(out.dtype.element_ty), mask=is_real)
+    tl.store(
+        target, (tl.load(target, mask=is_real, other=0.0).to(tl.float32) + sums).to(out.dtype.element_ty), mask=is_real
+    )
 
 
 def add_low_rank(out: Tensor, x: Tensor, segments: Segments, layer: int, matrix: int) -> None:
-    """out [T, N] += what the step's adapters add to a matrix (its place in their tables), given its input x [T, K], of the adapters' dtype."""
+    """out [T, N] += what the step's adapters add to a matrix (its place in their tables), given its input x [T, K], of
+    the adapters' dtype."""
     assert out.stride(1) == x.stride(1) == 1
     num_rows, num_tiles, columns = len(segments.rows), len(segments.tiles), x.shape[1]
     num_splits = triton.cdiv(columns, SPLIT_COLUMNS)

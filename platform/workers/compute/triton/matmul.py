@@ -1,11 +1,14 @@
-"""Products with the matrices of `grouped`: few rows of activations by the packed matrix, and the matrix, or rows of it, dequantized.
+"""Products with the matrices of `grouped`: few rows of activations by the packed matrix, and the matrix, or rows of it,
+dequantized.
 
-With few rows a product takes as long as the matrix is read. A program reads one tile of it, or a part of its columns where there are too few tiles to
-keep a GPU busy; the parts are added by a second kernel, in order. How a matrix is cut depends on its shape alone.
+With few rows a product takes as long as the matrix is read. A program reads one tile of it, or a part of its columns
+where there are too few tiles to keep a GPU busy; the parts are added by a second kernel, in order. How a matrix is cut
+depends on its shape alone.
 
-Integers are multiplied as they are, and the sum of a run is scaled: sum of x * (q * scale + offset) = scale * sum of x * q + offset * sum of x. So each
-element costs a conversion and nothing else. In bfloat16 not even that: the bits of 128 with q in the last places are those of 128 + q, and 128 times the
-sum of x is taken off with the offset. Sums are in float32, where that costs 4 of 24 bits, far below what rounding to bfloat16 does.
+Integers are multiplied as they are, and the sum of a run is scaled: sum of x * (q * scale + offset) = scale * sum of x
+* q + offset * sum of x. So each element costs a conversion and nothing else. In bfloat16 not even that: the bits of 128
+with q in the last places are those of 128 + q, and 128 times the sum of x is taken off with the offset. Sums are in
+float32, where that costs 4 of 24 bits, far below what rounding to bfloat16 does.
 """
 
 from typing import TYPE_CHECKING
@@ -47,7 +50,11 @@ def _add_run(
 ):  # fmt: skip
     """sums [rows, outputs] and the products with one run, q [outputs, run]."""
     lanes = start + tl.arange(0, run)
-    values = tl.load(x + rows[:, None] * x_stride + lanes[None, :], mask=(rows < num_rows)[:, None] & (lanes < columns)[None, :], other=0.0)
+    values = tl.load(
+        x + rows[:, None] * x_stride + lanes[None, :],
+        mask=(rows < num_rows)[:, None] & (lanes < columns)[None, :],
+        other=0.0,
+    )
     group = tl.minimum(start // group_size, num_groups - 1) * num_outputs
     scales = tl.load(scale + group + places).to(tl.float32)
     offsets = _offset(scales, second, group + places, kind)
@@ -123,7 +130,9 @@ def _read_rows(
     place = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     row = tl.load(ids + place)
-    packed = tl.load(q + ((row // tile_rows * num_blocks + block) * tile_rows + row % tile_rows) * run + tl.arange(0, run))
+    packed = tl.load(
+        q + ((row // tile_rows * num_blocks + block) * tile_rows + row % tile_rows) * run + tl.arange(0, run)
+    )
     out += place * columns
     start = block * run if bits == 8 else block * 2 * run
     group = tl.minimum(start // group_size, num_groups - 1) * num_outputs
@@ -136,7 +145,9 @@ def _read_rows(
 
 
 @triton.jit
-def _dequantize_run(q, scale, second, out, rows, places, num_rows, start, columns, group, run: tl.constexpr, kind: tl.constexpr):
+def _dequantize_run(
+    q, scale, second, out, rows, places, num_rows, start, columns, group, run: tl.constexpr, kind: tl.constexpr
+):
     """q [outputs, run]; rows: where they go, places: where their scales are."""
     lanes = start + tl.arange(0, run)
     scales = tl.load(scale + group + places).to(tl.float32)
@@ -163,7 +174,20 @@ def _dequantize(
         group = tl.minimum((start + run) // group_size, num_groups - 1) * num_outputs
         _dequantize_run(packed >> 4, scale, second, out, rows, places, num_rows, start + run, columns, group, run, kind)
     else:
-        _dequantize_run(packed.to(tl.int8, bitcast=True), scale, second, out, rows, places, num_rows, start, columns, group, run, kind)
+        _dequantize_run(
+            packed.to(tl.int8, bitcast=True),
+            scale,
+            second,
+            out,
+            rows,
+            places,
+            num_rows,
+            start,
+            columns,
+            group,
+            run,
+            kind,
+        )
 
 
 def multiply(x: Tensor, matrix: "GroupedMatrix") -> Tensor:
@@ -177,7 +201,9 @@ def multiply(x: Tensor, matrix: "GroupedMatrix") -> Tensor:
     tiles, blocks = matrix.q.shape[:2]
     part_blocks = _part_blocks(tiles, blocks)
     num_parts = triton.cdiv(blocks, part_blocks)
-    parts = out if num_parts == 1 else torch.empty(num_parts, num_rows, num_outputs, dtype=torch.float32, device=x.device)
+    parts = (
+        out if num_parts == 1 else torch.empty(num_parts, num_rows, num_outputs, dtype=torch.float32, device=x.device)
+    )
     _multiply[(tiles, num_parts)](
         x, matrix.q, matrix.scale, matrix.second, parts, num_rows, x.stride(0), columns, len(matrix.scale), matrix.group_size, matrix.scale.shape[1],
         blocks, part_blocks, num_outputs, row_lanes=max(LEAST_LANES, triton.next_power_of_2(num_rows)), tile_rows=TILE_ROWS, run=matrix.run,
@@ -214,7 +240,8 @@ def read_rows(matrix: "GroupedMatrix", ids: Tensor) -> Tensor:
 
 
 def operand_type(dtype: torch.dtype) -> tl.dtype:
-    """What products of such numbers are taken in. The interpreter takes bfloat16 for integers there; in float32 the products are the same."""
+    """What products of such numbers are taken in. The interpreter takes bfloat16 for integers there; in float32 the
+    products are the same."""
     return tl.bfloat16 if dtype == torch.bfloat16 and not triton.knobs.runtime.interpret else tl.float32
 
 

@@ -1,4 +1,5 @@
-"""How a step's queries are attended to on a GPU: which of them row by row, which sequences as dense products. Tensors and sizes, no kernels.
+"""How a step's queries are attended to on a GPU: which of them row by row, which sequences as dense products. Tensors
+and sizes, no kernels.
 
 Made once for a step, on the host, and moved: no layer has to wait for the GPU to learn a length.
 """
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 FEW_TOKENS = 8
-"""So many new tokens of a sequence, the drafts of speculation for instance, go row by row: each reads the context again, but the kernel reads
-it in place, where the dense way first gathers it."""
+"""So many new tokens of a sequence, the drafts of speculation for instance, go row by row: each reads the context
+again, but the kernel reads it in place, where the dense way first gathers it."""
 
 
 class Rows(NamedTuple):
@@ -28,7 +29,8 @@ class Rows(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Consecutive queries of one sequence: the tokens [start, end) of the step, the last ones of the sequence's context."""
+    """Consecutive queries of one sequence: the tokens [start, end) of the step, the last ones of the sequence's
+    context."""
 
     start: int
     end: int
@@ -48,8 +50,11 @@ class Plan:
     pieces: tuple[Piece, ...]
 
 
-def make_plan(query_start: Tensor, context_len: Tensor, block_tables: Tensor, block_size: int, exact: bool, device: torch.device) -> Plan:
-    """Of the tensors of `AttentionBatch`, on the host. exact: all queries row by row, so that a result does not depend on how a chunk is cut."""
+def make_plan(
+    query_start: Tensor, context_len: Tensor, block_tables: Tensor, block_size: int, exact: bool, device: torch.device
+) -> Plan:
+    """Of the tensors of `AttentionBatch`, on the host. exact: all queries row by row, so that a result does not depend
+    on how a chunk is cut."""
     starts, contexts = query_start.tolist(), context_len.tolist()
     tokens: list[int] = []
     owners: list[int] = []

@@ -1,8 +1,10 @@
-"""Choosing tokens on a GPU: the best of log p + noise in each row, with the very noise of `penstock.workers.compute.noise`, bit for bit.
+"""Choosing tokens on a GPU: the best of log p + noise in each row, with the very noise of
+`penstock.workers.compute.noise`, bit for bit.
 
-So a seed gives the token that the host would choose from the same logits. The noise is integers of 64 bits and float64 additions, multiplications and
-divisions, none of which may be fused; scores are float32 logits relative to the best and by the temperature, then float64, as the host has them.
-A program takes a tile of a row; of equal scores the lowest id wins, in a tile and among tiles.
+So a seed gives the token that the host would choose from the same logits. The noise is integers of 64 bits and float64
+additions, multiplications and divisions, none of which may be fused; scores are float32 logits relative to the best and
+by the temperature, then float64, as the host has them. A program takes a tile of a row; of equal scores the lowest id
+wins, in a tile and among tiles.
 """
 
 import torch
@@ -53,7 +55,9 @@ def _noise(stream, ids):
 
 
 @triton.jit
-def _best_of_tile(logits, tops, least, streams, temperatures, least_scaled, scores, chosen, vocab_size, num_tiles, lanes: tl.constexpr):
+def _best_of_tile(
+    logits, tops, least, streams, temperatures, least_scaled, scores, chosen, vocab_size, num_tiles, lanes: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     ids = tile * lanes + tl.arange(0, lanes)
@@ -74,8 +78,8 @@ def _best_of_tile(logits, tops, least, streams, temperatures, least_scaled, scor
 
 
 def choose(logits: Tensor, draws: SamplingInputs) -> Tensor:
-    """float64 [2, R]: the ids that the host would draw from logits [R, vocab_size], and the largest logit of each row, which is no number where there is
-    nothing to draw from. Waits for nothing."""
+    """float64 [2, R]: the ids that the host would draw from logits [R, vocab_size], and the largest logit of each row,
+    which is no number where there is nothing to draw from. Waits for nothing."""
     num_rows, vocab_size = logits.shape
     best = logits.amax(dim=1)
     tops = best.where(best.isfinite(), 0.0)

@@ -34,7 +34,9 @@ class SamplingInputs(NamedTuple):
 
     def on(self, device: torch.device) -> "SamplingInputs":
         streams, temperatures, least_scaled, top_k, most_kept = self
-        return SamplingInputs(streams.to(device), temperatures.to(device), least_scaled.to(device), top_k.to(device), most_kept)
+        return SamplingInputs(
+            streams.to(device), temperatures.to(device), least_scaled.to(device), top_k.to(device), most_kept
+        )
 
 
 def can_draw(params: SamplingParams, vocab_size: int) -> bool:
@@ -48,8 +50,14 @@ def make_draws(params: Sequence[SamplingParams], positions: Sequence[int], vocab
     kept = [own.top_k if 0 < own.top_k < vocab_size and own.temperature > 0 else 0 for own in params]
     return SamplingInputs(
         torch.tensor(streams, dtype=torch.int64),
-        torch.tensor([max(own.temperature, MIN_TEMPERATURE) if own.temperature > 0 else 0.0 for own in params], dtype=torch.float32),
-        torch.tensor([float(np.log(own.min_p)) if own.min_p > 0 and own.temperature > 0 else -math.inf for own in params], dtype=torch.float64),
+        torch.tensor(
+            [max(own.temperature, MIN_TEMPERATURE) if own.temperature > 0 else 0.0 for own in params],
+            dtype=torch.float32,
+        ),
+        torch.tensor(
+            [float(np.log(own.min_p)) if own.min_p > 0 and own.temperature > 0 else -math.inf for own in params],
+            dtype=torch.float64,
+        ),
         torch.tensor(kept, dtype=torch.int64),
         max(kept, default=0),
     )

@@ -1,7 +1,8 @@
-"""The adapters of a step as a GPU's kernels want them (`low_rank`): which rows are whose, and where each adapter's matrices lie. Tensors, no kernels.
+"""The adapters of a step as a GPU's kernels want them (`low_rank`): which rows are whose, and where each adapter's
+matrices lie. Tensors, no kernels.
 
-Adapters come and go and their ranks differ, so nothing is copied together: a table of each says where its matrices are, and a step's tables side by
-side are all that a launch needs. Tables are made when adapters are loaded.
+Adapters come and go and their ranks differ, so nothing is copied together: a table of each says where its matrices are,
+and a step's tables side by side are all that a launch needs. Tables are made when adapters are loaded.
 """
 
 from collections.abc import Sequence
@@ -13,8 +14,8 @@ from torch import Tensor
 PARTS = 3
 """At most so many modules in one matrix of the model."""
 FIELDS = 2 + 5 * PARTS
-"""Of a matrix's entry: address of A [rank of all parts, K], its rank; for each part first and last column + 1 of the output, address of B [columns, rank],
-first of its ranks in A, rank. Zeros where there is none."""
+"""Of a matrix's entry: address of A [rank of all parts, K], its rank; for each part first and last column + 1 of the
+output, address of B [columns, rank], first of its ranks in A, rank. Zeros where there is none."""
 FEW_ROWS = 128
 SHORT_TILE, LONG_TILE = 16, 64
 """Rows that a program takes, of a step with up to FEW_ROWS adapted rows, and with more."""
@@ -44,10 +45,14 @@ class Segments(NamedTuple):
 
 def table_of(layers: Sequence[Sequence[AdapterSlots | None]], device: torch.device) -> Tensor:
     """int64 [layers, matrices, FIELDS] of contiguous matrices, which must outlive it."""
-    return torch.tensor([[_entry(placed) for placed in matrices] for matrices in layers], dtype=torch.int64, device=device)
+    return torch.tensor(
+        [[_entry(placed) for placed in matrices] for matrices in layers], dtype=torch.int64, device=device
+    )
 
 
-def make_segments(tables: Sequence[Tensor], max_rank: int, rows: Sequence[Tensor | None], num_tokens: int, device: torch.device) -> Segments:
+def make_segments(
+    tables: Sequence[Tensor], max_rank: int, rows: Sequence[Tensor | None], num_tokens: int, device: torch.device
+) -> Segments:
     """rows: of each adapter, int64; None: all tokens of the step, of which there are num_tokens."""
     of_each = [torch.arange(num_tokens) if own is None else own for own in rows]
     num_rows = sum(len(own) for own in of_each)
@@ -58,7 +63,9 @@ def make_segments(tables: Sequence[Tensor], max_rank: int, rows: Sequence[Tensor
         tiles += [(adapter, first + start, min(tile_rows, len(own) - start)) for start in range(0, len(own), tile_rows)]
         first += len(own)
     placed_tiles = torch.tensor(tiles, dtype=torch.int32).reshape(-1, 3)
-    return Segments(torch.stack(list(tables)), torch.cat(of_each).to(device), placed_tiles.to(device), tile_rows, max_rank)
+    return Segments(
+        torch.stack(list(tables)), torch.cat(of_each).to(device), placed_tiles.to(device), tile_rows, max_rank
+    )
 
 
 def _entry(placed: AdapterSlots | None) -> list[int]:

@@ -1,7 +1,8 @@
 """Writing keys and values of a step to the paged cache: one program for a token and head.
 
-A cache of 8 bits is in float8 e4m3 (Micikevicius et al. 2022, arXiv 2209.05433), each token's head in units of which its largest number is 448, the
-format's largest. Numbers are rounded to nearest, ties to even, by their bits: so every GPU rounds alike, those without the format's instructions too.
+A cache of 8 bits is in float8 e4m3 (Micikevicius et al. 2022, arXiv 2209.05433), each token's head in units of which
+its largest number is 448, the format's largest. Numbers are rounded to nearest, ties to even, by their bits: so every
+GPU rounds alike, those without the format's instructions too.
 """
 
 import torch
@@ -50,13 +51,43 @@ def _store(
     place = (slot // block_size * num_kv_heads + head) * block_size + slot % block_size
     lanes = tl.arange(0, dim_lanes)
     is_real = lanes < head_dim
-    _put(k, token * k_token_stride + head * k_head_stride, k_cache, k_scales, place, lanes, is_real, head_dim, largest, is_scaled)
-    _put(v, token * v_token_stride + head * v_head_stride, v_cache, v_scales, place, lanes, is_real, head_dim, largest, is_scaled)
+    _put(
+        k,
+        token * k_token_stride + head * k_head_stride,
+        k_cache,
+        k_scales,
+        place,
+        lanes,
+        is_real,
+        head_dim,
+        largest,
+        is_scaled,
+    )
+    _put(
+        v,
+        token * v_token_stride + head * v_head_stride,
+        v_cache,
+        v_scales,
+        place,
+        lanes,
+        is_real,
+        head_dim,
+        largest,
+        is_scaled,
+    )
 
 
-def store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, scales: tuple[Tensor, Tensor] | None = None) -> None:
-    """k, v [T, num_kv_heads, head_dim], of which the last dimension is contiguous, to their slots (int64 [T]; less than 0: nowhere) of contiguous caches
-    [num_blocks, num_kv_heads, block_size, head_dim]. scales: of caches in float8 e4m3, float32 [num_blocks, num_kv_heads, block_size]."""
+def store(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """k, v [T, num_kv_heads, head_dim], of which the last dimension is contiguous, to their slots (int64 [T]; less than
+    0: nowhere) of contiguous caches [num_blocks, num_kv_heads, block_size, head_dim]. scales: of caches in float8 e4m3,
+    float32 [num_blocks, num_kv_heads, block_size]."""
     num_tokens, num_kv_heads, head_dim = k.shape
     assert k.stride(2) == v.stride(2) == 1
     assert k_cache.is_contiguous()
@@ -70,8 +101,11 @@ def store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: 
     )  # fmt: skip
 
 
-def in_bytes(k_cache: Tensor, v_cache: Tensor, scales: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Caches and scales as kernels take them: 8-bit caches as bytes, and something in the place of scales that are not."""
+def in_bytes(
+    k_cache: Tensor, v_cache: Tensor, scales: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Caches and scales as kernels take them: 8-bit caches as bytes, and something in the place of scales that are
+    not."""
     if scales is None:
         return k_cache, v_cache, k_cache, v_cache
     return k_cache.view(dtype=torch.uint8), v_cache.view(dtype=torch.uint8), *scales

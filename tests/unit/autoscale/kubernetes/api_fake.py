@@ -1,4 +1,5 @@
-"""An API server of one collection, by the rules that matter here, as a transport of httpx: versions, conflicts, watches that end or expire."""
+"""An API server of one collection, by the rules that matter here, as a transport of httpx: versions, conflicts, watches
+that end or expire."""
 
 import asyncio
 import json
@@ -18,7 +19,8 @@ Item = dict[str, Any]
 
 @dataclass
 class FakeServer(httpx.AsyncBaseTransport):
-    """Objects by name; every write is an event. `script`: what the next calls get instead of an answer: a status, or an exception."""
+    """Objects by name; every write is an event. `script`: what the next calls get instead of an answer: a status, or an
+    exception."""
 
     objects: dict[str, Item] = field(default_factory=dict)
     version: int = 100
@@ -56,9 +58,15 @@ class FakeServer(httpx.AsyncBaseTransport):
             return self._watch(int(request.url.params["resourceVersion"]))
         name = request.url.path.rpartition("/")[2]
         if request.method == "GET" and "." not in name and name.endswith("s"):
-            return httpx.Response(200, json={"metadata": {"resourceVersion": str(self.version)}, "items": list(self.objects.values())})
+            return httpx.Response(
+                200, json={"metadata": {"resourceVersion": str(self.version)}, "items": list(self.objects.values())}
+            )
         if request.method == "GET":
-            return httpx.Response(200, json=self.objects[name]) if name in self.objects else httpx.Response(404, json={"reason": "NotFound"})
+            return (
+                httpx.Response(200, json=self.objects[name])
+                if name in self.objects
+                else httpx.Response(404, json={"reason": "NotFound"})
+            )
         return self._write(request.method, name, json.loads(request.content))
 
     def _write(self, method: str, name: str, body: Any) -> httpx.Response:
@@ -68,7 +76,11 @@ class FakeServer(httpx.AsyncBaseTransport):
             return httpx.Response(201, json=self.put(body["metadata"]["name"], body["spec"]))
         if method == "PATCH":
             changed = patched(self.objects[name], body)
-            return httpx.Response(422, json={"reason": "Invalid"}) if changed is None else httpx.Response(200, json=self.put(name, changed["spec"]))
+            return (
+                httpx.Response(422, json={"reason": "Invalid"})
+                if changed is None
+                else httpx.Response(200, json=self.put(name, changed["spec"]))
+            )
         if body["metadata"]["resourceVersion"] != self.objects[name]["metadata"]["resourceVersion"]:
             return httpx.Response(409, json={"reason": "Conflict"})
         return httpx.Response(200, json=self.put(name, body["spec"]))

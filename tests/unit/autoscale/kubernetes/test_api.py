@@ -15,7 +15,9 @@ def test_every_call_counts_by_verb_resource_and_status(tmp_path: Path) -> None:
 
     async def main() -> None:
         account = Account("https://api.test", tmp_path)
-        async with Api(account, server, lambda verb, kind, status: metrics.kubernetes_calls.labels(verb, kind, status).inc()) as api:
+        async with Api(
+            account, server, lambda verb, kind, status: metrics.kubernetes_calls.labels(verb, kind, status).inc()
+        ) as api:
             await api.find("/api/v1/namespaces/n/pods")
             server.script.append(httpx.ConnectError("refused"))
             with pytest.raises(ApiAway):

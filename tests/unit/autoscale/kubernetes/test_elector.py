@@ -51,12 +51,16 @@ def test_the_first_one_holds_it_and_renews_by_one_call_each_time(tmp_path: Path)
 
 
 @pytest.mark.parametrize("spec", [{}, None])
-def test_a_lease_that_nobody_has_held_yet_is_taken_at_once_and_none_is_made(spec: dict[str, object] | None, tmp_path: Path) -> None:
+def test_a_lease_that_nobody_has_held_yet_is_taken_at_once_and_none_is_made(
+    spec: dict[str, object] | None, tmp_path: Path
+) -> None:
     """As the chart makes it."""
 
     async def main() -> None:
         server, clock = FakeServer(), Clock()
-        server.objects["lease"] = {"metadata": {"name": "lease", "resourceVersion": "7", "labels": {"by": "helm"}}} | ({} if spec is None else {"spec": spec})
+        server.objects["lease"] = {"metadata": {"name": "lease", "resourceVersion": "7", "labels": {"by": "helm"}}} | (
+            {} if spec is None else {"spec": spec}
+        )
         async with api_of(server, tmp_path) as api:
             elector = Elector(api, "n", "lease", "a", TIMES, clock)
             async with standing(elector):

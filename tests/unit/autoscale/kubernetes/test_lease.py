@@ -1,4 +1,5 @@
-"""The Lease's rules, enumerated: every order in which two electors' calls can be made, lost, delayed, applied without an answer, or not made."""
+"""The Lease's rules, enumerated: every order in which two electors' calls can be made, lost, delayed, applied without
+an answer, or not made."""
 
 import math
 from collections.abc import Iterator
@@ -37,17 +38,28 @@ class World(NamedTuple):
         return [who for who, state in zip(ELECTORS, self.states, strict=True) if is_leader(state, self.now)]
 
     def key(self) -> tuple[object, ...]:
-        """Worlds with equal keys go on alike: times count from now, versions and records by whether they are the server's."""
+        """Worlds with equal keys go on alike: times count from now, versions and records by whether they are the
+        server's."""
 
         def about(state: State) -> tuple[object, ...]:
             seen = state.seen
             known = (
-                None if seen is None else (seen.record.holder, seen.record == self.record, seen.version == str(self.version), min(self.now - seen.since_s, 4))
+                None
+                if seen is None
+                else (
+                    seen.record.holder,
+                    seen.record == self.record,
+                    seen.version == str(self.version),
+                    min(self.now - seen.since_s, 4),
+                )
             )
             return known, max(state.sure_until_s - self.now, -1)
 
         on_the_way = tuple(
-            sorted((write.who, write.record.holder, write.over == self.version, self.now - write.sent, write.is_awaited) for write in self.writes)
+            sorted(
+                (write.who, write.record.holder, write.over == self.version, self.now - write.sent, write.is_awaited)
+                for write in self.writes
+            )
         )
         return None if self.record is None else self.record.holder, tuple(map(about, self.states)), on_the_way
 
@@ -70,12 +82,18 @@ def following(world: World, times: Times) -> Iterator[World]:
 def attempt(world: World, who: str, times: Times, reads: bool) -> World:
     state = state_of(world, who)
     if reads:
-        state = state._replace(seen=None) if world.record is None else noticed(state, who, world.record, str(world.version), world.now)
+        state = (
+            state._replace(seen=None)
+            if world.record is None
+            else noticed(state, who, world.record, str(world.version), world.now)
+        )
     record = wanted(state, who, times, world.now, renewed=f"{who} {world.now} {len(world.writes)} {world.version}")
     world = with_state(world, who, state)
     if record is None:
         return world
-    return world._replace(writes=(*world.writes, Write(who, record, 0 if state.seen is None else int(state.seen.version), world.now)))
+    return world._replace(
+        writes=(*world.writes, Write(who, record, 0 if state.seen is None else int(state.seen.version), world.now))
+    )
 
 
 def arrivals(world: World, write: Write, times: Times) -> Iterator[World]:
@@ -158,7 +176,9 @@ def test_a_leader_renews_in_the_same_term() -> None:
     assert wanted(state, "a", Times(), 102.0, "now") == Record("a", 4, 15, "now")
 
 
-@pytest.mark.parametrize(("now", "margin", "expected"), [(109.9, 0.0, True), (110.0, 0.0, False), (104.9, 5.0, True), (105.0, 5.0, False)])
+@pytest.mark.parametrize(
+    ("now", "margin", "expected"), [(109.9, 0.0, True), (110.0, 0.0, False), (104.9, 5.0, True), (105.0, 5.0, False)]
+)
 def test_a_leader_is_sure_of_itself_from_when_the_renewal_was_sent(now: float, margin: float, expected: bool) -> None:
     state = written(Record("a"), "7", Times(), sent_s=100.0, now=104.0)
 

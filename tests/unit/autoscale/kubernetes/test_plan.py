@@ -7,11 +7,21 @@ from penstock.wire.serve_agent import AppPlaces, Place
 
 def pod(name: str, is_ready: bool = True, is_ending: bool = False) -> Pod:
     """Named p1, p2, ... by age; its address is that of its name."""
-    return Pod(name, "rc", "pool-a", f"2026-01-01T00:00:{int(name[1:]):02d}Z", f"ip-{name}" if is_ready else None, is_ready, is_ending)
+    return Pod(
+        name,
+        "rc",
+        "pool-a",
+        f"2026-01-01T00:00:{int(name[1:]):02d}Z",
+        f"ip-{name}" if is_ready else None,
+        is_ready,
+        is_ending,
+    )
 
 
 def pool(target: int, *places: tuple[str, str | None]) -> AppPlaces:
-    return AppPlaces("pool-a", target, [Place(f"r{number}", state, address) for number, (state, address) in enumerate(places)])
+    return AppPlaces(
+        "pool-a", target, [Place(f"r{number}", state, address) for number, (state, address) in enumerate(places)]
+    )
 
 
 def running(*names: str) -> list[tuple[str, str | None]]:
@@ -64,21 +74,32 @@ def test_what_somebody_else_wrote_is_put_back() -> None:
     three = [pod("p1"), pod("p2"), pod("p3")]
 
     assert plan(group(1), three, pool(3, *running("p1", "p2", "p3"))) == Change(group(1), 3, ())
-    assert plan(group(9), three, pool(3, *running("p1", "p2", "p3"))) is None, "all pods are in use, and nothing goes unnamed"
-    assert plan(group(5), [*three, pod("p4"), pod("p5", is_ready=False)], pool(3, *running("p1", "p2", "p3"))) == Change(group(5), 3, ("p5", "p4"))
+    assert plan(group(9), three, pool(3, *running("p1", "p2", "p3"))) is None, (
+        "all pods are in use, and nothing goes unnamed"
+    )
+    assert plan(
+        group(5), [*three, pod("p4"), pod("p5", is_ready=False)], pool(3, *running("p1", "p2", "p3"))
+    ) == Change(group(5), 3, ("p5", "p4"))
 
 
 def test_kuberays_own_bounds_are_kept() -> None:
     """It clamps, and would otherwise delete and make the same pod for ever."""
-    assert plan(group(2, most=3), [pod("p1"), pod("p2")], pool(5, *running("p1", "p2"))) == Change(group(2, most=3), 3, ())
+    assert plan(group(2, most=3), [pod("p1"), pod("p2")], pool(5, *running("p1", "p2"))) == Change(
+        group(2, most=3), 3, ()
+    )
     assert plan(group(2, least=2), [pod("p1"), pod("p2")], pool(1, *running("p1"))) is None
 
 
 def test_in_every_small_case_only_empty_pods_go_and_what_is_wanted_stays() -> None:
-    """Up to three pods, each empty, running, stopping, not ready or ending; every target and every number of replicas."""
+    """Up to three pods, each empty, running, stopping, not ready or ending; every target and every number of
+    replicas."""
     for kinds in product(("empty", "running", "stopping", "unready", "ending"), repeat=3):
-        pods = [pod(f"p{place}", is_ready=kind != "unready", is_ending=kind == "ending") for place, kind in enumerate(kinds)]
-        places: list[tuple[str, str | None]] = [(kind.upper(), f"ip-p{place}") for place, kind in enumerate(kinds) if kind in ("running", "stopping")]
+        pods = [
+            pod(f"p{place}", is_ready=kind != "unready", is_ending=kind == "ending") for place, kind in enumerate(kinds)
+        ]
+        places: list[tuple[str, str | None]] = [
+            (kind.upper(), f"ip-p{place}") for place, kind in enumerate(kinds) if kind in ("running", "stopping")
+        ]
         for target, replicas in product(range(5), range(5)):
             change = plan(group(replicas), pods, pool(target, *places))
             if change is None:
@@ -86,8 +107,14 @@ def test_in_every_small_case_only_empty_pods_go_and_what_is_wanted_stays() -> No
             by_name = {pod.name: kind for pod, kind in zip(pods, kinds, strict=True)}
             assert {by_name[name] for name in change.to_delete} <= {"empty", "unready"}, "no pod with a replica goes"
             assert change.replicas >= min(target, 4)
-            assert change.replicas == target if change.replicas > replicas else replicas - change.replicas == len(change.to_delete) > 0
-            after = plan(change.group._replace(replicas=change.replicas, to_delete=change.to_delete), pods, pool(target, *places))
+            assert (
+                change.replicas == target
+                if change.replicas > replicas
+                else replicas - change.replicas == len(change.to_delete) > 0
+            )
+            after = plan(
+                change.group._replace(replicas=change.replicas, to_delete=change.to_delete), pods, pool(target, *places)
+            )
             assert after is None or after.replicas < change.replicas, "it does not go back and forth"
 
 

@@ -95,7 +95,9 @@ def test_an_error_event_in_a_watch_is_as_good_as_a_status(tmp_path: Path) -> Non
         async with watching(server, tmp_path) as watched:
             await until(lambda: watched.is_current)
             server.version += 1
-            server.events.append((server.version, {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}))
+            server.events.append(
+                (server.version, {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}})
+            )
             await until(lambda: calls(server).count("list") == 2)
 
     asyncio.run(main())

@@ -16,7 +16,10 @@ PATH = "/apis/ray.io/v1/namespaces/n/rayclusters"
 
 
 def a_cluster(server: FakeServer, replicas: int) -> None:
-    server.put("rc1", {"workerGroupSpecs": [{"groupName": "gateway", "replicas": 2}, {"groupName": "pool-a", "replicas": replicas}]})
+    server.put(
+        "rc1",
+        {"workerGroupSpecs": [{"groupName": "gateway", "replicas": 2}, {"groupName": "pool-a", "replicas": replicas}]},
+    )
 
 
 def counts(server: FakeServer) -> list[int]:
@@ -92,7 +95,8 @@ def test_what_others_write_elsewhere_is_no_conflict(tmp_path: Path) -> None:
 
 
 def test_the_mirror_is_the_watchs_alone(tmp_path: Path) -> None:
-    """An answer that comes behind what the watch has brought would put it back to the past, for ever if nothing more happens."""
+    """An answer that comes behind what the watch has brought would put it back to the past, for ever if nothing more
+    happens."""
 
     async def main() -> None:
         server = FakeServer()

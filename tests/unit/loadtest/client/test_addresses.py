@@ -88,7 +88,9 @@ except TargetUnreachable as error:
 
 def test_a_name_server_that_does_not_answer_does_not_keep_the_command_from_ending() -> None:
     before = time.monotonic()
-    ended = subprocess.run([sys.executable, "-c", SLOW_NAME_SERVER], capture_output=True, text=True, check=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "-c", SLOW_NAME_SERVER], capture_output=True, text=True, check=True, timeout=60
+    )
 
     assert ended.stdout == "somewhere:8000 did not take the connection within 0.1 s.\n"
     assert time.monotonic() - before < 50

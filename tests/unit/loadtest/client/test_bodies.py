@@ -7,7 +7,9 @@ import pytest
 from penstock_loadtest.client.bodies import OPTIONAL, body_of, error_of, has, refused_field, without
 from penstock_loadtest.planned import Message, Planned
 
-FULL = Planned(index=0, at_s=0.0, prompt='say "seed": 1', system="be brief", max_tokens=8, ignore_eos=True, temperature=0.5, seed=7)
+FULL = Planned(
+    index=0, at_s=0.0, prompt='say "seed": 1', system="be brief", max_tokens=8, ignore_eos=True, temperature=0.5, seed=7
+)
 
 
 def fields(body: bytes) -> dict[str, object]:
@@ -31,9 +33,17 @@ def test_a_chat_has_everything_that_the_plan_asks_for() -> None:
 
 
 def test_a_plain_request_asks_for_nothing_more() -> None:
-    body = fields(body_of(Planned(index=0, at_s=0.0, prompt="hello", max_tokens=8, stream=False, model="another"), "the model"))
+    body = fields(
+        body_of(Planned(index=0, at_s=0.0, prompt="hello", max_tokens=8, stream=False, model="another"), "the model")
+    )
 
-    assert body == {"model": "another", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "temperature": 0.0, "return_token_ids": True}
+    assert body == {
+        "model": "another",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 8,
+        "temperature": 0.0,
+        "return_token_ids": True,
+    }
 
 
 @pytest.mark.parametrize("prompt", ["some text", [1, 2, 3]])
@@ -47,7 +57,12 @@ def test_completions_send_text_or_token_ids(prompt: str | list[int]) -> None:
 def test_a_later_turn_sends_what_was_said_and_the_system_message_once() -> None:
     history = (Message("system", "be brief"), Message("user", "hello"), Message("assistant", "hi"))
 
-    assert [message["content"] for message in fields(body_of(FULL, "m", history))["messages"]] == ["be brief", "hello", "hi", 'say "seed": 1']  # type: ignore[attr-defined]
+    assert [message["content"] for message in fields(body_of(FULL, "m", history))["messages"]] == [
+        "be brief",
+        "hello",
+        "hi",
+        'say "seed": 1',
+    ]  # type: ignore[attr-defined]
 
 
 def test_a_body_without_a_field_keeps_all_the_others() -> None:
@@ -55,7 +70,9 @@ def test_a_body_without_a_field_keeps_all_the_others() -> None:
 
     for name in OPTIONAL:
         assert has(body_of(FULL, "m"), name)
-        assert fields(without(body_of(FULL, "m"), {name})) == {key: value for key, value in whole.items() if key != name}
+        assert fields(without(body_of(FULL, "m"), {name})) == {
+            key: value for key, value in whole.items() if key != name
+        }
         assert without(body_of(FULL, "m"), {name}) == body_of(FULL, "m", refused={name})
         assert not has(body_of(FULL, "m", refused={name}), name)
 
@@ -70,12 +87,32 @@ def test_a_field_that_only_a_prompt_names_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({"error": {"message": "Unrecognized request argument supplied: return_token_ids", "type": "invalid_request_error"}}, "return_token_ids"),
+        (
+            {
+                "error": {
+                    "message": "Unrecognized request argument supplied: return_token_ids",
+                    "type": "invalid_request_error",
+                }
+            },
+            "return_token_ids",
+        ),
         ({"error": {"message": "no.", "param": "ignore_eos"}}, "ignore_eos"),
         ({"error": "Unknown field 'seed'."}, "seed"),
-        ({"object": "error", "message": "stream_options: extra inputs are not permitted", "code": 400}, "stream_options"),
         (
-            {"detail": [{"type": "extra_forbidden", "loc": ["body", "return_token_ids"], "msg": "Extra inputs are not permitted", "input": True}]},
+            {"object": "error", "message": "stream_options: extra inputs are not permitted", "code": 400},
+            "stream_options",
+        ),
+        (
+            {
+                "detail": [
+                    {
+                        "type": "extra_forbidden",
+                        "loc": ["body", "return_token_ids"],
+                        "msg": "Extra inputs are not permitted",
+                        "input": True,
+                    }
+                ]
+            },
             "return_token_ids",
         ),
         ({"detail": "ignore_eos is not supported"}, "ignore_eos"),
@@ -100,7 +137,12 @@ def test_what_is_no_error_body_says_nothing(body: bytes) -> None:
     ("error", "said"),
     [
         (
-            {"message": "secret", "type": "invalid_request_error", "param": "max_tokens", "code": "context_length_exceeded"},
+            {
+                "message": "secret",
+                "type": "invalid_request_error",
+                "param": "max_tokens",
+                "code": "context_length_exceeded",
+            },
             "context_length_exceeded (max_tokens)",
         ),
         ({"message": "secret", "type": "BadRequestError", "param": None, "code": 400}, "BadRequestError"),

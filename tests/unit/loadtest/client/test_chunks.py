@@ -34,7 +34,17 @@ def test_text_is_read_wherever_servers_put_it(delta: object, found: tuple[str, s
     assert said({"choices": [{"index": 0, "message": delta}]}) == [found]
 
 
-@pytest.mark.parametrize("value", [{}, {"choices": []}, {"choices": None}, {"choices": [{}]}, {"choices": [{"delta": None}]}, {"usage": None, "error": None}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        {},
+        {"choices": []},
+        {"choices": None},
+        {"choices": [{}]},
+        {"choices": [{"delta": None}]},
+        {"usage": None, "error": None},
+    ],
+)
 def test_chunks_that_say_nothing_are_chunks(value: object) -> None:
     chunk = read_chunk(json.dumps(value).encode())
 
@@ -55,9 +65,15 @@ def test_an_error_is_told_from_a_chunk(value: object) -> None:
     ("data", "found"),
     [
         (b'{"choices": 1, "usage": [2]}', Chunk()),
-        (b'{"choices": [1, {"delta": {"content": 7, "reasoning": "hm"}, "finish_reason": {}}]}', Chunk(choices=[Choice(delta=Message(reasoning="hm"))])),
+        (
+            b'{"choices": [1, {"delta": {"content": 7, "reasoning": "hm"}, "finish_reason": {}}]}',
+            Chunk(choices=[Choice(delta=Message(reasoning="hm"))]),
+        ),
         (b'{"choices": [{"text": "x", "token_ids": [18446744073709551615]}]}', Chunk(choices=[Choice(text="x")])),
-        (b'{"usage": {"prompt_tokens": null, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": 3}}}', CACHED),
+        (
+            b'{"usage": {"prompt_tokens": null, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": 3}}}',
+            CACHED,
+        ),
         (b'{"choices": [{"text": "\xff"}]}', Chunk(choices=[Choice(text="\ufffd")])),
         (b'{"choices": 1, "object": "error"}', Chunk(sort="error")),
     ],
@@ -75,7 +91,9 @@ def test_tool_calls_are_text_that_was_generated_but_no_answer_to_go_on_with() ->
     assert (chunk.choices[0].said, chunk.choices[0].answer) == ("find{}", "")
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"1", b'{"x":' + b"[" * 100_000, b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"])
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{", b"1", b'{"x":' + b"[" * 100_000, b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"]
+)
 def test_anything_else_is_no_chunk(data: bytes) -> None:
     assert read_chunk(data) is None
 

@@ -35,7 +35,13 @@ WHOLE = changed(stream=False)
 
 
 def piece(content: str | None = None, ids: list[int] | None = None, finish: str | None = None, **more: object) -> bytes:
-    return event({"choices": [{"index": 0, "delta": {"content": content}, "token_ids": ids, "finish_reason": finish}], "usage": None, **more})
+    return event(
+        {
+            "choices": [{"index": 0, "delta": {"content": content}, "token_ids": ids, "finish_reason": finish}],
+            "usage": None,
+            **more,
+        }
+    )
 
 
 def usage(**fields: object) -> bytes:
@@ -50,7 +56,9 @@ class World(NamedTuple):
     client: Client
     there: Site
 
-    async def send(self, planned: Planned = CHAT, *, deadline_s: float = LONG_S, history: tuple[Message, ...] = ()) -> Answer:
+    async def send(
+        self, planned: Planned = CHAT, *, deadline_s: float = LONG_S, history: tuple[Message, ...] = ()
+    ) -> Answer:
         now_s = self.client.clock.now()
         return await self.client.send(planned, intended_s=now_s, deadline_s=now_s + deadline_s, history=history)
 
@@ -126,12 +134,26 @@ def test_a_stream_with_token_ids_is_recorded_token_by_token() -> None:
     assert (record.outcome, record.status, record.error, record.violations) == ("finished", 200, None, [])
     assert (record.tokens, record.tokens_from, record.metered_tokens, record.chunk_tokens) == (3, "ids", 3, [1, 1, 1])
     assert (record.prompt_tokens, record.cached_tokens, record.finish_reason) == (5, 4, "length")
-    assert (record.index, record.tenant, record.kind, record.model, record.endpoint, record.wanted_tokens) == (3, "acme", "chats", "m", "chat", 8)
+    assert (record.index, record.tenant, record.kind, record.model, record.endpoint, record.wanted_tokens) == (
+        3,
+        "acme",
+        "chats",
+        "m",
+        "chat",
+        8,
+    )
     assert record.request_id == "r1"
     assert record.sent_s is not None
     assert record.end_s is not None
     assert record.first_s == record.chunk_s[0]
-    assert record.intended_s <= record.sent_s <= record.chunk_s[0] <= record.chunk_s[1] <= record.chunk_s[2] <= record.end_s
+    assert (
+        record.intended_s
+        <= record.sent_s
+        <= record.chunk_s[0]
+        <= record.chunk_s[1]
+        <= record.chunk_s[2]
+        <= record.end_s
+    )
 
 
 def test_text_without_token_ids_is_counted_by_usage_and_spread_over_the_chunks() -> None:
@@ -143,7 +165,12 @@ def test_text_without_token_ids_is_counted_by_usage_and_spread_over_the_chunks()
 def test_text_without_token_ids_and_usage_is_counted_by_chunks() -> None:
     record = streamed(*TEXT)
 
-    assert (record.tokens, record.tokens_from, record.metered_tokens, record.chunk_tokens) == (3, "chunks", None, [1, 1, 1])
+    assert (record.tokens, record.tokens_from, record.metered_tokens, record.chunk_tokens) == (
+        3,
+        "chunks",
+        None,
+        [1, 1, 1],
+    )
     assert record.violations == ["no usage though asked for"]
 
 
@@ -173,8 +200,17 @@ def test_text_is_kept_for_sessions_only() -> None:
 
 
 def test_odd_events_of_other_servers_are_read() -> None:
-    odd = [event({"choices": []}), event({"choices": [{}]}), event({"id": 1, "choices": [{"delta": None, "logprobs": None, "extra": [1]}]}), b"5\r\n: hi\n\r\n"]
-    record = streamed(*odd, *TEXT, event({"choices": None, "usage": {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": None}}))
+    odd = [
+        event({"choices": []}),
+        event({"choices": [{}]}),
+        event({"id": 1, "choices": [{"delta": None, "logprobs": None, "extra": [1]}]}),
+        b"5\r\n: hi\n\r\n",
+    ]
+    record = streamed(
+        *odd,
+        *TEXT,
+        event({"choices": None, "usage": {"prompt_tokens": 5, "completion_tokens": 3, "prompt_tokens_details": None}}),
+    )
 
     assert (record.outcome, record.tokens, record.cached_tokens, record.violations) == ("finished", 3, None, [])
 
@@ -200,10 +236,16 @@ def test_usage_that_grows_with_every_chunk_is_no_violation() -> None:
         ([*IDS, usage()], DONE + usage(), ["data behind [DONE]"]),
         ([*IDS, usage()], DONE + DONE, ["data behind [DONE]"]),
         ([event(b"{nonsense"), *IDS, usage()], DONE, ["an event that is no chunk"]),
-        ([event(b"{nonsense"), event(b"more"), *IDS, piece("", [], "stop"), usage()], b"", ["an event that is no chunk", "two ends", "no [DONE]"]),
+        (
+            [event(b"{nonsense"), event(b"more"), *IDS, piece("", [], "stop"), usage()],
+            b"",
+            ["an event that is no chunk", "two ends", "no [DONE]"],
+        ),
     ],
 )
-def test_what_the_protocol_forbids_is_written_down_once_each(events: list[bytes], done: bytes, violations: list[str]) -> None:
+def test_what_the_protocol_forbids_is_written_down_once_each(
+    events: list[bytes], done: bytes, violations: list[str]
+) -> None:
     record = streamed(*events, done=done)
 
     assert record.outcome == "finished"
@@ -234,7 +276,11 @@ def test_an_error_event_behind_the_end_is_a_second_end() -> None:
 def test_an_error_event_is_why_even_when_the_connection_closes_behind_it() -> None:
     record = recorded(says_and_closes(head_of_stream() + IDS[0] + event({"error": {"code": "replica_lost"}})))
 
-    assert (record.outcome, record.error, record.violations) == ("failed", "the stream ended with an error replica_lost", [])
+    assert (record.outcome, record.error, record.violations) == (
+        "failed",
+        "the stream ended with an error replica_lost",
+        [],
+    )
 
 
 def test_a_stream_that_breaks_off_has_failed_and_keeps_what_came_before() -> None:
@@ -262,14 +308,23 @@ def test_an_endless_event_is_given_up() -> None:
 
 def whole(**fields: object) -> bytes:
     choice = {"index": 0, "message": {"role": "assistant", "content": " a b c"}, "finish_reason": "stop", **fields}
-    return response(json.dumps({"object": "chat.completion", "choices": [choice], "usage": USAGE}).encode(), "content-type: application/json")
+    return response(
+        json.dumps({"object": "chat.completion", "choices": [choice], "usage": USAGE}).encode(),
+        "content-type: application/json",
+    )
 
 
 def test_a_whole_answer_has_all_its_tokens_at_its_end_and_no_first_token() -> None:
     answer = answered(says(whole(token_ids=[11, 12, 13])), changed(stream=False, session="s"))
     record = answer.record
 
-    assert (record.outcome, record.tokens, record.tokens_from, record.chunk_tokens, record.violations) == ("finished", 3, "ids", [3], [])
+    assert (record.outcome, record.tokens, record.tokens_from, record.chunk_tokens, record.violations) == (
+        "finished",
+        3,
+        "ids",
+        [3],
+        [],
+    )
     assert record.chunk_s == [record.end_s]
     assert record.is_whole
     assert record.first_s is None
@@ -279,15 +334,26 @@ def test_a_whole_answer_has_all_its_tokens_at_its_end_and_no_first_token() -> No
 
 def test_completions_answer_with_text() -> None:
     body = {"choices": [{"text": " a b c", "finish_reason": "stop"}], "usage": USAGE}
-    record = recorded(says(response(json.dumps(body).encode())), changed(stream=False, endpoint="completions", prompt=[1, 2]))
+    record = recorded(
+        says(response(json.dumps(body).encode())), changed(stream=False, endpoint="completions", prompt=[1, 2])
+    )
 
-    assert (record.outcome, record.tokens, record.tokens_from, record.endpoint) == ("finished", 3, "usage", "completions")
+    assert (record.outcome, record.tokens, record.tokens_from, record.endpoint) == (
+        "finished",
+        3,
+        "usage",
+        "completions",
+    )
 
 
 def test_a_stream_that_is_answered_whole_is_read_and_written_down() -> None:
     record = recorded(says(whole()))
 
-    assert (record.outcome, record.tokens, record.violations) == ("finished", 3, ["a whole answer though a stream was asked for"])
+    assert (record.outcome, record.tokens, record.violations) == (
+        "finished",
+        3,
+        ["a whole answer though a stream was asked for"],
+    )
 
 
 @pytest.mark.parametrize(
@@ -306,7 +372,11 @@ def test_what_is_no_whole_answer_has_failed(answer: bytes, error: str) -> None:
 
 
 def test_digests_are_equal_for_equal_answers_only() -> None:
-    same = [streamed(*IDS, usage()), streamed(piece(" a b c", [11, 12, 13]), piece("", [], "length"), usage()), recorded(says(whole(token_ids=[11, 12, 13])))]
+    same = [
+        streamed(*IDS, usage()),
+        streamed(piece(" a b c", [11, 12, 13]), piece("", [], "length"), usage()),
+        recorded(says(whole(token_ids=[11, 12, 13]))),
+    ]
     by_text = [streamed(*TEXT), streamed(piece(" a b c", None, "stop")), recorded(says(whole()))]
     others = [streamed(piece(" a", [11]), *IDS, usage()), streamed(piece(" a b d", None, "stop"))]
 
@@ -321,10 +391,17 @@ def test_digests_are_equal_for_equal_answers_only() -> None:
 
 @pytest.mark.parametrize(
     ("status", "outcome"),
-    [("429 Too Many Requests", "shed"), ("503 Service Unavailable", "shed"), ("500 Internal Server Error", "failed"), ("400 Bad Request", "failed")],
+    [
+        ("429 Too Many Requests", "shed"),
+        ("503 Service Unavailable", "shed"),
+        ("500 Internal Server Error", "failed"),
+        ("400 Bad Request", "failed"),
+    ],
 )
 def test_errors_are_told_by_status_and_code(status: str, outcome: str) -> None:
-    body = json.dumps({"error": {"message": SECRET, "type": "some_error", "param": None, "code": "overloaded"}}).encode()
+    body = json.dumps(
+        {"error": {"message": SECRET, "type": "some_error", "param": None, "code": "overloaded"}}
+    ).encode()
     record = recorded(says(response(body, "x-penstock-request-id: r1", status=status)))
 
     assert (record.outcome, record.status, record.error) == (outcome, int(status[:3]), f"HTTP {status[:3]} overloaded")
@@ -361,7 +438,14 @@ def test_a_server_that_is_not_there_has_failed_every_request() -> None:
 
 
 def test_the_receipt_is_read_from_the_headers() -> None:
-    receipt = {"request-id": "r7", "tier": "cloud", "tier-reason": "too long", "replica": "r-1", "cached-tokens": "16", "predicted-ttft-ms": "250.5"}
+    receipt = {
+        "request-id": "r7",
+        "tier": "cloud",
+        "tier-reason": "too long",
+        "replica": "r-1",
+        "cached-tokens": "16",
+        "predicted-ttft-ms": "250.5",
+    }
     headers = [f"X-Penstock-{name}: {value}" for name, value in receipt.items()]
     record = recorded(says(head_of_stream("x-request-id: other", *headers) + b"".join(TEXT) + DONE + LAST))
 
@@ -371,7 +455,14 @@ def test_the_receipt_is_read_from_the_headers() -> None:
 
 @pytest.mark.parametrize("value", ["", "many", "nan", "inf"])
 def test_a_receipt_of_nonsense_is_left_out(value: str) -> None:
-    record = recorded(says(head_of_stream(f"x-penstock-cached-tokens: {value}", f"x-penstock-predicted-ttft-ms: {value}") + b"".join(TEXT) + DONE + LAST))
+    record = recorded(
+        says(
+            head_of_stream(f"x-penstock-cached-tokens: {value}", f"x-penstock-predicted-ttft-ms: {value}")
+            + b"".join(TEXT)
+            + DONE
+            + LAST
+        )
+    )
 
     assert (record.cached_tokens, record.predicted_ttft_s) == (None, None)
 
@@ -390,7 +481,10 @@ def test_requests_go_to_their_endpoint_with_their_tenants_key_and_what_was_said_
 
     run(script, test)
 
-    assert [question.line for question in asked] == ["POST /v1/chat/completions HTTP/1.1", "POST /v1/completions HTTP/1.1"]
+    assert [question.line for question in asked] == [
+        "POST /v1/chat/completions HTTP/1.1",
+        "POST /v1/completions HTTP/1.1",
+    ]
     assert asked[0].headers["authorization"] == "Bearer sk-secret"
     assert "authorization" not in asked[1].headers
     messages = asked[0].json["messages"]
@@ -521,7 +615,8 @@ def test_the_time_that_a_connection_takes_is_no_lateness() -> None:
 
 
 def patient(world: World) -> None:
-    """Idle connections whose breaking counts as that of a closed one however late it is noticed: the machine may be busy."""
+    """Idle connections whose breaking counts as that of a closed one however late it is noticed: the machine may be
+    busy."""
     for connection in world.client._connections._idle:
         connection.round_trip_s = LONG_S
 
@@ -540,7 +635,10 @@ def test_a_kept_connection_that_turns_out_closed_is_replaced_once_and_that_is_no
         patient(world)
         second = (await world.send(WHOLE)).record
 
-        assert [(record.outcome, record.is_resent, record.violations) for record in (first, second)] == [("finished", False, []), ("finished", True, [])]
+        assert [(record.outcome, record.is_resent, record.violations) for record in (first, second)] == [
+            ("finished", False, []),
+            ("finished", True, []),
+        ]
         assert len(world.there.connections) == 2
 
     run(script, test)
@@ -575,7 +673,11 @@ def test_a_request_is_sent_no_third_time() -> None:
         patient(world)
         record = (await world.send()).record
 
-        assert (record.outcome, record.error, record.is_resent) == ("failed", "the connection was closed before the answer's end", True)
+        assert (record.outcome, record.error, record.is_resent) == (
+            "failed",
+            "the connection was closed before the answer's end",
+            True,
+        )
         assert len(world.there.connections) == 2
 
     run(script, test)
@@ -658,7 +760,12 @@ def test_at_its_deadline_a_request_is_unfinished(parts: tuple[bytes, ...], token
         async with asyncio.timeout(LONG_S):
             await server.is_gone.wait()
 
-        assert (record.outcome, record.error, record.tokens, record.is_cut) == ("unfinished", "its timeout passed", tokens, False)
+        assert (record.outcome, record.error, record.tokens, record.is_cut) == (
+            "unfinished",
+            "its timeout passed",
+            tokens,
+            False,
+        )
 
     run(server, test)
 
@@ -855,7 +962,9 @@ def test_what_the_server_sent_is_what_is_recorded(endpoint: str, stream: bool) -
         ("slow_headers", "finished", [], 8),
     ],
 )
-def test_every_fault_of_the_fake_server_is_seen_for_what_it_is(fault: FaultKind, outcome: str, violations: list[str], tokens: int) -> None:
+def test_every_fault_of_the_fake_server_is_seen_for_what_it_is(
+    fault: FaultKind, outcome: str, violations: list[str], tokens: int
+) -> None:
     (record, sound), _ = faked(behaves(fault), count=2)
 
     assert (record.outcome, record.violations, record.tokens) == (outcome, violations, tokens)
@@ -863,7 +972,9 @@ def test_every_fault_of_the_fake_server_is_seen_for_what_it_is(fault: FaultKind,
 
 
 def test_a_server_without_token_ids_and_fields_of_its_own_is_measured_by_usage() -> None:
-    records, _ = faked(behaves(token_ids=False, refused_fields=["return_token_ids", "ignore_eos", "seed"]), changed(seed=1), count=2)
+    records, _ = faked(
+        behaves(token_ids=False, refused_fields=["return_token_ids", "ignore_eos", "seed"]), changed(seed=1), count=2
+    )
 
     assert [(record.outcome, record.tokens, record.tokens_from) for record in records] == [("finished", 8, "usage")] * 2
     assert [record.is_resent for record in records] == [True, False]

@@ -62,7 +62,11 @@ async def asks(connection: Connection, data: bytes = ASK) -> Ear:
     return ear
 
 
-def run(script: Script, test: Callable[[Site, Connections], Awaitable[None]], loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop) -> None:
+def run(
+    script: Script,
+    test: Callable[[Site, Connections], Awaitable[None]],
+    loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
+) -> None:
     """On the loop that the tester runs on."""
 
     async def main() -> None:
@@ -115,7 +119,9 @@ def heard(script: Script, loop: Callable[[], asyncio.AbstractEventLoop] = uvloop
 
 
 @pytest.mark.parametrize("loop", [uvloop.new_event_loop, asyncio.new_event_loop])
-def test_a_body_of_known_length_comes_whole_and_the_connection_is_kept(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+def test_a_body_of_known_length_comes_whole_and_the_connection_is_kept(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
     ear, is_kept = heard(says(response(b"hello", "X-Twice: 1", "x-twice: 2")), loop)
 
     assert (ear.status, ear.body, ear.headers["x-twice"]) == (200, b"hello", "2")
@@ -140,7 +146,9 @@ def test_a_body_without_length_ends_with_the_connection() -> None:
 
 
 def test_interim_responses_are_passed_over() -> None:
-    ear, is_kept = heard(says(b"HTTP/1.1 100 Continue\r\nx-early: 1\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n" + response(b"hello")))
+    ear, is_kept = heard(
+        says(b"HTTP/1.1 100 Continue\r\nx-early: 1\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n" + response(b"hello"))
+    )
 
     assert (ear.status, ear.body) == (200, b"hello")
     assert "x-early" not in ear.headers
@@ -160,7 +168,9 @@ def test_a_response_before_the_request_was_read_is_heard_and_its_connection_is_n
         await asyncio.get_running_loop().create_future()  # never reads
 
     async def test(_: Site, connections: Connections) -> None:
-        ear = await asks(await connections.fresh(), b"POST / HTTP/1.1\r\ncontent-length: 67108864\r\n\r\n" + b"x" * (64 << 20))
+        ear = await asks(
+            await connections.fresh(), b"POST / HTTP/1.1\r\ncontent-length: 67108864\r\n\r\n" + b"x" * (64 << 20)
+        )
 
         assert (ear.status, ear.body) == (413, b"too large")
         assert connections.idle() is None
@@ -208,7 +218,9 @@ def test_a_body_that_is_cut_off_is_broken(parts: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize(("parts", "is_unheard"), [([], True), ([b"HTTP/1.1 200"], False)])
-def test_a_connection_closed_in_place_of_a_response_says_whether_anything_came(parts: list[bytes], is_unheard: bool) -> None:
+def test_a_connection_closed_in_place_of_a_response_says_whether_anything_came(
+    parts: list[bytes], is_unheard: bool
+) -> None:
     ear, _ = heard(says_and_closes(*parts))
 
     assert ear.broken == "the connection was closed"
@@ -231,8 +243,14 @@ def test_a_reset_is_told_by_its_kind() -> None:
     [
         (b"SSH-2.0-OpenSSH_9.2\r\n", "what came is not HTTP/1.1"),
         (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n", "what came is not HTTP/1.1"),
-        (b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n", "the server changed to another protocol"),
-        (b"HTTP/1.1 200 OK\r\n" + b"x-much: of it\r\n" * 5000, f"the head of the response is longer than {MAX_HEAD_BYTES} bytes"),
+        (
+            b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n",
+            "the server changed to another protocol",
+        ),
+        (
+            b"HTTP/1.1 200 OK\r\n" + b"x-much: of it\r\n" * 5000,
+            f"the head of the response is longer than {MAX_HEAD_BYTES} bytes",
+        ),
     ],
 )
 def test_what_is_no_response_breaks_the_connection_with_a_reason(answer: bytes, reason: str) -> None:
@@ -314,7 +332,9 @@ def test_what_is_no_body_and_does_not_end_is_refused(answer: bytes) -> None:
 
 
 def test_trailers_are_passed_over() -> None:
-    ear, is_kept = heard(says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunked(b"hello") + b"0\r\nx-late: 1\r\n\r\n"))
+    ear, is_kept = heard(
+        says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunked(b"hello") + b"0\r\nx-late: 1\r\n\r\n")
+    )
 
     assert ear.body == b"hello"
     assert "x-late" not in ear.headers
@@ -395,11 +415,17 @@ def unreachable(url: str, timeout_s: float = 5.0) -> str:
 def test_nothing_listening_is_one_sentence() -> None:
     port = free_port()
 
-    assert unreachable(f"http://127.0.0.1:{port}") == f"127.0.0.1:{port} can't be reached: nothing listens there (connection refused)."
+    assert (
+        unreachable(f"http://127.0.0.1:{port}")
+        == f"127.0.0.1:{port} can't be reached: nothing listens there (connection refused)."
+    )
 
 
 def test_a_name_that_is_no_name_is_one_sentence() -> None:
-    assert unreachable(f"http://{'x' * 64}.example:8000") == f"{'x' * 64}.example:8000 can't be reached: the name is not known."
+    assert (
+        unreachable(f"http://{'x' * 64}.example:8000")
+        == f"{'x' * 64}.example:8000 can't be reached: the name is not known."
+    )
 
 
 def test_a_server_that_does_not_take_connections_is_given_up_in_time() -> None:
@@ -464,7 +490,9 @@ def test_connections_go_to_all_addresses_of_a_name_in_turn() -> None:
             connections = Connections(Origin("localhost", there.port, False))
             connections._addresses._known = ["127.0.0.1", "127.0.0.2"]
             made = [await connections.fresh() for _ in range(4)]
-            peers = [connection._transport.get_extra_info("peername")[0] for connection in made if connection._transport]
+            peers = [
+                connection._transport.get_extra_info("peername")[0] for connection in made if connection._transport
+            ]
             connections.close()
             await asyncio.sleep(0)
 
@@ -489,9 +517,23 @@ def test_a_name_is_asked_for_anew_when_no_address_is_left() -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://host/v1", "http://", "http://host:port/v1", "http://[::1/v1", "http://a b/v1", "http://a/\n", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8000",
+        "ftp://host/v1",
+        "http://",
+        "http://host:port/v1",
+        "http://[::1/v1",
+        "http://a b/v1",
+        "http://a/\n",
+        "",
+    ],
+)
 def test_what_is_no_address_of_a_server_is_one_sentence(url: str) -> None:
-    with pytest.raises(TargetUnreachable, match=r"is no address of a server; one looks like http://127.0.0.1:8000/v1\.$"):
+    with pytest.raises(
+        TargetUnreachable, match=r"is no address of a server; one looks like http://127.0.0.1:8000/v1\.$"
+    ):
         origin_of(url)
 
 
@@ -560,7 +602,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return certificate, key
 
 
-def test_tls_speaks_to_a_server_whose_certificate_is_trusted_and_to_no_other(certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_speaks_to_a_server_whose_certificate_is_trusted_and_to_no_other(
+    certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*certificate)
 
@@ -576,7 +620,9 @@ def test_tls_speaks_to_a_server_whose_certificate_is_trusted_and_to_no_other(cer
             await asyncio.sleep(0.01)  # TLS is put down in more than one round of the loop
 
             assert ear.body == b"hello"
-            assert str(error.value).startswith(f"127.0.0.1:{there.port} can't be spoken to by TLS: its certificate is not trusted (self")
+            assert str(error.value).startswith(
+                f"127.0.0.1:{there.port} can't be spoken to by TLS: its certificate is not trusted (self"
+            )
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
@@ -585,7 +631,9 @@ def test_tls_speaks_to_a_server_whose_certificate_is_trusted_and_to_no_other(cer
 def test_tls_to_a_server_without_it_is_one_sentence() -> None:
     async def main() -> None:
         async with site(lambda wire: wire.say(response(b"", status="400 Bad Request"))) as there:
-            with pytest.raises(TargetUnreachable, match=r"^127\.0\.0\.1:\d+ can't be (spoken to by TLS|reached): .+\.$"):
+            with pytest.raises(
+                TargetUnreachable, match=r"^127\.0\.0\.1:\d+ can't be (spoken to by TLS|reached): .+\.$"
+            ):
                 await Connections(Origin("127.0.0.1", there.port, True)).fresh()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

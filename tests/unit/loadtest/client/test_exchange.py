@@ -1,4 +1,5 @@
-"""One exchange and its record, without a network: whatever comes over the wire, in whatever pieces, there is one record and it adds up."""
+"""One exchange and its record, without a network: whatever comes over the wire, in whatever pieces, there is one record
+and it adds up."""
 
 import asyncio
 import json
@@ -82,17 +83,26 @@ def check(record: Record) -> None:
     assert len(record.chunk_s) == len(record.chunk_tokens)
     assert record.chunk_s == sorted(record.chunk_s)
     assert all(at <= record.end_s for at in record.chunk_s)
-    assert record.tokens == sum(record.chunk_tokens) or (record.tokens_from == "usage" and record.tokens == record.metered_tokens and not record.chunk_s)
+    assert record.tokens == sum(record.chunk_tokens) or (
+        record.tokens_from == "usage" and record.tokens == record.metered_tokens and not record.chunk_s
+    )
     assert len(record.violations) == len(set(record.violations))
     assert (record.outcome == "finished") == (record.error is None) or record.outcome == "cancelled"
     assert msgspec.json.decode(msgspec.json.encode(record), type=Record) == record
 
 
-odd_json = st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=4), lambda part: st.lists(part, max_size=3), max_leaves=4)
+odd_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=4),
+    lambda part: st.lists(part, max_size=3),
+    max_leaves=4,
+)
 choices = st.fixed_dictionaries(
     {},
     optional={
-        "delta": st.fixed_dictionaries({}, optional={"content": st.sampled_from(["x", ""]) | odd_json, "tool_calls": odd_json, "reasoning": odd_json})
+        "delta": st.fixed_dictionaries(
+            {},
+            optional={"content": st.sampled_from(["x", ""]) | odd_json, "tool_calls": odd_json, "reasoning": odd_json},
+        )
         | odd_json,
         "message": odd_json,
         "text": odd_json,
@@ -101,15 +111,32 @@ choices = st.fixed_dictionaries(
     },
 )
 counts = st.integers(-1, 2**63) | odd_json
-usages = st.fixed_dictionaries({"prompt_tokens": counts, "completion_tokens": counts, "prompt_tokens_details": odd_json})
-chunks = st.fixed_dictionaries(
-    {}, optional={"choices": st.lists(choices, max_size=2) | odd_json, "usage": usages | odd_json, "error": odd_json, "object": odd_json}
+usages = st.fixed_dictionaries(
+    {"prompt_tokens": counts, "completion_tokens": counts, "prompt_tokens_details": odd_json}
 )
-events = st.one_of(chunks.map(lambda chunk: b"data: " + json.dumps(chunk).encode() + b"\n\n"), st.just(b"data: [DONE]\n\n"), st.binary(max_size=8))
+chunks = st.fixed_dictionaries(
+    {},
+    optional={
+        "choices": st.lists(choices, max_size=2) | odd_json,
+        "usage": usages | odd_json,
+        "error": odd_json,
+        "object": odd_json,
+    },
+)
+events = st.one_of(
+    chunks.map(lambda chunk: b"data: " + json.dumps(chunk).encode() + b"\n\n"),
+    st.just(b"data: [DONE]\n\n"),
+    st.binary(max_size=8),
+)
 
 
 @settings(max_examples=200)
-@given(st.lists(events, max_size=6), st.sampled_from(["end", "close", "reset", "hang up", "expire", "cut"]), st.booleans(), st.integers(1, 400))
+@given(
+    st.lists(events, max_size=6),
+    st.sampled_from(["end", "close", "reset", "hang up", "expire", "cut"]),
+    st.booleans(),
+    st.integers(1, 400),
+)
 def test_whatever_comes_there_is_one_record_that_adds_up(said: list[bytes], end: str, stream: bool, size: int) -> None:
     async def test(world: World) -> None:
         whole = head_of_stream() + b"".join(map(chunked, filter(None, said))) + (LAST if end == "end" else b"")
@@ -199,7 +226,13 @@ def test_what_a_server_says_of_itself_is_bounded_and_on_one_line(header: str, fi
 
 @pytest.mark.parametrize(
     ("kind", "is_stream"),
-    [("text/event-stream; charset=utf-8", True), ("Text/Event-Stream", True), ("", True), ("text/plain", True), ("application/json", False)],
+    [
+        ("text/event-stream; charset=utf-8", True),
+        ("Text/Event-Stream", True),
+        ("", True),
+        ("text/plain", True),
+        ("application/json", False),
+    ],
 )
 def test_a_stream_is_told_by_its_type_and_by_none(kind: str, is_stream: bool) -> None:
     async def test(world: World) -> None:
@@ -221,8 +254,15 @@ def test_tool_calls_and_parts_of_odd_types_do_not_break_the_record() -> None:
     async def test(world: World) -> None:
         world.hears(head_of_stream())
         for delta in deltas:
-            world.hears(chunked(b"data: " + json.dumps({"choices": [{"delta": delta, "finish_reason": ""}]}).encode() + b"\n\n"))
-        world.hears(chunked(b'data: {"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "usage": {"completion_tokens": 3}}\n\ndata: [DONE]\n\n') + LAST)
+            world.hears(
+                chunked(b"data: " + json.dumps({"choices": [{"delta": delta, "finish_reason": ""}]}).encode() + b"\n\n")
+            )
+        world.hears(
+            chunked(
+                b'data: {"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "usage": {"completion_tokens": 3}}\n\ndata: [DONE]\n\n'
+            )
+            + LAST
+        )
         await world.is_over()
 
     record = run(test)

@@ -17,7 +17,9 @@ from penstock_loadtest.scenario import Scenario
 from penstock_loadtest.studies.measure import measure
 from tests.unit.loadtest.raw_server import Asked, Wire, response, site
 
-PAGE = json.dumps({"object": "usage", "data": [{"day": "1", "completion_tokens": 3}, {"completion_tokens": 4}]}).encode()
+PAGE = json.dumps(
+    {"object": "usage", "data": [{"day": "1", "completion_tokens": 3}, {"completion_tokens": 4}]}
+).encode()
 
 
 def read(page: bytes, keys: dict[str, str], asked: list[Asked], status: str = "200 OK") -> dict[str, int]:
@@ -56,6 +58,12 @@ def test_tenants_that_share_a_key_are_refused() -> None:
 def test_a_run_that_is_to_be_metered_where_nothing_is_sends_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     scenario = Scenario(duration_s=1.0, meter=True)
     with fake_server_process(Behaviour()) as fake, pytest.raises(TargetUnreachable):
-        measure(scenario, reach(scenario, fake.url, None, {"OPENAI_API_KEY": "key"}), tmp_path / "run", console=None, plots=False)
+        measure(
+            scenario,
+            reach(scenario, fake.url, None, {"OPENAI_API_KEY": "key"}),
+            tmp_path / "run",
+            console=None,
+            plots=False,
+        )
 
     assert not (tmp_path / "run").exists()

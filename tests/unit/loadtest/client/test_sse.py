@@ -9,7 +9,23 @@ from hypothesis import strategies as st
 
 from penstock_loadtest.client.sse import MAX_EVENT_BYTES, EventParser, EventTooLong
 
-PIECES = [b"data: ", b"data:", b"data", b"data: {}", b"event: x", b": keep-alive", b"id: 1", b"datax: 1", b" ", b"x", b"[DONE]", b"\n", b"\r", b"\r\n", b"\n\n"]
+PIECES = [
+    b"data: ",
+    b"data:",
+    b"data",
+    b"data: {}",
+    b"event: x",
+    b": keep-alive",
+    b"id: 1",
+    b"datax: 1",
+    b" ",
+    b"x",
+    b"[DONE]",
+    b"\n",
+    b"\r",
+    b"\r\n",
+    b"\n\n",
+]
 
 
 def events_of(whole: bytes) -> list[bytes]:
@@ -32,7 +48,11 @@ def fed(parts: list[bytes]) -> list[bytes]:
     return [event for part in parts for event in parser.feed(part)]
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=24).map(b"".join), st.lists(st.integers(0, 80), max_size=8), st.booleans())
+@given(
+    st.lists(st.sampled_from(PIECES), max_size=24).map(b"".join),
+    st.lists(st.integers(0, 80), max_size=8),
+    st.booleans(),
+)
 @example(b"data: x\r\ndata: y\r\n\r\n", [8, 18], False)
 @example(b"data: x\n\ndata: y\n\n", [9], False)
 @example(b"data: x\ndata: y\n\n", [8], False)

@@ -15,7 +15,9 @@ from penstock_loadtest.client.target import MAX_PAGE_BYTES, Target, find_target
 from penstock_loadtest.errors import TargetUnreachable
 from tests.unit.loadtest.raw_server import Asked, Script, Site, Wire, response, site
 
-MODELS = json.dumps({"object": "list", "data": [{"id": "one", "exact": True, "owned_by": "us"}, {"id": "two"}]}).encode()
+MODELS = json.dumps(
+    {"object": "list", "data": [{"id": "one", "exact": True, "owned_by": "us"}, {"id": "two"}]}
+).encode()
 
 
 def serves(*parts: bytes, asked: list[Asked] | None = None) -> Script:
@@ -29,7 +31,13 @@ def serves(*parts: bytes, asked: list[Asked] | None = None) -> Script:
     return script
 
 
-def found(script: Script, url: Callable[[Site], str] = lambda there: there.url, *, keys: dict[str, str] | None = None, model: str | None = None) -> Target:
+def found(
+    script: Script,
+    url: Callable[[Site], str] = lambda there: there.url,
+    *,
+    keys: dict[str, str] | None = None,
+    model: str | None = None,
+) -> Target:
     async def main() -> Target:
         async with site(script) as there:
             target = await find_target(url(there), keys=keys or {}, model=model, timeout_s=20.0)
@@ -88,16 +96,37 @@ def test_keys_are_never_shown() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (response(b"{}", status="401 Unauthorized"), "/v1 refuses the API key (HTTP 401); it is taken from OPENAI_API_KEY, or from a tenant's key_env."),
-        (response(b"{}", status="403 Forbidden"), "/v1 refuses the API key (HTTP 403); it is taken from OPENAI_API_KEY, or from a tenant's key_env."),
-        (response(b"", status="404 Not Found"), "/v1/models answers HTTP 404; is this the base URL of an OpenAI-compatible API?"),
-        (response(b"<html>"), "/v1/models does not answer with a list of models; is this the base URL of an OpenAI-compatible API?"),
-        (response(b"\xff"), "/v1/models does not answer with a list of models; is this the base URL of an OpenAI-compatible API?"),
-        (response(b"[]"), "/v1/models does not answer with a list of models; is this the base URL of an OpenAI-compatible API?"),
+        (
+            response(b"{}", status="401 Unauthorized"),
+            "/v1 refuses the API key (HTTP 401); it is taken from OPENAI_API_KEY, or from a tenant's key_env.",
+        ),
+        (
+            response(b"{}", status="403 Forbidden"),
+            "/v1 refuses the API key (HTTP 403); it is taken from OPENAI_API_KEY, or from a tenant's key_env.",
+        ),
+        (
+            response(b"", status="404 Not Found"),
+            "/v1/models answers HTTP 404; is this the base URL of an OpenAI-compatible API?",
+        ),
+        (
+            response(b"<html>"),
+            "/v1/models does not answer with a list of models; is this the base URL of an OpenAI-compatible API?",
+        ),
+        (
+            response(b"\xff"),
+            "/v1/models does not answer with a list of models; is this the base URL of an OpenAI-compatible API?",
+        ),
+        (
+            response(b"[]"),
+            "/v1/models does not answer with a list of models; is this the base URL of an OpenAI-compatible API?",
+        ),
         (response(b"{}"), "/v1 serves no model."),
         (b"220 mail ready\r\n", " did not answer: what came is not HTTP/1.1."),
         (response(MODELS)[:-4] + b"", " did not answer within 0.3 s."),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (MAX_PAGE_BYTES + 1), f" sent a page of more than {MAX_PAGE_BYTES} bytes."),
+        (
+            b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (MAX_PAGE_BYTES + 1),
+            f" sent a page of more than {MAX_PAGE_BYTES} bytes.",
+        ),
     ],
     ids=["401", "403", "404", "html", "bytes", "list", "nothing", "mail", "half", "endless"],
 )
@@ -146,9 +175,15 @@ def test_a_client_gets_pages_of_its_server_and_of_others() -> None:
     asked: list[Asked] = []
 
     async def main() -> None:
-        async with site(serves(response(b"ours"), asked=asked)) as ours, site(serves(response(b"gone", status="410 Gone"), asked=asked)) as others:
+        async with (
+            site(serves(response(b"ours"), asked=asked)) as ours,
+            site(serves(response(b"gone", status="410 Gone"), asked=asked)) as others,
+        ):
             client = Client(Target(ours.url, "m", ["m"], {"default": "sk-secret"}, None, None), Clock())
-            pages = [await client.get(url, 20.0) for url in ("/v1/models", f"{ours.url}?x=1", f"http://127.0.0.1:{others.port}")]
+            pages = [
+                await client.get(url, 20.0)
+                for url in ("/v1/models", f"{ours.url}?x=1", f"http://127.0.0.1:{others.port}")
+            ]
             await client.close()
 
             assert pages == [(200, b"ours"), (200, b"ours"), (410, b"gone")]

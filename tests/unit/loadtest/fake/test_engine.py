@@ -38,7 +38,9 @@ def test_without_a_count_everyone_is_served_at_once() -> None:
 
 
 @given(rate=st.floats(0.5, 50), burst=st.integers(1, 5), gaps=st.lists(st.floats(0, 2), min_size=1, max_size=60))
-def test_a_gate_never_lets_more_in_than_its_rate_and_its_retry_after_is_enough(rate: float, burst: int, gaps: list[float]) -> None:
+def test_a_gate_never_lets_more_in_than_its_rate_and_its_retry_after_is_enough(
+    rate: float, burst: int, gaps: list[float]
+) -> None:
     gate = Gate(Shedding(rate=rate, burst=burst))
     now, taken = 100.0, []
     for gap in gaps:

@@ -49,7 +49,9 @@ def events(text: str) -> list[Any]:
 
 
 def contents(stream: list[Any]) -> list[str]:
-    found = [event["choices"][0]["delta"].get("content") for event in stream if event != "[DONE]" and event.get("choices")]
+    found = [
+        event["choices"][0]["delta"].get("content") for event in stream if event != "[DONE]" and event.get("choices")
+    ]
     return [content for content in found if content]
 
 
@@ -69,7 +71,11 @@ def run(behaviour: Behaviour, test: Callable[[World], Awaitable[None]]) -> None:
 
 def with_fault(kind: FaultKind, after_tokens: int | None = None) -> Behaviour:
     """Request 0 has the fault, request 1 has not."""
-    return Behaviour(ttft_s=FAST.ttft_s, gap_s=FAST.gap_s, faults=[Fault(kind=kind, numbers=[0], after_tokens=after_tokens, delay_s=0.2)])
+    return Behaviour(
+        ttft_s=FAST.ttft_s,
+        gap_s=FAST.gap_s,
+        faults=[Fault(kind=kind, numbers=[0], after_tokens=after_tokens, delay_s=0.2)],
+    )
 
 
 # --- answers
@@ -79,17 +85,33 @@ def test_the_openai_client_reads_whole_answers_and_streams_of_both_endpoints() -
     async def test(there: World) -> None:
         async with openai.AsyncOpenAI(base_url=there.server.url, api_key="any", max_retries=0) as client:
             ids = {"return_token_ids": True}
-            messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "name two rivers"}]
+            messages: list[openai.types.chat.ChatCompletionMessageParam] = [
+                {"role": "user", "content": "name two rivers"}
+            ]
             chat = await client.chat.completions.create(model="fake", messages=messages, max_tokens=5, extra_body=ids)
             stream = await client.chat.completions.create(
-                model="fake", messages=messages, max_tokens=5, stream=True, stream_options={"include_usage": True}, extra_body=ids
+                model="fake",
+                messages=messages,
+                max_tokens=5,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body=ids,
             )
             chunks = [chunk async for chunk in stream]
             text = await client.completions.create(model="fake", prompt="name two rivers", max_tokens=5)
-            text_chunks = [chunk async for chunk in await client.completions.create(model="fake", prompt=[7, 8, 9], max_tokens=5, stream=True)]
+            text_chunks = [
+                chunk
+                async for chunk in await client.completions.create(
+                    model="fake", prompt=[7, 8, 9], max_tokens=5, stream=True
+                )
+            ]
 
             token_ids = [token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids]  # type: ignore[attr-defined]
-            assert chat.choices[0].message.content == "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == text_of(token_ids)
+            assert (
+                chat.choices[0].message.content
+                == "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+                == text_of(token_ids)
+            )
             assert chat.choices[0].token_ids == token_ids  # type: ignore[attr-defined]
             assert chunks[0].choices[0].delta.role == "assistant"
             assert chunks[-2].choices[0].finish_reason == "length"
@@ -156,8 +178,15 @@ def test_cached_tokens_are_the_leading_blocks_that_were_seen_by_the_same_tenant(
         prompts = ["a b c d e f g h", "a b c d X Y", "a b c d e f g h i", "X b c d e f g h"]
         alice, bob = {"Authorization": "Bearer one"}, {"Authorization": "Bearer two"}
         bodies = [{"model": "fake", "prompt": prompt, "max_tokens": 1} for prompt in prompts]
-        cached = [(await there.http.post("completions", json=body, headers=alice)).json()["usage"]["prompt_tokens_details"]["cached_tokens"] for body in bodies]
-        other = (await there.http.post("completions", json=bodies[2], headers=bob)).json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+        cached = [
+            (await there.http.post("completions", json=body, headers=alice)).json()["usage"]["prompt_tokens_details"][
+                "cached_tokens"
+            ]
+            for body in bodies
+        ]
+        other = (await there.http.post("completions", json=bodies[2], headers=bob)).json()["usage"][
+            "prompt_tokens_details"
+        ]["cached_tokens"]
 
         assert cached == [0, 4, 8, 0]
         assert other == 0
@@ -221,7 +250,9 @@ def test_what_was_drawn_is_computed_from_seed_and_request_alone() -> None:
 
 
 def test_nothing_is_sent_in_a_stall_and_everything_due_comes_at_its_end() -> None:
-    behaviour = Behaviour(ttft_s=Lengths(constant=0.05), gap_s=Lengths(constant=0.01), stalls=[Stall(from_s=0.1, for_s=0.3)])
+    behaviour = Behaviour(
+        ttft_s=Lengths(constant=0.05), gap_s=Lengths(constant=0.01), stalls=[Stall(from_s=0.1, for_s=0.3)]
+    )
 
     async def test(there: World) -> None:
         arrivals = await timed_chat(there, max_tokens=60)
@@ -271,8 +302,12 @@ def test_requests_wait_for_a_slot_in_the_order_they_came() -> None:
         starts = [truth.start_s for truth in truths]
 
         assert starts[:2] == [truth.arrival_s for truth in truths[:2]]
-        assert starts[2:] == [truth.end_s for truth in truths[:4]]  # exactly: a slot passes on when it was due, not when the loop came to it
-        assert [truth.end_s for truth in truths] == pytest.approx([start_s + 0.05 for start_s in starts if start_s is not None])
+        assert starts[2:] == [
+            truth.end_s for truth in truths[:4]
+        ]  # exactly: a slot passes on when it was due, not when the loop came to it
+        assert [truth.end_s for truth in truths] == pytest.approx(
+            [start_s + 0.05 for start_s in starts if start_s is not None]
+        )
 
     run(behaviour, test)
 
@@ -313,7 +348,14 @@ def test_requests_above_the_concurrency_are_shed() -> None:
         assert sorted(answer.status_code for answer in answers) == [200, 200, 503]
         assert {answer.headers.get("retry-after") for answer in answers} == {None, "7"}
 
-    run(Behaviour(ttft_s=Lengths(constant=0.5), gap_s=FAST.gap_s, shedding=Shedding(concurrency=2, status=503, retry_after_s=7)), test)
+    run(
+        Behaviour(
+            ttft_s=Lengths(constant=0.5),
+            gap_s=FAST.gap_s,
+            shedding=Shedding(concurrency=2, status=503, retry_after_s=7),
+        ),
+        test,
+    )
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -352,12 +394,18 @@ def test_a_stream_lacks_its_end() -> None:
     run(with_fault("no_done"), test)
 
 
-@pytest.mark.parametrize(("kind", "finishes", "tokens", "metered"), [("double_finish", 2, 8, 8), ("content_after_finish", 1, 9, 8), ("wrong_usage", 1, 8, 9)])
+@pytest.mark.parametrize(
+    ("kind", "finishes", "tokens", "metered"),
+    [("double_finish", 2, 8, 8), ("content_after_finish", 1, 9, 8), ("wrong_usage", 1, 8, 9)],
+)
 def test_a_stream_breaks_the_protocol(kind: FaultKind, finishes: int, tokens: int, metered: int) -> None:
     async def test(there: World) -> None:
         stream = await there.stream()
 
-        assert len([event for event in stream[:-1] if event["choices"] and event["choices"][0]["finish_reason"]]) == finishes
+        assert (
+            len([event for event in stream[:-1] if event["choices"] and event["choices"][0]["finish_reason"]])
+            == finishes
+        )
         assert len(contents(stream)) == there.server.truths[0].sent_tokens == tokens
         assert stream[-2]["usage"]["completion_tokens"] == metered
 
@@ -427,7 +475,10 @@ def test_keys_and_models_are_checked() -> None:
         (b'{"model": "fake"}', "`messages` is missing"),
         (b'{"model": "fake", "messages": [], "n": 2}', "`n` must be 1"),
         (b'{"model": "fake", "messages": [], "max_tokens": 0}', "`max_tokens` must be"),
-        (b'{"model": "fake", "messages": [], "return_token_ids": true}', "Unrecognized request argument supplied: return_token_ids"),
+        (
+            b'{"model": "fake", "messages": [], "return_token_ids": true}',
+            "Unrecognized request argument supplied: return_token_ids",
+        ),
     ],
 )
 def test_a_bad_body_is_refused_with_a_sentence(body: bytes, sentence: str) -> None:
@@ -443,7 +494,10 @@ def test_a_bad_body_is_refused_with_a_sentence(body: bytes, sentence: str) -> No
 def test_pages_say_what_is_served() -> None:
     async def test(there: World) -> None:
         root = there.server.url.removesuffix("/v1")
-        assert [(model["id"], model["exact"]) for model in (await there.http.get("models")).json()["data"]] == [("a", True), ("b", True)]
+        assert [(model["id"], model["exact"]) for model in (await there.http.get("models")).json()["data"]] == [
+            ("a", True),
+            ("b", True),
+        ]
         assert (await there.http.get("models/b")).json()["id"] == "b"
         assert (await there.http.get("models/c")).status_code == 404
         assert (await there.http.get(f"{root}/healthz")).status_code == 200
@@ -488,8 +542,15 @@ def test_a_server_of_its_own_process_writes_its_truths() -> None:
     behaviour = Behaviour(ttft_s=Lengths(constant=0.01), models=["m"])
     with fake_server_process(behaviour) as fake:
         before = time.perf_counter()
-        answer = httpx.post(f"{fake.url}/completions", json={"model": "m", "prompt": [1, 2, 3], "max_tokens": 2}, timeout=20)
-        with httpx.stream("POST", f"{fake.url}/completions", json={"model": "m", "prompt": "a", "max_tokens": 100_000, "stream": True}, timeout=20) as left:
+        answer = httpx.post(
+            f"{fake.url}/completions", json={"model": "m", "prompt": [1, 2, 3], "max_tokens": 2}, timeout=20
+        )
+        with httpx.stream(
+            "POST",
+            f"{fake.url}/completions",
+            json={"model": "m", "prompt": "a", "max_tokens": 100_000, "stream": True},
+            timeout=20,
+        ) as left:
             next(left.iter_lines())
             truths = fake.stop()
 

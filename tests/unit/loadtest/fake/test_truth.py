@@ -35,9 +35,17 @@ def test_draws_have_the_named_distribution() -> None:
     key=st.integers(0, 2**60),
     uncached=st.integers(0, 1000),
 )
-def test_chunks_hold_all_tokens_in_order_of_time(tokens: int, size: list[int], per: Any, key: int, uncached: int) -> None:
+def test_chunks_hold_all_tokens_in_order_of_time(
+    tokens: int, size: list[int], per: Any, key: int, uncached: int
+) -> None:
     sizes = Lengths(uniform=(size[0], size[1]))
-    behaviour = Behaviour(ttft_s=Lengths(uniform=(0.1, 0.2)), gap_s=Lengths(uniform=(0.01, 0.02)), gap_per=per, tokens_per_chunk=sizes, prompt_token_s=0.001)
+    behaviour = Behaviour(
+        ttft_s=Lengths(uniform=(0.1, 0.2)),
+        gap_s=Lengths(uniform=(0.01, 0.02)),
+        gap_per=per,
+        tokens_per_chunk=sizes,
+        prompt_token_s=0.001,
+    )
     chunks = programmed_chunks(behaviour, key, tokens=tokens, uncached_tokens=uncached)
 
     assert sum(chunk.tokens for chunk in chunks) == tokens
@@ -50,7 +58,9 @@ def test_chunks_hold_all_tokens_in_order_of_time(tokens: int, size: list[int], p
 def test_a_longer_answer_begins_as_a_shorter_one() -> None:
     behaviour = Behaviour(gap_s=Lengths(uniform=(0.01, 0.02)), gap_per="token")
 
-    assert programmed_chunks(behaviour, 4, tokens=20, uncached_tokens=0)[:10] == programmed_chunks(behaviour, 4, tokens=10, uncached_tokens=0)
+    assert programmed_chunks(behaviour, 4, tokens=20, uncached_tokens=0)[:10] == programmed_chunks(
+        behaviour, 4, tokens=10, uncached_tokens=0
+    )
 
 
 def test_lengths_are_drawn_only_of_answers_that_may_end_early() -> None:
@@ -77,7 +87,9 @@ def test_a_stall_keeps_order_and_sends_nothing_while_it_lasts(stalls: list[Stall
 def test_faults_are_named_or_drawn_and_only_hit_what_can_have_them() -> None:
     faults = [Fault(kind="hang", share=0.2), Fault(kind="no_done", share=0.3, numbers=[7])]
     behaviour = Behaviour(faults=faults)
-    kinds = [None if (fault := fault_of(behaviour, number, stream=True)) is None else fault.kind for number in range(2000)]
+    kinds = [
+        None if (fault := fault_of(behaviour, number, stream=True)) is None else fault.kind for number in range(2000)
+    ]
 
     assert kinds[7] == "no_done"
     assert kinds.count("hang") / 2000 == pytest.approx(0.2, abs=0.03)

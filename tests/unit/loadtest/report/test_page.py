@@ -1,4 +1,5 @@
-"""The report of a run, a ladder, a comparison: what the files hold, read back from the page's own markup; and the terminal's table."""
+"""The report of a run, a ladder, a comparison: what the files hold, read back from the page's own markup; and the
+terminal's table."""
 
 import random
 import re
@@ -29,7 +30,15 @@ from penstock_loadtest.scenario import Arrivals, Cancel, Kind, Lengths, Scenario
 from tests.unit.loadtest.simulated import SCENARIO, TENANTS, simulate, write_folder
 
 RUN_PLOTS = {
-    *("ttft_over_time", "tpot_over_time", "load_over_time", "outcomes_over_time", "tokens_over_time", "in_flight_over_time", "replicas_over_time"),
+    *(
+        "ttft_over_time",
+        "tpot_over_time",
+        "load_over_time",
+        "outcomes_over_time",
+        "tokens_over_time",
+        "in_flight_over_time",
+        "replicas_over_time",
+    ),
     *("ttft_cdf", "tpot_cdf", "inter_token_cdf", "e2e_cdf"),
     *("tenants_goodput", "tenants_tokens", "tenants_ttft", "tenants_tpot"),
 }
@@ -104,7 +113,14 @@ def request(index: int = 0, **facts: object) -> Record:
 
 def finished(index: int, *, ttft: float = 0.2, gap: float = 0.02, chunks: int = 4, **facts: object) -> Record:
     times = [index + ttft + gap * n for n in range(chunks)]
-    common = {"first_s": times[0], "end_s": times[-1], "chunk_s": times, "chunk_tokens": [1] * chunks, "tokens": chunks, "outcome": "finished"}
+    common = {
+        "first_s": times[0],
+        "end_s": times[-1],
+        "chunk_s": times,
+        "chunk_tokens": [1] * chunks,
+        "tokens": chunks,
+        "outcome": "finished",
+    }
     return request(index, **common, **facts)
 
 
@@ -134,25 +150,42 @@ def test_a_run_leaves_every_plot_as_a_file_and_in_the_page(whole: Path) -> None:
 def test_the_page_says_the_figures_of_the_summary(whole: Path) -> None:
     page, summary = Page((whole / "report.html").read_text(encoding="utf-8")), summary_of_page(whole)
 
-    for name, found in (("TTFT", summary.ttft_s), ("TPOT", summary.tpot_s), ("Inter-token", summary.inter_token_s), ("End to end", summary.e2e_s)):
-        assert page.row(name)[1:6] == [words.duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)]
+    for name, found in (
+        ("TTFT", summary.ttft_s),
+        ("TPOT", summary.tpot_s),
+        ("Inter-token", summary.inter_token_s),
+        ("End to end", summary.e2e_s),
+    ):
+        assert page.row(name)[1:6] == [
+            words.duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)
+        ]
     assert page.row("good")[1] == f"{summary.goodput.good:,}"
     assert page.row("missed TTFT")[1] == f"{summary.goodput.misses.ttft:,}"
     for group in [*summary.groups.tenant, *summary.groups.replica, *summary.groups.tier, *summary.groups.kind]:
         assert group.name is not None
-        assert page.row(group.name)[1:4] == [f"{group.requests:,}", f"{group.outcomes.finished:,}", words.share(group.goodput.share)]
+        assert page.row(group.name)[1:4] == [
+            f"{group.requests:,}",
+            f"{group.outcomes.finished:,}",
+            words.share(group.goodput.share),
+        ]
     assert " ".join(words.share(summary.goodput.share).split()) in page.text
 
 
 def test_the_slowest_requests_are_listed_by_their_wait_with_where_they_went(whole: Path) -> None:
-    slowest = sorted((r for r in simulate() if r.intended_s >= SCENARIO.warmup_s and r.ttft_s), key=lambda r: -(r.ttft_s or 0))[:SLOWEST]
+    slowest = sorted(
+        (r for r in simulate() if r.intended_s >= SCENARIO.warmup_s and r.ttft_s), key=lambda r: -(r.ttft_s or 0)
+    )[:SLOWEST]
 
     page = Page((whole / "report.html").read_text(encoding="utf-8"))
 
     rows = [row for row in page.cells if row[0].startswith("req_")]
     assert [row[0] for row in rows] == [record.request_id for record in slowest]
     first = slowest[0]
-    assert rows[0][1:4] == [words.duration(first.ttft_s), words.duration(first.predicted_ttft_s), words.duration(first.tpot_s)]
+    assert rows[0][1:4] == [
+        words.duration(first.ttft_s),
+        words.duration(first.predicted_ttft_s),
+        words.duration(first.tpot_s),
+    ]
     assert rows[0][6] == str(first.cached_tokens)
     assert rows[0][9:] == [first.tenant, first.tier, first.replica]
 
@@ -174,7 +207,10 @@ DOLLARS = "$x_1$"
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Page:
     """The page of a run in which every name is an attempt at something."""
-    records = [finished(n, tenant=(NASTY, DOLLARS, "_hidden")[n % 3], replica=NASTY, tier=NASTY, request_id=NASTY) for n in range(6)]
+    records = [
+        finished(n, tenant=(NASTY, DOLLARS, "_hidden")[n % 3], replica=NASTY, tier=NASTY, request_id=NASTY)
+        for n in range(6)
+    ]
     records.append(request(6, outcome="failed", end_s=6.1, error=NASTY))
     return reported(tmp_path_factory.mktemp("hostile"), records, msgspec.structs.replace(SHORT, name=NASTY))
 
@@ -212,7 +248,9 @@ def test_plots_take_their_colours_from_the_page_so_that_they_work_on_dark(whole:
     drawings = re.findall(r"<svg.*?</svg>", page.source, re.DOTALL)
     assert len(drawings) == len(RUN_PLOTS)
     for drawing in drawings:
-        assert set(re.findall(r"#[0-9a-f]{6}\b", drawing)) <= {"#000000"}  # matplotlib's default of paths that draw nothing
+        assert set(re.findall(r"#[0-9a-f]{6}\b", drawing)) <= {
+            "#000000"
+        }  # matplotlib's default of paths that draw nothing
         used = set(re.findall(r"var\(--(\w+)\)", drawing))
         assert used
         assert all(page.source.count(f"--{name}:") == 2 for name in used)
@@ -245,7 +283,10 @@ def test_a_run_without_requests_says_so(tmp_path: Path) -> None:
 
 
 def test_a_run_in_which_everything_failed_has_a_report(tmp_path: Path) -> None:
-    page = reported(tmp_path, [request(n, outcome="failed", end_s=n + 0.1, error="The server closed the connection.") for n in range(20)])
+    page = reported(
+        tmp_path,
+        [request(n, outcome="failed", end_s=n + 0.1, error="The server closed the connection.") for n in range(20)],
+    )
 
     assert "No request finished." in page.text
     assert page.row("The server closed the connection.")[1:] == [words.NONE, "failed", "20"]
@@ -292,7 +333,10 @@ def test_a_late_run_says_so_loudly_and_one_in_time_does_not(tmp_path: Path) -> N
 
 def test_a_ledger_that_does_not_balance_is_a_banner(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, [finished(0)], SHORT)
-    write_json(folder / "ledger.json", {"is_balanced": False, "sentences": ["The ledger does not balance.", "1 x two ends: request 0."]})
+    write_json(
+        folder / "ledger.json",
+        {"is_balanced": False, "sentences": ["The ledger does not balance.", "1 x two ends: request 0."]},
+    )
 
     page = without_plots(folder)
 
@@ -303,7 +347,15 @@ def test_a_ledger_that_does_not_balance_is_a_banner(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_is_a_banner(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, [finished(0)], SHORT)
-    write_json(folder / "run.json", {"ended": "2030-01-02T03:04:05+00:00", "is_interrupted": True, "turns_not_sent": 2, "plan_error": "trace.csv, line 7: no."})
+    write_json(
+        folder / "run.json",
+        {
+            "ended": "2030-01-02T03:04:05+00:00",
+            "is_interrupted": True,
+            "turns_not_sent": 2,
+            "plan_error": "trace.csv, line 7: no.",
+        },
+    )
     write_json(folder / "target.json", {"url": "http://127.0.0.1:1/v1", "model": "small", "exact": None})
 
     page = without_plots(folder)
@@ -326,7 +378,9 @@ def test_a_folder_that_holds_no_run_is_refused_with_the_files_name(tmp_path: Pat
 
 def test_a_broken_observation_is_refused_with_file_and_line_but_a_cut_last_one_is_left_out(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, [finished(0)], SHORT)
-    (folder / "observed.jsonl").write_text('{"t_s": 1.0, "replicas": {"m/gpu": 1}}\n{"t_s": 2.0, "repl', encoding="utf-8")
+    (folder / "observed.jsonl").write_text(
+        '{"t_s": 1.0, "replicas": {"m/gpu": 1}}\n{"t_s": 2.0, "repl', encoding="utf-8"
+    )
 
     observed = read_run(folder).observed
     (folder / "observed.jsonl").write_text("{}\n", encoding="utf-8")
@@ -337,7 +391,9 @@ def test_a_broken_observation_is_refused_with_file_and_line_but_a_cut_last_one_i
 
 
 def test_many_tenants_and_replicas_do_not_flood_the_page(tmp_path: Path) -> None:
-    records = [finished(n, tenant=f"tenant-with-a-rather-long-name-{n % 60}", replica=f"replica-{n % 45}") for n in range(180)]
+    records = [
+        finished(n, tenant=f"tenant-with-a-rather-long-name-{n % 60}", replica=f"replica-{n % 45}") for n in range(180)
+    ]
 
     page = reported(tmp_path, records)
 
@@ -352,11 +408,23 @@ def some_ladder(folder: Path) -> int:
     while isinstance(following := next_step(steps, rules), Next):
         rate = following.rate
         share = min(1.0, max(0.0, 1.6 - rate / 14))
-        figures = {"goodput": share, "goodput_per_s": share * rate, "offered_rate": rate, "achieved_rate": rate, "output_tokens_per_s": 40 * rate}
+        figures = {
+            "goodput": share,
+            "goodput_per_s": share * rate,
+            "offered_rate": rate,
+            "achieved_rate": rate,
+            "output_tokens_per_s": 40 * rate,
+        }
         latencies = {"ttft_p50_s": 0.1, "ttft_p99_s": 0.1 * rate, "tpot_p50_s": 0.02, "tpot_p99_s": 0.03}
         counts = {"judged": 100, "shed": 0, "failed": 0, "unfinished": 0}
         flags = {"is_balanced": True, "is_late": rate > 20}
-        named = {"number": len(steps) + 1, "rate": rate, "purpose": following.purpose, "reason": following.reason, "folder": "x"}
+        named = {
+            "number": len(steps) + 1,
+            "rate": rate,
+            "purpose": following.purpose,
+            "reason": following.reason,
+            "folder": "x",
+        }
         steps.append(msgspec.convert(named | figures | latencies | counts | flags, Step))
     write_json(folder / "ladder.json", ladder_of("http://127.0.0.1:1/v1", "small", "requests/s", rules, {}, steps))
     return len(steps)
@@ -370,17 +438,39 @@ def test_a_ladders_page_marks_the_knee_and_has_a_row_a_step(tmp_path: Path) -> N
     assert sum(bool(re.match(r"\d+, (not )?held", row[0])) for row in page.cells) == steps
     assert page.count("svg") == 4
     assert page.source.count("knee ") >= 4
-    assert {path.stem for path in (tmp_path / "plots").iterdir()} == {"ladder_goodput", "ladder_rates", "ladder_ttft", "ladder_tpot"}
+    assert {path.stem for path in (tmp_path / "plots").iterdir()} == {
+        "ladder_goodput",
+        "ladder_rates",
+        "ladder_ttft",
+        "ladder_tpot",
+    }
 
 
 def test_a_ladder_without_steps_or_without_figures_has_a_page(tmp_path: Path) -> None:
     rules = Rules(start_rate=1.0, max_rate=64.0)
-    nothing = {name: None for name in Step.__struct_fields__ if name.endswith("_s") or name in ("goodput", "offered_rate", "achieved_rate")}
-    counts = {"judged": 0, "shed": 0, "failed": 9, "unfinished": 0, "is_balanced": True, "is_late": False, "is_dead": True}
-    dead = msgspec.convert({"number": 1, "rate": 1.0, "purpose": "raise", "reason": "the first rate", "folder": "x"} | nothing | counts, Step)
+    nothing = {
+        name: None
+        for name in Step.__struct_fields__
+        if name.endswith("_s") or name in ("goodput", "offered_rate", "achieved_rate")
+    }
+    counts = {
+        "judged": 0,
+        "shed": 0,
+        "failed": 9,
+        "unfinished": 0,
+        "is_balanced": True,
+        "is_late": False,
+        "is_dead": True,
+    }
+    dead = msgspec.convert(
+        {"number": 1, "rate": 1.0, "purpose": "raise", "reason": "the first rate", "folder": "x"} | nothing | counts,
+        Step,
+    )
     for name, steps in (("none", []), ("dead", [dead])):
         (tmp_path / name).mkdir()
-        write_json(tmp_path / name / "ladder.json", ladder_of("http://127.0.0.1:1/v1", "small", "requests/s", rules, {}, steps))
+        write_json(
+            tmp_path / name / "ladder.json", ladder_of("http://127.0.0.1:1/v1", "small", "requests/s", rules, {}, steps)
+        )
 
     unfinished, stopped = (written(tmp_path / name) for name in ("none", "dead"))
 
@@ -399,7 +489,14 @@ def some_comparison(pairs: int, *, measured: int) -> Comparison:
             "throughput": 900 * rng.uniform(0.98, 1.02),
             "goodput": None,
         }
-        facts = {"pair": following.pair, "side": following.side, "folder": "x", "figures": figures, "requests": 100, "finished": 99}
+        facts = {
+            "pair": following.pair,
+            "side": following.side,
+            "folder": "x",
+            "figures": figures,
+            "requests": 100,
+            "finished": 99,
+        }
         runs.append(msgspec.convert(facts | {"is_balanced": True, "is_late": False}, Run))
     return comparison_of(a, b, pairs, {}, runs)
 
@@ -470,8 +567,17 @@ def _printed(summary: Summary, ledger: Checked | None) -> str:
     [
         Scenario(),
         SCENARIO,
-        Scenario(loop="closed", concurrency=3, duration_s=None, requests=50, cancel=Cancel(share=0.1, after_s=Lengths(choices=[0.5, 1.0]))),
-        Scenario(trace=Trace(format="azure", path=Path("/traces/azure.csv.gz"), token_scale=0.5, start_s=10.0), duration_s=None),
+        Scenario(
+            loop="closed",
+            concurrency=3,
+            duration_s=None,
+            requests=50,
+            cancel=Cancel(share=0.1, after_s=Lengths(choices=[0.5, 1.0])),
+        ),
+        Scenario(
+            trace=Trace(format="azure", path=Path("/traces/azure.csv.gz"), token_scale=0.5, start_s=10.0),
+            duration_s=None,
+        ),
         Scenario(
             kinds=[Kind(sessions=Sessions(turns=Lengths(uniform=(2, 5))))],
             models=[Share(name="a: b"), Share(name="- c")],
@@ -483,14 +589,32 @@ def test_the_scenario_in_the_report_is_read_back_as_the_same(tmp_path: Path, sce
     path = tmp_path / "scenario.yaml"
     path.write_text(scenario_yaml(scenario), encoding="utf-8")
 
-    assert load_scenario(path, []) == msgspec.structs.replace(scenario, name="scenario" if scenario.name == "load" else scenario.name)
+    assert load_scenario(path, []) == msgspec.structs.replace(
+        scenario, name="scenario" if scenario.name == "load" else scenario.name
+    )
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        *((None, "–"), (0.0, "0 ms"), (0.0000123, "12.3 µs"), (0.00123, "1.23 ms"), (0.0999, "99.9 ms"), (0.1234, "123 ms"), (1.0, "1 s"), (12.34, "12.3 s")),
-        *((119.6, "120 s"), (120.0, "2 min"), (125.0, "2 min 5 s"), (3600.0, "1 h"), (3725.0, "1 h 2 min"), (float("nan"), "–")),
+        *(
+            (None, "–"),
+            (0.0, "0 ms"),
+            (0.0000123, "12.3 µs"),
+            (0.00123, "1.23 ms"),
+            (0.0999, "99.9 ms"),
+            (0.1234, "123 ms"),
+            (1.0, "1 s"),
+            (12.34, "12.3 s"),
+        ),
+        *(
+            (119.6, "120 s"),
+            (120.0, "2 min"),
+            (125.0, "2 min 5 s"),
+            (3600.0, "1 h"),
+            (3725.0, "1 h 2 min"),
+            (float("nan"), "–"),
+        ),
     ],
 )
 def test_durations_have_three_digits_and_a_unit(seconds: float | None, text: str) -> None:
@@ -504,7 +628,10 @@ def test_a_duration_is_within_half_a_percent_of_what_it_says(seconds: float) -> 
     assert float(value) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit] == pytest.approx(seconds, rel=0.0051)
 
 
-@pytest.mark.parametrize(("value", "text"), [(None, "–"), (0.0, "0 %"), (1.0, "100 %"), (0.9996, "> 99.9 %"), (0.0004, "< 0.1 %"), (0.9444, "94.4 %")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.0, "0 %"), (1.0, "100 %"), (0.9996, "> 99.9 %"), (0.0004, "< 0.1 %"), (0.9444, "94.4 %")],
+)
 def test_a_share_that_is_not_all_or_nothing_never_reads_like_it(value: float | None, text: str) -> None:
     assert words.share(value).replace("\N{NO-BREAK SPACE}", " ") == text
 

@@ -4,11 +4,31 @@ import msgspec
 import numpy as np
 import pytest
 
-from penstock_loadtest.results.cost import Cell, CellRun, CpuUse, Overhead, Path, fit, grid, least_squares, lines_of, missing, overhead_of, whole_cells
+from penstock_loadtest.results.cost import (
+    Cell,
+    CellRun,
+    CpuUse,
+    Overhead,
+    Path,
+    fit,
+    grid,
+    least_squares,
+    lines_of,
+    missing,
+    overhead_of,
+    whole_cells,
+)
 
 
 def cell_run(
-    cell: Cell, *, busy_s: float = 1.0, idle_s: float = 0.0, ttft_s: float = 0.1, gap_s: float = 0.01, is_late: bool = False, finished: int = 100
+    cell: Cell,
+    *,
+    busy_s: float = 1.0,
+    idle_s: float = 0.0,
+    ttft_s: float = 0.1,
+    gap_s: float = 0.01,
+    is_late: bool = False,
+    finished: int = 100,
 ) -> CellRun:
     return CellRun(
         **cell._asdict(),
@@ -27,7 +47,13 @@ def cell_run(
 def programmed(cell: Cell) -> CellRun:
     """1.5 ms a request + 20 us a token, 0.3 s idle in the same time, 4 ms on top of TTFT, 1 ms on top of a gap."""
     through = cell.path == "platform"
-    return cell_run(cell, busy_s=0.3 + 100 * (1.5e-3 + 20e-6 * cell.output_tokens), idle_s=0.3, ttft_s=0.1 + 0.004 * through, gap_s=0.01 + 0.001 * through)
+    return cell_run(
+        cell,
+        busy_s=0.3 + 100 * (1.5e-3 + 20e-6 * cell.output_tokens),
+        idle_s=0.3,
+        ttft_s=0.1 + 0.004 * through,
+        gap_s=0.01 + 0.001 * through,
+    )
 
 
 CELLS = grid(6, [1, 16], [16, 64, 256], is_direct_too=True)
@@ -36,7 +62,16 @@ CELLS = grid(6, [1, 16], [16, 64, 256], is_direct_too=True)
 def test_platform_and_engine_are_measured_next_to_each_other_and_take_turns_to_be_first() -> None:
     cells = grid(2, [4], [16, 64], is_direct_too=True)
 
-    assert [cell.path for cell in cells] == ["platform", "direct", "direct", "platform", "direct", "platform", "platform", "direct"]
+    assert [cell.path for cell in cells] == [
+        "platform",
+        "direct",
+        "direct",
+        "platform",
+        "direct",
+        "platform",
+        "platform",
+        "direct",
+    ]
     assert len(set(cells)) == len(cells) == 8
 
 
@@ -54,7 +89,9 @@ def test_the_programmed_cost_is_fitted() -> None:
         assert line.fixed_interval_ms == (pytest.approx(1.5), pytest.approx(1.5))
         assert line.worst_ms == pytest.approx(0, abs=1e-9)
     assert found.is_complete
-    assert found.notes == ["Idle, the processes spend 30.0 ms of CPU a second; under load 67.4. The idle share is subtracted."]
+    assert found.notes == [
+        "Idle, the processes spend 30.0 ms of CPU a second; under load 67.4. The idle share is subtracted."
+    ]
 
 
 def test_added_latency_is_the_difference_to_the_engine() -> None:
@@ -67,7 +104,11 @@ def test_added_latency_is_the_difference_to_the_engine() -> None:
     assert line.added_inter_token_ms.value == pytest.approx(1.0)
     assert line.added_inter_token_p99_ms is not None
     assert line.added_inter_token_p99_ms.value == pytest.approx(2.0)
-    assert (line.cpu_ms, line.busy_ms, line.idle_cores) == (pytest.approx(1.82), pytest.approx(4.82), pytest.approx(0.03))
+    assert (line.cpu_ms, line.busy_ms, line.idle_cores) == (
+        pytest.approx(1.82),
+        pytest.approx(4.82),
+        pytest.approx(0.03),
+    )
 
 
 def test_without_an_engine_nothing_is_said_of_added_latency() -> None:
@@ -110,7 +151,11 @@ def test_the_interval_of_the_fit_is_as_wide_as_the_noise() -> None:
 
 
 def test_a_fit_of_few_runs_has_no_interval() -> None:
-    found = fit([programmed(cell) for cell in CELLS if cell.round == 1 and cell.concurrency == 1], None, np.random.default_rng(0))
+    found = fit(
+        [programmed(cell) for cell in CELLS if cell.round == 1 and cell.concurrency == 1],
+        None,
+        np.random.default_rng(0),
+    )
 
     assert found is not None
     assert found.runs == 3

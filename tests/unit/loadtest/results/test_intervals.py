@@ -5,10 +5,27 @@ import math
 import numpy as np
 import pytest
 
-from penstock_loadtest.results.intervals import MIN_PAIRS, OrderInterval, bootstrap_interval, median_interval, paired_difference, paired_ratio
+from penstock_loadtest.results.intervals import (
+    MIN_PAIRS,
+    OrderInterval,
+    bootstrap_interval,
+    median_interval,
+    paired_difference,
+    paired_ratio,
+)
 
 # rank of the lower order statistic of the 95 % interval for a median, and its coverage: two-sided sign test tables
-TABLE = {6: (1, 0.9688), 7: (1, 0.9844), 8: (1, 0.9922), 9: (2, 0.9609), 10: (2, 0.9785), 12: (3, 0.9614), 15: (4, 0.9648), 20: (6, 0.9586), 25: (8, 0.9567)}
+TABLE = {
+    6: (1, 0.9688),
+    7: (1, 0.9844),
+    8: (1, 0.9922),
+    9: (2, 0.9609),
+    10: (2, 0.9785),
+    12: (3, 0.9614),
+    15: (4, 0.9648),
+    20: (6, 0.9586),
+    25: (8, 0.9567),
+}
 
 
 @pytest.mark.parametrize(("n", "expected"), TABLE.items())
@@ -76,7 +93,9 @@ def test_nothing_measured_is_nothing_claimed() -> None:
 def test_a_paired_difference_is_around_the_shift() -> None:
     rng = np.random.default_rng(3)
     drift = rng.normal(0, 5, 11)
-    estimate = paired_difference([(d, d + 0.25 + noise) for d, noise in zip(drift, rng.normal(0, 0.01, 11), strict=True)])
+    estimate = paired_difference(
+        [(d, d + 0.25 + noise) for d, noise in zip(drift, rng.normal(0, 0.01, 11), strict=True)]
+    )
 
     assert estimate.value == pytest.approx(0.25, abs=0.02)
     assert estimate.is_distinguishable
@@ -101,7 +120,9 @@ def test_the_bootstrap_covers_a_mean_about_as_often_as_it_says() -> None:
     rng = np.random.default_rng(11)
     covered = 0
     for _ in range(300):
-        low, high = bootstrap_interval(rng.normal(2.0, 1.0, (60, 1)), lambda drawn: drawn.mean(axis=(1, 2)), rng, draws=300)
+        low, high = bootstrap_interval(
+            rng.normal(2.0, 1.0, (60, 1)), lambda drawn: drawn.mean(axis=(1, 2)), rng, draws=300
+        )
         covered += low <= 2.0 <= high
 
     assert 0.89 <= covered / 300 <= 0.99

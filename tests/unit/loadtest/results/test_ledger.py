@@ -33,7 +33,12 @@ def answered(index: int = 0, tokens: int = 8, **changes: object) -> Record:
     return msgspec.structs.replace(record, **changes)
 
 
-def kinds(*records: Record, repeats: list[Repeat] | None = None, exact: bool | None = None, metered: dict[str, int] | None = None) -> dict[str, int]:
+def kinds(
+    *records: Record,
+    repeats: list[Repeat] | None = None,
+    exact: bool | None = None,
+    metered: dict[str, int] | None = None,
+) -> dict[str, int]:
     found = check(records, repeats or [], exact=exact, metered=metered)
     assert found.is_balanced == (not found.violations)
     return {violation.kind: violation.count for violation in found.violations}
@@ -56,7 +61,10 @@ def test_a_run_without_requests_balances() -> None:
 
 
 def test_what_the_client_saw_against_the_protocol_becomes_a_kind_of_its_own() -> None:
-    assert kinds(answered(0, violations=["two ends"]), answered(1, violations=["two ends", "no [DONE]"])) == {"two ends": 2, "no [DONE]": 1}
+    assert kinds(answered(0, violations=["two ends"]), answered(1, violations=["two ends", "no [DONE]"])) == {
+        "two ends": 2,
+        "no [DONE]": 1,
+    }
 
 
 def test_the_same_violation_twice_in_one_answer_counts_once() -> None:
@@ -67,7 +75,9 @@ def test_the_first_five_requests_of_a_kind_are_named() -> None:
     found = check([answered(index, violations=["two ends"]) for index in range(9)], exact=None)
 
     assert found.violations[0].count == 9
-    assert [(example.index, example.request_id) for example in found.violations[0].examples] == [(i, f"r{i}") for i in range(5)]
+    assert [(example.index, example.request_id) for example in found.violations[0].examples] == [
+        (i, f"r{i}") for i in range(5)
+    ]
     assert found.sentences[:2] == [
         "The ledger does not balance: 9 violations in 9 accepted requests.",
         "9 x two ends: request 0 (r0), 1 (r1), 2 (r2), 3 (r3), 4 (r4), ....",
@@ -121,16 +131,34 @@ def test_an_accepted_request_that_never_ended_is_found_unless_the_run_ended_firs
     assert kinds(open_one) == {entries.NOT_ENDED: 1}
     found = check([msgspec.structs.replace(open_one, is_cut=True)], exact=None)
     assert found.is_balanced
-    assert found.sentences[0] == "The ledger balances: each of 1 accepted requests ended in exactly one way, but 1 that were still open when the run ended."
+    assert (
+        found.sentences[0]
+        == "The ledger balances: each of 1 accepted requests ended in exactly one way, but 1 that were still open when the run ended."
+    )
 
 
 def test_an_error_is_an_end() -> None:
-    assert kinds(answered(outcome="failed", finish_reason=None, metered_tokens=None, error="engine_fault", wanted_tokens=64)) == {}
+    assert (
+        kinds(
+            answered(outcome="failed", finish_reason=None, metered_tokens=None, error="engine_fault", wanted_tokens=64)
+        )
+        == {}
+    )
 
 
 def test_what_was_not_accepted_owes_nothing() -> None:
-    shed = answered(0, outcome="shed", status=503, tokens=0, tokens_from="chunks", finish_reason=None, metered_tokens=None)
-    refused = answered(1, outcome="unfinished", status=None, tokens=0, finish_reason=None, metered_tokens=None, violations=["no [DONE]"])
+    shed = answered(
+        0, outcome="shed", status=503, tokens=0, tokens_from="chunks", finish_reason=None, metered_tokens=None
+    )
+    refused = answered(
+        1,
+        outcome="unfinished",
+        status=None,
+        tokens=0,
+        finish_reason=None,
+        metered_tokens=None,
+        violations=["no [DONE]"],
+    )
     found = check([shed, refused], exact=None)
 
     assert found.is_balanced
@@ -155,7 +183,10 @@ def test_a_repeat_that_differs_is_a_share_on_any_other_server(exact: bool | None
 
     assert found.is_balanced
     assert found.repeats == entries.Repeats(compared=2, different=1, not_compared=1, share=0.5, is_fatal=False)
-    assert found.sentences[-1] == "1 of 2 repeated requests had the same answer (50.0% differ; the server does not claim to be exact); 1 could not be compared."
+    assert (
+        found.sentences[-1]
+        == "1 of 2 repeated requests had the same answer (50.0% differ; the server does not claim to be exact); 1 could not be compared."
+    )
 
 
 def test_a_repeat_that_did_not_finish_is_not_compared() -> None:
@@ -206,11 +237,20 @@ def test_what_a_meter_may_show_for_one_request(record: Record, bounds: tuple[int
 
 
 def test_totals_are_per_tenant() -> None:
-    declined = answered(2, tenant="b", outcome="shed", status=429, tokens=0, prompt_tokens=None, cached_tokens=None, metered_tokens=None)
+    declined = answered(
+        2, tenant="b", outcome="shed", status=429, tokens=0, prompt_tokens=None, cached_tokens=None, metered_tokens=None
+    )
     a, b = check([answered(0, tenant="b"), answered(1, tenant="a"), declined], exact=None).tenants
 
     assert (a.tenant, b.tenant) == ("a", "b")
-    assert (b.requests, b.accepted, b.prompt_tokens, b.cached_tokens, b.completion_tokens, b.usage_tokens) == (2, 1, 100, 64, 8, 8)
+    assert (b.requests, b.accepted, b.prompt_tokens, b.cached_tokens, b.completion_tokens, b.usage_tokens) == (
+        2,
+        1,
+        100,
+        64,
+        8,
+        8,
+    )
 
 
 def test_the_ledger_survives_json() -> None:

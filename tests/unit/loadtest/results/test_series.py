@@ -16,7 +16,9 @@ from penstock_loadtest.scenario import Targets
 TARGETS = Targets(ttft_s=1.0, tpot_s=0.1)
 
 
-def request(at: float, *, first: float | None = None, end: float | None = None, outcome: str = "finished", **more: Any) -> Record:
+def request(
+    at: float, *, first: float | None = None, end: float | None = None, outcome: str = "finished", **more: Any
+) -> Record:
     chunk_s = [] if first is None else [first]
     facts = {"sent_s": at, "chunk_s": chunk_s, "chunk_tokens": [1] * len(chunk_s), "tokens": len(chunk_s)} | more
     return Record(index=0, intended_s=at, first_s=first, end_s=end, outcome=outcome, **facts)
@@ -38,7 +40,14 @@ def any_requests(draw: st.DrawFn) -> list[Record]:
         at = draw(seconds)
         first = draw(st.none() | seconds.map(lambda more, at=at: at + more))
         end = draw(st.none() | seconds.map(lambda more, at=at, first=first: (first or at) + more))
-        found.append(request(at, first=first, end=end, outcome=draw(st.sampled_from(["finished", "failed", "cancelled", "shed", "unfinished"]))))
+        found.append(
+            request(
+                at,
+                first=first,
+                end=end,
+                outcome=draw(st.sampled_from(["finished", "failed", "cancelled", "shed", "unfinished"])),
+            )
+        )
     return found
 
 
@@ -56,7 +65,9 @@ def test_windows_hold_what_plain_counting_finds(records: list[Record]) -> None:
         assert found.offered_per_s[i] == len(intended)
         assert found.finished_per_s[i] == sum(r.outcome == "finished" and within(r.end_s) for r in records)
         assert found.output_tokens_per_s[i] == sum(within(t) for r in records for t in r.token_s)
-        assert {name: count[i] for name, count in found.outcomes.items()} == {n: sum(r.outcome == n for r in intended) for n in found.outcomes}
+        assert {name: count[i] for name, count in found.outcomes.items()} == {
+            n: sum(r.outcome == n for r in intended) for n in found.outcomes
+        }
         ttfts = [r.ttft_s for r in intended if r.ttft_s is not None]
         if ttfts:
             assert [found.ttft_s.p50[i], found.ttft_s.p99[i]] == pytest.approx(np.percentile(ttfts, [50, 99]))
@@ -69,7 +80,10 @@ def test_most_in_flight_is_the_highest_level_of_a_plain_count(records: list[Reco
     found = over_time(*records)
 
     for i, (low, high) in enumerate(zip(found.edges_s[:-1], found.edges_s[1:], strict=True)):
-        moments = [low, *(r.intended_s for r in records if low <= r.intended_s < high or r.intended_s == high == found.edges_s[-1])]
+        moments = [
+            low,
+            *(r.intended_s for r in records if low <= r.intended_s < high or r.intended_s == high == found.edges_s[-1]),
+        ]
         levels = [sum(r.intended_s <= t and (r.end_s is None or r.end_s > t) for r in records) for t in moments]
         assert found.in_flight[i] == max(levels)
 

@@ -5,15 +5,44 @@ import random
 import msgspec
 import pytest
 
-from penstock_loadtest.results.sides import FIGURES, Comparison, NextRun, Run, Setting, Side, compared, comparison_of, next_run, seed_of, whole_pairs
+from penstock_loadtest.results.sides import (
+    FIGURES,
+    Comparison,
+    NextRun,
+    Run,
+    Setting,
+    Side,
+    compared,
+    comparison_of,
+    next_run,
+    seed_of,
+    whole_pairs,
+)
 
 A = Setting(name="old", url="http://a/v1", model="m", overrides=[])
 B = Setting(name="new", url="http://b/v1", model="m", overrides=[])
 
 
-def run(pair: int, side: Side, value: float | None = 1.0, *, is_late: bool = False, is_balanced: bool = True, **figures: float | None) -> Run:
+def run(
+    pair: int,
+    side: Side,
+    value: float | None = 1.0,
+    *,
+    is_late: bool = False,
+    is_balanced: bool = True,
+    **figures: float | None,
+) -> Run:
     values = dict.fromkeys(FIGURES, value) | figures
-    return Run(pair=pair, side=side, folder="", figures=values, requests=10, finished=10, is_balanced=is_balanced, is_late=is_late)
+    return Run(
+        pair=pair,
+        side=side,
+        folder="",
+        figures=values,
+        requests=10,
+        finished=10,
+        is_balanced=is_balanced,
+        is_late=is_late,
+    )
 
 
 def test_pairs_are_interleaved_so_that_drift_hits_both_sides() -> None:
@@ -72,7 +101,10 @@ def test_with_few_pairs_there_is_a_ratio_but_no_verdict() -> None:
 
     assert found.rows[0].ratio.value == pytest.approx(2.0)
     assert not found.rows[0].is_distinguishable
-    assert found.sentences[0] == "TTFT of new is 2.000 times that of old; a 95 % interval needs at least 6 pairs, there are 2."
+    assert (
+        found.sentences[0]
+        == "TTFT of new is 2.000 times that of old; a 95 % interval needs at least 6 pairs, there are 2."
+    )
 
 
 def test_figures_that_were_not_measured_are_not_compared() -> None:

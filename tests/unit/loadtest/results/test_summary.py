@@ -24,7 +24,9 @@ def streamed(*, at: float = 0.0, ttft: float = 0.5, gap: float = 0.05, chunks: i
     """A finished request: a token at `at + ttft`, then one every `gap`."""
     times = [at + ttft + gap * n for n in range(chunks)]
     facts = {"outcome": "finished", "end_s": times[-1], "tokens": chunks} | more
-    return Record(index=0, intended_s=at, sent_s=at, first_s=times[0], chunk_s=times, chunk_tokens=[1] * chunks, **facts)
+    return Record(
+        index=0, intended_s=at, sent_s=at, first_s=times[0], chunk_s=times, chunk_tokens=[1] * chunks, **facts
+    )
 
 
 def goodput(*records: Record) -> Goodput:
@@ -90,16 +92,22 @@ def test_figures_equal_those_computed_record_by_record(records: list[Record]) ->
     check_distribution(summary.ttft_s, [r.ttft_s for r in records if r.ttft_s is not None])
     check_distribution(summary.tpot_s, [r.tpot_s for r in records if r.tpot_s is not None])
     check_distribution(summary.e2e_s, [r.e2e_s for r in records if r.e2e_s is not None])
-    check_distribution(summary.inter_token_s, [b - a for r in records for a, b in zip(r.token_s, r.token_s[1:], strict=False)])
+    check_distribution(
+        summary.inter_token_s, [b - a for r in records for a, b in zip(r.token_s, r.token_s[1:], strict=False)]
+    )
     late = sorted(r.lateness_s for r in records if r.lateness_s is not None)
     assert summary.lateness.max_s == (pytest.approx(late[-1]) if late else None)
-    assert msgspec.structs.asdict(summary.outcomes) == {name: sum(r.outcome == name for r in records) for name in msgspec.structs.asdict(summary.outcomes)}
+    assert msgspec.structs.asdict(summary.outcomes) == {
+        name: sum(r.outcome == name for r in records) for name in msgspec.structs.asdict(summary.outcomes)
+    }
     assert summary.output_tokens == sum(r.tokens for r in records)
     both = [r for r in records if r.prompt_tokens is not None and r.cached_tokens is not None]
     prompt = sum(r.prompt_tokens or 0 for r in both)
     assert summary.hit_rate == (pytest.approx(sum(r.cached_tokens or 0 for r in both) / prompt) if prompt else None)
     shared = sum(count for r in records for count in r.chunk_tokens if count > 1)
-    assert summary.shared_chunk_share == (pytest.approx(shared / summary.output_tokens) if summary.output_tokens else None)
+    assert summary.shared_chunk_share == (
+        pytest.approx(shared / summary.output_tokens) if summary.output_tokens else None
+    )
     assert {e.sentence: 0 for e in summary.errors}.keys() == {r.error for r in records if r.error}
     assert sum(e.count for e in summary.errors) == sum(r.error is not None for r in records)
 
@@ -112,8 +120,17 @@ def test_groups_are_summaries_of_their_own_requests(records: list[Record]) -> No
         assert {g.name: g.requests for g in groups} == Counter(getattr(r, label) for r in records)
         for group in groups:
             alone = summarize([r for r in records if getattr(r, label) == group.name], SCENARIO)
-            assert (group.outcomes, group.ttft_s, group.tpot_s, group.e2e_s) == (alone.outcomes, alone.ttft_s, alone.tpot_s, alone.e2e_s)
-            assert (group.goodput.good, group.goodput.judged, group.goodput.misses) == (alone.goodput.good, alone.goodput.judged, alone.goodput.misses)
+            assert (group.outcomes, group.ttft_s, group.tpot_s, group.e2e_s) == (
+                alone.outcomes,
+                alone.ttft_s,
+                alone.tpot_s,
+                alone.e2e_s,
+            )
+            assert (group.goodput.good, group.goodput.judged, group.goodput.misses) == (
+                alone.goodput.good,
+                alone.goodput.judged,
+                alone.goodput.misses,
+            )
             assert (group.output_tokens, group.hit_rate) == (alone.output_tokens, alone.hit_rate)
 
 
@@ -171,7 +188,10 @@ def test_a_whole_answer_without_a_token_is_a_miss() -> None:
 
 
 def test_a_whole_answer_says_nothing_of_first_tokens_and_gaps() -> None:
-    alone, beside = summarize([whole(e2e=1.0, tokens=10)], SCENARIO), summarize([streamed(), whole(e2e=1.0, tokens=10)], SCENARIO)
+    alone, beside = (
+        summarize([whole(e2e=1.0, tokens=10)], SCENARIO),
+        summarize([streamed(), whole(e2e=1.0, tokens=10)], SCENARIO),
+    )
 
     assert (alone.ttft_s, alone.inter_token_s, alone.shared_chunk_share) == (Distribution(), Distribution(), None)
     assert beside.inter_token_s == summarize([streamed()], SCENARIO).inter_token_s
@@ -187,7 +207,17 @@ def test_tpot_over_target_is_a_miss_by_tpot() -> None:
 
 
 def test_ttft_is_judged_from_the_intended_time_not_from_sending() -> None:
-    late = Record(index=0, intended_s=0.0, sent_s=0.9, first_s=1.1, chunk_s=[1.1], chunk_tokens=[1], end_s=1.1, tokens=1, outcome="finished")
+    late = Record(
+        index=0,
+        intended_s=0.0,
+        sent_s=0.9,
+        first_s=1.1,
+        chunk_s=[1.1],
+        chunk_tokens=[1],
+        end_s=1.1,
+        tokens=1,
+        outcome="finished",
+    )
 
     assert misses(late) == Misses(ttft=1)
 
@@ -201,7 +231,9 @@ def test_a_request_that_did_not_finish_is_a_miss_by_its_outcome_however_fast_its
 
 
 def test_a_request_cancelled_in_time_counts_neither_way() -> None:
-    result = goodput(streamed(outcome="cancelled"), Record(index=0, intended_s=0.0, sent_s=0.0, end_s=1.0, outcome="cancelled"))
+    result = goodput(
+        streamed(outcome="cancelled"), Record(index=0, intended_s=0.0, sent_s=0.0, end_s=1.0, outcome="cancelled")
+    )
 
     assert (result.judged, result.share) == (0, None)
 
@@ -238,7 +270,9 @@ def test_requests_of_the_warm_up_are_left_out_of_every_figure() -> None:
 
 
 def test_offered_and_achieved_rates_and_throughput() -> None:
-    records = [streamed(at=2.0 + n / 4, ttft=0.5, gap=0.05, prompt_tokens=10, cached_tokens=4) for n in range(9)]  # 2.0 to 4.0; the last ends at 4.7
+    records = [
+        streamed(at=2.0 + n / 4, ttft=0.5, gap=0.05, prompt_tokens=10, cached_tokens=4) for n in range(9)
+    ]  # 2.0 to 4.0; the last ends at 4.7
 
     summary = summarize(records, SCENARIO)
 
@@ -266,12 +300,27 @@ def test_a_run_is_late_when_p99_lateness_exceeds_ten_milliseconds() -> None:
 
 
 def test_tokens_of_one_chunk_share_its_time_and_are_reported() -> None:
-    record = Record(index=0, intended_s=0, first_s=1.0, chunk_s=[1.0, 1.3], chunk_tokens=[1, 3], tokens=4, tokens_from="ids", end_s=1.3, outcome="finished")
+    record = Record(
+        index=0,
+        intended_s=0,
+        first_s=1.0,
+        chunk_s=[1.0, 1.3],
+        chunk_tokens=[1, 3],
+        tokens=4,
+        tokens_from="ids",
+        end_s=1.3,
+        outcome="finished",
+    )
 
     summary = summarize([record], SCENARIO)
 
     assert summary.inter_token_s == Distribution(
-        count=3, mean=pytest.approx(0.1), p50=0.0, p90=pytest.approx(0.24), p99=pytest.approx(0.294), max=pytest.approx(0.3)
+        count=3,
+        mean=pytest.approx(0.1),
+        p50=0.0,
+        p90=pytest.approx(0.24),
+        p99=pytest.approx(0.294),
+        max=pytest.approx(0.3),
     )
     assert summary.tpot_s.p50 == pytest.approx(0.1)
     assert summary.shared_chunk_share == 0.75
@@ -279,7 +328,11 @@ def test_tokens_of_one_chunk_share_its_time_and_are_reported() -> None:
 
 
 def test_the_ten_commonest_errors_are_listed_and_the_others_counted() -> None:
-    errors = [Record(index=0, intended_s=0.0, status=500, outcome="failed", error=f"Error {n}.") for n in range(12) for _ in range(n + 1)]
+    errors = [
+        Record(index=0, intended_s=0.0, status=500, outcome="failed", error=f"Error {n}.")
+        for n in range(12)
+        for _ in range(n + 1)
+    ]
 
     summary = summarize(errors, SCENARIO)
 
@@ -296,7 +349,13 @@ def test_a_run_without_requests_has_a_summary() -> None:
 
 
 def test_a_run_in_which_everything_failed_has_a_goodput_of_zero() -> None:
-    summary = summarize([Record(index=n, intended_s=float(n), sent_s=float(n), end_s=n + 0.1, outcome="failed", error="Refused.") for n in range(3)], SCENARIO)
+    summary = summarize(
+        [
+            Record(index=n, intended_s=float(n), sent_s=float(n), end_s=n + 0.1, outcome="failed", error="Refused.")
+            for n in range(3)
+        ],
+        SCENARIO,
+    )
 
     assert (summary.goodput.share, summary.achieved_rate, summary.output_tokens_per_s) == (0.0, 0.0, 0.0)
     assert summary.ttft_s == Distribution()

@@ -36,7 +36,15 @@ def drawn(snapshot: Snapshot) -> str:
 def test_the_panel_has_every_figure() -> None:
     text = drawn(NOW)
 
-    for figure in ("1:15 of 2:00, 0:45 left", "20.0/s offered", "19.5/s finished", "1,234 tokens/s", "1,500 sent", "17 in flight", "p50 50.0 ms, p99 200.0 ms"):
+    for figure in (
+        "1:15 of 2:00, 0:45 left",
+        "20.0/s offered",
+        "19.5/s finished",
+        "1,234 tokens/s",
+        "1,500 sent",
+        "17 in flight",
+        "p50 50.0 ms, p99 200.0 ms",
+    ):
         assert figure in text
     for figure in ("p50 10.0 ms, p99 20.0 ms", "1,480 finished, 3 shed", "p99 0.4 ms"):
         assert figure in text
@@ -45,7 +53,14 @@ def test_the_panel_has_every_figure() -> None:
 def test_the_line_has_every_figure() -> None:
     text = line(NOW)
 
-    for figure in ("1:15 of 2:00, 0:45 left", "sent 1,500 (20.0/s)", "in flight 17", "TTFT p50 50.0 ms", "TPOT p50 10.0 ms", "1,480 finished, 3 shed"):
+    for figure in (
+        "1:15 of 2:00, 0:45 left",
+        "sent 1,500 (20.0/s)",
+        "in flight 17",
+        "TTFT p50 50.0 ms",
+        "TPOT p50 10.0 ms",
+        "1,480 finished, 3 shed",
+    ):
         assert figure in text
     assert "\n" not in text
     assert "LATE" not in text

@@ -18,7 +18,8 @@ OTHER = b"vllm:num_requests_running 3\n"
 
 
 def observed(pages: Sequence[tuple[int, bytes] | None], *, until: int) -> tuple[list[Observed], int]:
-    """What is noted of these answers (None: none came), and how often the server was asked; stopped after `until` questions."""
+    """What is noted of these answers (None: none came), and how often the server was asked; stopped after `until`
+    questions."""
     asked = 0
     noted: list[Observed] = []
 
@@ -35,7 +36,9 @@ def observed(pages: Sequence[tuple[int, bytes] | None], *, until: int) -> tuple[
                 raise TargetUnreachable("It is gone.")
             return page
 
-        task = asyncio.create_task(observe(get, "http://there/metrics", lambda: float(asked), noted.append, period_s=0.0))
+        task = asyncio.create_task(
+            observe(get, "http://there/metrics", lambda: float(asked), noted.append, period_s=0.0)
+        )
         waiting = asyncio.create_task(enough.wait())
         await asyncio.wait((task, waiting), timeout=10, return_when=asyncio.FIRST_COMPLETED)
         for each in (task, waiting):
@@ -51,7 +54,9 @@ def test_replicas_are_read_by_pool_and_tier() -> None:
 
 
 def test_series_that_differ_in_other_labels_add_up() -> None:
-    page = b'penstock_replicas{pool="a",tier="edge",node="x"} 1\npenstock_replicas{pool="a",tier="edge",node="y}z"} 2e0\n'
+    page = (
+        b'penstock_replicas{pool="a",tier="edge",node="x"} 1\npenstock_replicas{pool="a",tier="edge",node="y}z"} 2e0\n'
+    )
 
     assert replicas_of(page) == {"a/edge": 3.0}
 

@@ -9,10 +9,27 @@ from penstock_loadtest.run.progress import KEPT, WINDOW_S, Percentiles, Progress
 from penstock_loadtest.scenario import Scenario, Trace
 
 
-def record(*, at: float = 0.0, ttft: float = 0.2, gap: float = 0.01, tokens: int = 11, late: float = 0.0, outcome: Outcome = "finished") -> Record:
+def record(
+    *,
+    at: float = 0.0,
+    ttft: float = 0.2,
+    gap: float = 0.01,
+    tokens: int = 11,
+    late: float = 0.0,
+    outcome: Outcome = "finished",
+) -> Record:
     times = [at + ttft + gap * n for n in range(tokens)]
     first = times[0] if tokens else None
-    return Record(index=0, intended_s=at, sent_s=at + late, first_s=first, chunk_s=times, chunk_tokens=[1] * tokens, tokens=tokens, outcome=outcome)
+    return Record(
+        index=0,
+        intended_s=at,
+        sent_s=at + late,
+        first_s=first,
+        chunk_s=times,
+        chunk_tokens=[1] * tokens,
+        tokens=tokens,
+        outcome=outcome,
+    )
 
 
 def test_rates_are_those_of_the_last_seconds() -> None:
@@ -80,7 +97,8 @@ def test_a_p99_lateness_over_10_ms_is_said(late: float, is_late: bool) -> None:
 def test_the_end_is_the_duration_or_when_the_requests_will_have_left() -> None:
     trace = Trace(format="mooncake", path=Path("trace.jsonl"))
     by_duration, by_requests, by_trace = (
-        Progress(Scenario(trace=trace, duration_s=duration_s, requests=requests)) for duration_s, requests in ((60.0, None), (None, 100), (None, None))
+        Progress(Scenario(trace=trace, duration_s=duration_s, requests=requests))
+        for duration_s, requests in ((60.0, None), (None, 100), (None, None))
     )
     for _ in range(25):
         by_requests.sent(1.0)

@@ -1,4 +1,5 @@
-"""Sending a plan: open and closed loop, sessions, drain, cut, repeats. The clock is real, so nothing here rests on a machine being quick."""
+"""Sending a plan: open and closed loop, sessions, drain, cut, repeats. The clock is real, so nothing here rests on a
+machine being quick."""
 
 import asyncio
 import tracemalloc
@@ -24,7 +25,10 @@ def request(index: int, at_s: float = 0.0, **more: Any) -> Planned:
 
 
 def session(index: int, *, turns: int, at_s: float = 0.0, think_s: float = 0.0) -> list[Planned]:
-    return [request(index + n, at_s, session=f"{index}", turn=n, is_last_turn=n == turns - 1, think_s=think_s if n else 0.0) for n in range(turns)]
+    return [
+        request(index + n, at_s, session=f"{index}", turn=n, is_last_turn=n == turns - 1, think_s=think_s if n else 0.0)
+        for n in range(turns)
+    ]
 
 
 class Ran:
@@ -49,7 +53,15 @@ class Ran:
 
     async def _run(self, plan: Iterator[Planned]) -> RunFacts:
         self.stop, self.enough = asyncio.Event(), asyncio.Event()
-        return await run_load(self.scenario, plan, self.client, on_sent=self._on_sent, on_ended=self._on_ended, stop=self.stop, enough=self.enough)  # type: ignore[arg-type]
+        return await run_load(
+            self.scenario,
+            plan,
+            self.client,
+            on_sent=self._on_sent,
+            on_ended=self._on_ended,
+            stop=self.stop,
+            enough=self.enough,
+        )  # type: ignore[arg-type]
 
     def _on_sent(self, planned: Planned) -> None:
         self.sent.append(planned)
@@ -276,7 +288,11 @@ def test_ctrl_c_cuts_what_is_under_way_and_sends_nothing_more() -> None:
     async def serve(planned: Planned) -> Outcome:
         return await (at_once if planned.index < 5 else never)(planned)
 
-    ran = Ran([request(n, n / 1000 if n < 8 else 20.0) for n in range(12)], serve, stop_when=lambda ran: len(ran.sent) == 8 and len(ran.records) == 5)
+    ran = Ran(
+        [request(n, n / 1000 if n < 8 else 20.0) for n in range(12)],
+        serve,
+        stop_when=lambda ran: len(ran.sent) == 8 and len(ran.records) == 5,
+    )
 
     assert ran.facts.is_interrupted
     assert ran.facts.sent == 8
@@ -292,7 +308,9 @@ def test_every_request_has_a_record_though_ctrl_c_comes_while_many_leave() -> No
 
 
 def test_ctrl_c_ends_a_closed_loop_too() -> None:
-    ran = Ran((request(n) for n in count()), never, loop="closed", concurrency=4, stop_when=lambda ran: len(ran.sent) == 4)
+    ran = Ran(
+        (request(n) for n in count()), never, loop="closed", concurrency=4, stop_when=lambda ran: len(ran.sent) == 4
+    )
 
     assert ran.outcomes == ["unfinished"] * 4
 
@@ -312,7 +330,13 @@ def test_after_sigterm_nothing_more_is_sent_and_what_is_under_way_ends(loop: str
         await asyncio.sleep(0.05)
         return "finished"
 
-    ran = Ran((request(n, n / 200) for n in count()), serve, loop=loop, concurrency=4, enough_when=lambda ran: len(ran.sent) >= 4)
+    ran = Ran(
+        (request(n, n / 200) for n in count()),
+        serve,
+        loop=loop,
+        concurrency=4,
+        enough_when=lambda ran: len(ran.sent) >= 4,
+    )
 
     assert 4 <= ran.facts.sent < 12
     assert {record.outcome for record in ran.records} == {"finished"}
@@ -354,7 +378,9 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
     client.prepare = lambda planned, history=(): str(planned.prompt).encode()  # type: ignore[method-assign]
 
     async def main() -> None:
-        await run_load(Scenario(repeat=5), plan, client, on_sent=lambda _: None, on_ended=lambda _: None, stop=asyncio.Event())  # type: ignore[arg-type]
+        await run_load(
+            Scenario(repeat=5), plan, client, on_sent=lambda _: None, on_ended=lambda _: None, stop=asyncio.Event()
+        )  # type: ignore[arg-type]
 
     tracemalloc.start()
     asyncio.run(main())

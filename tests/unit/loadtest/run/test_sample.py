@@ -17,7 +17,9 @@ def planned(index: int, **more: Any) -> Planned:
 
 
 def answer(index: int, **more: Any) -> Answer:
-    return Answer(Record(**({"index": index, "intended_s": 0.0, "outcome": "finished", "answer_digest": "d"} | more)), "", b"body")
+    return Answer(
+        Record(**({"index": index, "intended_s": 0.0, "outcome": "finished", "answer_digest": "d"} | more)), "", b"body"
+    )
 
 
 def test_every_request_is_as_likely_as_any_other() -> None:
@@ -53,7 +55,9 @@ def test_no_more_than_asked_for_and_all_where_there_are_few() -> None:
         ({}, {"answer_digest": None}, False),
     ],
 )
-def test_only_answers_that_must_come_again_are_kept(settings: dict[str, Any], facts: dict[str, Any], is_kept: bool) -> None:
+def test_only_answers_that_must_come_again_are_kept(
+    settings: dict[str, Any], facts: dict[str, Any], is_kept: bool
+) -> None:
     sampler = Sampler(1, random.Random(0))
 
     sampler.offer(planned(0, **settings), answer(0, **facts))

@@ -4,7 +4,15 @@ from penstock_loadtest.planned import Message, Planned
 from penstock_loadtest.run.sessions import Sessions, Turn
 
 
-def turn(number: int, *, at_s: float = 0.0, think_s: float = 0.0, turns: int = 3, session: str | None = "s", endpoint: str = "chat") -> Planned:
+def turn(
+    number: int,
+    *,
+    at_s: float = 0.0,
+    think_s: float = 0.0,
+    turns: int = 3,
+    session: str | None = "s",
+    endpoint: str = "chat",
+) -> Planned:
     return Planned(
         index=number,
         at_s=at_s,

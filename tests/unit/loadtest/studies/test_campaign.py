@@ -12,7 +12,14 @@ from penstock_loadtest.studies.campaign import must_be_same, new_folder, read_if
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
-    ladder = ladder_of("http://x/v1", "m", "requests/s", Rules(start_rate=1, max_rate=8), settings_of(Scenario(), pace={"step_s": 1}), [])
+    ladder = ladder_of(
+        "http://x/v1",
+        "m",
+        "requests/s",
+        Rules(start_rate=1, max_rate=8),
+        settings_of(Scenario(), pace={"step_s": 1}),
+        [],
+    )
     write_json(tmp_path / "ladder.json", ladder)
 
     assert read_if_there(tmp_path / "ladder.json", Ladder) == ladder
@@ -36,7 +43,9 @@ def test_a_setting_that_differs_is_named() -> None:
 
 
 def test_a_setting_in_a_list_is_named_by_its_place() -> None:
-    found, wanted = (settings_of(Scenario(kinds=[Kind(name="a"), Kind(name="b", stream=stream)])) for stream in (True, False))
+    found, wanted = (
+        settings_of(Scenario(kinds=[Kind(name="a"), Kind(name="b", stream=stream)])) for stream in (True, False)
+    )
 
     with pytest.raises(ScenarioInvalid, match=r"scenario\.kinds\.1\.stream was True, now False"):
         must_be_same(Path("ladder.json"), found, wanted)

@@ -58,7 +58,9 @@ def test_runs_alternate_between_the_servers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stop", "at", "kept"), [("stop_at", 4, 2), ("kill_at", 4, 2), ("stop_at", 5, 4)])
-def test_a_comparison_that_was_stopped_goes_on_with_its_whole_pairs(tmp_path: Path, stop: str, at: int, kept: int) -> None:
+def test_a_comparison_that_was_stopped_goes_on_with_its_whole_pairs(
+    tmp_path: Path, stop: str, at: int, kept: int
+) -> None:
     stopped = compare(tmp_path, Modelled(served, **{stop: at}))
     rest = Modelled(served)
     found = compare(tmp_path, rest)
@@ -67,7 +69,9 @@ def test_a_comparison_that_was_stopped_goes_on_with_its_whole_pairs(tmp_path: Pa
     assert len(stopped.runs) == at - 1
     assert len(rest.scenarios) == 16 - kept
     assert found.is_complete
-    assert sorted((run.pair, run.side) for run in found.runs) == [(pair, side) for pair in range(1, 9) for side in ("a", "b")]
+    assert sorted((run.pair, run.side) for run in found.runs) == [
+        (pair, side) for pair in range(1, 9) for side in ("a", "b")
+    ]
 
 
 def test_a_finished_comparison_can_get_more_pairs(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from penstock_loadtest.studies.ladder import PER_SECOND, SPEED, Pace, at_rate, l
 from tests.unit.loadtest.modelled import TARGET, Modelled, answered, refused
 
 KNEE = 10.0
-SCENARIO = Scenario(name="steady", seed=7, arrivals=Arrivals(process="constant", rate=1.0), targets=Targets(ttft_s=0.5, tpot_s=0.1))
+SCENARIO = Scenario(
+    name="steady", seed=7, arrivals=Arrivals(process="constant", rate=1.0), targets=Targets(ttft_s=0.5, tpot_s=0.1)
+)
 RULES = Rules(start_rate=1.0, max_rate=1000.0)
 PACE = Pace(warmup_s=1.0, step_s=2.0, min_requests=20)
 
@@ -26,11 +28,18 @@ def served(scenario: Scenario, _: Target) -> list[Record]:
     rate = scenario.arrivals.rate
     count = int((scenario.duration_s or 0) * rate)
     behind_s = max(0.0, 1 / KNEE - 1 / rate)
-    return [answered(index, index / rate, ttft_s=0.1 + (0.6 if behind_s else 0.0) + index * behind_s) for index in range(count)]
+    return [
+        answered(index, index / rate, ttft_s=0.1 + (0.6 if behind_s else 0.0) + index * behind_s)
+        for index in range(count)
+    ]
 
 
-def climb(out: Path, run: Modelled, *, rules: Rules = RULES, scenario: Scenario = SCENARIO, is_there: bool = True) -> Ladder:
-    return run_ladder(scenario, TARGET, out, rules=rules, pace=PACE, settle_s=0.0, console=None, run=run, answers=lambda _: is_there)
+def climb(
+    out: Path, run: Modelled, *, rules: Rules = RULES, scenario: Scenario = SCENARIO, is_there: bool = True
+) -> Ladder:
+    return run_ladder(
+        scenario, TARGET, out, rules=rules, pace=PACE, settle_s=0.0, console=None, run=run, answers=lambda _: is_there
+    )
 
 
 def test_the_knee_of_a_known_server_is_found(tmp_path: Path) -> None:
@@ -89,11 +98,19 @@ def test_another_load_is_not_joined_to_a_ladder(tmp_path: Path) -> None:
     climb(tmp_path, Modelled(served))
 
     with pytest.raises(ScenarioInvalid, match=r"targets\.ttft_s was 0\.5, now 1\.0"):
-        climb(tmp_path, Modelled(served), scenario=msgspec.structs.replace(SCENARIO, targets=Targets(ttft_s=1.0, tpot_s=0.1)))
+        climb(
+            tmp_path,
+            Modelled(served),
+            scenario=msgspec.structs.replace(SCENARIO, targets=Targets(ttft_s=1.0, tpot_s=0.1)),
+        )
 
 
 def test_a_server_that_refuses_everything_ends_the_ladder(tmp_path: Path) -> None:
-    run = Modelled(lambda scenario, target: served(scenario, target) if scenario.arrivals.rate < 4 else [refused(index, 2.0) for index in range(5)])
+    run = Modelled(
+        lambda scenario, target: (
+            served(scenario, target) if scenario.arrivals.rate < 4 else [refused(index, 2.0) for index in range(5)]
+        )
+    )
     ladder = climb(tmp_path, run)
 
     assert len(run.scenarios) == 3
@@ -165,7 +182,9 @@ def test_the_table_has_a_row_a_step_in_the_order_of_the_rates(tmp_path: Path) ->
     console = Console(width=80)
     with console.capture() as capture:
         console.print(ladder_table(ladder))
-    lines = [line for line in capture.get().splitlines() if " raise " in line or " bisect " in line or " confirm " in line]
+    lines = [
+        line for line in capture.get().splitlines() if " raise " in line or " bisect " in line or " confirm " in line
+    ]
     rates = [float(line.split("│")[2]) for line in lines]
 
     assert len(rates) == len(ladder.steps)

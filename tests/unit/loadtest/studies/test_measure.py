@@ -19,7 +19,9 @@ from penstock_loadtest.scenario import Arrivals, Kind, Lengths, Prompts, Scenari
 from penstock_loadtest.studies import measure as measuring
 from penstock_loadtest.studies.measure import measure
 
-QUICK = Behaviour(ttft_s=Lengths(constant=0.005), gap_s=Lengths(constant=0.001), replicas=[Replicas(count=3)], exact=True)
+QUICK = Behaviour(
+    ttft_s=Lengths(constant=0.005), gap_s=Lengths(constant=0.001), replicas=[Replicas(count=3)], exact=True
+)
 KIND = Kind(prompts=Prompts(tokens=Lengths(constant=8)), output_tokens=Lengths(constant=4))
 LOAD = Scenario(duration_s=0.3, drain_s=5.0, arrivals=Arrivals(process="constant", rate=50), kinds=[KIND], repeat=3)
 
@@ -54,7 +56,16 @@ def test_a_run_leaves_its_files_and_figures(target: Target, tmp_path: Path) -> N
     observed = json.loads((folder / "observed.jsonl").read_text().splitlines()[0])
     assert observed["replicas"] == {"fake/edge": 3}
     assert {path.name for path in folder.iterdir()} == {
-        *("scenario.json", "target.json", "records.jsonl", "repeats.jsonl", "observed.jsonl", "run.json", "summary.json", "ledger.json")
+        *(
+            "scenario.json",
+            "target.json",
+            "records.jsonl",
+            "repeats.jsonl",
+            "observed.jsonl",
+            "run.json",
+            "summary.json",
+            "ledger.json",
+        )
     }
 
 
@@ -103,7 +114,9 @@ def test_a_plan_that_breaks_midway_is_reported_up_to_there(target: Target, tmp_p
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["requests"] == 1500
 
 
-def test_without_matplotlib_plots_are_refused_before_the_load(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_plots_are_refused_before_the_load(
+    target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measuring, "find_spec", lambda _: None)
 
     with pytest.raises(ScenarioInvalid, match=r"penstock\[loadtest\]"):
@@ -114,7 +127,12 @@ def test_without_matplotlib_plots_are_refused_before_the_load(target: Target, tm
 
 def test_turns_that_never_left_are_told(tmp_path: Path) -> None:
     sessions = Sessions(turns=Lengths(constant=3), think_s=Lengths(constant=0))
-    load = msgspec.structs.replace(LOAD, kinds=[msgspec.structs.replace(KIND, sessions=sessions)], arrivals=Arrivals(process="constant", rate=10), repeat=0)
+    load = msgspec.structs.replace(
+        LOAD,
+        kinds=[msgspec.structs.replace(KIND, sessions=sessions)],
+        arrivals=Arrivals(process="constant", rate=10),
+        repeat=0,
+    )
     with fake_server_process(msgspec.structs.replace(QUICK, faults=[Fault(kind="status_500", numbers=[0])])) as fake:
         measured = measure(load, reach(load, fake.url, None, {}), tmp_path / "run", console=None, plots=False)
 

@@ -48,7 +48,9 @@ class Platform:
         return Meter(lambda: self.spent_s, lambda: self.now_s, self.rest)
 
 
-def measured(out: Path, platform: Platform, run: Modelled, *, targets: dict[Way, Target] = TARGETS, load: Load = LOAD) -> Overhead:
+def measured(
+    out: Path, platform: Platform, run: Modelled, *, targets: dict[Way, Target] = TARGETS, load: Load = LOAD
+) -> Overhead:
     return run_overhead(targets, load, platform.meter, out, console=None, run=run)
 
 

@@ -27,7 +27,9 @@ class Family:
     """A process with a child that has burnt 0.3 s; the child ends when told."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.child = int(self.said())
 
     def said(self) -> str:

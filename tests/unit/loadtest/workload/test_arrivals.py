@@ -24,7 +24,9 @@ CHANGING = st.builds(
 
 
 def until(end_s: float, arrivals: Arrivals, duration_s: float | None = 60.0, seed: int = 3) -> np.ndarray:
-    return np.array(list(takewhile(lambda at_s: at_s < end_s, arrival_times(arrivals, duration_s, np.random.default_rng(seed)))))
+    return np.array(
+        list(takewhile(lambda at_s: at_s < end_s, arrival_times(arrivals, duration_s, np.random.default_rng(seed))))
+    )
 
 
 def counts(arrivals: Arrivals, end_s: float, seeds: int) -> np.ndarray:
@@ -50,7 +52,10 @@ def test_times_ascend_from_zero_on_and_are_reproducible(arrivals: Arrivals, seed
 @given(st.floats(0.1, 100), st.floats(0.1, 100), st.sampled_from(["constant", "poisson", "gamma"]))
 def test_a_higher_rate_is_the_same_process_run_faster(rate: float, other: float, process: str) -> None:
     """What makes a ladder's steps comparable."""
-    times, faster = (list(islice(arrival_times(Arrivals(process=process, rate=each), None, np.random.default_rng(1)), 50)) for each in (rate, other))  # type: ignore[arg-type]
+    times, faster = (
+        list(islice(arrival_times(Arrivals(process=process, rate=each), None, np.random.default_rng(1)), 50))
+        for each in (rate, other)
+    )  # type: ignore[arg-type]
 
     assert np.array(times) * rate == pytest.approx(np.array(faster) * other)
 
@@ -102,12 +107,16 @@ def test_bursty_arrivals_have_their_rate_from_the_first_second_on(cv: float) -> 
         (Arrivals(process="ramp", rate=10, to_rate=100), lambda t: 10 + 90 * t / 120),
         (Arrivals(process="ramp", rate=0, to_rate=100, length_s=60), lambda t: np.minimum(100, 100 * t / 60)),
         (Arrivals(process="ramp", rate=90, to_rate=0.5, length_s=100), lambda t: np.maximum(0.5, 90 - 0.895 * t)),
-        (Arrivals(process="spike", rate=20, to_rate=150, at_s=30, length_s=10), lambda t: np.where((t >= 30) & (t < 40), 150.0, 20.0)),
+        (
+            Arrivals(process="spike", rate=20, to_rate=150, at_s=30, length_s=10),
+            lambda t: np.where((t >= 30) & (t < 40), 150.0, 20.0),
+        ),
         (Arrivals(process="spike", rate=20, to_rate=0), lambda t: np.where((t >= 40) & (t < 60), 0.0, 20.0)),
     ],
 )
 def test_a_changing_rate_is_met_at_every_moment(arrivals: Arrivals, rate_at: object) -> None:
-    """By time-rescaling with the integral of the rate, computed by steps here, the arrivals must become a Poisson process of rate 1."""
+    """By time-rescaling with the integral of the rate, computed by steps here, the arrivals must become a Poisson
+    process of rate 1."""
     assert callable(rate_at)
     grid = np.linspace(0, 120, 1_200_001)
     integral = np.concatenate([[0], np.cumsum(rate_at((grid[:-1] + grid[1:]) / 2)) * (grid[1] - grid[0])])
@@ -119,7 +128,9 @@ def test_a_changing_rate_is_met_at_every_moment(arrivals: Arrivals, rate_at: obj
     assert len(times) == pytest.approx(integral[-1], abs=4 * math.sqrt(integral[-1]))
     assert ks_distance_to_exponential(gaps) < 1.63 / math.sqrt(len(gaps))
     uniform = np.sort(rescaled / integral[-1])
-    assert np.abs(uniform - np.arange(len(uniform)) / len(uniform)).max() < 1.63 / math.sqrt(len(uniform)), "nowhere too many or too few"
+    assert np.abs(uniform - np.arange(len(uniform)) / len(uniform)).max() < 1.63 / math.sqrt(len(uniform)), (
+        "nowhere too many or too few"
+    )
 
 
 def test_a_rate_that_falls_to_zero_for_good_ends_the_arrivals() -> None:
@@ -138,7 +149,9 @@ def test_nothing_arrives_while_the_rate_is_zero() -> None:
 
 @settings(deadline=None)
 @given(CHANGING, st.floats(1, 1000), st.floats(0.01, 0.99))
-def test_the_time_by_which_so_many_are_expected_has_so_many_before_it(arrivals: Arrivals, duration_s: float, share: float) -> None:
+def test_the_time_by_which_so_many_are_expected_has_so_many_before_it(
+    arrivals: Arrivals, duration_s: float, share: float
+) -> None:
     for segment in rate_profile(arrivals, duration_s):
         length_s = min(segment.length_s, 1e6)
         slope = (segment.end_rate - segment.rate) / segment.length_s

@@ -24,7 +24,12 @@ def json_lines(tmp_path: Path, *rows: object) -> Path:
 
 
 def test_rows_are_prompts_whatever_their_field_is_called(tmp_path: Path) -> None:
-    corpus = Corpus.read(json_lines(tmp_path, {"prompt": "a"}, {"question": "b", "answer": 4}, {"text": "c"}, {"turns": ["d", "e"], "id": 1}), 0)
+    corpus = Corpus.read(
+        json_lines(
+            tmp_path, {"prompt": "a"}, {"question": "b", "answer": 4}, {"text": "c"}, {"turns": ["d", "e"], "id": 1}
+        ),
+        0,
+    )
 
     assert sorted(corpus.turns(index, 9) for index in range(4)) == [["a"], ["b"], ["c"], ["d", "e"]]
 
@@ -75,10 +80,14 @@ def test_a_passage_longer_than_the_text_goes_on_from_its_beginning(tmp_path: Pat
 
 
 def test_plain_text_is_cut_exactly_with_a_tokenizer(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    (tmp_path / "book.txt").write_text("It's a truth, universally acknowledged:\nthat naïve — antidisestablishmentarianism… 12345 times!\n" * 50)
+    (tmp_path / "book.txt").write_text(
+        "It's a truth, universally acknowledged:\nthat naïve — antidisestablishmentarianism… 12345 times!\n" * 50
+    )
     corpus = Corpus.read(tmp_path / "book.txt", 0, tokenizer)
 
-    assert [count_tokens(tokenizer, corpus.turns(index, 3 + index)[0]) for index in range(60)] == [3 + index for index in range(60)]
+    assert [count_tokens(tokenizer, corpus.turns(index, 3 + index)[0]) for index in range(60)] == [
+        3 + index for index in range(60)
+    ]
 
 
 def test_a_character_of_several_tokens_is_not_cut(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -96,9 +105,13 @@ def test_real_prompts_are_read_from_every_published_set(data_dir: Path) -> None:
         assert corpus.turns(0, 1) == corpus.turns(rows, 1)
 
 
-def test_a_real_book_is_about_as_many_tokens_as_asked_and_exactly_with_a_tokenizer(data_dir: Path, tokenizer: Tokenizer) -> None:
+def test_a_real_book_is_about_as_many_tokens_as_asked_and_exactly_with_a_tokenizer(
+    data_dir: Path, tokenizer: Tokenizer
+) -> None:
     path = data_dir / "text" / "shakespeare.txt.gz"
     rough, exact = Corpus.read(path, 0), Corpus.read(path, 0, tokenizer)
 
-    assert sum(count_tokens(tokenizer, rough.turns(index, 200)[0]) for index in range(40)) == pytest.approx(8000, rel=0.15)
+    assert sum(count_tokens(tokenizer, rough.turns(index, 200)[0]) for index in range(40)) == pytest.approx(
+        8000, rel=0.15
+    )
     assert {count_tokens(tokenizer, exact.turns(index, 200)[0]) for index in range(40)} == {200}

@@ -28,7 +28,9 @@ def test_token_prompts_hit_as_the_longest_common_prefix_says(prompts: list[list[
     for place, prompt in enumerate(prompts):
         blocks = [prompt[at : at + size] for at in range(0, len(prompt), size)]
         total += len(blocks)
-        hits += max((_common(blocks, [e[at : at + size] for at in range(0, len(e), size)]) for e in prompts[:place]), default=0)
+        hits += max(
+            (_common(blocks, [e[at : at + size] for at in range(0, len(e), size)]) for e in prompts[:place]), default=0
+        )
 
     assert ideal_hit_rate(prompts, size) == (hits / total if total else 0)
 

@@ -62,7 +62,9 @@ def test_tokens_are_whole_and_at_least_one() -> None:
 
 
 @given(WAYS, VALUES, VALUES, st.integers(0, 2**32))
-def test_a_draw_lies_within_its_bounds_and_is_reproducible(way: dict[str, object], low: float, high: float, seed: int) -> None:
+def test_a_draw_lies_within_its_bounds_and_is_reproducible(
+    way: dict[str, object], low: float, high: float, seed: int
+) -> None:
     lengths = Lengths(**way, min=min(low, high), max=max(low, high))  # type: ignore[arg-type]
 
     value = draw(lengths, np.random.default_rng(seed))

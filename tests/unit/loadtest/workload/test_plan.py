@@ -16,15 +16,29 @@ from penstock_loadtest.scenario import Arrivals, Cancel, Kind, Lengths, Prompts,
 from penstock_loadtest.workload.hit_rate import ideal_hit_rate, ideal_hit_rate_of_ids
 from penstock_loadtest.workload.plan import plan
 
-CHAT = Kind(name="chat", weight=3, prompts=Prompts(tokens=Lengths(uniform=(5, 20))), output_tokens=Lengths(lognormal=(30, 90)))
-CODE = Kind(name="code", endpoint="completions", stream=False, ignore_eos=True, prompts=Prompts(source="tokens", tokens=Lengths(choices=[4, 8])))
+CHAT = Kind(
+    name="chat", weight=3, prompts=Prompts(tokens=Lengths(uniform=(5, 20))), output_tokens=Lengths(lognormal=(30, 90))
+)
+CODE = Kind(
+    name="code",
+    endpoint="completions",
+    stream=False,
+    ignore_eos=True,
+    prompts=Prompts(source="tokens", tokens=Lengths(choices=[4, 8])),
+)
 TALK = Kind(
     name="talk",
     temperature=0.7,
     prompts=Prompts(tokens=Lengths(constant=6)),
     sessions=Sessions(turns=Lengths(choices=[1, 2, 5]), think_s=Lengths(uniform=(1, 3)), system_tokens=12),
 )
-MIXED = Scenario(duration_s=60, arrivals=Arrivals(rate=20), kinds=[CHAT, CODE, TALK], cancel=Cancel(share=0.25), tenants=[Share(name="a"), Share(name="b")])
+MIXED = Scenario(
+    duration_s=60,
+    arrivals=Arrivals(rate=20),
+    kinds=[CHAT, CODE, TALK],
+    cancel=Cancel(share=0.25),
+    tenants=[Share(name="a"), Share(name="b")],
+)
 
 
 def changed(scenario: Scenario, **fields: object) -> Scenario:
@@ -41,11 +55,14 @@ def write_mooncake(path: Path, rows: list[dict[str, object]]) -> Trace:
 
 
 def small_mooncake(path: Path) -> Trace:
-    """Conversations that grow by a block each time, mixed with single requests; the last block of each is its own, and not full."""
+    """Conversations that grow by a block each time, mixed with single requests; the last block of each is its own, and
+    not full."""
     rows: list[dict[str, object]] = []
     for row in range(120):
         ids = [*(range(1, 3 + row % 7) if row % 3 else [1000 + row]), 5000 + row]
-        rows.append({"timestamp": 250 * row, "input_length": 512 * len(ids) - 100, "output_length": 10 + row, "hash_ids": ids})
+        rows.append(
+            {"timestamp": 250 * row, "input_length": 512 * len(ids) - 100, "output_length": 10 + row, "hash_ids": ids}
+        )
     return write_mooncake(path, rows)
 
 
@@ -56,7 +73,11 @@ def test_the_same_seed_is_the_same_plan_and_another_seed_another() -> None:
 
 def test_a_plan_is_what_it_was_when_it_was_written_down() -> None:
     """A seed that is noted beside a result must give the same load with the next version."""
-    scenario = Scenario(seed=5, requests=2, kinds=[Kind(prompts=Prompts(tokens=Lengths(uniform=(3, 5))), output_tokens=Lengths(lognormal=(30, 90)))])
+    scenario = Scenario(
+        seed=5,
+        requests=2,
+        kinds=[Kind(prompts=Prompts(tokens=Lengths(uniform=(3, 5))), output_tokens=Lengths(lognormal=(30, 90)))],
+    )
 
     assert [(round(each.at_s, 6), each.prompt, each.max_tokens) for each in plan(scenario)] == [
         (0.531227, "always union season glass", 38),
@@ -72,7 +93,9 @@ def test_part_of_a_plan_is_the_beginning_of_the_whole(seed: int, count: int) -> 
     whole = list(plan(scenario))
 
     assert list(islice(plan(scenario), count)) == whole[:count]
-    assert list(plan(changed(scenario, duration_s=20, arrivals=Arrivals(rate=20))))[: len(whole)] == whole, "a longer run begins with the shorter one"
+    assert list(plan(changed(scenario, duration_s=20, arrivals=Arrivals(rate=20))))[: len(whole)] == whole, (
+        "a longer run begins with the shorter one"
+    )
 
 
 @settings(deadline=None, max_examples=20)
@@ -90,14 +113,24 @@ def test_kinds_tenants_and_models_have_their_shares() -> None:
         MIXED,
         duration_s=300,
         kinds=[CHAT, CODE],
-        tenants=[Share(name="a", weight=1), Share(name="none", weight=0), Share(name="b", weight=9), Share(name="last", weight=0)],
+        tenants=[
+            Share(name="a", weight=1),
+            Share(name="none", weight=0),
+            Share(name="b", weight=9),
+            Share(name="last", weight=0),
+        ],
         models=[Share(name="base", weight=0.5), Share(name="adapter", weight=1.5)],
     )
 
     planned = list(plan(scenario))
-    shares = {name: count / len(planned) for name, count in Counter(chain(*((each.kind, each.tenant, each.model) for each in planned))).items()}
+    shares = {
+        name: count / len(planned)
+        for name, count in Counter(chain(*((each.kind, each.tenant, each.model) for each in planned))).items()
+    }
 
-    assert shares == pytest.approx({"chat": 0.75, "code": 0.25, "a": 0.1, "b": 0.9, "base": 0.25, "adapter": 0.75}, abs=0.03)
+    assert shares == pytest.approx(
+        {"chat": 0.75, "code": 0.25, "a": 0.1, "b": 0.9, "base": 0.25, "adapter": 0.75}, abs=0.03
+    )
 
 
 def test_without_models_the_target_chooses() -> None:
@@ -108,7 +141,13 @@ def test_a_request_is_asked_as_its_kind_says() -> None:
     planned = {each.kind: each for each in plan(MIXED)}
     chat, code, talk = planned["chat"], planned["code"], planned["talk"]
 
-    assert (chat.endpoint, chat.stream, chat.ignore_eos, chat.temperature, chat.seed) == ("chat", True, False, 0.0, None)
+    assert (chat.endpoint, chat.stream, chat.ignore_eos, chat.temperature, chat.seed) == (
+        "chat",
+        True,
+        False,
+        0.0,
+        None,
+    )
     assert isinstance(chat.prompt, str)
     assert (code.endpoint, code.stream, code.ignore_eos) == ("completions", False, True)
     assert isinstance(code.prompt, list)
@@ -152,8 +191,20 @@ def test_sampled_requests_have_seeds_of_their_own_unless_the_scenario_wants_none
         ({"cancel": Cancel(share=0.25, after_s=Lengths(lognormal=(1, 5)))}, ["cancel_after_s"]),
         ({"arrivals": Arrivals(process="constant", rate=20)}, ["at_s"]),
         ({"kinds": [msgspec.structs.replace(CHAT, output_tokens=Lengths(uniform=(2, 4))), CODE, TALK]}, ["max_tokens"]),
-        ({"kinds": [CHAT, msgspec.structs.replace(CODE, prompts=Prompts(source="tokens", tokens=Lengths(constant=9))), TALK]}, ["prompt"]),
-        ({"kinds": [CHAT, msgspec.structs.replace(CODE, stream=True), msgspec.structs.replace(TALK, seeded=False)]}, ["stream", "seed"]),
+        (
+            {
+                "kinds": [
+                    CHAT,
+                    msgspec.structs.replace(CODE, prompts=Prompts(source="tokens", tokens=Lengths(constant=9))),
+                    TALK,
+                ]
+            },
+            ["prompt"],
+        ),
+        (
+            {"kinds": [CHAT, msgspec.structs.replace(CODE, stream=True), msgspec.structs.replace(TALK, seeded=False)]},
+            ["stream", "seed"],
+        ),
     ],
 )
 def test_a_change_of_one_concern_leaves_the_others_as_they_were(fields: dict[str, object], names: list[str]) -> None:
@@ -194,7 +245,9 @@ def test_all_sessions_have_the_same_system_message() -> None:
 
 
 def test_requests_outside_sessions_belong_to_none() -> None:
-    assert {(each.session, each.turn, each.is_last_turn) for each in plan(MIXED) if each.kind != "talk"} == {(None, 0, True)}
+    assert {(each.session, each.turn, each.is_last_turn) for each in plan(MIXED) if each.kind != "talk"} == {
+        (None, 0, True)
+    }
 
 
 def test_no_more_requests_than_asked_for_and_a_session_that_is_cut_ends_there() -> None:
@@ -209,19 +262,29 @@ def test_prompts_of_a_group_begin_alike_and_go_on_differently() -> None:
     prompts = Prompts(tokens=Lengths(uniform=(5, 30)), shared_prefix_tokens=16, prefix_groups=3)
     for source, endpoint in (("words", "chat"), ("tokens", "completions")):
         kind = Kind(endpoint=endpoint, prompts=msgspec.structs.replace(prompts, source=source))  # type: ignore[arg-type]
-        planned = [each.prompt.split() if isinstance(each.prompt, str) else each.prompt for each in plan(changed(MIXED, kinds=[kind]))]
+        planned = [
+            each.prompt.split() if isinstance(each.prompt, str) else each.prompt
+            for each in plan(changed(MIXED, kinds=[kind]))
+        ]
         groups = Counter(tuple(each[:16]) for each in planned)
 
         assert len(groups) == 3
         assert all(count / len(planned) == pytest.approx(1 / 3, abs=0.05) for count in groups.values())
-        assert {len(each) for each in planned} == set(range(17, 31)), "the prefix is part of the length, and one token of its own follows"
-        assert len({tuple(each[16:22]) for each in planned if len(each) > 22}) == sum(len(each) > 22 for each in planned)
+        assert {len(each) for each in planned} == set(range(17, 31)), (
+            "the prefix is part of the length, and one token of its own follows"
+        )
+        assert len({tuple(each[16:22]) for each in planned if len(each) > 22}) == sum(
+            len(each) > 22 for each in planned
+        )
 
 
 def test_only_the_first_turn_of_a_session_has_the_prefix() -> None:
     kind = msgspec.structs.replace(TALK, prompts=Prompts(tokens=Lengths(constant=30), shared_prefix_tokens=16))
     planned = list(plan(changed(MIXED, kinds=[kind])))
-    beginnings = {turn > 0: {" ".join(str(each.prompt).split()[:16]) for each in planned if (each.turn > 0) == (turn > 0)} for turn in (0, 1)}
+    beginnings = {
+        turn > 0: {" ".join(str(each.prompt).split()[:16]) for each in planned if (each.turn > 0) == (turn > 0)}
+        for turn in (0, 1)
+    }
 
     assert len(beginnings[False]) == 1
     assert len(beginnings[True]) == sum(each.turn > 0 for each in planned)
@@ -252,7 +315,10 @@ def test_a_closed_loop_goes_on_until_its_requests_are_spent_all_at_once() -> Non
 
 def test_corpus_prompts_go_as_they_are_and_none_twice_before_all(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"turns": [f"question {row}", f"more of {row}"]}) + "\n" for row in range(40)), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps({"turns": [f"question {row}", f"more of {row}"]}) + "\n" for row in range(40)),
+        encoding="utf-8",
+    )
     kinds = [Kind(name=name, prompts=Prompts(source="corpus", path=path)) for name in ("one", "two")]
 
     planned = list(plan(changed(MIXED, kinds=kinds, duration_s=None, requests=80)))
@@ -264,7 +330,10 @@ def test_corpus_prompts_go_as_they_are_and_none_twice_before_all(tmp_path: Path)
 
 def test_a_session_goes_through_a_corpus_rows_turns_and_then_through_another_rows(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"turns": [f"question {row}", f"more of {row}"]}) + "\n" for row in range(40)), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps({"turns": [f"question {row}", f"more of {row}"]}) + "\n" for row in range(40)),
+        encoding="utf-8",
+    )
     kind = Kind(prompts=Prompts(source="corpus", path=path), sessions=Sessions(turns=Lengths(constant=5)))
 
     planned = list(plan(changed(MIXED, kinds=[kind], duration_s=None, requests=10)))
@@ -306,7 +375,12 @@ def test_replayed_prompts_share_prefixes_as_the_traces_ids_do(tmp_path: Path, so
 
     planned = list(plan(Scenario(duration_s=None, trace=trace, kinds=kinds)))
     number: dict[str, int] = {}
-    prompts = [each.prompt if isinstance(each.prompt, list) else [number.setdefault(word, len(number)) for word in each.prompt.split()] for each in planned]
+    prompts = [
+        each.prompt
+        if isinstance(each.prompt, list)
+        else [number.setdefault(word, len(number)) for word in each.prompt.split()]
+        for each in planned
+    ]
 
     assert {each.kind for each in planned} == {"one", "two"}
     assert ideal_hit_rate(prompts, 32) == ideal_hit_rate_of_ids(ids) > 0.3
@@ -318,7 +392,9 @@ def test_the_published_trace_has_its_hit_rate_when_replayed(data_dir: Path) -> N
     kind = Kind(endpoint="completions", prompts=Prompts(source="tokens"))
 
     def hit_rate(scale: float, block_tokens: int) -> float:
-        scenario = Scenario(duration_s=None, requests=600, trace=Trace(format="mooncake", path=path, token_scale=scale), kinds=[kind])
+        scenario = Scenario(
+            duration_s=None, requests=600, trace=Trace(format="mooncake", path=path, token_scale=scale), kinds=[kind]
+        )
         return ideal_hit_rate((each.prompt for each in plan(scenario) if isinstance(each.prompt, list)), block_tokens)
 
     assert hit_rate(1.0, 512) == ideal_hit_rate_of_ids(ids)
@@ -328,26 +404,46 @@ def test_the_published_trace_has_its_hit_rate_when_replayed(data_dir: Path) -> N
 def test_requests_of_a_traces_session_begin_alike_and_stay_with_one_tenant(tmp_path: Path) -> None:
     path = tmp_path / "burst.csv"
     rows = [f"{row},GPT-4,{20 + row},5,{25 + row},Conversation log,{row % 4},1" for row in range(60)]
-    path.write_text("\n".join(["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type,Session ID,Elapsed time", *rows]), encoding="utf-8")
+    path.write_text(
+        "\n".join(
+            ["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type,Session ID,Elapsed time", *rows]
+        ),
+        encoding="utf-8",
+    )
     tenants = [Share(name=f"tenant-{number}") for number in range(8)]
     kinds = [Kind(name=f"kind-{number}", prompts=Prompts(tokens=Lengths(constant=9))) for number in range(5)]
 
-    planned = list(plan(Scenario(duration_s=None, trace=Trace(format="burstgpt", path=path), tenants=tenants, kinds=kinds)))
+    planned = list(
+        plan(Scenario(duration_s=None, trace=Trace(format="burstgpt", path=path), tenants=tenants, kinds=kinds))
+    )
 
     assert [len(str(each.prompt).split()) for each in planned] == [20 + row for row in range(60)]
-    assert all(str(later.prompt).startswith(f"{each.prompt} ") for each, later in zip(planned, planned[4:], strict=False))
+    assert all(
+        str(later.prompt).startswith(f"{each.prompt} ") for each, later in zip(planned, planned[4:], strict=False)
+    )
     assert not any(str(other.prompt).startswith(str(each.prompt)[:40]) for each, other in pairwise(planned))
-    assert all((each.tenant, each.kind) == (later.tenant, later.kind) for each, later in zip(planned, planned[4:], strict=False))
+    assert all(
+        (each.tenant, each.kind) == (later.tenant, later.kind)
+        for each, later in zip(planned, planned[4:], strict=False)
+    )
     assert len({each.tenant for each in planned}) > 1
-    assert {each.session for each in planned} == {None}, "they leave at the trace's times, whether or not the answer before is there"
+    assert {each.session for each in planned} == {None}, (
+        "they leave at the trace's times, whether or not the answer before is there"
+    )
 
 
 def test_a_trace_without_ids_may_have_a_shared_prefix(tmp_path: Path) -> None:
     path = tmp_path / "azure.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"2023-11-16 18:15:{row:02}.5,{10 + row},9\n" for row in range(20)), encoding="utf-8")
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        + "".join(f"2023-11-16 18:15:{row:02}.5,{10 + row},9\n" for row in range(20)),
+        encoding="utf-8",
+    )
     kind = Kind(prompts=Prompts(shared_prefix_tokens=12))
 
-    planned = [str(each.prompt).split() for each in plan(Scenario(trace=Trace(format="azure", path=path), kinds=[kind]))]
+    planned = [
+        str(each.prompt).split() for each in plan(Scenario(trace=Trace(format="azure", path=path), kinds=[kind]))
+    ]
 
     assert [len(words) for words in planned] == [max(13, 10 + row) for row in range(20)]
     assert len({tuple(words[:12]) for words in planned}) == 1

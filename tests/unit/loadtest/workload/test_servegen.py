@@ -15,7 +15,9 @@ from penstock_loadtest.workload.traces import read_trace
 
 HEADER = "t_s,client,rate_rps,cv,pattern,shape,scale\n"
 RATES = HEADER + "".join(
-    f"{t},{client},{rate},1,{pattern},{shape},1\n" for t in (0, 600) for client, rate, pattern, shape in ((3, 2, "G", 1), (8, 1, "W", 0.7))
+    f"{t},{client},{rate},1,{pattern},{shape},1\n"
+    for t in (0, 600)
+    for client, rate, pattern, shape in ((3, 2, "G", 1), (8, 1, "W", 0.7))
 )
 
 
@@ -26,7 +28,9 @@ def flat(value: float) -> list[float]:
 def folder(tmp_path: Path, rates: str = RATES, lengths: list[dict[str, object]] | None = None) -> Path:
     """Returns the file of rates; the table of lengths lies beside it."""
     lines = lengths or [{"t_s": 0, "client": 3, "input_tokens": flat(100), "output_tokens": flat(10)}]
-    (tmp_path / "a_lengths.jsonl.gz").write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    (tmp_path / "a_lengths.jsonl.gz").write_bytes(
+        gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode())
+    )
     path = tmp_path / "a_client_rates.csv.gz"
     path.write_bytes(gzip.compress(rates.encode()))
     return path
@@ -85,12 +89,17 @@ def test_the_mean_rate_is_that_of_the_part_that_is_replayed(tmp_path: Path) -> N
     path = folder(tmp_path, HEADER + "0,1,2,1,G,1,1\n600,1,4,1,G,1,1\n")
 
     assert mean_rate(Trace(format="servegen", path=path)) == 3
-    assert mean_rate(Trace(format="servegen", path=path, start_s=300, end_s=660)) == pytest.approx((300 * 2 + 60 * 4) / 360)
+    assert mean_rate(Trace(format="servegen", path=path, start_s=300, end_s=660)) == pytest.approx(
+        (300 * 2 + 60 * 4) / 360
+    )
     with pytest.raises(ScenarioInvalid, match="no requests between 1200 s and inf s"):
         mean_rate(Trace(format="servegen", path=path, start_s=1200))
 
 
-@pytest.mark.parametrize(("pattern", "shape", "cv"), [("G", 4.0, 0.5), ("G", 1.0, 1.0), ("G", 1 / 9, 3.0), ("W", 1.0, 1.0), ("W", 0.5, 5**0.5)])
+@pytest.mark.parametrize(
+    ("pattern", "shape", "cv"),
+    [("G", 4.0, 0.5), ("G", 1.0, 1.0), ("G", 1 / 9, 3.0), ("W", 1.0, 1.0), ("W", 0.5, 5**0.5)],
+)
 def test_gaps_have_mean_1_and_the_shapes_variation(pattern: Pattern, shape: float, cv: float) -> None:
     times = Renewal(np.random.default_rng(1)).arrivals(200_000, pattern, shape)
     gaps = np.diff(times)
@@ -101,7 +110,8 @@ def test_gaps_have_mean_1_and_the_shapes_variation(pattern: Pattern, shape: floa
 
 @pytest.mark.parametrize(("pattern", "shape"), [("G", 1 / 25), ("G", 20.0), ("W", 0.4)])
 def test_a_process_is_in_equilibrium_from_the_start(pattern: Pattern, shape: float) -> None:
-    """Begun with an arrival instead, a bursty client would have a dozen requests more at every start, a steady one half a request less."""
+    """Begun with an arrival instead, a bursty client would have a dozen requests more at every start, a steady one half
+    a request less."""
     counts = [len(Renewal(np.random.default_rng([5, seed])).arrivals(2.0, pattern, shape)) for seed in range(20_000)]
 
     assert np.mean(counts) == pytest.approx(2.0, rel=0.1)
@@ -160,7 +170,9 @@ def test_an_unreadable_line_of_rates_is_reported_with_file_and_line(tmp_path: Pa
         ({"input_tokens": None}, "neither input_tokens nor text_tokens"),
     ],
 )
-def test_an_unreadable_line_of_lengths_is_reported_with_file_and_line(tmp_path: Path, change: dict[str, object], problem: str) -> None:
+def test_an_unreadable_line_of_lengths_is_reported_with_file_and_line(
+    tmp_path: Path, change: dict[str, object], problem: str
+) -> None:
     line: dict[str, object] = {"t_s": 0, "client": 3, "input_tokens": flat(100), "output_tokens": flat(10)}
     path = folder(tmp_path, lengths=[line, line | change])
 
@@ -181,7 +193,11 @@ def test_rates_without_lengths_ask_for_them(tmp_path: Path) -> None:
 
 def test_lengths_are_those_of_the_client_and_the_time(tmp_path: Path) -> None:
     path = tmp_path / "lengths.jsonl"
-    lines = [{"t_s": t, "client": c, "input_tokens": flat(t / 100 + c), "output_tokens": flat(c)} for t in (21600, 43200) for c in (1, 2)]
+    lines = [
+        {"t_s": t, "client": c, "input_tokens": flat(t / 100 + c), "output_tokens": flat(c)}
+        for t in (21600, 43200)
+        for c in (1, 2)
+    ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     table, rng = LengthTable.read(path, 0), np.random.default_rng(0)
 
@@ -196,7 +212,12 @@ def test_lengths_are_those_of_the_client_and_the_time(tmp_path: Path) -> None:
 def test_lengths_follow_their_quantiles_and_parts_of_a_prompt_add_up(tmp_path: Path) -> None:
     path = tmp_path / "lengths.jsonl"
     quantiles = [0.0, 1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99, 100]
-    path.write_text(json.dumps({"t_s": 0, "client": 1, "output_tokens": quantiles, "text_tokens": flat(7), "image_tokens": flat(1000)}) + "\n")
+    path.write_text(
+        json.dumps(
+            {"t_s": 0, "client": 1, "output_tokens": quantiles, "text_tokens": flat(7), "image_tokens": flat(1000)}
+        )
+        + "\n"
+    )
 
     prompt, output = LengthTable.read(path, 0).draw(0, 1, 20_000, np.random.default_rng(0))
 

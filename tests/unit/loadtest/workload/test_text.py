@@ -36,7 +36,10 @@ def test_a_key_is_the_same_text_in_every_process_and_order() -> None:
     assert maker().block_tokens([3, 4], 2, 4) == [15174, 2621, 7327, 4903]
 
 
-@given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3), st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3))
+@given(
+    st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3),
+    st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=3),
+)
 def test_different_keys_are_different_texts(key: list[int], other: list[int]) -> None:
     assert (maker().tokens(8, *key) == maker().tokens(8, *other)) == (key == other)
 
@@ -114,7 +117,8 @@ def test_a_corpus_is_read_from_its_path(tmp_path: Path) -> None:
 
 
 def conversations(folder: Path) -> Path:
-    """A small trace in the form of Mooncake's: chats whose turns repeat what came before, a system prompt that many share, ends that fill no block."""
+    """A small trace in the form of Mooncake's: chats whose turns repeat what came before, a system prompt that many
+    share, ends that fill no block."""
     rng = np.random.default_rng(3)
     fresh = iter(range(1, 10_000))
     chats: list[list[int]] = [[0] for _ in range(12)]
@@ -123,13 +127,19 @@ def conversations(folder: Path) -> Path:
             chat = chats[int(rng.integers(len(chats)))]
             chat += [next(fresh) for _ in range(int(rng.integers(1, 5)))]
             ids = [*chat, next(fresh)]
-            row = {"timestamp": at, "input_length": 512 * len(chat) + int(rng.integers(1, 513)), "output_length": 5, "hash_ids": ids}
+            row = {
+                "timestamp": at,
+                "input_length": 512 * len(chat) + int(rng.integers(1, 513)),
+                "output_length": 5,
+                "hash_ids": ids,
+            }
             file.write(json.dumps(row) + "\n")
     return folder / "small_trace.jsonl"
 
 
 def rate_in_file(path: Path, rows: int) -> float:
-    """The ideal hit rate of a file's hash_ids, straight from its JSON: every id a trace repeats stands behind the same ids."""
+    """The ideal hit rate of a file's hash_ids, straight from its JSON: every id a trace repeats stands behind the same
+    ids."""
     seen: set[int] = set()
     hits = total = 0
     for line in path.read_text().splitlines()[:rows]:
@@ -167,7 +177,10 @@ def test_a_small_trace_keeps_its_ideal_hit_rate_as_token_ids(tmp_path: Path, sca
 def test_a_small_trace_keeps_its_ideal_hit_rate_as_text(tmp_path: Path, demo: Tokenizer, scale: float) -> None:
     path = conversations(tmp_path)
 
-    texts = (maker().block_words(row.hash_ids or [], row.block_tokens, row.prompt_tokens) for row in rows_of(path, scale, 150))
+    texts = (
+        maker().block_words(row.hash_ids or [], row.block_tokens, row.prompt_tokens)
+        for row in rows_of(path, scale, 150)
+    )
     rate = ideal_hit_rate((demo.encode(text, False) for text in texts), round(512 * scale))
 
     assert rate == pytest.approx(rate_in_file(path, 150), abs=1e-12 if scale == 1 else 0.01)
@@ -187,7 +200,9 @@ def test_the_real_traces_keep_their_ideal_hit_rate(data_dir: Path, name: str, sc
 def test_the_real_traces_keep_their_ideal_hit_rate_as_text(data_dir: Path, demo: Tokenizer) -> None:
     path = data_dir / "mooncake" / "conversation_trace.jsonl"
 
-    texts = (maker().block_words(row.hash_ids or [], row.block_tokens, row.prompt_tokens) for row in rows_of(path, 1, 300))
+    texts = (
+        maker().block_words(row.hash_ids or [], row.block_tokens, row.prompt_tokens) for row in rows_of(path, 1, 300)
+    )
     rate = ideal_hit_rate((demo.encode(text, False) for text in texts), 512)
 
     assert rate == pytest.approx(rate_in_file(path, 300), abs=1e-12)

@@ -40,7 +40,13 @@ def mooncake(tmp_path: Path, *changes: dict[str, Any]) -> Path:
 def test_a_mooncake_line_is_a_row_with_its_time_in_seconds(tmp_path: Path) -> None:
     (row,) = read_mooncake(mooncake(tmp_path, {}))
 
-    assert (row.at_s, row.prompt_tokens, row.output_tokens, row.hash_ids, row.block_tokens) == (1.0, 1100, 9, [3, 4, 5], 512)
+    assert (row.at_s, row.prompt_tokens, row.output_tokens, row.hash_ids, row.block_tokens) == (
+        1.0,
+        1100,
+        9,
+        [3, 4, 5],
+        512,
+    )
 
 
 def test_blocks_that_a_trace_has_not_hashed_get_ids_that_no_other_row_has(tmp_path: Path) -> None:
@@ -53,7 +59,9 @@ def test_blocks_that_a_trace_has_not_hashed_get_ids_that_no_other_row_has(tmp_pa
 
 
 def test_a_line_with_a_chat_id_is_bailians_with_seconds_and_blocks_of_16(tmp_path: Path) -> None:
-    (row,) = read_mooncake(mooncake(tmp_path, {"chat_id": 159, "parent_chat_id": -1, "turn": 1, "timestamp": 61.114, "input_length": 33}))
+    (row,) = read_mooncake(
+        mooncake(tmp_path, {"chat_id": 159, "parent_chat_id": -1, "turn": 1, "timestamp": 61.114, "input_length": 33})
+    )
 
     assert (row.at_s, row.block_tokens, row.hash_ids) == (61.114, 16, [3, 4, 5])
 
@@ -72,7 +80,9 @@ def test_a_line_with_a_chat_id_is_bailians_with_seconds_and_blocks_of_16(tmp_pat
         ({"timestamp": 0}, "the time runs back by 1.5 s"),
     ],
 )
-def test_an_unreadable_mooncake_line_is_reported_with_file_and_line(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+def test_an_unreadable_mooncake_line_is_reported_with_file_and_line(
+    tmp_path: Path, change: dict[str, Any], problem: str
+) -> None:
     path = mooncake(tmp_path, {}, {"timestamp": 1500}, change)
 
     with pytest.raises(TraceInvalid) as caught:
@@ -100,14 +110,21 @@ def test_rows_are_read_only_as_they_are_asked_for(tmp_path: Path) -> None:
 def test_azure_times_count_from_the_first_row(tmp_path: Path) -> None:
     rows = list(read_azure(written(tmp_path, AZURE)))
 
-    assert [(row.at_s, row.prompt_tokens, row.output_tokens) for row in rows] == [(0, 4808, 10), (0.052, 110, 27), (60.052, 7, 3)]
+    assert [(row.at_s, row.prompt_tokens, row.output_tokens) for row in rows] == [
+        (0, 4808, 10),
+        (0.052, 110, 27),
+        (60.052, 7, 3),
+    ]
     assert rows[0].hash_ids is None
 
 
 def test_azures_newer_files_have_a_time_zone_or_a_further_column(tmp_path: Path) -> None:
     text = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00+00:00,0,5,6\n2024-05-10 00:00:00.5+00:00,2,7,8\n"
 
-    assert [(row.at_s, row.prompt_tokens, row.output_tokens) for row in read_azure(written(tmp_path, text))] == [(0, 5, 6), (0.5, 7, 8)]
+    assert [(row.at_s, row.prompt_tokens, row.output_tokens) for row in read_azure(written(tmp_path, text))] == [
+        (0, 5, 6),
+        (0.5, 7, 8),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +148,9 @@ def test_an_unreadable_azure_line_is_reported_with_file_and_line(tmp_path: Path,
 
 
 def test_rows_that_are_a_little_out_of_order_leave_with_the_row_before_them(tmp_path: Path) -> None:
-    rows = list(read_azure(written(tmp_path, AZURE + "2023-11-16 18:18:03.5319600,1,2\n2023-11-16 18:18:05.9799600,3,4\n")))
+    rows = list(
+        read_azure(written(tmp_path, AZURE + "2023-11-16 18:18:03.5319600,1,2\n2023-11-16 18:18:05.9799600,3,4\n"))
+    )
 
     assert [row.at_s for row in rows[2:]] == [60.052, 60.052, 62]
 
@@ -148,7 +167,12 @@ def test_burstgpt_rows_count_from_the_first_and_failed_ones_are_left_out(tmp_pat
 def test_burstgpts_newer_files_have_sessions_whose_turns_are_counted(tmp_path: Path) -> None:
     rows = list(read_burstgpt(written(tmp_path, BURSTGPT_SESSIONS)))
 
-    assert [(row.at_s, row.session, row.turn) for row in rows] == [(0, "aa", 0), (51, "bb", 0), (82, "aa", 1), (90, None, 0)]
+    assert [(row.at_s, row.session, row.turn) for row in rows] == [
+        (0, "aa", 0),
+        (51, "bb", 0),
+        (82, "aa", 1),
+        (90, None, 0),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +200,9 @@ def test_a_part_of_a_trace_is_replayed_from_zero_at_another_speed(tmp_path: Path
 
 
 def test_lengths_are_scaled_rounded_cut_and_never_0(tmp_path: Path) -> None:
-    trace = Trace(format="azure", path=written(tmp_path, AZURE), token_scale=0.1, max_prompt_tokens=300, max_output_tokens=2)
+    trace = Trace(
+        format="azure", path=written(tmp_path, AZURE), token_scale=0.1, max_prompt_tokens=300, max_output_tokens=2
+    )
 
     assert [(row.prompt_tokens, row.output_tokens) for row in read_trace(trace)] == [(300, 1), (11, 2), (1, 1)]
 
@@ -186,7 +212,11 @@ def test_scaled_blocks_begin_where_they_begin_in_every_other_prompt(tmp_path: Pa
 
     rows = list(read_trace(Trace(format="mooncake", path=path, token_scale=0.1)))
 
-    assert [(row.block_tokens, row.prompt_tokens, row.hash_ids) for row in rows] == [(51, 102 + 8, [3, 4, 5]), (51, 153, [3, 4, 5]), (51, 103, [3, 4, 5])]
+    assert [(row.block_tokens, row.prompt_tokens, row.hash_ids) for row in rows] == [
+        (51, 102 + 8, [3, 4, 5]),
+        (51, 153, [3, 4, 5]),
+        (51, 103, [3, 4, 5]),
+    ]
 
 
 def test_a_cut_prompt_keeps_the_ids_of_the_blocks_that_are_left(tmp_path: Path) -> None:
@@ -194,7 +224,12 @@ def test_a_cut_prompt_keeps_the_ids_of_the_blocks_that_are_left(tmp_path: Path) 
 
     rows = [next(read_trace(Trace(format="mooncake", path=path, max_prompt_tokens=cut))) for cut in (1, 512, 513, 5000)]
 
-    assert [(row.prompt_tokens, row.hash_ids) for row in rows] == [(1, [3]), (512, [3]), (513, [3, 4]), (1100, [3, 4, 5])]
+    assert [(row.prompt_tokens, row.hash_ids) for row in rows] == [
+        (1, [3]),
+        (512, [3]),
+        (513, [3, 4]),
+        (1100, [3, 4, 5]),
+    ]
 
 
 def test_a_part_without_a_request_is_reported(tmp_path: Path) -> None:
@@ -205,7 +240,9 @@ def test_a_part_without_a_request_is_reported(tmp_path: Path) -> None:
 def test_a_rate_is_refused_where_there_are_no_client_rates(tmp_path: Path) -> None:
     path = written(tmp_path, "t_s,client,input_tokens,output_tokens\n1,2,3,4\n")
 
-    with pytest.raises(ScenarioInvalid, match=r"trace.rate is for ServeGen's client rates, which .*trace.csv does not hold"):
+    with pytest.raises(
+        ScenarioInvalid, match=r"trace.rate is for ServeGen's client rates, which .*trace.csv does not hold"
+    ):
         list(read_trace(Trace(format="servegen", path=path, rate=2)))
 
 
@@ -219,7 +256,9 @@ def test_the_real_mooncake_traces_are_read_whole(data_dir: Path, name: str, rows
 
 @pytest.mark.parametrize(("name", "rows", "prompt", "output"), [("code", 7148, 2028, 27), ("conv", 13828, 1203, 201)])
 def test_the_real_azure_traces_are_read_whole(data_dir: Path, name: str, rows: int, prompt: int, output: int) -> None:
-    read = list(read_trace(Trace(format="azure", path=data_dir / "azure_llm_2023" / f"AzureLLMInferenceTrace_{name}.csv")))
+    read = list(
+        read_trace(Trace(format="azure", path=data_dir / "azure_llm_2023" / f"AzureLLMInferenceTrace_{name}.csv"))
+    )
 
     assert len(read) == rows
     assert sum(row.prompt_tokens for row in read) / rows == pytest.approx(prompt, abs=25)

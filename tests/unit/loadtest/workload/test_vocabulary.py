@@ -13,7 +13,9 @@ def byte_pairs(words: list[str]) -> Tokenizer:
     """A byte-level tokenizer of which these words, alone and behind a space, are single tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=10_000, min_frequency=1, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=10_000, min_frequency=1, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     tokenizer.train_from_iterator((f"{word} {word}" for word in words), trainer)
     return tokenizer
 
@@ -27,7 +29,11 @@ def test_every_word_is_one_token_of_the_demo_model_wherever_it_stands() -> None:
     """Without a tokenizer.json, made-up text is exact for this vocabulary all the same."""
     tokenizer = load_platform_tokenizer(resolve("demo"))
 
-    assert [word for word in WORDS if len(tokenizer.encode(f"{word} {word}", False)) != 2 or len(tokenizer.encode(word, False)) != 1] == []
+    assert [
+        word
+        for word in WORDS
+        if len(tokenizer.encode(f"{word} {word}", False)) != 2 or len(tokenizer.encode(word, False)) != 1
+    ] == []
 
 
 def test_words_that_are_several_tokens_are_left_out() -> None:

@@ -72,7 +72,21 @@ class FakeRemote:
     @property
     def load(self) -> Load:
         self.num_reports += 1
-        return Load("epoch", 0, 1, 0, 0, 0, 0, 1, 1, COSTS, 1, resident_adapters=tuple(self.resident), failed_adapters=self.failed)
+        return Load(
+            "epoch",
+            0,
+            1,
+            0,
+            0,
+            0,
+            0,
+            1,
+            1,
+            COSTS,
+            1,
+            resident_adapters=tuple(self.resident),
+            failed_adapters=self.failed,
+        )
 
     def load_adapter(self, digest: str) -> None:
         if self.error is not None:
@@ -94,7 +108,9 @@ class Adapters:
 
     async def upload(self, name: str = "mine", fill: int = 0, **changes: Any) -> httpx.Response:
         folder = write(self.files / os.urandom(4).hex(), fill=fill, **changes)
-        return await self.post({"name": name}, *((file, (folder / file).read_bytes()) for file in (CONFIG_FILE, WEIGHTS_FILE)))
+        return await self.post(
+            {"name": name}, *((file, (folder / file).read_bytes()) for file in (CONFIG_FILE, WEIGHTS_FILE))
+        )
 
     async def post(self, fields: dict[str, str], *files: tuple[str, bytes]) -> httpx.Response:
         return await self.world.client.post("/v1/adapters", data=fields, files=[("file", file) for file in files])
@@ -105,31 +121,54 @@ class Adapters:
 
 def pool(name: str, model: str = "checkpoint", max_rank: int | None = 4) -> PoolSpec:
     base = None if max_rank is None else AdapterBase(shapes=BASE, max_rank=max_rank)
-    return PoolSpec(name=name, served_names=(MODEL,), tier="edge", model=model, app_name=f"pool-{name}", adapters=base, max_model_len=CONTEXT)
+    return PoolSpec(
+        name=name,
+        served_names=(MODEL,),
+        tier="edge",
+        model=model,
+        app_name=f"pool-{name}",
+        adapters=base,
+        max_model_len=CONTEXT,
+    )
 
 
 PROVIDER = ProviderConfig(name="p", base_url="http://provider.test/v1", served_names=(MODEL,), model="large")
 SERVED = ServedModel(
-    MODEL, ("pool-a", "pool-b"), TOKENIZER, lambda: CONTEXT, DIGEST, routes=(Route("edge", ("pool-a", "pool-b")), Route("cloud", (), provider="p"))
+    MODEL,
+    ("pool-a", "pool-b"),
+    TOKENIZER,
+    lambda: CONTEXT,
+    DIGEST,
+    routes=(Route("edge", ("pool-a", "pool-b")), Route("cloud", (), provider="p")),
 )
 
 
 @asynccontextmanager
 async def serving(
-    tmp_path: Path, *remotes: FakeRemote, models: Iterable[ServedModel] = (SERVED,), settings: Settings | None = None, **config: Any
+    tmp_path: Path,
+    *remotes: FakeRemote,
+    models: Iterable[ServedModel] = (SERVED,),
+    settings: Settings | None = None,
+    **config: Any,
 ) -> AsyncIterator[Adapters]:
     """pool-a serves adapters, pool-b does not."""
     registry, store = FakeRegistry(), AdapterStore(tmp_path / "store")
     by_name = {model.name: model for model in models}
-    adapted = AdapterModels(cast(Registry, registry), by_name, {"pool-a": pool("pool-a"), "pool-b": pool("pool-b", max_rank=None)})
+    adapted = AdapterModels(
+        cast(Registry, registry), by_name, {"pool-a": pool("pool-a"), "pool-b": pool("pool-b", max_rank=None)}
+    )
 
     def ready(pools: Iterable[str]) -> Iterable[FakeRemote]:
         wanted = tuple(pools)
         assert wanted in ((), ("pool-a",))
         return remotes if wanted else ()
 
-    deps = AdapterDeps(AdaptersConfig(load_timeout_s=0.05, **config), cast(Registry, registry), store, adapted, Spreader(ready))
-    async with gateway(models=by_name, adapters=deps, settings=settings, providers=(PROVIDER,), num_gateways=1) as world:
+    deps = AdapterDeps(
+        AdaptersConfig(load_timeout_s=0.05, **config), cast(Registry, registry), store, adapted, Spreader(ready)
+    )
+    async with gateway(
+        models=by_name, adapters=deps, settings=settings, providers=(PROVIDER,), num_gateways=1
+    ) as world:
         yield Adapters(world, registry, store, list(remotes), tmp_path / "files")
 
 
@@ -150,7 +189,11 @@ def test_an_uploaded_adapter_is_stored_registered_loaded_and_named_by_the_next_r
             assert [answer.json()["model"] for answer in answers] == ["mine", f"{MODEL}:mine", MODEL]
             generations = adapters.world.dispatcher.generations
             assert [generation.adapter for generation in generations] == [digest, digest, None]
-            assert [generation.pools for generation in generations] == [("pool-a",), ("pool-a",), ("pool-a", "pool-b", "p")]
+            assert [generation.pools for generation in generations] == [
+                ("pool-a",),
+                ("pool-a",),
+                ("pool-a", "pool-b", "p"),
+            ]
             assert answers[0].json()["system_fingerprint"] == f"fp_{DIGEST[:12]}_{digest[:12]}"
 
     run(main)
@@ -164,7 +207,11 @@ def test_the_state_says_how_far_the_replicas_are(tmp_path: Path) -> None:
             remotes[0].resident.clear()
             stored = (await adapters.get("/v1/adapters/mine")).json()
 
-            assert (partly["state"], partly["replicas"], partly["error"]) == ("partly_loaded", {"live": 3, "loaded": 1}, "It does not fit.")
+            assert (partly["state"], partly["replicas"], partly["error"]) == (
+                "partly_loaded",
+                {"live": 3, "loaded": 1},
+                "It does not fit.",
+            )
             assert (stored["state"], stored["replicas"]["loaded"]) == ("stored", 0)
 
     run(main)
@@ -187,7 +234,9 @@ def test_names_are_the_tenants_own(tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_deleted_adapter_ends_at_once_and_replicas_drop_it_unless_somebody_else_owns_the_files(tmp_path: Path) -> None:
+def test_a_deleted_adapter_ends_at_once_and_replicas_drop_it_unless_somebody_else_owns_the_files(
+    tmp_path: Path,
+) -> None:
     async def main() -> None:
         async with serving(tmp_path, FakeRemote()) as adapters:
             for name in ("first", "second"):
@@ -228,15 +277,34 @@ def test_a_replaced_adapter_has_a_new_version_and_the_old_one_is_dropped(tmp_pat
         (lambda adapters: adapters.upload(r=5, tensors=tensors_of(rank=5)), "serves ranks up to 4"),
         (lambda adapters: adapters.upload(use_dora=True), "DoRA"),
         (lambda adapters: adapters.post({"name": "x"}, ("adapter_model.bin", b"")), "is a pickle"),
-        (lambda adapters: adapters.post({"name": "x"}, (CONFIG_FILE, b"{}")), "lacks the file adapter_model.safetensors"),
-        (lambda adapters: adapters.post({"name": "x"}, (CONFIG_FILE, b"{}"), (CONFIG_FILE, b"{}")), "holds adapter_config.json twice"),
+        (
+            lambda adapters: adapters.post({"name": "x"}, (CONFIG_FILE, b"{}")),
+            "lacks the file adapter_model.safetensors",
+        ),
+        (
+            lambda adapters: adapters.post({"name": "x"}, (CONFIG_FILE, b"{}"), (CONFIG_FILE, b"{}")),
+            "holds adapter_config.json twice",
+        ),
         (lambda adapters: adapters.post({"name": "x", "colour": "red"}, (CONFIG_FILE, b"{}")), "has a field 'colour'"),
         (lambda adapters: adapters.post({"name": "x" * 5000}, (CONFIG_FILE, b"{}")), "is longer than 4096 bytes"),
-        (lambda adapters: adapters.world.client.post("/v1/adapters", json={"name": "x", "path": "y"}), "has no import folder"),
-        (lambda adapters: adapters.world.client.post("/v1/adapters", json={"name": "x"}), "Missing required parameter: 'path'"),
-        (lambda adapters: adapters.world.client.post("/v1/adapters", content=b"--b", headers={"content-type": "multipart/form-data"}), "has no boundary"),
         (
-            lambda adapters: adapters.world.client.post("/v1/adapters", content=b"nonsense", headers={"content-type": "multipart/form-data; boundary=b"}),
+            lambda adapters: adapters.world.client.post("/v1/adapters", json={"name": "x", "path": "y"}),
+            "has no import folder",
+        ),
+        (
+            lambda adapters: adapters.world.client.post("/v1/adapters", json={"name": "x"}),
+            "Missing required parameter: 'path'",
+        ),
+        (
+            lambda adapters: adapters.world.client.post(
+                "/v1/adapters", content=b"--b", headers={"content-type": "multipart/form-data"}
+            ),
+            "has no boundary",
+        ),
+        (
+            lambda adapters: adapters.world.client.post(
+                "/v1/adapters", content=b"nonsense", headers={"content-type": "multipart/form-data; boundary=b"}
+            ),
             "is no multipart/form-data",
         ),
         (
@@ -249,7 +317,9 @@ def test_a_replaced_adapter_has_a_new_version_and_the_old_one_is_dropped(tmp_pat
         ),
     ],
 )
-def test_what_is_refused_leaves_nothing_behind(change: Callable[[Adapters], Any], sentence: str, tmp_path: Path) -> None:
+def test_what_is_refused_leaves_nothing_behind(
+    change: Callable[[Adapters], Any], sentence: str, tmp_path: Path
+) -> None:
     async def main() -> None:
         async with serving(tmp_path, FakeRemote()) as adapters:
             response = await change(adapters)
@@ -283,7 +353,9 @@ def test_an_upload_beyond_the_bound_is_cut_off(tmp_path: Path) -> None:
 
     async def main() -> None:
         async with serving(tmp_path, FakeRemote(), max_bytes=2**20) as adapters:
-            endless = await adapters.world.client.post("/v1/adapters", content=parts(), headers={"content-type": "multipart/form-data; boundary=b"})
+            endless = await adapters.world.client.post(
+                "/v1/adapters", content=parts(), headers={"content-type": "multipart/form-data; boundary=b"}
+            )
             declared = await adapters.post({"name": "x"}, (WEIGHTS_FILE, bytes(2**21)))
 
             assert (endless.status_code, declared.status_code) == (413, 413)
@@ -295,7 +367,10 @@ def test_an_upload_beyond_the_bound_is_cut_off(tmp_path: Path) -> None:
 def test_a_client_that_hangs_up_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, FakeRemote()) as adapters:
-            begun = b'--b\r\nContent-Disposition: form-data; name="file"; filename="adapter_model.safetensors"\r\n\r\n' + bytes(2**21)
+            begun = (
+                b'--b\r\nContent-Disposition: form-data; name="file"; filename="adapter_model.safetensors"\r\n\r\n'
+                + bytes(2**21)
+            )
             messages = iter([{"type": "http.request", "body": begun, "more_body": True}, {"type": "http.disconnect"}])
             seen: list[list[Path]] = []
 
@@ -306,8 +381,13 @@ def test_a_client_that_hangs_up_half_way_leaves_nothing_behind(tmp_path: Path) -
             async def send(_message: Any) -> None:
                 raise AssertionError("there is nobody to be answered")
 
-            headers = [(b"authorization", f"Bearer {KEY}".encode()), (b"content-type", b"multipart/form-data; boundary=b")]
-            await adapters.world.app({"type": "http", "method": "POST", "path": "/v1/adapters", "headers": headers}, receive, send)
+            headers = [
+                (b"authorization", f"Bearer {KEY}".encode()),
+                (b"content-type", b"multipart/form-data; boundary=b"),
+            ]
+            await adapters.world.app(
+                {"type": "http", "method": "POST", "path": "/v1/adapters", "headers": headers}, receive, send
+            )
 
             assert [len(files) for files in seen] == [0, 1]
             assert [place for place in (tmp_path / "store").iterdir() if place.is_dir()] == []
@@ -327,7 +407,10 @@ def test_no_tenant_can_take_all_the_places_for_uploads(tmp_path: Path) -> None:
                 yield b"--b"
 
             headers = {"content-type": "multipart/form-data; boundary=b"}
-            slow = [asyncio.create_task(adapters.world.client.post("/v1/adapters", content=stalled(), headers=headers)) for _ in range(MAX_TENANT_UPLOADS)]
+            slow = [
+                asyncio.create_task(adapters.world.client.post("/v1/adapters", content=stalled(), headers=headers))
+                for _ in range(MAX_TENANT_UPLOADS)
+            ]
             for _ in slow:
                 await begun.get()
 
@@ -346,13 +429,19 @@ def test_no_tenant_can_take_all_the_places_for_uploads(tmp_path: Path) -> None:
 
 def test_an_upload_counts_among_the_requests_per_minute_and_against_no_other_limit(tmp_path: Path) -> None:
     async def main() -> None:
-        async with serving(tmp_path, FakeRemote(), settings=Settings(limits=Limits(requests_per_minute=3, max_parallel=1))) as adapters:
+        async with serving(
+            tmp_path, FakeRemote(), settings=Settings(limits=Limits(requests_per_minute=3, max_parallel=1))
+        ) as adapters:
             uploads = [await adapters.upload(fill=fill) for fill in range(2)]
             answer = await adapters.world.chat(max_tokens=1)
             refused = await adapters.upload(fill=2)
 
             assert [upload.status_code for upload in uploads] == [201, 201], "what is over takes no place"
-            assert [upload.headers["x-ratelimit-remaining-requests"] for upload in (*uploads, answer)] == ["2", "1", "0"]
+            assert [upload.headers["x-ratelimit-remaining-requests"] for upload in (*uploads, answer)] == [
+                "2",
+                "1",
+                "0",
+            ]
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
             assert 1 <= int(refused.headers["retry-after"]) <= 61
             assert adapters.registry.records["tenant-1", "mine"].version == 2
@@ -364,7 +453,9 @@ def bytes_in(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def test_fifty_versions_stay_within_the_tenants_share_of_the_disk_and_what_was_replaced_makes_room_in_time(tmp_path: Path) -> None:
+def test_fifty_versions_stay_within_the_tenants_share_of_the_disk_and_what_was_replaced_makes_room_in_time(
+    tmp_path: Path,
+) -> None:
     """The share is two adapters of this size; one more may lie beside them until what it replaced is swept."""
     size = bytes_in(write(tmp_path / "one"))
 
@@ -420,7 +511,11 @@ def test_no_upload_begins_that_could_fill_the_disk(tmp_path: Path) -> None:
         async with serving(tmp_path, FakeRemote(), max_bytes=free) as adapters:
             refused = await adapters.upload()
 
-            assert (refused.status_code, refused.json()["error"]["code"], refused.headers["retry-after"]) == (503, "overloaded", "60")
+            assert (refused.status_code, refused.json()["error"]["code"], refused.headers["retry-after"]) == (
+                503,
+                "overloaded",
+                "60",
+            )
             assert "not enough room" in refused.text
             assert bytes_in(tmp_path / "store") == 0
 
@@ -470,7 +565,9 @@ def test_with_several_base_models_one_must_be_named(tmp_path: Path) -> None:
             named = await adapters.post({"name": "mine", "base_model": "large"}, *files)
 
             assert "name the one it was made for: tiny, large" in unnamed.json()["error"]["message"]
-            assert "No model 'huge' is served with adapters; there are: tiny, large" in unknown.json()["error"]["message"]
+            assert (
+                "No model 'huge' is served with adapters; there are: tiny, large" in unknown.json()["error"]["message"]
+            )
             assert named.json()["base_model"] == "large"
             assert (await adapters.world.chat(model="large:mine")).status_code == 200
             assert (await adapters.world.chat(model=f"{MODEL}:mine")).status_code == 404
@@ -495,7 +592,9 @@ def test_a_tenant_that_may_not_use_the_base_model_may_not_use_an_adapter_of_it(t
 def test_an_adapter_of_a_checkpoint_that_is_served_no_more_is_not_found(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving(tmp_path, FakeRemote()) as adapters:
-            await adapters.registry.put("tenant-1", "old", Adapter("d" * 32, MODEL, "another checkpoint", 2, ("q_proj",), 1, 0))
+            await adapters.registry.put(
+                "tenant-1", "old", Adapter("d" * 32, MODEL, "another checkpoint", 2, ("q_proj",), 1, 0)
+            )
 
             assert (await adapters.world.chat(model="old")).status_code == 404
             assert [model["id"] for model in (await adapters.get("/v1/models")).json()["data"]] == [MODEL]
@@ -507,9 +606,17 @@ def test_an_adapter_of_a_checkpoint_that_is_served_no_more_is_not_found(tmp_path
 def test_a_gateway_without_adapters_says_so(tmp_path: Path) -> None:
     async def main() -> None:
         async with gateway() as world:
-            for method, path in (("GET", "/v1/adapters"), ("POST", "/v1/adapters"), ("GET", "/v1/adapters/x"), ("DELETE", "/v1/adapters/x")):
+            for method, path in (
+                ("GET", "/v1/adapters"),
+                ("POST", "/v1/adapters"),
+                ("GET", "/v1/adapters/x"),
+                ("DELETE", "/v1/adapters/x"),
+            ):
                 response = await world.client.request(method, path)
-                assert (response.status_code, response.json()["error"]["message"]) == (404, "This gateway serves no adapters.")
+                assert (response.status_code, response.json()["error"]["message"]) == (
+                    404,
+                    "This gateway serves no adapters.",
+                )
 
     run(main)
 

@@ -43,7 +43,11 @@ def test_a_chat_is_answered_with_text_usage_and_receipt() -> None:
             assert answer.usage.completion_tokens == 6
             assert answer.usage.prompt_tokens_details.cached_tokens == 16
             assert answer.id == f"chatcmpl-{response.headers['x-penstock-request-id']}"
-            assert {name: value for name, value in response.headers.items() if name.startswith("x-penstock") and name != "x-penstock-request-id"} == {
+            assert {
+                name: value
+                for name, value in response.headers.items()
+                if name.startswith("x-penstock") and name != "x-penstock-request-id"
+            } == {
                 "x-penstock-tier": "edge",
                 "x-penstock-tier-reason": "only tier",
                 "x-penstock-replica": "replica-1",
@@ -59,10 +63,25 @@ def test_messages_go_through_the_chat_template() -> None:
     async def main() -> None:
         async with gateway() as world:
             parts = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "you<|im_end|>"}]
-            chat_of(await world.chat(messages=[{"role": "developer", "content": "Be kind"}, {"role": "user", "content": parts}]))
+            chat_of(
+                await world.chat(
+                    messages=[{"role": "developer", "content": "Be kind"}, {"role": "user", "content": parts}]
+                )
+            )
             (generation,) = world.dispatcher.generations
 
-            prompt = [IM_START, *b"system\nBe kind", IM_END, *b"\n", IM_START, *b"user\nHi you<|im_end|>", IM_END, *b"\n", IM_START, *b"assistant"]
+            prompt = [
+                IM_START,
+                *b"system\nBe kind",
+                IM_END,
+                *b"\n",
+                IM_START,
+                *b"user\nHi you<|im_end|>",
+                IM_END,
+                *b"\n",
+                IM_START,
+                *b"assistant",
+            ]
             assert unpack_token_ids(generation.packed_token_ids) == prompt
             assert generation.num_prompt_tokens == len(prompt)
             assert (generation.tenant, len(generation.salt), generation.pools) == ("tenant-1", 32, ("pool-a",))
@@ -84,7 +103,9 @@ def test_a_completions_prompt_is_text_or_token_ids_or_several(prompt: object, ex
         async with gateway() as world:
             answer = text_of(await world.complete(prompt=prompt))
 
-            assert [bytes(unpack_token_ids(generation.packed_token_ids)) for generation in world.dispatcher.generations] == expected
+            assert [
+                bytes(unpack_token_ids(generation.packed_token_ids)) for generation in world.dispatcher.generations
+            ] == expected
             assert [choice.index for choice in answer.choices] == list(range(len(expected)))
             assert answer.usage
             assert answer.usage.prompt_tokens == sum(map(len, expected))
@@ -92,7 +113,10 @@ def test_a_completions_prompt_is_text_or_token_ids_or_several(prompt: object, ex
     run(main)
 
 
-@pytest.mark.parametrize("prompt", ["", [], [[]], ["a", 1], ["a", [1]], [VOCAB_SIZE], [-1], [[1], [2**40]], ["a", ""], ["a"] * 129, [[1]] * 129])
+@pytest.mark.parametrize(
+    "prompt",
+    ["", [], [[]], ["a", 1], ["a", [1]], [VOCAB_SIZE], [-1], [[1], [2**40]], ["a", ""], ["a"] * 129, [[1]] * 129],
+)
 def test_a_prompt_that_can_not_be_read_is_refused(prompt: object) -> None:
     async def main() -> None:
         async with gateway() as world:
@@ -188,7 +212,10 @@ def test_chat_logprobs_have_bytes() -> None:
 
             assert logprobs is not None
             assert [item.bytes for item in logprobs.content] == [[0xC3], [0xA9]]
-            assert [(top.token, top.logprob, top.bytes) for top in logprobs.content[0].top_logprobs] == [("\0", -1.0, [0]), ("\x01", -2.0, [1])]
+            assert [(top.token, top.logprob, top.bytes) for top in logprobs.content[0].top_logprobs] == [
+                ("\0", -1.0, [0]),
+                ("\x01", -2.0, [1]),
+            ]
 
     run(main)
 
@@ -227,7 +254,10 @@ def test_logprobs_that_an_engine_does_not_have_are_null() -> None:
         ({"Authorization": f"Bearer {KEY[:-1]}0"}, "unknown"),
     ],
 )
-@pytest.mark.parametrize(("method", "path"), [("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/x")])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/x")],
+)
 def test_a_bad_key_is_refused(headers: dict[str, str], words: str, method: str, path: str) -> None:
     async def main() -> None:
         async with gateway() as world:
@@ -259,7 +289,10 @@ def test_an_unknown_model_is_refused() -> None:
 
             assert response.status_code == 404
             assert error_of(response) == ErrorDetail(
-                message="The model 'gpt-9' does not exist or you do not have access to it.", type="invalid_request_error", param="model", code="model_not_found"
+                message="The model 'gpt-9' does not exist or you do not have access to it.",
+                type="invalid_request_error",
+                param="model",
+                code="model_not_found",
             )
 
     run(main)
@@ -315,7 +348,8 @@ def test_a_body_that_does_not_come_is_refused_in_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "allow"), [("GET", "/v1/completions", "POST"), ("POST", "/v1/models", "GET, HEAD"), ("DELETE", "/healthz", "GET, HEAD")]
+    ("method", "path", "allow"),
+    [("GET", "/v1/completions", "POST"), ("POST", "/v1/models", "GET, HEAD"), ("DELETE", "/healthz", "GET, HEAD")],
 )
 def test_a_wrong_method_is_refused(method: str, path: str, allow: str) -> None:
     async def main() -> None:
@@ -338,7 +372,11 @@ def test_more_requests_than_a_gateway_holds_are_refused_and_counted_off_again() 
             others = [await world.client.get(path) for path in ("/v1/models", "/healthz", "/metrics")]
             gate.set()
 
-            assert (refused.status_code, error_of(refused).code, refused.headers["retry-after"]) == (503, "overloaded", "1")
+            assert (refused.status_code, error_of(refused).code, refused.headers["retry-after"]) == (
+                503,
+                "overloaded",
+                "1",
+            )
             assert [other.status_code for other in others] == [200, 200, 200]
             assert [(await task).status_code for task in held] == [200, 200]
             assert [(await world.chat()).status_code for _ in range(3)] == [200, 200, 200]
@@ -362,7 +400,10 @@ def test_an_admin_port_has_the_metrics_and_nothing_of_the_api() -> None:
         async with gateway(config=GatewayConfig(admin_port=8001)) as world:
 
             async def statuses(base: str) -> list[int]:
-                return [(await world.client.get(base + path)).status_code for path in ("/metrics", "/healthz", "/v1/models", "/openapi.json")]
+                return [
+                    (await world.client.get(base + path)).status_code
+                    for path in ("/metrics", "/healthz", "/v1/models", "/openapi.json")
+                ]
 
             assert await statuses("http://gateway:8001") == [200, 200, 404, 404]
             assert await statuses("http://gateway:8000") == [404, 200, 200, 200]
@@ -418,7 +459,9 @@ def test_models_are_listed_and_described() -> None:
             one = await world.client.get(f"/v1/models/{MODEL}")
             other = await world.client.get("/v1/models/some/other")
 
-            assert [(model.id, model.max_model_len, model.exact, model.owned_by) for model in listed.data] == [(MODEL, CONTEXT, False, "penstock")]
+            assert [(model.id, model.max_model_len, model.exact, model.owned_by) for model in listed.data] == [
+                (MODEL, CONTEXT, False, "penstock")
+            ]
             assert msgspec.json.decode(one.content)["id"] == MODEL
             assert (other.status_code, error_of(other).code) == (404, "model_not_found")
 

@@ -14,14 +14,20 @@ MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user",
 
 @asynccontextmanager
 async def talking(script: Script | None = None, key: str = KEY) -> AsyncIterator[tuple[openai.AsyncOpenAI, World]]:
-    async with gateway(script) as world, listening(world.app) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+    async with (
+        gateway(script) as world,
+        listening(world.app) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
+    ):
         yield client, world
 
 
 def test_a_chat_is_answered_whole() -> None:
     async def main() -> None:
         async with talking() as (client, _):
-            answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0, n=2, logprobs=True, top_logprobs=1)
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=MESSAGES, temperature=0, n=2, logprobs=True, top_logprobs=1
+            )
 
             assert [choice.message.content for choice in answer.choices] == ["Paris.", "Paris."]
             assert answer.usage.prompt_tokens_details.cached_tokens == 16
@@ -35,7 +41,11 @@ def test_a_chat_is_streamed() -> None:
     async def main() -> None:
         async with talking() as (client, _):
             stream = await client.chat.completions.create(
-                model=MODEL, messages=MESSAGES, stream=True, stream_options={"include_usage": True}, extra_body={"return_token_ids": True}
+                model=MODEL,
+                messages=MESSAGES,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"return_token_ids": True},
             )
             chunks = [chunk async for chunk in stream]
 

@@ -74,7 +74,9 @@ def test_answers_and_chunks_follow_their_schemas(path: str, extra: dict[str, obj
     async def main() -> None:
         async with gateway(Script("ab")) as world:
             whole = await world.client.post(path, json=body)
-            stream = await world.client.post(path, json={**body, "stream": True, "stream_options": {"include_usage": True}})
+            stream = await world.client.post(
+                path, json={**body, "stream": True, "stream_options": {"include_usage": True}}
+            )
 
             validator(content["application/json"]["schema"]["$ref"].rpartition("/")[2]).validate(whole.json())
             chunk = validator(content["text/event-stream"]["schema"]["contentSchema"]["$ref"].rpartition("/")[2])
@@ -116,7 +118,8 @@ def test_the_schema_accepts_what_the_gateway_reads(name: str, fields: dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("prompt", "is_valid"), [("a", True), ([1, 2], True), ([[1], [2]], True), (["a", 1], False), ([], False), ([[]], False), ([-1], False)]
+    ("prompt", "is_valid"),
+    [("a", True), ([1, 2], True), ([[1], [2]], True), (["a", 1], False), ([], False), ([[]], False), ([-1], False)],
 )
 def test_the_schema_of_a_prompt_takes_one_kind_only(prompt: object, is_valid: bool) -> None:
     assert validator("CompletionRequest").is_valid({"model": "m", "prompt": prompt}) == is_valid

@@ -1,4 +1,5 @@
-"""What a request reserves and has used, and how the HTTP surface says no. The limits themselves: tests/integration/test_limits."""
+"""What a request reserves and has used, and how the HTTP surface says no. The limits themselves:
+tests/integration/test_limits."""
 
 from typing import Any
 
@@ -19,7 +20,9 @@ FORTY_TOKENS = Settings(limits=Limits(tokens_per_minute=40))
 
 def choice(index: int, num_prompt_tokens: int, num_tokens: int, receipt: Receipt | None) -> Choice:
     ids = [1] * num_prompt_tokens
-    generation = Generation(f"r-{index}", ("pool-a",), pack_token_ids(ids), len(ids), SamplingParams(10), "tenant-1", b"salt", 0.0)
+    generation = Generation(
+        f"r-{index}", ("pool-a",), pack_token_ids(ids), len(ids), SamplingParams(10), "tenant-1", b"salt", 0.0
+    )
     return Choice(index, generation, Assembler(TOKENIZER, (), 0, False), receipt, num_tokens)
 
 
@@ -54,9 +57,12 @@ def test_tokens_are_counted_as_whoever_answered_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "prompt", "sequences", "expected"), [(None, 10, 1, 1024), (2000, 10, 1, 1024), (100, 20, 1, 80), (100, 20, 4, 20), (10, 20, 1, 1)]
+    ("limit", "prompt", "sequences", "expected"),
+    [(None, 10, 1, 1024), (2000, 10, 1, 1024), (100, 20, 1, 80), (100, 20, 4, 20), (10, 20, 1, 1)],
 )
-def test_an_answer_without_max_tokens_is_bounded_so_that_it_fits(limit: int | None, prompt: int, sequences: int, expected: int) -> None:
+def test_an_answer_without_max_tokens_is_bounded_so_that_it_fits(
+    limit: int | None, prompt: int, sequences: int, expected: int
+) -> None:
     assert default_max_tokens(Limits(tokens_per_minute=limit), 1024, prompt, sequences) == expected
 
 

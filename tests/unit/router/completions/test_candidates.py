@@ -17,17 +17,31 @@ from penstock.wire.frames import SamplingParams, unpack_token_ids
 from penstock.wire.openai import ChatMessageIn, ChatRequest
 from tests.unit.router.http_fakes import OTHER_TOKENIZER, TOKENIZER
 
-PROVIDER = msgspec.convert({"name": "up", "base_url": "http://x/v1", "model": "huge", "served_names": ["m"]}, ProviderConfig)
+PROVIDER = msgspec.convert(
+    {"name": "up", "base_url": "http://x/v1", "model": "huge", "served_names": ["m"]}, ProviderConfig
+)
 CHECKPOINTS = {"small": Checkpoint(TOKENIZER, "digest-small"), "large": Checkpoint(OTHER_TOKENIZER, "digest-large")}
 CONTEXTS = {"small": 100, "large": 1000}
 
 
 def pool(name: str, tier: str, model: str) -> PoolSpec:
-    fields = {"name": name, "served_names": ["m"], "tier": tier, "model": model, "app_name": name, "max_model_len": CONTEXTS[model]}
+    fields = {
+        "name": name,
+        "served_names": ["m"],
+        "tier": tier,
+        "model": model,
+        "app_name": name,
+        "max_model_len": CONTEXTS[model],
+    }
     return msgspec.convert(fields, PoolSpec)
 
 
-EDGE, EDGE_2, CLOUD, LARGE = pool("e", "edge", "small"), pool("e2", "edge", "small"), pool("c", "cloud", "small"), pool("l", "cloud", "large")
+EDGE, EDGE_2, CLOUD, LARGE = (
+    pool("e", "edge", "small"),
+    pool("e2", "edge", "small"),
+    pool("c", "cloud", "small"),
+    pool("l", "cloud", "large"),
+)
 
 
 def served(*pools: PoolSpec, providers: tuple[ProviderConfig, ...] = ()) -> ServedModel:
@@ -43,17 +57,32 @@ ALL = served(LARGE, EDGE, EDGE_2, CLOUD, providers=(PROVIDER,))
 
 
 def test_pools_of_one_tier_and_model_are_one_route_and_a_model_of_its_own_has_its_tokenizer() -> None:
-    assert ALL.routes == (Route("cloud", ("l",)), Route("edge", ("e", "e2"), 1), Route("cloud", ("c",), 1), Route("cloud", (), provider="up"))
+    assert ALL.routes == (
+        Route("cloud", ("l",)),
+        Route("edge", ("e", "e2"), 1),
+        Route("cloud", ("c",), 1),
+        Route("cloud", (), provider="up"),
+    )
     assert (ALL.digest, ALL.tokenizer, ALL.max_model_len()) == ("digest-large", OTHER_TOKENIZER, 1000)
     (small,) = ALL.others
-    assert (small.digest, small.tokenizer, small.max_model_len(), small.pools) == ("digest-small", TOKENIZER, 100, ("e", "e2", "c"))
+    assert (small.digest, small.tokenizer, small.max_model_len(), small.pools) == (
+        "digest-small",
+        TOKENIZER,
+        100,
+        ("e", "e2", "c"),
+    )
 
 
 def test_edge_first_reads_for_the_edge_and_counts_models_from_there() -> None:
     found = reach(ALL)
 
     assert found.model.tokenizer is TOKENIZER
-    assert found.routes == (Route("edge", ("e", "e2"), 0), Route("cloud", ("l",), 1), Route("cloud", ("c",), 0), Route("cloud", (), provider="up"))
+    assert found.routes == (
+        Route("edge", ("e", "e2"), 0),
+        Route("cloud", ("l",), 1),
+        Route("cloud", ("c",), 0),
+        Route("cloud", (), provider="up"),
+    )
     assert [other.digest for other in found.others] == ["digest-large"]
     assert found.pools == ("e", "e2", "l", "c", "up")
     assert (found.skipped, found.has_provider) == (None, True)
@@ -142,7 +171,9 @@ def test_a_further_model_that_is_too_small_says_so() -> None:
         return [[1] * 200]
 
     async def main() -> None:
-        (other,) = LazyPrompts(reach(ALL, "cloud_first").others, prompts, SamplingParams(0), default_max_tokens=20).of(0, 0)
+        (other,) = LazyPrompts(reach(ALL, "cloud_first").others, prompts, SamplingParams(0), default_max_tokens=20).of(
+            0, 0
+        )
         await other.load()
 
         assert isinstance(other.error, ContextTooLong)

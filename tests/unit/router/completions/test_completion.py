@@ -12,7 +12,9 @@ from tests.unit.router.http_fakes import TOKENIZER, FakeDispatcher, Script, run
 
 
 def choice(index: int, stops: tuple[str, ...] = ()) -> Choice:
-    generation = Generation(f"r-{index}", ("pool-a",), pack_token_ids([1, 2, 3]), 3, SamplingParams(10), "tenant-1", b"salt", 0.0)
+    generation = Generation(
+        f"r-{index}", ("pool-a",), pack_token_ids([1, 2, 3]), 3, SamplingParams(10), "tenant-1", b"salt", 0.0
+    )
     return Choice(index, generation, Assembler(TOKENIZER, stops))
 
 
@@ -82,8 +84,18 @@ def test_choices_are_collected_in_order_and_counted_once() -> None:
         await done.run()
         usage = done.usage()
 
-        assert [(whole.index, whole.text) for whole in collector.choices()] == [(0, "ab"), (1, "ab"), (2, "ab"), (3, "ab")]
-        assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, usage.prompt_tokens_details.cached_tokens) == (6, 8, 14, 4)
+        assert [(whole.index, whole.text) for whole in collector.choices()] == [
+            (0, "ab"),
+            (1, "ab"),
+            (2, "ab"),
+            (3, "ab"),
+        ]
+        assert (
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.total_tokens,
+            usage.prompt_tokens_details.cached_tokens,
+        ) == (6, 8, 14, 4)
 
     run(main)
 
@@ -124,13 +136,17 @@ def test_behind_the_first_piece_plain_deltas_are_taken_as_they_come_and_the_rest
 
 
 @pytest.mark.parametrize(("stops", "is_ready"), [(("x",), True), ((), False)])
-def test_with_stop_strings_or_a_client_that_does_not_read_every_delta_waits_for_the_reader(stops: tuple[str, ...], is_ready: bool) -> None:
+def test_with_stop_strings_or_a_client_that_does_not_read_every_delta_waits_for_the_reader(
+    stops: tuple[str, ...], is_ready: bool
+) -> None:
     async def main() -> None:
         async def emit(choice: Choice, piece: Piece) -> None:
             """Taken."""
 
         dispatcher = FakeDispatcher(Script("ad", hold_after=1))
-        task = asyncio.create_task(completion(dispatcher, Collector() if is_ready else Waiting(emit), [[choice(0, stops)]]).run())
+        task = asyncio.create_task(
+            completion(dispatcher, Collector() if is_ready else Waiting(emit), [[choice(0, stops)]]).run()
+        )
         await settle()
         listener = dispatcher.streams[0].listener
 

@@ -1,4 +1,5 @@
-"""The whole way of a request that may leave its first tier: HTTP, two tokenizers, dispatch, a provider; replicas alone are played."""
+"""The whole way of a request that may leave its first tier: HTTP, two tokenizers, dispatch, a provider; replicas alone
+are played."""
 
 import asyncio
 import json
@@ -22,7 +23,17 @@ from tests.unit.router.http_fakes import MODEL, OTHER_TOKENIZER, TOKENIZER, Worl
 SMALL_CONTEXT = 200
 EDGE, LARGE = FakeMember("e", "edge", max_model_len=SMALL_CONTEXT), FakeMember("l", "cloud", model_digest="large")
 SPECS = [
-    msgspec.convert({"name": name, "served_names": [MODEL], "tier": name, "model": name, "app_name": name, "max_model_len": context}, PoolSpec)
+    msgspec.convert(
+        {
+            "name": name,
+            "served_names": [MODEL],
+            "tier": name,
+            "model": name,
+            "app_name": name,
+            "max_model_len": context,
+        },
+        PoolSpec,
+    )
     for name, context in (("edge", SMALL_CONTEXT), ("cloud", 1000))
 ]
 CHECKPOINTS = {"edge": Checkpoint(TOKENIZER, "s" * 32), "cloud": Checkpoint(OTHER_TOKENIZER, "l" * 32)}
@@ -30,13 +41,20 @@ BUSY = 100_000
 
 
 @asynccontextmanager
-async def two_tiers(policy: str = "edge_first", provider: ProviderConfig | None = None, members: tuple[FakeMember, ...] = (EDGE, LARGE)) -> AsyncIterator[Any]:
-    """A gateway over a busy edge with a small model, a large model in the cloud (where it has a member), and a provider."""
+async def two_tiers(
+    policy: str = "edge_first", provider: ProviderConfig | None = None, members: tuple[FakeMember, ...] = (EDGE, LARGE)
+) -> AsyncIterator[Any]:
+    """A gateway over a busy edge with a small model, a large model in the cloud (where it has a member), and a
+    provider."""
     providers = [provider] if provider is not None else []
     specs = [spec for spec in SPECS if spec.name in {member.pool for member in members}]
     async with Cluster(*members, providers=providers) as cluster:
-        model = served_models(specs, providers, CHECKPOINTS, lambda pools: max(pool.max_model_len for pool in pools))[MODEL]
-        async with gateway(dispatcher=cluster.dispatcher, settings=Settings(tier_policy=policy), model=model, providers=providers) as world:
+        model = served_models(specs, providers, CHECKPOINTS, lambda pools: max(pool.max_model_len for pool in pools))[
+            MODEL
+        ]
+        async with gateway(
+            dispatcher=cluster.dispatcher, settings=Settings(tier_policy=policy), model=model, providers=providers
+        ) as world:
             cluster.replicas["e"].report(prefill_tokens_outstanding=BUSY)
             yield world, cluster
 
@@ -47,7 +65,9 @@ async def begun(replica: FakeReplica, asking: "asyncio.Task[httpx.Response]") ->
         await asyncio.sleep(0.001)
 
 
-async def answered(asking: asyncio.Task[httpx.Response], replica: FakeReplica, flip: int, text: bytes = b"Paris.") -> httpx.Response:
+async def answered(
+    asking: asyncio.Task[httpx.Response], replica: FakeReplica, flip: int, text: bytes = b"Paris."
+) -> httpx.Response:
     """By that replica, in the ids of its tokenizer."""
     await begun(replica, asking)
     for sid in list(replica.running):
@@ -69,11 +89,19 @@ def test_the_model_that_answers_reads_and_writes_with_its_own_tokenizer() -> Non
             body = response.json()
 
             submit = cluster.replicas["l"].submits[0]
-            assert bytes(token ^ 1 for token in unpack_token_ids(submit.token_ids) if token < 256).count(b"Capital of France?") == 1
+            assert (
+                bytes(token ^ 1 for token in unpack_token_ids(submit.token_ids) if token < 256).count(
+                    b"Capital of France?"
+                )
+                == 1
+            )
             assert body["choices"][0]["message"]["content"] == "Paris."
             assert body["system_fingerprint"] == "fp_" + "l" * 12
             assert body["usage"]["prompt_tokens"] == len(submit.token_ids) // 4
-            assert (response.headers["x-penstock-tier"], response.headers["x-penstock-tier-reason"]) == ("cloud", "predicted_ttft")
+            assert (response.headers["x-penstock-tier"], response.headers["x-penstock-tier-reason"]) == (
+                "cloud",
+                "predicted_ttft",
+            )
 
     run(main)
 
@@ -81,10 +109,14 @@ def test_the_model_that_answers_reads_and_writes_with_its_own_tokenizer() -> Non
 def test_a_stream_of_the_other_model_is_written_with_its_tokenizer_too() -> None:
     async def main() -> None:
         async with two_tiers() as (world, cluster):
-            response = await answered(asked(world, max_tokens=10, stream=True, stop=["is."]), cluster.replicas["l"], flip=1)
+            response = await answered(
+                asked(world, max_tokens=10, stream=True, stop=["is."]), cluster.replicas["l"], flip=1
+            )
             chunks = [json.loads(event) for event in events(response)[:-1]]
 
-            assert "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]) == "Par"
+            assert (
+                "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]) == "Par"
+            )
             assert {chunk["system_fingerprint"] for chunk in chunks} == {"fp_" + "l" * 12}
 
     run(main)
@@ -116,7 +148,10 @@ def test_a_prompt_too_long_for_the_edge_goes_to_the_larger_context() -> None:
             question = [{"role": "user", "content": "x" * 300}]
             response = await answered(asked(world, max_tokens=10, messages=question), cluster.replicas["l"], flip=1)
 
-            assert (response.headers["x-penstock-tier"], response.headers["x-penstock-tier-reason"]) == ("cloud", "context_too_long")
+            assert (response.headers["x-penstock-tier"], response.headers["x-penstock-tier-reason"]) == (
+                "cloud",
+                "context_too_long",
+            )
             too_long = await world.chat(max_tokens=10, messages=[{"role": "user", "content": "x" * 3000}])
             assert (too_long.status_code, too_long.json()["error"]["code"]) == (400, "context_length_exceeded")
 
@@ -129,7 +164,10 @@ def test_who_never_leaves_is_answered_by_the_edge_and_told_of_its_context() -> N
             response = await answered(asked(world, max_tokens=10), cluster.replicas["e"], flip=0)
             too_long = await world.chat(max_tokens=10, messages=[{"role": "user", "content": "x" * 300}])
 
-            assert (response.headers["x-penstock-tier"], response.headers["x-penstock-tier-reason"]) == ("edge", "only_tier")
+            assert (response.headers["x-penstock-tier"], response.headers["x-penstock-tier-reason"]) == (
+                "edge",
+                "only_tier",
+            )
             assert too_long.status_code == 400
             assert not cluster.replicas["l"].submits
 
@@ -140,7 +178,9 @@ def test_a_provider_answers_under_our_names_and_watches_only_for_some_stop_strin
     async def main() -> None:
         behaviour = Behaviour(models=["huge"], ttft_s=Lengths(constant=0.005), gap_s=Lengths(constant=0.001))
         async with FakeServer(behaviour) as server:
-            provider = msgspec.convert({"name": "up", "base_url": server.url, "model": "huge", "served_names": [MODEL]}, ProviderConfig)
+            provider = msgspec.convert(
+                {"name": "up", "base_url": server.url, "model": "huge", "served_names": [MODEL]}, ProviderConfig
+            )
             async with two_tiers(provider=provider, members=(EDGE,)) as (world, _):
                 whole = await world.chat(max_tokens=6)
                 words = whole.json()["choices"][0]["message"]["content"].split()
@@ -149,14 +189,21 @@ def test_a_provider_answers_under_our_names_and_watches_only_for_some_stop_strin
                 text = await world.complete(max_tokens=3, n=2)
 
         body = whole.json()
-        assert (body["model"], body["id"], body["system_fingerprint"]) == (MODEL, f"chatcmpl-{whole.headers['x-penstock-request-id']}", "fp_up")
+        assert (body["model"], body["id"], body["system_fingerprint"]) == (
+            MODEL,
+            f"chatcmpl-{whole.headers['x-penstock-request-id']}",
+            "fp_up",
+        )
         assert body["choices"][0]["finish_reason"] == "length"
         assert body["usage"]["completion_tokens"] == len(words) == 6
         assert body["usage"]["prompt_tokens"] == server.truths[0].prompt_tokens
         assert stopped.json()["choices"][0]["message"]["content"].split() == words[:2]
         assert stopped.json()["choices"][0]["finish_reason"] == "stop"
         chunks = [json.loads(event) for event in events(streamed)[:-1]]
-        assert "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]).split() == words
+        assert (
+            "".join(choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]).split()
+            == words
+        )
         assert chunks[-1]["usage"] == body["usage"]
         assert [len(choice["text"].split()) for choice in text.json()["choices"]] == [3, 3]
 
@@ -165,7 +212,9 @@ def test_a_provider_answers_under_our_names_and_watches_only_for_some_stop_strin
 
 def test_a_gateway_without_replicas_is_ready_while_a_provider_is() -> None:
     async def main() -> None:
-        provider = msgspec.convert({"name": "up", "base_url": "http://x/v1", "model": "huge", "served_names": [MODEL]}, ProviderConfig)
+        provider = msgspec.convert(
+            {"name": "up", "base_url": "http://x/v1", "model": "huge", "served_names": [MODEL]}, ProviderConfig
+        )
         for providers, status in (([], 503), ([provider], 200)):
             async with gateway(providers=providers) as world:
                 world.pools.clear()

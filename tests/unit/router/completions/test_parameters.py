@@ -26,7 +26,9 @@ def test_every_parameter_reaches_the_engine() -> None:
         logit_bias={"4": -100}, stop_token_ids=[8], ignore_eos=True, min_tokens=2, logprobs=True, top_logprobs=4,
     )  # fmt: skip
 
-    assert sampling_params(request, 7, 100) == SamplingParams(9, 5, 0.0, 3, 0.5, 0.1, 1.1, -1.0, 2.0, ((4, -100.0),), (8,), True, 2, 4)
+    assert sampling_params(request, 7, 100) == SamplingParams(
+        9, 5, 0.0, 3, 0.5, 0.1, 1.1, -1.0, 2.0, ((4, -100.0),), (8,), True, 2, 4
+    )
 
 
 @pytest.mark.parametrize(("asked", "taken"), [(1e-46, 0.0), (9.9e-6, 0.0), (0, 0.0), (1e-5, 1e-5), (0.7, 0.7)])
@@ -95,7 +97,10 @@ def test_the_answer_fits_behind_the_prompt(wanted: int, prompt: int, granted: in
 
 @pytest.mark.parametrize(("wanted", "prompt"), [(11, 90), (0, 100), (0, 1000)])
 def test_a_request_beyond_the_context_is_refused_with_its_numbers(wanted: int, prompt: int) -> None:
-    with pytest.raises(ContextTooLong, match=f"maximum context length is 100 tokens.*{prompt + max(wanted, 1)} tokens.*{prompt} in the prompt"):
+    with pytest.raises(
+        ContextTooLong,
+        match=f"maximum context length is 100 tokens.*{prompt + max(wanted, 1)} tokens.*{prompt} in the prompt",
+    ):
         bounded(SamplingParams(wanted), prompt, 100, default_max_tokens=20)
 
 

@@ -24,7 +24,9 @@ def refused(prompts: Awaitable[list[list[int]]]) -> InvalidRequest:
     async def main() -> None:
         await prompts
 
-    with pytest.raises(InvalidRequest, match=rf"holds {VOCAB_SIZE - 1}; this model's token ids lie in 0\.\.{VOCAB_SIZE - 2}") as caught:
+    with pytest.raises(
+        InvalidRequest, match=rf"holds {VOCAB_SIZE - 1}; this model's token ids lie in 0\.\.{VOCAB_SIZE - 2}"
+    ) as caught:
         asyncio.run(main())
     return caught.value
 
@@ -40,4 +42,6 @@ def test_ids_texts_and_turns_beyond_the_embedding_are_refused(short_of_one: Toke
 
 
 def test_what_the_embedding_has_is_accepted(short_of_one: Tokenizer) -> None:
-    assert asyncio.run(completion_prompts(short_of_one, CompletionRequest(model="m", prompt=[IM_START, 7]))) == [[IM_START, 7]]
+    assert asyncio.run(completion_prompts(short_of_one, CompletionRequest(model="m", prompt=[IM_START, 7]))) == [
+        [IM_START, 7]
+    ]

@@ -17,7 +17,15 @@ def completion(*receipts: Receipt | None) -> Completion:
 def test_a_receipt_holds_the_decision_of_every_sequence_that_was_placed() -> None:
     receipts = Receipts(max_kept=4)
     placed = Receipt(
-        "r1-0", "cloud", "tier_full", "up", "up", "provider", 0.1, scores={"up": 0.1}, considered=[RouteAttempt("edge", ("e",), None, "tier_full")]
+        "r1-0",
+        "cloud",
+        "tier_full",
+        "up",
+        "up",
+        "provider",
+        0.1,
+        scores={"up": 0.1},
+        considered=[RouteAttempt("edge", ("e",), None, "tier_full")],
     )
     receipts.keep("r1", "acme", "m", 5, completion(placed, None))
 

@@ -77,10 +77,19 @@ def test_an_attempt_is_a_wait_a_route_a_prefill_and_a_decode(traces: Traces) -> 
 
     assert [name for name, _ in told] == ["route", "queue", "prefill", "decode"]
     assert only(told, "queue") == [place]
-    assert only(told, "prefill") == [place | {names.REPLICA: "a", names.INPUT_TOKENS: len(PROMPT), names.CACHED_TOKENS: 8, names.ENGINE_WAIT: 0.25}]
-    assert only(told, "decode") == [place | {names.REPLICA: "a", names.OUTPUT_TOKENS: 3, names.PREEMPTIONS: 2, names.FINISH: "stop"}]
+    assert only(told, "prefill") == [
+        place | {names.REPLICA: "a", names.INPUT_TOKENS: len(PROMPT), names.CACHED_TOKENS: 8, names.ENGINE_WAIT: 0.25}
+    ]
+    assert only(told, "decode") == [
+        place | {names.REPLICA: "a", names.OUTPUT_TOKENS: 3, names.PREEMPTIONS: 2, names.FINISH: "stop"}
+    ]
     [route] = only(told, "route")
-    assert (route[names.POOL], route[names.REPLICA], route[names.TIER], route[names.REASON]) == ("pool", "a", "edge", "only_replica")
+    assert (route[names.POOL], route[names.REPLICA], route[names.TIER], route[names.REASON]) == (
+        "pool",
+        "a",
+        "edge",
+        "only_replica",
+    )
 
 
 def test_the_engines_times_are_told_as_they_are(traces: Traces) -> None:
@@ -117,7 +126,10 @@ def test_an_answer_that_goes_on_elsewhere_is_two_attempts(traces: Traces) -> Non
     told = traces.told()
 
     assert [attributes[names.ATTEMPT] for attributes in only(told, "route")] == [1, 2]
-    assert [(a[names.ATTEMPT], a[names.OUTPUT_TOKENS], a[names.FINISH]) for a in only(told, "decode")] == [(1, 2, "abort"), (2, 3, "stop")]
+    assert [(a[names.ATTEMPT], a[names.OUTPUT_TOKENS], a[names.FINISH]) for a in only(told, "decode")] == [
+        (1, 2, "abort"),
+        (2, 3, "stop"),
+    ]
     assert len({a[names.REPLICA] for a in only(told, "prefill")}) == 2
 
 
@@ -208,7 +220,12 @@ def test_a_request_keeps_the_clients_trace_and_answers_with_its_own_span(traces:
 
     assert request.context is not None
     assert answered == f"00-4bf92f3577b34da6a3ce929d0e0e4736-{request.context.span_id:016x}-01"
-    assert (said[names.MODEL], said[names.TENANT], said[names.STATUS], said[names.OUTPUT_TOKENS]) == (MODEL, "tenant-1", 200, 6)
+    assert (said[names.MODEL], said[names.TENANT], said[names.STATUS], said[names.OUTPUT_TOKENS]) == (
+        MODEL,
+        "tenant-1",
+        200,
+        6,
+    )
     assert 0 < said[names.TTFT] < 30
 
 
@@ -216,7 +233,11 @@ def test_of_two_parents_none_is_right_and_states_are_joined(traces: Traces) -> N
     async def main() -> list[Started]:
         async with gateway(tracing=traces.tracing) as world:
             for parents in ([CLIENTS], [CLIENTS, CLIENTS.replace("4bf9", "1111")]):
-                headers = [*(("traceparent", parent) for parent in parents), ("tracestate", "a=1"), ("tracestate", "b=2")]
+                headers = [
+                    *(("traceparent", parent) for parent in parents),
+                    ("tracestate", "a=1"),
+                    ("tracestate", "b=2"),
+                ]
                 await world.client.post("/v1/completions", json={"model": MODEL, "prompt": "x"}, headers=headers)
             return [one.traced for one in world.dispatcher.generations]
 
@@ -244,7 +265,9 @@ def test_an_unknown_caller_and_a_gateway_without_tracing_record_nothing(traces: 
 
 def test_a_failed_request_is_told_by_status_and_class(traces: Traces) -> None:
     async def main() -> None:
-        async with gateway(Script(refusal=Overloaded("full of secrets", retry_after_s=1.0)), tracing=traces.tracing) as world:
+        async with gateway(
+            Script(refusal=Overloaded("full of secrets", retry_after_s=1.0)), tracing=traces.tracing
+        ) as world:
             await world.chat()
 
     run(main)

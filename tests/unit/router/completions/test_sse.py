@@ -153,7 +153,9 @@ def test_choices_that_finish_before_the_response_has_started_all_arrive() -> Non
         scope = {"method": "POST", "path": "/v1/completions", "headers": []}
         exchange = Exchange(scope, receive, send, "r", 0.0)  # type: ignore[arg-type]
         stream = EventStream(exchange, TextFormat(ResponseMeta("cmpl-r", 0, "tiny", "fp_", TOKENIZER)), 2)
-        emits = [asyncio.create_task(stream.emit(_begun(index), Piece(f"text {index}", [97], "stop"))) for index in range(2)]
+        emits = [
+            asyncio.create_task(stream.emit(_begun(index), Piece(f"text {index}", [97], "stop"))) for index in range(2)
+        ]
         await asyncio.sleep(0)
         may_send.set()
         await asyncio.gather(*emits)

@@ -12,7 +12,9 @@ from tests.unit.router.http_fakes import IM_END, TOKENIZER
 
 def pushed(assembler: Assembler, *pieces: Sequence[int], finish: Finish | None = Finish.LENGTH) -> list[Piece]:
     last = len(pieces) - 1
-    return [assembler.push(Delta(1, list(ids), finish if number == last else None)) for number, ids in enumerate(pieces)]
+    return [
+        assembler.push(Delta(1, list(ids), finish if number == last else None)) for number, ids in enumerate(pieces)
+    ]
 
 
 def text(pieces: Sequence[Piece]) -> str:
@@ -78,7 +80,9 @@ def test_offsets_are_where_each_token_begins() -> None:
     assert piece.offsets == [0, 1, 1, 2]
 
 
-@given(st.text(alphabet="abé€", max_size=12), st.lists(st.integers(0, 30)), st.sampled_from([(), ("ab",), ("b", "é€a")]))
+@given(
+    st.text(alphabet="abé€", max_size=12), st.lists(st.integers(0, 30)), st.sampled_from([(), ("ab",), ("b", "é€a")])
+)
 def test_the_text_does_not_depend_on_how_it_was_cut(answer: str, cuts: list[int], stops: tuple[str, ...]) -> None:
     data = answer.encode()
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})

@@ -26,7 +26,13 @@ def test_an_answer_comes_back_whole_with_its_receipt():
 
             assert tokens == answer_to(PROMPT, 8)
             receipt = stream.receipt
-            assert (receipt.pool, receipt.replica, receipt.reason, receipt.tier, receipt.tier_reason) == ("pool", "a", "only_replica", "edge", "only_tier")
+            assert (receipt.pool, receipt.replica, receipt.reason, receipt.tier, receipt.tier_reason) == (
+                "pool",
+                "a",
+                "only_replica",
+                "edge",
+                "only_tier",
+            )
             assert receipt.cached_tokens == 8
             assert receipt.predicted_ttft_s == receipt.scores["a"] > 0
             assert receipt.attempts == 1
@@ -121,7 +127,9 @@ def test_what_one_tenant_left_in_the_cache_draws_no_other_tenant():
     async def main():
         async with Cluster(A) as cluster:
             first = await cluster.start(PROMPT, salt=b"one")
-            cluster.replicas["a"].send(events=[BlockEvents(0, stored=cluster.replicas["a"].submits[0].block_keys, is_snapshot=True)])
+            cluster.replicas["a"].send(
+                events=[BlockEvents(0, stored=cluster.replicas["a"].submits[0].block_keys, is_snapshot=True)]
+            )
             second = await cluster.start(PROMPT, salt=b"two")
             first.close()
             second.close()
@@ -136,7 +144,9 @@ def test_at_most_all_but_one_token_counts_as_cached():
         async with Cluster(A) as cluster:
             prompt = PROMPT[:8]
             first = await cluster.start(prompt)
-            cluster.replicas["a"].send(events=[BlockEvents(0, stored=cluster.replicas["a"].submits[0].block_keys, is_snapshot=True)])
+            cluster.replicas["a"].send(
+                events=[BlockEvents(0, stored=cluster.replicas["a"].submits[0].block_keys, is_snapshot=True)]
+            )
             second = await cluster.start(prompt)
             first.close()
             second.close()
@@ -295,7 +305,9 @@ def test_a_listener_gets_plain_deltas_at_once_and_the_reader_the_rest():
 
             stream.listen(listen)
             cluster.step(3)
-            first = await stream.next()  # tells what was cached: not plain; and so nothing behind it is, until it is read
+            first = (
+                await stream.next()
+            )  # tells what was cached: not plain; and so nothing behind it is, until it is read
             cluster.step(2)
             taken = list(heard)
             is_taking = False
@@ -491,7 +503,10 @@ def test_a_request_refused_by_a_draining_replica_waits_for_the_next_one():
     asyncio.run(main())
 
 
-@pytest.mark.parametrize(("finish", "error"), [(Finish.DEADLINE, DeadlineExceeded), (Finish.ERROR, EngineFault), (Finish.INVALID, InvalidRequest)])
+@pytest.mark.parametrize(
+    ("finish", "error"),
+    [(Finish.DEADLINE, DeadlineExceeded), (Finish.ERROR, EngineFault), (Finish.INVALID, InvalidRequest)],
+)
 def test_an_end_that_is_final_is_raised_behind_the_tokens_before_it(finish, error):
     async def main():
         async with Cluster(A, B) as cluster:
@@ -688,7 +703,10 @@ def test_a_reader_cancelled_while_it_waits_to_be_resumed_leaves_nothing():
 def test_a_listener_that_raises_ends_its_own_answer_and_no_other(caplog):
     async def main():
         async with Cluster(A) as cluster:
-            broken, healthy = await cluster.start(PROMPT, request_id="broken"), await cluster.start(PROMPT, request_id="healthy")
+            broken, healthy = (
+                await cluster.start(PROMPT, request_id="broken"),
+                await cluster.start(PROMPT, request_id="healthy"),
+            )
             cluster.step()
             head = (await healthy.next()).token_ids
             await broken.next()
@@ -721,7 +739,9 @@ def test_chains_are_of_the_replicas_block_size():
         async with Cluster(small, large) as cluster:
             streams = [await cluster.start(PROMPT) for _ in range(8)]
             for replica in cluster.replicas.values():
-                assert {len(submit.block_keys) // 16 for submit in replica.submits} == {len(PROMPT) // replica.member.block_size}
+                assert {len(submit.block_keys) // 16 for submit in replica.submits} == {
+                    len(PROMPT) // replica.member.block_size
+                }
             for stream in streams:
                 stream.close()
 

@@ -99,7 +99,9 @@ def test_every_replica_is_asked_to_load_and_the_wait_ends_when_each_has_or_could
 def test_a_replica_that_does_not_answer_is_waited_for_only_so_long() -> None:
     async def main() -> None:
         async with Cluster(A) as cluster:
-            assert await Spreader(cluster.fleet.remotes).load(["pool"], ONE, timeout_s=0.02) == Spread(live=1, loaded=0, error=None)
+            assert await Spreader(cluster.fleet.remotes).load(["pool"], ONE, timeout_s=0.02) == Spread(
+                live=1, loaded=0, error=None
+            )
 
     asyncio.run(main())
 

@@ -9,7 +9,14 @@ import pytest
 from penstock.base.errors import PenstockError
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.dispatch.stream import RoutedStream
-from penstock.router.routing.request import AnsweringModel, Generation, LazyPrompt, ProviderRequest, Route, TokenizedPrompt
+from penstock.router.routing.request import (
+    AnsweringModel,
+    Generation,
+    LazyPrompt,
+    ProviderRequest,
+    Route,
+    TokenizedPrompt,
+)
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import Finish, SamplingParams, pack_token_ids, unpack_token_ids
 from penstock.wire.openai import ChatMessageIn, ChatRequest
@@ -23,11 +30,17 @@ EDGE, EDGE_2, CLOUD = FakeMember("e", "edge"), FakeMember("e2", "edge"), FakeMem
 LARGE = FakeMember("l", "cloud", model_digest="large")
 PROMPT, OTHER_PROMPT = list(range(10, 40)), list(range(100, 120))
 ANSWERER = AnsweringModel("fp_large", OTHER_TOKENIZER)
-EDGE_ROUTE, CLOUD_ROUTE, LARGE_ROUTE = Route("edge", ("edge",)), Route("cloud", ("cloud",)), Route("cloud", ("cloud",), model=1)
+EDGE_ROUTE, CLOUD_ROUTE, LARGE_ROUTE = (
+    Route("edge", ("edge",)),
+    Route("cloud", ("cloud",)),
+    Route("cloud", ("cloud",), model=1),
+)
 PROVIDER_ROUTE = Route("cloud", (), provider="up")
 BUSY = 100_000
 """Prefill tokens outstanding of a replica that is far over any target."""
-ASK = ProviderRequest(ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="What is the capital of France?")]))
+ASK = ProviderRequest(
+    ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="What is the capital of France?")])
+)
 
 
 class Reader:
@@ -49,7 +62,11 @@ def routed(*routes: Route, reader: Reader | None = None, **changes: object) -> G
     places = tuple(dict.fromkeys(place for route in routes for place in (route.pools or (route.provider or "",))))
     plain = generation(PROMPT, pools=places)
     others = () if reader is None else (LazyPrompt(reader.read, ANSWERER),)
-    fields = {name: getattr(plain, name) for name in plain.__dataclass_fields__} | {"routes": routes, "others": others, "ask": ASK} | changes
+    fields = (
+        {name: getattr(plain, name) for name in plain.__dataclass_fields__}
+        | {"routes": routes, "others": others, "ask": ASK}
+        | changes
+    )
     return Generation(**fields)
 
 
@@ -68,7 +85,11 @@ def test_below_the_target_the_first_tier_gets_it_and_nothing_is_read_for_another
             stream = await cluster.dispatcher.start(routed(EDGE_ROUTE, LARGE_ROUTE, reader=reader))
             stream.close()
 
-            assert (stream.receipt.tier, stream.receipt.tier_reason, stream.receipt.considered) == ("edge", "preferred", [])
+            assert (stream.receipt.tier, stream.receipt.tier_reason, stream.receipt.considered) == (
+                "edge",
+                "preferred",
+                [],
+            )
             assert reader.num_read == 0
 
     asyncio.run(main())
@@ -89,7 +110,10 @@ def test_over_the_target_another_tiers_model_gets_its_own_tokens() -> None:
             assert tokens == answer_to(OTHER_PROMPT, 6)
             assert (receipt.tier, receipt.tier_reason, receipt.pool) == ("cloud", "predicted_ttft", "cloud")
             assert (receipt.answerer, receipt.num_prompt_tokens) == (ANSWERER, len(OTHER_PROMPT))
-            assert [(seen.tier, seen.places, seen.obstacle) for seen in receipt.considered] == [("edge", ("edge",), None), ("cloud", ("cloud",), None)]
+            assert [(seen.tier, seen.places, seen.obstacle) for seen in receipt.considered] == [
+                ("edge", ("edge",), None),
+                ("cloud", ("cloud",), None),
+            ]
             assert receipt.scores.keys() == {"e", "l"}
             assert reader.num_read == 1
             assert decisions(cluster, pool="cloud", tier="cloud", reason="predicted_ttft") == 1
@@ -143,7 +167,9 @@ def test_after_the_first_token_the_same_model_of_another_tier_goes_on_to_the_tok
 
 def test_after_the_first_token_no_other_model_and_no_provider_goes_on() -> None:
     async def main() -> None:
-        async with Cluster(EDGE, LARGE, config=GatewayConfig(queue_timeout_s=0.05), providers=[provider("http://127.0.0.1:9/v1")]) as cluster:
+        async with Cluster(
+            EDGE, LARGE, config=GatewayConfig(queue_timeout_s=0.05), providers=[provider("http://127.0.0.1:9/v1")]
+        ) as cluster:
             stream = await cluster.dispatcher.start(routed(EDGE_ROUTE, LARGE_ROUTE, PROVIDER_ROUTE, reader=Reader()))
             cluster.step(3)
             await stream.next()
@@ -173,8 +199,13 @@ def test_a_request_with_the_edge_alone_waits_and_goes_nowhere_else() -> None:
 def test_who_waits_for_any_tier_takes_the_first_place_that_becomes_free() -> None:
     async def main() -> None:
         async with Cluster(EDGE, LARGE, max_inflight=1) as cluster:
-            blocking = [await cluster.dispatcher.start(routed(route, reader=Reader())) for route in (EDGE_ROUTE, LARGE_ROUTE)]
-            waiting = [asyncio.ensure_future(cluster.dispatcher.start(routed(EDGE_ROUTE, LARGE_ROUTE, reader=Reader()))) for _ in range(3)]
+            blocking = [
+                await cluster.dispatcher.start(routed(route, reader=Reader())) for route in (EDGE_ROUTE, LARGE_ROUTE)
+            ]
+            waiting = [
+                asyncio.ensure_future(cluster.dispatcher.start(routed(EDGE_ROUTE, LARGE_ROUTE, reader=Reader())))
+                for _ in range(3)
+            ]
             await settle()
             assert not any(task.done() for task in waiting)
             blocking[1].close()
@@ -225,7 +256,9 @@ def test_a_refusal_at_the_edge_is_a_reason_and_every_refusal_is_the_end() -> Non
 def test_refused_by_the_one_and_not_readable_by_the_other_it_is_over_at_once() -> None:
     async def main() -> None:
         async with Cluster(EDGE, LARGE) as cluster:
-            stream = await cluster.dispatcher.start(routed(EDGE_ROUTE, LARGE_ROUTE, reader=Reader(InvalidRequest("the template refuses"))))
+            stream = await cluster.dispatcher.start(
+                routed(EDGE_ROUTE, LARGE_ROUTE, reader=Reader(InvalidRequest("the template refuses")))
+            )
             reading = asyncio.ensure_future(stream.next())
             await settle()
             cluster.replicas["e"].finish(1, Finish.REFUSED)
@@ -240,7 +273,14 @@ def test_refused_by_the_one_and_not_readable_by_the_other_it_is_over_at_once() -
 
 
 def provider(url: str, **changes: object) -> ProviderConfig:
-    fields = {"name": "up", "base_url": url, "model": "large", "served_names": ("m",), "ttft_s": 0.02, "timeout_s": 5.0} | changes
+    fields = {
+        "name": "up",
+        "base_url": url,
+        "model": "large",
+        "served_names": ("m",),
+        "ttft_s": 0.02,
+        "timeout_s": 5.0,
+    } | changes
     return msgspec.convert(fields, ProviderConfig)
 
 
@@ -262,11 +302,17 @@ async def until(condition: Callable[[], bool]) -> None:
 QUICK = Behaviour(models=["large"], ttft_s=Lengths(constant=0.005), gap_s=Lengths(constant=0.001))
 
 
-def with_provider(behaviour: Behaviour, check: Callable[[Cluster, FakeServer], Awaitable[None]], **changes: object) -> None:
+def with_provider(
+    behaviour: Behaviour, check: Callable[[Cluster, FakeServer], Awaitable[None]], **changes: object
+) -> None:
     """A busy edge, and a server behind it."""
 
     async def main() -> None:
-        async with asyncio.timeout(20), FakeServer(behaviour) as server, Cluster(EDGE, providers=[provider(server.url, **changes)]) as cluster:
+        async with (
+            asyncio.timeout(20),
+            FakeServer(behaviour) as server,
+            Cluster(EDGE, providers=[provider(server.url, **changes)]) as cluster,
+        ):
             busy(cluster)
             await check(cluster, server)
 
@@ -294,7 +340,12 @@ def test_a_provider_answers_in_text_with_its_own_counts() -> None:
         assert len(text.split()) == num_tokens == 8
         assert finish is Finish.LENGTH
         receipt = stream.receipt
-        assert (receipt.tier, receipt.tier_reason, receipt.pool, receipt.replica) == ("cloud", "predicted_ttft", "up", "up")
+        assert (receipt.tier, receipt.tier_reason, receipt.pool, receipt.replica) == (
+            "cloud",
+            "predicted_ttft",
+            "up",
+            "up",
+        )
         assert receipt.num_prompt_tokens == server.truths[0].prompt_tokens == 6
         assert receipt.predicted_ttft_s == receipt.scores["up"] == 0.02
         assert await outcomes(cluster) == {"finished": 1}
@@ -308,7 +359,9 @@ def test_what_it_costs_is_counted() -> None:
         await whole_text(stream)
         stream.close()
 
-        assert cluster.metrics.registry.get_sample_value("penstock_provider_cost_total", {"provider": "up"}) == pytest.approx((6 * 3 + 8 * 15) / 1e6)
+        assert cluster.metrics.registry.get_sample_value(
+            "penstock_provider_cost_total", {"provider": "up"}
+        ) == pytest.approx((6 * 3 + 8 * 15) / 1e6)
 
     with_provider(QUICK, check, input_price=3.0, output_price=15.0)
 
@@ -323,7 +376,9 @@ def test_an_answer_that_was_cut_costs_what_had_come() -> None:
         cost = cluster.metrics.registry.get_sample_value("penstock_provider_cost_total", {"provider": "up"})
         assert cost == pytest.approx((len(PROMPT) * 3 + 1 * 15) / 1e6), "the prompt as the edge counts it"
 
-    with_provider(msgspec.structs.replace(QUICK, gap_s=Lengths(constant=2.0)), check, input_price=3.0, output_price=15.0)
+    with_provider(
+        msgspec.structs.replace(QUICK, gap_s=Lengths(constant=2.0)), check, input_price=3.0, output_price=15.0
+    )
 
 
 @pytest.mark.parametrize("fault", ["status_500", "close_before_headers"])
@@ -413,7 +468,12 @@ def test_after_failures_in_a_row_it_is_not_asked_and_after_the_pause_once() -> N
         stream.close()
         assert num_tokens == 8
 
-    with_provider(msgspec.structs.replace(QUICK, faults=[Fault(kind="status_500", numbers=[0])]), check, breaker_failures=1, breaker_open_s=0.3)
+    with_provider(
+        msgspec.structs.replace(QUICK, faults=[Fault(kind="status_500", numbers=[0])]),
+        check,
+        breaker_failures=1,
+        breaker_open_s=0.3,
+    )
 
 
 def test_a_provider_at_its_limit_is_left_alone_for_as_long_as_it_asks() -> None:

@@ -34,8 +34,12 @@ class Credits:
         queue.wake(pool)
 
 
-def enter(queue: WaitQueue, credits: Credits, number: int, lane: Lane = A, deadline_in_s: float = 100.0) -> asyncio.Task[None]:
-    return asyncio.ensure_future(queue.admit(lane, credits.attempt(number, *lane.pools), arrival=number, deadline_in_s=deadline_in_s))
+def enter(
+    queue: WaitQueue, credits: Credits, number: int, lane: Lane = A, deadline_in_s: float = 100.0
+) -> asyncio.Task[None]:
+    return asyncio.ensure_future(
+        queue.admit(lane, credits.attempt(number, *lane.pools), arrival=number, deadline_in_s=deadline_in_s)
+    )
 
 
 async def settle() -> None:
@@ -128,7 +132,10 @@ def test_waiters_for_one_pool_do_not_block_those_for_another():
 def test_one_place_goes_to_the_oldest_over_all_lanes():
     async def main():
         queue, credits = queue_of(), Credits()
-        tasks = [enter(queue, credits, number, lane) for number, lane in ((2, A), (1, AB), (0, Lane(("a",), frozenset({"x"}))))]
+        tasks = [
+            enter(queue, credits, number, lane)
+            for number, lane in ((2, A), (1, AB), (0, Lane(("a",), frozenset({"x"}))))
+        ]
         await settle()
         credits.give(queue, "a")
         credits.give(queue, "a")
@@ -242,7 +249,10 @@ def test_an_attempt_that_fails_ends_its_own_wait_only(error):
     asyncio.run(main())
 
 
-steps = st.lists(st.tuples(st.sampled_from(["enter", "cancel", "give"]), st.sampled_from([A, B, AB]), st.integers(0, 30)), max_size=60)
+steps = st.lists(
+    st.tuples(st.sampled_from(["enter", "cancel", "give"]), st.sampled_from([A, B, AB]), st.integers(0, 30)),
+    max_size=60,
+)
 
 
 @given(steps)
@@ -260,7 +270,9 @@ def test_whatever_happens_lanes_stay_in_order_and_nothing_is_left(steps):
                 credits.give(queue, lane.pools[0])
             await settle()
         for pool in ("a", "b"):
-            assert not (credits.free.get(pool, 0) and queue.num_waiting(pool))  # no place is free while someone could use it
+            assert not (
+                credits.free.get(pool, 0) and queue.num_waiting(pool)
+            )  # no place is free while someone could use it
         for lane in (A, B, AB):
             in_lane = [number for number in credits.admitted if lanes[number] == lane]
             assert in_lane == sorted(in_lane)

@@ -132,8 +132,19 @@ def test_a_trial_that_ended_for_our_own_reasons_makes_room_for_another() -> None
     assert breaker.allows(5.0)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["begin", "answer", "succeed", "fail", "forget", "pause"]), st.integers(0, 9), st.floats(0, 30)), max_size=60))
-def test_while_it_is_open_nothing_passes_and_half_open_one_at_most_however_long_they_take(steps: list[tuple[str, int, float]]) -> None:
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["begin", "answer", "succeed", "fail", "forget", "pause"]),
+            st.integers(0, 9),
+            st.floats(0, 30),
+        ),
+        max_size=60,
+    )
+)
+def test_while_it_is_open_nothing_passes_and_half_open_one_at_most_however_long_they_take(
+    steps: list[tuple[str, int, float]],
+) -> None:
     breaker, now = Breaker(failures=2, open_s=5.0), 0.0
     under_way: list[int] = []
     for step, which, seconds in steps:

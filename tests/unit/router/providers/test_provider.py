@@ -1,4 +1,5 @@
-"""TokenizedPrompt a provider's stream, and calls of a server that says exactly what a test wants; what dispatch makes of them is in test_dispatch_tiers."""
+"""TokenizedPrompt a provider's stream, and calls of a server that says exactly what a test wants; what dispatch makes
+of them is in test_dispatch_tiers."""
 
 import asyncio
 import logging
@@ -24,7 +25,9 @@ from penstock.wire.errors import InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish
 from penstock.wire.openai import ChatMessageIn, ChatRequest
 
-STREAM = 'data: {"a":"\u2028 and \x85"}\r\n\r\n: a comment\nevent: x\ndata:{"b":"é"}\n\ndata: [DONE]\n\ndata: last'.encode()
+STREAM = (
+    'data: {"a":"\u2028 and \x85"}\r\n\r\n: a comment\nevent: x\ndata:{"b":"é"}\n\ndata: [DONE]\n\ndata: last'.encode()
+)
 EVENTS = ['{"a":"\u2028 and \x85"}'.encode(), '{"b":"é"}'.encode(), b"[DONE]", b"last"]
 
 
@@ -55,7 +58,9 @@ def test_an_event_without_end_is_not_collected_for_ever() -> None:
 # --- calls
 
 KEY = "a-secret-of-the-provider"
-ASK = ProviderRequest(ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="What is the capital of France?")]))
+ASK = ProviderRequest(
+    ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="What is the capital of France?")])
+)
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 TEXT = b'data: {"choices":[{"delta":{"content":"Hi"}}]}\n\n'
 FINISH = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
@@ -89,7 +94,9 @@ class Upstream:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = next(int(line.split(b":")[1]) for line in head.lower().splitlines() if line.startswith(b"content-length"))
+                length = next(
+                    int(line.split(b":")[1]) for line in head.lower().splitlines() if line.startswith(b"content-length")
+                )
                 self.requests.append(head + await reader.readexactly(length))
                 reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
                 if reply is None:
@@ -154,9 +161,18 @@ async def world(*replies: bytes | None, **changes: object) -> AsyncIterator[Worl
     upstream = Upstream(list(replies))
     server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    fields = {"name": "up", "base_url": f"http://127.0.0.1:{port}/v1", "model": "large", "served_names": ("m",), "timeout_s": 5.0} | changes
+    fields = {
+        "name": "up",
+        "base_url": f"http://127.0.0.1:{port}/v1",
+        "model": "large",
+        "served_names": ("m",),
+        "timeout_s": 5.0,
+    } | changes
     rooms: list[str] = []
-    async with server, Providers([msgspec.convert(fields, ProviderConfig)], {"up": KEY}, rooms.append, Metrics()) as providers:
+    async with (
+        server,
+        Providers([msgspec.convert(fields, ProviderConfig)], {"up": KEY}, rooms.append, Metrics()) as providers,
+    ):
         yield World(upstream, providers.by_name["up"], rooms)
 
 
@@ -179,7 +195,9 @@ def test_answers_one_after_the_other_come_over_one_connection() -> None:
         for _ in range(3):
             sink = await world.asked()
             assert (sink.text, sink.ends) == ("Hi", [Finish.STOP])
-            await until(lambda: not any(task.get_name() == "provider up" for task in asyncio.all_tasks()))  # the response has ended too
+            await until(
+                lambda: not any(task.get_name() == "provider up" for task in asyncio.all_tasks())
+            )  # the response has ended too
         assert world.upstream.num_connections == 1
         assert f"authorization: bearer {KEY}".encode() in world.upstream.requests[0].lower()
 
@@ -204,7 +222,9 @@ def test_answers_one_after_the_other_come_over_one_connection() -> None:
         (whole("400 Bad Request", b'{"error":{"message":"No."}}'), InvalidRequest),
     ],
 )
-def test_whatever_it_says_a_call_ends_once_and_no_log_holds_the_key(reply: bytes, end: type[PenstockError], caplog: pytest.LogCaptureFixture) -> None:
+def test_whatever_it_says_a_call_ends_once_and_no_log_holds_the_key(
+    reply: bytes, end: type[PenstockError], caplog: pytest.LogCaptureFixture
+) -> None:
     async def check(world: World) -> None:
         sink = await world.asked()
 
@@ -252,7 +272,13 @@ def test_the_first_words_of_a_trial_let_the_others_through() -> None:
         assert world.rooms == ["up"]
         world.provider.abort(sid)
 
-    with_world(check, whole("500 Oh"), HEAD + chunked(TEXT) + b"ff\r\n" + b" " * 3 + END, breaker_failures=1, breaker_open_s=0.02)
+    with_world(
+        check,
+        whole("500 Oh"),
+        HEAD + chunked(TEXT) + b"ff\r\n" + b" " * 3 + END,
+        breaker_failures=1,
+        breaker_open_s=0.02,
+    )
 
 
 def test_an_abort_hangs_up_before_anything_was_said_too() -> None:

@@ -4,7 +4,16 @@ import msgspec
 import pytest
 
 from penstock.router.config import ProviderConfig
-from penstock.router.providers.provider_api import ProviderEvent, StreamBroken, body_of, is_bound_to_tokens, is_understood, path_of, read_event, refusal
+from penstock.router.providers.provider_api import (
+    ProviderEvent,
+    StreamBroken,
+    body_of,
+    is_bound_to_tokens,
+    is_understood,
+    path_of,
+    read_event,
+    refusal,
+)
 from penstock.router.routing.request import ProviderRequest
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import ContextTooLong, InvalidRequest, Overloaded
@@ -32,12 +41,25 @@ def body(request: ChatRequest | CompletionRequest, prompt: int = 0, **changes: o
 
 
 def test_a_chat_goes_as_it_came_under_the_providers_model_name_and_as_a_stream() -> None:
-    assert body(chat()) == {"model": "large", "messages": MESSAGES, "max_tokens": 32, "stream": True, "stream_options": {"include_usage": True}}
+    assert body(chat()) == {
+        "model": "large",
+        "messages": MESSAGES,
+        "max_tokens": 32,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     assert path_of(ProviderRequest(chat())) == "/chat/completions"
 
 
 def test_only_what_the_caller_set_is_sent() -> None:
-    fields = {"temperature": 0.0, "top_p": 0.9, "frequency_penalty": 0.5, "presence_penalty": -0.5, "seed": 99, "stop": ["a", "b", "c", "d", "e"]}
+    fields = {
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "frequency_penalty": 0.5,
+        "presence_penalty": -0.5,
+        "seed": 99,
+        "stop": ["a", "b", "c", "d", "e"],
+    }
     found = body(chat(user="somebody", metadata={"a": "b"}, n=3, **fields))
 
     assert {name: found[name] for name in fields} == fields | {"seed": 7, "stop": ["a", "b", "c", "d"]}
@@ -71,7 +93,10 @@ def test_what_speaks_of_token_ids_is_bound_to_a_vocabulary(request_: ChatRequest
     assert not is_understood(request_, provider())
 
 
-@pytest.mark.parametrize("request_", [chat(), chat(logprobs=False, top_k=-1, min_p=0, ignore_eos=False, min_tokens=0), completion(prompt=["a"])])
+@pytest.mark.parametrize(
+    "request_",
+    [chat(), chat(logprobs=False, top_k=-1, min_p=0, ignore_eos=False, min_tokens=0), completion(prompt=["a"])],
+)
 def test_what_asks_for_nothing_special_is_understood(request_: ChatRequest | CompletionRequest) -> None:
     assert not is_bound_to_tokens(request_)
     assert is_understood(request_, provider())
@@ -112,7 +137,10 @@ def test_the_callers_mistakes_are_told_and_say_nothing_of_the_providers_health()
     assert isinstance(found.error, InvalidRequest)
     assert "No such voice." in found.error.message
     assert not found.is_failure
-    assert isinstance(refusal("up", 400, None, b'{"error":{"message":"x","code":"context_length_exceeded"}}', 0.0).error, ContextTooLong)
+    assert isinstance(
+        refusal("up", 400, None, b'{"error":{"message":"x","code":"context_length_exceeded"}}', 0.0).error,
+        ContextTooLong,
+    )
     assert isinstance(refusal("up", 422, None, b"<html>", 0.0).error, InvalidRequest)
 
 
@@ -132,7 +160,9 @@ def test_the_callers_mistakes_are_told_and_say_nothing_of_the_providers_health()
         (401, None, None),
     ],
 )
-def test_the_providers_own_trouble_counts_against_it_and_a_pause_it_asks_for_is_told(status: int, retry_after: str | None, pause_s: float | None) -> None:
+def test_the_providers_own_trouble_counts_against_it_and_a_pause_it_asks_for_is_told(
+    status: int, retry_after: str | None, pause_s: float | None
+) -> None:
     found = refusal("up", status, retry_after, b"", 10.0)
 
     assert isinstance(found.error, Overloaded)

@@ -7,7 +7,9 @@ from penstock.wire.discovery import ReplicaMetadata, to_metadata
 
 def running(replica_id: str, pool: str = "a", **metadata: Any) -> SimpleNamespace:
     """A replica as Serve's broadcast describes it."""
-    published = metadata or to_metadata(ReplicaMetadata(f"host-{replica_id}:1", f"epoch-{replica_id}", pool, "digest", 100, 16))
+    published = metadata or to_metadata(
+        ReplicaMetadata(f"host-{replica_id}:1", f"epoch-{replica_id}", pool, "digest", 100, 16)
+    )
     return SimpleNamespace(replica_id=SimpleNamespace(unique_id=replica_id), replica_metadata=published)
 
 
@@ -23,13 +25,19 @@ def test_every_broadcast_gives_the_members_of_all_pools() -> None:
     members.take("b", SimpleNamespace(running_replicas=[running("3", "b")]))
     members.take("a", SimpleNamespace(running_replicas=[running("2")]))
 
-    assert changes == [[member("1"), member("2")], [member("1"), member("2"), member("3", "b")], [member("2"), member("3", "b")]]
+    assert changes == [
+        [member("1"), member("2")],
+        [member("1"), member("2"), member("3", "b")],
+        [member("2"), member("3", "b")],
+    ]
 
 
 def test_replicas_of_another_version_or_pool_are_left_out() -> None:
     changes: list[list[Member]] = []
     members = ReplicaDiscovery("r", {"a": "pool-a"}, changes.append)
 
-    members.take("a", SimpleNamespace(running_replicas=[running("1", version="older"), running("2", "b"), running("3")]))
+    members.take(
+        "a", SimpleNamespace(running_replicas=[running("1", version="older"), running("2", "b"), running("3")])
+    )
 
     assert changes == [[member("3")]]

@@ -253,7 +253,10 @@ def test_what_replicas_drafted_since_their_last_load_is_counted_once():
             replica.report(num_drafted=10, num_accepted=4)
             replica.report(num_drafted=13, num_accepted=7)
 
-            assert (cluster.counted("penstock_draft_tokens_total"), cluster.counted("penstock_accepted_draft_tokens_total")) == (13, 7)
+            assert (
+                cluster.counted("penstock_draft_tokens_total"),
+                cluster.counted("penstock_accepted_draft_tokens_total"),
+            ) == (13, 7)
 
     asyncio.run(main())
 
@@ -266,7 +269,12 @@ def test_a_gap_asks_once_for_a_snapshot():
             replica.send(events=[BlockEvents(3, stored=b"l" * 16)])
             replica.send(events=[BlockEvents(4, stored=b"m" * 16)])
             assert (replica.num_announces, cluster.counted("penstock_index_gaps_total")) == (2, 1)
-            replica.send(events=[BlockEvents(4, stored=KEY + b"l" * 16 + b"m" * 16, is_snapshot=True), BlockEvents(5, removed=KEY)])
+            replica.send(
+                events=[
+                    BlockEvents(4, stored=KEY + b"l" * 16 + b"m" * 16, is_snapshot=True),
+                    BlockEvents(5, removed=KEY),
+                ]
+            )
 
             assert cluster.index.held("a") == {b"l" * 16, b"m" * 16}
             assert replica.num_announces == 2
@@ -324,7 +332,10 @@ def test_a_shared_copy_that_is_behind_is_noticed_at_the_next_load():
             replica.send(events=[BlockEvents(6, stored=b"l" * 16, is_snapshot=True)])
 
             assert cluster.index.held("a") == {b"l" * 16}
-            assert (replica.num_announces, cluster.counted("penstock_index_gaps_total")) == (1, 0)  # no event got lost: it was the copy that lagged
+            assert (replica.num_announces, cluster.counted("penstock_index_gaps_total")) == (
+                1,
+                0,
+            )  # no event got lost: it was the copy that lagged
 
     asyncio.run(main())
 

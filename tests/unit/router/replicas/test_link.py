@@ -10,7 +10,20 @@ from penstock.router.replicas import link as module
 from penstock.router.replicas.link import connect
 from penstock.wire.channel import Channel
 from penstock.wire.errors import ReplicaLost
-from penstock.wire.frames import Abort, Announce, Delta, DownFrame, Hello, Load, SamplingParams, StepCosts, Submit, UpFrame, decode_up, encode
+from penstock.wire.frames import (
+    Abort,
+    Announce,
+    Delta,
+    DownFrame,
+    Hello,
+    Load,
+    SamplingParams,
+    StepCosts,
+    Submit,
+    UpFrame,
+    decode_up,
+    encode,
+)
 
 TIMEOUT_S = 10.0
 LOAD = Load("epoch", 0, 8, 0, 0, 0, 0, 100, 100, StepCosts(), 512)
@@ -112,7 +125,10 @@ def test_no_frame_is_passed_on_before_the_owner_has_the_link() -> None:
     async def main() -> None:
         heard = Received()
         second = DownFrame([Delta(1, [5])])
-        async with replica(encode(FIRST), encode(second)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
+        async with (
+            replica(encode(FIRST), encode(second)) as place,
+            connect(place.address, Hello("me"), heard.on_frame, heard.on_lost),
+        ):
             assert heard.frames.empty()
 
             assert [await heard.frame(), await heard.frame()] == [FIRST, second]
@@ -123,7 +139,10 @@ def test_no_frame_is_passed_on_before_the_owner_has_the_link() -> None:
 def test_what_is_sent_in_one_turn_of_the_loop_travels_in_one_frame_in_order() -> None:
     async def main() -> None:
         heard = Received()
-        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost) as link:
+        async with (
+            replica(encode(FIRST)) as place,
+            connect(place.address, Hello("me"), heard.on_frame, heard.on_lost) as link,
+        ):
             link.announce()
             link.submit(submit(1))
             link.abort(1)
@@ -139,7 +158,10 @@ def test_what_is_sent_in_one_turn_of_the_loop_travels_in_one_frame_in_order() ->
 def test_a_broken_stream_is_reported_once_and_nothing_after_it(last: bytes) -> None:
     async def main() -> None:
         heard = Received()
-        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost) as link:
+        async with (
+            replica(encode(FIRST)) as place,
+            connect(place.address, Hello("me"), heard.on_frame, heard.on_lost) as link,
+        ):
             await heard.frame()
             for message in (FRAME, last, FRAME):
                 place.replicas[0].channel.send(message)
@@ -244,7 +266,9 @@ def test_where_nobody_listens_there_is_no_link() -> None:
     ],
     ids=["refused", "gibberish", "refused late", "closed", "silent"],
 )
-def test_a_replica_that_does_not_answer_the_hello_is_no_link(answers: tuple[bytes, ...], closes: bool, sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_does_not_answer_the_hello_is_no_link(
+    answers: tuple[bytes, ...], closes: bool, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.5)
 
     async def main() -> None:

@@ -9,7 +9,17 @@ import redis.asyncio
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.router.replicas.report import Reporter, Waiting
-from penstock.wire.scaling import GATEWAYS_KEY, TARGETS_KEY, GatewayReport, PoolTarget, Targets, decode_report, decode_targets, encode, report_key
+from penstock.wire.scaling import (
+    GATEWAYS_KEY,
+    TARGETS_KEY,
+    GatewayReport,
+    PoolTarget,
+    Targets,
+    decode_report,
+    decode_targets,
+    encode,
+    report_key,
+)
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, settle
 
 PROMPT = list(range(10))
@@ -105,7 +115,9 @@ def test_reports_go_to_redis_and_targets_come_back_into_the_metrics(socket_dir: 
                 told = reporter(cluster, client)
                 await told.exchange()
                 for autoscaler, steady in (("one", 3), ("one", 5), ("another", 2)):
-                    await client.set(TARGETS_KEY, encode(Targets(autoscaler, [PoolTarget("pool", 2, {"steady": steady})])))
+                    await client.set(
+                        TARGETS_KEY, encode(Targets(autoscaler, [PoolTarget("pool", 2, {"steady": steady})]))
+                    )
                     await told.exchange()
                 await client.set(TARGETS_KEY, b"of another version")
                 await told.exchange()
@@ -118,7 +130,9 @@ def test_reports_go_to_redis_and_targets_come_back_into_the_metrics(socket_dir: 
                 assert 0 < await client.pttl(report_key("gateway-1")) <= 10_000
                 assert await client.smembers(GATEWAYS_KEY) == {b"gateway-1"}
                 assert 'penstock_autoscale_target{pool="pool"} 2.0' in page
-                assert 'penstock_autoscale_decisions_total{pool="pool",reason="steady"} 7.0' in page, "3, 2 more, and 2 of another process"
+                assert 'penstock_autoscale_decisions_total{pool="pool",reason="steady"} 7.0' in page, (
+                    "3, 2 more, and 2 of another process"
+                )
         finally:
             await client.aclose()
 

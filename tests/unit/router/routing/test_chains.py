@@ -25,7 +25,9 @@ def test_no_block_is_shared_between_adapters_their_versions_or_the_base() -> Non
 def test_two_tenants_with_the_same_adapter_share_no_block_either() -> None:
     chains = Chains(SECRET)
 
-    assert not set(chains.chain(KIND, b"one", IDS, "a" * 32).keys) & set(chains.chain(KIND, b"other", IDS, "a" * 32).keys)
+    assert not set(chains.chain(KIND, b"one", IDS, "a" * 32).keys) & set(
+        chains.chain(KIND, b"other", IDS, "a" * 32).keys
+    )
 
 
 def test_a_chain_with_an_adapter_goes_on_as_the_replica_goes_on() -> None:

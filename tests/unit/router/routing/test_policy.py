@@ -28,7 +28,13 @@ NOTHING = Since()
 
 
 def replica(
-    name: str, cached: int = 0, inflight: int = 0, since: Since = NOTHING, max_model_len: int = 8192, pool: str = "pool", **load: object
+    name: str,
+    cached: int = 0,
+    inflight: int = 0,
+    since: Since = NOTHING,
+    max_model_len: int = 8192,
+    pool: str = "pool",
+    **load: object,
 ) -> ReplicaView:
     return ReplicaView(name, pool, msgspec.structs.replace(IDLE, **load), since, inflight, 16, max_model_len, cached)
 
@@ -81,7 +87,8 @@ def test_what_ended_since_the_load_report_no_longer_counts():
 
 
 def test_a_prompt_goes_where_its_prefill_holds_nobody_up():
-    """Alone it would be quicker on a: half its prefill is saved, and three rows more cost less than that; but the three would stand still."""
+    """Alone it would be quicker on a: half its prefill is saved, and three rows more cost less than that; but the three
+    would stand still."""
     assert pick(replica("a", cached=512, num_running=3), replica("b")).replica_id == "b"
 
 
@@ -153,12 +160,16 @@ def test_a_cached_prefix_needs_no_blocks():
 
 
 def test_a_hot_prefix_does_not_pile_everything_onto_one_replica():
-    """256 requests share 200 of 1,000 tokens that only one of four replicas holds at first; nothing finishes meanwhile."""
+    """256 requests share 200 of 1,000 tokens that only one of four replicas holds at first; nothing finishes
+    meanwhile."""
     since = [Since()] * 4
     held = [192, 0, 0, 0]
     counts = [0] * 4
     for seed in range(256):
-        views = [replica(str(i), cached=held[i], inflight=counts[i], since=since[i], max_inflight=256, free_blocks=100_000) for i in range(4)]
+        views = [
+            replica(str(i), cached=held[i], inflight=counts[i], since=since[i], max_inflight=256, free_blocks=100_000)
+            for i in range(4)
+        ]
         chosen = int(pick(*views, num_tokens=1000, seed=seed).replica_id or "")
         since[chosen] = Since(since[chosen].num_sent + 1, since[chosen].prefill_tokens + 1000 - held[chosen])
         held[chosen] = 192
@@ -169,7 +180,14 @@ def test_a_hot_prefix_does_not_pile_everything_onto_one_replica():
 
 views = st.builds(
     lambda name, cached, inflight, running, waiting, prefill, free, draining: replica(
-        name, cached, inflight, num_running=running, num_waiting=waiting, prefill_tokens_outstanding=prefill, free_blocks=free, is_draining=draining
+        name,
+        cached,
+        inflight,
+        num_running=running,
+        num_waiting=waiting,
+        prefill_tokens_outstanding=prefill,
+        free_blocks=free,
+        is_draining=draining,
     ),
     st.uuids().map(str),
     st.integers(0, 63).map(lambda blocks: 16 * blocks),

@@ -5,11 +5,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.router.routing.policy import Wait
-from penstock.router.routing.tiers import OBSTACLE, RouteForecast, Tier, TierDecision, TierPolicy, TierReason, decide, in_order, parse_policy
+from penstock.router.routing.tiers import (
+    OBSTACLE,
+    RouteForecast,
+    Tier,
+    TierDecision,
+    TierPolicy,
+    TierReason,
+    decide,
+    in_order,
+    parse_policy,
+)
 
 TARGET_S = 0.5
 SOON, LATE, LATER = RouteForecast(0.1), RouteForecast(0.8), RouteForecast(2.0)
-DOWN, FULL, OPEN = (RouteForecast(obstacle=reason) for reason in (TierReason.TIER_DOWN, TierReason.TIER_FULL, TierReason.BREAKER_OPEN))
+DOWN, FULL, OPEN = (
+    RouteForecast(obstacle=reason) for reason in (TierReason.TIER_DOWN, TierReason.TIER_FULL, TierReason.BREAKER_OPEN)
+)
 
 
 class Place(NamedTuple):
@@ -38,7 +50,9 @@ EDGE, CLOUD, PROVIDER = Place("edge", "a"), Place("cloud", "b"), Place("cloud", 
         ([], None, TierReason.TIER_DOWN),
     ],
 )
-def test_the_first_route_is_left_only_for_a_reason(outlooks: list[RouteForecast], route: int | None, reason: TierReason) -> None:
+def test_the_first_route_is_left_only_for_a_reason(
+    outlooks: list[RouteForecast], route: int | None, reason: TierReason
+) -> None:
     assert decide(outlooks, TARGET_S) == TierDecision(route, reason)
 
 
@@ -59,7 +73,9 @@ def test_no_further_route_is_looked_at_than_needed() -> None:
 
 
 def test_a_route_that_was_left_out_beforehand_names_the_reason() -> None:
-    assert decide([LATE, SOON], TARGET_S, skipped=TierReason.CONTEXT_TOO_LONG) == TierDecision(1, TierReason.CONTEXT_TOO_LONG)
+    assert decide([LATE, SOON], TARGET_S, skipped=TierReason.CONTEXT_TOO_LONG) == TierDecision(
+        1, TierReason.CONTEXT_TOO_LONG
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +100,9 @@ def test_every_wait_for_a_replica_is_an_obstacle_of_its_tier() -> None:
     assert OBSTACLE.keys() == set(Wait)
 
 
-outlooks = st.lists(st.one_of(st.builds(RouteForecast, st.floats(0, 5)), st.sampled_from([DOWN, FULL, OPEN])), max_size=6)
+outlooks = st.lists(
+    st.one_of(st.builds(RouteForecast, st.floats(0, 5)), st.sampled_from([DOWN, FULL, OPEN])), max_size=6
+)
 
 
 @given(outlooks)

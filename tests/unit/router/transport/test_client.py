@@ -42,7 +42,10 @@ def metric(world: World, name: str, **labels: str) -> float | None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_hangs_up_in_the_queue_leaves_it(stream: bool) -> None:
     async def main() -> None:
-        async with gateway(Script(hold_start=asyncio.Event())) as world, connected(world, request(stream=stream)) as (_, writer):
+        async with (
+            gateway(Script(hold_start=asyncio.Event())) as world,
+            connected(world, request(stream=stream)) as (_, writer),
+        ):
             await world.dispatcher.until(lambda: world.dispatcher.num_waiting == 1)
             await hang_up(writer)
             await world.dispatcher.until(lambda: world.dispatcher.num_waiting == 0)
@@ -76,7 +79,10 @@ def test_a_client_that_hangs_up_later_frees_every_sequence(stream: bool, hold_af
 def test_a_client_that_does_not_read_stops_its_stream_until_it_hangs_up() -> None:
     async def main() -> None:
         num_deltas = 400
-        async with gateway(Script(deltas=[[97] * 60_000] * num_deltas)) as world, connected(world, request(stream=True)) as (reader, writer):
+        async with (
+            gateway(Script(deltas=[[97] * 60_000] * num_deltas)) as world,
+            connected(world, request(stream=True)) as (reader, writer),
+        ):
             await reader.readuntil(b"data: ")
             (stream,) = world.dispatcher.streams
             quiet = 0
@@ -195,7 +201,10 @@ def test_a_body_is_bounded_while_it_comes() -> None:
 def test_a_refused_body_leaves_the_connection_usable() -> None:
     async def main() -> None:
         big = request(user="x" * 3000)
-        async with gateway(config=GatewayConfig(max_body_bytes=1000)) as world, connected(world, big + request()) as (reader, _):
+        async with (
+            gateway(config=GatewayConfig(max_body_bytes=1000)) as world,
+            connected(world, big + request()) as (reader, _),
+        ):
             first = await reader.readuntil(b"\r\n")
             await reader.readuntil(b"\r\n\r\n")
             await reader.readuntil(b"}}")

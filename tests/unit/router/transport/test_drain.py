@@ -33,7 +33,9 @@ def test_who_leaves_is_not_ready_and_sends_its_clients_elsewhere() -> None:
 
     assert get(leaving, "/readyz").status_code == 503
     answer = get(leaving, "/v1/models")
-    assert (answer.status_code, answer.headers["connection"], answer.headers["x-mine"]) == (200, "close", "1"), "and still answers"
+    assert (answer.status_code, answer.headers["connection"], answer.headers["x-mine"]) == (200, "close", "1"), (
+        "and still answers"
+    )
 
 
 def test_one_that_arrives_is_there_once_it_is_ready_and_that_has_spread(monkeypatch: pytest.MonkeyPatch) -> None:

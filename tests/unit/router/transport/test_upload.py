@@ -19,7 +19,11 @@ CONTENTS = {CONFIG_FILE: b'{"r": 8}', WEIGHTS_FILE: bytes(range(256)) * 40 + b"\
 def form(boundary: bytes = b"bound") -> bytes:
     parts = [b'Content-Disposition: form-data; name="name"\r\n\r\nmine']
     for name, data in CONTENTS.items():
-        header = b'Content-Disposition: form-data; name="file"; filename="' + name.encode() + b'"\r\nContent-Type: application/octet-stream\r\n\r\n'
+        header = (
+            b'Content-Disposition: form-data; name="file"; filename="'
+            + name.encode()
+            + b'"\r\nContent-Type: application/octet-stream\r\n\r\n'
+        )
         parts.append(header + data)
     return b"".join(b"--" + boundary + b"\r\n" + part + b"\r\n" for part in parts) + b"--" + boundary + b"--\r\n"
 
@@ -52,7 +56,11 @@ def test_a_form_cut_short_is_never_taken_for_a_whole_one(end: int, tmp_path_fact
 
 
 def test_a_file_name_with_a_path_in_it_stays_in_the_folder(tmp_path: Path) -> None:
-    data = form().replace(CONFIG_FILE.encode(), b"../../etc/" + CONFIG_FILE.encode()).replace(WEIGHTS_FILE.encode(), b"C:\\x\\" + WEIGHTS_FILE.encode())
+    data = (
+        form()
+        .replace(CONFIG_FILE.encode(), b"../../etc/" + CONFIG_FILE.encode())
+        .replace(WEIGHTS_FILE.encode(), b"C:\\x\\" + WEIGHTS_FILE.encode())
+    )
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
 
@@ -65,16 +73,24 @@ def test_a_file_name_with_a_path_in_it_stays_in_the_folder(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b'--bound\r\nContent-Disposition: form-data; name="name"\r\n' + b"X-Long: " + b"x" * 2**16, "is no multipart/form-data"),
+        (
+            b'--bound\r\nContent-Disposition: form-data; name="name"\r\n' + b"X-Long: " + b"x" * 2**16,
+            "is no multipart/form-data",
+        ),
         (b"--bound\r\n" + b"x" * 2**16, "is no multipart/form-data"),
         (b"--bound\r\n" + b"A: b\r\n" * 2**10, "is no multipart/form-data"),
-        (b'--bound\r\nContent-Disposition: form-data; name="name"\r\n\r\n' + b"x" * (MAX_FIELD_BYTES + 1), "field 'name' is longer than"),
+        (
+            b'--bound\r\nContent-Disposition: form-data; name="name"\r\n\r\n' + b"x" * (MAX_FIELD_BYTES + 1),
+            "field 'name' is longer than",
+        ),
         (b'--bound\r\nContent-Disposition: form-data; name="name"\r\n\r\nx\r\n' * 2, "has the field 'name' twice"),
         (b'--bound\r\nContent-Disposition: form-data; name="file"; filename="../../x.zip"\r\n\r\n', "not 'x.zip'"),
         (b"--bound\r\n\r\n", "has a field ''"),
     ],
 )
-def test_a_form_that_holds_what_it_may_not_is_refused_as_soon_as_that_is_seen(data: bytes, sentence: str, tmp_path: Path) -> None:
+def test_a_form_that_holds_what_it_may_not_is_refused_as_soon_as_that_is_seen(
+    data: bytes, sentence: str, tmp_path: Path
+) -> None:
     async def endless() -> AsyncIterator[bytes]:
         yield data
         while True:

@@ -68,7 +68,10 @@ def make_case(
     keys, values, queries, slots = [], [], [], []
     for index, (context, new) in enumerate(spans):
         generator = torch.Generator().manual_seed(1000 * seed + index)
-        k, v, q = (torch.randn(context, heads, dim, generator=generator).to(dtype) for heads in (kv_heads, kv_heads, kv_heads * group))
+        k, v, q = (
+            torch.randn(context, heads, dim, generator=generator).to(dtype)
+            for heads in (kv_heads, kv_heads, kv_heads * group)
+        )
         table = torch.tensor([blocks.pop() for _ in range(counts[index])])
         tables[index, : counts[index]] = table
         positions = torch.arange(context)
@@ -80,7 +83,15 @@ def make_case(
         slots.append(slot[context - new :])
     starts = torch.tensor([0, *(new for _, new in spans)]).cumsum(0).int()
     contexts = torch.tensor([context for context, _ in spans], dtype=torch.int32)
-    return Case(torch.cat(queries), k_cache, v_cache, AttentionBatch(starts, contexts, tables, torch.cat(slots)), keys, values, form)
+    return Case(
+        torch.cat(queries),
+        k_cache,
+        v_cache,
+        AttentionBatch(starts, contexts, tables, torch.cat(slots)),
+        keys,
+        values,
+        form,
+    )
 
 
 def dense(case: Case) -> Tensor:
@@ -91,7 +102,9 @@ def dense(case: Case) -> Tensor:
         for row in range(starts[index], starts[index + 1]):
             visible = context - (starts[index + 1] - 1 - row)
             group = case.q.shape[1] // case.k_cache.shape[1]
-            keys, values = (x[index][:visible].double().repeat_interleave(group, dim=1) for x in (case.keys, case.values))
+            keys, values = (
+                x[index][:visible].double().repeat_interleave(group, dim=1) for x in (case.keys, case.values)
+            )
             weights = torch.softmax(0.25 * torch.einsum("hd,jhd->hj", case.q[row].double(), keys), dim=1)
             out.append(torch.einsum("hj,jhd->hd", weights, values))
     return torch.stack(out)
@@ -102,7 +115,8 @@ MIXED: list[Span] = [(1, 1), (7, 7), (16, 1), (17, 1), (70, 1), (64, 64), (65, 2
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> Iterator[Library]:
-    """With one thread of torch, which is only the oracle here, and whose threads wait for each other on a busy machine."""
+    """With one thread of torch, which is only the oracle here, and whose threads wait for each other on a busy
+    machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield built_kernels()
@@ -116,7 +130,9 @@ def products(kernels: Library) -> Iterator[Products]:
     kernels.products.set_level(None)
 
 
-@pytest.mark.parametrize(("dim", "group", "block_size", "dtype"), list(product((16, 32, 64, 128), (1, 3, 4, 8), (8, 16, 32), TOLERANCE)))
+@pytest.mark.parametrize(
+    ("dim", "group", "block_size", "dtype"), list(product((16, 32, 64, 128), (1, 3, 4, 8), (8, 16, 32), TOLERANCE))
+)
 def test_the_kernel_equals_dense_softmax_attention(dim: int, group: int, block_size: int, dtype: torch.dtype) -> None:
     case = make_case(MIXED, dim=dim, kv_heads=2, group=group, block_size=block_size, dtype=dtype)
 
@@ -133,18 +149,33 @@ def test_products_of_bfloat16_pairs_by_shifts_are_those_of_the_processor(cache: 
     torch.testing.assert_close(case.attend().float(), by_processor.float(), atol=8e-3, rtol=8e-3)
 
 
-@pytest.mark.parametrize(("exact", "group", "block_size", "dtype"), list(product((False, True), (1, 4), (8, 16), TOLERANCE)))
-def test_the_torch_fallback_equals_dense_softmax_attention(exact: bool, group: int, block_size: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("exact", "group", "block_size", "dtype"), list(product((False, True), (1, 4), (8, 16), TOLERANCE))
+)
+def test_the_torch_fallback_equals_dense_softmax_attention(
+    exact: bool, group: int, block_size: int, dtype: torch.dtype
+) -> None:
     case = make_case(MIXED, dim=32, group=group, block_size=block_size, dtype=dtype)
 
-    torch.testing.assert_close(case.torch_attend(exact).double(), dense(case), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    torch.testing.assert_close(
+        case.torch_attend(exact).double(), dense(case), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+    )
 
 
 @pytest.mark.parametrize(
     ("level", "dim", "group", "cache"),
-    list(product((None, Level.VNNI, Level.AVX2, Level.PORTABLE), (32, 64, 96, 128), (1, 3, 8), ("tiled", "int8", "tiled int8"))),
+    list(
+        product(
+            (None, Level.VNNI, Level.AVX2, Level.PORTABLE),
+            (32, 64, 96, 128),
+            (1, 3, 8),
+            ("tiled", "int8", "tiled int8"),
+        )
+    ),
 )
-def test_tiled_and_int8_caches_equal_dense_softmax_attention(level: Level | None, dim: int, group: int, cache: str, products: Products) -> None:
+def test_tiled_and_int8_caches_equal_dense_softmax_attention(
+    level: Level | None, dim: int, group: int, cache: str, products: Products
+) -> None:
     if not products.set_level(level):
         pytest.skip("this CPU does not have these instructions")
     dtype = torch.bfloat16 if cache == "tiled" else torch.float32
@@ -156,7 +187,11 @@ def test_tiled_and_int8_caches_equal_dense_softmax_attention(level: Level | None
 
 def test_torch_and_the_kernels_keep_and_read_an_int8_cache_alike(products: Products) -> None:
     case = make_case(MIXED, cache="int8")
-    form = Form((torch.full_like(case.form.scales[0], NAN), torch.full_like(case.form.scales[1], NAN))) if case.form.scales else PLAIN
+    form = (
+        Form((torch.full_like(case.form.scales[0], NAN), torch.full_like(case.form.scales[1], NAN)))
+        if case.form.scales
+        else PLAIN
+    )
     caches = (torch.zeros_like(case.k_cache), torch.zeros_like(case.v_cache))
 
     assert products.set_level(Level.PORTABLE)
@@ -187,9 +222,16 @@ def test_contexts_of_several_segments_equal_dense_softmax_attention() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "threads", "cache"),
-    [*product(TOLERANCE, (1, 2, 5), ("plain",)), (torch.bfloat16, 2, "tiled"), (torch.float32, 2, "int8"), (torch.float32, 2, "tiled int8")],
+    [
+        *product(TOLERANCE, (1, 2, 5), ("plain",)),
+        (torch.bfloat16, 2, "tiled"),
+        (torch.float32, 2, "int8"),
+        (torch.float32, 2, "tiled int8"),
+    ],
 )
-def test_a_query_gets_the_same_bits_alone_and_in_any_batch_with_any_number_of_threads(dtype: torch.dtype, threads: int, cache: str) -> None:
+def test_a_query_gets_the_same_bits_alone_and_in_any_batch_with_any_number_of_threads(
+    dtype: torch.dtype, threads: int, cache: str
+) -> None:
     spans = [*MIXED, (1100, 30), (2100, 1)]
     together = make_case(spans, dtype=dtype, cache=cache)
     whole = together.attend(threads)
@@ -205,27 +247,42 @@ def narrowed(case: Case, index: int, row: int, visible: int) -> Case:
     """One query of a case as a batch of its own; everything behind what it sees is made NaN."""
     token = int(case.batch.query_start[index]) + row
     k_cache, v_cache = case.k_cache.clone(), case.v_cache.clone()
-    form = case.form if case.form.scales is None else Form((case.form.scales[0].clone(), case.form.scales[1].clone()), case.form.is_tiled)
+    form = (
+        case.form
+        if case.form.scales is None
+        else Form((case.form.scales[0].clone(), case.form.scales[1].clone()), case.form.is_tiled)
+    )
     table, size = case.batch.block_tables[index], case.k_cache.shape[2]
     for cache in form.scales or (k_cache, v_cache):
         cache[table[-(-visible // size) :].long()] = NAN
         if visible % size and (form.scales is not None or not form.is_tiled):
             cache[int(table[visible // size]), :, visible % size :] = NAN
     tables = case.batch.block_tables[index : index + 1, : -(-visible // size)].clone()
-    batch = AttentionBatch(torch.tensor([0, 1], dtype=torch.int32), torch.tensor([visible], dtype=torch.int32), tables, torch.zeros(1, dtype=torch.int64))
+    batch = AttentionBatch(
+        torch.tensor([0, 1], dtype=torch.int32),
+        torch.tensor([visible], dtype=torch.int32),
+        tables,
+        torch.zeros(1, dtype=torch.int64),
+    )
     return Case(case.q[token : token + 1], k_cache, v_cache, batch, [], [], form)
 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    spans=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 80)).map(lambda pair: (max(pair), min(pair))), min_size=1, max_size=6),
+    spans=st.lists(
+        st.tuples(st.integers(1, 300), st.integers(1, 80)).map(lambda pair: (max(pair), min(pair))),
+        min_size=1,
+        max_size=6,
+    ),
     dim=st.sampled_from((16, 48, 80, 96, 192, 256)),
     kv_heads=st.integers(1, 3),
     group=st.sampled_from((1, 2, 5, 7, 40)),
     block_size=st.sampled_from((8, 16, 32)),
     seed=st.integers(0, 2**16),
 )
-def test_the_kernel_equals_dense_attention_for_odd_shapes(spans: list[Span], dim: int, kv_heads: int, group: int, block_size: int, seed: int) -> None:
+def test_the_kernel_equals_dense_attention_for_odd_shapes(
+    spans: list[Span], dim: int, kv_heads: int, group: int, block_size: int, seed: int
+) -> None:
     spans = [(context, min(new, 12)) for context, new in spans]
     case = make_case(spans, dim=dim, kv_heads=kv_heads, group=group, block_size=block_size, seed=seed)
 
@@ -235,7 +292,11 @@ def test_the_kernel_equals_dense_attention_for_odd_shapes(spans: list[Span], dim
 @pytest.mark.parametrize("level", [None, Level.VNNI, Level.AVX2])
 @settings(max_examples=40, deadline=None)
 @given(
-    spans=st.lists(st.tuples(st.integers(1, 300), st.integers(1, 5)).map(lambda pair: (max(pair), min(pair))), min_size=1, max_size=3),
+    spans=st.lists(
+        st.tuples(st.integers(1, 300), st.integers(1, 5)).map(lambda pair: (max(pair), min(pair))),
+        min_size=1,
+        max_size=3,
+    ),
     cache=st.sampled_from(("plain", "tiled", "int8", "tiled int8")),
     dim=st.sampled_from((32, 64, 96, 128, 192, 256)),
     kv_heads=st.integers(1, 2),
@@ -244,13 +305,23 @@ def test_the_kernel_equals_dense_attention_for_odd_shapes(spans: list[Span], dim
     seed=st.integers(0, 2**16),
 )
 def test_bfloat16_and_int8_caches_equal_dense_attention_for_any_heads(
-    kernels: Library, level: Level | None, spans: list[Span], cache: str, dim: int, kv_heads: int, group: int, block_size: int, seed: int
+    kernels: Library,
+    level: Level | None,
+    spans: list[Span],
+    cache: str,
+    dim: int,
+    kv_heads: int,
+    group: int,
+    block_size: int,
+    seed: int,
 ) -> None:
     if not kernels.products.set_level(level):
         pytest.skip("this CPU does not have these instructions")
     try:
         dtype = torch.float32 if "int8" in cache else torch.bfloat16
-        case = make_case(spans, dim=dim, kv_heads=kv_heads, group=group, block_size=block_size, dtype=dtype, seed=seed, cache=cache)
+        case = make_case(
+            spans, dim=dim, kv_heads=kv_heads, group=group, block_size=block_size, dtype=dtype, seed=seed, cache=cache
+        )
         found = case.attend()
     finally:
         kernels.products.set_level(None)
@@ -338,6 +409,8 @@ def test_every_other_compiler_of_this_machine_builds_kernels_that_agree(tmp_path
     batch = case.batch
     for compiler in others:
         kernels = obtain([compiler], tmp_path)
-        out = kernels.attend(case.q, case.k_cache, case.v_cache, batch.query_start, batch.context_len, batch.block_tables, 0.25, 2)
+        out = kernels.attend(
+            case.q, case.k_cache, case.v_cache, batch.query_start, batch.context_len, batch.block_tables, 0.25, 2
+        )
 
         torch.testing.assert_close(out.double(), dense(case), atol=2e-5, rtol=2e-5)

@@ -5,7 +5,15 @@ import pytest
 import torch
 
 from penstock.base.errors import ConfigError
-from penstock.workers.compute.device import CPU, check_cache_fits, check_cache_type, check_float8, check_room, find_device, placed
+from penstock.workers.compute.device import (
+    CPU,
+    check_cache_fits,
+    check_cache_type,
+    check_float8,
+    check_room,
+    find_device,
+    placed,
+)
 from penstock.workers.compute.quant.quantized import quantize
 from penstock.workers.compute.triton.grouped import GroupedMatrix
 from penstock.workers.config import EngineConfig
@@ -15,7 +23,9 @@ META = torch.device("meta")
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_a_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"engine.device: cuda needs a GPU that torch can use, and here torch finds none"):
+    with pytest.raises(
+        ConfigError, match=r"engine.device: cuda needs a GPU that torch can use, and here torch finds none"
+    ):
         find_device("cuda", has_gpu=False)
 
 
@@ -62,7 +72,10 @@ def test_float8_keys_and_values_need_a_gpu_that_converts_them() -> None:
 
 @pytest.mark.parametrize(("device", "kv_dtype"), [("cpu", "fp8"), ("cuda", "int8")])
 def test_8_bit_keys_and_values_of_the_other_device_are_refused(device: Any, kv_dtype: Any) -> None:
-    with pytest.raises(ConfigError, match=f"kv_dtype: {kv_dtype} is not for device: {device}; 8-bit keys and values are int8 on the CPU, fp8 on a GPU"):
+    with pytest.raises(
+        ConfigError,
+        match=f"kv_dtype: {kv_dtype} is not for device: {device}; 8-bit keys and values are int8 on the CPU, fp8 on a GPU",
+    ):
         EngineConfig(device=device, kv_dtype=kv_dtype)
 
 
@@ -88,7 +101,10 @@ def test_each_replica_with_device_cuda_takes_a_gpu() -> None:
 
 @pytest.mark.parametrize(
     ("activations", "settings"),
-    [*product(("int8", "int16"), ({"device": "cuda"}, {"exact": True}, {"dtype": "float32"}, {"runner": "vllm"})), ("bf16", {"runner": "vllm"})],
+    [
+        *product(("int8", "int16"), ({"device": "cuda"}, {"exact": True}, {"dtype": "float32"}, {"runner": "vllm"})),
+        ("bf16", {"runner": "vllm"}),
+    ],
 )
 def test_activations_are_refused_where_nothing_would_come_of_them(activations: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"activations: {activations} is for our own engine"):

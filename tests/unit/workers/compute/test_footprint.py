@@ -26,7 +26,10 @@ Anonymous:             0 kB
 
 
 def test_only_what_equals_its_file_is_given_back() -> None:
-    assert list(clean_mappings(SMAPS)) == [Mapping(0x7F0000000000, 0x7F0000002000), Mapping(0x7F0000002800, 0x7F0000003000)]
+    assert list(clean_mappings(SMAPS)) == [
+        Mapping(0x7F0000000000, 0x7F0000002000),
+        Mapping(0x7F0000002800, 0x7F0000003000),
+    ]
 
 
 def test_what_is_used_comes_back_and_what_is_not_stays_away() -> None:

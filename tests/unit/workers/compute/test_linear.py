@@ -4,19 +4,35 @@ from torch.nn import functional
 
 from penstock.workers.compute.linear import TILE_ROWS, linear
 
-SHAPES = [(576, 576), (192, 576), (960, 576), (1536, 576), (576, 1536), (49152, 576), (64, 64), (128, 32), (48, 33), (1, 7), (2048, 2048)]
+SHAPES = [
+    (576, 576),
+    (192, 576),
+    (960, 576),
+    (1536, 576),
+    (576, 1536),
+    (49152, 576),
+    (64, 64),
+    (128, 32),
+    (48, 33),
+    (1, 7),
+    (2048, 2048),
+]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
 def make(shape: tuple[int, int], dtype: torch.dtype, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(shape[0] + shape[1])
-    x, weight, bias = (torch.randn(*size, generator=generator).to(dtype) for size in ((rows, shape[1]), shape, (shape[0],)))
+    x, weight, bias = (
+        torch.randn(*size, generator=generator).to(dtype) for size in ((rows, shape[1]), shape, (shape[0],))
+    )
     return x, weight, bias
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_an_exact_row_has_the_same_bits_alone_and_at_every_place_of_a_batch(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_an_exact_row_has_the_same_bits_alone_and_at_every_place_of_a_batch(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
     num_rows = TILE_ROWS + 3
     x, weight, bias = make(shape, dtype, num_rows)
     alone = torch.cat([linear(row[None], weight, bias, exact=True) for row in x])
@@ -48,4 +64,6 @@ def test_both_modes_compute_the_dense_layer(rows: int, exact: bool) -> None:
     x, weight, bias = make((96, 64), torch.float32, rows)
 
     for offset in (None, bias):
-        torch.testing.assert_close(linear(x, weight, offset, exact), functional.linear(x, weight, offset), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            linear(x, weight, offset, exact), functional.linear(x, weight, offset), atol=1e-4, rtol=1e-4
+        )

@@ -1,4 +1,5 @@
-"""Adapters against peft: several and the base in one step, any chunking, drafts, int4 base weights, the exact mode's bits."""
+"""Adapters against peft: several and the base in one step, any chunking, drafts, int4 base weights, the exact mode's
+bits."""
 
 import random
 from collections.abc import Iterator
@@ -51,7 +52,9 @@ class Harness:
         for name, weight in weights.items():
             if quantized is not None and name.rsplit(".")[-1] in FUSED:
                 groups = quantize(weight, 32)
-                weights[name] = TorchQuantizedMatrix(groups, torch.float32) if quantized == "int4" else groups.dequantized()
+                weights[name] = (
+                    TorchQuantizedMatrix(groups, torch.float32) if quantized == "int4" else groups.dequantized()
+                )
         self.model = Llama(self.config, weights, max_model_len=200, threads=1, exact=exact)
         self.cache = KvCache(self.config, NUM_BLOCKS, BLOCK_SIZE, torch.float32)
         self.cache.poison(torch.arange(NUM_BLOCKS))
@@ -71,7 +74,9 @@ class Harness:
         with torch.inference_mode():
             batch = build_batch(step, BLOCK_SIZE)
             rows = torch.arange(sum(count for _, count in parts))
-            logits = self.model.logits(batch.token_ids, batch.positions, self.cache, batch.attention, rows, shares_of(step.chunks))
+            logits = self.model.logits(
+                batch.token_ids, batch.positions, self.cache, batch.attention, rows, shares_of(step.chunks)
+            )
         for chunk in step.chunks:
             chunk.seq.num_computed_tokens = chunk.end
         return list(torch.split(logits, [count for _, count in parts]))
@@ -91,9 +96,19 @@ def tokens(count: int, seed: int = 1) -> list[int]:
 def test_two_adapters_and_the_base_in_one_step_have_the_logits_of_peft(kind: str, tmp_path: Path) -> None:
     harness = Harness(saved(tiny_model(kind), tmp_path / "base"))
     first = adapted(tiny_model(kind), tmp_path / "first", seed=1, rank=4)
-    second = adapted(tiny_model(kind), tmp_path / "second", seed=2, rank=8, targets=("q_proj", "v_proj", "down_proj"), use_rslora=True)
+    second = adapted(
+        tiny_model(kind),
+        tmp_path / "second",
+        seed=2,
+        rank=8,
+        targets=("q_proj", "v_proj", "down_proj"),
+        use_rslora=True,
+    )
     prompts = [tokens(30), tokens(21, seed=2), tokens(25, seed=3)]
-    a, b = harness.sequence(prompts[0], harness.load(tmp_path / "first")), harness.sequence(prompts[1], harness.load(tmp_path / "second"))
+    a, b = (
+        harness.sequence(prompts[0], harness.load(tmp_path / "first")),
+        harness.sequence(prompts[1], harness.load(tmp_path / "second")),
+    )
     c = harness.sequence(prompts[2])
 
     steps = [harness.run((a, 10), (c, 25), (b, 20)), harness.run((b, 1), (a, 19)), harness.run((a, 1))]
@@ -104,7 +119,9 @@ def test_two_adapters_and_the_base_in_one_step_have_the_logits_of_peft(kind: str
     torch.testing.assert_close(of_b, expected(second, prompts[1]), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(steps[0][1], expected(base, prompts[2]), atol=2e-5, rtol=1e-4)
     for model, prompt in ((first, prompts[0]), (second, prompts[1])):
-        assert (expected(model, prompt) - expected(base, prompt)).abs().max() > 0.1, "the adapter moves nothing, so nothing was compared"
+        assert (expected(model, prompt) - expected(base, prompt)).abs().max() > 0.1, (
+            "the adapter moves nothing, so nothing was compared"
+        )
 
 
 def test_two_sequences_of_one_adapter_share_its_products(tmp_path: Path) -> None:
@@ -160,9 +177,17 @@ def test_exact_logits_are_the_same_bits_whatever_adapters_run_beside(rank: int, 
     alone, crowded = Harness(source, exact=True), Harness(source, exact=True)
     whole = alone.run((alone.sequence(tokens(37), alone.load(tmp_path / "first")), 37))[0]
     first, second = crowded.load(tmp_path / "first"), crowded.load(tmp_path / "second")
-    a, b, c, d = (crowded.sequence(tokens(37, seed), adapter) for seed, adapter in ((1, first), (2, second), (3, None), (4, first)))
+    a, b, c, d = (
+        crowded.sequence(tokens(37, seed), adapter)
+        for seed, adapter in ((1, first), (2, second), (3, None), (4, first))
+    )
 
-    steps = [crowded.run((d, 30), (b, 30), (a, 18)), crowded.run((b, 1), (a, 1), (c, 3)), crowded.run((a, 17), (b, 6)), crowded.run((a, 1), (d, 7))]
+    steps = [
+        crowded.run((d, 30), (b, 30), (a, 18)),
+        crowded.run((b, 1), (a, 1), (c, 3)),
+        crowded.run((a, 17), (b, 6)),
+        crowded.run((a, 1), (d, 7)),
+    ]
 
     assert torch.equal(whole, torch.cat([steps[0][2], steps[1][1], steps[2][0], steps[3][0]]))
 
@@ -175,14 +200,21 @@ def test_numbers_that_overflow_in_an_adapter_spoil_no_row_but_its_own(tmp_path: 
     steps = [harness.run((huge, 11), (plain, 29)), harness.run((plain, 1), (huge, 1))]
 
     assert not steps[1][1].isfinite().any(), "the adapter does not overflow, so nothing was tried"
-    torch.testing.assert_close(torch.cat([steps[0][1], steps[1][0]]), expected(tiny_model("llama"), tokens(30)), atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        torch.cat([steps[0][1], steps[1][0]]), expected(tiny_model("llama"), tokens(30)), atol=2e-5, rtol=1e-4
+    )
 
 
-def said(source: ModelSource, folders: list[Path | None], method: Literal["none", "ngram", "draft"]) -> tuple[list[list[int]], int]:
-    """What seeded sequences say beside each other, one for each adapter (None: the base), and how many drafted tokens were right."""
+def said(
+    source: ModelSource, folders: list[Path | None], method: Literal["none", "ngram", "draft"]
+) -> tuple[list[list[int]], int]:
+    """What seeded sequences say beside each other, one for each adapter (None: the base), and how many drafted tokens
+    were right."""
     harness, sampler = Harness(source, exact=True), Sampler(96)
     draft_cache = KvCache(harness.config, NUM_BLOCKS, BLOCK_SIZE, torch.float32)
-    drafter = {"none": None, "ngram": NgramDrafter(), "draft": DraftModel(harness.model, draft_cache, sampler, 200)}[method]
+    drafter = {"none": None, "ngram": NgramDrafter(), "draft": DraftModel(harness.model, draft_cache, sampler, 200)}[
+        method
+    ]
     runner, pool = TorchRunner(harness.model, harness.cache, sampler, 200, drafter), BlockPool(NUM_BLOCKS, BLOCK_SIZE)
     speculation = SpeculationConfig(method="none" if drafter is None else "ngram", max_draft_tokens=3, adaptive=False)
     hasher = ChainHasher(b"a secret for adapters", BLOCK_SIZE)

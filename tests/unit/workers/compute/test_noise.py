@@ -27,7 +27,13 @@ def splitmix64(state: int, count: int) -> list[int]:
 def test_the_mixing_function_gives_the_published_sequence_of_seed_1234567() -> None:
     states = np.array([(1234567 + n * 0x9E3779B97F4A7C15) % 2**64 for n in range(1, 6)], dtype=np.uint64)
 
-    published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     assert noise._mix(states).tolist() == published == splitmix64(1234567, 5)
 
 
@@ -46,7 +52,11 @@ def test_noise_is_gumbel_of_the_upper_bits_of_the_position_s_stream() -> None:
     assert gumbel(seed, position, np.array([token]))[0] == pytest.approx(-math.log(-math.log(u)), rel=1e-14)
 
 
-@given(st.integers(0, 2**63 - 1), st.integers(0, 2**20), st.lists(st.integers(0, 200_000), min_size=1, max_size=30, unique=True))
+@given(
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**20),
+    st.lists(st.integers(0, 200_000), min_size=1, max_size=30, unique=True),
+)
 def test_the_noise_of_a_token_does_not_depend_on_the_others(seed: int, position: int, token_ids: list[int]) -> None:
     together = gumbel(seed, position, np.array(token_ids))
 

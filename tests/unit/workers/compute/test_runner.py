@@ -48,12 +48,20 @@ def source(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def engine_config(blocks: int = 64, max_model_len: int | None = None) -> EngineConfig:
-    return EngineConfig(dtype="float32", threads=1, block_size=BLOCK_SIZE, kv_memory_bytes=blocks * BLOCK_BYTES + 7, max_model_len=max_model_len)
+    return EngineConfig(
+        dtype="float32",
+        threads=1,
+        block_size=BLOCK_SIZE,
+        kv_memory_bytes=blocks * BLOCK_BYTES + 7,
+        max_model_len=max_model_len,
+    )
 
 
 def sequence(num_tokens: int, blocks: list[int], **sampling: float) -> Sequence:
     token_ids = [random.Random(i).randrange(96) for i in range(num_tokens)]
-    seq = Sequence("r", token_ids, SamplingParams(max_tokens=50, **{"temperature": 0.0} | sampling), num_tokens, [], b"", 0.0)  # type: ignore[arg-type]
+    seq = Sequence(
+        "r", token_ids, SamplingParams(max_tokens=50, **{"temperature": 0.0} | sampling), num_tokens, [], b"", 0.0
+    )  # type: ignore[arg-type]
     seq.block_table = blocks
     return seq
 
@@ -97,7 +105,14 @@ def test_a_draft_lies_behind_its_chunk_and_every_token_of_it_chooses() -> None:
 
     batch = build_batch(Step([drafted, Chunk(prefilling, 3, 4), Chunk(other, 2, 1)], []), BLOCK_SIZE)
 
-    assert batch.token_ids.tolist() == [decoding.token_ids[5], 90, 91, 92, *prefilling.token_ids[3:7], other.token_ids[2]]
+    assert batch.token_ids.tolist() == [
+        decoding.token_ids[5],
+        90,
+        91,
+        92,
+        *prefilling.token_ids[3:7],
+        other.token_ids[2],
+    ]
     assert batch.positions.tolist() == [5, 6, 7, 8, 3, 4, 5, 6, 2]
     assert batch.attention.context_len.tolist() == [9, 7, 3]
     assert batch.attention.slot_mapping.tolist()[:4] == [1 * 4 + 1, 1 * 4 + 2, 1 * 4 + 3, 6 * 4]
@@ -157,7 +172,10 @@ def test_only_a_chunk_that_reaches_the_last_token_chooses(source: ModelSource) -
 def test_a_seeded_choice_knows_its_position(source: ModelSource) -> None:
     """The same tokens in one prefill, or prefilled and decoded: the same next choice."""
     runner = load_runner(source, engine_config())
-    decoded, prefilled = sequence(9, [0, 1, 2], temperature=1.5, seed=11), sequence(9, [3, 4, 5], temperature=1.5, seed=11)
+    decoded, prefilled = (
+        sequence(9, [0, 1, 2], temperature=1.5, seed=11),
+        sequence(9, [3, 4, 5], temperature=1.5, seed=11),
+    )
     advance(runner, Chunk(decoded, 0, 9))
     advance(runner, Chunk(decoded, 9, 1))
     prefilled.token_ids.append(decoded.token_ids[9])
@@ -194,8 +212,13 @@ def test_the_kv_cache_fills_its_budget(source: ModelSource) -> None:
     assert (runner.num_blocks, runner.max_model_len) == (40, 160)
 
 
-@pytest.mark.parametrize(("blocks", "wanted", "found"), [(1000, None, 256), (1000, 100, 100), (1000, 9999, 256), (40, None, 160), (40, 200, 160), (3, 12, 12)])
-def test_the_context_is_the_least_of_config_checkpoint_and_cache(blocks: int, wanted: int | None, found: int, source: ModelSource) -> None:
+@pytest.mark.parametrize(
+    ("blocks", "wanted", "found"),
+    [(1000, None, 256), (1000, 100, 100), (1000, 9999, 256), (40, None, 160), (40, 200, 160), (3, 12, 12)],
+)
+def test_the_context_is_the_least_of_config_checkpoint_and_cache(
+    blocks: int, wanted: int | None, found: int, source: ModelSource
+) -> None:
     assert plan_kv(read_config(source), engine_config(blocks, wanted), torch.float32) == (blocks, found)
 
 
@@ -210,7 +233,10 @@ def test_a_context_cut_short_is_told(source: ModelSource, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("blocks", [0, 1, 31])
 def test_a_kv_cache_without_room_for_a_useful_context_is_refused(blocks: int, source: ModelSource) -> None:
-    with pytest.raises(ConfigError, match=rf"holds {blocks} KV blocks of {BLOCK_BYTES} bytes.*a context of 128 needs {32 * BLOCK_BYTES} bytes"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"holds {blocks} KV blocks of {BLOCK_BYTES} bytes.*a context of 128 needs {32 * BLOCK_BYTES} bytes",
+    ):
         plan_kv(read_config(source), engine_config(blocks), torch.float32)
 
 
@@ -221,7 +247,10 @@ def test_bfloat16_takes_half_the_kv_memory(source: ModelSource) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"method": "draft"}, "engine.speculation.model names the draft model of method: draft; with method: draft it is None"),
+        (
+            {"method": "draft"},
+            "engine.speculation.model names the draft model of method: draft; with method: draft it is None",
+        ),
         ({"method": "ngram", "model": "demo"}, "with method: ngram it is demo"),
         ({"draft_layers": 3}, "draft_layers is a number of layers of a draft model, 1 or more, not 3 with none"),
         ({"method": "draft", "model": "demo", "draft_layers": 0}, "1 or more, not 0 with draft"),
@@ -241,7 +270,9 @@ def test_speculation_that_can_not_work_is_refused(changes: dict[str, Any], sente
         SpeculationConfig(method="draft", model="TINY", draft_layers=1),
     ],
 )
-def test_a_runner_drafts_as_its_settings_say(model: PreTrainedModel, source: ModelSource, speculation: SpeculationConfig) -> None:
+def test_a_runner_drafts_as_its_settings_say(
+    model: PreTrainedModel, source: ModelSource, speculation: SpeculationConfig
+) -> None:
     if speculation.model:
         speculation = msgspec.structs.replace(speculation, model=str(source.path))
     runner = load_runner(source, msgspec.structs.replace(engine_config(), speculation=speculation), poison=True)

@@ -155,7 +155,9 @@ def oracle_mask(scores: torch.Tensor, params: SamplingParams) -> list[int]:
     st.sampled_from((0.0, 0.01, 0.1, 0.5, 1.0)),
     st.sampled_from((0.2, 1.0, 3.0)),
 )
-def test_top_k_top_p_and_min_p_leave_what_transformers_leaves(seed: int, top_k: int, top_p: float, min_p: float, temperature: float) -> None:
+def test_top_k_top_p_and_min_p_leave_what_transformers_leaves(
+    seed: int, top_k: int, top_p: float, min_p: float, temperature: float
+) -> None:
     params = SamplingParams(max_tokens=1, top_k=top_k, top_p=top_p, min_p=min_p)
     scaled = make_logits(seed=seed) / temperature
     scaled -= scaled.max()
@@ -200,7 +202,10 @@ def test_frequency_and_presence_penalties_count_output_only() -> None:
 
 
 def test_logit_bias_is_added_before_the_penalties() -> None:
-    logits, seq = torch.zeros(1, VOCAB), make_seq([3], 0, logit_bias=((3, 4.0), (VOCAB + 7, 9.0)), repetition_penalty=2.0)
+    logits, seq = (
+        torch.zeros(1, VOCAB),
+        make_seq([3], 0, logit_bias=((3, 4.0), (VOCAB + 7, 9.0)), repetition_penalty=2.0),
+    )
 
     assert adjusted(logits, seq)[3] == 2.0
     assert np.count_nonzero(adjusted(logits, seq)) == 1
@@ -253,7 +258,9 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     assert sampled.logprobs.logprob == pytest.approx(expected[7].item(), abs=1e-9)
     assert [token_id for token_id, _ in sampled.logprobs.top] == ids.tolist()
     assert [value for _, value in sampled.logprobs.top] == pytest.approx(values.tolist(), abs=1e-9)
-    assert decode_down(encode(DownFrame([Delta(1, [sampled.token_id], logprobs=[sampled.logprobs])]))).deltas[0].logprobs == [sampled.logprobs]
+    assert decode_down(encode(DownFrame([Delta(1, [sampled.token_id], logprobs=[sampled.logprobs])]))).deltas[
+        0
+    ].logprobs == [sampled.logprobs]
 
 
 def test_logprobs_of_zero_are_the_chosen_token_s_alone_and_none_are_none() -> None:
@@ -267,7 +274,9 @@ def test_logprobs_of_zero_are_the_chosen_token_s_alone_and_none_are_none() -> No
     assert without.logprobs is None
 
 
-@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.5, "logprobs": 2}])
+@pytest.mark.parametrize(
+    "params", [{"temperature": 0.0}, {"temperature": 0.8}, {"temperature": 1.0, "top_p": 0.5, "logprobs": 2}]
+)
 def test_a_row_of_no_numbers_is_an_error_of_its_own_and_its_neighbour_is_sampled(params: dict[str, float]) -> None:
     logits = torch.zeros(2, 50)
     logits[0, 3] = float("nan")
@@ -299,7 +308,9 @@ def test_a_repetition_penalty_that_float32_takes_for_zero_ends_its_own_row_alone
     logits = torch.zeros(2, 50)
     logits[0, 5] = logits[1, 7] = 100.0
     with np.errstate(divide="ignore", invalid="ignore"):
-        broken, good = Sampler(50).sample(logits, [make_seq(repetition_penalty=1e-46), make_seq(temperature=0.5)], [3, 3])
+        broken, good = Sampler(50).sample(
+            logits, [make_seq(repetition_penalty=1e-46), make_seq(temperature=0.5)], [3, 3]
+        )
 
     assert broken.error is not None
     assert (good.token_id, good.error) == (7, None)
@@ -337,7 +348,9 @@ def test_every_place_behind_a_right_draft_is_chosen_as_if_alone(params: dict[str
 
     assert sampler.verify(logits, [seq], [draft]) == [expected]
     assert seq.num_tokens == 5
-    assert [sampler.guess(logits[place : place + 1], [seq], [draft[:place]]) for place in range(5)] == [[choice.token_id] for choice in expected]
+    assert [sampler.guess(logits[place : place + 1], [seq], [draft[:place]]) for place in range(5)] == [
+        [choice.token_id] for choice in expected
+    ]
 
 
 @pytest.mark.parametrize("params", DRAFTED_PARAMS)
@@ -352,7 +365,11 @@ def test_nothing_is_chosen_behind_a_wrong_guess(params: dict[str, object]) -> No
 
 def test_rows_of_several_sequences_are_told_apart() -> None:
     logits = make_logits(6, seed=4)
-    seqs = [make_seq([1, 2, 3], temperature=0.8, seed=1), make_seq([4, 5], temperature=0.0), make_seq([6], temperature=0.8, seed=2)]
+    seqs = [
+        make_seq([1, 2, 3], temperature=0.8, seed=1),
+        make_seq([4, 5], temperature=0.0),
+        make_seq([6], temperature=0.8, seed=2),
+    ]
     first, second, third = said(logits[:3], seqs[0]), said(logits[3:4], seqs[1]), said(logits[4:], seqs[2])
     drafts = [[first[0].token_id, first[1].token_id], [], [third[0].token_id]]
 

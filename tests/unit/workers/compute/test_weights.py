@@ -32,7 +32,10 @@ def load(source: ModelSource, dtype: torch.dtype = torch.float32) -> dict[str, T
 
 def pieces(source: ModelSource, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The loaded weights, taken apart again under their Hugging Face names."""
-    return {name: weights[piece.target][piece.start : piece.start + piece.shape[0]] for name, piece in layout(read_config(source)).items()}
+    return {
+        name: weights[piece.target][piece.start : piece.start + piece.shape[0]]
+        for name, piece in layout(read_config(source)).items()
+    }
 
 
 def assert_holds(source: ModelSource, weights: dict[str, Tensor], model: PreTrainedModel) -> None:
@@ -51,7 +54,9 @@ def test_a_safetensors_directory_keeps_every_value(kind: str, tmp_path: Path) ->
     weights = load(source)
 
     assert_holds(source, weights, model)
-    assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == parameter_shapes(layout(read_config(source)))
+    assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == parameter_shapes(
+        layout(read_config(source))
+    )
     assert all(tensor.is_contiguous() for tensor in weights.values())
 
 
@@ -69,8 +74,12 @@ def test_queries_keys_and_values_lie_one_behind_the_other(tmp_path: Path) -> Non
 
     weights = load(saved(model, tmp_path))
 
-    assert torch.equal(weights["layers.1.qkv"], torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]))
-    assert torch.equal(weights["layers.1.qkv_bias"], torch.cat([attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias]))
+    assert torch.equal(
+        weights["layers.1.qkv"], torch.cat([attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight])
+    )
+    assert torch.equal(
+        weights["layers.1.qkv_bias"], torch.cat([attention.q_proj.bias, attention.k_proj.bias, attention.v_proj.bias])
+    )
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
@@ -92,7 +101,8 @@ def test_an_unquantized_gguf_file_keeps_every_value(kind: str, tmp_path: Path) -
 
 def test_the_types_of_gguf_files_are_those_of_the_gguf_package() -> None:
     assert {number: (kind.name, kind.block, kind.block_bytes) for number, kind in TYPES.items()} == {
-        kind.value: (kind.name, *gguf.GGML_QUANT_SIZES[kind]) for kind in (GGMLQuantizationType(number) for number in TYPES)
+        kind.value: (kind.name, *gguf.GGML_QUANT_SIZES[kind])
+        for kind in (GGMLQuantizationType(number) for number in TYPES)
     }
 
 
@@ -117,7 +127,9 @@ def test_a_large_tensor_is_dequantized_in_parts(tmp_path: Path) -> None:
 
     found = load(source)["embed"]
 
-    np.testing.assert_array_equal(found.numpy(), gguf.dequantize(gguf.quantize(embedding, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0))
+    np.testing.assert_array_equal(
+        found.numpy(), gguf.dequantize(gguf.quantize(embedding, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
+    )
 
 
 def as_groups(source: ModelSource, head: Head = "keep") -> dict[str, Tensor | QuantizedTensor]:
@@ -126,7 +138,9 @@ def as_groups(source: ModelSource, head: Head = "keep") -> dict[str, Tensor | Qu
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2-tied"])
 @pytest.mark.parametrize(("quantized", "bits"), [("Q8_0", 8), ("Q4_0", 4), ("Q4_1", 4)])
-def test_a_gguf_file_stays_quantized_and_its_rows_are_where_dense_ones_would_be(kind: str, quantized: str, bits: int, tmp_path: Path) -> None:
+def test_a_gguf_file_stays_quantized_and_its_rows_are_where_dense_ones_would_be(
+    kind: str, quantized: str, bits: int, tmp_path: Path
+) -> None:
     source = written_as_gguf(tiny_model(kind), tmp_path / "tiny.gguf", GGMLQuantizationType[quantized])
     dense = load(source)
 
@@ -163,12 +177,18 @@ def test_the_demo_models_own_file_is_read_as_the_gguf_package_dequantizes_it() -
 
     found = dict(read_weights(source, read_config(source), torch.float32, "layers.29."))
 
-    quantized = {name: (value.bits, value.group_size) for name, value in found.items() if isinstance(value, QuantizedTensor)}
+    quantized = {
+        name: (value.bits, value.group_size) for name, value in found.items() if isinstance(value, QuantizedTensor)
+    }
     assert quantized == dict.fromkeys(("layers.29.qkv", "layers.29.o", "layers.29.gate_up", "layers.29.down"), (4, 32))
-    np.testing.assert_array_equal(found["layers.29.down"].dequantized().numpy(), gguf.dequantize(data, GGMLQuantizationType.Q4_1))
+    np.testing.assert_array_equal(
+        found["layers.29.down"].dequantized().numpy(), gguf.dequantize(data, GGMLQuantizationType.Q4_1)
+    )
 
 
-def packed_by_compressed_tensors(model: PreTrainedModel, folder: Path, **weights: Any) -> tuple[ModelSource, dict[str, Tensor]]:
+def packed_by_compressed_tensors(
+    model: PreTrainedModel, folder: Path, **weights: Any
+) -> tuple[ModelSource, dict[str, Tensor]]:
     """The layers' matrices through upstream's compressor; and what that gets back of them."""
     source = saved(model, folder)
     args = QuantizationArgs(**weights)
@@ -183,7 +203,9 @@ def packed_by_compressed_tensors(model: PreTrainedModel, folder: Path, **weights
         wanted[name] = PackedQuantizationCompressor.decompress(kept, scheme)["weight"].float()
         tensors |= {f"{name.removesuffix('.weight')}.{part}": tensor for part, tensor in kept.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    quantization = QuantizationConfig(config_groups={"group_0": scheme}, format="pack-quantized", ignore=["lm_head"]).to_dict()
+    quantization = QuantizationConfig(
+        config_groups={"group_0": scheme}, format="pack-quantized", ignore=["lm_head"]
+    ).to_dict()
     config = json.loads((folder / "config.json").read_text()) | {"quantization_config": quantization}
     (folder / "config.json").write_text(json.dumps(config))
     return source, wanted
@@ -198,12 +220,18 @@ def packed_by_compressed_tensors(model: PreTrainedModel, folder: Path, **weights
         {"num_bits": 8, "symmetric": True, "strategy": "channel"},
     ],
 )
-def test_a_checkpoint_by_compressed_tensors_is_read_as_upstream_reads_it(weights: dict[str, Any], tmp_path: Path) -> None:
+def test_a_checkpoint_by_compressed_tensors_is_read_as_upstream_reads_it(
+    weights: dict[str, Any], tmp_path: Path
+) -> None:
     source, wanted = packed_by_compressed_tensors(tiny_model("qwen2"), tmp_path, **weights)
 
     found = as_groups(source)
 
-    parts = {name: found[piece.target].rows(piece.start, piece.start + piece.shape[0]) for name, piece in layout(read_config(source)).items() if name in wanted}
+    parts = {
+        name: found[piece.target].rows(piece.start, piece.start + piece.shape[0])
+        for name, piece in layout(read_config(source)).items()
+        if name in wanted
+    }
     assert len(parts) == 14
     assert all(torch.equal(groups.dequantized().half().float(), wanted[name]) for name, groups in parts.items())
     assert all(len(groups.q.unique()) > 12 for groups in parts.values())
@@ -216,15 +244,34 @@ def test_a_checkpoint_by_compressed_tensors_is_read_as_upstream_reads_it(weights
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        (lambda tensors: tensors.pop("model.layers.0.mlp.up_proj.weight_scale"), "has no tensor model.layers.0.mlp.up_proj.weight_scale, which belongs to"),
-        (lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight_packed": torch.zeros(160, 8)}), "weight_packed of the checkpoint has the type F32"),
-        (lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight_shape": torch.tensor([160, 32])}), r"weight_packed .* the shape \[160, 8\]"),
-        (lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight_shape": torch.tensor([160])}), r"weight_shape .*two numbers belong there"),
-        (lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight_g_idx": torch.zeros(64)}), r"has a tensor .*weight_g_idx, for which"),
+        (
+            lambda tensors: tensors.pop("model.layers.0.mlp.up_proj.weight_scale"),
+            "has no tensor model.layers.0.mlp.up_proj.weight_scale, which belongs to",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight_packed": torch.zeros(160, 8)}),
+            "weight_packed of the checkpoint has the type F32",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight_shape": torch.tensor([160, 32])}),
+            r"weight_packed .* the shape \[160, 8\]",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight_shape": torch.tensor([160])}),
+            r"weight_shape .*two numbers belong there",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.0.mlp.up_proj.weight_g_idx": torch.zeros(64)}),
+            r"has a tensor .*weight_g_idx, for which",
+        ),
     ],
 )
-def test_a_packed_layer_that_does_not_fit_is_named(edit: Callable[[dict[str, Tensor]], object], sentence: str, tmp_path: Path) -> None:
-    source, _ = packed_by_compressed_tensors(tiny_model("qwen2"), tmp_path, num_bits=4, symmetric=True, strategy="group", group_size=32)
+def test_a_packed_layer_that_does_not_fit_is_named(
+    edit: Callable[[dict[str, Tensor]], object], sentence: str, tmp_path: Path
+) -> None:
+    source, _ = packed_by_compressed_tensors(
+        tiny_model("qwen2"), tmp_path, num_bits=4, symmetric=True, strategy="group", group_size=32
+    )
     change(tmp_path, edit)
 
     with pytest.raises(ConfigError, match=sentence):
@@ -253,9 +300,18 @@ def test_a_dense_table_is_rounded_where_that_is_asked_for(kind: str, head: Head,
 
 @pytest.mark.parametrize(
     ("quantized", "head", "bits"),
-    [("Q8_0", "keep", 8), ("Q8_0", "auto", 8), ("Q8_0", "int4", 4), ("Q4_1", "auto", 4), ("Q4_1", "int8", 4), ("F16", "auto", None)],
+    [
+        ("Q8_0", "keep", 8),
+        ("Q8_0", "auto", 8),
+        ("Q8_0", "int4", 4),
+        ("Q4_1", "auto", 4),
+        ("Q4_1", "int8", 4),
+        ("F16", "auto", None),
+    ],
 )
-def test_a_quantized_table_is_rounded_only_to_fewer_bits(quantized: str, head: Head, bits: int | None, tmp_path: Path) -> None:
+def test_a_quantized_table_is_rounded_only_to_fewer_bits(
+    quantized: str, head: Head, bits: int | None, tmp_path: Path
+) -> None:
     source = written_as_gguf(tiny_model("llama-tied"), tmp_path / "tiny.gguf", GGMLQuantizationType[quantized])
 
     table = as_groups(source, head)["embed"]
@@ -264,7 +320,9 @@ def test_a_quantized_table_is_rounded_only_to_fewer_bits(quantized: str, head: H
 
 
 def test_a_dense_table_beside_quantized_layers_is_rounded_to_8_bits_by_itself(tmp_path: Path) -> None:
-    source, _ = packed_by_compressed_tensors(tiny_model("qwen2"), tmp_path, num_bits=4, symmetric=True, strategy="group", group_size=32)
+    source, _ = packed_by_compressed_tensors(
+        tiny_model("qwen2"), tmp_path, num_bits=4, symmetric=True, strategy="group", group_size=32
+    )
 
     assert as_groups(source, "auto")["embed"].bits == as_groups(source, "auto")["lm_head"].bits == 8
     assert isinstance(as_groups(source, "keep")["lm_head"], Tensor)
@@ -279,13 +337,27 @@ def change(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
 @pytest.mark.parametrize(
     ("edit", "sentence"),
     [
-        (lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"), r"has no tensor model.layers.1.mlp.up_proj.weight"),
-        (lambda tensors: tensors.update({"model.layers.0.mlp.gate.weight": torch.zeros(2)}), r"has a tensor model.layers.0.mlp.gate.weight, for which"),
-        (lambda tensors: tensors.update({"model.norm.weight": torch.zeros(63)}), r"model.norm.weight of the checkpoint has the shape \[63\].*asks for \[64\]"),
-        (lambda tensors: tensors.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)}), r"model.norm.weight has the type I8.*F32, F16, BF16"),
+        (
+            lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"),
+            r"has no tensor model.layers.1.mlp.up_proj.weight",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.0.mlp.gate.weight": torch.zeros(2)}),
+            r"has a tensor model.layers.0.mlp.gate.weight, for which",
+        ),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.zeros(63)}),
+            r"model.norm.weight of the checkpoint has the shape \[63\].*asks for \[64\]",
+        ),
+        (
+            lambda tensors: tensors.update({"model.norm.weight": torch.zeros(64, dtype=torch.int8)}),
+            r"model.norm.weight has the type I8.*F32, F16, BF16",
+        ),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_named(edit: Callable[[dict[str, Tensor]], object], sentence: str, tmp_path: Path) -> None:
+def test_a_tensor_that_does_not_fit_is_named(
+    edit: Callable[[dict[str, Tensor]], object], sentence: str, tmp_path: Path
+) -> None:
     source = saved(tiny_model("llama"), tmp_path)
     change(tmp_path, edit)
 
@@ -296,7 +368,12 @@ def test_a_tensor_that_does_not_fit_is_named(edit: Callable[[dict[str, Tensor]],
 def test_tensors_that_old_checkpoints_store_twice_are_passed_over(tmp_path: Path) -> None:
     model = tiny_model("llama-tied")
     source = saved(model, tmp_path)
-    change(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.ones(96, 64), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}))
+    change(
+        tmp_path,
+        lambda tensors: tensors.update(
+            {"lm_head.weight": torch.ones(96, 64), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+        ),
+    )
 
     assert_holds(source, load(source), model)
 
@@ -310,7 +387,9 @@ def test_a_directory_that_leaves_the_choice_open_is_refused(tmp_path: Path) -> N
         load(source)
 
 
-@pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": {"x": "../x.safetensors"}}, {"weight_map": [1]}])
+@pytest.mark.parametrize(
+    "index", [{}, {"weight_map": {}}, {"weight_map": {"x": "../x.safetensors"}}, {"weight_map": [1]}]
+)
 def test_an_index_that_names_no_files_of_its_directory_is_refused(index: object, tmp_path: Path) -> None:
     source = saved(tiny_model("llama"), tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -338,14 +417,26 @@ def test_a_gguf_file_cut_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_gguf_quantization_is_refused_by_name(tmp_path: Path) -> None:
-    source = written_as_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", GGMLQuantizationType.F32, {"blk.0.surprise.weight": np.zeros(4, np.int8)})
+    source = written_as_gguf(
+        tiny_model("llama"),
+        tmp_path / "tiny.gguf",
+        GGMLQuantizationType.F32,
+        {"blk.0.surprise.weight": np.zeros(4, np.int8)},
+    )
 
-    with pytest.raises(ConfigError, match=r"has the GGUF type I8, which is not supported; these are: F32, F16, BF16, Q4_0, Q4_1, Q8_0"):
+    with pytest.raises(
+        ConfigError, match=r"has the GGUF type I8, which is not supported; these are: F32, F16, BF16, Q4_0, Q4_1, Q8_0"
+    ):
         load(source)
 
 
 def test_an_unknown_gguf_tensor_is_named(tmp_path: Path) -> None:
-    source = written_as_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", GGMLQuantizationType.F32, {"blk.0.surprise.weight": np.zeros(4, np.float32)})
+    source = written_as_gguf(
+        tiny_model("llama"),
+        tmp_path / "tiny.gguf",
+        GGMLQuantizationType.F32,
+        {"blk.0.surprise.weight": np.zeros(4, np.float32)},
+    )
 
     with pytest.raises(ConfigError, match=r"has a tensor blk.0.surprise.weight"):
         load(source)

@@ -25,7 +25,9 @@ def shape(rows: int) -> StepShape:
     return StepShape(rows, rows, 0, 0.0, 10 * rows)
 
 
-def choose(lengths: DraftLengths, rows: list[Chunk], cap: int = 4, costs: StepCosts = COSTS, budget: int = 100) -> list[int]:
+def choose(
+    lengths: DraftLengths, rows: list[Chunk], cap: int = 4, costs: StepCosts = COSTS, budget: int = 100
+) -> list[int]:
     return lengths.choose(rows, [cap] * len(rows), shape(len(rows)), costs, budget)
 
 
@@ -55,7 +57,9 @@ def test_drafts_that_cost_as_much_as_steps_are_not_made() -> None:
 def test_a_draft_that_pays_for_few_sequences_is_not_made_for_many() -> None:
     """Where the step's fixed part is shared by many, another token costs as much as a sequence's own."""
     costs = StepCosts(base_s=0.010, row_s=0.0005, draft_token_s=0.001)
-    found = [sum(choose(DraftLengths(4), chunks(*[0.6] * rows), costs=costs, budget=1000)) / rows for rows in (1, 4, 16, 64)]
+    found = [
+        sum(choose(DraftLengths(4), chunks(*[0.6] * rows), costs=costs, budget=1000)) / rows for rows in (1, 4, 16, 64)
+    ]
 
     assert found[0] >= 2
     assert found == sorted(found, reverse=True)
@@ -70,7 +74,9 @@ def test_acceptance_is_learned_from_verified_tokens_only() -> None:
     assert chunk.seq.acceptance is not None
     assert chunk.seq.acceptance < 0.01
     assert (lengths.num_drafted, lengths.num_accepted) == (400, 0)
-    assert choose(lengths, [other], costs=StepCosts(base_s=0.01, draft_token_s=0.003)) == [0]  # a new sequence starts from what is known of all
+    assert choose(lengths, [other], costs=StepCosts(base_s=0.01, draft_token_s=0.003)) == [
+        0
+    ]  # a new sequence starts from what is known of all
     for _ in range(100):
         lengths.note(chunk.seq, 4, 4)
     assert chunk.seq.acceptance > 0.99
@@ -85,7 +91,11 @@ def test_where_nothing_pays_one_token_is_drafted_now_and_then() -> None:
         lengths.note(rows[0].seq, 4, 0)
     counts = [choose(lengths, rows) for _ in range(3 * RETRY_EVERY + 3)]
 
-    assert [place for place, count in enumerate(counts) if sum(count)] == [RETRY_EVERY, 2 * RETRY_EVERY + 1, 3 * RETRY_EVERY + 2]
+    assert [place for place, count in enumerate(counts) if sum(count)] == [
+        RETRY_EVERY,
+        2 * RETRY_EVERY + 1,
+        3 * RETRY_EVERY + 2,
+    ]
     assert max(map(sum, counts)) == 1
 
 
@@ -113,15 +123,26 @@ def test_lengths_that_do_not_adapt_are_as_long_as_allowed() -> None:
     draft_round_s=st.sampled_from([0.0, 0.001, 0.01, 0.05]),
     knee_s=st.floats(0, 0.1),
 )
-def test_no_other_lengths_give_a_better_goodput(acceptances: list[float], base_s: float, draft_token_s: float, draft_round_s: float, knee_s: float) -> None:
+def test_no_other_lengths_give_a_better_goodput(
+    acceptances: list[float], base_s: float, draft_token_s: float, draft_round_s: float, knee_s: float
+) -> None:
     costs = StepCosts(base_s=base_s, draft_token_s=draft_token_s, draft_round_s=draft_round_s, knee_s=knee_s)
     rows = chunks(*acceptances)
 
     def goodput(counts: Iterable[int]) -> float:
         counts = list(counts)
-        tokens = sum(sum(min(0.98, a) ** place for place in range(count + 1)) for a, count in zip(acceptances, counts, strict=True))
+        tokens = sum(
+            sum(min(0.98, a) ** place for place in range(count + 1))
+            for a, count in zip(acceptances, counts, strict=True)
+        )
         seconds = step_time_s(
-            costs, rows=len(rows), prefill_tokens=0, query_context=0, kv_tokens=0, draft_tokens=sum(counts), draft_rounds=max(counts, default=0)
+            costs,
+            rows=len(rows),
+            prefill_tokens=0,
+            query_context=0,
+            kv_tokens=0,
+            draft_tokens=sum(counts),
+            draft_rounds=max(counts, default=0),
         )
         return tokens / seconds
 

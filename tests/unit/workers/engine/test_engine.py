@@ -48,7 +48,8 @@ class Gate(HashRunner):
 
 
 class Device(Gate):
-    """Computes by itself: a step is under way when `launch` returns, and waits to be let through when somebody waits for it."""
+    """Computes by itself: a step is under way when `launch` returns, and waits to be let through when somebody waits
+    for it."""
 
     def __init__(self, num_blocks: int = 32, *, is_open: bool = True) -> None:
         super().__init__(num_blocks, is_open=is_open)
@@ -64,7 +65,10 @@ class Picky(Gate):
 
     def run(self, step: Step) -> list[list[Sampled]]:
         chosen = super().run(step)
-        return [[Sampled(0, error="no choice")] if chunk.seq.token_ids[0] == 13 else choice for chunk, choice in zip(step.chunks, chosen, strict=True)]
+        return [
+            [Sampled(0, error="no choice")] if chunk.seq.token_ids[0] == 13 else choice
+            for chunk, choice in zip(step.chunks, chosen, strict=True)
+        ]
 
 
 class House:
@@ -77,7 +81,13 @@ class House:
         self.reports: queue.SimpleQueue[StepReport] = queue.SimpleQueue()
         self.seen: list[StepReport] = []
         self.engine = Engine(
-            runner, config, HASHER, self.reports.put, lambda: self.now, unix_clock=lambda: self.unix_now, measure_costs=lambda runner, config: COSTS
+            runner,
+            config,
+            HASHER,
+            self.reports.put,
+            lambda: self.now,
+            unix_clock=lambda: self.unix_now,
+            measure_costs=lambda runner, config: COSTS,
         )
         self.engine.start()
 
@@ -151,7 +161,10 @@ def test_tokens_are_reported_as_they_are_made_and_the_last_with_its_finish(house
 
 def test_sequences_from_many_threads_all_finish(house: House) -> None:
     sequences: list[Sequence] = []
-    threads = [threading.Thread(target=lambda first=first: sequences.append(house.submit([first, 2, 3], max_tokens=6))) for first in range(20)]
+    threads = [
+        threading.Thread(target=lambda first=first: sequences.append(house.submit([first, 2, 3], max_tokens=6)))
+        for first in range(20)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -231,7 +244,10 @@ def test_an_abort_of_a_finished_sequence_changes_nothing(house: House) -> None:
 
 
 def test_a_deadline_ends_running_and_waiting_sequences(gated: House) -> None:
-    sequences = [gated.submit([first], max_tokens=50, deadline=deadline) for first, deadline in enumerate([5010.0, None, 5010.0, 5020.0, 5010.0])]
+    sequences = [
+        gated.submit([first], max_tokens=50, deadline=deadline)
+        for first, deadline in enumerate([5010.0, None, 5010.0, 5020.0, 5010.0])
+    ]
     gated.runner.entered.get(timeout=TIMEOUT_S)
     gated.unix_now = 5011.0
     gated.runner.open()
@@ -266,7 +282,9 @@ def test_a_refused_sequence_is_reported_at_once(gated: House) -> None:
     assert refused.error.startswith("The sequence has 200 tokens")
 
 
-def test_rows_without_a_choice_end_their_sequences_while_their_neighbours_and_the_engine_go_on(houses: list[House]) -> None:
+def test_rows_without_a_choice_end_their_sequences_while_their_neighbours_and_the_engine_go_on(
+    houses: list[House],
+) -> None:
     house = House(Picky(is_open=False))
     houses.append(house)
     good = house.submit([1, 2, 3], max_tokens=6)
@@ -275,7 +293,9 @@ def test_rows_without_a_choice_end_their_sequences_while_their_neighbours_and_th
 
     assert house.until_finished(good, *bad) == [Finish.LENGTH, *[Finish.ERROR] * len(bad)]
     assert [token for output in house.outputs(good) for token in output.token_ids] == answer([1, 2, 3], good.sampling)
-    assert [(output.token_ids, output.seq.error) for seq in bad for output in house.outputs(seq)] == [([], "no choice")] * len(bad)
+    assert [(output.token_ids, output.seq.error) for seq in bad for output in house.outputs(seq)] == [
+        ([], "no choice")
+    ] * len(bad)
     assert house.engine.is_healthy(house.now)
     assert set(house.runner.forgotten) >= set(bad)
 
@@ -290,7 +310,9 @@ def test_a_failed_step_ends_its_sequences_and_not_the_engine(gated: House, caplo
     assert gated.until_finished(failed, waiting) == [Finish.ERROR, Finish.LENGTH]
     assert failed.error == "The engine failed while it computed this sequence."
     assert gated.engine.is_healthy(gated.now)
-    assert set(failed.block_keys).isdisjoint(split_keys(gated.snapshot().stored))  # what the failed step computed is not trusted
+    assert set(failed.block_keys).isdisjoint(
+        split_keys(gated.snapshot().stored)
+    )  # what the failed step computed is not trusted
     assert "the device is gone" in caplog.text
 
 
@@ -449,14 +471,18 @@ def test_an_engine_with_a_timed_runner_knows_its_costs_without_a_probe() -> None
 
 def test_drafts_are_counted_in_the_load_and_come_as_several_tokens_at_once(houses: list[House]) -> None:
     runner = Gate()
-    runner.drafter = lambda seq, count: answer(seq.token_ids[: seq.num_prompt_tokens], seq.sampling)[seq.num_output_tokens :][:count]
+    runner.drafter = lambda seq, count: answer(seq.token_ids[: seq.num_prompt_tokens], seq.sampling)[
+        seq.num_output_tokens :
+    ][:count]
     config = structs.replace(CONFIG, speculation=SpeculationConfig(method="ngram", max_draft_tokens=3, adaptive=False))
     houses.append(house := House(runner, config))
     seq = house.submit([1, 2, 3, 4, 5], max_tokens=9)
     house.until_finished(seq)
 
     assert [len(output.token_ids) for output in house.outputs(seq)] == [1, 4, 4]
-    assert [token for output in house.outputs(seq) for token in output.token_ids] == answer([1, 2, 3, 4, 5], seq.sampling)
+    assert [token for output in house.outputs(seq) for token in output.token_ids] == answer(
+        [1, 2, 3, 4, 5], seq.sampling
+    )
     assert (house.seen[-1].load.num_drafted, house.seen[-1].load.num_accepted) == (6, 6)
 
 

@@ -29,7 +29,11 @@ class ModelledRunner:
         shape = step.shape
         self.steps.append(step)
         self.now += self.slowness * step_time_s(
-            TRUTH, rows=shape.rows, prefill_tokens=shape.prefill_tokens, query_context=shape.query_context, kv_tokens=shape.kv_tokens
+            TRUTH,
+            rows=shape.rows,
+            prefill_tokens=shape.prefill_tokens,
+            query_context=shape.query_context,
+            kv_tokens=shape.kv_tokens,
         )
 
     def forget(self, seq: Sequence) -> None:
@@ -64,7 +68,9 @@ def test_a_slow_runner_is_probed_for_a_bounded_time() -> None:
     runner = ModelledRunner(slowness=100)
     costs = measure(runner, CONFIG, runner.clock)
 
-    longest = max(100 * step_time_s(TRUTH, rows=16, prefill_tokens=256, query_context=256 * 1500, kv_tokens=16 * 1024), 0)
+    longest = max(
+        100 * step_time_s(TRUTH, rows=16, prefill_tokens=256, query_context=256 * 1500, kv_tokens=16 * 1024), 0
+    )
     assert runner.now < BUDGET_S + 2 * longest
     assert costs.base_s > 0
 
@@ -86,7 +92,9 @@ def test_the_fastest_of_the_repeats_counts() -> None:
 def test_a_timed_runner_is_taken_at_its_word() -> None:
     timed = TimedConfig(base_s=1000.0, row_s=0.5)
 
-    assert measure(TimedRunner(EngineConfig(runner="timed", timed=timed)), EngineConfig(runner="timed", timed=timed)) == StepCosts(base_s=1000.0, row_s=0.5)
+    assert measure(
+        TimedRunner(EngineConfig(runner="timed", timed=timed)), EngineConfig(runner="timed", timed=timed)
+    ) == StepCosts(base_s=1000.0, row_s=0.5)
 
 
 def test_the_cost_of_a_draft_token_is_measured_where_drafts_are_made() -> None:
@@ -99,7 +107,9 @@ def test_the_cost_of_a_draft_token_is_measured_where_drafts_are_made() -> None:
             self.now += 0.0003 * step.shape.draft_tokens
 
     runner, plain = Drafting(), ModelledRunner()
-    costs = measure(runner, structs.replace(CONFIG, speculation=SpeculationConfig(method="ngram", max_draft_tokens=5)), runner.clock)
+    costs = measure(
+        runner, structs.replace(CONFIG, speculation=SpeculationConfig(method="ngram", max_draft_tokens=5)), runner.clock
+    )
     measure(plain, CONFIG, plain.clock)
 
     assert costs.draft_token_s == pytest.approx(0.0003, rel=0.05)

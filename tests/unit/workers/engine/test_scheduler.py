@@ -33,8 +33,15 @@ class Bench:
     live: list[Sequence] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        speculation = SpeculationConfig(method="ngram" if self.drafter else "none", max_draft_tokens=self.max_draft_tokens)
-        config = EngineConfig(block_size=self.block_size, max_num_seqs=self.max_num_seqs, max_batched_tokens=self.max_batched_tokens, speculation=speculation)
+        speculation = SpeculationConfig(
+            method="ngram" if self.drafter else "none", max_draft_tokens=self.max_draft_tokens
+        )
+        config = EngineConfig(
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_batched_tokens=self.max_batched_tokens,
+            speculation=speculation,
+        )
         self.hasher = ChainHasher(bytes(16), self.block_size)
         self.pool = BlockPool(self.num_blocks, self.block_size)
         self.runner = HashRunner(self.num_blocks, self.block_size, self.max_model_len, self.drafter)
@@ -59,7 +66,9 @@ class Bench:
         self.pool.check(self.scheduler.sequences())
         for seq in self.scheduler.running:
             assert seq.num_computed_tokens < seq.num_tokens
-            assert len(seq.block_table) * self.block_size < seq.num_tokens + self.block_size, "blocks of a rejected draft are still held"
+            assert len(seq.block_table) * self.block_size < seq.num_tokens + self.block_size, (
+                "blocks of a rejected draft are still held"
+            )
         return step
 
     def drain(self) -> int:
@@ -209,7 +218,11 @@ def test_two_sequences_with_one_prompt_compute_it_once() -> None:
 
 def test_a_sequence_that_waits_for_a_prefix_does_not_hold_up_others() -> None:
     bench = Bench()
-    first, twin, other = bench.sequence(prompt_of(17)), bench.sequence(prompt_of(17)), bench.sequence(prompt_of(9, first=1))
+    first, twin, other = (
+        bench.sequence(prompt_of(17)),
+        bench.sequence(prompt_of(17)),
+        bench.sequence(prompt_of(9, first=1)),
+    )
     bench.add(first, twin, other)
 
     assert [chunk.seq for chunk in bench.step().chunks] == [first, other]
@@ -301,8 +314,16 @@ def test_a_resumed_sequence_that_has_all_its_tokens_ends_at_once() -> None:
 @pytest.mark.parametrize(
     ("bench", "length", "sentence"),
     [
-        (Bench(num_blocks=2), 8, "The sequence has 8 tokens; this replica holds at most 8, and one must be left for output."),
-        (Bench(max_model_len=8), 9, "The sequence has 9 tokens; this replica holds at most 8, and one must be left for output."),
+        (
+            Bench(num_blocks=2),
+            8,
+            "The sequence has 8 tokens; this replica holds at most 8, and one must be left for output.",
+        ),
+        (
+            Bench(max_model_len=8),
+            9,
+            "The sequence has 9 tokens; this replica holds at most 8, and one must be left for output.",
+        ),
         (Bench(), 0, "The sequence has no tokens."),
     ],
 )
@@ -401,7 +422,13 @@ def ngram() -> Guess:
     return lambda seq, count: drafter.propose([Chunk(seq, seq.num_tokens - 1, 1, count)])[0]
 
 
-DRAFTERS = {"none": lambda: None, "ngram": ngram, "adversary": lambda: adversary, "half right": lambda: half_right, "oracle": lambda: oracle}
+DRAFTERS = {
+    "none": lambda: None,
+    "ngram": ngram,
+    "adversary": lambda: adversary,
+    "half right": lambda: half_right,
+    "oracle": lambda: oracle,
+}
 
 
 def test_a_draft_that_is_right_is_taken_over_with_one_token_more() -> None:
@@ -462,9 +489,16 @@ def test_a_block_that_a_rejected_draft_filled_is_not_published_and_not_kept() ->
 
 @pytest.mark.parametrize("method", ["oracle", "half right", "adversary"])
 @pytest.mark.parametrize(
-    "sampling", [SamplingParams(max_tokens=500), SamplingParams(max_tokens=500, ignore_eos=True, stop_token_ids=(EOS,)), SamplingParams(max_tokens=7)]
+    "sampling",
+    [
+        SamplingParams(max_tokens=500),
+        SamplingParams(max_tokens=500, ignore_eos=True, stop_token_ids=(EOS,)),
+        SamplingParams(max_tokens=7),
+    ],
 )
-def test_a_stop_token_or_the_last_token_within_a_draft_ends_the_sequence_there(method: str, sampling: SamplingParams) -> None:
+def test_a_stop_token_or_the_last_token_within_a_draft_ends_the_sequence_there(
+    method: str, sampling: SamplingParams
+) -> None:
     for first in range(10):
         bench = Bench(num_blocks=200, drafter=DRAFTERS[method]())
         seq = make_sequence(bench.hasher, prompt_of(5, first), sampling)
@@ -495,7 +529,9 @@ def test_logprobs_stay_beside_their_tokens() -> None:
     bench.step()
     step = bench.scheduler.schedule()
     (choices,) = bench.runner.run(step)
-    (output,) = bench.scheduler.commit(step, [[Sampled(choice.token_id, TokenLogprobs(-float(place))) for place, choice in enumerate(choices[:4])]])
+    (output,) = bench.scheduler.commit(
+        step, [[Sampled(choice.token_id, TokenLogprobs(-float(place))) for place, choice in enumerate(choices[:4])]]
+    )
 
     assert output.token_ids == expected(seq)[1:5]
     assert output.logprobs == [TokenLogprobs(-float(place)) for place in range(4)]
@@ -528,7 +564,9 @@ def test_nobody_is_preempted_for_a_draft() -> None:
 
 
 def test_drafts_that_do_not_pay_are_not_made() -> None:
-    bench = Bench(drafter=lambda seq, count: [(token_id + 1) % VOCAB for token_id in oracle(seq, count)], max_draft_tokens=2)
+    bench = Bench(
+        drafter=lambda seq, count: [(token_id + 1) % VOCAB for token_id in oracle(seq, count)], max_draft_tokens=2
+    )
     costs = StepCosts(base_s=0.010, draft_token_s=0.002)
     seq = bench.sequence(prompt_of(6), max_tokens=200)
     bench.add(seq)
@@ -563,7 +601,10 @@ class Job(NamedTuple):
 def prompts(draw: st.DrawFn) -> list[int]:
     """Prompts that often begin alike."""
     stem = prompt_of(24, first=draw(st.integers(0, 1)))
-    return [*stem[: draw(st.sampled_from([8, 16, 3, 24, 0]))], *draw(st.lists(st.integers(0, 39), min_size=1, max_size=6))]
+    return [
+        *stem[: draw(st.sampled_from([8, 16, 3, 24, 0]))],
+        *draw(st.lists(st.integers(0, 39), min_size=1, max_size=6)),
+    ]
 
 
 jobs = st.builds(
@@ -600,9 +641,22 @@ def submit(bench: Bench, job: Job) -> Sequence:
     max_draft_tokens=st.sampled_from([4, 1, 9]),
 )
 def test_any_schedule_says_what_the_sequences_say_alone(
-    jobs: list[Job], capacity: int, block_size: int, max_num_seqs: int, extra_budget: int, drafter: str, max_draft_tokens: int
+    jobs: list[Job],
+    capacity: int,
+    block_size: int,
+    max_num_seqs: int,
+    extra_budget: int,
+    drafter: str,
+    max_draft_tokens: int,
 ) -> None:
-    bench = Bench(capacity // block_size, block_size, max_num_seqs, max_num_seqs + extra_budget, drafter=DRAFTERS[drafter](), max_draft_tokens=max_draft_tokens)
+    bench = Bench(
+        capacity // block_size,
+        block_size,
+        max_num_seqs,
+        max_num_seqs + extra_budget,
+        drafter=DRAFTERS[drafter](),
+        max_draft_tokens=max_draft_tokens,
+    )
     sequences: list[Sequence] = []
     for job in jobs:
         sequences.append(submit(bench, job))
@@ -650,7 +704,11 @@ def test_a_row_without_a_choice_ends_its_own_sequence_publishes_nothing_and_free
     step = bench.scheduler.schedule()
     chosen = bench.runner.run(step)
     outputs = bench.scheduler.commit(
-        step, [[Sampled(0, error="no choice")] if chunk.seq is broken else choice for chunk, choice in zip(step.chunks, chosen, strict=True)]
+        step,
+        [
+            [Sampled(0, error="no choice")] if chunk.seq is broken else choice
+            for chunk, choice in zip(step.chunks, chosen, strict=True)
+        ],
     )
 
     assert [(output.seq is broken, output.finish) for output in outputs] == [(True, Finish.ERROR), (False, None)]

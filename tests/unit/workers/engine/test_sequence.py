@@ -26,4 +26,6 @@ def test_places_for_drafts_are_taken_of_the_budget_and_drafts_count_in_the_shape
 
     assert (step.num_tokens, step.shape.draft_tokens) == (8, 0)
     chunk.draft = [1, 2]
-    assert step.shape == StepShape(rows=2, decode_rows=1, prefill_tokens=3, query_context=3 + 4 + 5, kv_tokens=10, draft_tokens=2, draft_rounds=2)
+    assert step.shape == StepShape(
+        rows=2, decode_rows=1, prefill_tokens=3, query_context=3 + 4 + 5, kv_tokens=10, draft_tokens=2, draft_rounds=2
+    )

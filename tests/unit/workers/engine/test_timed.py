@@ -45,7 +45,12 @@ class Play:
     ) -> None:
         timed = TimedConfig(**{"base_s": 0.01, "num_blocks": num_blocks} | changes)  # type: ignore[arg-type]
         config = EngineConfig(
-            runner="timed", block_size=BLOCK_SIZE, max_num_seqs=8, max_batched_tokens=max_batched_tokens, timed=timed, speculation=speculation
+            runner="timed",
+            block_size=BLOCK_SIZE,
+            max_num_seqs=8,
+            max_batched_tokens=max_batched_tokens,
+            timed=timed,
+            speculation=speculation,
         )
         self.time = FakeTime()
         self.runner = TimedRunner(config, eos, self.time.clock, self.time.sleep)
@@ -63,7 +68,9 @@ class Play:
 
 
 def sequence(length: int = 10, max_tokens: int = 12, seed: int = 0, output: list[int] | None = None) -> Sequence:
-    return make_sequence(HASHER, list(range(length)), SamplingParams(max_tokens=max_tokens, seed=seed), output=output or [])
+    return make_sequence(
+        HASHER, list(range(length)), SamplingParams(max_tokens=max_tokens, seed=seed), output=output or []
+    )
 
 
 def shape(decode_rows: int = 0, prefill_tokens: int = 0, kv_tokens: int = 0) -> StepShape:
@@ -73,7 +80,15 @@ def shape(decode_rows: int = 0, prefill_tokens: int = 0, kv_tokens: int = 0) -> 
 def decode_step(rows: int = 1, context: int = 8) -> Step:
     table = list(range(context // BLOCK_SIZE + 1))
     return Step(
-        [Chunk(Sequence("r", [1] * (context + 1), SamplingParams(max_tokens=9), 1, [], b"", 0.0, block_table=table), context, 1) for _ in range(rows)], []
+        [
+            Chunk(
+                Sequence("r", [1] * (context + 1), SamplingParams(max_tokens=9), 1, [], b"", 0.0, block_table=table),
+                context,
+                1,
+            )
+            for _ in range(rows)
+        ],
+        [],
     )
 
 
@@ -173,7 +188,9 @@ def test_an_idle_time_is_not_made_up_for() -> None:
 def test_constants_add_up_to_the_time_of_a_step() -> None:
     timed = TimedConfig(base_s=1.0, row_s=0.1, prefill_token_s=0.01, kv_token_s=0.001)
     fake = FakeTime()
-    runner = TimedRunner(EngineConfig(runner="timed", block_size=BLOCK_SIZE, timed=timed), clock=fake.clock, sleep=fake.sleep)
+    runner = TimedRunner(
+        EngineConfig(runner="timed", block_size=BLOCK_SIZE, timed=timed), clock=fake.clock, sleep=fake.sleep
+    )
     step = decode_step(rows=2, context=9)
     step.chunks.append(Chunk(sequence(30), 0, 7))
     step.chunks[-1].seq.block_table = [0, 1]
@@ -189,7 +206,9 @@ def plane_table() -> StepTable:
     return StepTable(rows, prefill, kv, [[[1 + i + j / 10 + k / 100 for k in kv] for j in prefill] for i in rows])
 
 
-@pytest.mark.parametrize(("rows", "prefill", "kv"), [(0, 0, 0), (2, 100, 50), (1, 30, 20), (7, 99, 999), (20, 300, 5000)])
+@pytest.mark.parametrize(
+    ("rows", "prefill", "kv"), [(0, 0, 0), (2, 100, 50), (1, 30, 20), (7, 99, 999), (20, 300, 5000)]
+)
 def test_a_table_is_interpolated_and_goes_on_beyond_its_end(rows: int, prefill: int, kv: int) -> None:
     assert plane_table().at(shape(rows, prefill, kv)) == pytest.approx(1 + rows + prefill / 10 + kv / 100)
 
@@ -209,9 +228,22 @@ def test_a_table_gives_the_costs_that_fit_it() -> None:
 
 def test_a_runner_takes_its_times_from_the_table(tmp_path: Path) -> None:
     path = tmp_path / "steps.json"
-    path.write_text(json.dumps({"decode_rows": [0, 8], "prefill_tokens": [0, 64], "kv_tokens": [0, 100], "seconds": [[[0.1, 0.1]] * 2, [[0.9, 0.9]] * 2]}))
+    path.write_text(
+        json.dumps(
+            {
+                "decode_rows": [0, 8],
+                "prefill_tokens": [0, 64],
+                "kv_tokens": [0, 100],
+                "seconds": [[[0.1, 0.1]] * 2, [[0.9, 0.9]] * 2],
+            }
+        )
+    )
     fake = FakeTime()
-    runner = TimedRunner(EngineConfig(runner="timed", block_size=BLOCK_SIZE, timed=TimedConfig(table=str(path))), clock=fake.clock, sleep=fake.sleep)
+    runner = TimedRunner(
+        EngineConfig(runner="timed", block_size=BLOCK_SIZE, timed=TimedConfig(table=str(path))),
+        clock=fake.clock,
+        sleep=fake.sleep,
+    )
     runner.run(decode_step(rows=4))
 
     assert fake.slept == [pytest.approx(0.5)]
@@ -240,11 +272,19 @@ def test_a_missing_table_is_refused() -> None:
         load_table("no/such/file.json")
 
 
-@pytest.mark.parametrize(("num_blocks", "longest", "configured", "expected"), [(4, 8192, None, 64), (4096, 8192, None, 8192), (4096, 8192, 100, 100)])
-def test_the_context_is_what_the_cache_holds_at_most(num_blocks: int, longest: int, configured: int | None, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("num_blocks", "longest", "configured", "expected"),
+    [(4, 8192, None, 64), (4096, 8192, None, 8192), (4096, 8192, 100, 100)],
+)
+def test_the_context_is_what_the_cache_holds_at_most(
+    num_blocks: int, longest: int, configured: int | None, expected: int
+) -> None:
     timed = TimedConfig(num_blocks=num_blocks, max_model_len=longest)
 
-    assert TimedRunner(EngineConfig(runner="timed", block_size=16, max_model_len=configured, timed=timed)).max_model_len == expected
+    assert (
+        TimedRunner(EngineConfig(runner="timed", block_size=16, max_model_len=configured, timed=timed)).max_model_len
+        == expected
+    )
 
 
 def speculating(acceptance: float, **timed: object) -> Play:
@@ -262,7 +302,9 @@ def test_a_played_draft_changes_no_token_and_is_right_as_often_as_said(acceptanc
     assert drafts is not None
     assert drafts.num_drafted > 70
     lowest, highest = {0.0: (0.0, 0.0), 0.5: (0.15, 0.4), 1.0: (1.0, 1.0)}[acceptance]
-    assert lowest <= drafts.num_accepted / drafts.num_drafted <= highest  # of 4 tokens at 0.5 each: 0.23 before the first wrong one
+    assert (
+        lowest <= drafts.num_accepted / drafts.num_drafted <= highest
+    )  # of 4 tokens at 0.5 each: 0.23 before the first wrong one
 
 
 def test_a_played_draft_costs_its_time() -> None:

@@ -1,4 +1,5 @@
-"""From a checkpoint to a 4-bit checkpoint and back: what is written is what is computed with, and a run that was ended goes on."""
+"""From a checkpoint to a 4-bit checkpoint and back: what is written is what is computed with, and a run that was ended
+goes on."""
 
 import fcntl
 import json
@@ -26,7 +27,14 @@ from penstock.workers.quantize.calibrate import LINEAR, DenseLayer, Seen, quanti
 from penstock.workers.quantize.checkpoint import write_checkpoint
 from penstock.workers.quantize.growing import RECIPE_FILE, Recipe
 from penstock.workers.quantize.perplexity import perplexity
-from penstock.workers.quantize.quantize import Plan, dense_weights, evaluation_tokens, model_perplexity, plain_group_size, quantize_checkpoint
+from penstock.workers.quantize.quantize import (
+    Plan,
+    dense_weights,
+    evaluation_tokens,
+    model_perplexity,
+    plain_group_size,
+    quantize_checkpoint,
+)
 from tests.unit.workers.tiny_models import saved, tiny_model
 
 GOLDEN = Path(__file__).parents[1] / "compute" / "quant" / "autoawq_golden.safetensors"
@@ -93,9 +101,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_folding_scales_changes_nothing_that_a_layer_computes(source: ModelSource) -> None:
     config = read_config(source)
     with torch.inference_mode():
-        layer = DenseLayer(dense_weights(source, config, "layers.0."), config, 0, rope_tables(inverse_frequencies(config, None), 64))
+        layer = DenseLayer(
+            dense_weights(source, config, "layers.0."), config, 0, rope_tables(inverse_frequencies(config, None), 64)
+        )
         seen = {name: Seen(layer.get(name).shape[1]) for name in LINEAR}
-        x = torch.randn(64, config.hidden_size, generator=torch.Generator().manual_seed(1)) * torch.linspace(0.1, 8, config.hidden_size)
+        x = torch.randn(64, config.hidden_size, generator=torch.Generator().manual_seed(1)) * torch.linspace(
+            0.1, 8, config.hidden_size
+        )
         before, matrices = layer.forward(x, seen), {name: layer.get(name) for name in LINEAR}
         layer.fold(seen, GROUP)
         after = layer.forward(x, {})
@@ -129,7 +141,11 @@ def test_a_written_checkpoint_is_read_back_as_it_was_computed(source: ModelSourc
 def awq_layer(rows: int, columns: int, group_size: int) -> dict[str, tuple[list[int], torch.dtype]]:
     """Shapes and types of AutoAWQ's WQLinear_GEMM."""
     groups = columns // group_size
-    return {"qweight": ([columns, rows // 8], torch.int32), "qzeros": ([groups, rows // 8], torch.int32), "scales": ([groups, rows], torch.float16)}
+    return {
+        "qweight": ([columns, rows // 8], torch.int32),
+        "qzeros": ([groups, rows // 8], torch.int32),
+        "scales": ([groups, rows], torch.float16),
+    }
 
 
 def described(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[list[int], torch.dtype]]:
@@ -144,23 +160,42 @@ def test_what_is_expected_of_an_awq_layer_is_what_autoawq_packed() -> None:
 
 
 @pytest.mark.parametrize("source", ["llama", "qwen2-tied", "llama-biased"], indirect=True)
-def test_transformers_takes_the_configuration_and_has_a_place_for_every_tensor(source: ModelSource, tmp_path: Path) -> None:
+def test_transformers_takes_the_configuration_and_has_a_place_for_every_tensor(
+    source: ModelSource, tmp_path: Path
+) -> None:
     quantized(source, tmp_path / "int4")
     config = AutoConfig.from_pretrained(tmp_path / "int4")
-    tensors = {name: tensor for path in (tmp_path / "int4").glob("*.safetensors") for name, tensor in load_file(path).items()}
+    tensors = {
+        name: tensor for path in (tmp_path / "int4").glob("*.safetensors") for name, tensor in load_file(path).items()
+    }
 
     accepted = AutoQuantizationConfig.from_dict(config.quantization_config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    linear = {name: module for name, module in model.model.layers.named_modules(prefix="model.layers") if isinstance(module, torch.nn.Linear)}
-    expected = {name: (list(tensor.shape), torch.float16) for name, tensor in model.state_dict().items() if name.removesuffix(".weight") not in linear}
+    linear = {
+        name: module
+        for name, module in model.model.layers.named_modules(prefix="model.layers")
+        if isinstance(module, torch.nn.Linear)
+    }
+    expected = {
+        name: (list(tensor.shape), torch.float16)
+        for name, tensor in model.state_dict().items()
+        if name.removesuffix(".weight") not in linear
+    }
     for name, module in linear.items():
-        expected |= {f"{name}.{part}": what for part, what in awq_layer(module.out_features, module.in_features, GROUP).items()}
+        expected |= {
+            f"{name}.{part}": what for part, what in awq_layer(module.out_features, module.in_features, GROUP).items()
+        }
     if config.tie_word_embeddings:
         del expected["lm_head.weight"]
 
     assert isinstance(accepted, AwqConfig)
-    assert (accepted.bits, accepted.group_size, accepted.zero_point, accepted.format) == (4, GROUP, True, AwqFormat.GEMM)
+    assert (accepted.bits, accepted.group_size, accepted.zero_point, accepted.format) == (
+        4,
+        GROUP,
+        True,
+        AwqFormat.GEMM,
+    )
     assert described(tensors) == expected
 
 
@@ -232,7 +267,12 @@ def test_a_disk_that_takes_no_more_loses_nothing_that_was_done(source: ModelSour
     ended_after(source, tmp_path / "int4", 1)
     before = contents(tmp_path / "int4.partial")
 
-    with files_of_at_most(4096), pytest.raises(ConfigError, match=r"can't write .*model-00002-of-00003.safetensors: .*the same command goes on behind it"):
+    with (
+        files_of_at_most(4096),
+        pytest.raises(
+            ConfigError, match=r"can't write .*model-00002-of-00003.safetensors: .*the same command goes on behind it"
+        ),
+    ):
         quantized(source, tmp_path / "int4")
     assert contents(tmp_path / "int4.partial") == before
     assert quantized(source, tmp_path / "int4") == [(1, 2), (2, 2)]
@@ -276,7 +316,9 @@ def test_weights_that_are_no_numbers_are_refused_by_name(source: ModelSource, tm
         ({"sequences": 0}, "at least 1 calibration sequence is needed, not 0"),
     ],
 )
-def test_settings_that_can_not_be_are_refused_before_anything_is_written(source: ModelSource, tmp_path: Path, changes: dict[str, int], sentence: str) -> None:
+def test_settings_that_can_not_be_are_refused_before_anything_is_written(
+    source: ModelSource, tmp_path: Path, changes: dict[str, int], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
         quantized(source, tmp_path / "int4", **changes)
     assert [path.name for path in tmp_path.iterdir()] == ["dense"]
@@ -315,7 +357,11 @@ def test_a_layer_whose_integers_are_of_another_type_is_refused_by_name(source: M
         load_weights(again, read_config(again), torch.float32)
 
 
-@pytest.mark.parametrize("source", ["llama", "llama-tied", "llama3-rope", "llama-biased", "mistral", "qwen2", "qwen2-tied", "qwen3"], indirect=True)
+@pytest.mark.parametrize(
+    "source",
+    ["llama", "llama-tied", "llama3-rope", "llama-biased", "mistral", "qwen2", "qwen2-tied", "qwen3"],
+    indirect=True,
+)
 def test_a_configuration_written_for_others_is_read_back_the_same(source: ModelSource) -> None:
     config = read_config(source)
     again = folder_with(source.path.parent / "again", to_hf(config))

@@ -1,4 +1,5 @@
-"""Activation-aware scales and clipping: never worse than plain rounding on what they were searched with, better where channels differ."""
+"""Activation-aware scales and clipping: never worse than plain rounding on what they were searched with, better where
+channels differ."""
 
 import torch
 
@@ -28,14 +29,19 @@ def test_loud_channels_are_scaled_up_and_that_pays() -> None:
     scales = scales_for(w, x.abs().mean(0), x.t() @ x, GROUP)
 
     assert scales[::16].mean() > 2 * scales[1::16].mean()
-    assert error(x, w, quantize(w * scales, GROUP).dequantized() / scales) < 0.6 * error(x, w, quantize(w, GROUP).dequantized())
+    assert error(x, w, quantize(w * scales, GROUP).dequantized() / scales) < 0.6 * error(
+        x, w, quantize(w, GROUP).dequantized()
+    )
 
 
 def test_scales_are_never_worse_than_none() -> None:
     x, w = inputs(loud=1), weight()
     scales = scales_for(w, x.abs().mean(0), x.t() @ x, GROUP)
 
-    assert error(x, w, quantize(w * scales, GROUP).dequantized() / scales) <= error(x, w, quantize(w, GROUP).dequantized()) * 1.0001
+    assert (
+        error(x, w, quantize(w * scales, GROUP).dequantized() / scales)
+        <= error(x, w, quantize(w, GROUP).dequantized()) * 1.0001
+    )
 
 
 def test_clipping_trades_an_outlier_for_everything_else() -> None:

@@ -172,7 +172,13 @@ def test_an_adapter_that_was_closed_for_nothing_opens_again() -> None:
 
 def test_a_failure_reaches_those_who_wait_and_the_routers_and_the_next_want_tries_again() -> None:
     async def main() -> None:
-        disk = Disk(errors={"a": InvalidRequest("it does not fit."), "b": FileNotFoundError("gone"), "c": RuntimeError("who knows")})
+        disk = Disk(
+            errors={
+                "a": InvalidRequest("it does not fit."),
+                "b": FileNotFoundError("gone"),
+                "c": RuntimeError("who knows"),
+            }
+        )
         async with loader(disk) as log:
             for digest in "abc":
                 log.want(digest, digest)

@@ -95,8 +95,13 @@ def test_a_closed_adapter_can_be_opened_again() -> None:
     assert slots.pin("a") == "A"
 
 
-@given(num_slots=st.integers(1, 3), moves=st.lists(st.tuples(st.sampled_from("prudoc"), st.sampled_from("abcd")), max_size=60))
-def test_whatever_happens_pinned_adapters_stay_and_slots_are_not_exceeded(num_slots: int, moves: list[tuple[str, str]]) -> None:
+@given(
+    num_slots=st.integers(1, 3),
+    moves=st.lists(st.tuples(st.sampled_from("prudoc"), st.sampled_from("abcd")), max_size=60),
+)
+def test_whatever_happens_pinned_adapters_stay_and_slots_are_not_exceeded(
+    num_slots: int, moves: list[tuple[str, str]]
+) -> None:
     slots: Slots[str] = Slots(num_slots)
     pins: dict[str, int] = {}
     for move, digest in moves:

@@ -3,7 +3,20 @@ import asyncio
 import pytest
 import uvloop
 
-from penstock.wire.frames import PROTOCOL_VERSION, Abort, Announce, BlockEvents, Delta, Finish, Hello, SamplingParams, Timing, UpFrame, encode, pack_token_ids
+from penstock.wire.frames import (
+    PROTOCOL_VERSION,
+    Abort,
+    Announce,
+    BlockEvents,
+    Delta,
+    Finish,
+    Hello,
+    SamplingParams,
+    Timing,
+    UpFrame,
+    encode,
+    pack_token_ids,
+)
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.serving import outbox, stream
 from penstock.workers.serving.outbox import FRAME_S
@@ -30,7 +43,12 @@ def test_the_first_frame_has_the_load_and_all_the_credit() -> None:
             load = (await router.frame()).load
 
             assert load is not None
-            assert (load.epoch, load.max_inflight, load.total_blocks, load.costs) == ("epoch", NUM_PLACES, 100, IDLE.costs)
+            assert (load.epoch, load.max_inflight, load.total_blocks, load.costs) == (
+                "epoch",
+                NUM_PLACES,
+                100,
+                IDLE.costs,
+            )
 
     uvloop.run(main())
 
@@ -39,11 +57,32 @@ def test_a_submission_becomes_a_sequence_with_its_output_told_apart() -> None:
     async def main() -> None:
         async with serving() as bench, bench.router() as router:
             keys = b"k" * 16 + b"l" * 16
-            router.send(submit(3, 40, block_keys=keys, num_output_tokens=5, tenant="t", deadline=9.5, sampling=SamplingParams(max_tokens=9, seed=4)))
+            router.send(
+                submit(
+                    3,
+                    40,
+                    block_keys=keys,
+                    num_output_tokens=5,
+                    tenant="t",
+                    deadline=9.5,
+                    sampling=SamplingParams(max_tokens=9, seed=4),
+                )
+            )
             seq = await soon(bench.engine.submitted)
 
-            assert (seq.request_id, seq.token_ids, seq.num_prompt_tokens, seq.num_output_tokens) == ("q3", list(range(40)), 35, 5)
-            assert (seq.block_keys, seq.chain_key, seq.tenant, seq.deadline, seq.sampling.seed) == ([keys[:16], keys[16:]], b"c" * 16, "t", 9.5, 4)
+            assert (seq.request_id, seq.token_ids, seq.num_prompt_tokens, seq.num_output_tokens) == (
+                "q3",
+                list(range(40)),
+                35,
+                5,
+            )
+            assert (seq.block_keys, seq.chain_key, seq.tenant, seq.deadline, seq.sampling.seed) == (
+                [keys[:16], keys[16:]],
+                b"c" * 16,
+                "t",
+                9.5,
+                4,
+            )
 
     uvloop.run(main())
 
@@ -74,7 +113,12 @@ def test_the_first_and_the_last_delta_of_a_traced_sequence_tell_its_times() -> N
             router.send(submit(traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"))
             seq = await soon(bench.engine.submitted)
             assert seq.times is not None
-            seq.times.wait_s, seq.times.admitted_s, seq.times.first_token_s, seq.times.last_token_s = 0.5, 100.0, 101.0, 101.0
+            seq.times.wait_s, seq.times.admitted_s, seq.times.first_token_s, seq.times.last_token_s = (
+                0.5,
+                100.0,
+                101.0,
+                101.0,
+            )
             bench.engine.step(gain(seq, 5))
             first = await router.frame_with(lambda frame: frame.deltas)
             bench.engine.step(gain(seq, 6))
@@ -198,7 +242,10 @@ def test_no_credit_while_sequences_wait_for_kv_that_is_not_there() -> None:
     async def main() -> None:
         async with serving() as bench, bench.router() as router:
             seq = await begun(bench, router)
-            bench.engine.step(gain(seq, 5), load=IDLE._replace(num_running=1, num_waiting=1, prefill_tokens_outstanding=500, free_blocks=3))
+            bench.engine.step(
+                gain(seq, 5),
+                load=IDLE._replace(num_running=1, num_waiting=1, prefill_tokens_outstanding=500, free_blocks=3),
+            )
             load = (await router.frame_with(lambda frame: frame.load and frame.load.num_waiting)).load
 
             assert load is not None
@@ -233,8 +280,12 @@ def test_a_load_does_not_claim_the_submissions_of_the_next_report(monkeypatch: p
         async with serving() as bench, bench.router() as router:
             first, second = await begun(bench, router, 1), await begun(bench, router, 2)
             bench.engine.step(gain(first, 5), load=IDLE._replace(num_running=1))
-            bench.engine.step(gain(first, 6), gain(second, 5), load=IDLE._replace(num_running=2))  # made before the first is delivered
-            loads = [(await router.frame_with(lambda frame: frame.load and frame.load.num_running)).load for _ in range(2)]
+            bench.engine.step(
+                gain(first, 6), gain(second, 5), load=IDLE._replace(num_running=2)
+            )  # made before the first is delivered
+            loads = [
+                (await router.frame_with(lambda frame: frame.load and frame.load.num_running)).load for _ in range(2)
+            ]
 
             assert [(load.num_running, load.last_sid) for load in loads if load is not None] == [(1, 1), (2, 2)]
 

@@ -1,6 +1,7 @@
 """The bridge with a played vLLM: a program for a child process. A prompt's first token says what is to go wrong.
 
-A sequence gains one token a step, one more than its last; prompts are computed in the step in which they come. Steps take STEP_S.
+A sequence gains one token a step, one more than its last; prompts are computed in the step in which they come. Steps
+take STEP_S.
 """
 
 import os

@@ -27,14 +27,18 @@ def test_it_imports_nothing_of_penstock_and_vllm_only_to_load_it() -> None:
     everywhere = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     everywhere |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     at_the_top = {
-        str(node.module) if isinstance(node, ast.ImportFrom) else node.names[0].name for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)
+        str(node.module) if isinstance(node, ast.ImportFrom) else node.names[0].name
+        for node in tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
     }
 
     assert not any(name.startswith("penstock") for name in everywhere)
     assert {name.split(".")[0] for name in at_the_top} <= sys.stdlib_module_names | {"msgspec"}
 
 
-@pytest.mark.parametrize(("reason", "finish"), [(None, None), ("stop", "stop"), ("length", "length"), ("abort", "error"), ("error", "error")])
+@pytest.mark.parametrize(
+    ("reason", "finish"), [(None, None), ("stop", "stop"), ("length", "length"), ("abort", "error"), ("error", "error")]
+)
 def test_an_output_is_told_with_its_reason(reason: str | None, finish: str | None) -> None:
     found = output_of(request_output(reason))
 
@@ -43,7 +47,9 @@ def test_an_output_is_told_with_its_reason(reason: str | None, finish: str | Non
 
 
 def test_logprobs_are_told_best_first() -> None:
-    assert logprob_of(9, {9: entry(7, -4.0), 3: entry(2, -1.0), 2: entry(1, -0.5)}) == Logprob(-4.0, [(2, -0.5), (3, -1.0), (9, -4.0)])
+    assert logprob_of(9, {9: entry(7, -4.0), 3: entry(2, -1.0), 2: entry(1, -0.5)}) == Logprob(
+        -4.0, [(2, -0.5), (3, -1.0), (9, -4.0)]
+    )
     found = output_of(request_output(None, logprobs=[{5: entry(1, -0.1)}, {6: entry(1, -0.2)}]))
 
     assert found.logprobs == [Logprob(-0.1, [(5, -0.1)]), Logprob(-0.2, [(6, -0.2)])]
@@ -62,7 +68,9 @@ def test_messages_arrive_whole_and_in_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"\xff\xff\xff\xff", b"\x01\0\0\0\xc1", b"\x02\0\0\0\xa1x", b"\x05\0\0\0\x90", b""], ids=["huge", "invalid", "other", "short", "nothing"]
+    "data",
+    [b"\xff\xff\xff\xff", b"\x01\0\0\0\xc1", b"\x02\0\0\0\xa1x", b"\x05\0\0\0\x90", b""],
+    ids=["huge", "invalid", "other", "short", "nothing"],
 )
 def test_what_is_no_message_closes_the_wire(data: bytes) -> None:
     left, right = socket.socketpair()

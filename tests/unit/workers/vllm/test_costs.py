@@ -18,7 +18,9 @@ def play(adds: list[Add]) -> Iterator[Stepped]:
     contexts = {add.rid: len(unpack_token_ids(add.token_ids)) for add in adds}
     prefill = sum(contexts.values())
     for step in range(NUM_DECODES + 1):
-        seconds = step_time_s(TRUE, rows=len(adds), prefill_tokens=0 if step else prefill, query_context=0.0, kv_tokens=0)
+        seconds = step_time_s(
+            TRUE, rows=len(adds), prefill_tokens=0 if step else prefill, query_context=0.0, kv_tokens=0
+        )
         yield Stepped(seconds, [Output(rid, [1], "length" if step == NUM_DECODES else None) for rid in contexts])
 
 
@@ -49,16 +51,23 @@ def test_the_probe_stops_when_its_time_is_up() -> None:
 
 
 def test_the_warm_up_samples_in_every_way_that_requests_can() -> None:
-    told = sampling_of(Sequence("q", [1], SamplingParams(max_tokens=4, logit_bias=((1, 1.0),)), 1, [], b"", 0.0), frozenset())
+    told = sampling_of(
+        Sequence("q", [1], SamplingParams(max_tokens=4, logit_bias=((1, 1.0),)), 1, [], b"", 0.0), frozenset()
+    )
 
     assert set(EVERYTHING) == set(told)
 
 
-@pytest.mark.parametrize(("budget", "seqs", "context"), [(512, 64, 2048), (64, 64, 4096), (16, 1, 32), (2, 2, 8), (4096, 256, 1024)])
+@pytest.mark.parametrize(
+    ("budget", "seqs", "context"), [(512, 64, 2048), (64, 64, 4096), (16, 1, 32), (2, 2, 8), (4096, 256, 1024)]
+)
 def test_every_point_fits_a_step_and_the_context(budget: int, seqs: int, context: int) -> None:
     points = list(grid(config(max_batched_tokens=budget, max_num_seqs=seqs), context))
 
-    assert all(point.rows <= seqs and point.rows * point.prompt <= budget and point.prompt + NUM_DECODES < context for point in points)
+    assert all(
+        point.rows <= seqs and point.rows * point.prompt <= budget and point.prompt + NUM_DECODES < context
+        for point in points
+    )
     assert all(point.prompt >= 1 for point in points)
 
 

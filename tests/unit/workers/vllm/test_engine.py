@@ -1,4 +1,5 @@
-"""The engine, its child process and the bridge, with a played vLLM behind the bridge (tests/unit/workers/vllm/fake_vllm.py)."""
+"""The engine, its child process and the bridge, with a played vLLM behind the bridge
+(tests/unit/workers/vllm/fake_vllm.py)."""
 
 import os
 import signal
@@ -32,7 +33,9 @@ EOS = 50000
 class Bench:
     """An engine that serves, and what it has reported."""
 
-    def __init__(self, config: EngineConfig, args: dict[str, object], command: Seq[str] = (sys.executable, str(FAKE))) -> None:
+    def __init__(
+        self, config: EngineConfig, args: dict[str, object], command: Seq[str] = (sys.executable, str(FAKE))
+    ) -> None:
         self.reports: SimpleQueue[StepReport] = SimpleQueue()
         self.unix_s = 1000.0
         launch = Launch(list(command), os.environ, args, frozenset({EOS}))
@@ -113,7 +116,11 @@ def test_sequences_of_many_run_together_and_each_ends_once() -> None:
             assert seq.token_ids == list(range(100 * place, 100 * place + 4 + place))
             assert [output.finish for output in found[seq]].count(Finish.LENGTH) == 1
         assert bench.load is not None
-        assert (bench.load.num_running, bench.load.num_waiting, bench.load.free_blocks) == (0, 0, bench.load.total_blocks)
+        assert (bench.load.num_running, bench.load.num_waiting, bench.load.free_blocks) == (
+            0,
+            0,
+            bench.load.total_blocks,
+        )
 
 
 def test_an_end_of_sequence_token_stops_unless_it_is_to_be_ignored() -> None:
@@ -134,7 +141,11 @@ def test_logprobs_are_those_of_the_chosen_token_and_as_many_of_the_likeliest_as_
             bench.engine.submit(seq)
         found = bench.outputs(seqs)
 
-        assert [found[seq][-1].logprobs for seq in seqs] == [None, [TokenLogprobs(-0.5)], [TokenLogprobs(-0.5, ((13, -0.5),))]]
+        assert [found[seq][-1].logprobs for seq in seqs] == [
+            None,
+            [TokenLogprobs(-0.5)],
+            [TokenLogprobs(-0.5, ((13, -0.5),))],
+        ]
 
 
 def test_an_aborted_sequence_is_reported_once_and_its_kv_is_free_while_the_others_go_on() -> None:
@@ -314,7 +325,12 @@ def test_a_child_ends_with_the_process_that_started_it() -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
 
     assert result.returncode == -signal.SIGKILL, result.stderr
-    wait_until(lambda: not psutil.pid_exists(int(result.stdout)) or psutil.Process(int(result.stdout)).status() == psutil.STATUS_ZOMBIE)
+    wait_until(
+        lambda: (
+            not psutil.pid_exists(int(result.stdout))
+            or psutil.Process(int(result.stdout)).status() == psutil.STATUS_ZOMBIE
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -323,8 +339,16 @@ def test_a_child_ends_with_the_process_that_started_it() -> None:
         ({"fails": "no such model"}, [sys.executable, str(FAKE)], "RuntimeError: no such model"),
         ({}, ["/no/such/python", str(FAKE)], "/no/such/python can't be run"),
         ({}, [sys.executable, "-c", "raise SystemExit(7)"], "status 7"),
-        ({}, [sys.executable, "-c", "import no_such_module"], "status 1\nIts last lines:\n(.*\n)*ModuleNotFoundError: No module named 'no_such_module'"),
-        ({}, [sys.executable, "-uc", "print('10 %\\r20 %'); raise SystemExit('no room')"], "Its last lines:\n20 %\nno room$"),
+        (
+            {},
+            [sys.executable, "-c", "import no_such_module"],
+            "status 1\nIts last lines:\n(.*\n)*ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+        (
+            {},
+            [sys.executable, "-uc", "print('10 %\\r20 %'); raise SystemExit('no room')"],
+            "Its last lines:\n20 %\nno room$",
+        ),
         ({"sleeps": 60.0}, [sys.executable, str(FAKE)], "longer than engine.vllm.start_timeout_s"),
     ],
     ids=["load fails", "no interpreter", "ends", "lacks a module", "says why", "slow"],

@@ -26,7 +26,12 @@ def test_without_an_interpreter_the_sentence_says_how_to_name_one(default: str |
 
 
 def test_settings_become_arguments_and_given_arguments_win() -> None:
-    args = engine_args("/model", EngineConfig(runner="vllm", max_num_seqs=8, max_model_len=512, vllm=VllmConfig(args={"dtype": "float16", "seed": 3})))
+    args = engine_args(
+        "/model",
+        EngineConfig(
+            runner="vllm", max_num_seqs=8, max_model_len=512, vllm=VllmConfig(args={"dtype": "float16", "seed": 3})
+        ),
+    )
 
     assert args["model"] == "/model"
     assert (args["max_num_seqs"], args["max_model_len"], args["kv_cache_memory_bytes"]) == (8, 512, 512 * 2**20)
@@ -40,15 +45,29 @@ def test_the_child_gets_the_bridge_and_its_threads() -> None:
 
     assert launch.command == ["/venv/bin/python", "-I", str(BRIDGE)]
     assert Path(launch.command[-1]).is_file()
-    assert (launch.environment["PATH"], launch.environment["OMP_NUM_THREADS"], launch.environment["VLLM_LOGGING_LEVEL"]) == ("/bin", "3", "DEBUG")
+    assert (
+        launch.environment["PATH"],
+        launch.environment["OMP_NUM_THREADS"],
+        launch.environment["VLLM_LOGGING_LEVEL"],
+    ) == ("/bin", "3", "DEBUG")
     assert launch.eos_token_ids == {2}
 
 
 SECRETS = (
-    *("PENSTOCK_CLUSTER_SECRET", "PENSTOCK_REDIS_URL", "RAY_AUTH_TOKEN", "OPENAI_API_KEY", "MISTRAL_KEY", "UPSTREAM", "VLLM_API_KEY", "VLLM_PROVIDER_TOKEN"),
+    *(
+        "PENSTOCK_CLUSTER_SECRET",
+        "PENSTOCK_REDIS_URL",
+        "RAY_AUTH_TOKEN",
+        "OPENAI_API_KEY",
+        "MISTRAL_KEY",
+        "UPSTREAM",
+        "VLLM_API_KEY",
+        "VLLM_PROVIDER_TOKEN",
+    ),
     *("OTEL_EXPORTER_OTLP_HEADERS", "HTTPS_PROXY", "HF_TOKEN", "HF_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY"),
 )
-"""Of the platform, of providers (whose keys have names of the operator's choice), of a trace exporter, of a proxy and of hubs."""
+"""Of the platform, of providers (whose keys have names of the operator's choice), of a trace exporter, of a proxy and
+of hubs."""
 NEEDED = (
     "PATH",
     "HOME",

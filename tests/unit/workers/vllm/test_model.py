@@ -52,7 +52,9 @@ def test_replicas_that_start_at_once_find_one_whole_directory(tmp_path: Path) ->
 
 
 def test_rope_factors_of_a_gguf_are_refused(tmp_path: Path) -> None:
-    source = written_as_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", Q8_0, {"rope_freqs.weight": np.ones(8, dtype=np.float32)})
+    source = written_as_gguf(
+        tiny_model("llama"), tmp_path / "tiny.gguf", Q8_0, {"rope_freqs.weight": np.ones(8, dtype=np.float32)}
+    )
 
     with pytest.raises(ConfigError, match="RoPE factors"):
         hf_folder(source, tmp_path / "cache")

@@ -39,8 +39,11 @@ def compiler() -> Compiler:
 
 @pytest.fixture(scope="module", autouse=True)
 def quickly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is tested is what becomes of a build, a dozen times: of the kernels' functions it makes a library whose functions do nothing."""
-    exported = re.findall(r"^\w+ (penstock_\w+)\(", "".join(source.read_text() for source in build.SOURCES), re.MULTILINE)
+    """What is tested is what becomes of a build, a dozen times: of the kernels' functions it makes a library whose
+    functions do nothing."""
+    exported = re.findall(
+        r"^\w+ (penstock_\w+)\(", "".join(source.read_text() for source in build.SOURCES), re.MULTILINE
+    )
     folder = tmp_path_factory.mktemp("sources")
     bodies = {"penstock_kernels_abi": f"return {ABI};", "penstock_level": f"return {LEVEL};"}
     for name in exported:
@@ -126,7 +129,9 @@ def test_a_compiler_that_fails_gives_way_to_the_next(compiler: Compiler, cache: 
 def test_compilers_that_all_fail_are_named_with_their_complaints(tmp_path: Path) -> None:
     failing = script(tmp_path / "failing", "echo note >&2; echo 'fatal error: no headers here' >&2; exit 1")
     silent = script(tmp_path / "silent", "exit 3")
-    useless = script(tmp_path / "useless", 'while [ "$1" != -o ]; do [ $# -gt 0 ] || exit 0; shift; done; echo text > "$2"')
+    useless = script(
+        tmp_path / "useless", 'while [ "$1" != -o ]; do [ $# -gt 0 ] || exit 0; shift; done; echo text > "$2"'
+    )
     missing = Compiler((str(tmp_path / "missing"),))
 
     with pytest.raises(BuildFailed) as caught:
@@ -162,7 +167,9 @@ def test_two_that_start_at_once_compile_once(compiler: Compiler, tmp_path: Path)
     log = tmp_path / "calls"
     counting = script(tmp_path / "counting", f'echo "$@" >> {log}; exec {" ".join(compiler.command)} "$@"')
     libraries: list[Library] = []
-    threads = [threading.Thread(target=lambda: libraries.append(obtain([counting], tmp_path / "cache"))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: libraries.append(obtain([counting], tmp_path / "cache"))) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -172,7 +179,9 @@ def test_two_that_start_at_once_compile_once(compiler: Compiler, tmp_path: Path)
     assert sum("-shared" in call for call in log.read_text().splitlines()) == 1
 
 
-def test_the_module_builds_and_says_where(compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_module_builds_and_says_where(
+    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     assert build.main([]) == 0

@@ -1,4 +1,5 @@
-"""Products with packed matrices: every path of this machine against a twin in float64 over the same roundings, over shapes with odd ends."""
+"""Products with packed matrices: every path of this machine against a twin in float64 over the same roundings, over
+shapes with odd ends."""
 
 import math
 import threading
@@ -15,8 +16,18 @@ from penstock.workers.compute.kernels.matmul import Kind, Level, PackedMatrix, P
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from tests.unit.workers.built_kernels import built_kernels
 
-SHAPES = [(16, 32, 32), (64, 256, 64), (33, 100, 32), (36, 300, 32), (7, 96, 128), (50, 576, 128), (48, 40, 40), (1, 2080, 1024)]
-"""Rows, columns, columns of a group: short last groups, one group only, rows that are no multiple of 16, more columns than are dequantized at once."""
+SHAPES = [
+    (16, 32, 32),
+    (64, 256, 64),
+    (33, 100, 32),
+    (36, 300, 32),
+    (7, 96, 128),
+    (50, 576, 128),
+    (48, 40, 40),
+    (1, 2080, 1024),
+]
+"""Rows, columns, columns of a group: short last groups, one group only, rows that are no multiple of 16, more columns
+than are dequantized at once."""
 COUNTS = [1, 2, 7, 23, 24, 70]
 MOST_STEPS = {Rounding.TWO_TERMS: 127 * 128, Rounding.ONE_TERM: 127}
 """Of a group's largest activation."""
@@ -52,7 +63,11 @@ def groups_of(kind: Kind, rows: int, columns: int, group_size: int) -> Quantized
         return quantize_int8(weight, group_size)
     groups = quantize(weight, group_size)
     # offsets that are no multiples of the scale, in half of the matrices
-    return groups if rows % 2 else QuantizedTensor(groups.q, groups.scale, random(*groups.scale.shape).half().float(), group_size)
+    return (
+        groups
+        if rows % 2
+        else QuantizedTensor(groups.q, groups.scale, random(*groups.scale.shape).half().float(), group_size)
+    )
 
 
 def packed(products: Products, kind: Kind, rows: int, columns: int, group_size: int) -> tuple[PackedMatrix, Tensor]:
@@ -88,7 +103,9 @@ def twin(x: Tensor, weight: Tensor, group_size: int, level: Level, rounding: Rou
 
 @pytest.mark.parametrize("rounding", list(Rounding))
 @pytest.mark.parametrize("kind", list(Kind))
-def test_products_are_those_of_the_same_roundings(products: Products, level: Level, kind: Kind, rounding: Rounding) -> None:
+def test_products_are_those_of_the_same_roundings(
+    products: Products, level: Level, kind: Kind, rounding: Rounding
+) -> None:
     for shape in SHAPES:
         matrix, weight = packed(products, kind, *shape)
         for count in COUNTS[: 4 if level is Level.PORTABLE else None]:
@@ -112,7 +129,14 @@ def test_products_are_those_of_the_same_roundings(products: Products, level: Lev
     rounding=st.sampled_from(list(Rounding)),
 )
 def test_products_of_any_shape_are_those_of_the_same_roundings(
-    products: Products, level: Level, rows: int, columns: int, group: int | None, count: int, kind: Kind, rounding: Rounding
+    products: Products,
+    level: Level,
+    rows: int,
+    columns: int,
+    group: int | None,
+    count: int,
+    kind: Kind,
+    rounding: Rounding,
 ) -> None:
     """group: None is one of all columns."""
     if not products.set_level(level):
@@ -130,7 +154,9 @@ def test_products_of_any_shape_are_those_of_the_same_roundings(
 
 @pytest.mark.parametrize("rounding", list(Rounding))
 @pytest.mark.parametrize("kind", list(Kind))
-def test_a_row_has_the_same_bits_whatever_is_beside_it(products: Products, level: Level, kind: Kind, rounding: Rounding) -> None:
+def test_a_row_has_the_same_bits_whatever_is_beside_it(
+    products: Products, level: Level, kind: Kind, rounding: Rounding
+) -> None:
     matrix, _ = packed(products, kind, 20, 1120, 64)
     x = random(70, 1120)
     counts: list[tuple[int, ...]] = [(1, 2, 5, 8, 13, 15), (24, 31, 41, 70)]
@@ -144,7 +170,9 @@ def test_a_row_has_the_same_bits_whatever_is_beside_it(products: Products, level
 
 @pytest.mark.parametrize("count", [3, 30])
 @pytest.mark.parametrize("kind", list(Kind))
-def test_a_row_that_is_not_finite_stays_its_own_affair(products: Products, level: Level, kind: Kind, count: int) -> None:
+def test_a_row_that_is_not_finite_stays_its_own_affair(
+    products: Products, level: Level, kind: Kind, count: int
+) -> None:
     matrix, _ = packed(products, kind, 33, 100, 32)
     x = random(count, 100)
     for rounding in Rounding:
@@ -169,7 +197,11 @@ def test_two_threads_may_multiply_at_once(products: Products, level: Level) -> N
     def work() -> None:
         for _ in range(5):
             found = [products.multiply(x, matrix, Rounding.TWO_TERMS, threads=2) for matrix in matrices for x in inputs]
-            wrong.extend(index for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)) if not torch.equal(mine, theirs))
+            wrong.extend(
+                index
+                for index, (mine, theirs) in enumerate(zip(found, expected, strict=True))
+                if not torch.equal(mine, theirs)
+            )
 
     workers = [threading.Thread(target=work) for _ in range(2)]
     for worker in workers:
@@ -185,10 +217,12 @@ def test_a_slice_of_wider_rows_and_bfloat16_are_taken_for_what_they_are(products
     wide = random(9, 100).bfloat16().float()
 
     assert torch.equal(
-        products.multiply(wide[:, 20:84], matrix, Rounding.TWO_TERMS, 1), products.multiply(wide[:, 20:84].contiguous(), matrix, Rounding.TWO_TERMS, 1)
+        products.multiply(wide[:, 20:84], matrix, Rounding.TWO_TERMS, 1),
+        products.multiply(wide[:, 20:84].contiguous(), matrix, Rounding.TWO_TERMS, 1),
     )
     assert torch.equal(
-        products.multiply(wide[:, 20:84].bfloat16(), matrix, Rounding.TWO_TERMS, 1), products.multiply(wide[:, 20:84], matrix, Rounding.TWO_TERMS, 1)
+        products.multiply(wide[:, 20:84].bfloat16(), matrix, Rounding.TWO_TERMS, 1),
+        products.multiply(wide[:, 20:84], matrix, Rounding.TWO_TERMS, 1),
     )
     assert products.multiply(wide[:0, 20:84], matrix, Rounding.TWO_TERMS, 1).shape == (0, 32)
 
@@ -214,9 +248,16 @@ def test_scales_of_any_size_keep_their_digits(products: Products, level: Level, 
     assert groups.offset is not None
     matrix = products.pack_int4(groups.q, groups.scale, groups.offset, 32)
 
-    torch.testing.assert_close(products.read_rows(matrix, torch.arange(16)), groups.dequantized(), rtol=1e-5, atol=1e-5 * size)
+    torch.testing.assert_close(
+        products.read_rows(matrix, torch.arange(16)), groups.dequantized(), rtol=1e-5, atol=1e-5 * size
+    )
     x = random(5, 64)
-    torch.testing.assert_close(products.multiply(x, matrix, Rounding.TWO_TERMS, 1), in_steps(x, 32) @ groups.dequantized().t(), rtol=1e-4, atol=1e-3 * size)
+    torch.testing.assert_close(
+        products.multiply(x, matrix, Rounding.TWO_TERMS, 1),
+        in_steps(x, 32) @ groups.dequantized().t(),
+        rtol=1e-4,
+        atol=1e-3 * size,
+    )
 
 
 def test_a_large_activation_leaves_its_neighbours_their_digits(products: Products, level: Level) -> None:
@@ -239,10 +280,16 @@ def test_sums_of_the_longest_groups_fit(products: Products, level: Level) -> Non
     columns = 2080
     ones = torch.ones(2, columns)
     int8 = products.pack_int8(torch.full((16, columns), 127, dtype=torch.int8), torch.ones(16, 1), columns)
-    int4 = products.pack_int4(torch.full((16, columns), 15, dtype=torch.uint8), torch.ones(16, 1), torch.zeros(16, 1), columns)
+    int4 = products.pack_int4(
+        torch.full((16, columns), 15, dtype=torch.uint8), torch.ones(16, 1), torch.zeros(16, 1), columns
+    )
 
-    assert torch.allclose(products.multiply(ones, int8, Rounding.TWO_TERMS, 1), torch.full((2, 16), 127.0 * columns), rtol=1e-5)
-    assert torch.allclose(products.multiply(-ones, int4, Rounding.TWO_TERMS, 1), torch.full((2, 16), -15.0 * columns), rtol=1e-5)
+    assert torch.allclose(
+        products.multiply(ones, int8, Rounding.TWO_TERMS, 1), torch.full((2, 16), 127.0 * columns), rtol=1e-5
+    )
+    assert torch.allclose(
+        products.multiply(-ones, int4, Rounding.TWO_TERMS, 1), torch.full((2, 16), -15.0 * columns), rtol=1e-5
+    )
 
 
 def test_activations_next_to_nothing_count_as_none(products: Products, level: Level) -> None:
@@ -270,7 +317,11 @@ def test_packed_weights_take_their_bits_and_four_bytes_a_group(products: Product
 def test_levels_go_up_to_the_best_of_the_cpu(products: Products) -> None:
     best = products.level()
 
-    taken = [level for level in (Level.PORTABLE, Level.AVX2, Level.VNNI, Level.AVX512, Level.AMX) if products.set_level(level) and products.level() is level]
+    taken = [
+        level
+        for level in (Level.PORTABLE, Level.AVX2, Level.VNNI, Level.AVX512, Level.AMX)
+        if products.set_level(level) and products.level() is level
+    ]
     products.set_level(None)
 
     assert taken == list(Level)[: best + 1]

@@ -21,7 +21,13 @@ LLAMA: dict[str, Any] = {
     "head_dim": 64,
     "rms_norm_eps": 1e-05,
     "rope_theta": 500000.0,
-    "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
     "max_position_embeddings": 131072,
     "tie_word_embeddings": True,
     "attention_bias": False,
@@ -29,7 +35,9 @@ LLAMA: dict[str, Any] = {
 }
 
 
-def hf(architecture: str = "LlamaForCausalLM", generation: dict[str, Any] | None = None, without: str = "", **changes: Any) -> ModelConfig:
+def hf(
+    architecture: str = "LlamaForCausalLM", generation: dict[str, Any] | None = None, without: str = "", **changes: Any
+) -> ModelConfig:
     config = LLAMA | {"architectures": [architecture]} | changes
     config.pop(without, None)
     return from_hf(config, generation or {})
@@ -59,7 +67,12 @@ def test_an_old_llama_has_as_many_key_heads_as_heads_and_divides_the_hidden_size
 def test_qwen2_has_biases_on_queries_keys_and_values_only() -> None:
     config = hf("Qwen2ForCausalLM", rope_scaling=None)
 
-    assert (config.has_qkv_bias, config.has_o_bias, config.has_mlp_bias, config.has_qk_norm) == (True, False, False, False)
+    assert (config.has_qkv_bias, config.has_o_bias, config.has_mlp_bias, config.has_qk_norm) == (
+        True,
+        False,
+        False,
+        False,
+    )
 
 
 def test_qwen3_has_norms_and_a_head_size_of_its_own() -> None:
@@ -92,21 +105,36 @@ def test_a_sliding_window_bounds_the_context_where_the_family_uses_it(changes: d
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"architecture": "GemmaForCausalLM"}, "GemmaForCausalLM.*LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"),
+        (
+            {"architecture": "GemmaForCausalLM"},
+            "GemmaForCausalLM.*LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM",
+        ),
         ({"architectures": None}, "architecture None is not supported"),
         ({"architectures": []}, "architecture None is not supported"),
         ({"architectures": [{"nested": 1}]}, "is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; only silu"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "RoPE type 'linear' is not supported; default and llama3 are"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "RoPE type 'linear' is not supported; default and llama3 are",
+        ),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "RoPE type 'yarn'"),
         ({"rope_parameters": {"rope_type": "dynamic"}}, "RoPE type 'dynamic'"),
         ({"rope_scaling": {"rope_type": ["x"]}}, "RoPE type"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differs by layer"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_scaling of config.json has no low_freq_factor"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
+            "rope_scaling of config.json has no low_freq_factor",
+        ),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized .'gptq'.*AWQ.*compressed-tensors.*GGUF"),
-        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "quantized .'bitsandbytes'.*which is not supported"),
-        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "quantized .'fp8'.*which is not supported"),
+        (
+            {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}},
+            "quantized .'bitsandbytes'.*which is not supported",
+        ),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            "quantized .'fp8'.*which is not supported",
+        ),
         ({"quantization_config": {"quant_method": "awq", "version": "gemv"}}, "AWQ with 4 bits, version 'gemv'"),
         ({"quantization_config": {"quant_method": "awq", "bits": 8}}, "AWQ with 8 bits"),
         ({"quantization_config": {"quant_method": "awq", "group_size": -1}}, "group_size -1"),
@@ -132,7 +160,13 @@ def compressed(scheme: dict[str, Any] | None = None, **changes: Any) -> dict[str
     """quantization_config of a checkpoint by llm-compressor; `changes` of its weights."""
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128} | changes
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None, **(scheme or {})}}
-    return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups, "ignore": ["lm_head"], "kv_cache_scheme": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": groups,
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
 
 
 @pytest.mark.parametrize(
@@ -153,7 +187,10 @@ def test_what_compressed_tensors_says_is_understood(changes: dict[str, Any], wan
 @pytest.mark.parametrize(
     ("quantization", "sentence"),
     [
-        (compressed() | {"format": "int-quantized"}, "in the format 'int-quantized' is not supported; 'pack-quantized' is"),
+        (
+            compressed() | {"format": "int-quantized"},
+            "in the format 'int-quantized' is not supported; 'pack-quantized' is",
+        ),
         (compressed({"format": "nvfp4-pack-quantized"}), "in the format 'nvfp4-pack-quantized'"),
         (compressed({"input_activations": {"num_bits": 8}}), "with quantized activations"),
         (compressed(num_bits=8, symmetric=False), "with asymmetric weights of 8 bits"),
@@ -167,17 +204,27 @@ def test_what_compressed_tensors_says_is_understood(changes: dict[str, Any], wan
         (compressed() | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
         (compressed() | {"config_groups": {}}, "with 0 kinds of quantized weights"),
         (
-            compressed() | {"config_groups": {"a": compressed()["config_groups"]["group_0"], "b": compressed(group_size=32)["config_groups"]["group_0"]}},
+            compressed()
+            | {
+                "config_groups": {
+                    "a": compressed()["config_groups"]["group_0"],
+                    "b": compressed(group_size=32)["config_groups"]["group_0"],
+                }
+            },
             "with 2 kinds",
         ),
     ],
 )
-def test_what_compressed_tensors_can_do_beyond_is_refused_with_a_sentence(quantization: dict[str, Any], sentence: str) -> None:
+def test_what_compressed_tensors_can_do_beyond_is_refused_with_a_sentence(
+    quantization: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
         hf(quantization_config=quantization)
 
 
-@pytest.mark.parametrize("key", [key for key in LLAMA if isinstance(LLAMA[key], int) and not isinstance(LLAMA[key], bool)])
+@pytest.mark.parametrize(
+    "key", [key for key in LLAMA if isinstance(LLAMA[key], int) and not isinstance(LLAMA[key], bool)]
+)
 def test_a_missing_key_has_a_default_or_a_sentence(key: str) -> None:
     try:
         hf(without=key)
@@ -215,11 +262,26 @@ def test_gguf_metadata_are_read_in_full() -> None:
 
 
 def test_the_tensors_of_a_gguf_file_tell_what_metadata_leave_out() -> None:
-    names = ("output.weight", "rope_freqs.weight", "blk.0.attn_q.bias", "blk.0.attn_output.bias", "blk.0.ffn_gate.bias", "blk.0.attn_q_norm.weight")
+    names = (
+        "output.weight",
+        "rope_freqs.weight",
+        "blk.0.attn_q.bias",
+        "blk.0.attn_output.bias",
+        "blk.0.ffn_gate.bias",
+        "blk.0.attn_q_norm.weight",
+    )
 
     found = gguf(names)
 
-    assert found == dataclasses.replace(gguf(), is_tied=False, has_rope_factors=True, has_qkv_bias=True, has_o_bias=True, has_mlp_bias=True, has_qk_norm=True)
+    assert found == dataclasses.replace(
+        gguf(),
+        is_tied=False,
+        has_rope_factors=True,
+        has_qkv_bias=True,
+        has_o_bias=True,
+        has_mlp_bias=True,
+        has_qk_norm=True,
+    )
 
 
 @pytest.mark.parametrize(

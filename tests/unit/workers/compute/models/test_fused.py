@@ -1,4 +1,5 @@
-"""Fused steps against torch's decoder: every feature of the family, mixed steps, scattered blocks, NaN wherever nobody wrote."""
+"""Fused steps against torch's decoder: every feature of the family, mixed steps, scattered blocks, NaN wherever nobody
+wrote."""
 
 import random
 from collections.abc import Iterator
@@ -38,10 +39,14 @@ PLAIN = ModelConfig(
 )  # fmt: skip
 CONFIGS = {
     "tied": PLAIN,
-    "untied, with biases": replace(PLAIN, is_tied=False, has_qkv_bias=True, has_o_bias=True, has_mlp_bias=True, vocab_size=160),
+    "untied, with biases": replace(
+        PLAIN, is_tied=False, has_qkv_bias=True, has_o_bias=True, has_mlp_bias=True, vocab_size=160
+    ),
     "with norms of heads": replace(PLAIN, family="qwen3", has_qk_norm=True, head_dim=128, num_heads=4, num_kv_heads=1),
     "heads that are no panels": replace(PLAIN, head_dim=80, num_heads=2, num_kv_heads=2, hidden_size=80),
-    "odd sizes": replace(PLAIN, hidden_size=72, intermediate_size=88, num_heads=8, num_kv_heads=8, head_dim=48, has_mlp_bias=True),
+    "odd sizes": replace(
+        PLAIN, hidden_size=72, intermediate_size=88, num_heads=8, num_kv_heads=8, head_dim=48, has_mlp_bias=True
+    ),
     "wide groups": replace(PLAIN, head_dim=64, num_heads=8, num_kv_heads=1, num_layers=3),
 }
 
@@ -71,7 +76,10 @@ def random_weights(config: ModelConfig) -> dict[str, Tensor]:
     """Float32 numbers that bfloat16 has too."""
     generator = torch.Generator().manual_seed(5)
     shapes = parameter_shapes(layout(config))
-    return {name: (torch.randn(shape, generator=generator) * (0.15 if len(shape) > 1 else 1.0)).bfloat16().float() for name, shape in shapes.items()}
+    return {
+        name: (torch.randn(shape, generator=generator) * (0.15 if len(shape) > 1 else 1.0)).bfloat16().float()
+        for name, shape in shapes.items()
+    }
 
 
 def make_pair(config: ModelConfig, kernels: Library, threads: int = 2) -> tuple[Llama, FusedLlama]:
@@ -91,7 +99,9 @@ class Tables:
         self.tables: dict[int, list[int]] = {}
 
     def cache(self, dtype: torch.dtype = torch.float32) -> KvCache:
-        cache = KvCache(self.config, NUM_BLOCKS, BLOCK, dtype, by_block=True, is_tiled=can_tile(BLOCK, self.config.head_dim, dtype))
+        cache = KvCache(
+            self.config, NUM_BLOCKS, BLOCK, dtype, by_block=True, is_tiled=can_tile(BLOCK, self.config.head_dim, dtype)
+        )
         cache.poison(torch.arange(NUM_BLOCKS))
         return cache
 
@@ -99,7 +109,14 @@ class Tables:
         table = self.tables.setdefault(seq, [])
         while len(table) * BLOCK < start + count:
             table.append(self.free.pop())
-        return Span([random.Random(1000 * seq + place).randrange(self.config.vocab_size) for place in range(start, start + count)], start, list(table))
+        return Span(
+            [
+                random.Random(1000 * seq + place).randrange(self.config.vocab_size)
+                for place in range(start, start + count)
+            ],
+            start,
+            list(table),
+        )
 
 
 STEPS = [
@@ -112,7 +129,9 @@ STEPS = [
 """(sequence, start, tokens): prompts in chunks, decodes and drafts, alone and mixed."""
 
 
-def logits_of(model: Llama | FusedLlama, cache: KvCache, tables: Tables, parts: list[tuple[int, int, int]], every: int = 1) -> Tensor:
+def logits_of(
+    model: Llama | FusedLlama, cache: KvCache, tables: Tables, parts: list[tuple[int, int, int]], every: int = 1
+) -> Tensor:
     with torch.inference_mode():
         token_ids, positions, attention = lay_out([tables.span(*part) for part in parts], BLOCK)
         return model.logits(token_ids, positions, cache, attention, torch.arange(0, len(token_ids), every))
@@ -137,7 +156,9 @@ def test_logits_equal_those_of_torch(name: str, kernels: Library, portable: None
 
 @pytest.mark.parametrize("level", [None, Level.VNNI, Level.AVX2, Level.PORTABLE])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
-def test_every_level_and_cache_format_gives_nearly_the_same_logits(level: Level | None, dtype: torch.dtype, kernels: Library) -> None:
+def test_every_level_and_cache_format_gives_nearly_the_same_logits(
+    level: Level | None, dtype: torch.dtype, kernels: Library
+) -> None:
     oracle, fused = make_pair(CONFIGS["wide groups"], kernels)
     tables = Tables(oracle.config)
     caches = tables.cache(), tables.cache(dtype)
@@ -161,7 +182,9 @@ def test_a_row_has_the_same_bits_alone_and_in_any_step_of_few_rows(dtype: torch.
     whole = logits_of(fused, together, tables, parts)
 
     assert torch.equal(torch.cat([logits_of(fused, alone, tables, [part]) for part in parts]), whole)
-    assert torch.equal(logits_of(fused, together, tables, [(2, 1, 1), (0, 9, 2)])[1:], logits_of(fused, alone, tables, [(0, 9, 2)]))
+    assert torch.equal(
+        logits_of(fused, together, tables, [(2, 1, 1), (0, 9, 2)])[1:], logits_of(fused, alone, tables, [(0, 9, 2)])
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -182,12 +205,15 @@ ROWS = {
     9: [(0, 3, 6), (5, 0, 3)],
     33: [(0, 9, 20), (6, 0, 13)],
 }
-"""Steps one after the other, by their rows: one token for each of several sequences, then prompts; bfloat16 comes last, because it stays in the cache."""
+"""Steps one after the other, by their rows: one token for each of several sequences, then prompts; bfloat16 comes last,
+because it stays in the cache."""
 
 
 def most_error(activations: Activations, rows: int, level: Level) -> float:
     """Root mean square of the deviation by roundings, of the logits' own, with so few layers and columns as here."""
-    is_bfloat16 = activations is Activations.BFLOAT16 or (activations is Activations.TWO_TERMS and rows >= 16 and level >= Level.AVX512)
+    is_bfloat16 = activations is Activations.BFLOAT16 or (
+        activations is Activations.TWO_TERMS and rows >= 16 and level >= Level.AVX512
+    )
     if is_bfloat16:
         return 0.02 if level >= Level.AVX512 else 1e-5  # else weights are dequantized to float32
     is_one_term = activations is Activations.ONE_TERM or (activations is Activations.MIXED and rows > 4)
@@ -197,7 +223,11 @@ def most_error(activations: Activations, rows: int, level: Level) -> float:
 def quantized_weights(config: ModelConfig) -> dict[str, Tensor | QuantizedTensor]:
     """4 bits, tables 8."""
     return {
-        name: weight if weight.dim() == 1 else quantize_int8(weight, 32) if name in ("embed", "lm_head") else quantize(weight, 32)
+        name: weight
+        if weight.dim() == 1
+        else quantize_int8(weight, 32)
+        if name in ("embed", "lm_head")
+        else quantize(weight, 32)
         for name, weight in random_weights(config).items()
     }
 
@@ -219,7 +249,9 @@ def level(kernels: Library, request: pytest.FixtureRequest) -> Iterator[Level]:
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_quantized_matrices_give_what_their_dequantized_ones_give_within_their_rounding(name: str, level: Level, kernels: Library) -> None:
+def test_quantized_matrices_give_what_their_dequantized_ones_give_within_their_rounding(
+    name: str, level: Level, kernels: Library
+) -> None:
     config = QUANTIZED[name]
     weights = quantized_weights(config)
     dense = {name: weight if isinstance(weight, Tensor) else weight.dequantized() for name, weight in weights.items()}
@@ -227,7 +259,9 @@ def test_quantized_matrices_give_what_their_dequantized_ones_give_within_their_r
     expected = logits_by_rows(Llama(config, dense, MAX_LEN, 1, exact=False))
 
     for activations in Activations:
-        by_one, by_three = (logits_by_rows(FusedLlama(config, packed, MAX_LEN, threads, kernels, activations)) for threads in (1, 3))
+        by_one, by_three = (
+            logits_by_rows(FusedLlama(config, packed, MAX_LEN, threads, kernels, activations)) for threads in (1, 3)
+        )
         for rows in ROWS:
             assert torch.equal(by_one[rows], by_three[rows]), (activations, rows)
             error = float((by_one[rows] - expected[rows]).square().mean().sqrt() / expected[rows].std())
@@ -258,7 +292,10 @@ def logits_of_ends(model: FusedLlama, parts: list[tuple[int, int, int]], *, is_e
 
 def test_few_rows_and_short_prompts_take_two_terms_and_others_one(level: Level, kernels: Library) -> None:
     packed = pack_all(quantized_weights(PLAIN).items(), kernels.products, torch.float32, 1)
-    one, two, mixed = (FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind) for kind in (Activations.ONE_TERM, Activations.TWO_TERMS, Activations.MIXED))
+    one, two, mixed = (
+        FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind)
+        for kind in (Activations.ONE_TERM, Activations.TWO_TERMS, Activations.MIXED)
+    )
 
     for cases, same, other, is_every in ((FEW_OR_SHORT, two, one, False), (MANY_OR_LONG, one, two, True)):
         for name, parts in cases.items():
@@ -269,16 +306,22 @@ def test_few_rows_and_short_prompts_take_two_terms_and_others_one(level: Level, 
 
 def test_a_piece_of_a_prompt_is_none_that_is_short(kernels: Library) -> None:
     packed = pack_all(quantized_weights(PLAIN).items(), kernels.products, torch.float32, 1)
-    one, mixed = (FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind) for kind in (Activations.ONE_TERM, Activations.MIXED))
+    one, mixed = (
+        FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind) for kind in (Activations.ONE_TERM, Activations.MIXED)
+    )
     tables = Tables(PLAIN)
     token_ids, positions, attention = lay_out([tables.span(0, 0, 130), tables.span(1, 0, 9)], BLOCK)
 
-    found, expected = (model.logits(token_ids, positions, tables.cache(), attention, torch.arange(130)) for model in (mixed, one))
+    found, expected = (
+        model.logits(token_ids, positions, tables.cache(), attention, torch.arange(130)) for model in (mixed, one)
+    )
 
     assert torch.equal(found, expected)
 
 
-def test_a_quantized_file_is_served_by_fused_steps_with_the_activations_that_are_asked_for(level: Level, tmp_path: Path) -> None:
+def test_a_quantized_file_is_served_by_fused_steps_with_the_activations_that_are_asked_for(
+    level: Level, tmp_path: Path
+) -> None:
     source = written_as_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", GGMLQuantizationType.Q4_1)
 
     def logits(activations: str, dtype: str = "bfloat16") -> Tensor:
@@ -296,7 +339,9 @@ def test_a_quantized_file_is_served_by_fused_steps_with_the_activations_that_are
         assert (found - expected).square().mean().sqrt() < 0.03 * expected.std()
 
 
-def test_where_matrices_have_no_packed_form_torch_serves_and_the_log_says_why(level: Level, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_where_matrices_have_no_packed_form_torch_serves_and_the_log_says_why(
+    level: Level, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     source = saved(tiny_model("llama"), tmp_path)
     config = read_config(source)
     engine = EngineConfig(threads=1)
@@ -323,7 +368,9 @@ def test_the_best_are_the_first_of_the_largest_logits(kernels: Library) -> None:
 
 
 def test_equal_logits_give_the_lowest_id_and_nan_is_seen(kernels: Library, portable: None) -> None:
-    weights = {name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in random_weights(PLAIN).items()}
+    weights = {
+        name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in random_weights(PLAIN).items()
+    }
     weights["embed"][100:103] = weights["embed"][7]
     packed = pack_all(weights.items(), kernels.products, torch.float32, 2)
     fused = FusedLlama(PLAIN, packed, MAX_LEN, 2, kernels)
@@ -352,7 +399,9 @@ def test_a_step_without_rows_only_writes_the_cache(kernels: Library) -> None:
     assert not any(part[tables.tables[0][0], :, :9].isnan().any() for pair in cache.layers for part in pair)
 
 
-def test_a_step_with_an_adapter_goes_through_torch_over_the_same_matrices_and_cache(kernels: Library, portable: None) -> None:
+def test_a_step_with_an_adapter_goes_through_torch_over_the_same_matrices_and_cache(
+    kernels: Library, portable: None
+) -> None:
     models: list[Llama | FusedLlama] = [*make_pair(PLAIN, kernels)]
     a, b = torch.randn(4, 96), torch.randn(96, 4)
     adapter = make_adapter("digest", [{"o": LowRank(torch.randn(4, 192) * 0.1, [Part(0, 96, b * 0.1)])}, {}], a.nbytes)
@@ -362,7 +411,10 @@ def test_a_step_with_an_adapter_goes_through_torch_over_the_same_matrices_and_ca
     token_ids, positions, attention = lay_out([tables.span(0, 0, 11)], BLOCK)
 
     with torch.inference_mode():
-        results = [model.logits(token_ids, positions, cache, attention, torch.arange(11), [share]) for model, cache in zip(models, caches, strict=True)]
+        results = [
+            model.logits(token_ids, positions, cache, attention, torch.arange(11), [share])
+            for model, cache in zip(models, caches, strict=True)
+        ]
 
     torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)
     after = [logits_of(model, cache, tables, [(0, 11, 1)]) for model, cache in zip(models, caches, strict=True)]
@@ -384,7 +436,9 @@ def test_the_runner_chooses_the_same_tokens_with_and_without_logits(kernels: Lib
     greedy = plain.run(Step([chunk(1), chunk(2)], []))
     with_penalty = mixed.run(Step([chunk(1), chunk(2, presence_penalty=1e-9)], []))
 
-    assert [[choice.token_id for choice in choices] for choices in greedy] == [[choice.token_id for choice in choices] for choices in with_penalty]
+    assert [[choice.token_id for choice in choices] for choices in greedy] == [
+        [choice.token_id for choice in choices] for choices in with_penalty
+    ]
 
 
 def test_dense_float32_matrices_are_left_to_torch(kernels: Library) -> None:

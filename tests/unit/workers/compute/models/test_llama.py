@@ -1,4 +1,5 @@
-"""The decoder against transformers: every family, any chunking, any batch, scattered blocks, NaN wherever nobody wrote."""
+"""The decoder against transformers: every family, any chunking, any batch, scattered blocks, NaN wherever nobody
+wrote."""
 
 import random
 from collections.abc import Iterator
@@ -52,7 +53,9 @@ class Harness:
         step = Step([Chunk(seq, seq.num_computed_tokens, count) for seq, count in parts], [])
         with torch.inference_mode():
             batch = build_batch(step, BLOCK_SIZE)
-            logits = self.model.logits(batch.token_ids, batch.positions, self.cache, batch.attention, torch.arange(step.num_tokens))
+            logits = self.model.logits(
+                batch.token_ids, batch.positions, self.cache, batch.attention, torch.arange(step.num_tokens)
+            )
         for chunk in step.chunks:
             chunk.seq.num_computed_tokens = chunk.end
         return list(torch.split(logits, [count for _, count in parts]))
@@ -86,7 +89,12 @@ def test_chunks_and_neighbours_in_a_step_change_nothing(kind: str, tmp_path: Pat
     first, second = tokens(31), tokens(19, seed=2)
     a, b = harness.sequence(first), harness.sequence(second)
 
-    steps = [harness.run((a, 5)), harness.run((a, 13), (b, 1)), harness.run((b, 17), (a, 1)), harness.run((a, 12), (b, 1))]
+    steps = [
+        harness.run((a, 5)),
+        harness.run((a, 13), (b, 1)),
+        harness.run((b, 17), (a, 1)),
+        harness.run((a, 12), (b, 1)),
+    ]
 
     of_a = torch.cat([steps[0][0], steps[1][0], steps[2][1], steps[3][0]])
     of_b = torch.cat([steps[1][1], steps[2][0], steps[3][1]])
@@ -104,9 +112,13 @@ def test_llama3_scaling_moves_the_logits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("quantized", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
-def test_a_gguf_file_gives_the_logits_that_transformers_reads_out_of_it(kind: str, quantized: str, tmp_path: Path) -> None:
+def test_a_gguf_file_gives_the_logits_that_transformers_reads_out_of_it(
+    kind: str, quantized: str, tmp_path: Path
+) -> None:
     source = written_as_gguf(tiny_model(kind), tmp_path / "tiny.gguf", GGMLQuantizationType[quantized])
-    oracle = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32, quantization_config=GgufConfig(dequantize=True))
+    oracle = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="tiny.gguf", dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    )
     harness = Harness(source)
     prompt = tokens(40)
 
@@ -144,14 +156,21 @@ def test_bfloat16_stays_near_float32(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["llama-biased", "qwen3"])
-def test_exact_logits_are_the_same_bits_in_any_batch_and_chunking(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_exact_logits_are_the_same_bits_in_any_batch_and_chunking(
+    kind: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     source = saved(tiny_model(kind), tmp_path)
     prompt, other = tokens(37), tokens(50, seed=2)
     alone, crowded = Harness(source, dtype=dtype, exact=True), Harness(source, dtype=dtype, exact=True)
     whole = alone.run((alone.sequence(prompt), len(prompt)))[0]
     a, b = crowded.sequence(prompt), crowded.sequence(other)
 
-    steps = [crowded.run((b, 30), (a, 18)), crowded.run((b, 1), (a, 1)), crowded.run((a, 17), (b, 19)), crowded.run((a, 1))]
+    steps = [
+        crowded.run((b, 30), (a, 18)),
+        crowded.run((b, 1), (a, 1)),
+        crowded.run((a, 17), (b, 19)),
+        crowded.run((a, 1)),
+    ]
 
     assert torch.equal(whole, torch.cat([steps[0][1], steps[1][1], steps[2][0], steps[3][0]]))
 
@@ -165,7 +184,8 @@ def three_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("three_threads")
 def test_exact_logits_do_not_depend_on_how_threads_share_a_step(tmp_path: Path) -> None:
-    """torch splits an operation of 32,768 elements or more among its threads, in the middle of a row, where vector code ends early."""
+    """torch splits an operation of 32,768 elements or more among its threads, in the middle of a row, where vector code
+    ends early."""
     source = saved(tiny_model("llama", intermediate_size=1000), tmp_path)
     prompt = tokens(100)
     at_once, in_parts = Harness(source, exact=True), Harness(source, exact=True)

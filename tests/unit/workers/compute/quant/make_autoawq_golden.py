@@ -1,4 +1,5 @@
-"""Makes autoawq_golden.safetensors: a linear layer quantized and packed by AutoAWQ's own code, with the integers it packed.
+"""Makes autoawq_golden.safetensors: a linear layer quantized and packed by AutoAWQ's own code, with the integers it
+packed.
 
 Not a test. Needs AutoAWQ, which takes its source package: pip install --no-deps --no-build-isolation autoawq==0.2.9
 """

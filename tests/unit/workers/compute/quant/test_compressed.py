@@ -1,4 +1,5 @@
-"""compressed-tensors' packed layers against its own compressor: the same integers, scales, zero points, and the same weights to the bit."""
+"""compressed-tensors' packed layers against its own compressor: the same integers, scales, zero points, and the same
+weights to the bit."""
 
 import pytest
 import torch
@@ -18,7 +19,9 @@ def upstream(
     """What compressed-tensors keeps of a random layer, and the weights that it gets back out of that."""
     generator = torch.Generator().manual_seed(rows * columns + bits)
     strategy = {"strategy": "channel"} if group_size is None else {"strategy": "group", "group_size": group_size}
-    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(num_bits=bits, symmetric=is_symmetric, **strategy))
+    scheme = QuantizationScheme(
+        targets=["Linear"], weights=QuantizationArgs(num_bits=bits, symmetric=is_symmetric, **strategy)
+    )
     num_groups = 1 if group_size is None else columns // group_size
     top = 2 ** (bits - 1)
     layer = {
@@ -34,7 +37,9 @@ def upstream(
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("bits", "is_symmetric"), [(4, True), (4, False), (8, True)])
-@pytest.mark.parametrize(("rows", "columns", "group_size"), [(64, 256, 128), (24, 96, 32), (13, 64, 64), (20, 72, None)])
+@pytest.mark.parametrize(
+    ("rows", "columns", "group_size"), [(64, 256, 128), (24, 96, 32), (13, 64, 64), (20, 72, None)]
+)
 def test_what_compressed_tensors_packed_is_unpacked_to_the_same_weights(
     rows: int, columns: int, group_size: int | None, bits: int, is_symmetric: bool, dtype: torch.dtype
 ) -> None:

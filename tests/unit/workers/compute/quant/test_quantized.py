@@ -63,8 +63,12 @@ def test_a_group_of_one_value_is_kept(value: float) -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 16, 40])
-@pytest.mark.parametrize(("rows", "columns", "group_size"), [(64, 256, 128), (48, 576, 128), (16, 96, 32), (24, 64, 32), (16, 40, 32)])
-def test_products_are_those_of_the_dequantized_matrix(rows: int, columns: int, group_size: int, num_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "columns", "group_size"), [(64, 256, 128), (48, 576, 128), (16, 96, 32), (24, 64, 32), (16, 40, 32)]
+)
+def test_products_are_those_of_the_dequantized_matrix(
+    rows: int, columns: int, group_size: int, num_tokens: int
+) -> None:
     groups = quantize(random_weight(rows, columns), group_size)
     x = torch.randn(num_tokens, columns, generator=torch.Generator().manual_seed(1))
     exact = x @ groups.dequantized().t()
@@ -79,7 +83,10 @@ def test_products_are_those_of_the_dequantized_matrix(rows: int, columns: int, g
 def test_without_kernels_of_ours_products_are_those_of_torchs_operator() -> None:
     kernels = load_kernels()
     assert kernels is not None
-    groups, x = quantize(random_weight(64, 256), 64), torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    groups, x = (
+        quantize(random_weight(64, 256), 64),
+        torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).bfloat16(),
+    )
     ours = TorchQuantizedMatrix(groups, torch.bfloat16)
     kernels.products.set_level(Level.PORTABLE)
     try:
@@ -105,7 +112,9 @@ def test_in_exact_mode_a_row_is_the_same_whatever_is_beside_it(dtype: torch.dtyp
 
     together = linear(x, matrix, None, exact=True)
 
-    assert all(torch.equal(linear(x[row : row + 1], matrix, None, exact=True)[0], together[row]) for row in range(len(x)))
+    assert all(
+        torch.equal(linear(x[row : row + 1], matrix, None, exact=True)[0], together[row]) for row in range(len(x))
+    )
 
 
 def test_packed_weights_take_little_more_than_half_a_byte() -> None:

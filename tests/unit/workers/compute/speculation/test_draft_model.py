@@ -1,4 +1,5 @@
-"""The draft model over the target's blocks: a tiny llama that drafts for itself, so that every guess is right unless its KV is not."""
+"""The draft model over the target's blocks: a tiny llama that drafts for itself, so that every guess is right unless
+its KV is not."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -41,7 +42,16 @@ def _one_torch_thread() -> Iterator[None]:
 def make_model() -> Llama:
     generator = torch.Generator().manual_seed(5)
     shapes = parameter_shapes(layout(CONFIG))
-    return Llama(CONFIG, {name: torch.randn(shape, generator=generator) * (0.3 if len(shape) > 1 else 1.0) for name, shape in shapes.items()}, MAX_LEN, 1, True)
+    return Llama(
+        CONFIG,
+        {
+            name: torch.randn(shape, generator=generator) * (0.3 if len(shape) > 1 else 1.0)
+            for name, shape in shapes.items()
+        },
+        MAX_LEN,
+        1,
+        True,
+    )
 
 
 class Rig:
@@ -49,9 +59,18 @@ class Rig:
 
     def __init__(self, catch_up_tokens: int = 512, num_blocks: int = NUM_BLOCKS, max_model_len: int = MAX_LEN) -> None:
         sampler = Sampler(VOCAB, CONFIG.eos_token_ids)
-        self.drafter = DraftModel(make_model(), KvCache(CONFIG, num_blocks, BLOCK, torch.float32), sampler, max_model_len, catch_up_tokens)
-        self.runner = TorchRunner(make_model(), KvCache(CONFIG, num_blocks, BLOCK, torch.float32), sampler, MAX_LEN, self.drafter)
-        config = EngineConfig(block_size=BLOCK, max_num_seqs=4, max_batched_tokens=64, speculation=SpeculationConfig(method="ngram", max_draft_tokens=3))
+        self.drafter = DraftModel(
+            make_model(), KvCache(CONFIG, num_blocks, BLOCK, torch.float32), sampler, max_model_len, catch_up_tokens
+        )
+        self.runner = TorchRunner(
+            make_model(), KvCache(CONFIG, num_blocks, BLOCK, torch.float32), sampler, MAX_LEN, self.drafter
+        )
+        config = EngineConfig(
+            block_size=BLOCK,
+            max_num_seqs=4,
+            max_batched_tokens=64,
+            speculation=SpeculationConfig(method="ngram", max_draft_tokens=3),
+        )
         self.pool = BlockPool(num_blocks, BLOCK)
         self.scheduler = Scheduler(self.pool, HASHER, config, MAX_LEN, CONFIG.eos_token_ids)
         self.computed: list[int] = []
@@ -101,7 +120,12 @@ def drafts_of(step: Step) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "sampling", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 5}, {"temperature": 1.2, "frequency_penalty": 0.7, "repetition_penalty": 1.3, "seed": 2}]
+    "sampling",
+    [
+        {"temperature": 0.0},
+        {"temperature": 0.9, "seed": 5},
+        {"temperature": 1.2, "frequency_penalty": 0.7, "repetition_penalty": 1.3, "seed": 2},
+    ],
 )
 def test_a_model_that_drafts_for_itself_is_always_right(sampling: dict[str, float]) -> None:
     rig = Rig()
@@ -119,7 +143,12 @@ def test_a_prompt_longer_than_it_may_catch_up_with_is_drafted_for_some_steps_lat
     rig.scheduler.add(sequence(prompt_of(20), 30, temperature=0.0))
     steps = rig.drain()
 
-    assert [drafts_of(step) for step in steps[:4]] == [[0], [0], [0], [3]]  # 20, 21, 22 and 23 tokens known; 8, 16 and 24 at most computed
+    assert [drafts_of(step) for step in steps[:4]] == [
+        [0],
+        [0],
+        [0],
+        [3],
+    ]  # 20, 21, 22 and 23 tokens known; 8, 16 and 24 at most computed
     assert rig.drafts[0] == rig.drafts[1]
 
 
@@ -133,7 +162,9 @@ def test_a_prefix_whose_draft_kv_is_there_is_not_computed_again() -> None:
     rig.step()
 
     assert again.num_cached_tokens == 16
-    assert drafts_of(rig.step()) == [3]  # 4 of 20 tokens were to be caught up with: more than 9 would have taken another step
+    assert drafts_of(rig.step()) == [
+        3
+    ]  # 4 of 20 tokens were to be caught up with: more than 9 would have taken another step
     rig.drain()
     assert rig.drafts[0] == rig.drafts[1]
 

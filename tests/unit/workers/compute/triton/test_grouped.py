@@ -28,11 +28,16 @@ def test_every_element_is_where_the_layout_says(bits: int) -> None:
 
     matrix = packed(groups)
 
-    assert all(element(matrix, row, column) == groups.q[row, column] for row in (0, 7, TILE_ROWS, TILE_ROWS + 2) for column in range(150))
+    assert all(
+        element(matrix, row, column) == groups.q[row, column]
+        for row in (0, 7, TILE_ROWS, TILE_ROWS + 2)
+        for column in range(150)
+    )
 
 
 @pytest.mark.parametrize(
-    ("columns", "group_size", "run"), [(4096, 128, 128), (14336, 64, 64), (4096, 32, 32), (576, 128, 64), (130, 128, 32), (2048, 2048, 128)]
+    ("columns", "group_size", "run"),
+    [(4096, 128, 128), (14336, 64, 64), (4096, 32, 32), (576, 128, 64), (130, 128, 32), (2048, 2048, 128)],
 )
 def test_a_run_is_as_long_as_groups_and_columns_allow(columns: int, group_size: int, run: int) -> None:
     assert packed(quantize(torch.randn(2, columns), group_size)).run == run
@@ -73,6 +78,9 @@ def stored(matrix: GroupedMatrix) -> Tensor:
     return matrix.second[:, :2].float().T
 
 
-@pytest.mark.parametrize(("columns", "group_size", "is_taken"), [(64, 32, True), (40, 40, True), (40, 48, True), (96, 48, False), (64, 16, False)])
+@pytest.mark.parametrize(
+    ("columns", "group_size", "is_taken"),
+    [(64, 32, True), (40, 40, True), (40, 48, True), (96, 48, False), (64, 16, False)],
+)
 def test_groups_of_whole_runs_and_rows_of_one_group_are_covered(columns: int, group_size: int, is_taken: bool) -> None:
     assert is_covered(quantize(torch.randn(2, columns), group_size)) == is_taken

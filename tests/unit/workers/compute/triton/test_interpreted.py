@@ -1,6 +1,8 @@
-"""The kernels on a machine without a GPU: tests/gpu in Triton's interpreter, and a compiler's word that they are valid for real ones.
+"""The kernels on a machine without a GPU: tests/gpu in Triton's interpreter, and a compiler's word that they are valid
+for real ones.
 
-In processes of their own: which of the two Triton does is decided when it is first imported, and other tests' libraries import it.
+In processes of their own: which of the two Triton does is decided when it is first imported, and other tests' libraries
+import it.
 """
 
 import os
@@ -15,14 +17,28 @@ ROOT = Path(__file__).resolve().parents[5]
 NUM_SHAPES = 25
 
 
-LATER = ("tests/gpu/test_matmul.py", "tests/gpu/test_float8.py", "tests/gpu/test_low_rank.py", "tests/gpu/test_replay.py", "tests/gpu/test_sample.py")
+LATER = (
+    "tests/gpu/test_matmul.py",
+    "tests/gpu/test_float8.py",
+    "tests/gpu/test_low_rank.py",
+    "tests/gpu/test_replay.py",
+    "tests/gpu/test_sample.py",
+)
 """Tests of kernels that are quick, in a process of their own."""
 
 
 def run(*arguments: str, **environment: str) -> str:
     inherited = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=inherited | {"OMP_NUM_THREADS": "1"} | environment, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=inherited | {"OMP_NUM_THREADS": "1"} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -41,7 +57,9 @@ def num_passed(*paths: str) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_in_the_interpreter_quantized_products_8_bit_caches_adapters_replayed_steps_and_chosen_tokens_equal_their_twins() -> None:
+def test_in_the_interpreter_quantized_products_8_bit_caches_adapters_replayed_steps_and_chosen_tokens_equal_their_twins() -> (
+    None
+):
     assert num_passed(*LATER) > 2 * NUM_SHAPES
 
 
@@ -51,4 +69,6 @@ def test_the_kernels_compile_for_nvidia_gpus(tmp_path: Path) -> None:
 
     assert len(lines) == 28
     assert all(int(line.split(": ")[1].split()[0]) > 0 for line in lines)
-    assert max(int(line.split(", ")[1].split()[0]) for line in lines) <= 99 * 2**10, "a block of compute capability 8.6 and 8.9 has no more shared memory"
+    assert max(int(line.split(", ")[1].split()[0]) for line in lines) <= 99 * 2**10, (
+        "a block of compute capability 8.6 and 8.9 has no more shared memory"
+    )

@@ -9,7 +9,9 @@ from penstock.workers.compute.triton.sampling_inputs import MIN_TEMPERATURE, MOS
 VOCAB = 1000
 
 
-def params(temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0) -> SamplingParams:
+def params(
+    temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0
+) -> SamplingParams:
     return SamplingParams(max_tokens=1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
 
 
@@ -23,7 +25,15 @@ def test_what_needs_no_sums_over_the_vocabulary_is_drawn_on_the_gpu() -> None:
 
 
 def test_each_row_has_its_noise_temperature_and_bounds() -> None:
-    draws = make_draws([params(seed=2**63 + 5, top_k=7, min_p=0.5), params(temperature=1e-9), params(temperature=0.0, top_k=9, min_p=0.5)], [3, 4, 5], VOCAB)
+    draws = make_draws(
+        [
+            params(seed=2**63 + 5, top_k=7, min_p=0.5),
+            params(temperature=1e-9),
+            params(temperature=0.0, top_k=9, min_p=0.5),
+        ],
+        [3, 4, 5],
+        VOCAB,
+    )
 
     assert draws.streams[0].item() % 2**64 == stream_start(2**63 + 5, 3)
     assert draws.temperatures.tolist() == torch.tensor([1.0, MIN_TEMPERATURE, 0.0]).tolist()

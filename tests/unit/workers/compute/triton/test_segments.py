@@ -1,6 +1,14 @@
 import torch
 
-from penstock.workers.compute.triton.segments import FEW_ROWS, FIELDS, LONG_TILE, SHORT_TILE, AdapterSlots, make_segments, table_of
+from penstock.workers.compute.triton.segments import (
+    FEW_ROWS,
+    FIELDS,
+    LONG_TILE,
+    SHORT_TILE,
+    AdapterSlots,
+    make_segments,
+    table_of,
+)
 
 CPU = torch.device("cpu")
 
@@ -12,7 +20,25 @@ def test_a_table_says_where_matrices_lie_and_which_columns_they_add_to() -> None
 
     assert table.shape == (1, 2, FIELDS)
     assert not table[0, 0].any()
-    assert table[0, 1].tolist() == [a.data_ptr(), 5, 0, 4, first.data_ptr(), 0, 2, 10, 16, second.data_ptr(), 2, 3, 0, 0, 0, 0, 0]
+    assert table[0, 1].tolist() == [
+        a.data_ptr(),
+        5,
+        0,
+        4,
+        first.data_ptr(),
+        0,
+        2,
+        10,
+        16,
+        second.data_ptr(),
+        2,
+        3,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_rows_lie_adapter_by_adapter_in_tiles_of_one_adapter_each() -> None:
