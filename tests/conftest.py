@@ -1,5 +1,7 @@
 """Fixtures that more than one package's tests need, and the check that nothing is skipped without being named."""
 
+import asyncio
+import inspect
 import os
 import shutil
 import tempfile
@@ -31,6 +33,16 @@ def data_dir() -> Path:
     if not path:
         pytest.skip("PENSTOCK_TEST_DATA names no folder of real data")
     return Path(path)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run an async test on an event loop of its own, which ends with it."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

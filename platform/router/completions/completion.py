@@ -123,8 +123,8 @@ class Completion:
 
 def _suit(choice: Choice, receipt: Receipt) -> None:
     """By the first token it is known who answers; another model's tokens are another tokenizer's."""
-    if receipt.answerer is not None and receipt.answerer.tokenizer is not None:
-        choice.assembler = choice.assembler.over(receipt.answerer.tokenizer)
+    if receipt.answering_model is not None and receipt.answering_model.tokenizer is not None:
+        choice.assembler = choice.assembler.over(receipt.answering_model.tokenizer)
 
 
 def _num_prompt_tokens(choice: Choice) -> int:

@@ -186,9 +186,9 @@ class Generator:
                     adapter=reach.model.adapter,
                     traced=exchange.traced,
                     routes=reach.routes,
-                    others=readings.of(len(prompts), number) if reach.others else (),
+                    lazy_prompts=readings.of(len(prompts), number) if reach.others else (),
                     skipped=reach.skipped,
-                    ask=ProviderRequest(request, len(prompts)) if reach.has_provider else None,
+                    provider_request=ProviderRequest(request, len(prompts)) if reach.has_provider else None,
                 )
                 choices.append(
                     Choice(index, generation, Assembler(model.tokenizer, stops, sampling.min_tokens, has_offsets))

@@ -53,7 +53,9 @@ class ResponseMeta(NamedTuple):
     """Shown as far as there are any: the timed runner has none."""
 
     def by(self, receipt: Receipt) -> "ResponseMeta":
-        return self if receipt.answerer is None else self._replace(fingerprint=receipt.answerer.fingerprint)
+        return (
+            self if receipt.answering_model is None else self._replace(fingerprint=receipt.answering_model.fingerprint)
+        )
 
     @property
     def chunk_usage(self) -> UnsetType | None:

@@ -60,7 +60,7 @@ class _RouteState(NamedTuple):
 
     route: Route
     outlook: RouteForecast
-    reading: TokenizedPrompt
+    tokenized: TokenizedPrompt
     decision: Decision | None = None
     """Among the replicas of its pools; a provider has none."""
     candidates: Sequence[_Candidate] = ()
@@ -210,18 +210,18 @@ class RoutingDispatcher:
 
     def _look(self, stream: RoutedStream, route: Route) -> _RouteState | None:
         """None: the prompt has not been read for that model."""
-        reading = stream.generation.reading
+        reading = stream.generation.tokenized
         if route.provider is not None:
             is_refused = route.provider in stream.refused_by
             return _RouteState(route, _REFUSED if is_refused else self._providers[route.provider].outlook(), reading)
         if route.model:
-            other = stream.generation.others[route.model - 1]
+            other = stream.generation.lazy_prompts[route.model - 1]
             if not other.is_known:
                 stream.unread.append(other)
                 return None
-            if other.reading is None:
+            if other.tokenized is None:
                 return _RouteState(route, _TOO_LONG if isinstance(other.error, ContextTooLong) else _INCAPABLE, reading)
-            reading = other.reading
+            reading = other.tokenized
         remotes = self._fleet.remotes(route.pools)
         able = (
             [remote for remote in remotes if remote.member.replica_id not in stream.refused_by]
@@ -263,21 +263,21 @@ class RoutingDispatcher:
     def _go(self, stream: RoutedStream, look: _RouteState) -> None:
         """Submit it, there and now."""
         route, receipt = look.route, stream.receipt
-        stream.reading, stream.model = look.reading, route.model
-        receipt.answerer, receipt.num_prompt_tokens = None, None
+        stream.tokenized, stream.model = look.tokenized, route.model
+        receipt.answering_model, receipt.num_prompt_tokens = None, None
         if route.provider is not None:
-            receipt.answerer = AnsweringModel(f"fp_{route.provider}", None)
-            self._ask(stream, self._providers[route.provider], look.reading)
+            receipt.answering_model = AnsweringModel(f"fp_{route.provider}", None)
+            self._ask(stream, self._providers[route.provider], look.tokenized)
             return
         if route.model:
-            receipt.answerer, receipt.num_prompt_tokens = (
-                stream.generation.others[route.model - 1].answerer,
-                look.reading.num_prompt_tokens,
+            receipt.answering_model, receipt.num_prompt_tokens = (
+                stream.generation.lazy_prompts[route.model - 1].answering_model,
+                look.tokenized.num_prompt_tokens,
             )
         self._submit(stream, look.chosen)
 
     def _ask(self, stream: RoutedStream, provider: Provider, reading: TokenizedPrompt) -> None:
-        ask, sampling = stream.generation.ask, reading.sampling
+        ask, sampling = stream.generation.provider_request, reading.sampling
         assert ask is not None
         sid = provider.begin(
             ask, sampling.max_tokens, sampling.seed, reading.num_prompt_tokens, stream, stream.generation.traced.headers
@@ -285,7 +285,7 @@ class RoutingDispatcher:
         stream.begin(provider, sid, stream.generation.deadline - self._now(), is_text=True)
 
     def _submit(self, stream: RoutedStream, chosen: _Candidate) -> None:
-        generation, reading = stream.generation, stream.reading
+        generation, reading = stream.generation, stream.tokenized
         submit = Submit(
             sid=0,
             request_id=generation.request_id,
@@ -402,7 +402,7 @@ def _raise_if_hopeless(stream: RoutedStream, looks: Sequence[_RouteState]) -> No
     if rest:
         return
     if all(look.outlook.obstacle is TierReason.CONTEXT_TOO_LONG for look in looks):
-        num_tokens = stream.reading.num_prompt_tokens + len(stream.output)
+        num_tokens = stream.tokenized.num_prompt_tokens + len(stream.output)
         raise ContextTooLong(
             f"{num_tokens} tokens leave no room for an answer in the context of any replica of this model"
         )

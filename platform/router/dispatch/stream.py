@@ -56,7 +56,7 @@ class RoutedStream:
         self.refused_by: set[str] = set()
         self.chains: dict[ChainKind, Chain] = {}
         """Of the prompt."""
-        self.reading = generation.reading
+        self.tokenized = generation.tokenized
         """For the model it is on; until the first token another one may get it."""
         self.model = 0
         """Of its route."""
@@ -200,11 +200,11 @@ class RoutedStream:
     def _trace_attempt(self, error: PenstockError | None = None) -> None:
         """An attempt is over. error: the provider's."""
         if self.trace is not None:
-            self.trace.over(self.reading.num_prompt_tokens, len(self.output), self._is_text, error)
+            self.trace.over(self.tokenized.num_prompt_tokens, len(self.output), self._is_text, error)
 
     async def _go_on(self) -> None:
         """On another replica, from the last token delivered."""
-        if len(self.output) >= self.reading.sampling.max_tokens:
+        if len(self.output) >= self.tokenized.sampling.max_tokens:
             self._deltas.append(
                 Delta(self._sid, [], finish=Finish.LENGTH)
             )  # only the word that it was the last one got lost

@@ -53,24 +53,24 @@ class AnsweringModel(NamedTuple):
 
 
 class LazyPrompt:
-    """The prompt for another model of the same name, read when it is first wanted. `reading` or `error` is set then."""
+    """The prompt for another model of the same name, read when it is first wanted. `tokenized` or `error` is set then."""
 
-    __slots__ = ("_read", "answerer", "error", "reading")
+    __slots__ = ("_read", "answering_model", "error", "tokenized")
 
-    def __init__(self, read: Callable[[], Awaitable[TokenizedPrompt]], answerer: AnsweringModel) -> None:
+    def __init__(self, read: Callable[[], Awaitable[TokenizedPrompt]], answering_model: AnsweringModel) -> None:
         self._read = read
-        self.answerer = answerer
-        self.reading: TokenizedPrompt | None = None
+        self.answering_model = answering_model
+        self.tokenized: TokenizedPrompt | None = None
         self.error: RequestError | None = None
 
     @property
     def is_known(self) -> bool:
-        return self.reading is not None or self.error is not None
+        return self.tokenized is not None or self.error is not None
 
     async def load(self) -> None:
         if not self.is_known:
             try:
-                self.reading = await self._read()
+                self.tokenized = await self._read()
             except RequestError as error:
                 self.error = error
 
@@ -107,14 +107,14 @@ class Generation:
     """The request's trace; and what to tell whoever else works on it, if anything."""
     routes: tuple[Route, ...] = ()
     """The same places in the order of the tenant's tier policy; none: all of the pools are one route."""
-    others: tuple[LazyPrompt, ...] = ()
+    lazy_prompts: tuple[LazyPrompt, ...] = ()
     skipped: TierReason | None = None
     """Why a route before all of these was left out."""
-    ask: ProviderRequest | None = None
+    provider_request: ProviderRequest | None = None
     """The request in its own words, where a provider is among the routes."""
 
     @property
-    def reading(self) -> TokenizedPrompt:
+    def tokenized(self) -> TokenizedPrompt:
         return TokenizedPrompt(self.packed_token_ids, self.num_prompt_tokens, self.sampling)
 
 
@@ -149,14 +149,14 @@ class Receipt:
     """Predicted TTFT in seconds of each candidate replica, and provider."""
     considered: list[RouteAttempt] = field(default_factory=list)
     """The routes looked at, in the policy's order, where there was more than one."""
-    answerer: AnsweringModel | None = None
+    answering_model: AnsweringModel | None = None
     num_prompt_tokens: int | None = None
     """Of the answerer, where it is known and not the generation's."""
 
     @property
     def is_provided(self) -> bool:
         """By a provider, which says nothing of tokens in a cache."""
-        return self.answerer is not None and self.answerer.tokenizer is None
+        return self.answering_model is not None and self.answering_model.tokenizer is None
 
 
 class Stream(Protocol):

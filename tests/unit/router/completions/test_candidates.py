@@ -156,12 +156,12 @@ def test_a_further_model_is_read_once_for_all_choices_and_only_when_asked() -> N
         await sibling.load()
 
         assert read == [OTHER_TOKENIZER]
-        assert first.reading is not None
-        assert sibling.reading is not None
-        assert unpack_token_ids(first.reading.packed_token_ids) == [byte ^ 1 for byte in b"three"]
-        assert (first.reading.num_prompt_tokens, first.reading.sampling.max_tokens) == (5, 20)
-        assert (first.reading.sampling.seed, sibling.reading.sampling.seed != 5) == (5, True)
-        assert first.answerer == ("fp_digest-large", OTHER_TOKENIZER)
+        assert first.tokenized is not None
+        assert sibling.tokenized is not None
+        assert unpack_token_ids(first.tokenized.packed_token_ids) == [byte ^ 1 for byte in b"three"]
+        assert (first.tokenized.num_prompt_tokens, first.tokenized.sampling.max_tokens) == (5, 20)
+        assert (first.tokenized.sampling.seed, sibling.tokenized.sampling.seed != 5) == (5, True)
+        assert first.answering_model == ("fp_digest-large", OTHER_TOKENIZER)
 
     asyncio.run(main())
 
@@ -177,6 +177,6 @@ def test_a_further_model_that_is_too_small_says_so() -> None:
         await other.load()
 
         assert isinstance(other.error, ContextTooLong)
-        assert other.reading is None
+        assert other.tokenized is None
 
     asyncio.run(main())

@@ -61,10 +61,10 @@ class Reader:
 def routed(*routes: Route, reader: Reader | None = None, **changes: object) -> Generation:
     places = tuple(dict.fromkeys(place for route in routes for place in (route.pools or (route.provider or "",))))
     plain = generation(PROMPT, pools=places)
-    others = () if reader is None else (LazyPrompt(reader.read, ANSWERER),)
+    lazy_prompts = () if reader is None else (LazyPrompt(reader.read, ANSWERER),)
     fields = (
         {name: getattr(plain, name) for name in plain.__dataclass_fields__}
-        | {"routes": routes, "others": others, "ask": ASK}
+        | {"routes": routes, "lazy_prompts": lazy_prompts, "provider_request": ASK}
         | changes
     )
     return Generation(**fields)
@@ -109,7 +109,7 @@ def test_over_the_target_another_tiers_model_gets_its_own_tokens() -> None:
             assert unpack_token_ids(submit.token_ids) == OTHER_PROMPT
             assert tokens == answer_to(OTHER_PROMPT, 6)
             assert (receipt.tier, receipt.tier_reason, receipt.pool) == ("cloud", "predicted_ttft", "cloud")
-            assert (receipt.answerer, receipt.num_prompt_tokens) == (ANSWERER, len(OTHER_PROMPT))
+            assert (receipt.answering_model, receipt.num_prompt_tokens) == (ANSWERER, len(OTHER_PROMPT))
             assert [(seen.tier, seen.places, seen.obstacle) for seen in receipt.considered] == [
                 ("edge", ("edge",), None),
                 ("cloud", ("cloud",), None),
@@ -390,7 +390,7 @@ def test_a_provider_that_fails_before_its_first_token_is_replaced_unseen(fault: 
 
         assert tokens == answer_to(PROMPT, 8)
         assert (stream.receipt.tier, stream.receipt.tier_reason, stream.receipt.attempts) == ("edge", "none_better", 2)
-        assert stream.receipt.answerer is None
+        assert stream.receipt.answering_model is None
 
     with_provider(msgspec.structs.replace(QUICK, faults=[msgspec.convert({"kind": fault, "share": 1.0}, Fault)]), check)
 
