@@ -23,7 +23,7 @@ from penstock.wire.frames import BlockEvents, Finish, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import ADAPT_EVERY, ADAPT_FIRST, ADAPT_RATE, EngineLoad, StepReport
 from penstock.workers.engine.sequence import SeqOutput, Sequence, Status
-from penstock.workers.engine.watch import Watch
+from penstock.workers.engine.timing import TimingRecorder
 from penstock.workers.vllm.bridge import Abort, Add, Closed, Failed, Message, Op, Output, Ready, Start, Stepped
 from penstock.workers.vllm.child import Child
 from penstock.workers.vllm.costs import Progress, measure, sample_of
@@ -79,8 +79,8 @@ class VllmEngine:
         """Not reported yet."""
         self._probed: list[Stepped] = []
         self._behind_s = 0.0
-        """By which the watch's clocks go back: a step is heard of at its end."""
-        self._watch = Watch(lambda: clock() - self._behind_s, lambda: unix_clock() - self._behind_s)
+        """Seconds that the clocks of the recorded times are set back: a step is reported when it has ended."""
+        self._timing = TimingRecorder(lambda: clock() - self._behind_s, lambda: unix_clock() - self._behind_s)
         self._next_deadline = math.inf
         self._kv_usage = 0.0
         self._costs = StepCosts()
@@ -265,7 +265,7 @@ class VllmEngine:
             if seq.deadline is not None:
                 self._next_deadline = min(self._next_deadline, seq.deadline)
             if seq.times is not None:
-                self._watch.add(seq)
+                self._timing.add(seq)
 
     def _abort(self, seq: Sequence) -> None:
         self._drop(seq, Finish.ABORT)
@@ -341,7 +341,7 @@ class VllmEngine:
         gains = [(seq, output) for output in stepped.outputs if (seq := self._live.get(output.rid)) is not None]
         self._note_begin([seq for seq, _ in gains], stepped.seconds)
         outputs = [self._gain(seq, output) for seq, output in gains]
-        self._watch.committed(outputs)
+        self._timing.record_tokens(outputs)
         self._outputs += outputs
         self._waiting_since = self._clock() if self._live else None
         if not outputs:
@@ -351,7 +351,7 @@ class VllmEngine:
         for seq in seqs:
             seq.status = Status.RUNNING
         self._behind_s = ago_s
-        self._watch.scheduled()
+        self._timing.record_admissions()
         self._behind_s = 0.0
 
     def _gain(self, seq: Sequence, output: Output) -> SeqOutput:

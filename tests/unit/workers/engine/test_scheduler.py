@@ -402,8 +402,8 @@ def test_a_chunk_that_samples_nothing_has_no_output() -> None:
 
 def oracle(seq: Sequence, count: int) -> list[int]:
     """What the sequence is going to say."""
-    said = seq.num_output_tokens
-    return expected(seq)[said : said + count]
+    num_output = seq.num_output_tokens
+    return expected(seq)[num_output : num_output + count]
 
 
 def adversary(seq: Sequence, count: int) -> list[int]:
@@ -588,11 +588,11 @@ class Job(NamedTuple):
     max_tokens: int
     tenant: str
     num_output: int
-    """Of a resumed sequence."""
+    """Output tokens that a resumed sequence comes with; 0 for a new one."""
     seed: int
     has_keys: bool
     num_steps: int
-    """Between this job's arrival and the next one's."""
+    """Steps between this job's arrival and the next one's."""
     aborts: int | None
     """Which job is aborted when this one arrives."""
 
