@@ -8,8 +8,8 @@ because a step sleeps.
 
 Step times come from constants (`TimedConfig`) or from a table, a JSON file:
 
-    {"decode_rows": [0, 1, 8, 64], "prefill_tokens": [0, 64, 512], "kv_tokens": [0, 4096, 65536], "seconds": [[[...],
-    ...], ...]}
+    {"decode_rows": [0, 1, 8, 64], "prefill_tokens": [0, 64, 512], "kv_tokens": [0, 4096, 65536],
+     "seconds": [[[...], ...], ...]}
 
 Axes increase strictly and have two points or more; `seconds[i][j][k]` is the measured time of a step with
 decode_rows[i] sequences that decode, prefill_tokens[j] prompt tokens, and kv_tokens[k] context tokens read by the
