@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TypeAlias
 
 import msgspec
 
@@ -22,6 +21,7 @@ from penstock.wire.frames import (
     DropAdapter,
     Hello,
     LoadAdapter,
+    Op,
     Submit,
     UpFrame,
     decode_down,
@@ -32,8 +32,6 @@ CONNECT_TIMEOUT_S = 3.0
 """From the first packet to the replica's first load report."""
 SILENCE_S = 4.0
 """A replica that said nothing for so long is lost; while it has nothing to say it sends a load every second."""
-
-Op: TypeAlias = Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter
 
 log = logging.getLogger("penstock.link")
 

@@ -21,8 +21,8 @@ from enum import StrEnum
 from random import Random
 from typing import NamedTuple
 
+from penstock.perf.blend import blend_costs
 from penstock.perf.model import Work, predict_prefill_s, predict_tpot_s, predict_ttft_s
-from penstock.perf.shared import shared
 from penstock.wire.frames import Load, StepCosts
 
 TIE_S = 0.001
@@ -180,7 +180,7 @@ def _costs(candidates: Sequence[ReplicaView]) -> list[StepCosts]:
     found: dict[str, StepCosts] = {}
     for pool in {view.pool for view in candidates}:
         views = [view for view in candidates if view.pool == pool]
-        costs = shared([view.load.costs for view in views], [view.work for view in views])
+        costs = blend_costs([view.load.costs for view in views], [view.work for view in views])
         found.update(zip((view.replica_id for view in views), costs, strict=True))
     return [found[view.replica_id] for view in candidates]
 
