@@ -76,7 +76,7 @@ def bridges(root: int) -> list[int]:
 def _is_bridge(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE and any(
-            part.endswith("vllm_bridge.py") for part in process.cmdline()
+            part.endswith("vllm/bridge.py") for part in process.cmdline()
         )
     except psutil.Error:
         return False

@@ -1,25 +1,28 @@
-"""Notes when traced sequences are computed, for the engine's thread. Mostly there are none, and then it costs a test
-for emptiness a step."""
+"""Times of traced sequences: when each was admitted, got its first token and its last. Belongs to the engine's thread.
+
+Most often no sequence is traced; a step then costs one test for emptiness.
+"""
 
 from collections.abc import Callable, Iterable
 
 from penstock.workers.engine.sequence import SeqOutput, Sequence, Status
 
 
-class Watch:
-    """clock: of `Sequence.arrival_s`. unix_clock: of what is noted."""
+class TimingRecorder:
+    """Fills in the `times` of the sequences that were added to it."""
 
     def __init__(self, clock: Callable[[], float], unix_clock: Callable[[], float]) -> None:
+        """clock: the monotonic clock of `Sequence.arrival_s`. unix_clock: the clock of the recorded times."""
         self._clock = clock
         self._unix_clock = unix_clock
         self._seqs: list[Sequence] = []
 
     def add(self, seq: Sequence) -> None:
-        """One that has `times`, until it ends."""
+        """Record the times of a sequence, which has `times`, until it ends."""
         self._seqs.append(seq)
 
-    def scheduled(self) -> None:
-        """A step is about to run."""
+    def record_admissions(self) -> None:
+        """Note which sequences run for the first time; call it after a step is scheduled and before it runs."""
         if not self._seqs:
             return
         self._seqs = [seq for seq in self._seqs if seq.finish is None]
@@ -29,8 +32,8 @@ class Watch:
                 times.admitted_s = self._unix_clock()
                 times.wait_s = self._clock() - seq.arrival_s
 
-    def committed(self, outputs: Iterable[SeqOutput]) -> None:
-        """A step has run."""
+    def record_tokens(self, outputs: Iterable[SeqOutput]) -> None:
+        """Note which sequences got tokens; call it when a step is committed."""
         if not self._seqs:
             return
         now = self._unix_clock()
