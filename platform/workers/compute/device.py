@@ -8,7 +8,8 @@ from torch import Tensor
 
 from penstock.base.errors import ConfigError
 from penstock.workers.compute.quant.quantized import QuantizedTensor
-from penstock.workers.compute.triton.grouped import GroupedMatrix, is_covered
+from penstock.workers.compute.triton.grouped import is_covered
+from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 
 CPU = torch.device("cpu")
 FLOAT8_CAPABILITY = (8, 9)

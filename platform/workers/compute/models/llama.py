@@ -24,7 +24,7 @@ from penstock.workers.compute.lora import Shares, add_shares, segments_of
 from penstock.workers.compute.models.config import Llama3Scaling, ModelConfig
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix as QuantizedMatrix
-from penstock.workers.compute.triton.grouped import GroupedMatrix
+from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.triton.segments import Segments
 from penstock.workers.compute.weights import ROPE_FACTORS
 

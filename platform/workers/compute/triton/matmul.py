@@ -11,17 +11,12 @@ with q in the last places are those of 128 + q, and 128 times the sum of x is ta
 float32, where that costs 4 of 24 bits, far below what rounding to bfloat16 does.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.grouped import TILE_ROWS
-
-if TYPE_CHECKING:
-    from penstock.workers.compute.triton.grouped import GroupedMatrix
+from penstock.workers.compute.triton.grouped import TILE_ROWS, GroupedTensor
 
 LEAST_LANES = 16
 """Of a matrix product, in each dimension."""
@@ -190,7 +185,7 @@ def _dequantize(
         )
 
 
-def multiply(x: Tensor, matrix: "GroupedMatrix") -> Tensor:
+def multiply(x: Tensor, matrix: GroupedTensor) -> Tensor:
     """x [T, K] times the transpose: [T, N] in x's dtype, T not more than a few dozen."""
     num_rows, (num_outputs, columns) = len(x), matrix.shape
     assert x.shape[1] == columns
@@ -214,7 +209,7 @@ def multiply(x: Tensor, matrix: "GroupedMatrix") -> Tensor:
     return out
 
 
-def dequantize(matrix: "GroupedMatrix", start: int, end: int) -> Tensor:
+def dequantize(matrix: GroupedTensor, start: int, end: int) -> Tensor:
     """Rows [start, end): [end - start, K] in the matrix's dtype. start: where a tile begins."""
     assert start % TILE_ROWS == 0
     out = torch.empty(end - start, matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
@@ -226,7 +221,7 @@ def dequantize(matrix: "GroupedMatrix", start: int, end: int) -> Tensor:
     return out
 
 
-def read_rows(matrix: "GroupedMatrix", ids: Tensor) -> Tensor:
+def read_rows(matrix: GroupedTensor, ids: Tensor) -> Tensor:
     """Rows by number, int64 [R]: [R, K] in the matrix's dtype."""
     out = torch.empty(len(ids), matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
     if not len(ids):

@@ -15,7 +15,7 @@ from penstock.workers.compute.device import (
     placed,
 )
 from penstock.workers.compute.quant.quantized import quantize
-from penstock.workers.compute.triton.grouped import GroupedMatrix
+from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 from penstock.workers.config import EngineConfig
 
 META = torch.device("meta")
