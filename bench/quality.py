@@ -34,7 +34,7 @@ from penstock.base.cores import available_cores
 from penstock.text.source import resolve
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.decoder import Activations
-from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.fused import FusedLlama
 from penstock.workers.compute.quant.packed import pack_all
 from penstock.workers.compute.weights import Head, read_weights

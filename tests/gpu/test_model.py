@@ -11,7 +11,7 @@ from torch import Tensor
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.device import placed
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from penstock.workers.compute.weights import TABLES, layout, parameter_shapes

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, SamplingParams
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler

@@ -22,7 +22,7 @@ from penstock.adapters.store import digest_of
 from penstock.wire.errors import InvalidRequest
 from penstock.workers.compute.device import CPU
 from penstock.workers.compute.linear import linear
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.triton.segments import AdapterSlots, Segments, make_segments, table_of
 from penstock.workers.engine.sequence import Chunk
 

@@ -17,7 +17,7 @@ from penstock.workers.compute.batch import Batch, build_batch
 from penstock.workers.compute.device import CPU, check_cache_fits, check_cache_type, fetched, find_device
 from penstock.workers.compute.footprint import release_unused
 from penstock.workers.compute.lora import LoraAdapter, load_lora, shares_of
-from penstock.workers.compute.models.config import ModelConfig, read_config
+from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import FusedLlama, Model, is_fused, load_for, make_cache, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama, largest
 from penstock.workers.compute.models.replay import Replay, sizes

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.quant.quantized import (
     Matrix,
     QuantizedTensor,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import gated, inverse_frequencies, rms_norm, rope_tables, rotate
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.weights import ROPE_FACTORS

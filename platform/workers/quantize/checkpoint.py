@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.base.errors import ConfigError
 from penstock.text.export import save_tokenizer
 from penstock.text.source import ModelSource
-from penstock.workers.compute.models.config import ModelConfig, to_hf
+from penstock.workers.compute.model_config import ModelConfig, to_hf
 from penstock.workers.compute.quant import awq
 from penstock.workers.compute.weights import Piece, layout
 from penstock.workers.quantize.calibrate import Load, QuantizedLayer, Weights

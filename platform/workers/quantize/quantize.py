@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
-from penstock.workers.compute.models.config import ModelConfig, read_config
+from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.llama import Llama
 from penstock.workers.compute.quant import awq
 from penstock.workers.compute.quant.quantized import Matrix, TorchQuantizedMatrix, quantize

@@ -30,7 +30,7 @@ from penstock.workers.compute.kernels.decoder import (
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level, PackedMatrix, Rounding
 from penstock.workers.compute.lora import Share
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
 from penstock.workers.compute.quant.packed import Packed, UnsupportedMatrix, pack_all
 from penstock.workers.compute.weights import load_weights, read_weights

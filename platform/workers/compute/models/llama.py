@@ -21,7 +21,7 @@ from penstock.workers.compute.kernels.arena import Arena
 from penstock.workers.compute.kernels.cache_form import PLAIN, Form
 from penstock.workers.compute.linear import linear
 from penstock.workers.compute.lora import Shares, add_shares, segments_of
-from penstock.workers.compute.models.config import Llama3Scaling, ModelConfig
+from penstock.workers.compute.model_config import Llama3Scaling, ModelConfig
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix as QuantizedMatrix
 from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
-from penstock.workers.compute.models.config import Awq, ModelConfig, PackQuantized
+from penstock.workers.compute.model_config import Awq, ModelConfig, PackQuantized
 from penstock.workers.compute.quant import awq, compressed
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.readers.entry import Entry, Quantized, quantized_entry

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.base.errors import ConfigError
 from penstock.text.gguf_header import GgufHeader, TensorInfo
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.quant.gguf_blocks import BLOCK, UNPACK
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.readers.entry import Entry, Quantized

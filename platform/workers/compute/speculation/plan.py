@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
-from penstock.workers.compute.models.config import ModelConfig, read_config
+from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.config import EngineConfig
 
 

@@ -17,7 +17,7 @@ from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.lora import FUSED, LoraAdapter, load_lora, shares_of
-from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix, quantize
 from penstock.workers.compute.runner import TorchRunner

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
-from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.quant.quantized import QuantizedTensor, TorchQuantizedMatrix
 from penstock.workers.compute.readers.gguf_file import TYPES
 from penstock.workers.compute.weights import CHUNK_ELEMENTS, Head, layout, load_weights, parameter_shapes, read_weights

@@ -19,7 +19,7 @@ from transformers.utils.quantization_config import AwqFormat
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
-from penstock.workers.compute.models.config import read_config, to_hf
+from penstock.workers.compute.model_config import read_config, to_hf
 from penstock.workers.compute.models.llama import Llama, inverse_frequencies, rope_tables
 from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix
 from penstock.workers.compute.weights import load_weights

@@ -18,7 +18,7 @@ from penstock.workers.compute.kernels.decoder import Activations, Chosen
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
 from penstock.workers.compute.lora import LowRank, Part, Share, make_adapter
-from penstock.workers.compute.models.config import ModelConfig, read_config
+from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import FusedLlama, load_for, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.quant.packed import UnsupportedMatrix, pack_all

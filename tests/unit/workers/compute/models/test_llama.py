@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 from penstock.text.source import ModelSource
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
-from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.weights import load_weights
 from penstock.workers.engine.sequence import Chunk, Sequence, Step

@@ -9,7 +9,7 @@ import torch
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler

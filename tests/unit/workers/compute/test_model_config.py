@@ -7,7 +7,7 @@ import pytest
 
 from penstock.base.errors import ConfigError
 from penstock.text.gguf_header import GgufHeader, TensorInfo, Value
-from penstock.workers.compute.models.config import Llama3Scaling, ModelConfig, PackQuantized, from_gguf, from_hf
+from penstock.workers.compute.model_config import Llama3Scaling, ModelConfig, PackQuantized, from_gguf, from_hf
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
