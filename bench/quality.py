@@ -79,7 +79,7 @@ def variant_perplexities(variant: Variant, model: str, held_out: dict[str, Tenso
     source = resolve(model)
     config = read_config(source)
     weights = pack_all(
-        read_weights(source, config, torch.bfloat16, head=variant.head), library.products, torch.bfloat16, threads
+        read_weights(source, config, torch.bfloat16, head=variant.head), library.matmul, torch.bfloat16, threads
     )
     decoder = FusedLlama(config, weights, EVALUATION_WINDOW, threads, library, variant.activations)
     found = {

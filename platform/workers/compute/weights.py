@@ -104,11 +104,11 @@ def _parameter(
     }
     kind = kinds.pop()
     if kind is not None and not kinds:
-        groups = QuantizedTensor.empty(shape[0], shape[1], *kind)
+        quantized = QuantizedTensor.empty(shape[0], shape[1], *kind)
         for piece, entry in pieces:
             assert entry.quantized is not None
-            entry.quantized.copy_groups(groups.rows(piece.start, piece.start + piece.shape[0]))
-        return groups
+            entry.quantized.copy_groups(quantized.rows(piece.start, piece.start + piece.shape[0]))
+        return quantized
     parameter = _allocate(target, shape, dtype)
     for piece, entry in pieces:
         entry.copy_into(parameter[piece.start : piece.start + piece.shape[0]])

@@ -75,11 +75,11 @@ def _within(piece: Piece, prefix: str) -> Piece:
 def _layer_tensors(plan: Mapping[str, Piece], layer: QuantizedLayer) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, piece in plan.items():
-        groups = layer.matrices.get(piece.target)
-        if groups is None:
+        quantized = layer.matrices.get(piece.target)
+        if quantized is None:
             tensors[name] = _dense(layer.dense, piece)
             continue
-        own = awq.tensors_of(groups.rows(piece.start, piece.start + piece.shape[0]))
+        own = awq.tensors_of(quantized.rows(piece.start, piece.start + piece.shape[0]))
         tensors |= {f"{name.removesuffix('.weight')}.{part}": tensor for part, tensor in own.items()}
     return tensors
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.workers.compute.kernels.cache_form import PLAIN, Form, cache_code
 from penstock.workers.compute.kernels.decoder import Activations, Decoder, Parameters
-from penstock.workers.compute.kernels.matmul import Products
+from penstock.workers.compute.kernels.matmul import MatmulKernels
 
 ABI = 4
 """penstock_kernels_abi() of paged_attention.cpp."""
@@ -27,18 +27,18 @@ class Library:
         if not hasattr(library, "penstock_kernels_abi") or library.penstock_kernels_abi() != ABI:
             raise OSError(f"{path} is not a kernel library of ABI {ABI}")
         self.path = path
-        self._reconcile_pool, self._write_kv, self._supports = (
+        self._attend, self._write_kv, self._supports = (
             library.penstock_attend,
             library.penstock_write_kv,
             library.penstock_supports,
         )
-        self._reconcile_pool.restype = _I32
-        self._reconcile_pool.argtypes = [_P, _I32, _I64, *[_P] * 5, _I64, _I32, _P, _P, _P, *[_I64] * 6, _F32, _I32]
+        self._attend.restype = _I32
+        self._attend.argtypes = [_P, _I32, _I64, *[_P] * 5, _I64, _I32, _P, _P, _P, *[_I64] * 6, _F32, _I32]
         self._write_kv.restype = None
         self._write_kv.argtypes = [_P, _P, _I32, _I64, _I64, *[_P] * 4, _I64, _I32, _P, *[_I64] * 4]
         self._supports.restype = _I32
         self._supports.argtypes = [_I64, _I64]
-        self.products = Products(library)
+        self.matmul = MatmulKernels(library)
         self._library = library
 
     def is_supported(self, num_heads: int, k_cache: Tensor, dtype: torch.dtype) -> bool:
@@ -101,7 +101,7 @@ class Library:
         assert len(query_start) == len(context_len) + 1 == len(block_tables) + 1
         q, query_start, context_len = _packed(q), query_start.contiguous(), context_len.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
-        code = self._reconcile_pool(
+        code = self._attend(
             q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache), *_scales(form, k_cache),
             k_cache.stride(0), cache_code(k_cache, form), query_start.data_ptr(), context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0),
             len(context_len), num_heads, num_kv_heads, block_size, head_dim, scale, threads,

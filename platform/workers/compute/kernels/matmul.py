@@ -13,7 +13,7 @@ from penstock.workers.compute.kernels.arena import Arena
 _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 BLOCK_K = 32
-"""QuantizedTensor are multiples of so many columns."""
+"""Columns that a group is a multiple of."""
 _LARGEST = 2.0**15
 """Scales and offsets are kept in float16, in a unit of which they are no more than so many."""
 
@@ -92,7 +92,7 @@ class PackedMatrix:
         return ctypes.addressof(self._struct)
 
 
-class Products:
+class MatmulKernels:
     """The functions of a loaded library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:

@@ -143,7 +143,7 @@ def load_for(
             try:
                 return pack_all(
                     read_weights(source, config, dtype, head=engine.lm_head),
-                    kernels.products,
+                    kernels.matmul,
                     dtype,
                     threads,
                     _ROUNDINGS[engine.activations],
@@ -189,7 +189,7 @@ def _why_not_fused(config: ModelConfig) -> str | None:
     kernels = load_kernels()
     if kernels is None:
         return "there are no kernels"
-    if kernels.products.level() is Level.PORTABLE:
+    if kernels.matmul.level() is Level.PORTABLE:
         return "this CPU has none of the instructions that they are quick with"
     if not kernels.covers(config.head_dim, config.num_heads // config.num_kv_heads):
         return f"they don't cover {config.num_heads} heads of {config.head_dim} in groups of {config.num_heads // config.num_kv_heads}"

@@ -54,12 +54,12 @@ def test_quantized_weights_are_packed_for_the_gpu() -> None:
 
 
 def test_quantized_weights_in_groups_that_the_kernels_do_not_cover_are_dequantized() -> None:
-    groups = quantize(torch.randn(4, 100), 48)
+    quantized = quantize(torch.randn(4, 100), 48)
 
-    dense = placed([("a", groups)], torch.float32, CPU)["a"]
+    dense = placed([("a", quantized)], torch.float32, CPU)["a"]
 
     assert isinstance(dense, torch.Tensor)
-    assert torch.equal(dense, groups.dequantized())
+    assert torch.equal(dense, quantized.dequantized())
 
 
 def test_float8_keys_and_values_need_a_gpu_that_converts_them() -> None:

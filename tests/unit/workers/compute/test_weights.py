@@ -233,8 +233,8 @@ def test_a_checkpoint_by_compressed_tensors_is_read_as_upstream_reads_it(
         if name in wanted
     }
     assert len(parts) == 14
-    assert all(torch.equal(groups.dequantized().half().float(), wanted[name]) for name, groups in parts.items())
-    assert all(len(groups.q.unique()) > 12 for groups in parts.values())
+    assert all(torch.equal(quantized.dequantized().half().float(), wanted[name]) for name, quantized in parts.items())
+    assert all(len(quantized.q.unique()) > 12 for quantized in parts.values())
     assert isinstance(found["embed"], Tensor)
     torch_form = load(source)["layers.0.down"]
     torch_form = torch_form.multiply(torch.eye(160)).t() if isinstance(torch_form, TorchQuantizedMatrix) else torch_form

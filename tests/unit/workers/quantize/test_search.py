@@ -55,7 +55,7 @@ def test_clipping_trades_an_outlier_for_everything_else() -> None:
 def test_a_short_last_group_is_clipped_like_the_others() -> None:
     x, w = inputs(loud=1)[:, :40], weight()[:, :40]
 
-    groups = clipped(w, x.t() @ x, GROUP)
+    quantized = clipped(w, x.t() @ x, GROUP)
 
-    assert groups.q.shape == (48, 40)
-    assert error(x, w, groups.dequantized()) <= error(x, w, quantize(w, GROUP).dequantized()) * 1.0001
+    assert quantized.q.shape == (48, 40)
+    assert error(x, w, quantized.dequantized()) <= error(x, w, quantize(w, GROUP).dequantized()) * 1.0001

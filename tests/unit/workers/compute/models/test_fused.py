@@ -67,9 +67,9 @@ def _one_torch_thread() -> Iterator[None]:
 @pytest.fixture
 def portable(kernels: Library) -> Iterator[None]:
     """Products in float32."""
-    assert kernels.products.set_level(Level.PORTABLE)
+    assert kernels.matmul.set_level(Level.PORTABLE)
     yield
-    kernels.products.set_level(None)
+    kernels.matmul.set_level(None)
 
 
 def random_weights(config: ModelConfig) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ def make_pair(config: ModelConfig, kernels: Library, threads: int = 2) -> tuple[
     """The same model twice: in torch with float32, and fused."""
     weights = random_weights(config)
     dense = {name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in weights.items()}
-    packed = pack_all(dense.items(), kernels.products, torch.float32, threads)
+    packed = pack_all(dense.items(), kernels.matmul, torch.float32, threads)
     return Llama(config, weights, MAX_LEN, 1, exact=False), FusedLlama(config, packed, MAX_LEN, threads, kernels)
 
 
@@ -162,14 +162,14 @@ def test_every_level_and_cache_format_gives_nearly_the_same_logits(
     oracle, fused = make_pair(CONFIGS["wide groups"], kernels)
     tables = Tables(oracle.config)
     caches = tables.cache(), tables.cache(dtype)
-    if not kernels.products.set_level(level):
+    if not kernels.matmul.set_level(level):
         pytest.skip("this CPU does not have these instructions")
     try:
         for parts in STEPS:
             expected, found = logits_of(oracle, caches[0], tables, parts), logits_of(fused, caches[1], tables, parts)
             assert (found - expected).square().mean().sqrt() < 0.04 * expected.std()
     finally:
-        kernels.products.set_level(None)
+        kernels.matmul.set_level(None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -242,10 +242,10 @@ def logits_by_rows(model: Llama | FusedLlama) -> dict[int, Tensor]:
 @pytest.fixture(params=[None, Level.VNNI, Level.AVX2], ids=["best", "vnni", "avx2"])
 def level(kernels: Library, request: pytest.FixtureRequest) -> Iterator[Level]:
     """Those that serve."""
-    if kernels.products.level() is Level.PORTABLE or not kernels.products.set_level(request.param):
+    if kernels.matmul.level() is Level.PORTABLE or not kernels.matmul.set_level(request.param):
         pytest.skip("this CPU does not have these instructions")
-    yield kernels.products.level()
-    kernels.products.set_level(None)
+    yield kernels.matmul.level()
+    kernels.matmul.set_level(None)
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -255,7 +255,7 @@ def test_quantized_matrices_give_what_their_dequantized_ones_give_within_their_r
     config = QUANTIZED[name]
     weights = quantized_weights(config)
     dense = {name: weight if isinstance(weight, Tensor) else weight.dequantized() for name, weight in weights.items()}
-    packed = pack_all(weights.items(), kernels.products, torch.float32, 1)
+    packed = pack_all(weights.items(), kernels.matmul, torch.float32, 1)
     expected = logits_by_rows(Llama(config, dense, MAX_LEN, 1, exact=False))
 
     for activations in Activations:
@@ -291,7 +291,7 @@ def logits_of_ends(model: FusedLlama, parts: list[tuple[int, int, int]], *, is_e
 
 
 def test_few_rows_and_short_prompts_take_two_terms_and_others_one(level: Level, kernels: Library) -> None:
-    packed = pack_all(quantized_weights(PLAIN).items(), kernels.products, torch.float32, 1)
+    packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32, 1)
     one, two, mixed = (
         FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind)
         for kind in (Activations.ONE_TERM, Activations.TWO_TERMS, Activations.MIXED)
@@ -305,7 +305,7 @@ def test_few_rows_and_short_prompts_take_two_terms_and_others_one(level: Level, 
 
 
 def test_a_piece_of_a_prompt_is_none_that_is_short(kernels: Library) -> None:
-    packed = pack_all(quantized_weights(PLAIN).items(), kernels.products, torch.float32, 1)
+    packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32, 1)
     one, mixed = (
         FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind) for kind in (Activations.ONE_TERM, Activations.MIXED)
     )
@@ -372,7 +372,7 @@ def test_equal_logits_give_the_lowest_id_and_nan_is_seen(kernels: Library, porta
         name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in random_weights(PLAIN).items()
     }
     weights["embed"][100:103] = weights["embed"][7]
-    packed = pack_all(weights.items(), kernels.products, torch.float32, 2)
+    packed = pack_all(weights.items(), kernels.matmul, torch.float32, 2)
     fused = FusedLlama(PLAIN, packed, MAX_LEN, 2, kernels)
     tables = Tables(PLAIN)
     cache = tables.cache()
@@ -443,7 +443,7 @@ def test_the_runner_chooses_the_same_tokens_with_and_without_logits(kernels: Lib
 
 def test_dense_float32_matrices_are_left_to_torch(kernels: Library) -> None:
     with pytest.raises(UnsupportedMatrix, match=r"embed is dense in torch\.float32"):
-        pack_all(random_weights(PLAIN).items(), kernels.products, torch.float32, 1)
+        pack_all(random_weights(PLAIN).items(), kernels.matmul, torch.float32, 1)
 
 
 def test_build_batch_feeds_fused_steps(kernels: Library) -> None:
