@@ -149,7 +149,7 @@ class Steps:
             self._extend([Chunk(seq, 0, len(seq.token_ids)) for seq in seqs[start : start + size]])
 
     def _extend(self, chunks: list[Chunk]) -> None:
-        for chunk, (choice,) in zip(chunks, self._runner.run(Step(chunks, [])), strict=True):
+        for chunk, (choice,) in zip(chunks, self._runner.launch(Step(chunks, []))(), strict=True):
             chunk.seq.num_computed_tokens = chunk.end
             chunk.seq.token_ids.append(choice.token_id)
 

@@ -14,7 +14,9 @@ import os
 import queue
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -73,6 +75,8 @@ class Difference:
 class RecordingRunner:
     """A TorchRunner that keeps the logits of some requests."""
 
+    is_asynchronous = False
+
     def __init__(self, runner: TorchRunner, recorded: set[str]) -> None:
         self.num_blocks, self.max_model_len, self.eos_token_ids = (
             runner.num_blocks,
@@ -82,13 +86,13 @@ class RecordingRunner:
         self.logits: dict[str, list[Tensor]] = {request_id: [] for request_id in recorded}
         self._runner = runner
 
-    def run(self, step: Step) -> list[list[Sampled]]:
+    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
         batch, logits = self._runner.forward(step)
         for row, index in zip(logits, batch.sampled, strict=True):
             kept = self.logits.get(step.chunks[index].seq.request_id)
             if kept is not None:
                 kept.append(row.clone())
-        return self._runner.choose(step, batch, logits)
+        return partial(self._runner.choose, step, batch, logits)
 
     def forget(self, seq: Sequence) -> None:
         self._runner.forget(seq)

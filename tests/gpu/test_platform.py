@@ -62,11 +62,11 @@ def decoded(runner: TorchRunner, num_tokens: int) -> list[int]:
         0.0,
         block_table=list(range(20, 0, -1)),
     )
-    runner.run(Step([Chunk(seq, 0, 100)], []))
+    runner.launch(Step([Chunk(seq, 0, 100)], []))()
     seq.num_computed_tokens = 100
     while seq.num_output_tokens < num_tokens:
         count = seq.num_tokens - seq.num_computed_tokens
-        (chosen,) = runner.run(Step([Chunk(seq, seq.num_computed_tokens, count)], []))
+        (chosen,) = runner.launch(Step([Chunk(seq, seq.num_computed_tokens, count)], []))()
         seq.num_computed_tokens += count
         seq.token_ids.append(chosen[0].token_id)
     return seq.token_ids[len(PROMPT) :]

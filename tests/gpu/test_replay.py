@@ -10,7 +10,7 @@ from torch import Tensor
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import Batch, build_batch
 from penstock.workers.compute.models.replay import Replay
-from penstock.workers.compute.runner import GpuRunner, TorchRunner
+from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE
@@ -95,9 +95,7 @@ def test_a_runner_replays_what_is_covered_and_computes_the_rest() -> None:
     recorded = CountedReplay(harness.model, harness.cache, RECORDED, max_context=100)
     chosen = []
     for own in (recorded, None):
-        runner = (TorchRunner if own is None else GpuRunner)(
-            harness.model, harness.cache, Sampler(CONFIG.vocab_size), 100, replay=own
-        )
+        runner = TorchRunner(harness.model, harness.cache, Sampler(CONFIG.vocab_size), 100, replay=own)
         chosen.append([tokens(runner, sampling) for sampling in (GREEDY, DRAWN)])
 
     assert chosen[0] == chosen[1]
@@ -120,7 +118,7 @@ def tokens(runner: TorchRunner, sampling: SamplingParams) -> list[int]:
     while seq.num_output_tokens < sampling.max_tokens:
         count = seq.num_uncomputed_tokens
         step = Step([Chunk(seq, seq.num_computed_tokens, count)], [])
-        ((choice,),) = runner.launch(step)() if isinstance(runner, GpuRunner) else runner.run(step)
+        ((choice,),) = runner.launch(step)()
         seq.num_computed_tokens += count
         seq.token_ids.append(choice.token_id)
     return seq.token_ids[20:]

@@ -87,7 +87,7 @@ def engine_answers(method: str) -> Answers:
         scheduler.add(seq)
     while scheduler.has_work:
         step = scheduler.schedule()
-        scheduler.commit(step, runner.run(step))
+        scheduler.commit(step, runner.launch(step)())
     drafts = scheduler.drafts
     answers = [seq.token_ids[seq.num_prompt_tokens :] for seq in sequences]
     return Answers(answers, drafts.num_drafted if drafts else 0, drafts.num_accepted if drafts else 0)

@@ -70,10 +70,20 @@ class TorchRunner:
         self._drafter = drafter
         self._replay = replay
 
-    def run(self, step: Step) -> list[list[Sampled]]:
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether steps whose tokens are chosen on the GPU are under way when `launch` returns."""
+        return self._replay is not None
+
+    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
         """Compute the chunks' KV and choose tokens for those that sample: one, and one more for each accepted token of
-        a draft."""
-        return self._begin(step)()
+        a draft. What is returned ends the step: with what was chosen where the logits are, which then don't leave it,
+        or with a choice on the host."""
+        self.draft(step)
+        found = self._best_fused(step) if isinstance(self._model, FusedLlama) else self._best_on_gpu(step)
+        if found is None:
+            return partial(self.choose, step, *self.forward(step))
+        return partial(self._take_best, step, found)
 
     def draft(self, step: Step) -> None:
         """Set the drafts of the chunks that have places for them."""
@@ -110,15 +120,6 @@ class TorchRunner:
         for index, found in zip(batch.sampled, sampled, strict=True):
             choices[index] = found
         return choices
-
-    def _begin(self, step: Step) -> Callable[[], list[list[Sampled]]]:
-        """What is returned ends the step: with what was chosen where the logits are, which then don't leave it, or with
-        a choice on the host."""
-        self.draft(step)
-        found = self._best_fused(step) if isinstance(self._model, FusedLlama) else self._best_on_gpu(step)
-        if found is None:
-            return partial(self.choose, step, *self.forward(step))
-        return partial(self._take_best, step, found)
 
     def _take_best(self, step: Step, found: _Best) -> list[list[Sampled]]:
         batch = found.batch
@@ -188,14 +189,6 @@ class TorchRunner:
             self._cache.poison(torch.tensor(list(blocks), dtype=torch.int64))
 
 
-class GpuRunner(TorchRunner):
-    """Satisfies `penstock.workers.engine.engine.Launcher`: steps whose tokens are chosen on the GPU are under way when
-    `launch` returns."""
-
-    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
-        return self._begin(step)
-
-
 def _drawn(logits: Tensor, draws: SamplingInputs) -> Tensor:
     from penstock.workers.compute.triton.sample import choose  # Triton is there only where torch is made for a GPU
 
@@ -236,7 +229,7 @@ def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = Fal
         if isinstance(model, Llama) and device.type == "cuda"
         else None
     )
-    runner = (TorchRunner if replay is None else GpuRunner)(model, cache, sampler, max_model_len, drafter, replay)
+    runner = TorchRunner(model, cache, sampler, max_model_len, drafter, replay)
     release_unused()  # of what loading left
     if poison:
         runner.poison(range(num_blocks))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 from penstock.perf.fit import StepSample, adapt
 from penstock.prefix.hashing import ChainHasher
@@ -51,9 +51,14 @@ class Runner(Protocol):
     @property
     def eos_token_ids(self) -> frozenset[int]: ...
 
-    def run(self, step: Step) -> list[list[Sampled]]:
-        """Compute the chunks' KV into their block tables, perhaps behind drafts of its own. Returns for each what
-        `Scheduler.commit` wants.
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a step goes on by itself, on a device, when `launch` has returned: the host has time meanwhile."""
+
+    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
+        """Begin to compute the chunks' KV into their block tables, perhaps with drafts of the runner's own behind them.
+        What is returned waits for the end, and gives for each chunk what `Scheduler.commit` wants; it is called once,
+        before the next launch. Either may raise. A runner that is not asynchronous computes at once, here.
 
         The sequences in `step.preempted` have lost their blocks and will start over.
         """
@@ -63,15 +68,6 @@ class Runner(Protocol):
 
     def forget(self, seq: Sequence) -> None:
         """Drop what is kept of a sequence; called once when it ends, also if it never ran."""
-
-
-@runtime_checkable
-class Launcher(Protocol):
-    """What a `Runner` may be too: its device computes while the host does something else."""
-
-    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
-        """`run` in two: returns when the device has all it needs for the step; what it returns waits for it. Either may
-        raise."""
 
 
 class EngineLoad(NamedTuple):
@@ -124,7 +120,6 @@ class Engine:
         self._scheduler = Scheduler(self._pool, hasher, config, runner.max_model_len, runner.eos_token_ids)
         self._operations: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._watch = Watch(clock, unix_clock)
-        self._launch = runner.launch if isinstance(runner, Launcher) else None
         self._held: list[SeqOutput] | None = None
         """What the last step said, until the next one is launched or somebody wants something else."""
         self._ended: list[SeqOutput] = []
@@ -191,10 +186,10 @@ class Engine:
         sampled = self._run(step)
         outputs = self._fail(step) if sampled is None else self._settle(self._scheduler.commit(step, sampled))
         self._watch.committed(outputs)
-        if self._launch is None:
-            self._report(outputs)
-        else:
+        if self._runner.is_asynchronous:
             self._held = outputs
+        else:
+            self._report(outputs)
         self._busy_since = None
 
     def _main(self) -> None:
@@ -279,7 +274,7 @@ class Engine:
         """None: the runner failed."""
         started_s = self._clock()
         try:
-            sampled = self._computed(step)
+            sampled = self._compute(step)
         except Exception:  # noqa: BLE001 whatever it was, it ends the sequences of this step and not the engine
             _log.exception("A step of %d sequences failed.", len(step.chunks))
             self._num_failures += 1
@@ -291,11 +286,9 @@ class Engine:
             self._adapt(step, self._clock() - started_s)
         return sampled
 
-    def _computed(self, step: Step) -> list[list[Sampled]]:
-        if self._launch is None:
-            return self._runner.run(step)
-        wait = self._launch(step)
-        self._report_held()
+    def _compute(self, step: Step) -> list[list[Sampled]]:
+        wait = self._runner.launch(step)
+        self._report_held()  # while an asynchronous runner computes
         return wait()
 
     def _adapt(self, step: Step, seconds: float) -> None:

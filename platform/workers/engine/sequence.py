@@ -133,7 +133,7 @@ class StepShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What `schedule` hands to `run`: the chunks, in batch order, and who lost its blocks to make room."""
+    """What `Scheduler.schedule` gives to `Runner.launch`: the chunks, in batch order, and who lost its blocks to make room."""
 
     chunks: list[Chunk]
     preempted: list[Sequence]

@@ -105,6 +105,8 @@ class TimedRunner:
     Never ends a sequence by itself: `eos_token_ids` are left out of what it says. clock and sleep: monotonic seconds.
     """
 
+    is_asynchronous = False
+
     def __init__(
         self,
         config: EngineConfig,
@@ -135,7 +137,8 @@ class TimedRunner:
         self._states: dict[Sequence, tuple[int, int]] = {}
         """For each running sequence: tokens hashed, hash."""
 
-    def run(self, step: Step) -> list[list[Sampled]]:
+    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
+        """Compute the step, and sleep for as long as it takes."""
         now = self._clock()
         begin_s = self._ended_s if now - self._ended_s <= CATCH_UP_S else now
         sampled = [self._compute(chunk) for chunk in step.chunks]
@@ -144,7 +147,7 @@ class TimedRunner:
         left_s = self._ended_s - self._clock()
         if left_s > 0:
             self._sleep(left_s)
-        return sampled
+        return lambda: sampled
 
     def load_adapter(self, digest: str, folder: Path, max_rank: int) -> TimedAdapter:  # noqa: ARG002 a rank costs nothing here
         """Raises InvalidRequest for files that are not those of the digest, OSError."""

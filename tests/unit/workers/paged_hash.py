@@ -53,6 +53,7 @@ def answer(
 
 class HashRunner:
     eos_token_ids = frozenset({EOS})
+    is_asynchronous = False
 
     def __init__(
         self, num_blocks: int, block_size: int, max_model_len: int = 10**6, drafter: Guess | None = None
@@ -66,7 +67,11 @@ class HashRunner:
         self.num_computed = 0
         self.drafter = drafter or (lambda seq, count: [])
 
-    def run(self, step: Step) -> list[list[Sampled]]:
+    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
+        sampled = self.compute(step)
+        return lambda: sampled
+
+    def compute(self, step: Step) -> list[list[Sampled]]:
         return [self._compute(chunk) for chunk in step.chunks]
 
     def forget(self, seq: Sequence) -> None:

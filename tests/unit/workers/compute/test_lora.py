@@ -229,7 +229,7 @@ def said(
         scheduler.add(seqs[-1])
     while scheduler.has_work:
         step = scheduler.schedule()
-        scheduler.commit(step, runner.run(step))
+        scheduler.commit(step, runner.launch(step)())
         pool.check(scheduler.running)
     return [seq.token_ids[13:] for seq in seqs], 0 if scheduler.drafts is None else scheduler.drafts.num_accepted
 

@@ -67,7 +67,7 @@ def sequence(num_tokens: int, blocks: list[int], **sampling: float) -> Sequence:
 
 
 def advance(runner: TorchRunner, *chunks: Chunk) -> list[int | None]:
-    choices = runner.run(Step(list(chunks), []))
+    choices = runner.launch(Step(list(chunks), []))()
     for chunk, choice in zip(chunks, choices, strict=True):
         chunk.seq.num_computed_tokens = chunk.end
         chunk.seq.token_ids += [sampled.token_id for sampled in choice]

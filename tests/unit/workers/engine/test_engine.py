@@ -34,14 +34,14 @@ class Gate(HashRunner):
         self.fails = 0
         self.takes_time: Callable[[], None] = lambda: None
 
-    def run(self, step: Step) -> list[list[Sampled]]:
+    def compute(self, step: Step) -> list[list[Sampled]]:
         self.entered.put(step)
         assert self.passes.acquire(timeout=TIMEOUT_S)
         if self.fails:
             self.fails -= 1
             raise RuntimeError("the device is gone")
         self.takes_time()
-        return super().run(step)
+        return super().compute(step)
 
     def open(self) -> None:
         self.passes.release(10_000)
@@ -51,20 +51,22 @@ class Device(Gate):
     """Computes by itself: a step is under way when `launch` returns, and waits to be let through when somebody waits
     for it."""
 
+    is_asynchronous = True
+
     def __init__(self, num_blocks: int = 32, *, is_open: bool = True) -> None:
         super().__init__(num_blocks, is_open=is_open)
         self.on_launch: Callable[[], None] = lambda: None
 
     def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
         self.on_launch()
-        return lambda: self.run(step)
+        return lambda: self.compute(step)
 
 
 class Picky(Gate):
     """Finds no token for prompts that begin with 13."""
 
-    def run(self, step: Step) -> list[list[Sampled]]:
-        chosen = super().run(step)
+    def compute(self, step: Step) -> list[list[Sampled]]:
+        chosen = super().compute(step)
         return [
             [Sampled(0, error="no choice")] if chunk.seq.token_ids[0] == 13 else choice
             for chunk, choice in zip(step.chunks, chosen, strict=True)
@@ -377,10 +379,10 @@ def test_block_events_and_a_snapshot_tell_the_same(houses: list[House]) -> None:
     events = [report.events for report in house.seen if report.events is not None]
     for event in events:
         mirror = (mirror | set(split_keys(event.stored))) - set(split_keys(event.removed))
-    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert [event.event_seq for event in events] == list(range(1, len(events) + 1))
     assert any(event.removed for event in events)
     assert set(split_keys(snapshot.stored)) == mirror
-    assert (snapshot.seq, snapshot.is_snapshot) == (len(events), True)
+    assert (snapshot.event_seq, snapshot.is_snapshot) == (len(events), True)
 
 
 def test_the_load_counts_what_runs_and_what_waits(houses: list[House]) -> None:

@@ -433,8 +433,8 @@ def test_the_runner_chooses_the_same_tokens_with_and_without_logits(kernels: Lib
         seq.block_table = tables.span(seed, 0, 16).block_table
         return Chunk(seq, 0, 13, 3, [41, 42])
 
-    greedy = plain.run(Step([chunk(1), chunk(2)], []))
-    with_penalty = mixed.run(Step([chunk(1), chunk(2, presence_penalty=1e-9)], []))
+    greedy = plain.launch(Step([chunk(1), chunk(2)], []))()
+    with_penalty = mixed.launch(Step([chunk(1), chunk(2, presence_penalty=1e-9)], []))()
 
     assert [[choice.token_id for choice in choices] for choices in greedy] == [
         [choice.token_id for choice in choices] for choices in with_penalty
