@@ -12,6 +12,7 @@ from penstock.workers.compute.batch import Batch, build_batch
 from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.step_model import GpuStepModel, HostStepModel
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE
 from tests.gpu.test_model import BLOCK_SIZE, CONFIG, Harness
@@ -70,7 +71,7 @@ def test_the_best_token_of_each_row_is_all_that_is_fetched() -> None:
     expected = pair.eager.step(1, 1)
 
     with torch.inference_mode():
-        ids, scores = pair.replay.best(pair.batch(0, 1))
+        ids, scores = pair.replay.greedy_tokens(pair.batch(0, 1))
 
     assert ids.tolist() == expected.argmax(dim=1).tolist()
     torch.testing.assert_close(scores.float(), expected.amax(dim=1), atol=TOLERANCE, rtol=TOLERANCE)
@@ -95,7 +96,8 @@ def test_a_runner_replays_what_is_covered_and_computes_the_rest() -> None:
     recorded = CountedReplay(harness.model, harness.cache, RECORDED, max_context=100)
     chosen = []
     for own in (recorded, None):
-        runner = TorchRunner(harness.model, harness.cache, Sampler(CONFIG.vocab_size), 100, replay=own)
+        steps = HostStepModel(harness.model, harness.cache) if own is None else GpuStepModel(own)
+        runner = TorchRunner(steps, Sampler(CONFIG.vocab_size), 100)
         chosen.append([tokens(runner, sampling) for sampling in (GREEDY, DRAWN)])
 
     assert chosen[0] == chosen[1]

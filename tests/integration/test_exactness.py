@@ -22,6 +22,7 @@ from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.speculation.ngram import NgramDrafter
+from penstock.workers.compute.step_model import HostStepModel
 from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
@@ -164,8 +165,7 @@ class Rig:
             )
         others: dict[str, Drafter] = {"ngram": NgramDrafter(shortest=1), "adversary": Adversary()}
         self.runner = TorchRunner(
-            model,
-            KvCache(model.config, num_blocks, BLOCK, MODELS[family]),
+            HostStepModel(model, KvCache(model.config, num_blocks, BLOCK, MODELS[family])),
             sampler,
             MAX_LEN,
             self.draft_model or others.get(drafter),

@@ -137,7 +137,7 @@ class DraftModel:
         token_ids, positions, attention = lay_out(spans, self._cache.block_size)
         logits = self._model.logits(token_ids, positions, self._cache, attention, torch.tensor(rows, dtype=torch.int64))
         guesses = (
-            self._sampler.guess(logits, [draft.seq for draft in drafts], [draft.tokens for draft in drafts])
+            self._sampler.propose(logits, [draft.seq for draft in drafts], [draft.tokens for draft in drafts])
             if drafts
             else []
         )

@@ -39,12 +39,12 @@ class SamplingInputs(NamedTuple):
         )
 
 
-def can_draw(params: SamplingParams, vocab_size: int) -> bool:
+def can_sample(params: SamplingParams, vocab_size: int) -> bool:
     """Whether the GPU chooses by these parameters. Not top_p, whose sums would be rounded otherwise than the host's."""
     return params.temperature == 0 or (params.top_p >= 1 and (params.top_k <= MOST_KEPT or params.top_k >= vocab_size))
 
 
-def make_draws(params: Sequence[SamplingParams], positions: Sequence[int], vocab_size: int) -> SamplingInputs:
+def make_sampling_inputs(params: Sequence[SamplingParams], positions: Sequence[int], vocab_size: int) -> SamplingInputs:
     """positions: where the chosen tokens will stand."""
     streams = [_signed(stream_start(own.seed, position)) for own, position in zip(params, positions, strict=True)]
     kept = [own.top_k if 0 < own.top_k < vocab_size and own.temperature > 0 else 0 for own in params]

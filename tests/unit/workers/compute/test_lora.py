@@ -24,6 +24,7 @@ from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.speculation.ngram import NgramDrafter
+from penstock.workers.compute.step_model import HostStepModel
 from penstock.workers.compute.weights import load_weights
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
@@ -215,7 +216,10 @@ def said(
     drafter = {"none": None, "ngram": NgramDrafter(), "draft": DraftModel(harness.model, draft_cache, sampler, 200)}[
         method
     ]
-    runner, pool = TorchRunner(harness.model, harness.cache, sampler, 200, drafter), BlockPool(NUM_BLOCKS, BLOCK_SIZE)
+    runner, pool = (
+        TorchRunner(HostStepModel(harness.model, harness.cache), sampler, 200, drafter),
+        BlockPool(NUM_BLOCKS, BLOCK_SIZE),
+    )
     speculation = SpeculationConfig(method="none" if drafter is None else "ngram", max_draft_tokens=3, adaptive=False)
     hasher = ChainHasher(b"a secret for adapters", BLOCK_SIZE)
     scheduler = Scheduler(pool, hasher, EngineConfig(block_size=BLOCK_SIZE, speculation=speculation), 200, frozenset())

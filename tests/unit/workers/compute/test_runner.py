@@ -15,9 +15,10 @@ from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
+from penstock.workers.compute.loading import compute_dtype, has_bfloat16, load_runner, plan_kv
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.quant.quantized import QuantizedTensor
-from penstock.workers.compute.runner import TorchRunner, compute_dtype, has_bfloat16, load_runner, plan_kv
+from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.weights import rounded_table
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step

@@ -348,7 +348,7 @@ def test_every_place_behind_a_right_draft_is_chosen_as_if_alone(params: dict[str
 
     assert sampler.verify(logits, [seq], [draft]) == [expected]
     assert seq.num_tokens == 5
-    assert [sampler.guess(logits[place : place + 1], [seq], [draft[:place]]) for place in range(5)] == [
+    assert [sampler.propose(logits[place : place + 1], [seq], [draft[:place]]) for place in range(5)] == [
         [choice.token_id] for choice in expected
     ]
 
@@ -385,5 +385,5 @@ def test_a_row_without_a_choice_ends_a_draft() -> None:
 
     assert (first.token_id, first.error) == (draft[0], None)
     assert broken.error
-    assert sampler.guess(logits[1:2], [seq], [[]]) == [None]
-    assert sampler.guess(logits[1:2], [make_seq(temperature=1.0)], [[]]) == [None]
+    assert sampler.propose(logits[1:2], [seq], [[]]) == [None]
+    assert sampler.propose(logits[1:2], [make_seq(temperature=1.0)], [[]]) == [None]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.workers.compute.kernels.matmul import Kind, Level, PackedMatrix, MatmulKernels, Rounding, is_group
+from penstock.workers.compute.kernels.matmul import Kind, Level, MatmulKernels, PackedMatrix, Rounding, is_group
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from tests.unit.workers.built_kernels import built_kernels
 

@@ -17,14 +17,16 @@ from penstock.workers.compute.kernels.cache_form import can_tile
 from penstock.workers.compute.kernels.decoder import Activations, Chosen
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
+from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.lora import LowRank, Part, Share, make_adapter
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import FusedLlama, load_for, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.quant.packed import UnsupportedMatrix, pack_all
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
-from penstock.workers.compute.runner import TorchRunner, load_runner
+from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.step_model import HostStepModel
 from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
@@ -327,7 +329,7 @@ def test_a_quantized_file_is_served_by_fused_steps_with_the_activations_that_are
     def logits(activations: str, dtype: str = "bfloat16") -> Tensor:
         config = EngineConfig(dtype=dtype, threads=1, kv_memory_bytes=2**20, activations=activations)  # type: ignore[arg-type]
         runner = load_runner(source, config, poison=True)
-        assert isinstance(runner._model, FusedLlama) is (dtype == "bfloat16")
+        assert isinstance(runner._steps.model, FusedLlama) is (dtype == "bfloat16")
         seq = Sequence("r", [7], SamplingParams(max_tokens=4), 1, [], b"", 0.0, block_table=[3])
         return runner.forward(Step([Chunk(seq, 0, 1, 3, [91, 30, 7])], []))[1]
 
@@ -361,7 +363,7 @@ def test_the_best_are_the_first_of_the_largest_logits(kernels: Library) -> None:
     cache = tables.cache()
 
     logits = fused.logits(token_ids, positions, cache, attention, rows)
-    best = fused.best(token_ids, positions, cache, attention, rows)
+    best = fused.greedy_tokens(token_ids, positions, cache, attention, rows)
 
     assert torch.equal(best.best, logits.argmax(-1))
     assert torch.equal(best.scores, logits.amax(-1))
@@ -379,7 +381,7 @@ def test_equal_logits_give_the_lowest_id_and_nan_is_seen(kernels: Library, porta
 
     def best_behind(token: int, place: int) -> Chosen:
         token_ids, positions, attention = lay_out([Span([token], place, tables.span(place, 0, 10).block_table)], BLOCK)
-        return fused.best(token_ids, positions, cache, attention, torch.tensor([0]))
+        return fused.greedy_tokens(token_ids, positions, cache, attention, torch.tensor([0]))
 
     found = {int(best_behind(token, 0).best) for token in range(40)}
 
@@ -424,7 +426,9 @@ def test_a_step_with_an_adapter_goes_through_torch_over_the_same_matrices_and_ca
 def test_the_runner_chooses_the_same_tokens_with_and_without_logits(kernels: Library) -> None:
     _, fused = make_pair(PLAIN, kernels)
     tables = Tables(PLAIN)
-    plain, mixed = (TorchRunner(fused, tables.cache(), Sampler(PLAIN.vocab_size), MAX_LEN) for _ in range(2))
+    plain, mixed = (
+        TorchRunner(HostStepModel(fused, tables.cache()), Sampler(PLAIN.vocab_size), MAX_LEN) for _ in range(2)
+    )
     tokens = list(range(20, 33))
 
     def chunk(seed: int, **params: float) -> Chunk:

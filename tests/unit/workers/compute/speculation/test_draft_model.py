@@ -14,6 +14,7 @@ from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
+from penstock.workers.compute.step_model import HostStepModel
 from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
@@ -63,7 +64,10 @@ class Rig:
             make_model(), KvCache(CONFIG, num_blocks, BLOCK, torch.float32), sampler, max_model_len, catch_up_tokens
         )
         self.runner = TorchRunner(
-            make_model(), KvCache(CONFIG, num_blocks, BLOCK, torch.float32), sampler, MAX_LEN, self.drafter
+            HostStepModel(make_model(), KvCache(CONFIG, num_blocks, BLOCK, torch.float32)),
+            sampler,
+            MAX_LEN,
+            self.drafter,
         )
         config = EngineConfig(
             block_size=BLOCK,
