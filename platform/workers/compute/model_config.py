@@ -141,7 +141,7 @@ def read_config(source: ModelSource) -> ModelConfig:
 
 
 def read_eos_token_ids(source: ModelSource) -> frozenset[int]:
-    """Of a checkpoint of any architecture, also one that a `ModelConfig` can't describe."""
+    """Ids that end a sequence, of a checkpoint of any architecture, also one that a `ModelConfig` can't describe."""
     if source.format == "gguf":
         return _gguf_eos(source.gguf)
     generation = source.read_json("generation_config.json") or {}

@@ -20,7 +20,7 @@ _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c
 
 
 class Library:
-    """A loaded shared library. Raises OSError if `path` is none, or not of this ABI."""
+    """A loaded library of kernels. Raises OSError if `path` is no such library, or one of another ABI."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
@@ -73,8 +73,9 @@ class Library:
         assert len(slot_mapping) == num_tokens
         k, v, slot_mapping = _packed(k), _packed(v), slot_mapping.contiguous()
         self._write_kv(
-            k.data_ptr(), v.data_ptr(), _DTYPES[k.dtype], k.stride(0), v.stride(0), _cache(k_cache), _cache(v_cache), *_scales(form, k_cache),
-            k_cache.stride(0), cache_code(k_cache, form), slot_mapping.data_ptr(), num_tokens, num_kv_heads, block_size, head_dim,
+            k.data_ptr(), v.data_ptr(), _DTYPES[k.dtype], k.stride(0), v.stride(0), _cache(k_cache), _cache(v_cache),
+            *_scales(form, k_cache), k_cache.stride(0), cache_code(k_cache, form), slot_mapping.data_ptr(), num_tokens,
+            num_kv_heads, block_size, head_dim,
         )  # fmt: skip
 
     def attend(
@@ -102,14 +103,16 @@ class Library:
         q, query_start, context_len = _packed(q), query_start.contiguous(), context_len.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
         code = self._attend(
-            q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache), *_scales(form, k_cache),
-            k_cache.stride(0), cache_code(k_cache, form), query_start.data_ptr(), context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0),
-            len(context_len), num_heads, num_kv_heads, block_size, head_dim, scale, threads,
+            q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache),
+            *_scales(form, k_cache), k_cache.stride(0), cache_code(k_cache, form), query_start.data_ptr(),
+            context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0), len(context_len), num_heads,
+            num_kv_heads, block_size, head_dim, scale, threads,
         )  # fmt: skip
         if code == 1:
             raise MemoryError("no memory for the partial results of attention")
         assert code == 0, (
-            f"the attention kernel does not cover {num_heads} heads of {head_dim} in groups of {num_heads // num_kv_heads}"
+            f"the attention kernel does not cover {num_heads} heads of {head_dim} "
+            f"in groups of {num_heads // num_kv_heads}"
         )
         return out
 
@@ -122,7 +125,7 @@ def _packed(x: Tensor) -> Tensor:
 
 
 def _cache(x: Tensor) -> int:
-    """Blocks may lie apart."""
+    """Address of a cache, whose blocks may lie apart from each other."""
     assert not len(x) or x[0].is_contiguous()
     return x.data_ptr()
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.footprint import release_unused
-from penstock.workers.compute.kernels.matmul import PackedMatrix, MatmulKernels, Rounding, is_group
+from penstock.workers.compute.kernels.matmul import MatmulKernels, PackedMatrix, Rounding, is_group
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 TRIMMED_BYTES = 16 << 20
-"""Behind so many bytes of packed matrices what reading them left is given back: it would pile up beside them."""
+"""Bytes of packed matrices after which memory that reading them left is given back, before it piles up."""
 
 
 class Packed:

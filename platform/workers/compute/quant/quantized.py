@@ -5,8 +5,8 @@ group_size.
 
 | format | q | scale | offset | group_size |
 |---|---|---|---|---|
-| AutoAWQ; compressed-tensors with zero points: (q - zero) * scale | uint8, 0 to 15 | scale | -zero * scale | 32, 64,
-128, ... |
+| AutoAWQ: (q - zero) * scale | uint8, 0 to 15 | scale | -zero * scale | 32, 64, 128, ... |
+| compressed-tensors with zero points: (q - zero) * scale | uint8, 0 to 15 | scale | -zero * scale | likewise |
 | compressed-tensors, symmetric: (q - 8) * scale | uint8, 0 to 15 | scale | -8 * scale | likewise |
 | GGUF Q4_0: (q - 8) * d | uint8, 0 to 15 | d | -8 * d | 32 |
 | GGUF Q4_1: q * d + m | uint8, 0 to 15 | d | m | 32 |
@@ -27,12 +27,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.workers.compute.kernels.build import load_kernels
-from penstock.workers.compute.kernels.matmul import Level, PackedMatrix, MatmulKernels, Rounding, is_group
+from penstock.workers.compute.kernels.matmul import Level, MatmulKernels, PackedMatrix, Rounding, is_group
 
 LEAST_SCALE = 2.0**-20
-"""Of a group that is rounded; float16, which keeps scales, has four bits left there."""
+"""Smallest scale of a group that is rounded; float16, which keeps scales, has four bits left there."""
 _OUT_MULTIPLE = 16
-"""The operator packs output rows by so many."""
+"""Output rows that the operator packs together; it takes matrices of a multiple of them."""
 _OPERATOR_GROUPS = (128, 64, 32)
 CHUNK_ELEMENTS = 1 << 20
 """Elements dequantized at once in float32, at most (of a matrix with longer rows, one row)."""
@@ -53,7 +53,7 @@ class QuantizedTensor:
 
     @staticmethod
     def empty(rows: int, columns: int, group_size: int, bits: int = 4) -> "QuantizedTensor":
-        """bits: 4 or 8."""
+        """A matrix of zeros. bits: 4 or 8."""
         count = -(-columns // group_size)
         q = torch.zeros(rows, columns, dtype=torch.uint8 if bits == 4 else torch.int8)
         return QuantizedTensor(q, torch.zeros(rows, count), torch.zeros(rows, count) if bits == 4 else None, group_size)
@@ -70,7 +70,7 @@ class QuantizedTensor:
         return torch.where(self.scale == 0, 0.0, -self.offset / self.scale)
 
     def rows(self, start: int, end: int) -> "QuantizedTensor":
-        """A view of some rows."""
+        """Rows [start, end), as a view."""
         return QuantizedTensor(
             self.q[start:end],
             self.scale[start:end],
@@ -79,7 +79,7 @@ class QuantizedTensor:
         )
 
     def copy_(self, other: "QuantizedTensor") -> None:
-        """From one of the same shape and form."""
+        """Copy another of the same shape and form into this one."""
         self.q.copy_(other.q)
         self.scale.copy_(other.scale)
         if self.offset is not None and other.offset is not None:
@@ -146,7 +146,8 @@ def lattice(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class TorchQuantizedMatrix:
-    """A quantized [N, K] matrix on the CPU, for products with activations of one dtype, which are not rounded."""
+    """A quantized [N, K] matrix of 4 or 8 bits on the CPU, as torch's layers multiply with it: for activations of one
+    dtype, which are not rounded."""
 
     def __init__(self, quantized: QuantizedTensor, dtype: torch.dtype) -> None:
         self.shape = quantized.q.shape
@@ -190,7 +191,7 @@ class TorchQuantizedMatrix:
 
 
 class _OperatorForm:
-    """For torch's int4 operator: (q - 8) * scale + offset, scales and offsets [G, N, 2] in bfloat16."""
+    """The matrix as torch's int4 operator takes it: (q - 8) * scale + offset, scales and offsets [G, N, 2] in bfloat16."""
 
     def __init__(self, quantized: QuantizedTensor, group_size: int) -> None:
         self.group_size = group_size
