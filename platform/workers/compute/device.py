@@ -49,8 +49,8 @@ def check_cache_type(dtype: torch.dtype, device: torch.device) -> None:
 def check_float8(capability: tuple[int, int]) -> None:
     if capability < FLOAT8_CAPABILITY:
         raise ConfigError(
-            f"engine.kv_dtype: fp8 needs a GPU of compute capability 8.9 or more, and this one has {capability[0]}.{capability[1]}; "
-            "set engine.kv_dtype: auto"
+            "engine.kv_dtype: fp8 needs a GPU of compute capability 8.9 or more, "
+            f"and this one has {capability[0]}.{capability[1]}; set engine.kv_dtype: auto"
         )
 
 

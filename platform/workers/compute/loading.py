@@ -1,5 +1,5 @@
-"""From a checkpoint and an engine's settings to a runner, in three steps: sizes by the headers, weights, and what
-computes with them. What can be refused is refused before weights are read."""
+"""How a checkpoint and an engine's settings become a runner, in three steps: a plan by the headers, the weights, and
+what computes with them. What can be refused is refused before weights are read."""
 
 import logging
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class _Plan(NamedTuple):
 class _Weights(NamedTuple):
     target: Mapping[str, Matrix]
     draft: Mapping[str, Matrix]
-    """Those of the draft model, which may be the target's own; empty where there is none."""
+    """Weights of the draft model, which may be the target's own; empty where there is none."""
 
 
 def load_runner(source: ModelSource, config: EngineConfig, *, poison: bool = False) -> TorchRunner:
@@ -132,15 +132,16 @@ def plan_kv(
     num_blocks = config.kv_memory_bytes // block_bytes
     held = num_blocks * config.block_size
     wanted = min(config.max_model_len or model.max_full_context, model.max_full_context)
-    if held < min(wanted, USEFUL_CONTEXT_TOKENS):
+    least = min(wanted, USEFUL_CONTEXT_TOKENS)
+    if held < least:
         raise ConfigError(
-            f"engine.kv_memory_bytes ({config.kv_memory_bytes}) holds {num_blocks} KV blocks of {block_bytes} bytes, which is {held} tokens; "
-            f"a context of {min(wanted, USEFUL_CONTEXT_TOKENS)} needs {-(-min(wanted, USEFUL_CONTEXT_TOKENS) // config.block_size) * block_bytes} bytes"
+            f"engine.kv_memory_bytes ({config.kv_memory_bytes}) holds {num_blocks} KV blocks of {block_bytes} bytes, "
+            f"which is {held} tokens; a context of {least} needs {-(-least // config.block_size) * block_bytes} bytes"
         )
     max_model_len = min(wanted, held)
-    asked = config.max_model_len or model.max_position_embeddings
-    if max_model_len < asked:
-        _log.warning("max_model_len is %d, not %d: %s", max_model_len, asked, _limit(model, held, max_model_len))
+    requested = config.max_model_len or model.max_position_embeddings
+    if max_model_len < requested:
+        _log.warning("max_model_len is %d, not %d: %s", max_model_len, requested, _limit(model, held, max_model_len))
     return num_blocks, max_model_len
 
 
@@ -153,8 +154,8 @@ def _limit(model: ModelConfig, held: int, max_model_len: int) -> str:
 
 
 def compute_dtype(name: str, device: torch.device = CPU, *, is_fused: bool = False) -> torch.dtype:
-    """auto: bfloat16 where the device has instructions for it, or our kernels serve, which compute in float32 with what
-    is kept in it; else float32."""
+    """The type that `engine.dtype` names. auto: bfloat16 where the device has instructions for it, or where our kernels
+    serve, which keep numbers in it and compute in float32; else float32."""
     if name == "auto":
         is_native = (
             torch.cuda.is_bf16_supported(including_emulation=False)
@@ -166,12 +167,12 @@ def compute_dtype(name: str, device: torch.device = CPU, *, is_fused: bool = Fal
 
 
 def cache_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
-    """Of keys and values. auto: that of the computation."""
+    """Type of keys and values. auto: that of the computation."""
     return {"auto": dtype, "bf16": torch.bfloat16, "int8": torch.int8, "fp8": torch.float8_e4m3fn}[name]
 
 
 def has_bfloat16(cpuinfo: str) -> bool:
-    """Whether the text of /proc/cpuinfo says that the CPU multiplies bfloat16."""
+    """Whether the CPU multiplies bfloat16, by the text of /proc/cpuinfo."""
     lines = (line.partition(":") for line in cpuinfo.splitlines())
     return any(
         not _BF16_FLAGS.isdisjoint(flags.split()) for name, _, flags in lines if name.strip() in ("flags", "Features")

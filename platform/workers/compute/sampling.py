@@ -3,8 +3,8 @@
 Greedy is the same without noise; of equal scores the lowest id wins. A row's token depends on its logits, its
 sequence's tokens and sampling parameters, and the position, on nothing else: so the seeded output is the same in any
 batch, after preemption, after resume on another replica, with any drafter. A drafter chooses with the same noise,
-penalties and warps (drafter-invariant speculation, Daliri, Musco and Suresh 2024, arXiv 2408.07978), so that it guesses
-what the target picks wherever their distributions are close.
+penalties and warps (drafter-invariant speculation, Daliri, Musco and Suresh 2024, arXiv 2408.07978), so that it
+proposes what the target picks wherever their distributions are close.
 
 Order, as in transformers and vLLM: logit bias, repetition, frequency and presence penalties, min_tokens, temperature,
 top_k, top_p, min_p. Log probabilities are of the model's own distribution, before all of that.
@@ -58,7 +58,7 @@ class _Counts:
         self.num_tokens = seq.num_tokens
 
     def with_ahead(self, ahead: Seq[int]) -> "_Counts":
-        """As if those had been produced too."""
+        """The counts that there would be if the tokens `ahead` had been produced too."""
         produced = dict(self.produced)
         for token_id in ahead:
             produced[token_id] = produced.get(token_id, 0) + 1
@@ -91,8 +91,8 @@ class Sampler:
         return [self._guarded(row, seq, position, ()) for row, seq, position in zip(rows, seqs, positions, strict=True)]
 
     def verify(self, logits: Tensor, seqs: list[Sequence], drafts: list[list[int]]) -> list[list[Sampled]]:
-        """Choices behind each sequence's last token, for as long as they are what the draft says, and the first that is
-        not, or is behind it.
+        """Choices behind each sequence's last token: as many as equal the draft's tokens, and the first that differs or
+        that has no draft token left.
 
         logits [R, vocab_size]: for each sequence those of its last token, then of its draft's tokens.
         """
@@ -115,18 +115,19 @@ class Sampler:
         return found
 
     def are_greedy(self, seqs: list[Sequence]) -> bool:
-        """Whether every one of them wants the largest logit as the model gives it, and nothing else."""
+        """Whether every sequence wants the largest logit as the model gives it, and nothing else."""
         return all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs)
 
     def sampling_inputs(self, seqs: list[Sequence], positions: list[int]) -> SamplingInputs | None:
-        """For a GPU that chooses by itself what `sample` would; None: for one of them the host must."""
+        """What a GPU needs to choose the very tokens that `sample` would; None: for one of the sequences the host must
+        choose."""
         if not all(_is_sampled_on_gpu(seq, self.vocab_size) for seq in seqs):
             return None
         return make_sampling_inputs([seq.sampling for seq in seqs], positions, self.vocab_size)
 
     def verify_chosen(self, best: list[int], scores: list[float], drafts: list[list[int]]) -> list[list[Sampled]]:
-        """`verify` for such sequences: best[r] and scores[r] are of row r the id with the largest logit, of equals the
-        lowest, and that logit."""
+        """`verify` of tokens that a device has chosen already: best[r] is the id chosen for row r, scores[r] the row's
+        largest logit, which is not finite where there is no token to choose."""
         if len(best) == len(drafts):
             return [[_checked(score, token_id)] for score, token_id in zip(scores, best, strict=True)]
         found: list[list[Sampled]] = []
@@ -158,14 +159,14 @@ class Sampler:
         return [None if choice.error is not None else choice.token_id for choice in choices]
 
     def forget(self, seq: Sequence) -> None:
-        """The sequence has ended."""
+        """Drop the counts of a sequence that has ended."""
         self._counts.pop(seq, None)
 
     def _guarded(
         self, raw: Row, seq: Sequence, position: int, ahead: Seq[int], *, is_proposal: bool = False
     ) -> Sampled:
-        """One request's parameters must not end the step for the others. ahead: tokens taken to stand behind the
-        sequence's own."""
+        """The row's token, or an error: one request's parameters must not end the step for the others. ahead: tokens
+        taken to stand behind the sequence's own."""
         try:
             return self._sample_row(raw, seq, position, ahead, is_proposal)
         except (ArithmeticError, LookupError, RuntimeError, ValueError):

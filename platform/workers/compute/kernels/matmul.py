@@ -27,8 +27,8 @@ class Kind(enum.IntEnum):
 
 
 class Rounding(enum.IntEnum):
-    """What activations are rounded to before they are multiplied with a quantized matrix. From level AVX2 on one term has
-    a path of its own; below, it means two."""
+    """What activations are rounded to before they are multiplied with a quantized matrix. From level AVX2 on one term
+    has a path of its own; below, it means two."""
 
     TWO_TERMS = 0
     NONE = 1
@@ -119,8 +119,8 @@ class MatmulKernels:
         return Level(self._level())
 
     def set_level(self, level: Level | None) -> bool:
-        """Set the level of the whole process; None: the CPU's best. Returns False, and changes nothing, where the CPU does
-        not have it."""
+        """Set the level of the whole process; None: the CPU's best. Returns False, and changes nothing, where the CPU
+        does not have it."""
         return bool(self._set_level(-1 if level is None else level))
 
     def pack_bf16(self, weight: Tensor) -> PackedMatrix:

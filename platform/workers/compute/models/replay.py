@@ -69,7 +69,8 @@ class Replay:
 
 
 class _Recording:
-    """Steps of as many rows as logits [size, vocab_size] has, recorded. Other recordings may write to the same logits."""
+    """Steps of as many rows as logits [size, vocab_size] has, recorded. Other recordings may write to the same
+    logits."""
 
     def __init__(self, model: Llama, cache: KvCache, logits: Tensor, max_context: int) -> None:
         size, device = len(logits), model.device
@@ -85,7 +86,8 @@ class _Recording:
         self.run: Callable[[], None] = self._compute
 
     def fill(self, batch: Batch) -> None:
-        """Copy the batch into the buffers. Rows that are filled up keep an earlier step's tables, which nothing reads."""
+        """Copy the batch into the buffers. Rows that are filled up keep an earlier step's tables, which nothing
+        reads."""
         count, attention = len(batch.rows), batch.attention
         places = torch.zeros(self._places.shape, dtype=torch.int64)
         places[2] = NOWHERE

@@ -191,7 +191,8 @@ class TorchQuantizedMatrix:
 
 
 class _OperatorForm:
-    """The matrix as torch's int4 operator takes it: (q - 8) * scale + offset, scales and offsets [G, N, 2] in bfloat16."""
+    """The matrix as torch's int4 operator takes it: (q - 8) * scale + offset, scales and offsets [G, N, 2] in
+    bfloat16."""
 
     def __init__(self, quantized: QuantizedTensor, group_size: int) -> None:
         self.group_size = group_size

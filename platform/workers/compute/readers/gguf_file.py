@@ -120,8 +120,8 @@ def _entry(file: _File, tensor: TensorInfo, config: ModelConfig) -> Entry:
     shape = tuple(reversed(tensor.shape))
     if shape[-1] % kind.block:
         raise ConfigError(
-            f"tensor {tensor.name} has rows of {shape[-1]} elements, which {kind.name} can't hold: they are no multiple "
-            f"of {kind.block}"
+            f"tensor {tensor.name} has rows of {shape[-1]} elements, which {kind.name} can't hold: "
+            f"they are no multiple of {kind.block}"
         )
     row_bytes = shape[-1] // kind.block * kind.block_bytes
     rows = _Rows(file.path, tensor.offset, math.prod(shape[:-1]), row_bytes)

@@ -92,8 +92,8 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
     scores = torch.empty(num_rows, num_tiles, dtype=torch.float64, device=logits.device)
     chosen = torch.empty(num_rows, num_tiles, dtype=torch.int64, device=logits.device)
     _best_of_tile[(num_rows, num_tiles)](
-        logits, tops, least, inputs.streams, inputs.temperatures, inputs.least_scaled, scores, chosen, vocab_size, num_tiles, lanes=TILE_TOKENS,
-        enable_fp_fusion=False,
+        logits, tops, least, inputs.streams, inputs.temperatures, inputs.least_scaled, scores, chosen, vocab_size,
+        num_tiles, lanes=TILE_TOKENS, enable_fp_fusion=False,
     )  # fmt: skip
     ids = chosen.gather(1, scores.max(dim=1).indices[:, None])[:, 0]
     return torch.stack((ids.double(), best.double()))

@@ -1,5 +1,5 @@
-"""The adapters of a step as a GPU's kernels want them (`low_rank`): which rows are whose, and where each adapter's
-matrices lie. Tensors, no kernels.
+"""The adapters of a step as a GPU's kernels want them (`low_rank`): which rows belong to which adapter, and where each
+adapter's matrices lie. Tensors, no kernels.
 
 Adapters come and go and their ranks differ, so nothing is copied together: a table of each says where its matrices are,
 and a step's tables side by side are all that a launch needs. Tables are made when adapters are loaded.
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 PARTS = 3
-"""At most so many modules in one matrix of the model."""
+"""Modules in one matrix of the model, at most."""
 FIELDS = 2 + 5 * PARTS
-"""Of a matrix's entry: address of A [rank of all parts, K], its rank; for each part first and last column + 1 of the
-output, address of B [columns, rank], first of its ranks in A, rank. Zeros where there is none."""
+"""Fields of a matrix's entry: address of A [rank of all parts, K], its rank; for each part first and last column + 1 of
+the output, address of B [columns, rank], first of its ranks in A, rank. Zeros where there is none."""
 FEW_ROWS = 128
 SHORT_TILE, LONG_TILE = 16, 64
 """Rows that a program takes, of a step with up to FEW_ROWS adapted rows, and with more."""
@@ -40,7 +40,7 @@ class Segments(NamedTuple):
     """int32 [P, 3]: adapter, first of its rows in `rows`, how many."""
     tile_rows: int
     max_rank: int
-    """Of all parts of a matrix together, the most of the step."""
+    """Largest rank in the step, of all parts of a matrix together."""
 
 
 def table_of(layers: Sequence[Sequence[AdapterSlots | None]], device: torch.device) -> Tensor:

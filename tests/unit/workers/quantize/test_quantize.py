@@ -23,7 +23,7 @@ from penstock.workers.compute.model_config import read_config, to_hf
 from penstock.workers.compute.models.llama import Llama, inverse_frequencies, rope_tables
 from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix
 from penstock.workers.compute.weights import load_weights
-from penstock.workers.quantize.calibrate import LINEAR, DenseLayer, Seen, quantize_awq
+from penstock.workers.quantize.calibrate import LINEAR, DenseLayer, InputStats, quantize_awq
 from penstock.workers.quantize.checkpoint import write_checkpoint
 from penstock.workers.quantize.growing import RECIPE_FILE, Recipe
 from penstock.workers.quantize.perplexity import perplexity
@@ -104,12 +104,12 @@ def test_folding_scales_changes_nothing_that_a_layer_computes(source: ModelSourc
         layer = DenseLayer(
             dense_weights(source, config, "layers.0."), config, 0, rope_tables(inverse_frequencies(config, None), 64)
         )
-        seen = {name: Seen(layer.get(name).shape[1]) for name in LINEAR}
+        stats = {name: InputStats(layer.get(name).shape[1]) for name in LINEAR}
         x = torch.randn(64, config.hidden_size, generator=torch.Generator().manual_seed(1)) * torch.linspace(
             0.1, 8, config.hidden_size
         )
-        before, matrices = layer.forward(x, seen), {name: layer.get(name) for name in LINEAR}
-        layer.fold(seen, GROUP)
+        before, matrices = layer.forward(x, stats), {name: layer.get(name) for name in LINEAR}
+        layer.fold(stats, GROUP)
         after = layer.forward(x, {})
 
     assert not torch.equal(layer.get("down"), matrices["down"])
