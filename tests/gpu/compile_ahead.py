@@ -30,12 +30,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "multiply": {"num_stages": matmul.STAGES},
     "sample": {"enable_fp_fusion": False},
 }
-"""Of kernels that are launched with some."""
+"""Options of the kernels that are launched with any."""
 WARP_THREADS = 32
 POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 INT32 = "i32"
 SHARED_BYTES = 99 * 2**10
-"""Of a block: compute capability 8.6 and 8.9 have no more."""
+"""Shared memory of a block where compute capability is 8.6 or 8.9; others have more."""
 
 Sources = Iterator[tuple[str, int, ASTSource]]
 """What is compiled, for which compute capability."""

@@ -16,7 +16,7 @@ from tests.gpu.cases import DEVICE, NAN
 
 SEEDS = range(12)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-"""Of the largest number of a result."""
+"""Error that is tolerated, as a share of the largest number of a result."""
 
 
 class Shape(NamedTuple):

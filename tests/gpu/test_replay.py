@@ -44,8 +44,12 @@ class Pair:
         return Batch(batch.token_ids, batch.positions, batch.attention, rows, list(range(len(seqs))))
 
     def caches(self) -> list[tuple[Tensor, Tensor]]:
-        return [(ours.nan_to_num(9.0), theirs.nan_to_num(9.0)) for one, other in zip(self.eager.cache.layers, self.replaying.cache.layers, strict=True)
-                for ours, theirs in zip(one, other, strict=True)]  # fmt: skip
+        layers = zip(self.eager.cache.layers, self.replaying.cache.layers, strict=True)
+        return [
+            (ours.nan_to_num(9.0), theirs.nan_to_num(9.0))
+            for one, other in layers
+            for ours, theirs in zip(one, other, strict=True)
+        ]
 
 
 @pytest.mark.parametrize(("is_quantized", "recorded"), [(False, [4]), (True, [1, 2])])

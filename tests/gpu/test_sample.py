@@ -18,9 +18,8 @@ VOCAB = 2500
 
 def params(draw: random.Random) -> SamplingParams:
     return SamplingParams(
-        max_tokens=1, temperature=draw.choice((0.0, 0.3, 0.7, 1.0, 1.3, 1e-7)), top_k=draw.choice((0, 0, 1, 5, 50, VOCAB + 1)),
-        min_p=draw.choice((0.0, 0.0, 0.05)),
-        seed=draw.choice((draw.randrange(2**63), draw.randrange(100))),
+        max_tokens=1, temperature=draw.choice((0.0, 0.3, 0.7, 1.0, 1.3, 1e-7)), top_k=draw.choice((0, 0, 1, 5, 50, VOCAB
+        + 1)), min_p=draw.choice((0.0, 0.0, 0.05)), seed=draw.choice((draw.randrange(2**63), draw.randrange(100))),
     )  # fmt: skip
 
 

@@ -71,7 +71,8 @@ class LoraAdapter:
 
     digest: str
     layers: Sequence[Mapping[str, LowRank]]
-    """What the adapter adds to each layer's matrices, by the names of FUSED; a name is missing where it adds nothing."""
+    """What the adapter adds to each layer's matrices, by the names of FUSED; a name is missing where that is
+    nothing."""
     num_bytes: int
     table: Tensor
     """Table of the matrices for a GPU's kernels; see `penstock.workers.compute.triton.segments`."""

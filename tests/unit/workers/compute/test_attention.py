@@ -115,7 +115,7 @@ MIXED: list[Span] = [(1, 1), (7, 7), (16, 1), (17, 1), (70, 1), (64, 64), (65, 2
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> Iterator[Library]:
-    """With one thread of torch, which is only the oracle here, and whose threads wait for each other on a busy
+    """One thread of torch, which is only the oracle here, and whose threads wait for each other on a busy
     machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -125,7 +125,7 @@ def kernels() -> Iterator[Library]:
 
 @pytest.fixture
 def matmul(kernels: Library) -> Iterator[MatmulKernels]:
-    """Those of the kernels, whose level a test may set."""
+    """The kernels' matmul, whose level a test may set."""
     yield kernels.matmul
     kernels.matmul.set_level(None)
 

@@ -74,7 +74,8 @@ def test_float8_keys_and_values_need_a_gpu_that_converts_them() -> None:
 def test_8_bit_keys_and_values_of_the_other_device_are_refused(device: Any, kv_dtype: Any) -> None:
     with pytest.raises(
         ConfigError,
-        match=f"kv_dtype: {kv_dtype} is not for device: {device}; 8-bit keys and values are int8 on the CPU, fp8 on a GPU",
+        match=f"kv_dtype: {kv_dtype} is not for device: {device}; "
+        "8-bit keys and values are int8 on the CPU, fp8 on a GPU",
     ):
         EngineConfig(device=device, kv_dtype=kv_dtype)
 

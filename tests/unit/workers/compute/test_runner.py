@@ -31,7 +31,7 @@ BLOCK_BYTES = 2 * 2 * 2 * BLOCK_SIZE * 16 * 4
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_torch_thread() -> Iterator[None]:
-    """On a busy machine, threads that wait for each other at every tiny product take a hundred times as long."""
+    """Threads that wait for each other at every tiny product take a hundred times as long on a busy machine."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,5 +1,5 @@
-"""From a checkpoint to a 4-bit checkpoint and back: what is written is what is computed with, and a run that was ended
-goes on."""
+"""A checkpoint is made into a 4-bit checkpoint and read back: what is written is what is computed with, and a run that
+was ended goes on."""
 
 import fcntl
 import json
@@ -83,7 +83,7 @@ def quantized(source: ModelSource, out: Path, **changes: int) -> list[tuple[int,
 
 
 def ended_after(source: ModelSource, out: Path, num_layers: int) -> None:
-    """As Ctrl-C ends it."""
+    """Stop the run in the middle, as Ctrl-C does."""
 
     def on_layer(done: int, _total: int) -> None:
         if done == num_layers:
@@ -254,7 +254,7 @@ def test_two_runs_do_not_write_the_same_folder(source: ModelSource, tmp_path: Pa
 
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """As on a full disk, a write beyond fails."""
+    """Limit the size of files, so that a write beyond it fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

@@ -19,7 +19,7 @@ ZIG = Compiler((sys.executable, "-m", "ziglang", "cc", "-x", "c++"))
 
 
 LEVEL = Level.AMX
-"""That the library of these tests says it has."""
+"""Level that the library of these tests reports."""
 
 
 def script(path: Path, body: str) -> Compiler:
@@ -189,7 +189,7 @@ def test_the_module_builds_and_says_where(
 
 
 def test_the_module_runs_as_a_program() -> None:
-    """With the user's cache, which has the library as a rule."""
+    """Build with the user's cache folder, which has the library as a rule."""
     command = [sys.executable, "-W", "error", "-m", "penstock.workers.compute.kernels.build"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
 

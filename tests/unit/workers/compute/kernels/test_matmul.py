@@ -30,7 +30,7 @@ SHAPES = [
 than are dequantized at once."""
 COUNTS = [1, 2, 7, 23, 24, 70]
 MOST_STEPS = {Rounding.TWO_TERMS: 127 * 128, Rounding.ONE_TERM: 127}
-"""Of a group's largest activation."""
+"""Steps to which activations are rounded, up to a group's largest one."""
 
 
 def dense_rows(level: Level, rounding: Rounding) -> float:

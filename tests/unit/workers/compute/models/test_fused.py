@@ -35,9 +35,10 @@ from tests.unit.workers.tiny_models import saved, tiny_model, written_as_gguf
 
 BLOCK, NUM_BLOCKS, MAX_LEN = 16, 20, 200
 PLAIN = ModelConfig(
-    family="llama", vocab_size=211, hidden_size=96, intermediate_size=160, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=32, rms_norm_eps=1e-5,
-    rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False,
-    has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
+    family="llama", vocab_size=211, hidden_size=96, intermediate_size=160, num_layers=2, num_heads=6, num_kv_heads=2,
+    head_dim=32, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
 )  # fmt: skip
 CONFIGS = {
     "tied": PLAIN,
@@ -235,7 +236,7 @@ def quantized_weights(config: ModelConfig) -> dict[str, Tensor | QuantizedTensor
 
 
 def logits_by_rows(model: Llama | FusedLlama) -> dict[int, Tensor]:
-    """Of every row of the steps of ROWS."""
+    """Logits of every row of the steps of ROWS."""
     tables = Tables(model.config)
     cache = tables.cache()
     return {count: logits_of(model, cache, tables, parts) for count, parts in ROWS.items()}
@@ -243,7 +244,7 @@ def logits_by_rows(model: Llama | FusedLlama) -> dict[int, Tensor]:
 
 @pytest.fixture(params=[None, Level.VNNI, Level.AVX2], ids=["best", "vnni", "avx2"])
 def level(kernels: Library, request: pytest.FixtureRequest) -> Iterator[Level]:
-    """Those that serve."""
+    """Levels that serve models, each in turn."""
     if kernels.matmul.level() is Level.PORTABLE or not kernels.matmul.set_level(request.param):
         pytest.skip("this CPU does not have these instructions")
     yield kernels.matmul.level()
@@ -285,7 +286,7 @@ MANY_OR_LONG = {
 
 
 def logits_of_ends(model: FusedLlama, parts: list[tuple[int, int, int]], *, is_every: bool) -> Tensor:
-    """Of each sequence's last token, or of every one."""
+    """Logits of each sequence's last token, or of every token."""
     tables = Tables(model.config)
     token_ids, positions, attention = lay_out([tables.span(*part) for part in parts], BLOCK)
     rows = torch.arange(len(token_ids)) if is_every else attention.query_start[1:].long() - 1

@@ -25,9 +25,10 @@ VOCAB, MAX_LEN, BLOCK, NUM_BLOCKS = 97, 128, 4, 24
 HASHER = ChainHasher(b"draft-model-secret", BLOCK)
 ROOT = HASHER.root("tiny")
 CONFIG = ModelConfig(
-    family="llama", vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, rms_norm_eps=1e-5,
-    rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False,
-    has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
+    family="llama", vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=8, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
 )  # fmt: skip
 
 

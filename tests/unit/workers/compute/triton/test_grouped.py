@@ -13,7 +13,7 @@ def packed(quantized: QuantizedTensor) -> GroupedTensor:
 
 
 def element(matrix: GroupedTensor, row: int, column: int) -> int:
-    """As the module's docstring says where it is."""
+    """The element, read from where the module's docstring says that it lies."""
     run = matrix.run
     if matrix.bits == 8:
         return int(matrix.q[row // TILE_ROWS, column // run, row % TILE_ROWS, column % run].view(torch.int8))
