@@ -10,7 +10,7 @@ from torch import Tensor
 
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
-from penstock.workers.compute.device import placed
+from penstock.workers.compute.device import place_weights
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
@@ -65,7 +65,7 @@ class Harness:
     ) -> None:
         """is_quantized: the weights are rounded to 4 bits, the table to 8; on the host then dequantized."""
         weights = [(name, rounded(name, weight) if is_quantized else weight) for name, weight in drawn(dtype)]
-        on_device = placed(weights, dtype, device) if is_planned else dict(dequantized(weights, dtype))
+        on_device = place_weights(weights, dtype, device) if is_planned else dict(dequantized(weights, dtype))
         self.model = Llama(CONFIG, on_device, max_model_len=200, threads=1, exact=False)
         self.cache = KvCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, kv_dtype or dtype, device)
         self.cache.poison(torch.arange(NUM_BLOCKS))

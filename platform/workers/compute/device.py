@@ -26,15 +26,15 @@ def find_device(name: str, has_gpu: bool) -> torch.device:
     return torch.device(name)
 
 
-def placed(
+def place_weights(
     weights: Iterable[tuple[str, Tensor | QuantizedTensor]], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor | GroupedMatrix]:
     """Parameters from the host, moved to a GPU each as it is read. Quantized matrices are packed there; those whose
     groups the kernels don't cover are dequantized in `dtype`, that of the activations."""
-    return {name: _placed(weight, dtype, device) for name, weight in weights}
+    return {name: _place_weight(weight, dtype, device) for name, weight in weights}
 
 
-def _placed(weight: Tensor | QuantizedTensor, dtype: torch.dtype, device: torch.device) -> Tensor | GroupedMatrix:
+def _place_weight(weight: Tensor | QuantizedTensor, dtype: torch.dtype, device: torch.device) -> Tensor | GroupedMatrix:
     if isinstance(weight, Tensor):
         return weight.to(device)
     return GroupedMatrix(weight, dtype, device) if is_covered(weight) else weight.dequantized_in(dtype).to(device)
@@ -69,7 +69,7 @@ def check_room(wanted_bytes: int, free_bytes: int) -> None:
         )
 
 
-def fetched(result: Tensor) -> Tensor:
+def fetch(result: Tensor) -> Tensor:
     """A step's result, brought to the host after all of the step is done, also where the result is empty: whoever takes
     the time of this call takes that of the device's work."""
     on_host = result.cpu()

@@ -27,7 +27,7 @@ from penstock.workers.compute.step_model import GpuStepModel, HostStepModel, Ste
 from penstock.workers.config import EngineConfig
 
 USEFUL_CONTEXT_TOKENS = 128
-"""A KV cache that holds less, where more was asked for, is refused."""
+"""A KV cache that holds less, where the configuration wants more, is refused."""
 
 _BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 """Flags of /proc/cpuinfo, on x86 and Arm, any of which means that the CPU multiplies bfloat16."""

@@ -158,13 +158,13 @@ def make_adapter(
     digest: str, layers: Sequence[Mapping[str, LowRank]], num_bytes: int, device: torch.device = CPU
 ) -> LoraAdapter:
     """An adapter of matrices that are on the device already, one at least."""
-    table = table_of([[_placed(layer.get(name)) for name in FUSED] for layer in layers], device)
+    table = table_of([[_slots_of(layer.get(name)) for name in FUSED] for layer in layers], device)
     return LoraAdapter(
         digest, layers, num_bytes, table, max(len(low_rank.a) for layer in layers for low_rank in layer.values())
     )
 
 
-def _placed(low_rank: LowRank | None) -> AdapterSlots | None:
+def _slots_of(low_rank: LowRank | None) -> AdapterSlots | None:
     return None if low_rank is None else AdapterSlots(low_rank.a, low_rank.parts)
 
 

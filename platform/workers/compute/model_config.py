@@ -75,7 +75,7 @@ class ModelConfig:
     """The checkpoint brings a divisor for each RoPE frequency (GGUF's form of Llama 3 scaling)."""
     max_position_embeddings: int
     sliding_window: int | None
-    """Tokens a layer looks back; attention is full only in contexts up to that long."""
+    """Tokens to which a layer attends; attention is full only in contexts up to that long."""
     is_tied: bool
     """The output head is the embedding table."""
     has_qkv_bias: bool
@@ -314,7 +314,7 @@ def _refuse_hf_variants(fields: _Fields) -> None:
 
 
 def _hf_quantization(fields: _Fields) -> Awq | PackQuantized | None:
-    """What quantization_config says, as AutoAWQ, compressed-tensors and transformers write it."""
+    """What quantization_config declares, as AutoAWQ, compressed-tensors and transformers write it."""
     if not fields.values:
         return None
     method = fields.values.get("quant_method")
@@ -345,7 +345,7 @@ def _awq(fields: _Fields) -> Awq:
 
 
 def _pack_quantized(fields: _Fields) -> PackQuantized:
-    """`QuantizationConfig` of compressed-tensors. Which layers are packed is seen by their tensors, so targets and
+    """`QuantizationConfig` of compressed-tensors. Which layers are packed follows from their tensors, so targets and
     exceptions are not read."""
     if fields.values.get("kv_cache_scheme"):
         raise ConfigError("compressed-tensors with a kv_cache_scheme is not supported; weights alone are")

@@ -1,7 +1,7 @@
 """A model over its KV cache, as the runner computes steps with it: the logits of a step's rows on the host or, where
 the model's device can choose tokens itself, those tokens.
 
-Which rows may be chosen there is for `Sampler` to say: only those for which the device takes the very token that the
+`Sampler` decides which rows may be chosen there: only those for which the device takes the very token that the
 host would. On the CPU the fused kernels choose greedily; a GPU also samples with noise.
 """
 
@@ -12,7 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from penstock.workers.compute.batch import Batch
-from penstock.workers.compute.device import fetched
+from penstock.workers.compute.device import fetch
 from penstock.workers.compute.lora import Share
 from penstock.workers.compute.models.fused import Model
 from penstock.workers.compute.models.llama import KvCache, largest
@@ -84,7 +84,7 @@ class GpuStepModel:
         if inputs is None and self._is_replayed(batch, shares):
             return self._replay.greedy_on_device(batch).cpu
         logits = self._on_device(batch, shares)
-        return partial(fetched, largest(logits) if inputs is None else _sample(logits, inputs))
+        return partial(fetch, largest(logits) if inputs is None else _sample(logits, inputs))
 
     def _on_device(self, batch: Batch, shares: list[Share]) -> Tensor:
         if self._is_replayed(batch, shares):
@@ -96,6 +96,6 @@ class GpuStepModel:
 
 
 def _sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
-    from penstock.workers.compute.triton.sample import sample
+    from penstock.workers.compute.triton.sample import sample  # noqa: PLC0415 (Triton may be absent)
 
     return sample(logits, inputs.on(logits.device))

@@ -73,7 +73,7 @@ def read_weights(
         for target, shape in parameter_shapes(plan).items():
             if target.startswith(prefix):
                 value = _parameter(target, shape, pieces[target], dtype)
-                yield target, value if target not in TABLES or head_bits is None else rounded_table(value, head_bits)
+                yield target, value if target not in TABLES or head_bits is None else round_table(value, head_bits)
 
 
 def load_weights(
@@ -121,7 +121,7 @@ def _head_bits(head: Head, entries: Mapping[str, Entry]) -> int | None:
     return 8 if head == "auto" and any(entry.quantized is not None for entry in entries.values()) else None
 
 
-def rounded_table(table: Tensor | QuantizedTensor, bits: int) -> Tensor | QuantizedTensor:
+def round_table(table: Tensor | QuantizedTensor, bits: int) -> Tensor | QuantizedTensor:
     """The table rounded to nearest in `bits` bits; one that has no more bits stays as it is."""
     if isinstance(table, QuantizedTensor) and table.bits <= bits:
         return table

@@ -18,7 +18,7 @@ from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import gated, inverse_frequencies, rms_norm, rope_tables, rotate
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.weights import ROPE_FACTORS
-from penstock.workers.quantize.search import clipped, scales_for
+from penstock.workers.quantize.search import clip_groups, find_scales
 
 Weights = dict[str, Tensor]
 """Parameters in float32, as `penstock.workers.compute.weights.load_weights` names them; those of one layer without its
@@ -93,7 +93,9 @@ class DenseLayer:
         return self._weights[name]
 
     def quantized(self, stats: dict[str, InputStats], group_size: int) -> QuantizedLayer:
-        matrices = {name: clipped(self.get(name), self.scaled_gram(name, stats[name]), group_size) for name in LINEAR}
+        matrices = {
+            name: clip_groups(self.get(name), self.scaled_gram(name, stats[name]), group_size) for name in LINEAR
+        }
         return QuantizedLayer(
             self._index, matrices, {name: value for name, value in self._weights.items() if name not in LINEAR}
         )
@@ -136,7 +138,7 @@ class DenseLayer:
         for name in LINEAR:
             if name == "o" and self._config.num_heads != self._config.num_kv_heads:
                 continue
-            scales = scales_for(self.get(name), stats[name].magnitude, stats[name].gram, group_size)
+            scales = find_scales(self.get(name), stats[name].magnitude, stats[name].gram, group_size)
             self._scales[name] = scales
             self._weights[name] = self.get(name) * scales
             self._divide_before(name, scales)

@@ -127,7 +127,7 @@ def _tensor_bytes(path: Path) -> dict[str, int] | None:
 
 
 def _config_of(source: ModelSource, config: ModelConfig) -> dict[str, object]:
-    """The directory's own, or one made from what a GGUF file says."""
+    """Content of config.json: the source directory's own, or one made from the metadata of a GGUF file."""
     if source.format == "gguf":
         return to_hf(config)
     return {key: value for key, value in source.config.items() if key not in ("torch_dtype", "quantization_config")}

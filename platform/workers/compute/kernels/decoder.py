@@ -98,7 +98,7 @@ class CacheLayer:
 
 
 class BoundCache:
-    """A KV cache as the kernel sees it; keeps its tensors."""
+    """A KV cache as the kernel takes it; keeps its tensors."""
 
     def __init__(self, layers: Sequence[CacheLayer]) -> None:
         self._layers = layers

@@ -1,5 +1,5 @@
-"""The kernels' C ABI, as Python sees it. Pointers come from tensors; shapes and types are checked here, once, because C
-can't."""
+"""The kernels' C ABI, as Python calls it. Pointers come from tensors; shapes and types are checked here, once, because
+C can't."""
 
 import ctypes
 from pathlib import Path

@@ -133,7 +133,7 @@ class MatmulKernels:
         return packed
 
     def pack_int8(self, q: Tensor, scale: Tensor, group_size: int) -> PackedMatrix:
-        """q * scale: q int8 [N, K], scale float32 [N, G]. group_size: as `is_group` says."""
+        """q * scale: q int8 [N, K], scale float32 [N, G]. group_size: one for which `is_group` holds."""
         assert q.dtype == torch.int8
         rows, columns = q.shape
         q, scale = q.contiguous(), scale.float().contiguous()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.text.source import ModelSource
 from penstock.workers.compute.attention import AttentionBatch
-from penstock.workers.compute.device import placed
+from penstock.workers.compute.device import place_weights
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.cache_form import can_tile
 from penstock.workers.compute.kernels.decoder import (
@@ -138,8 +138,8 @@ def load_for(
     device: torch.device,
     threads: int,
 ) -> Mapping[str, Matrix]:
-    """The weights in the form that the engine's device and settings want; says in the log where torch's operators must
-    do. Raises ConfigError."""
+    """The weights in the form that the engine's device and settings want; logs why where torch's operators must
+    compute instead of the kernels. Raises ConfigError."""
     if device.type == "cpu" and not engine.exact:
         reason = "engine.dtype asks for float32" if engine.dtype == "float32" else _why_not_fused(config)
         if reason is None:
@@ -158,7 +158,7 @@ def load_for(
         _log.info("Steps run on torch's operators, not in the fused kernels: %s.", reason)
     if device.type == "cpu":
         return load_weights(source, config, dtype, head=engine.lm_head)
-    return placed(read_weights(source, config, dtype, head=engine.lm_head), dtype, device)
+    return place_weights(read_weights(source, config, dtype, head=engine.lm_head), dtype, device)
 
 
 def is_fused(config: ModelConfig, engine: EngineConfig, device: torch.device) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.workers.compute.attention import AttentionBatch, attend, write_kv
-from penstock.workers.compute.device import CPU, fetched
+from penstock.workers.compute.device import CPU, fetch
 from penstock.workers.compute.kernels.arena import Arena
 from penstock.workers.compute.kernels.cache_form import PLAIN, Form
 from penstock.workers.compute.kernels.decoder import Chosen
@@ -122,8 +122,8 @@ class Llama:
     def __init__(
         self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, exact: bool
     ) -> None:
-        """weights: as `weights.load_weights` or `device.placed` returns them, all on one device. threads: of attention,
-        on the CPU."""
+        """weights: as `weights.load_weights` or `device.place_weights` returns them, all on one device. threads: of
+        attention, on the CPU."""
         self.config = config
         self.embed = weights["embed"]
         self.dtype = self.embed.dtype
@@ -159,7 +159,7 @@ class Llama:
         """
         if self.device.type == "cpu":
             return self.compute(token_ids, positions, cache, batch, rows, shares)
-        return fetched(self.on_device(token_ids, positions, cache, batch, rows, shares))
+        return fetch(self.on_device(token_ids, positions, cache, batch, rows, shares))
 
     def greedy_tokens(
         self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor

@@ -27,7 +27,7 @@ class Replay:
     """Steps of one token a sequence, without adapters. One thread at a time."""
 
     def __init__(self, model: Llama, cache: KvCache, recorded: Sequence[int], max_context: int) -> None:
-        """recorded: numbers of rows, ascending, as `sizes` says for instance. max_context: tokens of a sequence.
+        """recorded: numbers of rows, ascending, for instance those of `sizes`. max_context: tokens of a sequence.
 
         Captures all it will replay, where there is a GPU: seconds."""
         self.model = model

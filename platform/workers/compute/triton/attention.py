@@ -1,4 +1,4 @@
-"""Paged attention on a GPU as its plan says: single queries by the kernel, pieces of prompts by torch's fused attention
+"""Paged attention on a GPU by its plan: single queries by the kernel, pieces of prompts by torch's fused attention
 over the gathered context.
 
 Torch takes what each query sees as a whole matrix; so a piece of a prompt is taken in slices whose matrix is bounded.

@@ -69,8 +69,8 @@ def make_plan(
             pieces.append(_piece(start, end, context, block_tables[owner], block_size, device))
     rows = None
     if tokens:
-        flat, owner_of, seen = _int32((tokens, owners, visible), device)
-        rows = Rows(flat, owner_of, seen, max(visible))
+        flat, owner_of, num_visible = _int32((tokens, owners, visible), device)
+        rows = Rows(flat, owner_of, num_visible, max(visible))
     return Plan(block_tables.to(device), rows, tuple(pieces))
 
 

@@ -46,7 +46,7 @@ class Segments(NamedTuple):
 def table_of(layers: Sequence[Sequence[AdapterSlots | None]], device: torch.device) -> Tensor:
     """int64 [layers, matrices, FIELDS] of contiguous matrices, which must outlive it."""
     return torch.tensor(
-        [[_entry(placed) for placed in matrices] for matrices in layers], dtype=torch.int64, device=device
+        [[_entry(slots) for slots in matrices] for matrices in layers], dtype=torch.int64, device=device
     )
 
 
@@ -68,13 +68,13 @@ def make_segments(
     )
 
 
-def _entry(placed: AdapterSlots | None) -> list[int]:
-    if placed is None:
+def _entry(slots: AdapterSlots | None) -> list[int]:
+    if slots is None:
         return [0] * FIELDS
-    assert placed.a.is_contiguous()
-    entry = [placed.a.data_ptr(), len(placed.a)]
+    assert slots.a.is_contiguous()
+    entry = [slots.a.data_ptr(), len(slots.a)]
     begin = 0
-    for start, end, b in placed.parts:
+    for start, end, b in slots.parts:
         assert b.is_contiguous()
         entry += [start, end, b.data_ptr(), begin, b.shape[1]]
         begin += b.shape[1]

@@ -244,7 +244,7 @@ def test_a_query_gets_the_same_bits_alone_and_in_any_batch_with_any_number_of_th
 
 
 def narrowed(case: Case, index: int, row: int, visible: int) -> Case:
-    """One query of a case as a batch of its own; everything behind what it sees is made NaN."""
+    """One query of a case as a batch of its own; everything behind its context is made NaN."""
     token = int(case.batch.query_start[index]) + row
     k_cache, v_cache = case.k_cache.clone(), case.v_cache.clone()
     form = (

@@ -12,7 +12,7 @@ from penstock.workers.compute.device import (
     check_float8,
     check_room,
     find_device,
-    placed,
+    place_weights,
 )
 from penstock.workers.compute.quant.quantized import quantize
 from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
@@ -39,14 +39,14 @@ def test_a_gpu_that_is_there_is_taken() -> None:
 
 
 def test_dense_weights_move() -> None:
-    moved = placed([("a", torch.ones(2, 3))], torch.float32, META)["a"]
+    moved = place_weights([("a", torch.ones(2, 3))], torch.float32, META)["a"]
 
     assert isinstance(moved, torch.Tensor)
     assert moved.device == META
 
 
 def test_quantized_weights_are_packed_for_the_gpu() -> None:
-    packed = placed([("a", quantize(torch.randn(16, 64), 32))], torch.bfloat16, CPU)["a"]
+    packed = place_weights([("a", quantize(torch.randn(16, 64), 32))], torch.bfloat16, CPU)["a"]
 
     assert isinstance(packed, GroupedMatrix)
     assert packed.dtype == torch.bfloat16
@@ -56,7 +56,7 @@ def test_quantized_weights_are_packed_for_the_gpu() -> None:
 def test_quantized_weights_in_groups_that_the_kernels_do_not_cover_are_dequantized() -> None:
     quantized = quantize(torch.randn(4, 100), 48)
 
-    dense = placed([("a", quantized)], torch.float32, CPU)["a"]
+    dense = place_weights([("a", quantized)], torch.float32, CPU)["a"]
 
     assert isinstance(dense, torch.Tensor)
     assert torch.equal(dense, quantized.dequantized())

@@ -1,4 +1,4 @@
-"""config.json and GGUF metadata: what they say, and the sentence for what is not supported."""
+"""config.json and GGUF metadata: what they declare, and the sentence for what is not supported."""
 
 import dataclasses
 from typing import Any

@@ -19,7 +19,7 @@ from penstock.workers.compute.loading import compute_dtype, has_bfloat16, load_r
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.runner import TorchRunner
-from penstock.workers.compute.weights import rounded_table
+from penstock.workers.compute.weights import round_table
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.tiny_models import saved, tiny_model
@@ -145,7 +145,7 @@ def test_greedy_tokens_are_those_of_transformers(model: PreTrainedModel, source:
 def test_head_and_embedding_are_held_as_the_settings_say(source: ModelSource) -> None:
     rounded = tiny_model("llama")
     for part in (rounded.lm_head, rounded.model.embed_tokens):
-        table = rounded_table(part.weight.detach(), 4)
+        table = round_table(part.weight.detach(), 4)
         assert isinstance(table, QuantizedTensor)
         part.weight.data = table.dequantized()
     chunk = Chunk(sequence(21, [9, 3, 7, 1, 5, 2]), 0, 21)

@@ -76,10 +76,10 @@ def plan(source: ModelSource, out: Path, **changes: int) -> Plan:
 
 
 def quantized(source: ModelSource, out: Path, **changes: int) -> list[tuple[int, int]]:
-    """What was told of its progress."""
-    told: list[tuple[int, int]] = []
-    quantize_checkpoint(plan(source, out, **changes), lambda done, total: told.append((done, total)))
-    return told
+    """Make the checkpoint; returns the progress that was reported, as (layers done, all layers)."""
+    progress: list[tuple[int, int]] = []
+    quantize_checkpoint(plan(source, out, **changes), lambda done, total: progress.append((done, total)))
+    return progress
 
 
 def ended_after(source: ModelSource, out: Path, num_layers: int) -> None:

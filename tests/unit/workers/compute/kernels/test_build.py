@@ -23,7 +23,7 @@ LEVEL = Level.AMX
 
 
 def script(path: Path, body: str) -> Compiler:
-    """A compiler that does what `body` says."""
+    """A compiler that runs `body`, a script."""
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return Compiler((str(path),))

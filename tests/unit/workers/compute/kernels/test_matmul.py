@@ -34,7 +34,7 @@ MOST_STEPS = {Rounding.TWO_TERMS: 127 * 128, Rounding.ONE_TERM: 127}
 
 
 def dense_rows(level: Level, rounding: Rounding) -> float:
-    """Rows from which on activations are kept in bfloat16 although nobody asks for that."""
+    """Rows from which on activations are kept in bfloat16 although another rounding is set."""
     if level >= Level.AMX:
         return 24
     return 16 if level is Level.AVX512 and rounding is Rounding.TWO_TERMS else math.inf
@@ -183,7 +183,7 @@ def test_a_row_that_is_not_finite_stays_its_own_affair(
             found = matmul.multiply(spoilt, matrix, rounding, threads=1)
 
             assert not found[1].isfinite().any()
-            # and what is left of it in freed memory is not seen by the next
+            # and what is left of it in freed memory is not read by the next
             assert torch.equal(torch.cat((found[:1], found[2:])), torch.cat((expected[:1], expected[2:])))
             assert torch.equal(matmul.multiply(x, matrix, rounding, threads=1), expected)
 

@@ -1,4 +1,4 @@
-"""The draft model over the target's blocks: a tiny llama that drafts for itself, so that every guess is right unless
+"""The draft model over the target's blocks: a tiny llama that drafts for itself, so that every proposal is right unless
 its KV is not."""
 
 from collections.abc import Iterator
