@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.router.dispatch.stream import RoutedStream
+from penstock.router.dispatch.mailbox import Mailbox
 from penstock.wire.frames import BlockEvents
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, FakeReplica, answer_to, settle
 
@@ -44,7 +44,7 @@ def test_a_lost_link_to_a_listed_member_is_made_again():
             replica = cluster.replicas["a"]
             assert replica.on_lost is not None
             replica.on_lost()
-            assert cluster.fleet.remotes(["pool"]) == []
+            assert cluster.fleet.ready_clients(["pool"]) == []
             await settle()
 
             assert replica.num_connects == 2
@@ -68,7 +68,7 @@ def test_a_member_that_cannot_be_reached_is_tried_again():
     asyncio.run(main())
 
 
-async def start_and_unlist(cluster: Cluster) -> tuple[RoutedStream, FakeReplica]:
+async def start_and_unlist(cluster: Cluster) -> tuple[Mailbox, FakeReplica]:
     """A stream with two tokens on a replica that is then listed no more."""
     stream = await cluster.start(PROMPT)
     gone = cluster.replicas[stream.receipt.replica]
@@ -99,7 +99,9 @@ def test_an_unlisted_member_finishes_its_streams_and_gets_no_new_ones():
             stream, gone = await start_and_unlist(cluster)
             status = cluster.fleet.status()["pool"]
             assert (status.num_listed, status.num_connected, status.num_inflight) == (1, 1, 0)
-            assert [remote.member.replica_id for remote in cluster.fleet.remotes(["pool"])] != [gone.member.replica_id]
+            assert [client.member.replica_id for client in cluster.fleet.ready_clients(["pool"])] != [
+                gone.member.replica_id
+            ]
             others = [await cluster.start(PROMPT) for _ in range(4)]
             assert gone.member.replica_id not in {other.receipt.replica for other in others}
             assert not gone.is_closed
@@ -169,7 +171,7 @@ def test_a_new_process_under_the_id_of_a_retiring_one_takes_its_place():
 
             assert await cluster.read(stream) == answer_to(PROMPT, 8)
             stream.close()
-            assert cluster.fleet.remotes(["pool"])[0].member.epoch == "epoch-2"
+            assert cluster.fleet.ready_clients(["pool"])[0].member.epoch == "epoch-2"
 
     asyncio.run(main())
 
@@ -211,7 +213,7 @@ def test_a_new_epoch_is_a_new_process():
 
             assert old.is_closed
             assert cluster.index.held("a") == frozenset()
-            assert cluster.fleet.remotes(["pool"])[0].member.epoch == "epoch-2"
+            assert cluster.fleet.ready_clients(["pool"])[0].member.epoch == "epoch-2"
 
     asyncio.run(main())
 
@@ -230,7 +232,7 @@ def test_the_late_end_of_an_old_link_does_not_touch_the_new_one():
             old.send(events=[BlockEvents(9, is_snapshot=True)], load=old.load())
 
             assert cluster.index.held("a") == {KEY}
-            assert len(cluster.fleet.remotes(["pool"])) == 1
+            assert len(cluster.fleet.ready_clients(["pool"])) == 1
 
     asyncio.run(main())
 
@@ -240,7 +242,7 @@ def test_a_process_of_another_epoch_behind_the_address_is_not_used():
         async with Cluster(A) as cluster:
             cluster.replicas["a"].report(epoch="epoch-2")
 
-            assert cluster.fleet.remotes(["pool"]) == []
+            assert cluster.fleet.ready_clients(["pool"]) == []
 
     asyncio.run(main())
 
