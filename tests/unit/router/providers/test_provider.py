@@ -1,5 +1,5 @@
-"""TokenizedPrompt a provider's stream, and calls of a server that says exactly what a test wants; what dispatch makes
-of them is in test_dispatch_tiers."""
+"""Reading a provider's stream, and calls of a server that says exactly what a test wants; what dispatch makes
+of them is in test_dispatcher_tiers."""
 
 import asyncio
 import logging
@@ -37,7 +37,7 @@ def events(pieces: list[bytes]) -> list[bytes]:
             yield piece
 
     async def main() -> list[bytes]:
-        return [event async for event in provider._events(data())]
+        return [event async for event in provider._split_events(data())]
 
     return asyncio.run(main())
 
@@ -128,10 +128,10 @@ class Sink:
         if delta.finish is not None:
             self._end(delta.finish)
 
-    def refused(self, error: PenstockError) -> None:
+    def refuse(self, error: PenstockError) -> None:
         self._end(error)
 
-    def broken(self, error: PenstockError) -> None:
+    def break_off(self, error: PenstockError) -> None:
         self._end(error)
 
     def _end(self, end: object) -> None:
@@ -250,9 +250,9 @@ def test_a_finish_is_told_once_whatever_comes_behind_it() -> None:
 def test_a_provider_whose_answers_break_off_is_left_alone_after_some_in_a_row() -> None:
     async def check(world: World) -> None:
         for _ in range(3):
-            assert world.provider.outlook().obstacle is None
+            assert world.provider.forecast().obstacle is None
             await world.asked()
-        assert world.provider.outlook().obstacle is TierReason.BREAKER_OPEN
+        assert world.provider.forecast().obstacle is TierReason.BREAKER_OPEN
 
     with_world(check, HEAD + chunked(TEXT) + END, breaker_failures=3)
 
@@ -261,14 +261,14 @@ def test_the_first_words_of_a_trial_let_the_others_through() -> None:
     async def check(world: World) -> None:
         await world.asked()
         await until(lambda: len(world.rooms) == 2)  # the end of the first call, and of the breaker's pause
-        assert world.provider.outlook().obstacle is None
+        assert world.provider.forecast().obstacle is None
         sid, trial = world.ask()
-        assert world.provider.outlook().obstacle is TierReason.BREAKER_OPEN
+        assert world.provider.forecast().obstacle is TierReason.BREAKER_OPEN
         world.rooms.clear()
         await trial.has_begun.wait()
 
         assert not trial.has_ended.is_set()
-        assert world.provider.outlook().obstacle is None
+        assert world.provider.forecast().obstacle is None
         assert world.rooms == ["up"]
         world.provider.abort(sid)
 
