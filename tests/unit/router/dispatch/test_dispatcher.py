@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.router.config import GatewayConfig
-from penstock.router.dispatch.stream import MAX_ATTEMPTS
+from penstock.router.dispatch.dispatcher import MAX_ATTEMPTS
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import BlockEvents, Delta, Finish, split_keys, unpack_token_ids
 from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, answer_to, settle
@@ -173,12 +173,12 @@ def test_a_load_report_counts_what_it_has_seen_only_once():
     async def main():
         async with Cluster(A) as cluster:
             streams = [await cluster.start([number] * 30) for number in range(3)]
-            remote = cluster.fleet.remotes(["pool"])[0]
-            assert remote.view(0).since == (3, 90, 0)
+            client = cluster.fleet.ready_clients(["pool"])[0]
+            assert client.view(0).unreported == (3, 90, 0)
             cluster.replicas["a"].report(last_sid=2)
-            assert remote.view(0).since == (1, 30, 0)
+            assert client.view(0).unreported == (1, 30, 0)
             cluster.replicas["a"].report(last_sid=0)
-            assert remote.view(0).since == (0, 0, 0)
+            assert client.view(0).unreported == (0, 0, 0)
             for stream in streams:
                 stream.close()
 
@@ -189,11 +189,11 @@ def test_a_report_that_names_no_sid_leaves_the_latest_requests_counted():
     async def main():
         async with Cluster(A) as cluster:
             stream = await cluster.start(PROMPT)
-            remote = cluster.fleet.remotes(["pool"])[0]
+            client = cluster.fleet.ready_clients(["pool"])[0]
             cluster.replicas["a"].report(last_sid=0)
-            assert remote.view(0).since.num_sent == 1
+            assert client.view(0).unreported.num_sent == 1
             cluster.replicas["a"].report(last_sid=0)
-            assert remote.view(0).since.num_sent == 0
+            assert client.view(0).unreported.num_sent == 0
             stream.close()
 
     asyncio.run(main())
@@ -205,14 +205,14 @@ def test_a_sequence_that_is_over_no_longer_counts_before_the_next_report():
             streams = [await cluster.start(PROMPT, max_tokens=tokens) for tokens in (1, 9, 9)]
             cluster.replicas["a"].report()
             late = await cluster.start(PROMPT, max_tokens=1)
-            remote = cluster.fleet.remotes(["pool"])[0]
-            assert remote.view(0).since == (1, 30, 0)
+            client = cluster.fleet.ready_clients(["pool"])[0]
+            assert client.view(0).unreported == (1, 30, 0)
             cluster.step()
-            assert remote.view(0).since == (0, 0, 1)
+            assert client.view(0).unreported == (0, 0, 1)
             streams[1].close()
-            assert remote.view(0).since == (0, 0, 2)
+            assert client.view(0).unreported == (0, 0, 2)
             cluster.replicas["a"].report()
-            assert remote.view(0).since == (0, 0, 0)
+            assert client.view(0).unreported == (0, 0, 0)
             for stream in (*streams, late):
                 stream.close()
 
@@ -284,7 +284,7 @@ def test_a_replica_lost_in_the_middle_is_resumed_to_the_token():
             submit = cluster.replicas[stream.receipt.replica].submits[-1]
             assert unpack_token_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 5)
             assert (submit.num_output_tokens, submit.sampling.seed, submit.sampling.max_tokens) == (5, 5, 8)
-            whole = cluster.chains.chain(next(iter(stream.chains)), b"salt", submit.token_ids)
+            whole = cluster.chains.make(next(iter(stream.state.chains.by_kind)), b"salt", submit.token_ids)
             assert (split_keys(submit.block_keys), submit.chain_key) == (whole.keys, whole.parent)
             assert cluster.attempts("resume") == 1
 
@@ -540,7 +540,7 @@ def test_an_abort_that_nobody_asked_for_is_resumed_elsewhere():
 
 
 def test_the_router_keeps_the_deadline_when_the_replica_does_not(monkeypatch):
-    monkeypatch.setattr("penstock.router.dispatch.stream.DEADLINE_GRACE_S", 0.0)
+    monkeypatch.setattr("penstock.router.dispatch.dispatcher.DEADLINE_GRACE_S", 0.0)
 
     async def main():
         async with Cluster(A) as cluster:

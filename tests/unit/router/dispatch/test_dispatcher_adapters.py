@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.router.replicas.adapter_placement import Spread, Spreader
+from penstock.router.replicas.adapter_placement import AdapterPlacement, AdapterPlacer
 from penstock.wire.frames import split_keys
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, answer_to, settle
 
@@ -81,17 +81,17 @@ def test_an_answer_that_goes_on_elsewhere_keeps_its_adapter() -> None:
 def test_every_replica_is_asked_to_load_and_the_wait_ends_when_each_has_or_could_not() -> None:
     async def main() -> None:
         async with Cluster(A, B) as cluster:
-            spreader = Spreader(cluster.fleet.remotes)
-            loading = asyncio.create_task(spreader.load(["pool"], ONE, timeout_s=10))
+            placer = AdapterPlacer(cluster.fleet.ready_clients)
+            loading = asyncio.create_task(placer.load(["pool"], ONE, timeout_s=10))
             await settle()
-            assert [cluster.replicas[name].told for name in "ab"] == [[("load", ONE)]] * 2
+            assert [cluster.replicas[name].adapter_ops for name in "ab"] == [[("load", ONE)]] * 2
             cluster.replicas["a"].report(resident_adapters=(ONE,))
             cluster.replicas["b"].report(failed_adapters=((ONE, "an older failure"),))
             await settle()
             assert not loading.done()
             cluster.replicas["b"].report(failed_adapters=((ONE, "It does not fit."),))
 
-            assert await loading == Spread(live=2, loaded=1, error="It does not fit.")
+            assert await loading == AdapterPlacement(live=2, loaded=1, error="It does not fit.")
 
     asyncio.run(main())
 
@@ -99,9 +99,9 @@ def test_every_replica_is_asked_to_load_and_the_wait_ends_when_each_has_or_could
 def test_a_replica_that_does_not_answer_is_waited_for_only_so_long() -> None:
     async def main() -> None:
         async with Cluster(A) as cluster:
-            assert await Spreader(cluster.fleet.remotes).load(["pool"], ONE, timeout_s=0.02) == Spread(
-                live=1, loaded=0, error=None
-            )
+            assert await AdapterPlacer(cluster.fleet.ready_clients).load(
+                ["pool"], ONE, timeout_s=0.02
+            ) == AdapterPlacement(live=1, loaded=0, error=None)
 
     asyncio.run(main())
 
@@ -109,8 +109,8 @@ def test_a_replica_that_does_not_answer_is_waited_for_only_so_long() -> None:
 def test_replicas_are_told_to_drop_what_is_deleted() -> None:
     async def main() -> None:
         async with Cluster(A, B) as cluster:
-            Spreader(cluster.fleet.remotes).drop(["pool"], ONE)
+            AdapterPlacer(cluster.fleet.ready_clients).drop(["pool"], ONE)
 
-            assert [cluster.replicas[name].told for name in "ab"] == [[("drop", ONE)]] * 2
+            assert [cluster.replicas[name].adapter_ops for name in "ab"] == [[("drop", ONE)]] * 2
 
     asyncio.run(main())

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.base.errors import PenstockError
 from penstock.router.config import GatewayConfig, ProviderConfig
-from penstock.router.dispatch.stream import RoutedStream
+from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.routing.request import (
     AnsweringModel,
     Generation,
@@ -319,7 +319,7 @@ def with_provider(
     asyncio.run(main())
 
 
-async def whole_text(stream: RoutedStream) -> tuple[str, int, Finish]:
+async def whole_text(stream: Mailbox) -> tuple[str, int, Finish]:
     """Text, tokens and end of an answer that comes as text."""
     text, num_tokens = "", 0
     while True:
@@ -418,7 +418,7 @@ def test_an_answer_that_waits_for_the_edge_to_go_on_holds_up_nobody_who_may_leav
     with_provider(QUICK, check)
 
 
-async def edge_answer(cluster: Cluster, stream: RoutedStream) -> list[int]:
+async def edge_answer(cluster: Cluster, stream: Mailbox) -> list[int]:
     reading = asyncio.ensure_future(stream.next())
     await until(lambda: bool(cluster.replicas["e"].running))
     cluster.step(8)

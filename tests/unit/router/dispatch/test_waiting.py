@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.router.dispatch.waiting import Lane, WaitQueue
+from penstock.router.dispatch.waiting import Attempt, AttemptResult, Lane, WaitQueue
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, Overloaded
 
 A, B, AB = Lane(("a",)), Lane(("b",)), Lane(("a", "b"))
@@ -18,14 +18,14 @@ class Credits:
         self.free = free
         self.admitted: list[int] = []
 
-    def attempt(self, number: int, *pools: str) -> Callable[[], bool]:
-        def attempt() -> bool:
+    def attempt(self, number: int, *pools: str) -> Attempt:
+        def attempt() -> AttemptResult:
             pool = next((pool for pool in pools if self.free.get(pool, 0)), None)
             if pool is None:
-                return False
+                return AttemptResult.MUST_WAIT
             self.free[pool] -= 1
             self.admitted.append(number)
-            return True
+            return AttemptResult.PLACED
 
         return attempt
 
@@ -36,7 +36,7 @@ class Credits:
 
 def enter(
     queue: WaitQueue, credits: Credits, number: int, lane: Lane = A, deadline_in_s: float = 100.0
-) -> asyncio.Task[None]:
+) -> asyncio.Task[AttemptResult]:
     return asyncio.ensure_future(
         queue.admit(lane, credits.attempt(number, *lane.pools), arrival=number, deadline_in_s=deadline_in_s)
     )
@@ -51,7 +51,7 @@ def queue_of(max_waiting: int = 100, timeout_s: float = 50.0, clock: Callable[[]
     return WaitQueue(max_waiting, timeout_s, clock)
 
 
-async def end(*tasks: asyncio.Task[None]) -> None:
+async def end(*tasks: asyncio.Task[AttemptResult]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -211,7 +211,7 @@ def test_a_cancelled_waiter_leaves_no_trace_and_its_place_to_the_next():
 def test_when_a_head_that_did_not_fit_gives_up_the_next_is_asked():
     async def main():
         queue, credits = queue_of(), Credits(a=1)
-        big = asyncio.ensure_future(queue.admit(A, lambda: False, arrival=0, deadline_in_s=100))
+        big = asyncio.ensure_future(queue.admit(A, lambda: AttemptResult.MUST_WAIT, arrival=0, deadline_in_s=100))
         await settle()
         small = enter(queue, credits, 1)
         await settle()
@@ -230,10 +230,10 @@ def test_an_attempt_that_fails_ends_its_own_wait_only(error):
         queue, credits = queue_of(), Credits()
         is_hopeless = False
 
-        def hopeless() -> bool:
+        def hopeless() -> AttemptResult:
             if is_hopeless:
                 raise error
-            return False
+            return AttemptResult.MUST_WAIT
 
         failing = asyncio.ensure_future(queue.admit(A, hopeless, arrival=0, deadline_in_s=100))
         other = enter(queue, credits, 1)
@@ -259,7 +259,7 @@ steps = st.lists(
 def test_whatever_happens_lanes_stay_in_order_and_nothing_is_left(steps):
     async def main():
         queue, credits = queue_of(), Credits()
-        tasks: dict[int, asyncio.Task[None]] = {}
+        tasks: dict[int, asyncio.Task[AttemptResult]] = {}
         lanes: dict[int, Lane] = {}
         for number, (kind, lane, which) in enumerate(steps):
             if kind == "enter":
