@@ -57,18 +57,15 @@ def only(spans: list[tuple[str, dict[str, Any]]], name: str) -> list[dict[str, A
     return [attributes for found, attributes in spans if found == name]
 
 
-def test_an_attempt_is_a_wait_a_route_a_prefill_and_a_decode(traces: Traces) -> None:
-    async def main() -> None:
-        async with Cluster(A) as cluster:
-            stream = await cluster.dispatcher.start(traces.generation())
-            cluster.replicas["a"].send(Delta(1, [5], num_cached_tokens=8, timing=FIRST))
-            await stream.next()
-            cluster.replicas["a"].send(Delta(1, [6, 7], finish=Finish.STOP, timing=LAST))
-            await stream.next()
-            cluster.replicas["a"].running.clear()
-            stream.close()
-
-    asyncio.run(main())
+async def test_an_attempt_is_a_wait_a_route_a_prefill_and_a_decode(traces: Traces) -> None:
+    async with Cluster(A) as cluster:
+        stream = await cluster.dispatcher.start(traces.generation())
+        cluster.replicas["a"].send(Delta(1, [5], num_cached_tokens=8, timing=FIRST))
+        await stream.next()
+        cluster.replicas["a"].send(Delta(1, [6, 7], finish=Finish.STOP, timing=LAST))
+        await stream.next()
+        cluster.replicas["a"].running.clear()
+        stream.close()
     spans = traces.named()
     place = {names.SEQUENCE: "r", names.ATTEMPT: 1}
 
@@ -102,24 +99,21 @@ def test_the_engines_times_are_told_as_they_are(traces: Traces) -> None:
     assert (decode.start_time, decode.end_time) == (101_000_000_000, 104_000_000_000)
 
 
-def test_an_answer_that_goes_on_elsewhere_is_two_attempts(traces: Traces) -> None:
-    async def main() -> None:
-        async with Cluster(A, B) as cluster:
-            stream = await cluster.dispatcher.start(traces.generation())
-            lost = cluster.replicas[stream.receipt.replica]
-            lost.send(Delta(1, [5, 6], num_cached_tokens=0, timing=FIRST))
-            await stream.next()
-            lost.die()
-            reading = asyncio.ensure_future(stream.next())
-            while not any(replica.running for replica in cluster.replicas.values()):  # noqa: ASYNC110
-                await asyncio.sleep(0)
-            other = cluster.replicas[stream.receipt.replica]
-            other.send(Delta(1, [7, 8, 9], finish=Finish.STOP, num_cached_tokens=0, timing=LAST))
-            other.running.clear()
-            await reading
-            stream.close()
-
-    asyncio.run(main())
+async def test_an_answer_that_goes_on_elsewhere_is_two_attempts(traces: Traces) -> None:
+    async with Cluster(A, B) as cluster:
+        stream = await cluster.dispatcher.start(traces.generation())
+        lost = cluster.replicas[stream.receipt.replica]
+        lost.send(Delta(1, [5, 6], num_cached_tokens=0, timing=FIRST))
+        await stream.next()
+        lost.die()
+        reading = asyncio.ensure_future(stream.next())
+        while not any(replica.running for replica in cluster.replicas.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        other = cluster.replicas[stream.receipt.replica]
+        other.send(Delta(1, [7, 8, 9], finish=Finish.STOP, num_cached_tokens=0, timing=LAST))
+        other.running.clear()
+        await reading
+        stream.close()
     spans = traces.named()
 
     assert [attributes[names.ATTEMPT] for attributes in only(spans, "route")] == [1, 2]
@@ -130,27 +124,21 @@ def test_an_answer_that_goes_on_elsewhere_is_two_attempts(traces: Traces) -> Non
     assert len({a[names.REPLICA] for a in only(spans, "prefill")}) == 2
 
 
-def test_a_wait_in_vain_is_told_by_its_error(traces: Traces) -> None:
-    async def main() -> None:
-        async with Cluster(A, max_inflight=0, config=GatewayConfig(queue_timeout_s=0.01)) as cluster:
-            with pytest.raises(Overloaded):
-                await cluster.dispatcher.start(traces.generation())
-
-    asyncio.run(main())
+async def test_a_wait_in_vain_is_told_by_its_error(traces: Traces) -> None:
+    async with Cluster(A, max_inflight=0, config=GatewayConfig(queue_timeout_s=0.01)) as cluster:
+        with pytest.raises(Overloaded):
+            await cluster.dispatcher.start(traces.generation())
 
     assert traces.named() == [("queue", {names.SEQUENCE: "r", names.ATTEMPT: 1, names.ERROR: "Overloaded"})]
 
 
-def test_an_answer_that_is_given_up_has_run_until_now(traces: Traces) -> None:
-    async def main() -> None:
-        async with Cluster(A) as cluster:
-            stream = await cluster.dispatcher.start(traces.generation())
-            cluster.replicas["a"].send(Delta(1, [5, 6], num_cached_tokens=0, timing=FIRST))
-            await stream.next()
-            stream.close()
-            stream.close()
-
-    asyncio.run(main())
+async def test_an_answer_that_is_given_up_has_run_until_now(traces: Traces) -> None:
+    async with Cluster(A) as cluster:
+        stream = await cluster.dispatcher.start(traces.generation())
+        cluster.replicas["a"].send(Delta(1, [5, 6], num_cached_tokens=0, timing=FIRST))
+        await stream.next()
+        stream.close()
+        stream.close()
     spans = {span.name: span for span in traces.spans()}
 
     assert spans["decode"].end_time is not None
@@ -159,18 +147,15 @@ def test_an_answer_that_is_given_up_has_run_until_now(traces: Traces) -> None:
     assert len(spans) == 4
 
 
-def test_a_replica_is_told_of_a_trace_only_where_there_is_one(traces: Traces) -> None:
-    async def main() -> None:
-        async with Cluster(A) as cluster:
-            traced = traces.generation()
-            streams = [await cluster.dispatcher.start(one) for one in (traced, generation(PROMPT))]
-            for stream in streams:
-                stream.close()
+async def test_a_replica_is_told_of_a_trace_only_where_there_is_one(traces: Traces) -> None:
+    async with Cluster(A) as cluster:
+        traced = traces.generation()
+        streams = [await cluster.dispatcher.start(one) for one in (traced, generation(PROMPT))]
+        for stream in streams:
+            stream.close()
 
-            assert [submit.traceparent for submit in cluster.replicas["a"].submits] == [traced.traced.traceparent, None]
-            assert streams[1].state.trace is None
-
-    asyncio.run(main())
+        assert [submit.traceparent for submit in cluster.replicas["a"].submits] == [traced.traced.traceparent, None]
+        assert streams[1].state.trace is None
 
 
 def test_a_providers_answer_is_one_span_and_its_refusal_too(traces: Traces) -> None:
