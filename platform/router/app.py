@@ -42,11 +42,11 @@ from penstock.router.models.adapter_models import AdapterDeps, AdapterModels
 from penstock.router.models.catalogue import Checkpoint, served_models
 from penstock.router.models.served_model import ServedModel
 from penstock.router.providers.provider import Providers
-from penstock.router.replicas.adapter_placement import Spreader
+from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.replicas.discovery import ReplicaDiscovery
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.link import connect
-from penstock.router.replicas.replica_client import Link, Member, counted
+from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.replicas.report import Reporter, Waiting
 from penstock.router.routing.chains import Chains
 from penstock.router.transport.drain import Leaving, arrived
@@ -101,7 +101,7 @@ class Core:
             self._pools,
             self._connect,
             self._index,
-            counted(self._metrics, self._queue.wake),
+            make_pool_callbacks(self._metrics, self._queue.wake),
             Random(),
             IndexStore(client).snapshot,
         )
@@ -154,9 +154,9 @@ class Core:
     ) -> AdapterDeps:
         assert config.folder is not None, "who starts a gateway says where the adapters lie"
         registry = Registry(client, config.max_per_tenant)
-        spreader = Spreader(self.fleet.remotes)
+        placer = AdapterPlacer(self.fleet.ready_clients)
         return AdapterDeps(
-            config, registry, AdapterStore(Path(config.folder)), AdapterModels(registry, models, self._pools), spreader
+            config, registry, AdapterStore(Path(config.folder)), AdapterModels(registry, models, self._pools), placer
         )
 
     def _replicas(self) -> list[PoolReplicas]:
@@ -178,13 +178,13 @@ class Core:
             metrics.kv_blocks.labels(name).set(status.total_blocks)
             metrics.queue_length.labels(name).set(self._queue.num_waiting(name))
             metrics.index_blocks.labels(name).set(
-                sum(self._index.num_held(remote.member.replica_id) for remote in self.fleet.remotes([name]))
+                sum(self._index.num_held(client.member.replica_id) for client in self.fleet.ready_clients([name]))
             )
 
 
 def _context(fleet: Fleet, pools: Sequence[PoolSpec]) -> int:
     """The longest context among pools: as their replicas say, and as configured while there are none."""
-    found = [remote.member.max_model_len for remote in fleet.remotes(pool.name for pool in pools)]
+    found = [client.member.max_model_len for client in fleet.ready_clients(pool.name for pool in pools)]
     return max(found, default=max(pool.max_model_len for pool in pools))
 
 

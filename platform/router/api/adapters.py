@@ -23,7 +23,7 @@ from penstock.router.completions.dependencies import GatewayDeps
 from penstock.router.completions.endpoint import authenticate
 from penstock.router.models.adapter_models import AdapterDeps
 from penstock.router.models.served_model import ServedModel
-from penstock.router.replicas.adapter_placement import Spread
+from penstock.router.replicas.adapter_placement import AdapterPlacement
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.upload import boundary_of, receive
 from penstock.tenancy.tenants import Tenant
@@ -282,11 +282,11 @@ def _not_found(name: str) -> NotFound:
 def _out(adapters: AdapterDeps, name: str, registered: Registered) -> AdapterOut:
     adapter = registered.adapter
     return _as_out(
-        name, registered, adapters.spreader.look(adapters.models.pools_for(adapter.model_digest), adapter.digest)
+        name, registered, adapters.spreader.find(adapters.models.pools_for(adapter.model_digest), adapter.digest)
     )
 
 
-def _as_out(name: str, registered: Registered, spread: Spread) -> AdapterOut:
+def _as_out(name: str, registered: Registered, spread: AdapterPlacement) -> AdapterOut:
     adapter = registered.adapter
     return AdapterOut(
         id=name,
