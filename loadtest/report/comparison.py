@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from penstock_loadtest.report import markup
 from penstock_loadtest.report.folder import read_json
-from penstock_loadtest.report.markup import Card, Column
-from penstock_loadtest.report.shell import page
+from penstock_loadtest.report.parts import Banner, Card, Column, Rows, Table, Top
+from penstock_loadtest.report.render import render_page
 from penstock_loadtest.report.style import (
     BLUE,
     GREY,
@@ -58,32 +57,42 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
 
 
 def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
+    """The page as HTML."""
     a, b = comparison.a, comparison.b
     title = f"{b.name} against {a.name}"
-    line = " · ".join(" ".join([f"{side.name}: {side.model} at {side.url}", *side.overrides]) for side in (a, b))
+    sides = " · ".join(" ".join([f"{side.name}: {side.model} at {side.url}", *side.overrides]) for side in (a, b))
     pairs = len({run.pair for run in comparison.runs if run.side == "b"})
-    blocks = [markup.header("Load test: comparison", title, f"{pairs} pairs of runs, in turn · {line}")]
+    top = Top(
+        title=title,
+        kicker="Load test: comparison",
+        heading=title,
+        line=f"{pairs} pairs of runs, in turn · {sides}",
+        banners=_list_banners(comparison),
+        cards=[_card(row, title) for row in comparison.rows if row.ratio.value is not None],
+    )
+    sections = {
+        "pictures": pictures,
+        "ratios": _ratio_table(comparison),
+        "sentences": comparison.sentences,
+        "runs": _run_table(comparison),
+    }
+    return render_page("comparison.html.j2", top, sections)
+
+
+def _list_banners(comparison: Comparison) -> list[Banner]:
+    banners = []
     if not comparison.is_complete:
-        blocks.append(markup.banner("This comparison is not finished.", "The same command goes on with it."))
+        banners.append(Banner("This comparison is not finished.", "The same command goes on with it."))
     if any(run.is_late for run in comparison.runs):
-        blocks.append(
-            markup.banner("The tester was late", "in some of the runs: they measured it along with the servers.")
-        )
-    blocks.append(markup.cards([_card(row, title) for row in comparison.rows if row.ratio.value is not None]))
-    if pictures:
-        blocks.append(markup.section("Ratios and runs", markup.figures(pictures)))
-    blocks += [
-        markup.section("Figures", _table(comparison), markup.bullets(comparison.sentences)),
-        markup.section("Runs", _run_table(comparison)),
-    ]
-    return page(title, "\n".join(blocks))
+        banners.append(Banner("The tester was late", "in some of the runs: they measured it along with the servers."))
+    return banners
 
 
 def _card(row: Row, title: str) -> Card:
     return Card(f"{row.figure}, {title}", _ratio(row.ratio.value), f"{_interval(row)}: {_verdict(row)}")
 
 
-def _table(comparison: Comparison) -> str:
+def _ratio_table(comparison: Comparison) -> Table:
     columns = [
         Column("", is_text=True),
         *map(Column, (comparison.a.name, comparison.b.name, "ratio", "95 % interval", "pairs")),
@@ -101,11 +110,14 @@ def _table(comparison: Comparison) -> str:
         ]
         for row in comparison.rows
     ]
-    note = "Medians of the runs. Ratios are of the two runs of a pair; their interval holds the median ratio with at least 95 %."
-    return markup.table(f"{comparison.b.name} / {comparison.a.name}", columns, rows, note=note)
+    note = (
+        "Medians of the runs. Ratios are of the two runs of a pair; their interval holds the median ratio with at least "
+        "95 %."
+    )
+    return Table(f"{comparison.b.name} / {comparison.a.name}", columns, [Rows("", rows)], note)
 
 
-def _run_table(comparison: Comparison) -> str:
+def _run_table(comparison: Comparison) -> Table:
     names = [row.figure for row in comparison.rows]
     columns = [
         Column("run", is_text=True),
@@ -114,9 +126,8 @@ def _run_table(comparison: Comparison) -> str:
         Column("finished"),
         Column("flaws", is_text=True),
     ]
-    return markup.table(
-        "In the order they were made", columns, [_run_row(run, comparison, names) for run in comparison.runs]
-    )
+    rows = [_run_row(run, comparison, names) for run in comparison.runs]
+    return Table("In the order they were made", columns, [Rows("", rows)])
 
 
 def _run_row(run: Run, comparison: Comparison, names: Sequence[str]) -> list[str]:

@@ -50,7 +50,8 @@ TERMS = (
 )
 
 
-def terms(targets: Targets) -> tuple[tuple[str, str], ...]:
+def define_terms(targets: Targets) -> tuple[tuple[str, str], ...]:
+    """Each term with its meaning, in the order of the page; goodput is by the run's own targets."""
     goodput = (
         f"Finished requests with TTFT ≤ {duration(targets.ttft_s)} and TPOT ≤ {duration(targets.tpot_s)}, of all but those that we cancelled in time. "
         "Failed, shed and unfinished requests are misses; so is one that we hung up on after the TTFT target had passed, and an answer without a token. "

@@ -7,10 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from penstock_loadtest.report import markup
 from penstock_loadtest.report.folder import read_json
-from penstock_loadtest.report.markup import Card, Column
-from penstock_loadtest.report.shell import page
+from penstock_loadtest.report.parts import Banner, Card, Column, Rows, Table, Top
+from penstock_loadtest.report.render import render_page
 from penstock_loadtest.report.style import (
     BLUE,
     GREEN,
@@ -76,37 +75,32 @@ def ladder_plots(ladder: Ladder) -> list[Plot]:
 
 
 def ladder_page(ladder: Ladder, pictures: Sequence[Picture]) -> str:
+    """The page as HTML."""
     title = f"Ladder against {ladder.model}"
-    blocks = [
-        markup.header("Load test", title, f"{len(ladder.steps)} steps · {ladder.url}"),
-        *_banners(ladder),
-        markup.cards(_headline(ladder)),
-    ]
-    if pictures:
-        blocks.append(markup.section("Against the rate", markup.figures(pictures)))
-    blocks.append(markup.section("Steps", _table(ladder)))
-    return page(title, "\n".join(blocks))
+    line = f"{len(ladder.steps)} steps · {ladder.url}"
+    top = Top(title, "Load test", title, line, _list_banners(ladder), _list_cards(ladder))
+    return render_page("ladder.html.j2", top, {"pictures": pictures, "steps": _step_table(ladder)})
 
 
-def _banners(ladder: Ladder) -> list[str]:
+def _list_banners(ladder: Ladder) -> list[Banner]:
     banners = []
     late = [step.number for step in ladder.steps if step.is_late]
     if not ladder.is_complete:
-        banners.append(markup.banner("This ladder is not finished.", "The same command goes on with it."))
+        banners.append(Banner("This ladder is not finished.", "The same command goes on with it."))
     if late:
         banners.append(
-            markup.banner(
+            Banner(
                 "The tester was late",
                 f"in step {', '.join(map(str, late))}: its figures measure the tester along with the server.",
             )
         )
     if any(not step.is_balanced for step in ladder.steps):
         numbers = ", ".join(str(step.number) for step in ladder.steps if not step.is_balanced)
-        banners.append(markup.banner("The ledger does not balance", f"in step {numbers}."))
+        banners.append(Banner("The ledger does not balance", f"in step {numbers}."))
     return banners
 
 
-def _headline(ladder: Ladder) -> list[Card]:
+def _list_cards(ladder: Ladder) -> list[Card]:
     held = [step for step in ladder.steps if step.rate == ladder.knee]
     best = held[-1] if held else None
     knee = Card(
@@ -139,7 +133,7 @@ def _headline(ladder: Ladder) -> list[Card]:
     ]
 
 
-def _table(ladder: Ladder) -> str:
+def _step_table(ladder: Ladder) -> Table:
     titles = (
         "rate",
         "goodput",
@@ -155,11 +149,8 @@ def _table(ladder: Ladder) -> str:
         "failed",
     )
     columns = [Column("step", is_text=True), *map(Column, titles), Column("why", is_text=True)]
-    return markup.table(
-        f"Steps by {ladder.unit}",
-        columns,
-        [_row(step, ladder) for step in sorted(ladder.steps, key=lambda step: (step.rate, step.number))],
-    )
+    steps = sorted(ladder.steps, key=lambda step: (step.rate, step.number))
+    return Table(f"Steps by {ladder.unit}", columns, [Rows("", [_row(step, ladder) for step in steps])])
 
 
 def _row(step: Step, ladder: Ladder) -> list[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -91,7 +92,7 @@ class Picture(NamedTuple):
     title: str
     caption: str
     alt: str
-    svg: str
+    svg: Markup
 
 
 class Plot(NamedTuple):
@@ -169,7 +170,7 @@ def _png(plot: Plot) -> bytes:
     return data.getvalue()
 
 
-def _svg(plot: Plot) -> str:
+def _svg(plot: Plot) -> Markup:
     """The figure as an <svg> element to stand in a page: colours are the page's CSS variables, text is text in the
     page's font, ids are the figure's own."""
     text = StringIO()
@@ -184,7 +185,7 @@ def _svg(plot: Plot) -> str:
     drawn = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", drawn)
     for colour in PALETTE:
         drawn = drawn.replace(colour.light, f"var(--{colour.name})")
-    return _own_ids(drawn, plot.name)
+    return Markup(_own_ids(drawn, plot.name))
 
 
 def _own_ids(drawn: str, name: str) -> str:
