@@ -97,7 +97,8 @@ def run(
         measured = measure(loaded, target, folder, console=console, plots=plots)
     except KeyboardInterrupt:  # while the report was being written: a load that runs takes Ctrl-C itself
         print(
-            f"penstock-loadtest: {folder} has what was recorded; the rest is made by: penstock-loadtest report {folder}",
+            f"penstock-loadtest: {folder} has what was recorded; the rest is made by: penstock-loadtest report "
+            f"{folder}",
             file=sys.stderr,
         )
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -108,7 +109,8 @@ def run(
 def report(folder: Annotated[Path, typer.Argument(help="What a run left, even one that was killed.")]) -> None:
     """Write plots and report.html of a run once more."""
     must_have_plots()
-    from penstock_loadtest.report.page import write_report  # matplotlib: half a second that only this command needs
+    # matplotlib may be absent, and takes half a second that only this command needs
+    from penstock_loadtest.report.page import write_report  # noqa: PLC0415 (matplotlib is optional)
 
     print(write_report(folder))
 
@@ -125,7 +127,10 @@ def _conclude(measured: Measurement, console: Console) -> None:
             "Interrupted: requests under way were cut and count as unfinished.", style="yellow", soft_wrap=True
         )
     if measured.turns_not_sent:
-        sentence = f"{measured.turns_not_sent:,} later turns of sessions never left: a turn before them did not finish, or the run ended first."
+        sentence = (
+            f"{measured.turns_not_sent:,} later turns of sessions never left: a turn before them did not finish, or "
+            "the run ended first."
+        )
         console.print(sentence, style="yellow", highlight=False, soft_wrap=True)
     page = measured.folder / "report.html"
     console.print(str(page if page.exists() else measured.folder), markup=False, highlight=False, soft_wrap=True)

@@ -47,7 +47,8 @@ class Lengths(Struct, frozen=True):
         given = [name for name, value in ways.items() if value is not None]
         require(
             len(given) == 1,
-            f"{' and '.join(given) or 'constant'} {'are' if given else 'is not'} set; it must be exactly one of {', '.join(ways)}",
+            f"{' and '.join(given) or 'constant'} {'are' if given else 'is not'} set; it must be exactly one of "
+            f"{', '.join(ways)}",
         )
         way = ways[given[0]]
         values = list(way) if isinstance(way, tuple | list) else [way or 0.0]
@@ -77,9 +78,8 @@ class Arrivals(Struct, frozen=True):
     cv: float = 1.0  # gamma: coefficient of variation of the gaps; above 1 is burstier than Poisson
     to_rate: float | None = None  # step, ramp, spike: the other rate
     at_s: float | None = None  # step: when the rate changes; spike: when it begins; None: a third of the duration
-    length_s: float | None = (
-        None  # ramp: time from rate to to_rate, None: the duration; spike: its length, None: a sixth of the duration
-    )
+    # ramp: time from rate to to_rate, None: the duration; spike: its length, None: a sixth of the duration
+    length_s: float | None = None
 
     def __post_init__(self) -> None:
         is_changing = self.process in ("step", "ramp", "spike")
@@ -138,23 +138,18 @@ class Trace(Struct, frozen=True):
 class Prompts(Struct, frozen=True):
     """Where prompts come from."""
 
-    source: Literal["words", "tokens", "corpus"] = (
-        "words"  # made-up words; random token ids (completions only); real text
-    )
-    path: Path | None = (
-        None  # corpus: JSON lines (field `prompt`, `question`, `text` or `turns`) or plain text; .gz as it is
-    )
-    tokens: Lengths = Lengths(
-        constant=256
-    )  # length of a whole prompt; corpus: plain text is cut to it, JSON lines go as they are
-    shared_prefix_tokens: int = (
-        0  # so many leading tokens are the same in every prompt of a group; at least one of its own follows
-    )
+    # made-up words; random token ids (completions only); real text
+    source: Literal["words", "tokens", "corpus"] = "words"
+    # corpus: JSON lines (field `prompt`, `question`, `text` or `turns`) or plain text; .gz as it is
+    path: Path | None = None
+    # length of a whole prompt; corpus: plain text is cut to it, JSON lines go as they are
+    tokens: Lengths = Lengths(constant=256)
+    # so many leading tokens are the same in every prompt of a group; at least one of its own follows
+    shared_prefix_tokens: int = 0
     prefix_groups: int = 1
     token_range: tuple[int, int] = (300, 30000)  # ids drawn for `tokens`: from the first, below the second
-    tokenizer: Path | None = (
-        None  # tokenizer.json: made-up text gets exact token counts; without: about one token a word
-    )
+    # tokenizer.json: made-up text gets exact token counts; without: about one token a word
+    tokenizer: Path | None = None
 
     def __post_init__(self) -> None:
         require(self.source != "corpus" or self.path is not None, "path is missing; source corpus needs a file of text")
@@ -270,7 +265,8 @@ class Scenario(Struct, frozen=True):
         not_negative(self, "seed", "warmup_s", "drain_s", "repeat")
         require(
             self._is_finite,
-            "duration_s and requests are both null, and there is no trace; without one of them the load would never end",
+            "duration_s and requests are both null, and there is no trace; without one of them the load would never "
+            "end",
         )
         require(
             self.duration_s is None or self.warmup_s < self.duration_s,
@@ -303,7 +299,8 @@ class Scenario(Struct, frozen=True):
         missing = [key for key in needed if getattr(self.arrivals, key) is None]
         require(
             self.duration_s is not None or not missing,
-            f"arrivals.{' and arrivals.'.join(missing)} must be set where duration_s is null: otherwise they are a part of the duration",
+            f"arrivals.{' and arrivals.'.join(missing)} must be set where duration_s is null: otherwise they are a "
+            "part of the duration",
         )
 
     def _check_trace(self, trace: Trace) -> None:
@@ -317,7 +314,8 @@ class Scenario(Struct, frozen=True):
             if trace.format == "mooncake":
                 require(
                     kind.prompts.source != "corpus",
-                    f"{key}.prompts.source is corpus; a mooncake trace says which prompts begin alike: use words or tokens",
+                    f"{key}.prompts.source is corpus; a mooncake trace says which prompts begin alike: use words or "
+                    "tokens",
                 )
                 require(
                     kind.prompts.shared_prefix_tokens == 0,

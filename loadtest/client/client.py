@@ -177,8 +177,10 @@ class Client:
         if head is None:
             target = self._target
             head = (
-                f"POST {path_of(target.url)}{PATHS[planned.endpoint]} HTTP/1.1\r\nhost: {self._connections.origin.host_header}\r\n"
-                f"user-agent: {USER_AGENT}\r\ncontent-type: application/json\r\n{authorization(target.keys.get(planned.tenant))}content-length: "
+                f"POST {path_of(target.url)}{PATHS[planned.endpoint]} HTTP/1.1\r\n"
+                f"host: {self._connections.origin.host_header}\r\nuser-agent: {USER_AGENT}\r\n"
+                "content-type: application/json\r\n"
+                f"{authorization(target.keys.get(planned.tenant))}content-length: "
             )
             self._heads[planned.endpoint, planned.tenant] = head
         return f"{head}{length}\r\n\r\n".encode()

@@ -31,6 +31,7 @@ def keys_of(scenario: Scenario, environment: Mapping[str, str]) -> dict[str, str
             keys[tenant.name] = key
         elif tenant.key_env is not None:
             raise ScenarioInvalid(
-                f"The key of tenant {tenant.name} is to be in the environment variable {tenant.key_env}, which is not set."
+                f"The key of tenant {tenant.name} is to be in the environment variable {tenant.key_env}, which is not "
+                "set."
             )
     return keys

@@ -67,5 +67,6 @@ async def _read(connections: Connections, target: Target, key: str) -> int:
     except msgspec.DecodeError:
         status = 0
     raise TargetUnreachable(
-        f"meter is set, but {target.url}/usage does not show what a tenant used ({f'HTTP {status}' if status else 'another format'})."
+        f"meter is set, but {target.url}/usage does not show what a tenant used "
+        f"({f'HTTP {status}' if status else 'another format'})."
     )

@@ -75,7 +75,10 @@ async def get(connections: Connections, path: str, timeout_s: float, key: str | 
     try:
         async with asyncio.timeout(timeout_s):
             connection = await connections.fresh(timeout_s)
-            head = f"GET {path} HTTP/1.1\r\nhost: {where}\r\nuser-agent: {USER_AGENT}\r\naccept: */*\r\nconnection: close\r\n{authorization(key)}\r\n"
+            head = (
+                f"GET {path} HTTP/1.1\r\nhost: {where}\r\nuser-agent: {USER_AGENT}\r\naccept: */*\r\n"
+                f"connection: close\r\n{authorization(key)}\r\n"
+            )
             connection.request(head.encode(), page)
             await page.done
     except TimeoutError:

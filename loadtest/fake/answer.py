@@ -22,8 +22,14 @@ WORDS = [
 """Text of every token: a space and four letters, so that a text says how many tokens it has."""
 _WORDS = [word.encode() for word in WORDS]
 
-ERROR_EVENT = b'data: {"error":{"message":"The fake engine failed, as it was told to.","type":"server_error","param":null,"code":"engine_fault"}}\n\n'
-ERROR_500 = b'{"error":{"message":"The fake server failed, as it was told to.","type":"server_error","param":null,"code":"internal_error"}}'
+ERROR_EVENT = (
+    b'data: {"error":{"message":"The fake engine failed, as it was told to.",'
+    b'"type":"server_error","param":null,"code":"engine_fault"}}\n\n'
+)
+ERROR_500 = (
+    b'{"error":{"message":"The fake server failed, as it was told to.",'
+    b'"type":"server_error","param":null,"code":"internal_error"}}'
+)
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
@@ -172,7 +178,10 @@ def _envelope(reply: Reply) -> tuple[bytes, bytes]:
     """What every event of a stream has before and behind its own."""
     kind = "chat.completion.chunk" if reply.is_chat else "text_completion"
     model = msgspec.json.encode(reply.model).decode()
-    before = f'data: {{"id":"{reply.answer_id}","object":"{kind}","created":{reply.created},"model":{model},"choices":[{{"index":0,'
+    before = (
+        f'data: {{"id":"{reply.answer_id}","object":"{kind}","created":{reply.created},"model":{model},'
+        '"choices":[{"index":0,'
+    )
     return before.encode(), b'}],"usage":null}\n\n' if reply.has_usage else b"}]}\n\n"
 
 
@@ -193,7 +202,8 @@ def _event(reply: Reply, before: bytes, behind: bytes, begin: int, end: int) -> 
 def _usage(reply: Reply, *, extra: int) -> bytes:
     completion = len(reply.token_ids) + extra
     return (
-        f'{{"prompt_tokens":{reply.prompt_tokens},"completion_tokens":{completion},"total_tokens":{reply.prompt_tokens + completion},'
+        f'{{"prompt_tokens":{reply.prompt_tokens},"completion_tokens":{completion},'
+        f'"total_tokens":{reply.prompt_tokens + completion},'
         f'"prompt_tokens_details":{{"cached_tokens":{reply.cached_tokens}}}}}'
     ).encode()
 

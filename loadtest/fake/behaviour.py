@@ -80,28 +80,24 @@ class Behaviour(Struct, frozen=True):
     slot is free."""
 
     seed: int = 0
-    drawn_by: Literal["number", "seed", "prompt"] = (
-        "number"  # what the draws of a request depend on: arrival order; its `seed` (else its number); its prompt
-    )
+    # what the draws of a request depend on: arrival order; its `seed` (else its number); its prompt
+    drawn_by: Literal["number", "seed", "prompt"] = "number"
     ttft_s: Lengths = Lengths(constant=0.05)
     gap_s: Lengths = Lengths(constant=0.01)
     gap_per: Literal["request", "token"] = "request"  # one gap for all tokens of an answer, or one each
     prompt_token_s: float = 0.0  # added to the TTFT for every prompt token that is not cached
-    tokens_per_chunk: Lengths = Lengths(
-        constant=1
-    )  # the first chunk is due at the TTFT whatever it holds, every later one a gap per token after it
-    output_tokens: Lengths | None = (
-        None  # answers end there with `stop`, unless the request ignores the end; None: at max_tokens
-    )
+    # the first chunk is due at the TTFT whatever it holds, every later one a gap per token after it
+    tokens_per_chunk: Lengths = Lengths(constant=1)
+    # answers end there with `stop`, unless the request ignores the end; None: at max_tokens
+    output_tokens: Lengths | None = None
     default_max_tokens: int = 16  # of a request that names none
     slots: int | None = None  # requests served at once; others wait, first come first served. None: all
     shedding: Shedding | None = None
     stalls: list[Stall] = []
     faults: list[Fault] = []
     cached_tokens: int = 0  # usage says so of every prompt (at most its length)
-    prefix_block_tokens: int | None = (
-        None  # cached tokens are instead the leading blocks of this size that were seen before, by tenant and model
-    )
+    # cached tokens are instead the leading blocks of this size that were seen before, by tenant and model
+    prefix_block_tokens: int | None = None
     prefix_blocks: int = 100_000  # blocks remembered, least recently used go first
     models: list[str] = msgspec.field(default_factory=lambda: ["fake"])
     exact: bool | None = None  # what /v1/models says; None: nothing

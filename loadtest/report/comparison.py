@@ -111,8 +111,8 @@ def _ratio_table(comparison: Comparison) -> Table:
         for row in comparison.rows
     ]
     note = (
-        "Medians of the runs. Ratios are of the two runs of a pair; their interval holds the median ratio with at least "
-        "95 %."
+        "Medians of the runs. Ratios are of the two runs of a pair; their interval holds the median ratio with at "
+        "least 95 %."
     )
     return Table(f"{comparison.b.name} / {comparison.a.name}", columns, [Rows("", rows)], note)
 

@@ -140,7 +140,8 @@ def _list_cards(run: Run) -> list[Card]:
         Card(
             "Goodput",
             share(good.share),
-            f"{number(good.per_s)} requests/s with TTFT ≤ {duration(targets.ttft_s)}, TPOT ≤ {duration(targets.tpot_s)}",
+            f"{number(good.per_s)} requests/s with TTFT ≤ {duration(targets.ttft_s)}, TPOT ≤ "
+            f"{duration(targets.tpot_s)}",
             is_bad=good.share is not None and good.share < 0.9,
         ),
         *_latency_cards(summary),
@@ -231,20 +232,26 @@ def _outcome_table(summary: Summary) -> Table:
 
 def _list_facts(summary: Summary, ending: Ending | None) -> list[str]:
     sources = summary.token_sources
-    counted = f"{sources.ids:,} verified by their ids, {sources.usage:,} by the server's usage, {sources.chunks:,} as one a chunk"
+    counted = (
+        f"{sources.ids:,} verified by their ids, {sources.usage:,} by the server's usage, {sources.chunks:,} as one a "
+        "chunk"
+    )
     facts = [f"{summary.output_tokens:,} output tokens: {counted}."]
     if summary.hit_rate is not None:
         facts.append(f"Prefix hit rate {share(summary.hit_rate)} of {summary.prompt_tokens:,} prompt tokens.")
     if summary.shared_chunk_share:
         facts.append(
-            f"{share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is the chunk's."
+            f"{share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is the "
+            "chunk's."
         )
     if ending and ending.turns_not_sent:
         facts.append(
-            f"{_count_of(ending.turns_not_sent, 'later turn')} of conversations never left: one before them did not finish, or the run ended first."
+            f"{_count_of(ending.turns_not_sent, 'later turn')} of conversations never left: one before them did not "
+            "finish, or the run ended first."
         )
     facts.append(
-        f"Lateness: p50 {duration(summary.lateness.p50_s)}, p99 {duration(summary.lateness.p99_s)}, max {duration(summary.lateness.max_s)}."
+        f"Lateness: p50 {duration(summary.lateness.p50_s)}, p99 {duration(summary.lateness.p99_s)}, max "
+        f"{duration(summary.lateness.max_s)}."
     )
     return facts
 

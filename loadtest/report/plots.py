@@ -111,8 +111,10 @@ def _percentiles_over_time(
         name,
         f"{word} over time",
         figure,
-        f"{what.capitalize()}, by intended time in windows of {duration(found.width_s)}: half, 9 in 10 and 99 in 100 requests were below the lines.",
-        f"{word} over time: p50 between {_range(values.p50)}, p99 between {_range(values.p99)}; p99 over the target of {duration(target_s)} in {over} of "
+        f"{what.capitalize()}, by intended time in windows of {duration(found.width_s)}: half, 9 in 10 and 99 in 100 "
+        "requests were below the lines.",
+        f"{word} over time: p50 between {_range(values.p50)}, p99 between {_range(values.p99)}; p99 over the target "
+        f"of {duration(target_s)} in {over} of "
         f"{len(at)} windows.",
     )
 
@@ -130,8 +132,10 @@ def _load_over_time(found: Series) -> Plot:
         "load_over_time",
         "Offered load, throughput and goodput",
         figure,
-        "Offered and good by intended time, finished by the time of the end. Grey above green: load that missed its targets or was cancelled.",
-        f"Requests a second over time: offered {_range(found.offered_per_s, number)}, finished {_range(found.finished_per_s, number)}, "
+        "Offered and good by intended time, finished by the time of the end. Grey above green: load that missed its "
+        "targets or was cancelled.",
+        f"Requests a second over time: offered {_range(found.offered_per_s, number)}, finished "
+        f"{_range(found.finished_per_s, number)}, "
         f"good {_range(found.good_per_s, number)}.",
     )
 

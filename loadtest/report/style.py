@@ -152,9 +152,8 @@ def whole_steps(parts: int = 5, *, is_whole: bool = False) -> MaxNLocator:
 def save(plot: Plot, folder: Path) -> Picture:
     """Writes the PNG, with its title; gives what a page needs."""
     with drawing():
-        ConstrainedLayoutEngine().execute(
-            plot.figure
-        )  # once for both, and not again at every drawing as a figure's own engine would
+        # once for both, and not again at every drawing as a figure's own engine would
+        ConstrainedLayoutEngine().execute(plot.figure)
         picture = Picture(plot.title, plot.caption, plot.alt, _svg(plot))
         (folder / f"{plot.name}.png").write_bytes(_png(plot))
     return picture

@@ -28,7 +28,8 @@ def summary_table(summary: Summary, ledger: Verdict | None = None) -> Renderable
 def late_sentence(summary: Summary) -> str:
     late = summary.lateness
     return (
-        f"Requests left {duration(late.p99_s)} after their intended time at p99 ({duration(late.max_s)} at most); over 10 ms the figures measure "
+        f"Requests left {duration(late.p99_s)} after their intended time at p99 ({duration(late.max_s)} at most); "
+        "over 10 ms the figures measure "
         "the tester along with the server. Use a machine with more room, or a lower rate."
     )
 
@@ -82,10 +83,18 @@ def _figures(summary: Summary) -> Table:
         "requests": f"{summary.requests:,}{warmup}"
         + "".join(f", {count:,} {kind}" for kind, count in kinds.items() if count),
         "rate": f"{number(summary.offered_rate)} requests/s offered, {number(summary.achieved_rate)} finished",
-        "throughput": f"{number(summary.output_tokens_per_s)} output and {number(summary.prompt_tokens_per_s)} prompt tokens/s",
-        "tokens": f"{summary.output_tokens:,}, {share(verified)} verified by ids; {share(summary.shared_chunk_share)} shared a chunk",
+        "throughput": (
+            f"{number(summary.output_tokens_per_s)} output and {number(summary.prompt_tokens_per_s)} prompt tokens/s"
+        ),
+        "tokens": (
+            f"{summary.output_tokens:,}, {share(verified)} verified by ids; {share(summary.shared_chunk_share)} "
+            "shared a chunk"
+        ),
         "hit rate": share(summary.hit_rate),
-        "lateness": f"p50 {duration(summary.lateness.p50_s)}, p99 {duration(summary.lateness.p99_s)}, max {duration(summary.lateness.max_s)}",
+        "lateness": (
+            f"p50 {duration(summary.lateness.p50_s)}, p99 {duration(summary.lateness.p99_s)}, max "
+            f"{duration(summary.lateness.max_s)}"
+        ),
     }
     for name, text in rows.items():
         table.add_row(name, Text(text))

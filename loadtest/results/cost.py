@@ -265,12 +265,14 @@ def _notes(runs: Sequence[CellRun], cells: Sequence[Cell]) -> list[str]:
     if used:
         wall_s, idle_s, busy_s = (sum(getattr(cpu, name) for cpu in used) for name in ("wall_s", "idle_s", "busy_s"))
         notes.append(
-            f"Idle, the processes spend {1e3 * idle_s / wall_s:.1f} ms of CPU a second; under load {1e3 * busy_s / wall_s:.1f}. The idle share is subtracted."
+            f"Idle, the processes spend {1e3 * idle_s / wall_s:.1f} ms of CPU a second; under load "
+            f"{1e3 * busy_s / wall_s:.1f}. The idle share is subtracted."
         )
     lost = sum(run.requests - run.finished for run in runs)
     if lost:
         notes.append(
-            f"{lost} of {sum(run.requests for run in runs)} requests did not finish; the cost is counted per finished one."
+            f"{lost} of {sum(run.requests for run in runs)} requests did not finish; the cost is counted per finished "
+            "one."
         )
     if any(run.is_late for run in runs):
         notes.append("In some runs the tester sent late; its host is too busy for the latencies to count.")

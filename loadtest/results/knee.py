@@ -126,7 +126,8 @@ def next_step(steps: Sequence[Step], rules: Rules, unit: str = "requests/s") -> 
     ):
         return Done(
             True,
-            f"The knee is at {_rate(found.held, unit)}: goodput held {found.runs} times, and did not at {_rate(found.missed, unit)}.",
+            f"The knee is at {_rate(found.held, unit)}: goodput held {found.runs} times, and did not at "
+            f"{_rate(found.missed, unit)}.",
         )
     if len(steps) >= rules.max_steps:
         return Done(False, f"{len(steps)} steps did not settle it.")

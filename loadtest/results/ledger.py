@@ -284,7 +284,10 @@ def _sentences(
 ) -> list[str]:
     accepted, unfinished = sum(ends.values()), ends.get("unfinished", 0)
     if violations:
-        verdict = f"The ledger does not balance: {sum(violation.count for violation in violations):,} violations in {accepted:,} accepted requests."
+        verdict = (
+            f"The ledger does not balance: {sum(violation.count for violation in violations):,} violations in "
+            f"{accepted:,} accepted requests."
+        )
     else:
         cut = f", but {unfinished:,} that were still open when the run ended" if unfinished else ""
         verdict = f"The ledger balances: each of {accepted:,} accepted requests ended in exactly one way{cut}."
@@ -311,13 +314,15 @@ def _token_sentences(tokens: Tokens) -> list[str]:
     sentences = []
     if tokens.verified:
         sentences.append(
-            f"{tokens.verified:,} delivered tokens were counted by their ids; {tokens.matched:,} of them equal their request's usage exactly."
+            f"{tokens.verified:,} delivered tokens were counted by their ids; {tokens.matched:,} of them equal their "
+            "request's usage exactly."
         )
     if tokens.unmetered:
         sentences.append(f"{tokens.unmetered:,} delivered tokens are of requests whose usage never came.")
     if unverified:
         sentences.append(
-            f"{unverified:,} delivered tokens are unverified: {tokens.by_usage:,} by the server's usage, {tokens.by_chunks:,} as one a chunk."
+            f"{unverified:,} delivered tokens are unverified: {tokens.by_usage:,} by the server's usage, "
+            f"{tokens.by_chunks:,} as one a chunk."
         )
     return sentences
 
@@ -349,6 +354,7 @@ def _tenant_sentences(tenants: list[TenantTotals]) -> list[str]:
             )
             verdict = "does not agree" if _is_wrong(tenant) else "agrees"
             sentences.append(
-                f"The meter of tenant {tenant.tenant} shows {tenant.metered:,} completion tokens and {verdict} with the {expected} expected."
+                f"The meter of tenant {tenant.tenant} shows {tenant.metered:,} completion tokens and {verdict} with "
+                f"the {expected} expected."
             )
     return sentences

@@ -140,7 +140,10 @@ def _sentence(row: Row, a: str, b: str) -> str:
     if ratio.low is None or ratio.high is None:
         return f"{said}; {ratio.note}."
     verdict = "the difference is real" if row.is_distinguishable else "not distinguishable from 1"
-    return f"{said} (95 % interval {ratio.low:.3f} to {ratio.high:.3f}, {ratio.pairs} pairs): {verdict}{f'; {ratio.note}' if ratio.note else ''}."
+    return (
+        f"{said} (95 % interval {ratio.low:.3f} to {ratio.high:.3f}, {ratio.pairs} pairs): "
+        f"{verdict}{f'; {ratio.note}' if ratio.note else ''}."
+    )
 
 
 def _warnings(runs: Sequence[Run], pairs: int) -> list[str]:

@@ -122,11 +122,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     warmup_requests: int  # left out
     outcomes: Outcomes
-    span_s: (
-        float | None
-        # first intended time to the last token or finished answer: what achieved rate and throughput are over; None: no
-        # time passed
-    )
+    # first intended time to the last token or finished answer, over which achieved rate and throughput are taken;
+    # None: no time passed
+    span_s: float | None
     offered_rate: float | None  # requests a second between the first and the last intended time
     achieved_rate: float | None  # finished requests a second
     ttft_s: Distribution

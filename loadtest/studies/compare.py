@@ -190,9 +190,8 @@ def _report(out: Path) -> Path:
     """report.html, or the folder where plots can't be drawn."""
     if find_spec("matplotlib") is None:
         return out
-    from penstock_loadtest.report.comparison import (
-        write_comparison_report,
-    )  # matplotlib: memory that the runs should not carry
+    # matplotlib may be absent, and takes memory that the runs should not carry
+    from penstock_loadtest.report.comparison import write_comparison_report  # noqa: PLC0415 (matplotlib is optional)
 
     return write_comparison_report(out)
 

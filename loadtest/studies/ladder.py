@@ -241,9 +241,8 @@ def _report(out: Path) -> Path:
     """report.html, or the folder where plots can't be drawn."""
     if find_spec("matplotlib") is None:
         return out
-    from penstock_loadtest.report.ladder import (
-        write_ladder_report,
-    )  # matplotlib: memory that the steps should not carry
+    # matplotlib may be absent, and takes memory that the steps should not carry
+    from penstock_loadtest.report.ladder import write_ladder_report  # noqa: PLC0415 (matplotlib is optional)
 
     return write_ladder_report(out)
 

@@ -2,8 +2,9 @@
 
 The folder of a run:
     scenario.json   what was asked for          target.json    of which server
-    records.jsonl   a line a request            repeats.jsonl  the records of requests that were sent again at the end, where there are any
-    observed.jsonl  what the server said of itself over time, where it did
+    records.jsonl   a line a request
+    repeats.jsonl   the records of requests that were sent again at the end, where there are any
+    observed.jsonl  replicas over time, where the server's /metrics has them
     run.json        what the records don't say  summary.json, ledger.json, plots/, report.html
 Ctrl-C ends the load and leaves all of it, SIGTERM lets what is under way end first; a second one exits at once, and
 `penstock-loadtest report` makes the rest.
@@ -91,7 +92,8 @@ def must_have_plots() -> None:
     """Raises ScenarioInvalid where the library that draws plots is missing."""
     if find_spec("matplotlib") is None:
         raise ScenarioInvalid(
-            "The report's plots need matplotlib: pip install 'penstock[loadtest]'; a load runs without it with --no-plots."
+            "The report's plots need matplotlib: pip install 'penstock[loadtest]'; a load runs without it with "
+            "--no-plots."
         )
 
 
@@ -183,9 +185,8 @@ def _conclude(
     write_json(folder / "summary.json", summary)
     write_json(folder / "ledger.json", ledger)
     if plots:
-        from penstock_loadtest.report.page import (
-            write_report,
-        )  # matplotlib: half a second and 50 MiB that the load should not carry
+        # matplotlib may be absent, and takes half a second and 50 MiB that the load should not carry
+        from penstock_loadtest.report.page import write_report  # noqa: PLC0415 (matplotlib is optional)
 
         write_report(folder)
     return Measurement(folder, summary, ledger, facts.is_interrupted, facts.turns_not_sent)

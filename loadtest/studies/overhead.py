@@ -254,7 +254,10 @@ def fit_sentence(fit: Fit) -> str:
     where = "over all concurrencies" if fit.concurrency is None else f"at {fit.concurrency} at once"
     fixed = f"{fit.fixed_ms:.3f} ms{_interval(fit.fixed_interval_ms, 3)}"
     token = f"{fit.per_token_us:.2f} us{_interval(fit.per_token_interval_us, 2)}"
-    return f"CPU {where}: {fixed} a request + {token} a token; {fit.runs} runs, the worst {fit.worst_ms:.3f} ms off the line."
+    return (
+        f"CPU {where}: {fixed} a request + {token} a token; {fit.runs} runs, the worst {fit.worst_ms:.3f} ms off the "
+        "line."
+    )
 
 
 def _interval(interval: tuple[float, float] | None, digits: int) -> str:

@@ -125,7 +125,8 @@ def mean_rate(trace: Trace) -> float:
         end_s = max(end_s, window_end_s)
     if requests == 0:
         raise ScenarioInvalid(
-            f"trace.rate can't be met: {trace.path} has no requests between {trace.start_s:g} s and {trace.end_s:g} s of its time."
+            f"trace.rate can't be met: {trace.path} has no requests between {trace.start_s:g} s and {trace.end_s:g} s "
+            "of its time."
         )
     return requests / (end_s - trace.start_s)
 

@@ -52,7 +52,8 @@ def test_no_file_is_the_defaults() -> None:
 def test_a_file_is_read_whole_and_named_after_itself(tmp_path: Path) -> None:
     path = written(
         tmp_path,
-        "arrivals: {process: gamma, rate: 4, cv: 2.5}\nkinds: [{name: a, output_tokens: {uniform: [1, 9]}}]\nrequests: 10",
+        "arrivals: {process: gamma, rate: 4, cv: 2.5}\nkinds: [{name: a, output_tokens: {uniform: [1, 9]}}]\n"
+        "requests: 10",
     )
 
     assert load_scenario(path, []) == Scenario(
@@ -181,7 +182,8 @@ def test_a_file_that_can_not_be_read_is_a_sentence(tmp_path: Path) -> None:
     [
         (
             "kinds.0.output_tokens={}",
-            "kinds.0.output_tokens.constant is not set; it must be exactly one of constant, uniform, lognormal, choices",
+            "kinds.0.output_tokens.constant is not set; it must be exactly one of constant, uniform, lognormal, "
+            "choices",
         ),
         ("kinds.0.output_tokens={constant: 1, choices: [1]}", "kinds.0.output_tokens.constant and choices are set"),
         ("kinds.0.output_tokens={choices: []}", "kinds.0.output_tokens.choices is empty"),

@@ -71,7 +71,8 @@ def test_an_error_is_told_from_a_chunk(value: object) -> None:
         ),
         (b'{"choices": [{"text": "x", "token_ids": [18446744073709551615]}]}', Chunk(choices=[Choice(text="x")])),
         (
-            b'{"usage": {"prompt_tokens": null, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": 3}}}',
+            b'{"usage": {"prompt_tokens": null, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": '
+            b"3}}}",
             CACHED,
         ),
         (b'{"choices": [{"text": "\xff"}]}', Chunk(choices=[Choice(text="\ufffd")])),

@@ -131,9 +131,9 @@ def test_an_accepted_request_that_never_ended_is_found_unless_the_run_ended_firs
     assert kinds(open_one) == {entries.NOT_ENDED: 1}
     found = check([msgspec.structs.replace(open_one, is_cut=True)], exact=None)
     assert found.is_balanced
-    assert (
-        found.sentences[0]
-        == "The ledger balances: each of 1 accepted requests ended in exactly one way, but 1 that were still open when the run ended."
+    assert found.sentences[0] == (
+        "The ledger balances: each of 1 accepted requests ended in exactly one way, but 1 that were still open "
+        "when the run ended."
     )
 
 
@@ -183,9 +183,9 @@ def test_a_repeat_that_differs_is_a_share_on_any_other_server(exact: bool | None
 
     assert found.is_balanced
     assert found.repeats == entries.Repeats(compared=2, different=1, not_compared=1, share=0.5, is_fatal=False)
-    assert (
-        found.sentences[-1]
-        == "1 of 2 repeated requests had the same answer (50.0% differ; the server does not claim to be exact); 1 could not be compared."
+    assert found.sentences[-1] == (
+        "1 of 2 repeated requests had the same answer (50.0% differ; the server does not claim to be exact); 1 "
+        "could not be compared."
     )
 
 

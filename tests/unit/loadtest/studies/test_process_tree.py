@@ -13,7 +13,8 @@ from penstock_loadtest.studies.process_tree import tree_cpu_s
 BURN = "import time\nwhile time.process_time() < 0.3: pass\n"
 PARENT = f"""
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {BURN + "print(flush=True); input()"!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+from subprocess import PIPE
+child = subprocess.Popen([sys.executable, "-c", {BURN + "print(flush=True); input()"!r}], stdin=PIPE, stdout=PIPE)
 child.stdout.readline()
 print(child.pid, flush=True)
 input()
