@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from penstock_loadtest.client.destination import reach
+from penstock_loadtest.client.destination import find_destination
 from penstock_loadtest.errors import LoadtestError
 from penstock_loadtest.fake.server import fake_server
-from penstock_loadtest.report.table import summary_table
+from penstock_loadtest.report.table import make_summary_table
 from penstock_loadtest.scenario import load_scenario
 from penstock_loadtest.studies.compare import compare
 from penstock_loadtest.studies.ladder import ladder
@@ -89,7 +89,7 @@ def run(
     if name is not None:
         overrides.append(f"name={json.dumps(name)}")  # a text, whatever it looks like to YAML
     loaded = load_scenario(scenario, overrides)
-    target = reach(loaded, url, model, os.environ)
+    target = find_destination(loaded, url, model, os.environ)
     folder = out or RESULTS / f"{_file_name(loaded.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     console = Console(file=sys.stdout)
     console.print(f"{loaded.name} against {target.url}, {target.model}", markup=False, highlight=False)
@@ -121,7 +121,7 @@ app.command("fake-server")(fake_server)
 
 
 def _conclude(measured: Measurement, console: Console) -> None:
-    console.print(summary_table(measured.summary, measured.ledger))
+    console.print(make_summary_table(measured.summary, measured.ledger))
     if measured.interrupted:
         console.print(
             "Interrupted: requests under way were cut and count as unfinished.", style="yellow", soft_wrap=True

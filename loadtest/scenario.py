@@ -14,9 +14,9 @@ from typing import Final, Literal
 import msgspec
 import yaml
 
-from penstock_loadtest.checks import above_zero, not_negative, require, shown
+from penstock_loadtest.checks import require, require_above_zero, require_not_negative, show
 from penstock_loadtest.errors import ScenarioInvalid
-from penstock_loadtest.overrides import override, path_of
+from penstock_loadtest.overrides import override, resolve_path
 from penstock_loadtest.planned import Endpoint
 
 EXAMPLES: Final = Path(__file__).parent / "scenarios"
@@ -55,17 +55,17 @@ class Lengths(Struct, frozen=True):
         require(len(values) > 0, f"{given[0]} is empty")
         require(
             all(0 <= value < math.inf for value in values),
-            f"{given[0]} is {shown(way)}; it can't be negative or infinite",
+            f"{given[0]} is {show(way)}; it can't be negative or infinite",
         )
         require(
             given[0] != "uniform" or values[0] <= values[1],
-            f"uniform is {shown(way)}; the first must not be above the second",
+            f"uniform is {show(way)}; the first must not be above the second",
         )
         require(
             given[0] != "lognormal" or 0 < values[0] <= values[1],
-            f"lognormal is {shown(way)}; it is the median, above 0, then the 99th percentile",
+            f"lognormal is {show(way)}; it is the median, above 0, then the 99th percentile",
         )
-        not_negative(self, "min")
+        require_not_negative(self, "min")
         require(self.min <= self.max, f"min is {self.min:g}, above max, {self.max:g}")
 
 
@@ -84,18 +84,18 @@ class Arrivals(Struct, frozen=True):
     def __post_init__(self) -> None:
         is_changing = self.process in ("step", "ramp", "spike")
         if is_changing:
-            not_negative(self, "rate", "to_rate")
+            require_not_negative(self, "rate", "to_rate")
             require(self.to_rate is not None, f"to_rate is missing; process {self.process} needs the other rate")
             require(self.rate > 0 or (self.to_rate or 0.0) > 0, "rate and to_rate are both 0; one must be above it")
         require(is_changing or self.to_rate is None, f"to_rate is for step, ramp and spike, not for {self.process}")
         if not is_changing:
-            above_zero(self, "rate")
-        above_zero(self, "cv", "length_s")
+            require_above_zero(self, "rate")
+        require_above_zero(self, "cv", "length_s")
         require(
             self.process == "gamma" or self.cv == 1.0,
             f"cv is for gamma; {self.process} can't have another than its own",
         )
-        not_negative(self, "at_s")
+        require_not_negative(self, "at_s")
         require(
             self.at_s is None or self.process in ("step", "spike"),
             f"at_s is for step and spike, not for {self.process}",
@@ -125,8 +125,8 @@ class Trace(Struct, frozen=True):
     lengths: Path | None = None  # servegen client rates: the table of lengths beside it
 
     def __post_init__(self) -> None:
-        above_zero(self, "time_scale", "token_scale", "max_prompt_tokens", "max_output_tokens", "rate")
-        not_negative(self, "start_s")
+        require_above_zero(self, "time_scale", "token_scale", "max_prompt_tokens", "max_output_tokens", "rate")
+        require_not_negative(self, "start_s")
         require(self.start_s < self.end_s, f"start_s is {self.start_s:g}, not before end_s, {self.end_s:g}")
         for key in ("rate", "lengths"):
             require(
@@ -160,8 +160,8 @@ class Prompts(Struct, frozen=True):
         require(
             self.source != "tokens" or self.tokenizer is None, "tokenizer is for text; source tokens sends token ids"
         )
-        not_negative(self, "shared_prefix_tokens")
-        above_zero(self, "prefix_groups")
+        require_not_negative(self, "shared_prefix_tokens")
+        require_above_zero(self, "prefix_groups")
         low, high = self.token_range
         require(0 <= low < high, f"token_range is {low}, {high}; the first must be 0 or more, and below the second")
 
@@ -174,7 +174,7 @@ class Sessions(Struct, frozen=True):
     system_tokens: int = 0  # system message, the same in all sessions
 
     def __post_init__(self) -> None:
-        not_negative(self, "system_tokens")
+        require_not_negative(self, "system_tokens")
 
 
 class Kind(Struct, frozen=True):
@@ -193,7 +193,7 @@ class Kind(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         require(self.name != "", "name is empty")
-        not_negative(self, "weight", "temperature")
+        require_not_negative(self, "weight", "temperature")
         is_completions = self.endpoint == "completions"
         require(
             is_completions or self.prompts.source != "tokens",
@@ -219,7 +219,7 @@ class Share(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         require(self.name != "", "name is empty")
-        not_negative(self, "weight")
+        require_not_negative(self, "weight")
 
 
 class Cancel(Struct, frozen=True):
@@ -237,7 +237,7 @@ class Targets(Struct, frozen=True):
     tpot_s: float = 0.2
 
     def __post_init__(self) -> None:
-        above_zero(self, "ttft_s", "tpot_s")
+        require_above_zero(self, "ttft_s", "tpot_s")
 
 
 class Scenario(Struct, frozen=True):
@@ -261,8 +261,8 @@ class Scenario(Struct, frozen=True):
     meter: bool = False  # hold GET /usage of every tenant against the ledger; nobody else may use their keys meanwhile
 
     def __post_init__(self) -> None:
-        above_zero(self, "duration_s", "requests", "timeout_s", "concurrency")
-        not_negative(self, "seed", "warmup_s", "drain_s", "repeat")
+        require_above_zero(self, "duration_s", "requests", "timeout_s", "concurrency")
+        require_not_negative(self, "seed", "warmup_s", "drain_s", "repeat")
         require(
             self._is_finite,
             "duration_s and requests are both null, and there is no trace; without one of them the load would never "
@@ -386,7 +386,7 @@ def _decode(kind: type, value: object, base: Path) -> object:
     """msgspec knows every type of a scenario but Path."""
     if kind is not Path:
         raise NotImplementedError(kind)
-    return path_of(value, base)
+    return resolve_path(value, base)
 
 
 def _explain(error: msgspec.ValidationError) -> str:

@@ -54,7 +54,7 @@ class Origin(NamedTuple):
         return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
 
 
-def origin_of(url: str) -> Origin:
+def parse_origin(url: str) -> Origin:
     """Raises TargetUnreachable for what is no http or https URL, and for one with a user or password, without repeating
     it."""
     try:

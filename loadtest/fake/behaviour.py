@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 import yaml
 
-from penstock_loadtest.checks import above_zero, not_negative, require
+from penstock_loadtest.checks import require, require_above_zero, require_not_negative
 from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.scenario import Lengths, Struct
 
@@ -36,7 +36,7 @@ class Fault(Struct, frozen=True):
     delay_s: float = 1.0  # slow_headers
 
     def __post_init__(self) -> None:
-        not_negative(self, "share", "after_tokens", "delay_s")
+        require_not_negative(self, "share", "after_tokens", "delay_s")
 
 
 class Stall(Struct, frozen=True):
@@ -48,7 +48,7 @@ class Stall(Struct, frozen=True):
     accepts: bool = True  # False: connections made meanwhile are reset
 
     def __post_init__(self) -> None:
-        not_negative(self, "from_s", "for_s")
+        require_not_negative(self, "from_s", "for_s")
 
 
 class Shedding(Struct, frozen=True):
@@ -61,8 +61,8 @@ class Shedding(Struct, frozen=True):
     retry_after_s: int | None = None  # None: until the bucket has a token again, rounded up; for concurrency 1
 
     def __post_init__(self) -> None:
-        above_zero(self, "rate", "burst")
-        not_negative(self, "concurrency", "retry_after_s")
+        require_above_zero(self, "rate", "burst")
+        require_not_negative(self, "concurrency", "retry_after_s")
 
 
 class Replicas(Struct, frozen=True):
@@ -112,8 +112,8 @@ class Behaviour(Struct, frozen=True):
     replicas: list[Replicas] = []  # of /metrics
 
     def __post_init__(self) -> None:
-        above_zero(self, "slots", "prefix_block_tokens", "default_max_tokens")
-        not_negative(self, "prompt_token_s", "cached_tokens", "prefix_blocks")
+        require_above_zero(self, "slots", "prefix_block_tokens", "default_max_tokens")
+        require_not_negative(self, "prompt_token_s", "cached_tokens", "prefix_blocks")
         require(len(self.models) > 0, "models is empty; it must name one at least")
         require(len(self.replica_names) > 0, "replica_names is empty; it must name one at least")
         require(sum(fault.share for fault in self.faults) <= 1, "faults have shares that add up to more than 1")

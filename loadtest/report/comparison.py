@@ -19,19 +19,19 @@ from penstock_loadtest.report.style import (
     PAPER,
     Picture,
     Plot,
-    axes,
+    add_legend,
     drawing,
-    legend,
-    save,
-    seconds_axis,
-    whole_steps,
+    make_tick_locator,
+    new_axes,
+    save_plot,
+    set_seconds_axis,
 )
-from penstock_loadtest.report.words import NONE, duration, number, share
+from penstock_loadtest.report.words import NONE, format_duration, format_number, format_share
 from penstock_loadtest.results.sides import Comparison, Row, Run
 
 _OTHER_UNITS = {
-    "throughput": lambda value: f"{number(value)} tokens/s",
-    "goodput": share,
+    "throughput": lambda value: f"{format_number(value)} tokens/s",
+    "goodput": format_share,
 }  # every other figure is a time
 
 
@@ -41,12 +41,12 @@ def write_comparison_report(folder: Path) -> Path:
     pictures, path = folder / "plots", folder / "report.html"
     pictures.mkdir(exist_ok=True)
     with drawing():
-        drawn = [save(plot, pictures) for plot in comparison_plots(comparison)]
-    path.write_text(comparison_page(comparison, drawn), encoding="utf-8")
+        drawn = [save_plot(plot, pictures) for plot in draw_comparison_plots(comparison)]
+    path.write_text(render_comparison(comparison, drawn), encoding="utf-8")
     return path
 
 
-def comparison_plots(comparison: Comparison) -> list[Plot]:
+def draw_comparison_plots(comparison: Comparison) -> list[Plot]:
     rows = [row for row in comparison.rows if row.ratio.value is not None]
     if not rows:
         return []
@@ -56,7 +56,7 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
     ]
 
 
-def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
+def render_comparison(comparison: Comparison, pictures: Sequence[Picture]) -> str:
     """The page as HTML."""
     a, b = comparison.a, comparison.b
     title = f"{b.name} against {a.name}"
@@ -144,7 +144,7 @@ def _run_row(run: Run, comparison: Comparison, names: Sequence[str]) -> list[str
 
 
 def _ratios(comparison: Comparison, rows: Sequence[Row]) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     places = np.arange(len(rows))[::-1]
     drawn.axvline(1.0, color=MUTED.light, linewidth=1.1)
     for place, row in zip(places, rows, strict=True):
@@ -156,7 +156,7 @@ def _ratios(comparison: Comparison, rows: Sequence[Row]) -> Plot:
         )
     drawn.set_yticks(places, [row.figure for row in rows])
     drawn.set_ylim(-0.6, len(rows) - 0.4)
-    drawn.xaxis.set_major_locator(whole_steps(6))
+    drawn.xaxis.set_major_locator(make_tick_locator(6))
     drawn.set_xlabel(f"{comparison.b.name} / {comparison.a.name}")
     drawn.grid(visible=True, axis="x")
     drawn.grid(visible=False, axis="y")
@@ -169,7 +169,7 @@ def _ratios(comparison: Comparison, rows: Sequence[Row]) -> Plot:
 
 
 def _runs(comparison: Comparison, name: str) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     values_of_all = []
     for side, setting, colour, marker in (("a", comparison.a, ORANGE, "o"), ("b", comparison.b, BLUE, "D")):
         points = [
@@ -190,19 +190,19 @@ def _runs(comparison: Comparison, name: str) -> Plot:
     drawn.set_xlabel("pair")
     drawn.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     drawn.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    seconds_axis(drawn, min(values_of_all), max(values_of_all))
-    legend(drawn)
+    set_seconds_axis(drawn, min(values_of_all), max(values_of_all))
+    add_legend(drawn)
     return Plot(
         f"compare_{name.lower().replace(' ', '_').replace('-', '_')}",
         f"{name}, run by run",
         figure,
         "The median of each run.",
-        f"{name} of {len(values_of_all)} runs, {duration(min(values_of_all))} to {duration(max(values_of_all))}.",
+        f"{name} of {len(values_of_all)} runs, {format_duration(min(values_of_all))} to {format_duration(max(values_of_all))}.",
     )
 
 
 def _value(name: str, value: float | None) -> str:
-    return _OTHER_UNITS.get(name, duration)(value)
+    return _OTHER_UNITS.get(name, format_duration)(value)
 
 
 def _ratio(value: float | None) -> str:

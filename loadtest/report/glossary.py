@@ -1,6 +1,6 @@
 """What every figure of a report means, in sentences: the one place where the page gets them from."""
 
-from penstock_loadtest.report.words import duration
+from penstock_loadtest.report.words import format_duration
 from penstock_loadtest.results.summary import MAX_LATENESS_S
 from penstock_loadtest.scenario import Targets
 
@@ -47,7 +47,7 @@ TERMS = (
     ("Hit rate", "Cached / prompt tokens, as the server says, of the requests for which it says both."),
     (
         "Lateness",
-        f"How much later than intended requests left the tester. At a p99 over {duration(MAX_LATENESS_S)} the tester "
+        f"How much later than intended requests left the tester. At a p99 over {format_duration(MAX_LATENESS_S)} the tester "
         "itself was too slow for the load.",
     ),
     (
@@ -62,7 +62,7 @@ TERMS = (
 def define_terms(targets: Targets) -> tuple[tuple[str, str], ...]:
     """Each term with its meaning, in the order of the page; goodput is by the run's own targets."""
     goodput = (
-        f"Finished requests with TTFT ≤ {duration(targets.ttft_s)} and TPOT ≤ {duration(targets.tpot_s)}, of all but "
+        f"Finished requests with TTFT ≤ {format_duration(targets.ttft_s)} and TPOT ≤ {format_duration(targets.tpot_s)}, of all but "
         "those that we cancelled in time. "
         "Failed, shed and unfinished requests are misses; so is one that we hung up on after the TTFT target had "
         "passed, and an answer without a token. "

@@ -5,18 +5,18 @@ from shlex import quote
 from typing import NamedTuple
 
 from penstock_loadtest.report.comparison import write_comparison_report
-from penstock_loadtest.report.folder import Ending, Run, Verdict, read_run, waited_s
+from penstock_loadtest.report.folder import Ending, Run, Verdict, measure_wait_s, read_run
 from penstock_loadtest.report.glossary import define_terms
 from penstock_loadtest.report.ladder import write_ladder_report
 from penstock_loadtest.report.parts import Banner, Card, Column, Rows, Table, Top
-from penstock_loadtest.report.plots import run_plots
+from penstock_loadtest.report.plots import draw_run_plots
 from penstock_loadtest.report.render import render_page
-from penstock_loadtest.report.rerun import scenario_yaml
-from penstock_loadtest.report.style import Picture, drawing, save
-from penstock_loadtest.report.table import late_sentence
-from penstock_loadtest.report.words import NONE, duration, number, share
+from penstock_loadtest.report.rerun import dump_scenario
+from penstock_loadtest.report.style import Picture, drawing, save_plot
+from penstock_loadtest.report.table import describe_lateness
+from penstock_loadtest.report.words import NONE, format_duration, format_number, format_share
 from penstock_loadtest.results.records import Record
-from penstock_loadtest.results.series import replicas, series
+from penstock_loadtest.results.series import collect_replicas, compute_series
 from penstock_loadtest.results.summary import Distribution, Goodput, Group, Summary
 
 MAX_GROUPS = 30
@@ -43,16 +43,16 @@ def write_run_report(folder: Path) -> Path:
     pictures.mkdir(exist_ok=True)
     path = folder / "report.html"
     with drawing():
-        over_time = series(run.columns, run.scenario.targets)
-        plots = run_plots(
-            run.columns, over_time, replicas(run.observed), run.summary.groups.tenant, run.scenario.targets
+        over_time = compute_series(run.columns, run.scenario.targets)
+        plots = draw_run_plots(
+            run.columns, over_time, collect_replicas(run.observed), run.summary.groups.tenant, run.scenario.targets
         )
-        drawn = Pictures(*([save(plot, pictures) for plot in part] for part in plots))
-    path.write_text(run_page(run, drawn), encoding="utf-8")
+        drawn = Pictures(*([save_plot(plot, pictures) for plot in part] for part in plots))
+    path.write_text(render_run(run, drawn), encoding="utf-8")
     return path
 
 
-def run_page(run: Run, pictures: Pictures) -> str:
+def render_run(run: Run, pictures: Pictures) -> str:
     """The page as HTML."""
     summary = run.summary
     server = f"--url {quote(run.server.url)} --model {quote(run.server.model)}" if run.server else "--url URL"
@@ -78,7 +78,7 @@ def run_page(run: Run, pictures: Pictures) -> str:
         "slowest": _slowest_table(run.slowest),
         "verdict": run.verdict,
         "run_command": f"penstock-loadtest run scenario.yaml {server}",
-        "scenario": scenario_yaml(run.scenario),
+        "scenario": dump_scenario(run.scenario),
         "report_command": f"penstock-loadtest report {quote(run.name)}",
         "terms": define_terms(run.scenario.targets),
     }
@@ -91,19 +91,19 @@ def _describe_run(run: Run) -> str:
     load = (
         f"closed loop of {scenario.concurrency}"
         if scenario.loop == "closed"
-        else f"{number(summary.offered_rate)} requests/s offered, open loop"
+        else f"{format_number(summary.offered_rate)} requests/s offered, open loop"
     )
     server = f" · {run.server.model} at {run.server.url}" if run.server else ""
     ended = f" · {run.ending.ended.replace('T', ' ').replace('+00:00', ' UTC')}" if run.ending else ""
     warmup = f", {summary.warmup_requests:,} more to warm up" if summary.warmup_requests else ""
     requests = f"{_count_of(summary.requests, 'request')}{warmup}"
-    return f"{requests} · {load} · {duration(summary.span_s)}{server}{ended} · {run.name}"
+    return f"{requests} · {load} · {format_duration(summary.span_s)}{server}{ended} · {run.name}"
 
 
 def _list_banners(run: Run) -> list[Banner]:
     summary, banners = run.summary, list[Banner]()
     if summary.lateness.is_late:
-        banners.append(Banner("The tester was late.", late_sentence(summary)))
+        banners.append(Banner("The tester was late.", describe_lateness(summary)))
     if run.ending is None:
         banners.append(
             Banner(
@@ -139,18 +139,22 @@ def _list_cards(run: Run) -> list[Card]:
     return [
         Card(
             "Goodput",
-            share(good.share),
-            f"{number(good.per_s)} requests/s with TTFT ≤ {duration(targets.ttft_s)}, TPOT ≤ "
-            f"{duration(targets.tpot_s)}",
+            format_share(good.share),
+            f"{format_number(good.per_s)} requests/s with TTFT ≤ {format_duration(targets.ttft_s)}, TPOT ≤ "
+            f"{format_duration(targets.tpot_s)}",
             is_bad=good.share is not None and good.share < 0.9,
         ),
         *_latency_cards(summary),
         Card(
             "Throughput",
-            f"{number(summary.output_tokens_per_s)} tokens/s",
-            f"and {number(summary.prompt_tokens_per_s)} prompt tokens/s",
+            f"{format_number(summary.output_tokens_per_s)} tokens/s",
+            f"and {format_number(summary.prompt_tokens_per_s)} prompt tokens/s",
         ),
-        Card("Finished", f"{number(summary.achieved_rate)} /s", f"of {number(summary.offered_rate)} /s offered"),
+        Card(
+            "Finished",
+            f"{format_number(summary.achieved_rate)} /s",
+            f"of {format_number(summary.offered_rate)} /s offered",
+        ),
         Card(
             "Errors",
             f"{errors:,}",
@@ -159,8 +163,8 @@ def _list_cards(run: Run) -> list[Card]:
         ),
         Card(
             "Lateness, p99",
-            duration(summary.lateness.p99_s),
-            f"at most {duration(summary.lateness.max_s)}",
+            format_duration(summary.lateness.p99_s),
+            f"at most {format_duration(summary.lateness.max_s)}",
             is_bad=summary.lateness.is_late,
         ),
         Card("Ledger", *_describe_verdict(run.verdict)),
@@ -178,7 +182,9 @@ def _latency_cards(summary: Summary) -> list[Card]:
 
 
 def _latency_card(name: str, meaning: str, found: Distribution) -> Card:
-    return Card(f"{name}, median and p99", duration(found.p50), meaning, second=f"p99 {duration(found.p99)}")
+    return Card(
+        f"{name}, median and p99", format_duration(found.p50), meaning, second=f"p99 {format_duration(found.p99)}"
+    )
 
 
 def _describe_verdict(verdict: Verdict | None) -> tuple[str, str, bool]:
@@ -196,7 +202,7 @@ def _latency_table(summary: Summary) -> Table:
     rows = [
         [
             name,
-            *(duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)),
+            *(format_duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)),
             _counted(found, unit),
         ]
         for name, found, unit in (
@@ -238,10 +244,10 @@ def _list_facts(summary: Summary, ending: Ending | None) -> list[str]:
     )
     facts = [f"{summary.output_tokens:,} output tokens: {counted}."]
     if summary.hit_rate is not None:
-        facts.append(f"Prefix hit rate {share(summary.hit_rate)} of {summary.prompt_tokens:,} prompt tokens.")
+        facts.append(f"Prefix hit rate {format_share(summary.hit_rate)} of {summary.prompt_tokens:,} prompt tokens.")
     if summary.shared_chunk_share:
         facts.append(
-            f"{share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is the "
+            f"{format_share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is the "
             "chunk's."
         )
     if ending and ending.turns_not_sent:
@@ -250,8 +256,8 @@ def _list_facts(summary: Summary, ending: Ending | None) -> list[str]:
             "finish, or the run ended first."
         )
     facts.append(
-        f"Lateness: p50 {duration(summary.lateness.p50_s)}, p99 {duration(summary.lateness.p99_s)}, max "
-        f"{duration(summary.lateness.max_s)}."
+        f"Lateness: p50 {format_duration(summary.lateness.p50_s)}, p99 {format_duration(summary.lateness.p99_s)}, max "
+        f"{format_duration(summary.lateness.max_s)}."
     )
     return facts
 
@@ -305,15 +311,15 @@ def _group_row(group: Group) -> list[str]:
         group.name or "not said",
         f"{group.requests:,}",
         f"{group.outcomes.finished:,}",
-        share(group.goodput.share),
-        number(group.goodput.per_s),
+        format_share(group.goodput.share),
+        format_number(group.goodput.per_s),
         _commonest_miss(group.goodput),
-        duration(group.ttft_s.p50),
-        duration(group.ttft_s.p99),
-        duration(group.tpot_s.p50),
-        duration(group.tpot_s.p99),
-        number(group.output_tokens_per_s),
-        share(group.hit_rate),
+        format_duration(group.ttft_s.p50),
+        format_duration(group.ttft_s.p99),
+        format_duration(group.tpot_s.p50),
+        format_duration(group.tpot_s.p99),
+        format_number(group.output_tokens_per_s),
+        format_share(group.hit_rate),
     ]
 
 
@@ -369,12 +375,14 @@ def _slowest_table(slowest: list[Record]) -> Table | None:
 def _slow_row(record: Record) -> list[str]:
     return [
         record.request_id or f"no. {record.index}",
-        duration(record.ttft_s) if record.ttft_s is not None else f"none, {duration(waited_s(record))}",
-        duration(record.predicted_ttft_s),
-        duration(record.tpot_s),
+        format_duration(record.ttft_s)
+        if record.ttft_s is not None
+        else f"none, {format_duration(measure_wait_s(record))}",
+        format_duration(record.predicted_ttft_s),
+        format_duration(record.tpot_s),
         f"{record.intended_s:,.1f}\N{NO-BREAK SPACE}s",
-        number(record.prompt_tokens),
-        number(record.cached_tokens),
+        format_number(record.prompt_tokens),
+        format_number(record.cached_tokens),
         f"{record.tokens:,}",
         record.outcome,
         record.tenant,
@@ -388,7 +396,7 @@ def _counted(found: Distribution, unit: str) -> str:
 
 
 def _part(count: int, whole: int) -> str:
-    return share(count / whole) if whole else NONE
+    return format_share(count / whole) if whole else NONE
 
 
 def _count_of(count: int, unit: str) -> str:

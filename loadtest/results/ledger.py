@@ -119,7 +119,7 @@ class _Account:
         self.cached += record.cached_tokens or 0
         self.completion += record.tokens
         self.usage += record.metered_tokens or 0
-        least, most = metered_bounds(record)
+        least, most = bound_metered_tokens(record)
         self.least += least
         self.most = None if self.most is None or most is None else self.most + most
 
@@ -156,7 +156,7 @@ class _Findings:
         return [Violation(kind=kind, count=count, examples=self._examples[kind]) for kind, count in by_count]
 
 
-def metered_bounds(record: Record) -> tuple[int, int | None]:
+def bound_metered_tokens(record: Record) -> tuple[int, int | None]:
     """The fewest and the most completion tokens that a meter may show for a request; most is None where nothing bounds
     it."""
     if record.outcome == "shed" or record.sent_s is None or (record.status is not None and record.status != 200):
@@ -168,7 +168,7 @@ def metered_bounds(record: Record) -> tuple[int, int | None]:
     return least, None if record.wanted_tokens is None else max(least, record.wanted_tokens)
 
 
-def violations_of(record: Record) -> list[str]:
+def find_violations(record: Record) -> list[str]:
     """What is wrong with how one request ended; nothing can be with one that was not accepted."""
     if record.status != 200:
         return []
@@ -190,7 +190,7 @@ def _metering_violations(record: Record) -> list[str]:
     return [METERED_LESS] if record.tokens > record.metered_tokens else []
 
 
-class _Books:
+class _OpenLedger:
     """What is written down request by request."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class _Books:
 
     def add(self, record: Record) -> None:
         self.accounts.setdefault(record.tenant, _Account()).add(record)
-        for kind in violations_of(record):
+        for kind in find_violations(record):
             self.findings.add(kind, record)
         if record.index in self._seen:
             self.findings.add(RECORDED_TWICE, record)
@@ -219,7 +219,7 @@ class _Books:
             self.tokens["matched"] += record.tokens
 
 
-def check(
+def check_ledger(
     records: Iterable[Record],
     repeats: Sequence[Repeat] = (),
     *,
@@ -232,7 +232,7 @@ def check(
     tokens by tenant, as an account of the server's that covers exactly these records shows them. `repeats` are compared
     only: a second answer that should be accounted for belongs in `records`.
     """
-    books = _Books()
+    books = _OpenLedger()
     for record in records:
         books.add(record)
     compared = _compare(repeats, exact is True, books.findings)

@@ -59,7 +59,7 @@ def count_tokens(tokenizer: Tokenizer, text: str) -> int:
     return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def single_token_words(tokenizer: Tokenizer) -> tuple[str, ...]:
+def find_single_token_words(tokenizer: Tokenizer) -> tuple[str, ...]:
     """Words such that any of them, joined by a space, are as many tokens: ours, and where those are too few the
     vocabulary's own.
 

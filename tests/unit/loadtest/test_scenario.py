@@ -20,7 +20,7 @@ from penstock_loadtest.scenario import (
     load_scenario,
     to_tree,
 )
-from penstock_loadtest.workload.plan import plan
+from penstock_loadtest.workload.plan import draw_plan
 
 EXAMPLE_NAMES = sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
 MOONCAKE = "".join(
@@ -116,7 +116,7 @@ def test_every_example_loads_by_name_and_has_a_plan(name: str, tmp_path: Path) -
     overrides = [f"trace.path={written(tmp_path, TRACES[name], name)}"] if name in TRACES else []
 
     scenario = load_scenario(Path(name), overrides)
-    planned = list(islice(plan(scenario), 20))
+    planned = list(islice(draw_plan(scenario), 20))
 
     assert scenario.name == name
     assert len(planned) >= 2
@@ -124,7 +124,7 @@ def test_every_example_loads_by_name_and_has_a_plan(name: str, tmp_path: Path) -
 
 
 def test_the_mixed_example_has_some_of_everything_in_a_minute() -> None:
-    planned = list(plan(load_scenario(Path("mixed"), [])))
+    planned = list(draw_plan(load_scenario(Path("mixed"), [])))
 
     assert 70 <= len(planned) <= 110, "1.2 to 1.8 requests a second"
     assert 60 <= sum(each.max_tokens for each in planned) / 60 <= 120

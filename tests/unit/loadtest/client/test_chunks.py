@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_loadtest.client.chunks import Choice, Chunk, Message, PromptDetails, Usage, read_chunk, spread
+from penstock_loadtest.client.chunks import Choice, Chunk, Message, PromptDetails, Usage, read_chunk, spread_tokens
 
 CACHED = Chunk(usage=Usage(prompt_tokens_details=PromptDetails(cached_tokens=3)))
 
@@ -101,7 +101,7 @@ def test_anything_else_is_no_chunk(data: bytes) -> None:
 
 @given(st.integers(0, 500), st.integers(0, 200))
 def test_spread_tokens_add_up_and_are_even_behind_the_first(tokens: int, chunks: int) -> None:
-    counts = spread(tokens, chunks)
+    counts = spread_tokens(tokens, chunks)
 
     assert len(counts) == chunks
     assert sum(counts) == (tokens if chunks else 0)
