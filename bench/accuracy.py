@@ -18,12 +18,12 @@ from penstock_loadtest.client.client import Answer, Client, Clock
 from penstock_loadtest.client.target import find_target
 from penstock_loadtest.fake.behaviour import Behaviour, Stall
 from penstock_loadtest.fake.process import FakeProcess, fake_server_process
-from penstock_loadtest.fake.truth import Chunk, Truth, released_s
+from penstock_loadtest.fake.truth import Chunk, Truth, shift_past_stalls
 from penstock_loadtest.results.records import Record
 from penstock_loadtest.results.summary import Distribution, Summary, summarize
 from penstock_loadtest.run.runner import run_load
 from penstock_loadtest.scenario import Arrivals, Kind, Lengths, Prompts, Scenario
-from penstock_loadtest.workload.plan import plan
+from penstock_loadtest.workload.plan import draw_plan
 
 FIGURES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "inter_token_s": "inter-token", "e2e_s": "end-to-end"}
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -94,7 +94,9 @@ async def _run(load: Scenario, fake: FakeProcess) -> tuple[list[Record], float]:
     clock = Clock()
     client = Client(await find_target(fake.url, keys={}), clock)
     try:
-        await run_load(load, plan(load), client, on_sent=lambda _planned: None, on_ended=on_ended, stop=asyncio.Event())
+        await run_load(
+            load, draw_plan(load), client, on_sent=lambda _planned: None, on_ended=on_ended, stop=asyncio.Event()
+        )
     finally:
         await client.close()
     return records, clock.zero_s
@@ -120,7 +122,7 @@ def _sent_s(behaviour: Behaviour, zero_s: float, arrival_s: float, intended_s: f
     """When a chunk is to go out. Only whether a stall holds it is decided by the arrival: on its way, a request may
     just miss the stall's beginning."""
     due_s = arrival_s + chunk.offset_s - zero_s
-    held_s = released_s(behaviour.stalls, due_s)
+    held_s = shift_past_stalls(behaviour.stalls, due_s)
     return zero_s + held_s if held_s != due_s else intended_s + chunk.offset_s
 
 

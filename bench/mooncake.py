@@ -21,8 +21,8 @@ from bench.report import Row, write_report
 from penstock.text.source import resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock_loadtest.scenario import Kind, Prompts, Scenario, Trace
-from penstock_loadtest.workload.hit_rate import ideal_hit_rate
-from penstock_loadtest.workload.plan import plan
+from penstock_loadtest.workload.hit_rate import measure_hit_rate
+from penstock_loadtest.workload.plan import draw_plan
 
 TRACES = ("conversation", "synthetic")
 SCALES = tuple(map(Fraction, ("1", "1/4", "1/8", "1/16", "1/32", "0.07")))
@@ -60,7 +60,7 @@ def prompts_of(path: Path, scale: Fraction, source: Literal["words", "tokens"]) 
     """As `penstock-loadtest run` would send them to /v1/completions."""
     kind = Kind(endpoint="completions", prompts=Prompts(source=source))
     trace = Trace(format="mooncake", path=path, token_scale=float(scale))
-    return (planned.prompt for planned in plan(Scenario(trace=trace, kinds=[kind], duration_s=None)))
+    return (planned.prompt for planned in draw_plan(Scenario(trace=trace, kinds=[kind], duration_s=None)))
 
 
 def as_ids(path: Path, scale: Fraction) -> Iterator[list[int]]:
@@ -83,13 +83,13 @@ def measure(folder: Path) -> Iterator[Rate]:
         for scale in SCALES:
             block_tokens = round(512 * scale)
             yield Rate(
-                f"{name}, s = {scale}, token ids", scale, truth, ideal_hit_rate(as_ids(path, scale), block_tokens)
+                f"{name}, s = {scale}, token ids", scale, truth, measure_hit_rate(as_ids(path, scale), block_tokens)
             )
             yield Rate(
                 f"{name}, s = {scale}, text",
                 scale,
                 truth,
-                ideal_hit_rate(as_text(path, scale, tokenizer), block_tokens),
+                measure_hit_rate(as_text(path, scale, tokenizer), block_tokens),
             )
 
 

@@ -35,10 +35,10 @@ from bench.loopback import WORDS
 from bench.platform_process import running_platform
 from bench.report import Row, write_report
 from bench.rival_tester import EXPORT, Load, Seen, configuration, read_export
-from penstock_loadtest.results.intervals import Estimate, paired_ratio
+from penstock_loadtest.results.intervals import Estimate, estimate_ratio
 from penstock_loadtest.results.records import Record, read_records, write_json
 from penstock_loadtest.scenario import load_scenario
-from penstock_loadtest.workload.plan import plan
+from penstock_loadtest.workload.plan import draw_plan
 
 MODEL = "demo"
 FAKE = {
@@ -102,7 +102,7 @@ class Comparison(NamedTuple):
 
     def ratio(self, figure: Callable[[Figures], float]) -> Estimate:
         """ours / theirs over the pairs."""
-        return paired_ratio(
+        return estimate_ratio(
             [(figure(theirs), figure(ours)) for ours, theirs in zip(self.ours, self.theirs, strict=True)]
         )
 
@@ -197,7 +197,7 @@ class Testers:
     def theirs(self, load: Load, seed: str) -> Figures:
         folder = self._prepare(load, seed)
         texts = folder / "in-order.jsonl"
-        write_texts(texts, (str(planned.prompt) for planned in plan(load_scenario(folder / "scenario.yaml", []))))
+        write_texts(texts, (str(planned.prompt) for planned in draw_plan(load_scenario(folder / "scenario.yaml", []))))
         settings = configuration(
             load,
             url=self._server.url,
