@@ -19,7 +19,7 @@ from penstock.adapters.registry import Adapter, Registered, Registry
 from penstock.adapters.store import AdapterStore
 from penstock.router.api.adapters import MAX_TENANT_UPLOADS, MAX_UPLOADS
 from penstock.router.config import AdapterBase, PoolSpec, ProviderConfig
-from penstock.router.models.adapter_models import AdapterDeps, AdapterModels
+from penstock.router.models.adapter_models import AdapterDependencies, AdapterModels
 from penstock.router.models.served_model import ServedModel
 from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.routing.request import Route
@@ -34,7 +34,7 @@ COSTS = StepCosts(base_s=0.01)
 
 
 class FakeRegistry:
-    """As Registry, without Redis."""
+    """The interface of Registry, without Redis."""
 
     def __init__(self) -> None:
         self.records: dict[tuple[str, str], Registered] = {}
@@ -63,7 +63,7 @@ class FakeRemote:
     """A replica that loads at once, if at all."""
 
     error: str | None = None
-    is_deaf: bool = False
+    ignores_loads: bool = False
     resident: list[str] = field(default_factory=list)
     dropped: list[str] = field(default_factory=list)
     num_reports: int = 0
@@ -91,7 +91,7 @@ class FakeRemote:
     def load_adapter(self, digest: str) -> None:
         if self.error is not None:
             self.failed = ((digest, self.error),)
-        elif not self.is_deaf:
+        elif not self.ignores_loads:
             self.resident.append(digest)
 
     def drop_adapter(self, digest: str) -> None:
@@ -154,7 +154,7 @@ async def serving(
     """pool-a serves adapters, pool-b does not."""
     registry, store = FakeRegistry(), AdapterStore(tmp_path / "store")
     by_name = {model.name: model for model in models}
-    adapted = AdapterModels(
+    adapter_models = AdapterModels(
         cast(Registry, registry), by_name, {"pool-a": pool("pool-a"), "pool-b": pool("pool-b", max_rank=None)}
     )
 
@@ -163,8 +163,12 @@ async def serving(
         assert wanted in ((), ("pool-a",))
         return remotes if wanted else ()
 
-    deps = AdapterDeps(
-        AdaptersConfig(load_timeout_s=0.05, **config), cast(Registry, registry), store, adapted, AdapterPlacer(ready)
+    deps = AdapterDependencies(
+        AdaptersConfig(load_timeout_s=0.05, **config),
+        cast(Registry, registry),
+        store,
+        adapter_models,
+        AdapterPlacer(ready),
     )
     async with gateway(
         models=by_name, adapters=deps, settings=settings, providers=(PROVIDER,), num_gateways=1
@@ -181,10 +185,19 @@ def test_an_uploaded_adapter_is_stored_registered_loaded_and_named_by_the_next_r
             digest = adapters.registry.records["tenant-1", "mine"].adapter.digest
             assert created.status_code == 201
             assert created.json() | {"created": 0} == {
-                "id": "mine", "object": "adapter", "created": 0, "base_model": MODEL, "digest": digest, "version": 1, "rank": 2,
-                "target_modules": ["down_proj", "q_proj"], "size_bytes": created.json()["size_bytes"], "state": "loaded",
-                "replicas": {"live": 2, "loaded": 2}, "error": None,
-            }  # fmt: skip
+                "id": "mine",
+                "object": "adapter",
+                "created": 0,
+                "base_model": MODEL,
+                "digest": digest,
+                "version": 1,
+                "rank": 2,
+                "target_modules": ["down_proj", "q_proj"],
+                "size_bytes": created.json()["size_bytes"],
+                "state": "loaded",
+                "replicas": {"live": 2, "loaded": 2},
+                "error": None,
+            }
             assert adapters.store.path(digest).is_dir()
             assert [answer.json()["model"] for answer in answers] == ["mine", f"{MODEL}:mine", MODEL]
             generations = adapters.world.dispatcher.generations
@@ -201,7 +214,7 @@ def test_an_uploaded_adapter_is_stored_registered_loaded_and_named_by_the_next_r
 
 def test_the_state_says_how_far_the_replicas_are(tmp_path: Path) -> None:
     async def main() -> None:
-        remotes = FakeRemote(), FakeRemote(is_deaf=True), FakeRemote(error="It does not fit.")
+        remotes = FakeRemote(), FakeRemote(ignores_loads=True), FakeRemote(error="It does not fit.")
         async with serving(tmp_path, *remotes) as adapters:
             partly = (await adapters.upload()).json()
             remotes[0].resident.clear()

@@ -3,8 +3,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from penstock.router.completions.completion import Choice, Collector, Completion, Emitter, Listener
-from penstock.router.completions.text_assembly import Assembler, Piece
+from penstock.router.completions.completion import Choice, Collector, Completion, DeltaListener, Emitter
+from penstock.router.completions.text_assembly import TextAssembler, TextPiece
 from penstock.router.routing.request import Generation
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import Delta, SamplingParams, pack_token_ids
@@ -15,7 +15,7 @@ def choice(index: int, stops: tuple[str, ...] = ()) -> Choice:
     generation = Generation(
         f"r-{index}", ("pool-a",), pack_token_ids([1, 2, 3]), 3, SamplingParams(10), "tenant-1", b"salt", 0.0
     )
-    return Choice(index, generation, Assembler(TOKENIZER, stops))
+    return Choice(index, generation, TextAssembler(TOKENIZER, stops))
 
 
 def completion(dispatcher: FakeDispatcher, emitter: Emitter, prompts: Sequence[Sequence[Choice]]) -> Completion:
@@ -30,13 +30,13 @@ async def settle() -> None:
 class Waiting:
     """Takes pieces only by being awaited."""
 
-    def __init__(self, emit: Callable[[Choice, Piece], Awaitable[None]]) -> None:
+    def __init__(self, emit: Callable[[Choice, TextPiece], Awaitable[None]]) -> None:
         self._emit = emit
 
-    async def emit(self, choice: Choice, piece: Piece) -> None:
+    async def emit(self, choice: Choice, piece: TextPiece) -> None:
         await self._emit(choice, piece)
 
-    def listener(self, choice: Choice, clock: Callable[[], float]) -> Listener | None:
+    def listener(self, choice: Choice, clock: Callable[[], float]) -> DeltaListener | None:
         return None
 
 
@@ -45,7 +45,7 @@ def test_a_stream_is_closed_before_its_last_piece_goes_to_a_slow_client() -> Non
         dispatcher = FakeDispatcher(Script("abc", hold_after=2))
         open_at_finish: list[int] = []
 
-        async def emit(choice: Choice, piece: Piece) -> None:
+        async def emit(choice: Choice, piece: TextPiece) -> None:
             if piece.finish:
                 open_at_finish.append(dispatcher.num_open)
 
@@ -61,7 +61,7 @@ def test_while_a_piece_is_not_taken_the_stream_is_not_read() -> None:
         dispatcher = FakeDispatcher(Script("abc"))
         taken = asyncio.Event()
 
-        async def emit(choice: Choice, piece: Piece) -> None:
+        async def emit(choice: Choice, piece: TextPiece) -> None:
             await taken.wait()
 
         running = asyncio.create_task(completion(dispatcher, Waiting(emit), [[choice(0)]]).run())
@@ -140,7 +140,7 @@ def test_with_stop_strings_or_a_client_that_does_not_read_every_delta_waits_for_
     stops: tuple[str, ...], is_ready: bool
 ) -> None:
     async def main() -> None:
-        async def emit(choice: Choice, piece: Piece) -> None:
+        async def emit(choice: Choice, piece: TextPiece) -> None:
             """Taken."""
 
         dispatcher = FakeDispatcher(Script("ad", hold_after=1))

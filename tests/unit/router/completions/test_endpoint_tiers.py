@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from penstock.router.config import PoolSpec, ProviderConfig
-from penstock.router.models.catalogue import Checkpoint, served_models
+from penstock.router.models.catalogue import Checkpoint, build_served_models
 from penstock.tenancy.tenants import Settings
 from penstock.wire.frames import Delta, Finish, unpack_token_ids
 from penstock_loadtest.fake.behaviour import Behaviour
@@ -49,9 +49,9 @@ async def two_tiers(
     providers = [provider] if provider is not None else []
     specs = [spec for spec in SPECS if spec.name in {member.pool for member in members}]
     async with Cluster(*members, providers=providers) as cluster:
-        model = served_models(specs, providers, CHECKPOINTS, lambda pools: max(pool.max_model_len for pool in pools))[
-            MODEL
-        ]
+        model = build_served_models(
+            specs, providers, CHECKPOINTS, lambda pools: max(pool.max_model_len for pool in pools)
+        )[MODEL]
         async with gateway(
             dispatcher=cluster.dispatcher, settings=Settings(tier_policy=policy), model=model, providers=providers
         ) as world:
@@ -59,17 +59,17 @@ async def two_tiers(
             yield world, cluster
 
 
-async def begun(replica: FakeReplica, asking: "asyncio.Task[httpx.Response]") -> None:
+async def wait_for_sequence(replica: FakeReplica, asking: "asyncio.Task[httpx.Response]") -> None:
     while not replica.running:
         assert not asking.done(), asking.result().text
         await asyncio.sleep(0.001)
 
 
-async def answered(
+async def answer(
     asking: asyncio.Task[httpx.Response], replica: FakeReplica, flip: int, text: bytes = b"Paris."
 ) -> httpx.Response:
-    """By that replica, in the ids of its tokenizer."""
-    await begun(replica, asking)
+    """The response, after that replica has answered in the ids of its tokenizer."""
+    await wait_for_sequence(replica, asking)
     for sid in list(replica.running):
         replica.send(Delta(sid, [text[0] ^ flip], num_cached_tokens=0))
         await asyncio.sleep(0.001)
@@ -78,14 +78,14 @@ async def answered(
     return await asking
 
 
-def asked(world: World, **fields: object) -> "asyncio.Task[httpx.Response]":
+def ask(world: World, **fields: object) -> "asyncio.Task[httpx.Response]":
     return asyncio.ensure_future(world.chat(**fields))
 
 
 def test_the_model_that_answers_reads_and_writes_with_its_own_tokenizer() -> None:
     async def main() -> None:
         async with two_tiers() as (world, cluster):
-            response = await answered(asked(world, max_tokens=10), cluster.replicas["l"], flip=1)
+            response = await answer(ask(world, max_tokens=10), cluster.replicas["l"], flip=1)
             body = response.json()
 
             submit = cluster.replicas["l"].submits[0]
@@ -109,9 +109,7 @@ def test_the_model_that_answers_reads_and_writes_with_its_own_tokenizer() -> Non
 def test_a_stream_of_the_other_model_is_written_with_its_tokenizer_too() -> None:
     async def main() -> None:
         async with two_tiers() as (world, cluster):
-            response = await answered(
-                asked(world, max_tokens=10, stream=True, stop=["is."]), cluster.replicas["l"], flip=1
-            )
+            response = await answer(ask(world, max_tokens=10, stream=True, stop=["is."]), cluster.replicas["l"], flip=1)
             chunks = [json.loads(event) for event in events(response)[:-1]]
 
             assert (
@@ -125,14 +123,14 @@ def test_a_stream_of_the_other_model_is_written_with_its_tokenizer_too() -> None
 def test_every_choice_may_go_its_own_way() -> None:
     async def main() -> None:
         async with two_tiers() as (world, cluster):
-            asking = asked(world, max_tokens=10, n=2)
-            await begun(cluster.replicas["l"], asking)
+            asking = ask(world, max_tokens=10, n=2)
+            await wait_for_sequence(cluster.replicas["l"], asking)
             cluster.replicas["e"].report()  # has nothing more to do when the second choice begins
             for sid in list(cluster.replicas["l"].running):
                 cluster.replicas["l"].send(Delta(sid, [byte ^ 1 for byte in b"cloud"], num_cached_tokens=0))
-            await begun(cluster.replicas["e"], asking)
+            await wait_for_sequence(cluster.replicas["e"], asking)
             cluster.replicas["l"].finish(1, Finish.STOP)
-            response = await answered(asking, cluster.replicas["e"], flip=0, text=b"edge")
+            response = await answer(asking, cluster.replicas["e"], flip=0, text=b"edge")
 
             assert [choice["message"]["content"] for choice in response.json()["choices"]] == ["cloud", "edge"]
             receipt = (await world.client.get(f"/v1/receipts/{response.headers['x-penstock-request-id']}")).json()
@@ -146,7 +144,7 @@ def test_a_prompt_too_long_for_the_edge_goes_to_the_larger_context() -> None:
         async with two_tiers() as (world, cluster):
             cluster.replicas["e"].report()
             question = [{"role": "user", "content": "x" * 300}]
-            response = await answered(asked(world, max_tokens=10, messages=question), cluster.replicas["l"], flip=1)
+            response = await answer(ask(world, max_tokens=10, messages=question), cluster.replicas["l"], flip=1)
 
             assert (response.headers["x-penstock-tier"], response.headers["x-penstock-tier-reason"]) == (
                 "cloud",
@@ -161,7 +159,7 @@ def test_a_prompt_too_long_for_the_edge_goes_to_the_larger_context() -> None:
 def test_who_never_leaves_is_answered_by_the_edge_and_told_of_its_context() -> None:
     async def main() -> None:
         async with two_tiers("never_leave") as (world, cluster):
-            response = await answered(asked(world, max_tokens=10), cluster.replicas["e"], flip=0)
+            response = await answer(ask(world, max_tokens=10), cluster.replicas["e"], flip=0)
             too_long = await world.chat(max_tokens=10, messages=[{"role": "user", "content": "x" * 300}])
 
             assert (response.headers["x-penstock-tier"], response.headers["x-penstock-tier-reason"]) == (

@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from penstock.router.completions.prompts import chat_prompt, completion_prompts
+from penstock.router.completions.prompts import tokenize_chat, tokenize_completion
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest
@@ -14,7 +14,7 @@ from tests.unit.router.http_fakes import IM_START, VOCAB_SIZE, byte_tokenizer
 
 @pytest.fixture
 def short_of_one() -> Tokenizer:
-    """Its last token, the end of a turn, is not in the model."""
+    """A tokenizer whose last token, the end of a turn, is not in the model."""
     tokenizer = byte_tokenizer()
     tokenizer.num_embedded = VOCAB_SIZE - 1
     return tokenizer
@@ -36,12 +36,12 @@ def test_ids_texts_and_turns_beyond_the_embedding_are_refused(short_of_one: Toke
     text = CompletionRequest(model="m", prompt="a<|im_end|>")
     chat = ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="a")])
 
-    assert refused(completion_prompts(short_of_one, ids)).param == "prompt"
-    assert refused(completion_prompts(short_of_one, text)).param == "prompt"
-    assert refused(chat_prompt(short_of_one, chat)).param == "messages"
+    assert refused(tokenize_completion(ids, short_of_one)).param == "prompt"
+    assert refused(tokenize_completion(text, short_of_one)).param == "prompt"
+    assert refused(tokenize_chat(chat, short_of_one)).param == "messages"
 
 
 def test_what_the_embedding_has_is_accepted(short_of_one: Tokenizer) -> None:
-    assert asyncio.run(completion_prompts(short_of_one, CompletionRequest(model="m", prompt=[IM_START, 7]))) == [
+    assert asyncio.run(tokenize_completion(CompletionRequest(model="m", prompt=[IM_START, 7]), short_of_one)) == [
         [IM_START, 7]
     ]

@@ -7,7 +7,7 @@ import pytest
 from penstock.router.completions.completion import Choice
 from penstock.router.completions.formats import ResponseMeta, TextFormat
 from penstock.router.completions.sse import EventStream
-from penstock.router.completions.text_assembly import Assembler, Piece
+from penstock.router.completions.text_assembly import TextAssembler, TextPiece
 from penstock.router.routing.request import Generation, Receipt
 from penstock.router.transport.exchange import Exchange
 from penstock.wire.errors import ReplicaLost
@@ -154,7 +154,8 @@ def test_choices_that_finish_before_the_response_has_started_all_arrive() -> Non
         exchange = Exchange(scope, receive, send, "r", 0.0)  # type: ignore[arg-type]
         stream = EventStream(exchange, TextFormat(ResponseMeta("cmpl-r", 0, "tiny", "fp_", TOKENIZER)), 2)
         emits = [
-            asyncio.create_task(stream.emit(_begun(index), Piece(f"text {index}", [97], "stop"))) for index in range(2)
+            asyncio.create_task(stream.emit(_begun(index), TextPiece(f"text {index}", [97], "stop")))
+            for index in range(2)
         ]
         await asyncio.sleep(0)
         may_send.set()
@@ -173,4 +174,4 @@ def test_choices_that_finish_before_the_response_has_started_all_arrive() -> Non
 
 def _begun(index: int) -> Choice:
     generation = Generation("r", (), b"", 1, SamplingParams(1), "tenant-1", b"salt", 0.0)
-    return Choice(index, generation, Assembler(TOKENIZER), Receipt("r"))
+    return Choice(index, generation, TextAssembler(TOKENIZER), Receipt("r"))

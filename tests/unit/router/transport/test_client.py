@@ -15,7 +15,10 @@ from tests.unit.router.http_fakes import KEY, MODEL, Script, World, gateway, lis
 
 def request(**fields: object) -> bytes:
     body = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "x"}], **fields})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+        f"Authorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -132,7 +135,7 @@ def test_somebody_elses_cancellation_stays_one() -> None:
 
 
 def test_a_hangup_and_somebody_elses_cancellation_together_are_a_cancellation() -> None:
-    """As when the server cancels the requests of clients that hang up on its own account."""
+    """The server may cancel the requests of clients that hang up, on its own account."""
 
     async def main() -> None:
         gone = asyncio.Event()
