@@ -163,6 +163,7 @@ def _torch_threads() -> Iterator[None]:
     torch.set_num_threads(count)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_torch_threads")
 def test_two_adapters_and_the_base_in_one_batch_have_the_logits_of_peft(
     oracle: tuple[Any, Path], record_property: Callable[[str, object], None]
@@ -272,6 +273,7 @@ def test_a_tenants_adapters_are_listed_for_it_and_do_not_exist_for_another(tenan
         }
 
 
+@pytest.mark.slow
 def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: Tenants) -> None:
     """A third one is loaded and used beside the two that run; a deleted one ends for new requests at once, not for its
     streams."""

@@ -113,10 +113,12 @@ def test_seeded_and_greedy_answers_are_the_same_with_look_up_as_without(
     )
 
 
+@pytest.mark.slow
 def test_seeded_and_greedy_answers_of_the_platform_are_the_same_with_a_draft_model(drafted: Run) -> None:
     assert drafted.token_ids == engine_answers("none").token_ids
 
 
+@pytest.mark.slow
 def test_accepted_drafts_are_counted_on_metrics(drafted: Run, record_property: Callable[[str, object], None]) -> None:
     record_property("drafted_and_accepted", list(drafted.counts))
 

@@ -223,6 +223,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     reader.close()
 
 
+@pytest.mark.slow
 def test_every_command_of_the_tour_and_of_the_table_says_what_the_documents_say(
     reader: Reader, record_property: Callable[[str, object], None]
 ) -> None:
