@@ -4,8 +4,8 @@ on text no calibration saw.
     PENSTOCK_TEST_DATA=FOLDER python -m bench.quantize [--group-size 128 64] [--sequences 32]
 
 FOLDER/text holds real text: for calibration chats and questions (aibrix_sharegpt_8min.jsonl, gsm8k_train3000.jsonl),
-for evaluation spec_bench.jsonl and shakespeare.txt.gz. Without it this project's own documents are used, README.md and
-CONTRIBUTING.md for calibration, docs/*.md for evaluation; the report says which. The demo model's weights were rounded
+for evaluation spec_bench.jsonl and shakespeare.txt.gz. Without it this project's own documents are used, README.md,
+CONTRIBUTING.md and docs/decisions for calibration, docs/*.md for evaluation; the report says which. The demo model's weights were rounded
 once already, to groups of 32 (Q4_1), so larger groups lose more on it than on a model that was never rounded. Fails
 (status 1) where AWQ recovers less than 20 % of plain rounding's loss in groups of 128, or in groups of 64 not more than
 in those of 128. What the engine rounds while it computes, and what that costs, is bench.quality's.
@@ -54,7 +54,8 @@ def find_texts(data: str | None) -> Texts:
             {name: by_name[name] for name in EVALUATION},
             "public datasets",
         )
-    calibration = "\n\n".join(read_text(ROOT / name) for name in ("README.md", "CONTRIBUTING.md"))
+    written = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "decisions").glob("*.md")))
+    calibration = "\n\n".join(read_text(path) for path in written)
     documents = "\n\n".join(read_text(path) for path in sorted((ROOT / "docs").glob("*.md")))
     return Texts(calibration, {"docs/*.md": documents}, "this project's documents (PENSTOCK_TEST_DATA is not set)")
 

@@ -1,4 +1,4 @@
-"""A Kubernetes of a test's own, started and ended by the program that PENSTOCK_TEST_CLUSTER names (CONTRIBUTING.md says
+"""A Kubernetes of a test's own, started and ended by the program that PENSTOCK_TEST_CLUSTER names (docs/testing.md says
 how it is called)."""
 
 import json
