@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from bench.platform_process import PlatformProcess, read_metric, running_platform
-from bench.report import FOLDER, Row, write_report
+from bench.support.platform_process import PlatformProcess, read_metric, running_platform
+from bench.support.report import FOLDER, Row, write_report
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "autoscale"

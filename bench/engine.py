@@ -33,13 +33,13 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from bench.cpu import Spent
-from bench.engine_goals import LLAMA, VLLM, Finding, Goal, Pair, rows, verdict
-from bench.engine_quality import memory, perplexities
-from bench.llama_cpp import LlamaCpp, Speed
 from bench.quantize import find_texts
-from bench.report import print_table, write_report
-from bench.worker import Worker, module_command, worker
+from bench.support.cpu import Spent
+from bench.support.engine_goals import LLAMA, VLLM, Finding, Goal, Pair, rows, verdict
+from bench.support.engine_quality import memory, perplexities
+from bench.support.llama_cpp import LlamaCpp, Speed
+from bench.support.report import print_table, write_report
+from bench.support.worker import Worker, module_command, worker
 from penstock.text.source import resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.workers.compute.kernels.build import load_kernels
@@ -200,7 +200,7 @@ def _said(pair: Pair, goal: Goal) -> str:
 def our_command(settings: Mapping[str, object]) -> list[str]:
     """settings: of EngineConfig."""
     return module_command(
-        sys.executable, "bench.engine_worker", msgspec.json.encode({"threads": THREADS, **settings}).decode()
+        sys.executable, "bench.support.engine_worker", msgspec.json.encode({"threads": THREADS, **settings}).decode()
     )
 
 
@@ -264,7 +264,7 @@ def main() -> int:
         folder = Path(name)
         vllm = None
         if options.vllm and VLLM in named:
-            command = module_command(options.vllm, "bench.vllm_worker", str(hf_folder(source)))
+            command = module_command(options.vllm, "bench.support.vllm_worker", str(hf_folder(source)))
             vllm = stack.enter_context(worker("vllm", command, folder, env=vllm_environment(cores)))
             notes.append(f"vLLM {vllm.ask('version')}")
         ours = stack.enter_context(worker("penstock", our_command(options.engine), folder))

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.report import Row, print_table, write_report
+from bench.support.report import Row, print_table, write_report
 from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.models.config import ModelConfig

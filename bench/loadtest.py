@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import psutil
 import yaml
 
-from bench.accuracy import BEHAVIOUR, Measured, measure_accuracy, scenario, stalled
-from bench.cpu import process_seconds
-from bench.report import Row, write_report
+from bench.support.accuracy import BEHAVIOUR, Measured, measure_accuracy, scenario, stalled
+from bench.support.cpu import process_seconds
+from bench.support.report import Row, write_report
 from penstock_loadtest.fake.behaviour import Behaviour
 from penstock_loadtest.fake.process import FakeProcess, fake_server_process
 from penstock_loadtest.scenario import Lengths

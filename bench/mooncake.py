@@ -17,7 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bench.report import Row, write_report
+from bench.support.report import Row, write_report
 from penstock.text.source import resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock_loadtest.scenario import Kind, Prompts, Scenario, Trace

@@ -28,11 +28,11 @@ from typing import NamedTuple
 
 import httpx
 
-from bench.cpu import process_seconds
-from bench.in_process import in_process_load
-from bench.loopback import Answer, ChatClient, closed_loop
-from bench.platform_process import PlatformProcess, free_port, running_platform
-from bench.report import Row, write_report
+from bench.support.cpu import process_seconds
+from bench.support.in_process import in_process_load
+from bench.support.loopback import Answer, ChatClient, closed_loop
+from bench.support.platform_process import PlatformProcess, free_port, running_platform
+from bench.support.report import Row, write_report
 
 STEP_S = 0.010
 CONFIG = """

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from bench.quantize import MAX_TOKENS, find_texts
-from bench.report import Row, print_table, write_report
+from bench.support.report import Row, print_table, write_report
 from penstock.base.cores import available_cores
 from penstock.text.source import resolve
 from penstock.workers.compute.kernels.build import load_kernels

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from bench.report import Row, write_report
+from bench.support.report import Row, write_report
 from penstock.cli.quantize import read_text
 from penstock.workers.quantize.quantize import Plan, evaluation_tokens, model_perplexity, quantize_checkpoint
 

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from bench.loopback import WORDS
-from bench.platform_process import PlatformProcess, running_platform
-from bench.report import Row, write_report
+from bench.support.loopback import WORDS
+from bench.support.platform_process import PlatformProcess, running_platform
+from bench.support.report import Row, write_report
 
 PLAIN, DRAFTING = "plain", ("ngram", "draft")
 POOLS = (PLAIN, *DRAFTING)

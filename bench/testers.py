@@ -31,10 +31,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.loopback import WORDS
-from bench.platform_process import running_platform
-from bench.report import Row, write_report
-from bench.rival_tester import EXPORT, Load, Seen, configuration, read_export
+from bench.support.loopback import WORDS
+from bench.support.platform_process import running_platform
+from bench.support.report import Row, write_report
+from bench.support.rival_tester import EXPORT, Load, Seen, configuration, read_export
 from penstock_loadtest.results.intervals import Estimate, paired_ratio
 from penstock_loadtest.results.records import Record, read_records, write_json
 from penstock_loadtest.scenario import load_scenario

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import httpx
 import psutil
 
-from bench.cpu import descendants
-from bench.loopback import WORDS, ChatClient
-from bench.platform_process import running_platform
-from bench.report import Row, write_report
+from bench.support.cpu import descendants
+from bench.support.loopback import WORDS, ChatClient
+from bench.support.platform_process import running_platform
+from bench.support.report import Row, write_report
 
 OURS = "{name: ours, model: demo, served_names: [ours], engine: {threads: 2, max_num_seqs: 16, kv_memory_bytes: 268435456}}"
 VLLM = (

@@ -20,7 +20,7 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from bench.platform_process import free_port
+from bench.support.platform_process import free_port
 from penstock.autoscale.kubernetes.api import Api, ApiAway, Document, Missing
 from penstock.autoscale.kubernetes.elector import end
 from penstock.autoscale.kubernetes.lease import Times

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from bench.platform_process import free_port
+from bench.support.platform_process import free_port
 from penstock.autoscale.kubernetes.api import Api, ApiAway, ApiRefused, Document, Expired, refusal
 from penstock.autoscale.kubernetes.elector import end
 from tests.cluster import Cluster, running_cluster

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from bench.platform_process import free_port
+from bench.support.platform_process import free_port
 from penstock.autoscale.kubernetes.api import Account, Api
 from penstock.autoscale.kubernetes.resources import RayCluster, cluster_of
 from penstock.autoscale.kubernetes.watched import Watched

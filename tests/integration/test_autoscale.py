@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from bench.autoscale import Watch, read_lines, steps, wrongs
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.base.environment import serve_environment
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]

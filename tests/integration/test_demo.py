@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from bench.loopback import ChatClient
-from bench.platform_process import PlatformProcess, running_platform
 from bench.prefix import CONFIG, SYSTEM_TOKENS, cached, share_a_prompt
+from bench.support.loopback import ChatClient
+from bench.support.platform_process import PlatformProcess, running_platform
 from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]

@@ -19,7 +19,7 @@ import pytest
 import torch
 import transformers
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
 from penstock.adapters.registry import Adapter, Registry
 from penstock.adapters.store import digest_of

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import openai
 import pytest
 
-from bench.platform_process import penstock, running_platform
+from bench.support.platform_process import penstock, running_platform
 
 pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(400)]
 

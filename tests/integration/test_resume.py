@@ -15,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 
 pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 import redis
 
-from bench.cpu import descendants
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.cpu import descendants
+from bench.support.platform_process import PlatformProcess, running_platform
 from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]

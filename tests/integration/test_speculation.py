@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from bench.platform_process import running_platform
 from bench.speculation import Run, request, run_in_turn
+from bench.support.platform_process import running_platform
 from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer

@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.base import telemetry as names
 from penstock.base.metrics import TABLE
 from penstock.tenancy.tenants import Limits, Settings

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.tenancy.tenants import Settings
 from penstock_loadtest.fake.behaviour import Behaviour
 from penstock_loadtest.fake.server import FakeServer

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.platform_process import STOP_S, free_port
+from bench.support.platform_process import STOP_S, free_port
 from tests.documents import INTERRUPT, Step, masked, matches, steps, table_commands
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]

@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from bench.platform_process import STOP_S, free_port, penstock, read_env, start_up
+from bench.support.platform_process import STOP_S, free_port, penstock, read_env, start_up
 from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]

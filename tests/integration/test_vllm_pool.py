@@ -17,7 +17,7 @@ import openai
 import psutil
 import pytest
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 from bench.vllm_pool import CONFIG, MODELS, START_S, bridges, config, shape
 from tests.integration.waiting import wait_for
 

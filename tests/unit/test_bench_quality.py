@@ -4,7 +4,7 @@ import pytest
 
 from bench.quality import W4A8, W4A16, Comparison, cost_rows
 from bench.quantize import is_good, recovered
-from bench.report import Row
+from bench.support.report import Row
 
 
 @pytest.mark.parametrize(

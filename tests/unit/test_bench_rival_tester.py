@@ -1,4 +1,4 @@
-"""bench.rival_tester: what a recorded export of aiperf 0.13 says (two chats of 8 tokens, from a server told 150 ms and
+"""bench.support.rival_tester: what a recorded export of aiperf 0.13 says (two chats of 8 tokens, from a server told 150 ms and
 20 ms a token)."""
 
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.rival_tester import Load, configuration, read_export
+from bench.support.rival_tester import Load, configuration, read_export
 
 EXPORT = Path(__file__).with_name("aiperf_export.jsonl")
 

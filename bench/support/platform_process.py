@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import psutil
 
-from bench.cpu import descendants
+from bench.support.cpu import descendants
 
 START_S = 180.0
 STOP_S = 60.0

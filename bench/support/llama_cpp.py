@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.worker import peak_bytes
+from bench.support.worker import peak_bytes
 
 RUN_S = 900.0
 POLL_S = 0.02

@@ -1,5 +1,5 @@
 """Our engine as bench.engine asks it: built as a replica builds it, without stream, router or Redis (`python -m
-bench.engine_worker CONFIG`).
+bench.support.engine_worker CONFIG`).
 
 CONFIG: an EngineConfig as JSON. `generate` goes through the whole engine (scheduler, prefix cache, runner, sampler,
 commit). `decode` and `losses` call the runner step by step, as llama.cpp's benchmarks call theirs; greedy sampling is
@@ -16,7 +16,7 @@ from itertools import count
 import msgspec
 import torch
 
-from bench.worker import answer
+from bench.support.worker import answer
 from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import resolve
 from penstock.wire.frames import Finish, SamplingParams

@@ -15,7 +15,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parents[1]
 RECORDS = (":(top,exclude)bench/*.json", ":(top,exclude)docs/*.png")
 
 

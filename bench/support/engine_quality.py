@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from bench.engine_goals import BF16, LLAMA, Finding, Goal, Pair
-from bench.llama_cpp import LlamaCpp
-from bench.worker import Worker, module_command, peak_bytes, worker
+from bench.support.engine_goals import BF16, LLAMA, Finding, Goal, Pair
+from bench.support.llama_cpp import LlamaCpp
+from bench.support.worker import Worker, module_command, peak_bytes, worker
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.workers.compute.models.config import read_config
@@ -85,7 +85,7 @@ def _by_text(losses: list[float], windows: Mapping[str, list[list[int]]]) -> Ite
 
 
 def _bf16_losses(windows: Mapping[str, list[list[int]]], folder: Path) -> list[float]:
-    command = module_command(sys.executable, "bench.bf16_worker", str(hf_folder(resolve(MODEL))))
+    command = module_command(sys.executable, "bench.support.bf16_worker", str(hf_folder(resolve(MODEL))))
     with worker("bf16", command, folder) as reference:
         found: list[float] = reference.ask(
             "losses", windows=[ids for ids_of_text in windows.values() for ids in ids_of_text], first=FIRST

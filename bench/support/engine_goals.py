@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench.report import Row
+from bench.support.report import Row
 
 VLLM, LLAMA, BF16 = "vLLM", "llama.cpp", "bf16"
 
