@@ -43,15 +43,15 @@ SHOWN = {
 }
 MOST = 3
 SETTLE_S = 60.0
-"""For the last replica to go, after the load."""
+"""Seconds that the last superfluous replica gets to go after the load."""
 TTFT_TARGET_S = 1.0
-"""That of the example's two files."""
+"""Target of the time to first token in both files of the example."""
 
 
 class Seen(NamedTuple):
     unix_s: float
     values: dict[str, float]
-    """By the words of SHOWN."""
+    """Value of each gauge, by its label in SHOWN."""
 
 
 class Watch:
@@ -77,7 +77,7 @@ class Watch:
         return self.wait_until(lambda values: values.get("replicas") == count, within_s)
 
     def wait_until(self, is_so: Callable[[dict[str, float]], bool], within_s: float) -> bool:
-        """Until that is so of the latest sample."""
+        """Wait until the latest sample satisfies `is_so`; False when that took longer than `within_s`."""
         deadline = time.monotonic() + within_s
         while not self.samples or not is_so(self.samples[-1].values):
             if time.monotonic() > deadline:
@@ -156,11 +156,11 @@ class Course(NamedTuple):
     """A run in figures; times are seconds since the load began."""
 
     at: "np.ndarray[Any, Any]"
-    """When the gauges were read."""
+    """Seconds at which the gauges were read."""
     shown: dict[str, "np.ndarray[Any, Any]"]
-    """And what they said, by the words of SHOWN."""
+    """Values of each gauge at those seconds, by its label in SHOWN."""
     intended: "np.ndarray[Any, Any]"
-    """When requests were to be sent."""
+    """Seconds at which requests were to be sent."""
     ttft: "np.ndarray[Any, Any]"
 
 

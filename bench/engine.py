@@ -1,4 +1,4 @@
-"""Our engine beside what a user would install instead: vLLM for CPU in bfloat16, and llama.cpp on the same Q4_1 file;
+"""The engine beside what a user would install instead: vLLM for CPU in bfloat16, and llama.cpp on the same Q4_1 file;
 two cores, in turn, in one run.
 
     PENSTOCK_VLLM_PYTHON=PYTHON PENSTOCK_BENCH_LLAMA=FOLDER PENSTOCK_TEST_DATA=FOLDER python -m bench.engine [--rounds
@@ -12,7 +12,7 @@ End to end, beside vLLM: token ids of real text in, 128 greedy tokens out, each 
 its own; no prompt begins like another, so no prefix is found again. Beside llama.cpp: steps of the runner, as
 llama-bench and llama-batched-bench time theirs, but choosing the tokens is included in ours. While one is timed the
 others' processes are stopped; who goes first changes from round to round; a round before the first warms and does not
-count. For perplexity and memory see bench/engine_quality.py. Fails (status 1) when a goal is not met.
+count. For perplexity and memory see bench/support/engine_quality.py. Fails (status 1) when a goal is not met.
 
 --only NAME ...: just these contenders, and without --quality without perplexity and memory; for work in progress.
 --engine: more of EngineConfig's settings. Recorded is a run of everybody with default settings and at least 5 rounds,
@@ -48,10 +48,10 @@ from penstock.workers.vllm.model import hf_folder
 MODEL, THREADS = "demo", 2
 BATCHES = (1, 8, 32)
 LEAST_ROUNDS = 5
-"""Of what is recorded."""
+"""Rounds at least of a run that is recorded."""
 PROMPT_TOKENS, ANSWER_TOKENS = 244, 128
 STEP_PROMPT_TOKENS, SHORT_TOKENS, REPETITIONS = 256, 64, 3
-"""Of llama.cpp's benchmarks: the prompt, and the tokens decoded from an empty context."""
+"""Sizes of llama.cpp's benchmarks: the prompt, the tokens decoded from an empty context, the repetitions."""
 OURS = "penstock"
 CONTENDERS = (OURS, VLLM, LLAMA)
 
@@ -156,7 +156,7 @@ def generated(contender: Worker, prompts: list[list[int]], max_tokens: int) -> f
 
 
 def our_bench(ours: Worker) -> Speed:
-    """As llama-bench: medians of the repetitions."""
+    """Speeds measured as llama-bench does: medians of the repetitions."""
     read = [stepped(ours, 1, STEP_PROMPT_TOKENS, 1).prefill for _ in range(REPETITIONS)]
     return Speed(
         statistics.median(read), statistics.median(stepped(ours, 1, 0, SHORT_TOKENS).decode for _ in range(REPETITIONS))
@@ -164,7 +164,7 @@ def our_bench(ours: Worker) -> Speed:
 
 
 def our_batched(ours: Worker) -> dict[int, Speed]:
-    """As llama-batched-bench, also with the first batch once before it counts."""
+    """Speeds by batch, measured as llama-batched-bench does; the first batch runs once before it counts."""
     return {batch: stepped(ours, batch, STEP_PROMPT_TOKENS, ANSWER_TOKENS) for batch in (BATCHES[0], *BATCHES)}
 
 
@@ -205,7 +205,7 @@ def our_command(settings: Mapping[str, object]) -> list[str]:
 
 
 def vllm_environment(cores: Iterable[int]) -> dict[str, str]:
-    """As vLLM's documentation has it for so few cores; what is set already stays."""
+    """Environment that vLLM's documentation recommends for so few cores; what is set already stays."""
     defaults = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(cores))),
@@ -282,7 +282,7 @@ def main() -> int:
 
 
 def level() -> str:
-    """That our kernels compute at on this CPU."""
+    """Name of the level of instructions that our kernels use on this CPU."""
     kernels = load_kernels()
     return "torch" if kernels is None else kernels.products.level().name.lower()
 

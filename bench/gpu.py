@@ -53,9 +53,10 @@ BLOCK_SIZE = 16
 REPEATS, RIVAL_REPEATS = 20, 5
 COPY_BYTES = 4 * 2**30
 SPARE_BYTES = 12 * 2**30
-"""For what torch's side gathers and dequantizes, and the graphs' own memory."""
+"""Bytes left free for what torch's side gathers and dequantizes, and for the graphs' own memory."""
 MOST_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Between ours and torch's logits, of the largest; in bfloat16 both round after each operation."""
+"""Largest difference allowed between our and torch's logits, relative to the largest logit. In bfloat16 both sides
+round after each operation."""
 
 
 class Variant(NamedTuple):
@@ -79,7 +80,7 @@ class Bench(NamedTuple):
     batches: list[int]
     contexts: list[int]
     room_bytes: float
-    """Of the device's memory, for everything."""
+    """Bytes of the device's memory that everything together may take."""
     repeats: int
     rival_repeats: int
 
@@ -105,7 +106,7 @@ Weight = Tensor | TorchMatrix
 
 
 def make_weights(bench: Bench, *, is_quantized: bool) -> dict[str, Weight]:
-    """On the device."""
+    """Random weights of the model by name, on the device."""
     torch.manual_seed(1)
     found: dict[str, Weight] = {}
     for name, shape in parameter_shapes(layout(bench.config)).items():
@@ -119,7 +120,8 @@ def make_weights(bench: Bench, *, is_quantized: bool) -> dict[str, Weight]:
 
 
 def _random_groups(bench: Bench, rows: int, columns: int, *, is_table: bool) -> QuantizedTensor:
-    """Of weights about as large as the dense ones; tables in 8 bits and groups of 32, as the engine keeps them."""
+    """Random quantized weights, about as large as the dense ones; tables in 8 bits and groups of 32, as the engine keeps
+    them."""
     if is_table:
         q = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, device=bench.device)
         return QuantizedTensor(
@@ -262,7 +264,7 @@ def copy_rate(bench: Bench) -> float:
 
 
 def variant_rows(bench: Bench, variant: Variant, rate: float, notes: list[str]) -> Iterator[Row]:
-    """Of every batch and context that fits, the smallest first. Raises RuntimeError where ours and torch's logits
+    """Rows for every batch and context that fits, the smallest first. Raises RuntimeError where ours and torch's logits
     differ."""
     weights = make_weights(bench, is_quantized=variant.is_quantized)
     ours = {name: packed(weight, bench) for name, weight in weights.items()}

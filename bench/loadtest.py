@@ -47,7 +47,7 @@ class Light(NamedTuple):
     samples: list[Sample]
     summary: dict[str, Any]
     peak_bytes: int
-    """Of the whole run, the report included."""
+    """Resident memory of the tester at its peak, over the whole run with its report."""
 
 
 def run_tester(fake: FakeProcess, requests: int, rate: float, folder: Path) -> Light:

@@ -30,7 +30,7 @@ TOLERANCE = 0.01
 
 
 class Rate(NamedTuple):
-    """Of one trace at one scale: of its ids, of the prompts."""
+    """Hit rates of one trace at one scale: by the trace's ids, and by the prompts."""
 
     name: str
     scale: Fraction
@@ -57,7 +57,7 @@ def rate_in_file(path: Path) -> float:
 
 
 def prompts_of(path: Path, scale: Fraction, source: Literal["words", "tokens"]) -> Iterator[str | list[int]]:
-    """As `penstock-loadtest run` would send them to /v1/completions."""
+    """Prompts of the trace at `path` as `penstock-loadtest run` would send them to /v1/completions."""
     kind = Kind(endpoint="completions", prompts=Prompts(source=source))
     trace = Trace(format="mooncake", path=path, token_scale=float(scale))
     return (planned.prompt for planned in plan(Scenario(trace=trace, kinds=[kind], duration_s=None)))

@@ -71,7 +71,7 @@ class Rival(NamedTuple):
 
 class Measured(NamedTuple):
     cpu_ms: float
-    """Per answer, idle share subtracted."""
+    """CPU milliseconds per answer, without the idle share."""
     ttft_s: list[float]
     gaps_s: list[float]
 
@@ -199,7 +199,7 @@ def fit(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 class Bench:
-    """Our platform and perhaps a rival, measured level by level, both sides in turn."""
+    """A run that measures the platform and perhaps a rival, level by level, both sides in turn."""
 
     def __init__(self, platform: PlatformProcess, rival: Rival | None, loop: asyncio.Runner) -> None:
         self.parts: dict[str, Callable[[], float]] = {

@@ -72,7 +72,7 @@ COMPARISONS = (
 
 
 def variant_perplexities(variant: Variant, model: str, held_out: dict[str, Tensor], threads: int) -> dict[str, float]:
-    """By text. Raises RuntimeError where the kernels can't be had."""
+    """Perplexity of each text. Raises RuntimeError where the kernels can't be had."""
     library = load_kernels()
     if library is None:
         raise RuntimeError("the CPU kernels can't be built here, and this measures what they round")

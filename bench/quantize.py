@@ -32,7 +32,7 @@ MAX_TOKENS = 8192
 LEAST_RECOVERED = 20.0
 """Percent of plain rounding's loss."""
 MAX_CHARS = 60_000
-"""Of a file."""
+"""Characters of a file that are read at most."""
 CALIBRATION = ("aibrix_sharegpt_8min.jsonl", "gsm8k_train3000.jsonl")
 EVALUATION = ("spec_bench.jsonl", "shakespeare.txt.gz")
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[1]
 class Texts(NamedTuple):
     calibration: str
     held_out: dict[str, str]
-    """By name."""
+    """Texts for evaluation, by name."""
     origin: str
 
 

@@ -87,7 +87,7 @@ class Run(NamedTuple):
 
     @property
     def tokens_per_step(self) -> float:
-        """Of a sequence: a step gives the draft tokens it accepts, and one more."""
+        """Tokens that a step gives a sequence: the draft tokens it accepts, and one more."""
         return self.num_tokens / (self.num_tokens - self.counts.accepted)
 
 
@@ -158,7 +158,7 @@ def run_in_turn(
 
 
 def sameness(requests: int) -> Iterator[tuple[float, dict[str, Run]]]:
-    """By temperature."""
+    """Runs with each drafter over the same requests, at one temperature after another."""
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
         running_platform(Path(folder), EXACT) as platform,
@@ -177,7 +177,7 @@ def sameness(requests: int) -> Iterator[tuple[float, dict[str, Run]]]:
 
 
 def speed(requests: int) -> Iterator[tuple[int, dict[str, Run]]]:
-    """By requests at a time."""
+    """Runs with each drafter, at one number of concurrent requests after another."""
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
         running_platform(Path(folder), FAST) as platform,

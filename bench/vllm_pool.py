@@ -46,7 +46,7 @@ def config(*pools: str) -> str:
 
 
 CONFIG = config(OURS, VLLM % EAGER)
-"""For the tests: without compiling, vLLM is sooner ready, and slower."""
+"""Configuration of the tests: without compiling, vLLM is sooner ready, and slower."""
 START_S = 900.0
 ROUNDS = 6
 PROMPT_WORDS, ANSWER_TOKENS = 210, 128
@@ -104,7 +104,7 @@ def shape(value: Any) -> Any:
 
 
 def shapes(url: str, key: str, model: str) -> list[Any]:
-    """Of a whole answer, and of a stream's first, second and last chunk."""
+    """Field names and types of a whole answer, and of a stream's first, second and last chunk."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": "Count."}],
@@ -125,7 +125,7 @@ def shapes(url: str, key: str, model: str) -> list[Any]:
 
 
 def ready_s() -> float:
-    """Of our pool alone."""
+    """Seconds until a platform with our pool alone is ready."""
     begin = time.perf_counter()
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,

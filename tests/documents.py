@@ -39,7 +39,7 @@ class CommandHidden(Exception):
 
 
 def steps(markdown: str) -> list[Step]:
-    """Of all console blocks, in order. Raises CommandHidden."""
+    """Commands of all console blocks, in order. Raises CommandHidden."""
     found: list[Step] = []
     kind: str | None = None
     for number, line in enumerate(markdown.splitlines(), 1):
@@ -63,7 +63,7 @@ def _take(found: list[Step], line: str, number: int) -> None:
 
 
 def table_commands(markdown: str) -> list[Step]:
-    """Of all tables with the column "one command", in order: what stands in backquotes there."""
+    """Commands of all tables with the column "one command", in order: what stands in backquotes there."""
     found: list[Step] = []
     column: int | None = None
     for number, line in enumerate(markdown.splitlines(), 1):

@@ -117,7 +117,7 @@ def _programmed(behaviour: Behaviour, requests: list[tuple[Truth, float]]) -> di
 
 
 def _sent_s(behaviour: Behaviour, zero_s: float, arrival_s: float, intended_s: float, chunk: Chunk) -> float:
-    """When a chunk is to go out. Only whether a stall holds it is decided by the arrival: on its way, a request may
+    """Seconds at which a chunk is to go out. Only whether a stall holds it is decided by the arrival: on its way, a request may
     just miss the stall's beginning."""
     due_s = arrival_s + chunk.offset_s - zero_s
     held_s = released_s(behaviour.stalls, due_s)

@@ -103,7 +103,8 @@ def memory(
     llama: LlamaCpp | None,
     folder: Path,
 ) -> list[Finding]:
-    """our_command: of EngineConfig's settings; `settings` are further ones."""
+    """Findings of our engine and of its references. our_command: makes our worker's command of EngineConfig's settings;
+    `settings` are further ones."""
     found = []
     for batch in MEMORY_BATCHES:
         tokens = MEMORY_PROMPT_TOKENS + MEMORY_ANSWER_TOKENS

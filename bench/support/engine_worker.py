@@ -1,4 +1,4 @@
-"""Our engine as bench.engine asks it: built as a replica builds it, without stream, router or Redis (`python -m
+"""The engine as a worker of bench.engine: built as a replica builds it, without stream, router or Redis (`python -m
 bench.support.engine_worker CONFIG`).
 
 CONFIG: an EngineConfig as JSON. `generate` goes through the whole engine (scheduler, prefix cache, runner, sampler,

@@ -31,7 +31,7 @@ class Speed(NamedTuple):
 
 class LlamaCpp(NamedTuple):
     folder: Path
-    """With its programs."""
+    """Folder that holds its programs."""
     model: Path
     """A GGUF file."""
     threads: int
@@ -69,8 +69,8 @@ class LlamaCpp(NamedTuple):
         return read_batched(self._run(*self._batched(prompt_tokens, tokens, [batches[0], *batches])))
 
     def perplexity(self, text: Path, window: int, num_windows: int) -> float:
-        """Over the second half of each window of the text's tokens (the program's own way). Raises RuntimeError where
-        it saw fewer windows."""
+        """Perplexity over the second half of each window of the text's tokens (the program's own way). Raises
+        RuntimeError where it saw fewer windows."""
         sizes = ["-c", str(window), "-b", str(window), "--chunks", str(num_windows)]
         seen, value = read_perplexity(
             self._run(

@@ -150,7 +150,7 @@ class ChatClient:
 
 
 def prompt(rng: random.Random, tokens: int) -> str:
-    """About `tokens` tokens of common words, new from the first word on."""
+    """Common words of roughly `tokens` tokens, new from the first word on."""
     return " ".join([f"{rng.getrandbits(32):x}", *rng.choices(WORDS, k=max(1, tokens - 8))])
 
 

@@ -30,7 +30,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """ours / rival."""
+        """Quotient ours / rival; None without a rival."""
         return self.ours / self.rival if self.ours is not None and self.rival else None
 
 

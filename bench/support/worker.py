@@ -24,7 +24,7 @@ BOOT = "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_module(sys.ar
 
 
 def answer(start: Callable[[], Mapping[str, Callable[..., object]]]) -> None:
-    """In the child: reads its settings' operations, says that it is ready, and answers until the parent closes its end.
+    """The child's main loop: start, report that it is ready, and answer questions until the parent closes its end.
 
     What anyone prints goes to stderr, at once, because the child is killed in the end; only answers go to the parent.
     """

@@ -23,15 +23,15 @@ from penstock.cli.config import PlatformConfig
 from penstock.cli.events import FAILED, Event
 
 STOP_S = 30.0
-"""For requests under way, then Serve, then Ray."""
+"""Seconds that requests under way, then Serve, then Ray get to end."""
 POLL_S = 0.1
 TAIL_LINES = 15
 RAY_FOLDER = "ray"
-"""In the run's temp folder."""
+"""Name of Ray's own folder in the run's temp folder."""
 
 
 class StartFailed(PenstockError):
-    """The platform did not come up, or ended by itself; the sentence says why, `detail` is what the log said."""
+    """The platform did not come up, or ended by itself; the sentence gives the reason, `detail` the end of the log."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -49,7 +49,8 @@ def ray_environment() -> dict[str, str]:
 
 
 def driver_command(config: PlatformConfig, temp_dir: Path, journal: Path) -> list[str]:
-    """Without the descriptor for events, which is the last argument. journal: the autoscaler's event log."""
+    """Command line of the driver, without its last argument, the descriptor for events. journal: the autoscaler's event
+    log."""
     path = temp_dir / "config.json"
     path.write_bytes(msgspec.json.encode(config))
     return [
@@ -88,7 +89,7 @@ class Cluster:
         self._unread = b""
 
     def wait_for(self, name: str, timeout_s: float) -> None:
-        """Until the driver tells that event. Raises StartFailed when it fails, ends or takes longer."""
+        """Wait for the driver's event `name`. Raises StartFailed when the driver fails, ends or takes longer."""
         deadline = time.monotonic() + timeout_s
         while (event := self._next_event(deadline)) is not None:
             if event.name == FAILED:

@@ -52,7 +52,7 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def most_replicas(self) -> int:
-        """That there may be at once."""
+        """Largest number of replicas at one time: the autoscaler's bound where the pool is scaled."""
         return self.replicas if self.autoscale is None else self.autoscale.max_replicas
 
     def __post_init__(self) -> None:
@@ -134,7 +134,7 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
 
 def load_platform(path: Path) -> PlatformConfig:
-    """Raises ConfigError, with one sentence."""
+    """The configuration in the file `path`. Raises ConfigError, with one sentence."""
     return load(path, PlatformConfig)
 
 
@@ -163,7 +163,7 @@ def check_gpus(config: PlatformConfig, available: float) -> None:
 
 
 def start_timeout_s(config: PlatformConfig, usual_s: float) -> float:
-    """What the replicas get to come up."""
+    """Seconds that the replicas get to come up."""
     return max([usual_s, *(pool.engine.vllm.start_timeout_s for pool in config.pools if pool.engine.runner == "vllm")])
 
 

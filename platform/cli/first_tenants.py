@@ -20,7 +20,7 @@ from penstock.wire.errors import InvalidRequest
 class FirstTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     keys: tuple[str, ...] = ()
-    """As `penstock key create` makes them."""
+    """API keys in the form that `penstock key create` prints."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_parallel: int | None = None

@@ -1,5 +1,4 @@
-"""What a person sees while things start and stop: one line a step, with a spinner on a terminal and plain lines
-elsewhere."""
+"""Progress of a start or stop, for a person: one line a step, with a spinner on a terminal and plain lines elsewhere."""
 
 import time
 from collections.abc import Iterator

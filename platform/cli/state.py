@@ -35,7 +35,7 @@ class PoolState(msgspec.Struct, frozen=True):
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """What a running `penstock up` says about itself."""
+    """A running `penstock up`, as it describes itself for `penstock status`."""
 
     pid: int
     pid_started: float
@@ -143,7 +143,7 @@ class StateDir:
         return found
 
     def _remove_leftovers(self) -> None:
-        """What a killed `penstock up` could not remove itself. Its processes are ended by their own means."""
+        """Remove what a killed `penstock up` could not remove itself. Its processes are ended by their own means."""
         state = self.read()
         if state is None:
             return

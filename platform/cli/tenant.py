@@ -33,11 +33,11 @@ T = TypeVar("T")
 
 EMBEDDED = "embedded"
 NO_LIMIT = 0
-"""As an operator writes it."""
+"""Number by which an operator asks for no limit."""
 
 
 def redis_of(state: StateDir, config: Path | None) -> str:
-    """Its URL. config: where given, it decides; else what runs here, else PENSTOCK_REDIS_URL. Raises ConfigError with
+    """URL of the platform's Redis. config: where given, it decides; else what runs here, else PENSTOCK_REDIS_URL. Raises ConfigError with
     what to do."""
     run = state.read() if config is None else None
     if run is not None and run.is_alive:
@@ -107,7 +107,7 @@ class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     updated: str
     keys: tuple[str, ...]
-    """Their ids."""
+    """Ids of the tenant's keys."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,7 +226,7 @@ def show_usage(usage: dict[str, list[UsageRow]], console: Console) -> None:
 
 
 def usage_tree(usage: dict[str, list[UsageRow]]) -> list[dict[str, object]]:
-    """For JSON."""
+    """The usage of all tenants as it is printed with --json."""
     return [
         {"tenant": tenant_id, "day": row.day, "model": row.model, "adapter": row.adapter or None, **row.used._asdict()}
         for tenant_id, rows in usage.items()

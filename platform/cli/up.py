@@ -43,9 +43,9 @@ DEMO_TENANT = "demo"
 RAY_TIMEOUT_S = 90.0
 READY_TIMEOUT_S = 180.0
 MARGIN_S = 20.0
-"""More than the driver itself waits, so that its reason is heard."""
+"""Seconds more than the driver itself waits, so that its own reason arrives first."""
 GRACE_S = 3.0
-"""Between asking what is left to end, and ending it."""
+"""Seconds between SIGTERM and SIGKILL for processes that are left at the end."""
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def up(config: PlatformConfig, config_path: Path, state: StateDir, console: Cons
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises ConfigError when the gateway could not listen there."""
+    """Refuse an address that the gateway could not listen on. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -188,7 +188,7 @@ class Run:
         )
 
     def _await_ready(self, cluster: Cluster) -> None:
-        """Until /readyz answers 200. Raises StartFailed."""
+        """Wait until /readyz answers 200. Raises StartFailed."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         last = "no answer"
         with httpx.Client(timeout=2.0, trust_env=False) as client:

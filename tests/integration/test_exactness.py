@@ -102,7 +102,7 @@ class Adversary:
         return found
 
     def forget(self, seq: Sequence) -> None:
-        """It remembers nothing."""
+        """Do nothing: this drafter keeps no state."""
 
 
 DRAFTERS = ("none", "ngram", "adversary", "first layer", "oracle")

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(900)]
 START_S = 240.0
 GRACE_S = 60
 ANSWER_S = 4.0
-"""Of the answer under way when it is told to stop; a gateway gives 10 s."""
+"""Seconds of the answer that is under way when SIGTERM comes; a gateway gives 10 s."""
 UID = 1000
 NAMESPACE = "restricted"
 STATE = "/tmp/penstock"
@@ -36,7 +36,7 @@ RAY_HEALTH = (
     "wget --tries 1 -T 2 -q -O- http://localhost:52365/api/local_raylet_healthz | grep success && "
     "wget --tries 1 -T 2 -q -O- http://localhost:8265/api/gcs_healthz | grep success"
 )
-"""As KubeRay's probes ask."""
+"""Commands of KubeRay's probes."""
 RAY_TASK = """
 import importlib, os, ray
 ray.init(address="auto", log_to_driver=False)
@@ -91,7 +91,7 @@ def engine(image: str) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(engine: str, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """With the image on its node, and a namespace that admits nothing but restricted pods."""
+    """A cluster with the image on its node, and a namespace that admits nothing but restricted pods."""
     archive = tmp_path_factory.mktemp("archive") / "image.tar"
     with running_cluster("--nodes", "real") as found:
         _said(engine, "save", "-o", str(archive), image)

@@ -96,7 +96,7 @@ def token_ids(answer: dict[str, Any]) -> list[int]:
 
 
 def num_replicas(platform: PlatformProcess) -> int:
-    """That the gateway is connected to; 0 also while it does not answer."""
+    """Number of replicas that the gateway is connected to; 0 also while it does not answer."""
     try:
         return int(platform.metric("penstock_replicas"))
     except httpx.TransportError:

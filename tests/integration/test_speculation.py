@@ -70,7 +70,7 @@ def engine_config(method: str) -> EngineConfig:
 
 @functools.cache
 def demo_runner() -> TorchRunner:
-    """It looks up where the scheduler has places for drafts."""
+    """A runner of the demo model that looks up n-grams where the scheduler has places for drafts."""
     return load_runner(resolve("demo"), engine_config("ngram"))
 
 
@@ -95,7 +95,7 @@ def engine_answers(method: str) -> Answers:
 
 @pytest.fixture(scope="module")
 def drafted(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """By the draft model, through the platform."""
+    """Answers with the draft model, through the platform."""
     with running_platform(tmp_path_factory.mktemp("platform"), CONFIG) as platform:
         return run_in_turn(platform, ("draft",), BODIES, STREAMS, REQUESTS)["draft"]
 

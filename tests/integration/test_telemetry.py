@@ -50,7 +50,7 @@ providers:
 """
 PROMPT = "Where does the quokka-zanzibar-heliotrope live?"
 SKEW_S = 0.005
-"""Between two readings of the same machine's clocks."""
+"""Largest difference allowed between two readings of the same machine's clocks."""
 WITHIN_S = 20.0
 REPORT_S = 3.0
 """Ample for a replica's load and a batch of spans."""
@@ -66,7 +66,7 @@ ELSEWHERE = {
 """Metrics that stay at zero here, and the test that makes each of them count."""
 ANSWER = ["Far ", "away."]
 SETTINGS = Settings(tier_policy="cloud_first", limits=Limits(requests_per_minute=1))
-"""Of a tenant whose first request goes to the provider, and whose second is refused."""
+"""Settings of a tenant whose first request goes to the provider, and whose second is refused."""
 
 
 class Collector(ThreadingHTTPServer):
@@ -171,7 +171,7 @@ def attributes(span: Span) -> dict[str, Any]:
 
 
 def values(client: httpx.Client) -> dict[str, float]:
-    """Of each metric's family, summed; a histogram's is its count."""
+    """Value of each metric, summed over its labels; a histogram's is its count."""
     found: dict[str, float] = {}
     for line in client.get("/metrics").text.splitlines():
         if line.startswith("# TYPE "):

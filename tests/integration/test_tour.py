@@ -24,10 +24,10 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS = ("8000", "9000", "4318")
-"""Of gateway, provider and collector."""
+"""Ports that the documents name: of gateway, provider and collector."""
 NAMING_PORTS = ("penstock.yaml", "examples")
 COPIED = (*NAMING_PORTS, "pyproject.toml", "constraints.txt")
-"""Those, and what `make` compares with its stamps; the rest of the checkout is links."""
+"""Files that are copied: those that name ports, and what `make` compares with its stamps; the rest of the checkout is links."""
 STAYS = {"make up": "Ctrl-C stops it.", "penstock-loadtest fake-server": "http://"}
 """Commands that run until they are interrupted, each in a terminal of its own, and what they say when they are
 ready."""
@@ -51,7 +51,7 @@ SAYS = {
 }
 """What commands say that stand only in README's table, by a part of them; dots and masks as in the tour."""
 MADE = {"loadtest-results", "demo-autoscale", "build", "dist"}
-"""By commands: not part of a checkout."""
+"""Folders that commands make: not part of a checkout."""
 DONE = "that was"
 COMMAND_S = 240.0
 START_S = 180.0
@@ -169,7 +169,7 @@ def ready_text(command: str) -> str | None:
 
 
 def checkout(folder: Path, ports: dict[str, str]) -> Path:
-    """As `make loadtest` leaves one, with other ports."""
+    """A checkout as `make loadtest` leaves one, with other ports."""
     for path in ROOT.iterdir():
         if path.name in COPIED:
             shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
