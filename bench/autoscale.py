@@ -284,7 +284,8 @@ def tell(journal: list[dict[str, Any]]) -> None:
         wait = "endless" if line["predicted_wait_s"] is None else f"{line['predicted_wait_s']:.2f} s"
         why = f"{line['reason']}; demand {line['demand']:.2f} replicas, {line['queued']} queued, predicted wait {wait}"
         print(
-            f"{line['unix_s'] - begin:7.1f} s  {line['pool']}: {line['was']} -> {line['target']} ({line['outcome']}{victims}); {states}; {why}"
+            f"{line['unix_s'] - begin:7.1f} s  {line['pool']}: {line['was']} -> {line['target']} "
+            f"({line['outcome']}{victims}); {states}; {why}"
         )
 
 
@@ -322,7 +323,8 @@ def main() -> None:
     wrong = wrongs(counts, outcomes, is_balanced=status == 0)
     conclude(course(load, watch), load, is_record=options.record and not wrong)
     print(
-        f"replicas {' -> '.join(map(str, counts))}; {outcomes.count('finished')} of {len(outcomes)} requests finished; {load / 'report.html'}"
+        f"replicas {' -> '.join(map(str, counts))}; {outcomes.count('finished')} of {len(outcomes)} requests "
+        f"finished; {load / 'report.html'}"
     )
     sys.exit("\n".join(wrong) or None)
 

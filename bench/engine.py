@@ -150,7 +150,8 @@ def generated(contender: Worker, prompts: list[list[int]], max_tokens: int) -> f
     said = contender.ask("generate", prompts=prompts, max_tokens=max_tokens)
     if said["tokens"] != [max_tokens] * len(prompts) or said.get("cached"):
         raise RuntimeError(
-            f"{len(prompts)} answers have {said['tokens']} tokens, not {max_tokens} each; {said.get('cached')} prompt tokens were cached"
+            f"{len(prompts)} answers have {said['tokens']} tokens, not {max_tokens} each; {said.get('cached')} prompt "
+            "tokens were cached"
         )
     return float(said["seconds"])
 
@@ -272,7 +273,8 @@ def main() -> int:
         findings = all_rounds(Contenders(ours, vllm, llama), prompts, options.rounds)
         others, stolen = Spent.now(os.getpid(), cores).others_since(begin)
         notes.append(
-            f"of the cores' time in the rounds, {100 * others:.1f} % went to processes outside of the benchmark and {100 * stolen:.1f} % to other machines"
+            f"of the cores' time in the rounds, {100 * others:.1f} % went to processes outside of the benchmark and "
+            f"{100 * stolen:.1f} % to other machines"
         )
         if not options.only or options.quality:
             findings += perplexities(ours, llama, texts.held_out, folder)

@@ -40,14 +40,16 @@ from penstock.workers.compute.triton.grouped import GroupedMatrix
 from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
 
 LLAMA_8B = ModelConfig(
-    family="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,
-    rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=131072, sliding_window=None, is_tied=False,
-    has_qkv_bias=False, has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
+    family="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32,
+    num_kv_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=131072, sliding_window=None, is_tied=False, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
 )  # fmt: skip
 TINY = ModelConfig(
-    family="llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5,
-    rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=256, sliding_window=None, is_tied=False, has_qkv_bias=False,
-    has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
+    family="llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=1, num_heads=4,
+    num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=256, sliding_window=None, is_tied=False, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
 )  # fmt: skip
 BLOCK_SIZE = 16
 REPEATS, RIVAL_REPEATS = 20, 5
@@ -120,8 +122,8 @@ def make_weights(bench: Bench, *, is_quantized: bool) -> dict[str, Weight]:
 
 
 def _random_groups(bench: Bench, rows: int, columns: int, *, is_table: bool) -> QuantizedTensor:
-    """Random quantized weights, about as large as the dense ones; tables in 8 bits and groups of 32, as the engine keeps
-    them."""
+    """Random quantized weights, about as large as the dense ones; tables in 8 bits and groups of 32, as the engine
+    keeps them."""
     if is_table:
         q = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, device=bench.device)
         return QuantizedTensor(
@@ -328,8 +330,10 @@ def _gpu_notes() -> list[str]:
     capability = torch.cuda.get_device_capability()
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     return [
-        f"GPU: {torch.cuda.get_device_name()}, {memory:.0f} GiB, compute capability {capability[0]}.{capability[1]}; torch {torch.__version__}",
-        "Llama-3.1-8B's shape, random weights; int4 has embedding and head in int8; medians of whole steps, greedy, one token for each sequence",
+        f"GPU: {torch.cuda.get_device_name()}, {memory:.0f} GiB, compute capability {capability[0]}.{capability[1]}; "
+        f"torch {torch.__version__}",
+        "Llama-3.1-8B's shape, random weights; int4 has embedding and head in int8; medians of whole steps, greedy, "
+        "one token for each sequence",
     ]
 
 
@@ -354,7 +358,8 @@ def main() -> int:
         return 0
     if not torch.cuda.is_available():
         print(
-            "This benchmark needs an NVIDIA GPU and torch made for CUDA, and torch finds no GPU here: nothing was measured.",
+            "This benchmark needs an NVIDIA GPU and torch made for CUDA, and torch finds no GPU here: nothing was "
+            "measured.",
             file=sys.stderr,
         )
         return 2

@@ -159,7 +159,8 @@ def accuracy_rows(measured: Measured, case: str) -> list[Row]:
 def accuracy_note(measured: Measured, case: str) -> str:
     lateness_ms = 1e3 * (measured.summary.lateness.p99_s or 0.0)
     return (
-        f"{case}: {measured.summary.requests} requests; p99 lateness of the tester {lateness_ms:.2f} ms, of the fake server's worst token of a request "
+        f"{case}: {measured.summary.requests} requests; p99 lateness of the tester {lateness_ms:.2f} ms, of the fake "
+        "server's worst token of a request "
         f"{1e3 * measured.server_late_s:.2f} ms; worst figure: {measured.worst.name}"
     )
 

@@ -120,7 +120,8 @@ def main() -> None:
     worst = max(rates, key=lambda rate: abs(rate.prompts - rate.trace))
     notes = [
         "ours: ideal hit rate of the prompts; rival: of the trace's hash_ids",
-        f"largest difference: {100 * abs(worst.prompts - worst.trace):.4f} points ({worst.name}); a prompt has {tokens:,.0f} tokens on average",
+        f"largest difference: {100 * abs(worst.prompts - worst.trace):.4f} points ({worst.name}); a prompt has "
+        f"{tokens:,.0f} tokens on average",
     ]
     write_report("mooncake", rows, notes=notes)
     if broken := [rate.name for rate in rates if not rate.is_kept]:

@@ -259,7 +259,8 @@ def run(platform: PlatformProcess, rival: Rival | None, plan: list[Level], round
         bench = Bench(platform, rival, loop)
         rows: list[Row] = []
         notes = [
-            f"idle: our processes {1e3 * bench.idle:.1f} ms of CPU a second (subtracted), Ray's daemons {1e3 * bench.daemons:.1f} (not counted)"
+            f"idle: our processes {1e3 * bench.idle:.1f} ms of CPU a second (subtracted), Ray's daemons "
+            f"{1e3 * bench.daemons:.1f} (not counted)"
         ]
         points: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
         for number, level in enumerate(plan):

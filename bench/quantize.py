@@ -5,10 +5,11 @@ on text no calibration saw.
 
 FOLDER/text holds real text: for calibration chats and questions (aibrix_sharegpt_8min.jsonl, gsm8k_train3000.jsonl),
 for evaluation spec_bench.jsonl and shakespeare.txt.gz. Without it this project's own documents are used, README.md,
-CONTRIBUTING.md and docs/decisions for calibration, docs/*.md for evaluation; the report says which. The demo model's weights were rounded
-once already, to groups of 32 (Q4_1), so larger groups lose more on it than on a model that was never rounded. Fails
-(status 1) where AWQ recovers less than 20 % of plain rounding's loss in groups of 128, or in groups of 64 not more than
-in those of 128. What the engine rounds while it computes, and what that costs, is bench.quality's.
+CONTRIBUTING.md and docs/decisions for calibration, docs/*.md for evaluation; the report says which. The demo model's
+weights were rounded once already, to groups of 32 (Q4_1), so larger groups lose more on it than on a model that was
+never rounded. Fails (status 1) where AWQ recovers less than 20 % of plain rounding's loss in groups of 128, or in
+groups of 64 not more than in those of 128. What the engine rounds while it computes, and what that costs, is
+bench.quality's.
 """
 
 import argparse
@@ -116,7 +117,8 @@ def main() -> int:
             rows += group_rows(group_size, options.sequences, calibration, ids, dense, Path(folder))
     rows.append(Row("most memory, all of it", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, None, "MB"))
     notes = [
-        f"SmolLM2-135M-Instruct; at most {options.sequences} calibration sequences of 512 tokens; {MAX_TOKENS} tokens of each evaluation text at most",
+        f"SmolLM2-135M-Instruct; at most {options.sequences} calibration sequences of 512 tokens; {MAX_TOKENS} tokens "
+        "of each evaluation text at most",
         f"texts: {origin}",
     ]
     write_report("quantize", rows, notes=notes)

@@ -228,9 +228,11 @@ def main() -> int:
             )
             rows.append(Row(f"{at}: tokens a step (rival: plain)", found.tokens_per_step, 1.0, ""))
     notes = [
-        f"SmolLM2-135M-Instruct, one CPU replica a pool, 2 threads, pools asked in turn; sameness: {options.requests} requests a temperature of up to "
+        f"SmolLM2-135M-Instruct, one CPU replica a pool, 2 threads, pools asked in turn; sameness: {options.requests} "
+        "requests a temperature of up to "
         f"{MAX_TOKENS} tokens, {STREAMS} at a time, float32, exact, not adaptive",
-        f"speed: {options.speed_requests} requests of {SPEED_TOKENS} tokens, half at temperature 0 and half at 0.8, not exact, adaptive",
+        f"speed: {options.speed_requests} requests of {SPEED_TOKENS} tokens, half at temperature 0 and half at 0.8, "
+        "not exact, adaptive",
     ]
     write_report("speculation", rows, notes=notes)
     return 0 if is_good else 1

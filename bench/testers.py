@@ -238,14 +238,18 @@ def compare(testers: Testers, server: Server, load: Load, pairs: int) -> Compari
         for measure, found, side in sides if pair % 2 == 0 else sides[::-1]:
             found.append(measure(load, f"{load.name} {pair} {side if server.keeps_prompts else ''}"))
         print(
-            f"{server.name}, {load.name}, {pair + 1} of {pairs}: ours {_short(comparison.ours[-1])}, aiperf {_short(comparison.theirs[-1])}",
+            f"{server.name}, {load.name}, {pair + 1} of {pairs}: ours {_short(comparison.ours[-1])}, aiperf "
+            f"{_short(comparison.theirs[-1])}",
             file=sys.stderr,
         )
     return comparison
 
 
 def _short(found: Figures) -> str:
-    return f"{found.ttft_ms:.2f} ms, {found.tpot_ms:.3f} ms, {found.tokens_per_s:.2f}/s, CPU {found.cpu_ms:.0f} ms a request"
+    return (
+        f"{found.ttft_ms:.2f} ms, {found.tpot_ms:.3f} ms, {found.tokens_per_s:.2f}/s, CPU {found.cpu_ms:.0f} ms a "
+        "request"
+    )
 
 
 def rows(comparison: Comparison) -> list[Row]:
@@ -364,7 +368,10 @@ def version(rival: str) -> str:
 
 def describe(comparison: Comparison) -> str:
     load = comparison.load
-    return f"{comparison.server.name}, {load.name}: runs of {load.requests} chats of {load.prompt_words} words, {load.output_tokens} tokens each"
+    return (
+        f"{comparison.server.name}, {load.name}: runs of {load.requests} chats of {load.prompt_words} words, "
+        f"{load.output_tokens} tokens each"
+    )
 
 
 if __name__ == "__main__":

@@ -30,10 +30,14 @@ from bench.support.loopback import WORDS, ChatClient
 from bench.support.platform_process import running_platform
 from bench.support.report import Row, write_report
 
-OURS = "{name: ours, model: demo, served_names: [ours], engine: {threads: 2, max_num_seqs: 16, kv_memory_bytes: 268435456}}"
+OURS = (
+    "{name: ours, model: demo, served_names: [ours], "
+    "engine: {threads: 2, max_num_seqs: 16, kv_memory_bytes: 268435456}}"
+)
 VLLM = (
     "{name: vllm, model: demo, served_names: [vllm], "
-    "engine: {runner: vllm, threads: 2, max_num_seqs: 16, kv_memory_bytes: 268435456, dtype: bfloat16, vllm: {args: %s}}}"
+    "engine: {runner: vllm, threads: 2, max_num_seqs: 16, kv_memory_bytes: 268435456, dtype: bfloat16, "
+    "vllm: {args: %s}}}"
 )
 EAGER = "{enforce_eager: true}"
 
@@ -176,7 +180,8 @@ def main() -> None:
     both_ready_s, found = run(args)
     rows = [Row("platform ready: our pool alone, and with the vLLM pool", alone_s, both_ready_s, "s")]
     notes = [
-        f"SmolLM2-135M-Instruct, bf16 both (ours from Q4_1, vLLM from the same weights), 2 threads; {ROUNDS} rounds in turn; EngineArgs {args}",
+        f"SmolLM2-135M-Instruct, bf16 both (ours from Q4_1, vLLM from the same weights), 2 threads; {ROUNDS} rounds "
+        f"in turn; EngineArgs {args}",
         "answers of both pools have the same fields of the same types, whole and as a stream",
     ]
     for streams, pairs in found.items():

@@ -83,7 +83,10 @@ def verdict(finding: Finding) -> str | None:
         return f"NOT MET: {said}"
     if goal.stretch is None:
         return f"met: {said}"
-    return f"met, stretch goal {goal.stretch:g} {'too' if _reaches(value, goal.stretch, goal.is_ceiling) else 'not'}: {said}"
+    return (
+        f"met, stretch goal {goal.stretch:g} {'too' if _reaches(value, goal.stretch, goal.is_ceiling) else 'not'}: "
+        f"{said}"
+    )
 
 
 def _wanted(goal: Goal) -> str:

@@ -64,7 +64,8 @@ def windows_of(text: str) -> list[list[int]]:
     tokenizer = load_tokenizer(resolve(MODEL))
     if tokenizer.encode("a", True) != tokenizer.encode("a", False):
         raise RuntimeError(
-            f"{MODEL} wants a token before or behind a text, which llama-perplexity has in its windows and these have not"
+            f"{MODEL} wants a token before or behind a text, which llama-perplexity has in its windows and these have "
+            "not"
         )
     ids = evaluation_tokens(MODEL, text, WINDOW * NUM_WINDOWS).tolist()
     if len(ids) < WINDOW * NUM_WINDOWS:

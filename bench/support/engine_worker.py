@@ -158,7 +158,8 @@ class Steps:
         seqs = [self._sequence(ids, more_tokens, blocks) for ids in prompts]
         if next(blocks) > self._runner.num_blocks:
             raise RuntimeError(
-                f"{len(prompts)} sequences of {len(prompts[0]) + more_tokens} tokens do not fit {self._runner.num_blocks} KV blocks"
+                f"{len(prompts)} sequences of {len(prompts[0]) + more_tokens} tokens do not fit "
+                f"{self._runner.num_blocks} KV blocks"
             )
         return seqs
 

@@ -79,7 +79,8 @@ def _title(process: psutil.Process) -> str:
 
 
 def read_metric(page: str, name: str, **labels: str) -> float | None:
-    """Value of a metric on a page in Prometheus' text format: the sum of the samples with these labels; None where there is none."""
+    """Value of a metric on a page in Prometheus' text format: the sum of the samples with these labels; None where
+    there is none."""
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     rows = [
         line

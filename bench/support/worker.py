@@ -72,7 +72,8 @@ class Worker:
                     self._process.wait(END_S)  # what it says last comes behind its end of the pipe
             reason = "ended" if is_there else f"did not answer within {timeout_s:.0f} s"
             raise RuntimeError(
-                f"{self._log.stem} {reason}; it printed last:\n{self._log.read_text(encoding='utf-8', errors='replace')[-3000:]}"
+                f"{self._log.stem} {reason}; it printed last:\n"
+                f"{self._log.read_text(encoding='utf-8', errors='replace')[-3000:]}"
             )
         return json.loads(line)
 

@@ -88,8 +88,8 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
 
 
 def _adapter_base(pool: PoolConfig) -> AdapterBase | None:
-    """What the pool's adapters are checked against. None where it serves none: it has no slots for them, or its checkpoint is none that our engine
-    computes."""
+    """What the pool's adapters are checked against. None where it serves none: it has no slots for them, or its
+    checkpoint is none that our engine computes."""
     engine = pool.engine
     if engine.runner == "vllm" or not engine.adapters.slots:
         return None

@@ -11,8 +11,7 @@ from penstock.wire.discovery import pool_app_name
 
 
 def run(config: Path, options: Options) -> None:
-    """Scale the pools until a signal ends the process. Where no pool is scaled, worker pods still follow Serve's targets.
-    Raises ConfigError."""
+    """Until told to end. Where no pool is scaled, worker pods still follow what Serve is told. Raises ConfigError."""
     pools = scaled_pools(load_platform(config))
     logs.configure()
     asyncio.run(autoscale(options, pools))

@@ -88,8 +88,9 @@ def _run(config: PlatformConfig, temp_dir: Path, journal: str, tell: Callable[[E
 
 
 def deploy(config: PlatformConfig, journal: str) -> list[str]:
-    """Submit gateway, pools and, where one is scaled, the autoscaler to Serve, all at once and without waiting; returns the names of their applications. No proxy: the gateway answers for itself. journal: path of the autoscaler's
-    event log."""
+    """Submit gateway, pools and, where one is scaled, the autoscaler to Serve, all at once and without waiting; returns
+    the names of their applications. No proxy: the gateway answers for itself. journal: path of the autoscaler's event
+    log."""
     gateway = serve.RunTarget(gateway_application(config, Placement(replicas=1)), GATEWAY_APP, route_prefix=None)
     pools = [
         serve.RunTarget(
@@ -145,8 +146,8 @@ def await_running(names: Sequence[str], timeout_s: float = RUNNING_TIMEOUT_S) ->
 
 
 def failure(name: str, reasons: str) -> Event:
-    """The event about an application that failed: our own refusal where there is one in Serve's account of it, else the end of that
-    account."""
+    """The event about an application that failed: our own refusal where there is one in Serve's account of it, else the
+    end of that account."""
     lines = reasons.strip().splitlines()
     for line in reversed(lines):
         if line.startswith(REFUSAL):

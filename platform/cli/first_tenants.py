@@ -32,7 +32,8 @@ class FirstTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for number, key in enumerate(self.keys):
             if KEY_PATTERN.fullmatch(key) is None:
                 raise ConfigError(
-                    f"tenants[{self.name!r}].keys[{number}] is no key: sk-penstock- and 48 hex digits, as openssl rand -hex 24 gives them"
+                    f"tenants[{self.name!r}].keys[{number}] is no key: sk-penstock- and 48 hex digits, as openssl "
+                    "rand -hex 24 gives them"
                 )
 
     @property

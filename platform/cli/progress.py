@@ -1,4 +1,5 @@
-"""Progress of a start or stop, for a person: one line a step, with a spinner on a terminal and plain lines elsewhere."""
+"""Progress of a start or stop, for a person: one line a step, with a spinner on a terminal and plain lines
+elsewhere."""
 
 import time
 from collections.abc import Iterator

@@ -83,7 +83,8 @@ class StateDir:
             state = self.read()
             who = f"process {state.pid}, {state.gateway}" if state is not None else "starting"
             raise ConfigError(
-                f"Penstock is already running with the state folder {self.path} ({who}); stop it, or name another folder with --state."
+                f"Penstock is already running with the state folder {self.path} ({who}); stop it, or name another "
+                "folder with --state."
             ) from error
         try:
             self._remove_leftovers()
@@ -138,7 +139,8 @@ class StateDir:
             ) from error
         if len(found) != SECRET_BYTES:
             raise ConfigError(
-                f"{self._secret_path} must hold {SECRET_BYTES} bytes in hex digits, not {len(found)}; delete it to have a new one made."
+                f"{self._secret_path} must hold {SECRET_BYTES} bytes in hex digits, not {len(found)}; delete it to "
+                "have a new one made."
             )
         return found
 

@@ -37,8 +37,8 @@ NO_LIMIT = 0
 
 
 def redis_of(state: StateDir, config: Path | None) -> str:
-    """URL of the platform's Redis. config: where given, it decides; else what runs here, else PENSTOCK_REDIS_URL. Raises ConfigError with
-    what to do."""
+    """URL of the platform's Redis. config: where given, it decides; else what runs here, else PENSTOCK_REDIS_URL.
+    Raises ConfigError with what to do."""
     run = state.read() if config is None else None
     if run is not None and run.is_alive:
         return _redis_of_run(run)
@@ -47,7 +47,8 @@ def redis_of(state: StateDir, config: Path | None) -> str:
         return named
     if config is None:
         raise ConfigError(
-            f"nothing runs with the state folder {state.path}; start it with `penstock up`, or name a configuration with a redis.url by --config"
+            f"nothing runs with the state folder {state.path}; start it with `penstock up`, or name a configuration "
+            "with a redis.url by --config"
         )
     url = load_platform(config).redis.url
     if url is None:
@@ -73,7 +74,8 @@ def secret_of(state: StateDir) -> bytes:
         return cluster_secret()
     if not (state.path / "secret").exists():
         raise ConfigError(
-            f"the state folder {state.path} holds no cluster secret, from which keys derive; name the platform's by --state, or set {CLUSTER_SECRET}"
+            f"the state folder {state.path} holds no cluster secret, from which keys derive; name the platform's by "
+            f"--state, or set {CLUSTER_SECRET}"
         )
     return state.secret()
 

@@ -82,7 +82,8 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"The gateway can't listen on {host}:{port} ({error.strerror}); free it, or set gateway.host and gateway.port."
+                f"The gateway can't listen on {host}:{port} ({error.strerror}); free it, or set gateway.host and "
+                "gateway.port."
             ) from error
 
 
@@ -182,8 +183,10 @@ class Run:
         self._progress.say(
             f"\nPenstock answers on {self._address} after {took_s:.0f} s. For scripts: . {self._state.env_path}\n\n"
             f"  export OPENAI_BASE_URL={self._address}/v1 OPENAI_API_KEY={api_key}\n\n"
-            f"  curl {self._address}/v1/chat/completions -H 'Authorization: Bearer {api_key}' -H 'Content-Type: application/json' \\\n"
-            f'    -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}], "temperature": 0}}\'\n\n'
+            f"  curl {self._address}/v1/chat/completions "
+            f"-H 'Authorization: Bearer {api_key}' -H 'Content-Type: application/json' \\\n"
+            f'    -d \'{{"model": "{model}", '
+            '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}\'\n\n'
             "Ctrl-C stops it."
         )
 

@@ -40,7 +40,8 @@ RAY_HEALTH = (
 RAY_TASK = """
 import importlib, os, ray
 ray.init(address="auto", log_to_driver=False)
-print(*ray.get(ray.remote(num_cpus=0)(lambda: (os.getuid(), importlib.import_module("penstock.workers.replica").__name__)).remote()))
+found = ray.remote(num_cpus=0)(lambda: (os.getuid(), importlib.import_module("penstock.workers.replica").__name__))
+print(*ray.get(found.remote()))
 """
 
 
@@ -249,7 +250,8 @@ def test_no_process_of_it_is_root(running: Running) -> None:
 
 def test_nothing_but_tmp_can_be_written(running: Running) -> None:
     said = running.inside(
-        "for folder in / /opt /opt/venv /etc /usr/local $HOME; do touch $folder/x 2>/dev/null && echo $folder; done; grep ' / ' /proc/mounts | tail -n 1"
+        "for folder in / /opt /opt/venv /etc /usr/local $HOME; do touch $folder/x 2>/dev/null && echo $folder; done; "
+        "grep ' / ' /proc/mounts | tail -n 1"
     )
 
     written, root = said.splitlines()
@@ -258,7 +260,10 @@ def test_nothing_but_tmp_can_be_written(running: Running) -> None:
 
 
 def test_what_kuberay_calls_is_there_also_for_a_login_shell(running: Running) -> None:
-    look_up = "for tool in bash wget ray serve python penstock penstock-loadtest; do command -v $tool >/dev/null || echo no $tool; done"
+    look_up = (
+        "for tool in bash wget ray serve python penstock penstock-loadtest; do command -v $tool >/dev/null || echo no "
+        "$tool; done"
+    )
 
     assert running.inside(f"{look_up}; bash -lc '{look_up}'") == ""
 

@@ -44,7 +44,8 @@ pools:
   - name: demo
     served_names: [demo]
     replicas: 2
-    engine: {{dtype: float32, threads: 1, kv_memory_bytes: 67108864, max_num_seqs: 32, adapters: {{slots: 3, max_rank: 16}}}}
+    engine: {{dtype: float32, threads: 1, kv_memory_bytes: 67108864, max_num_seqs: 32, \
+adapters: {{slots: 3, max_rank: 16}}}}
 """
 STREAM_TOKENS = 64
 """Many times what a stream says while an adapter comes and another one goes."""

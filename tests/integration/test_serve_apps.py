@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 CONFIG = """
 gateway: {{port: {port}}}
 pools:
-- {{name: timed, served_names: [timed], replicas: 2, engine: {{runner: timed, timed: {{base_s: 0.01, kv_token_s: 0.00002}}}}}}
+- {{name: timed, served_names: [timed], replicas: 2, \
+engine: {{runner: timed, timed: {{base_s: 0.01, kv_token_s: 0.00002}}}}}}
 """
 SLOW_CONTEXT, SLOW_STEP_S = 7500, 0.16
 """Tokens of a context so long that a step takes that many seconds: 0.01 and 0.00002 a token."""

@@ -46,7 +46,8 @@ pools:
       speculation: {{{{method: ngram}}}}
       timed: {{{{base_s: 0.02}}}}
 providers:
-  - {{{{name: far, base_url: "{endpoint}/v1", model: large, served_names: [either], ttft_s: 0.05, input_price: 1.0, output_price: 2.0}}}}
+  - {{{{name: far, base_url: "{endpoint}/v1", model: large, served_names: [either], \
+ttft_s: 0.05, input_price: 1.0, output_price: 2.0}}}}
 """
 PROMPT = "Where does the quokka-zanzibar-heliotrope live?"
 SKEW_S = 0.005
@@ -58,10 +59,15 @@ ELSEWHERE = {
     # a TCP stream loses no block event
     "penstock_index_gaps_total": "unit/router/replicas/test_fleet.py::test_a_gap_asks_once_for_a_snapshot",
     # loopback takes megabytes before a writer must wait
-    "penstock_slow_clients_total": "unit/router/dispatch/test_dispatcher.py::test_a_reader_that_is_too_slow_loses_its_sequence_but_not_what_has_come",
+    "penstock_slow_clients_total": (
+        "unit/router/dispatch/test_dispatcher.py"
+        "::test_a_reader_that_is_too_slow_loses_its_sequence_but_not_what_has_come"
+    ),
     # only an autoscaler in Kubernetes has them, on a page of its own
     "penstock_autoscaler_is_leader": "unit/autoscale/kubernetes/test_pages.py::test_the_metrics_say_who_leads",
-    "penstock_kubernetes_calls_total": "unit/autoscale/kubernetes/test_api.py::test_every_call_counts_by_verb_resource_and_status",
+    "penstock_kubernetes_calls_total": (
+        "unit/autoscale/kubernetes/test_api.py::test_every_call_counts_by_verb_resource_and_status"
+    ),
 }
 """Metrics that stay at zero here, and the test that makes each of them count."""
 ANSWER = ["Far ", "away."]

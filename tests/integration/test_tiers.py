@@ -43,7 +43,8 @@ pools:
   tier: edge
   engine: {{{{runner: timed, timed: {{{{base_s: 0.01, prefill_token_s: {PREFILL_TOKEN_S}, max_model_len: 2048}}}}}}}}
 providers:
-- {{{{name: upstream, base_url: "URL", model: large, served_names: [chat], api_key_env: TEST_TIERS_KEY, ttft_s: 0.05, extra_fields: [ignore_eos]}}}}
+- {{{{name: upstream, base_url: "URL", model: large, served_names: [chat], \
+api_key_env: TEST_TIERS_KEY, ttft_s: 0.05, extra_fields: [ignore_eos]}}}}
 """
 
 

@@ -127,7 +127,10 @@ def test_llama_bench_is_read_by_medians_of_prefill_and_decode() -> None:
 
 
 def test_of_a_batch_that_llama_batched_bench_ran_twice_the_second_counts() -> None:
-    line = '{"n_kv_max": 384, "n_batch": 2048, "pp": 256, "tg": 128, "pl": %d, "t_pp": 0.5, "speed_pp": %f, "t_tg": 1.0, "speed_tg": %f}'
+    line = (
+        '{"n_kv_max": 384, "n_batch": 2048, "pp": 256, "tg": 128, "pl": %d, "t_pp": 0.5, "speed_pp": %f, "t_tg": 1.0, '
+        '"speed_tg": %f}'
+    )
     printed = "\n".join(
         [
             "main: loading",
@@ -143,7 +146,10 @@ def test_of_a_batch_that_llama_batched_bench_ran_twice_the_second_counts() -> No
 
 
 def test_llama_perplexity_is_the_one_behind_its_last_window() -> None:
-    printed = "perplexity: 2.38 seconds per pass - ETA 0.63 minutes\n[1]21.6121,[2]19.7000,\n[3]20.5012,\nFinal estimate: PPL = 20.5012 +/- 0.3\n"
+    printed = (
+        "perplexity: 2.38 seconds per pass - ETA 0.63 minutes\n[1]21.6121,[2]19.7000,\n[3]20.5012,\nFinal estimate: "
+        "PPL = 20.5012 +/- 0.3\n"
+    )
 
     assert read_perplexity(printed) == (3, 20.5012)
     with pytest.raises(RuntimeError, match="failed to load"):

@@ -1,4 +1,5 @@
-"""bench.quality and bench.quantize: when they fail, that is bounds on what roundings cost, and on what AWQ gets back."""
+"""bench.quality and bench.quantize: when they fail, that is bounds on what roundings cost, and on what AWQ gets
+back."""
 
 import pytest
 
