@@ -223,7 +223,7 @@ def _percentile(values: "np.ndarray[Any, Any]", percent: int) -> float | None:
 
 def draw(run: Course, picture: Path) -> None:
     """Replicas, queue and TTFT over time."""
-    from matplotlib.figure import Figure  # half a second that only this needs
+    from matplotlib.figure import Figure  # noqa: PLC0415 (half a second that only this needs)
 
     at, shown, intended, ttft = run
     edges = np.arange(0.0, at.max() + 2.0, 2.0)

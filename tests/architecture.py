@@ -5,6 +5,8 @@
 The page is written by hand but for what stands between the two markers. The order of packages and rooms is that of the
 import-linter contracts in pyproject.toml, from the top downward. The generator stands beside the test that the page is
 current (tests/unit/test_architecture.py), and not under docs/, because the checks cover the code under tests/.
+
+Decisions: docs/decisions/structure.md
 """
 
 import ast

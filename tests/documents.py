@@ -4,6 +4,8 @@ A ```console block is a terminal: a line behind `$ ` is a command, one behind `>
 and what follows is its output. In a table, the cell under "one command" is a command. Three or more dots stand for any
 text, as in doctest; what differs from run to run (keys, ids, fractions, dates) is masked on both sides, so that
 documents can show real output.
+
+Decisions: docs/decisions/tests.md
 """
 
 import re

@@ -1,7 +1,9 @@
-"""Ray's driver seen from `penstock up`: a child process, its events, and its end within a bound.
+"""Ray's driver as a child process of `penstock up`: its events, and its end within a bound.
 
 Private: an own temp folder, a token that only this run knows and that is written nowhere, no dashboard, no usage
 report, nothing in the home folder.
+
+Decisions: docs/decisions/one-machine.md
 """
 
 import os
@@ -74,7 +76,7 @@ class Cluster:
             name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"
         }  # a cluster of someone else's
         try:
-            # A session of its own: the terminal's Ctrl-C must reach `penstock up` alone, which ends things in order.
+            # A session of its own: the terminal's Ctrl-C must go to `penstock up` alone, which ends things in order.
             self._process = subprocess.Popen(
                 [*command, str(writer)],
                 stdin=subprocess.DEVNULL,
@@ -105,7 +107,7 @@ class Cluster:
         raise StartFailed(f"Ray's driver process ended with status {status}.", self.log_tail())
 
     def wait_until_ended(self) -> int:
-        """The exit status of a driver that ended though nobody asked it to."""
+        """Wait for a driver that ends by itself; returns its exit status."""
         return self._process.wait()
 
     def stop(self, hurry: threading.Event) -> None:

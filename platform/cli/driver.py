@@ -68,21 +68,21 @@ def stop_with_parent(parent: int) -> None:
         raise SystemExit("the parent is gone already")
 
 
-def _run(config: PlatformConfig, temp_dir: Path, journal: str, tell: Callable[[Event], object]) -> None:
+def _run(config: PlatformConfig, temp_dir: Path, journal: str, report: Callable[[Event], object]) -> None:
     _start_ray(temp_dir)
     signal.signal(signal.SIGTERM, _stop)  # Ray has taken it for itself
-    tell(Event(RAY))
+    report(Event(RAY))
     try:
         check_gpus(config, ray.cluster_resources().get("GPU", 0.0))
     except ConfigError as error:
-        tell(Event(FAILED, str(error)))
+        report(Event(FAILED, str(error)))
         return
     names = deploy(config, journal)
     failed = await_running(names, start_timeout_s(config, RUNNING_TIMEOUT_S))
     if failed is not None:
-        tell(failed)
+        report(failed)
         return
-    tell(Event(DEPLOYED))
+    report(Event(DEPLOYED))
     while True:
         signal.pause()
 

@@ -3,6 +3,8 @@
 What the file says of a tenant is how it begins. One that is there stays as it is, with what an operator has set since,
 and so do tenants that the file doesn't name; keys are added. What an operator took away stays away: a deleted tenant is
 not made again, nor a revoked key accepted. So it can run at every start.
+
+Decisions: docs/decisions/kubernetes.md
 """
 
 import time

@@ -105,7 +105,7 @@ class StateDir:
             raise ConfigError(f"{self._state_path} can't be read: {error}.") from error
 
     def open_log(self) -> TextIO:
-        """penstock.log, begun anew, as is the autoscaler's: they tell of one run."""
+        """penstock.log, begun anew, as is the autoscaler's: each is about one run."""
         self.journal_path.unlink(missing_ok=True)
         descriptor = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         return open(descriptor, "w", encoding="utf-8", buffering=1)

@@ -1,7 +1,7 @@
 """`penstock tenant`, `penstock key` and `penstock usage`: what an operator does to tenants, in the Redis of a platform.
 
 That Redis is the running platform's, found by its state folder; where none runs, the one that the configuration names.
-A gateway asks Redis again after gateway.key_cache_s, so nothing has to be told to it.
+A gateway asks Redis again after gateway.key_cache_s, so nothing has to be sent to it.
 """
 
 import asyncio
@@ -182,7 +182,7 @@ async def delete(client: redis.asyncio.Redis, tenant_id: str) -> int:
 
 
 async def revoke(client: redis.asyncio.Redis, secret: bytes, key_or_id: str) -> str:
-    """What to say. A key that nobody knows is refused already."""
+    """Revoke a key; returns the line to print. A key that nobody knows is refused already."""
     if KEY_PATTERN.fullmatch(key_or_id):
         await revoke_key(client, secret, key_or_id)
         return "revoked"

@@ -1,8 +1,10 @@
 """`penstock up`: the composition root of a whole platform on one machine.
 
-Starts Redis, Ray, the pools and the gateway; waits until requests are answered; stays until told to stop; then stops
+Starts Redis, Ray, the pools and the gateway; waits until requests are answered; stays until it is interrupted; then stops
 everything in order. Invariant: however it ends, no process, socket or temp folder of this run is left. What stays is
 the state folder.
+
+Decisions: docs/decisions/one-machine.md
 """
 
 import asyncio
@@ -117,8 +119,8 @@ class Run:
                 log.info("interrupted")
             finally:
                 self._interrupts.begin_stopping()
-                self._progress.say("stopping (once more to hurry)")
-        self._progress.say("stopped")
+                self._progress.print_line("stopping (once more to hurry)")
+        self._progress.print_line("stopped")
 
     def _start(self, cleanup: ExitStack) -> tuple[Cluster, str]:
         """Everything up to the first answer; also returns the demo tenant's key. What it starts, `cleanup` ends, last
@@ -180,7 +182,7 @@ class Run:
 
     def _announce(self, api_key: str, took_s: float) -> None:
         model = self._config.pools[0].names[0]
-        self._progress.say(
+        self._progress.print_line(
             f"\nPenstock answers on {self._address} after {took_s:.0f} s. For scripts: . {self._state.env_path}\n\n"
             f"  export OPENAI_BASE_URL={self._address}/v1 OPENAI_API_KEY={api_key}\n\n"
             f"  curl {self._address}/v1/chat/completions "

@@ -94,6 +94,29 @@ def test_every_link_within_the_repository_leads_somewhere(path: Path) -> None:
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
+def test_every_decision_is_dated_and_the_newest_stands_first() -> None:
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+
+    assert len(pages) > 8
+    for path in pages:
+        text = path.read_text(encoding="utf-8")
+        dates = re.findall(r"^\*\*(\d{4}-\d\d-\d\d)\. \S", text, re.MULTILINE)
+        assert dates == sorted(dates, reverse=True), path.name
+        assert len(dates) == len(re.findall(r"^\*\*", text, re.MULTILINE)), path.name
+
+
+def test_every_link_from_a_module_to_decisions_leads_somewhere() -> None:
+    linked = {
+        target
+        for folder in ("platform", "loadtest", "tests", "bench")
+        for path in (ROOT / folder).rglob("*.py")
+        for target in re.findall(r"^Decisions: (\S+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+
+    assert len(linked) > 8
+    assert [target for target in linked if not (ROOT / target).is_file()] == []
+
+
 @pytest.mark.parametrize(
     ("docstring", "sentence"),
     [

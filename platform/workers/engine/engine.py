@@ -4,6 +4,8 @@ Not a server: submit, abort and snapshot requests come in from any thread and ne
 through `on_step`, called on the engine's thread, which must not block; where a device computes by itself, while it
 computes the next step. Invariants: a submitted sequence is reported with a `finish` exactly once, and nothing after it;
 before a step begins the blocks of aborted and expired sequences are free; an idle engine holds no block.
+
+Decisions: docs/decisions/engine.md
 """
 
 import logging
