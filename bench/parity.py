@@ -24,7 +24,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
-from bench.report import Row, write_report
+from bench.support.report import Row, write_report
 from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import load_tokenizer

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from bench.quantize import MAX_TOKENS, find_texts
-from bench.report import Row, print_table, write_report
+from bench.support.report import Row, print_table, write_report
 from penstock.base.cores import available_cores
 from penstock.text.source import resolve
 from penstock.workers.compute.kernels.build import load_kernels
@@ -72,7 +72,7 @@ COMPARISONS = (
 
 
 def variant_perplexities(variant: Variant, model: str, held_out: dict[str, Tensor], threads: int) -> dict[str, float]:
-    """By text. Raises RuntimeError where the kernels can't be had."""
+    """Perplexity of each text. Raises RuntimeError where the kernels can't be had."""
     library = load_kernels()
     if library is None:
         raise RuntimeError("the CPU kernels can't be built here, and this measures what they round")

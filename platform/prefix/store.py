@@ -5,6 +5,8 @@ The replica writes (`IndexWriter`), a new router reads (`IndexStore`). Layout, i
 applied), count (size of the set) and replica. Only hashes, never text. Invariant: where meta exists and its count is
 the set's size, the set is what the replica held at event_seq; anything else (lease over, Redis restarted, flushed,
 evicted, write half done) reads as "no copy", and the writer announces the replica's truth again.
+
+Decisions: docs/decisions/prefix.md
 """
 
 import asyncio

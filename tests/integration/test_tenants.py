@@ -20,7 +20,7 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from bench.platform_process import PlatformProcess, penstock, running_platform
+from bench.support.platform_process import PlatformProcess, penstock, running_platform
 from penstock.cli.main import app
 from penstock_loadtest.client.destination import find_destination
 from penstock_loadtest.scenario import Arrivals, Cancel, Kind, Lengths, Prompts, Scenario, Share

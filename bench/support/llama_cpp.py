@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.worker import peak_bytes
+from bench.support.worker import peak_bytes
 
 RUN_S = 900.0
 POLL_S = 0.02
@@ -31,7 +31,7 @@ class Speed(NamedTuple):
 
 class LlamaCpp(NamedTuple):
     folder: Path
-    """With its programs."""
+    """Folder that holds its programs."""
     model: Path
     """A GGUF file."""
     threads: int
@@ -69,8 +69,8 @@ class LlamaCpp(NamedTuple):
         return read_batched(self._run(*self._batched(prompt_tokens, tokens, [batches[0], *batches])))
 
     def perplexity(self, text: Path, window: int, num_windows: int) -> float:
-        """Over the second half of each window of the text's tokens (the program's own way). Raises RuntimeError where
-        it saw fewer windows."""
+        """Perplexity over the second half of each window of the text's tokens (the program's own way). Raises
+        RuntimeError where it saw fewer windows."""
         sizes = ["-c", str(window), "-b", str(window), "--chunks", str(num_windows)]
         seen, value = read_perplexity(
             self._run(

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 
-from bench.engine_goals import BF16, LLAMA, Finding, Goal, Pair
-from bench.llama_cpp import LlamaCpp
-from bench.worker import Worker, module_command, peak_bytes, worker
+from bench.support.engine_goals import BF16, LLAMA, Finding, Goal, Pair
+from bench.support.llama_cpp import LlamaCpp
+from bench.support.worker import Worker, module_command, peak_bytes, worker
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.workers.compute.model_config import read_config
@@ -64,7 +64,8 @@ def windows_of(text: str) -> list[list[int]]:
     tokenizer = load_tokenizer(resolve(MODEL))
     if tokenizer.encode("a", True) != tokenizer.encode("a", False):
         raise RuntimeError(
-            f"{MODEL} wants a token before or behind a text, which llama-perplexity has in its windows and these have not"
+            f"{MODEL} wants a token before or behind a text, which llama-perplexity has in its windows and these have "
+            "not"
         )
     ids = evaluation_tokens(MODEL, text, WINDOW * NUM_WINDOWS).tolist()
     if len(ids) < WINDOW * NUM_WINDOWS:
@@ -85,7 +86,7 @@ def _by_text(losses: list[float], windows: Mapping[str, list[list[int]]]) -> Ite
 
 
 def _bf16_losses(windows: Mapping[str, list[list[int]]], folder: Path) -> list[float]:
-    command = module_command(sys.executable, "bench.bf16_worker", str(hf_folder(resolve(MODEL))))
+    command = module_command(sys.executable, "bench.support.bf16_worker", str(hf_folder(resolve(MODEL))))
     with worker("bf16", command, folder) as reference:
         found: list[float] = reference.ask(
             "losses", windows=[ids for ids_of_text in windows.values() for ids in ids_of_text], first=FIRST
@@ -103,7 +104,8 @@ def memory(
     llama: LlamaCpp | None,
     folder: Path,
 ) -> list[Finding]:
-    """our_command: of EngineConfig's settings; `settings` are further ones."""
+    """Findings of our engine and of its references. our_command: makes our worker's command of EngineConfig's settings;
+    `settings` are further ones."""
     found = []
     for batch in MEMORY_BATCHES:
         tokens = MEMORY_PROMPT_TOKENS + MEMORY_ANSWER_TOKENS

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from bench.report import Row
+from bench.support.report import Row
 
 VLLM, LLAMA, BF16 = "vLLM", "llama.cpp", "bf16"
 
@@ -14,10 +14,10 @@ class Goal(NamedTuple):
     rival: str
     unit: str
     bound: float | None = None
-    """Of ours / rival: at least so much; None: only told."""
+    """Least ratio ours / rival; None: the ratio is reported, and is no goal."""
     stretch: float | None = None
     is_ceiling: bool = False
-    """At most `bound` instead."""
+    """Whether `bound` is the largest ratio allowed instead."""
 
 
 class Pair(NamedTuple):
@@ -34,12 +34,12 @@ class Finding(NamedTuple):
 
     @property
     def ratios(self) -> list[float]:
-        """Of each round; empty where the rival is missing."""
+        """Ratio ours / rival of each round; empty where the rival is missing."""
         return [pair.ours / pair.rival for pair in self.rounds if pair.rival]
 
     @property
     def is_met(self) -> bool:
-        """By the median of the rounds' own ratios. A goal whose rival is missing is not met."""
+        """Whether the median of the rounds' own ratios meets the bound. A goal whose rival is missing is not met."""
         goal, ratios = self.goal, self.ratios
         if goal.bound is None:
             return True
@@ -83,7 +83,10 @@ def verdict(finding: Finding) -> str | None:
         return f"NOT MET: {said}"
     if goal.stretch is None:
         return f"met: {said}"
-    return f"met, stretch goal {goal.stretch:g} {'too' if _reaches(value, goal.stretch, goal.is_ceiling) else 'not'}: {said}"
+    return (
+        f"met, stretch goal {goal.stretch:g} {'too' if _reaches(value, goal.stretch, goal.is_ceiling) else 'not'}: "
+        f"{said}"
+    )
 
 
 def _wanted(goal: Goal) -> str:

@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import psutil
 
-from bench.cpu import descendants
+from bench.support.cpu import descendants
 
 START_S = 180.0
 STOP_S = 60.0
@@ -25,11 +25,11 @@ METRICS_S = 10.0
 @dataclass(frozen=True, slots=True)
 class PlatformProcess:
     url: str
-    """Without /v1."""
+    """Base address of the gateway, without /v1."""
     key: str
     pid: int
     state: Path
-    """Its state folder."""
+    """State folder of the platform."""
 
     def _named(self, *parts: str) -> list[int]:
         return [p.pid for p in descendants(self.pid) if any(part in _title(p) for part in parts)]
@@ -52,7 +52,7 @@ class PlatformProcess:
 
     @property
     def redis_socket(self) -> Path:
-        """Of the embedded Redis."""
+        """Path of the embedded Redis' socket."""
         return Path(msgspec.json.decode((self.state / "state.json").read_bytes())["temp_dir"]) / "redis" / "redis.sock"
 
     def metrics(self) -> str:
@@ -79,7 +79,8 @@ def _title(process: psutil.Process) -> str:
 
 
 def read_metric(page: str, name: str, **labels: str) -> float | None:
-    """Of a page in Prometheus' text format: the sum of the samples with these labels; None where there is none."""
+    """Value of a metric on a page in Prometheus' text format: the sum of the samples with these labels; None where
+    there is none."""
     wanted = [f'{label}="{value}"' for label, value in labels.items()]
     rows = [
         line

@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     last_s: float
     """Arrival of the last token."""
     ttft_s: float
-    """From `sent_s`."""
+    """Seconds from `sent_s` to the first token."""
     tpot_s: float
     tokens: int
 
@@ -73,12 +73,12 @@ _decoder = msgspec.json.Decoder(_Line)
 def configuration(
     load: Load, *, url: str, model: str, prompts: Path, tokenizer: Path, folder: Path, fields: Mapping[str, object]
 ) -> dict[str, object]:
-    """Its configuration file's content (JSON is YAML). `prompts`: JSON lines with `text`, sent in order; `fields`: of
-    every request's body.
+    """Content of aiperf's configuration file (JSON is YAML). `prompts`: JSON lines with `text`, sent in order;
+    `fields`: further fields of every request's body.
 
-    The key comes from OPENAI_API_KEY when it starts. One worker, because it shares two cores with the server. So many
-    at once is asked for as a rate of TICKS that a cap holds back: the loop that issues requests in its `concurrency`
-    phases never sleeps and would take a core from the server.
+    The key comes from OPENAI_API_KEY when it starts. One worker, because it shares two cores with the server. A number
+    of concurrent requests is asked for as a rate of TICKS that a cap holds back: the loop that issues requests in its
+    `concurrency` phases never sleeps and would take a core from the server.
     """
     pace: dict[str, object] = (
         {"rate": load.rate} if load.rate is not None else {"rate": TICKS, "concurrency": load.at_once}

@@ -1,5 +1,5 @@
-"""Our engine as bench.engine asks it: built as a replica builds it, without stream, router or Redis (`python -m
-bench.engine_worker CONFIG`).
+"""The engine as a worker of bench.engine: built as a replica builds it, without stream, router or Redis (`python -m
+bench.support.engine_worker CONFIG`).
 
 CONFIG: an EngineConfig as JSON. `generate` goes through the whole engine (scheduler, prefix cache, runner, sampler,
 commit). `decode` and `losses` call the runner step by step, as llama.cpp's benchmarks call theirs; greedy sampling is
@@ -16,7 +16,7 @@ from itertools import count
 import msgspec
 import torch
 
-from bench.worker import answer
+from bench.support.worker import answer
 from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import resolve
 from penstock.wire.frames import Finish, SamplingParams
@@ -159,7 +159,8 @@ class Steps:
         seqs = [self._sequence(ids, more_tokens, blocks) for ids in prompts]
         if next(blocks) > self._runner.num_blocks:
             raise RuntimeError(
-                f"{len(prompts)} sequences of {len(prompts[0]) + more_tokens} tokens do not fit {self._runner.num_blocks} KV blocks"
+                f"{len(prompts)} sequences of {len(prompts[0]) + more_tokens} tokens do not fit "
+                f"{self._runner.num_blocks} KV blocks"
             )
         return seqs
 

@@ -17,14 +17,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 END_S = 10.0
 BOOT = "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_module(sys.argv[2], run_name='__main__')"
 """The repository comes last on the path: nothing in it is taken for a module of the child's environment."""
 
 
 def answer(start: Callable[[], Mapping[str, Callable[..., object]]]) -> None:
-    """In the child: reads its settings' operations, says that it is ready, and answers until the parent closes its end.
+    """The child's main loop: start, report that it is ready, and answer questions until the parent closes its end.
 
     What anyone prints goes to stderr, at once, because the child is killed in the end; only answers go to the parent.
     """
@@ -72,7 +72,8 @@ class Worker:
                     self._process.wait(END_S)  # what it says last comes behind its end of the pipe
             reason = "ended" if is_there else f"did not answer within {timeout_s:.0f} s"
             raise RuntimeError(
-                f"{self._log.stem} {reason}; it printed last:\n{self._log.read_text(encoding='utf-8', errors='replace')[-3000:]}"
+                f"{self._log.stem} {reason}; it printed last:\n"
+                f"{self._log.read_text(encoding='utf-8', errors='replace')[-3000:]}"
             )
         return json.loads(line)
 

@@ -1,7 +1,7 @@
 """vLLM, offline, as bench.engine asks it: runs under the Python that has vLLM, with nothing of Penstock but
-bench.worker.
+bench.support.worker.
 
-    python bench.vllm_worker FOLDER     (through bench.worker.module_command)
+    python bench.support.vllm_worker FOLDER     (through bench.support.worker.module_command)
 
 FOLDER is a checkpoint in Hugging Face's form. Weights and arithmetic are bfloat16; tokens go in and come out, so no
 text is handled on either side.
@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 
-from bench.worker import answer
+from bench.support.worker import answer
 
 MAX_MODEL_LEN, MAX_NUM_SEQS = 2048, 64
 
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def start() -> Mapping[str, Callable[..., object]]:
-    import vllm
+    import vllm  # noqa: PLC0415 (there only under the Python that has it; tests import this module)
 
     llm = vllm.LLM(
         model=sys.argv[-1],

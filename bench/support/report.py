@@ -15,7 +15,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parents[1]
 RECORDS = (":(top,exclude)bench/*.json", ":(top,exclude)docs/*.png")
 
 
@@ -30,7 +30,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """ours / rival."""
+        """Quotient ours / rival; None without a rival."""
         return self.ours / self.rival if self.ours is not None and self.rival else None
 
 

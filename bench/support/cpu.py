@@ -42,9 +42,9 @@ class Spent(NamedTuple):
 
     everybody: float
     tree: float
-    """By one process, and by all that it has started and still waits for or has waited for."""
+    """CPU seconds of one process, and of all that it has started and still waits for or has waited for."""
     stolen: float
-    """By the hypervisor, for other machines."""
+    """CPU seconds that the hypervisor took for other machines."""
     total: float
 
     @staticmethod

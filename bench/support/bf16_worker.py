@@ -1,5 +1,5 @@
 """The reference for bench.engine's perplexities: transformers in bfloat16 over a checkpoint in Hugging Face's form
-(`python -m bench.bf16_worker FOLDER`)."""
+(`python -m bench.support.bf16_worker FOLDER`)."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.worker import answer
+from bench.support.worker import answer
 
 
 def main() -> None:

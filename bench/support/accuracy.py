@@ -76,7 +76,8 @@ def measure_accuracy(behaviour: Behaviour, load: Scenario, *, core: int | None =
     summary = summarize(records, load)
     if summary.outcomes.finished != len(records) or len(truths) != len(records):
         raise RuntimeError(
-            f"{summary.outcomes.finished} of {len(records)} requests finished, the server saw {len(truths)}: {summary.errors}"
+            f"{summary.outcomes.finished} of {len(records)} requests finished, the server saw {len(truths)}: "
+            f"{summary.errors}"
         )
     programmed = _programmed(
         behaviour, [(truths[record.request_id or ""], zero_s + record.intended_s) for record in records]
@@ -119,8 +120,8 @@ def _programmed(behaviour: Behaviour, requests: list[tuple[Truth, float]]) -> di
 
 
 def _sent_s(behaviour: Behaviour, zero_s: float, arrival_s: float, intended_s: float, chunk: Chunk) -> float:
-    """When a chunk is to go out. Only whether a stall holds it is decided by the arrival: on its way, a request may
-    just miss the stall's beginning."""
+    """Seconds at which a chunk is to go out. Only whether a stall holds it is decided by the arrival: on its way, a
+    request may just miss the stall's beginning."""
     due_s = arrival_s + chunk.offset_s - zero_s
     held_s = shift_past_stalls(behaviour.stalls, due_s)
     return zero_s + held_s if held_s != due_s else intended_s + chunk.offset_s

@@ -17,8 +17,9 @@ import httptools
 import msgspec
 
 WORDS = [
-    "the", "and", "for", "are", "but", "not", "you", "all", "any", "can", "had", "her", "was", "one", "our", "out", "day", "get",
-    "has", "him", "how", "man", "new", "now", "old", "see", "two", "way", "who", "boy", "did", "its", "let", "put",
+    "the", "and", "for", "are", "but", "not", "you", "all", "any", "can", "had", "her", "was", "one", "our", "out",
+    "day", "get", "has", "him", "how", "man", "new", "now", "old", "see", "two", "way", "who", "boy", "did", "its",
+    "let", "put",
 ]  # fmt: skip
 
 
@@ -109,7 +110,10 @@ class ChatClient:
         self.host, self.port = parts.hostname or "127.0.0.1", parts.port or 80
         self.model, self.extra = model, extra or {}
         auth = f"Authorization: Bearer {key}\r\n" if key else ""
-        self.head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n{auth}Content-Length: "
+        self.head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+            f"Content-Type: application/json\r\n{auth}Content-Length: "
+        )
         self.idle: list[_Connection] = []
 
     async def chat(self, content: str, max_tokens: int, *, system: str | None = None, timeout_s: float = 120) -> Answer:
@@ -150,7 +154,7 @@ class ChatClient:
 
 
 def prompt(rng: random.Random, tokens: int) -> str:
-    """About `tokens` tokens of common words, new from the first word on."""
+    """Common words of roughly `tokens` tokens, new from the first word on."""
     return " ".join([f"{rng.getrandbits(32):x}", *rng.choices(WORDS, k=max(1, tokens - 8))])
 
 
