@@ -55,7 +55,7 @@ def test_a_form_cut_short_is_never_taken_for_a_whole_one(end: int, tmp_path_fact
         asyncio.run(receive(b"bound", pieces(data[:end], []), tmp_path_factory.mktemp("form")))
 
 
-async def test_a_file_name_with_a_path_in_it_stays_in_the_folder(tmp_path: Path) -> None:
+def test_a_file_name_with_a_path_in_it_stays_in_the_folder(tmp_path: Path) -> None:
     data = (
         form()
         .replace(CONFIG_FILE.encode(), b"../../etc/" + CONFIG_FILE.encode())
@@ -64,7 +64,7 @@ async def test_a_file_name_with_a_path_in_it_stays_in_the_folder(tmp_path: Path)
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
 
-    await receive(b"bound", pieces(data, []), folder)
+    asyncio.run(receive(b"bound", pieces(data, []), folder))
 
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [CONFIG_FILE, WEIGHTS_FILE]
     assert sorted(path.name for path in folder.iterdir()) == [CONFIG_FILE, WEIGHTS_FILE]
@@ -88,7 +88,7 @@ async def test_a_file_name_with_a_path_in_it_stays_in_the_folder(tmp_path: Path)
         (b"--bound\r\n\r\n", "has a field ''"),
     ],
 )
-async def test_a_form_that_holds_what_it_may_not_is_refused_as_soon_as_that_is_seen(
+def test_a_form_that_holds_what_it_may_not_is_refused_as_soon_as_that_is_seen(
     data: bytes, sentence: str, tmp_path: Path
 ) -> None:
     async def endless() -> AsyncIterator[bytes]:
@@ -97,7 +97,7 @@ async def test_a_form_that_holds_what_it_may_not_is_refused_as_soon_as_that_is_s
             yield b"x" * 2**16
 
     with pytest.raises(InvalidRequest, match=sentence):
-        await receive(b"bound", endless(), tmp_path)
+        asyncio.run(receive(b"bound", endless(), tmp_path))
 
     assert list(tmp_path.iterdir()) == []
 
