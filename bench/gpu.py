@@ -29,33 +29,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.report import Row, print_table, write_report
+from bench.support.report import Row, print_table, write_report
 from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.batch import Batch
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama, gated, rms_norm, rotate
 from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.quant.quantized import QuantizedTensor
-from penstock.workers.compute.triton.grouped import GroupedMatrix
+from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
 
 LLAMA_8B = ModelConfig(
-    family="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,
-    rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=131072, sliding_window=None, is_tied=False,
-    has_qkv_bias=False, has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
+    family="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32,
+    num_kv_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=131072, sliding_window=None, is_tied=False, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
 )  # fmt: skip
 TINY = ModelConfig(
-    family="llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5,
-    rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=256, sliding_window=None, is_tied=False, has_qkv_bias=False,
-    has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
+    family="llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=1, num_heads=4,
+    num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=256, sliding_window=None, is_tied=False, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
 )  # fmt: skip
 BLOCK_SIZE = 16
 REPEATS, RIVAL_REPEATS = 20, 5
 COPY_BYTES = 4 * 2**30
 SPARE_BYTES = 12 * 2**30
-"""For what torch's side gathers and dequantizes, and the graphs' own memory."""
+"""Bytes left free for what torch's side gathers and dequantizes, and for the graphs' own memory."""
 MOST_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Between ours and torch's logits, of the largest; in bfloat16 both round after each operation."""
+"""Largest difference allowed between our and torch's logits, relative to the largest logit. In bfloat16 both sides
+round after each operation."""
 
 
 class Variant(NamedTuple):
@@ -79,7 +82,7 @@ class Bench(NamedTuple):
     batches: list[int]
     contexts: list[int]
     room_bytes: float
-    """Of the device's memory, for everything."""
+    """Bytes of the device's memory that everything together may take."""
     repeats: int
     rival_repeats: int
 
@@ -105,7 +108,7 @@ Weight = Tensor | TorchMatrix
 
 
 def make_weights(bench: Bench, *, is_quantized: bool) -> dict[str, Weight]:
-    """On the device."""
+    """Random weights of the model by name, on the device."""
     torch.manual_seed(1)
     found: dict[str, Weight] = {}
     for name, shape in parameter_shapes(layout(bench.config)).items():
@@ -119,7 +122,8 @@ def make_weights(bench: Bench, *, is_quantized: bool) -> dict[str, Weight]:
 
 
 def _random_groups(bench: Bench, rows: int, columns: int, *, is_table: bool) -> QuantizedTensor:
-    """Of weights about as large as the dense ones; tables in 8 bits and groups of 32, as the engine keeps them."""
+    """Random quantized weights, about as large as the dense ones; tables in 8 bits and groups of 32, as the engine
+    keeps them."""
     if is_table:
         q = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, device=bench.device)
         return QuantizedTensor(
@@ -262,7 +266,7 @@ def copy_rate(bench: Bench) -> float:
 
 
 def variant_rows(bench: Bench, variant: Variant, rate: float, notes: list[str]) -> Iterator[Row]:
-    """Of every batch and context that fits, the smallest first. Raises RuntimeError where ours and torch's logits
+    """Rows for every batch and context that fits, the smallest first. Raises RuntimeError where ours and torch's logits
     differ."""
     weights = make_weights(bench, is_quantized=variant.is_quantized)
     ours = {name: packed(weight, bench) for name, weight in weights.items()}
@@ -326,8 +330,10 @@ def _gpu_notes() -> list[str]:
     capability = torch.cuda.get_device_capability()
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     return [
-        f"GPU: {torch.cuda.get_device_name()}, {memory:.0f} GiB, compute capability {capability[0]}.{capability[1]}; torch {torch.__version__}",
-        "Llama-3.1-8B's shape, random weights; int4 has embedding and head in int8; medians of whole steps, greedy, one token for each sequence",
+        f"GPU: {torch.cuda.get_device_name()}, {memory:.0f} GiB, compute capability {capability[0]}.{capability[1]}; "
+        f"torch {torch.__version__}",
+        "Llama-3.1-8B's shape, random weights; int4 has embedding and head in int8; medians of whole steps, greedy, "
+        "one token for each sequence",
     ]
 
 
@@ -352,7 +358,8 @@ def main() -> int:
         return 0
     if not torch.cuda.is_available():
         print(
-            "This benchmark needs an NVIDIA GPU and torch made for CUDA, and torch finds no GPU here: nothing was measured.",
+            "This benchmark needs an NVIDIA GPU and torch made for CUDA, and torch finds no GPU here: nothing was "
+            "measured.",
             file=sys.stderr,
         )
         return 2

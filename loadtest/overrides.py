@@ -36,7 +36,7 @@ def override(tree: dict[str, object], text: str) -> None:
     _set(place, parts[-1], parsed, key)
 
 
-def path_of(value: object, base: Path) -> Path:
+def resolve_path(value: object, base: Path) -> Path:
     """Relative to `base`, when it comes from the file; ~ is the home folder."""
     path = Path(str(value)).expanduser()
     return path.absolute() if isinstance(value, FromCommandLine) else base / path

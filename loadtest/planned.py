@@ -18,9 +18,8 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """One request, or one turn of a session."""
 
     index: int  # 0, 1, 2, ... in the order of intended times
-    at_s: (
-        float  # intended time after the run's start; a later turn's is max(at_s, end of the previous answer + think_s)
-    )
+    # intended time after the run's start; a later turn's is max(at_s, end of the previous answer + think_s)
+    at_s: float
     endpoint: Endpoint = "chat"
     prompt: Prompt = ""  # completions: the prompt; chat: what the user says in this turn
     system: str | None = None  # chat: the system message of the first turn

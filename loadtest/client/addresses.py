@@ -22,7 +22,7 @@ class Addresses:
         """The address whose turn it is. Raises OSError (socket.gaierror: the name is not known)."""
         if not self._known:
             if self._asking is None or self._asking.done():
-                self._asking = resolved(self._host, self._port)
+                self._asking = resolve(self._host, self._port)
             self._known = list(await asyncio.shield(self._asking))
         address = self._known.pop(0)
         self._known.append(address)
@@ -50,7 +50,7 @@ def is_address(host: str) -> bool:
     return True
 
 
-def resolved(host: str, port: int) -> asyncio.Future[list[str]]:
+def resolve(host: str, port: int) -> asyncio.Future[list[str]]:
     """PromptRequest for the name in a thread that nobody waits for at exit: a name server that does not answer must not
     keep the command from ending."""
     loop = asyncio.get_running_loop()

@@ -18,7 +18,9 @@ PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 _encode = msgspec.json.Encoder().encode
 
 
-def body_of(planned: Planned, model: str, history: Sequence[Message] = (), *, refused: Collection[str] = ()) -> bytes:
+def encode_body(
+    planned: Planned, model: str, history: Sequence[Message] = (), *, refused: Collection[str] = ()
+) -> bytes:
     """The body, with every field that the plan asks for but the refused ones. history: what a session has said so
     far."""
     body: dict[str, object] = {"model": planned.model or model}
@@ -37,14 +39,14 @@ def body_of(planned: Planned, model: str, history: Sequence[Message] = (), *, re
     return _encode({name: value for name, value in body.items() if name not in refused} if refused else body)
 
 
-def has(body: bytes, field: str) -> bool:
-    """Whether a body that `body_of` made has the field. Inside a text the quotes would be escaped."""
+def has_field(body: bytes, field: str) -> bool:
+    """Whether a body that `encode_body` made has the field. Inside a text the quotes would be escaped."""
     return b'"%s":' % field.encode() in body
 
 
-def without(body: bytes, fields: Collection[str]) -> bytes:
-    """The body that `body_of` made, without these fields."""
-    if not any(has(body, field) for field in fields):
+def remove_fields(body: bytes, fields: Collection[str]) -> bytes:
+    """The body that `encode_body` made, without these fields."""
+    if not any(has_field(body, field) for field in fields):
         return body
     decoded = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     return _encode({name: value for name, value in decoded.items() if name not in fields})
@@ -84,7 +86,7 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][\w.:-]{0,63}")
 _FIELD = re.compile("|".join(rf"\b{name}\b" for name in OPTIONAL))
 
 
-def error_of(body: bytes) -> str:
+def describe_error(body: bytes) -> str:
     """Type, code and parameter that an error's body names. Not its sentence: servers quote prompts and keys in theirs,
     and a record must hold neither."""
     error = _decoded(body).inner
@@ -95,7 +97,7 @@ def error_of(body: bytes) -> str:
     return f"{kind} ({place})".lstrip() if _IDENTIFIER.fullmatch(place) else kind
 
 
-def refused_field(body: bytes) -> str | None:
+def find_refused_field(body: bytes) -> str | None:
     """The optional field that the body of a 400 or 422 is about."""
     error = _decoded(body).inner
     if error.param in OPTIONAL:

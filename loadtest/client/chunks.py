@@ -149,7 +149,7 @@ def _converted(value: object, kind: object) -> object:
         return None
 
 
-def spread(tokens: int, chunks: int) -> list[int]:
+def spread_tokens(tokens: int, chunks: int) -> list[int]:
     """Tokens of an answer over the chunks they came in, where the server says their sum only: one in the first, which
     prefill makes; the others evenly."""
     if chunks < 2 or not tokens:

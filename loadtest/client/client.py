@@ -3,6 +3,8 @@
 It never raises for what a server does: refused, broken, late or odd, it is in the record. Cancelling the task of a
 request cuts it: the connection is closed, and the record comes back as it stands, `unfinished` and `is_cut`, in place
 of the cancellation.
+
+Decisions: docs/decisions/load-tester.md
 """
 
 import asyncio
@@ -10,17 +12,17 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock_loadtest.client.bodies import PATHS, body_of, has, refused_field, without
+from penstock_loadtest.client.bodies import PATHS, encode_body, find_refused_field, has_field, remove_fields
 from penstock_loadtest.client.connection import (
     CONNECT_TIMEOUT_S,
     USER_AGENT,
     Connection,
     Connections,
     Origin,
-    origin_of,
+    parse_origin,
 )
 from penstock_loadtest.client.exchange import Exchange
-from penstock_loadtest.client.target import Target, authorization, get, path_of
+from penstock_loadtest.client.target import Target, format_authorization, get_page, path_with_query
 from penstock_loadtest.errors import TargetUnreachable
 from penstock_loadtest.planned import Message, Planned
 from penstock_loadtest.results.records import Record
@@ -57,7 +59,7 @@ class Client:
     def __init__(self, target: Target, clock: Clock) -> None:
         self.clock = clock
         self._target = target
-        self._connections = Connections(origin_of(target.url))
+        self._connections = Connections(parse_origin(target.url))
         self._elsewhere: dict[Origin, Connections] = {}
         self._refused: frozenset[str] = frozenset()
         """Optional fields that the server does not take."""
@@ -66,7 +68,7 @@ class Client:
 
     def prepare(self, planned: Planned, history: Sequence[Message] = ()) -> bytes:
         """The body of a request; callable from any thread."""
-        return body_of(planned, self._target.model, history, refused=self._refused)
+        return encode_body(planned, self._target.model, history, refused=self._refused)
 
     async def send(
         self, planned: Planned, *, intended_s: float, deadline_s: float, history: Sequence[Message] = ()
@@ -80,10 +82,12 @@ class Client:
         """`send` of a body that `prepare` made."""
         record = self._record(planned, intended_s)
         while True:
-            body = without(body, self._refused)
+            body = remove_fields(body, self._refused)
             exchange = await self._exchange(planned, record, body, deadline_s)
-            field = refused_field(exchange.error_body) if record.status in (400, 422) and not exchange.is_cut else None
-            if field is None or not has(body, field):
+            field = (
+                find_refused_field(exchange.error_body) if record.status in (400, 422) and not exchange.is_cut else None
+            )
+            if field is None or not has_field(body, field):
                 return Answer(record, exchange.text, body)
             self._refused |= {field}  # and once more without it
             record = self._record(planned, intended_s)
@@ -92,11 +96,11 @@ class Client:
     async def get(self, url: str, timeout_s: float) -> tuple[int, bytes]:
         """Status and body of a small page of any server; a path is one of the target's. Raises TargetUnreachable."""
         if url.startswith("/"):
-            return await get(self._connections, url, timeout_s, next(iter(self._target.keys.values()), None))
-        origin = origin_of(url)
+            return await get_page(self._connections, url, timeout_s, next(iter(self._target.keys.values()), None))
+        origin = parse_origin(url)
         if origin not in self._elsewhere:
             self._elsewhere[origin] = Connections(origin)
-        return await get(self._elsewhere[origin], path_of(url) or "/", timeout_s)
+        return await get_page(self._elsewhere[origin], path_with_query(url) or "/", timeout_s)
 
     async def close(self) -> None:
         """Requests under way are cut."""
@@ -107,7 +111,7 @@ class Client:
             await connections.closed()
 
     async def _exchange(self, planned: Planned, record: Record, body: bytes, deadline_s: float) -> Exchange:
-        wants_usage = has(body, "stream_options")
+        wants_usage = has_field(body, "stream_options")
         exchange = Exchange(
             record,
             self.clock.zero_s,
@@ -177,8 +181,10 @@ class Client:
         if head is None:
             target = self._target
             head = (
-                f"POST {path_of(target.url)}{PATHS[planned.endpoint]} HTTP/1.1\r\nhost: {self._connections.origin.host_header}\r\n"
-                f"user-agent: {USER_AGENT}\r\ncontent-type: application/json\r\n{authorization(target.keys.get(planned.tenant))}content-length: "
+                f"POST {path_with_query(target.url)}{PATHS[planned.endpoint]} HTTP/1.1\r\n"
+                f"host: {self._connections.origin.host_header}\r\nuser-agent: {USER_AGENT}\r\n"
+                "content-type: application/json\r\n"
+                f"{format_authorization(target.keys.get(planned.tenant))}content-length: "
             )
             self._heads[planned.endpoint, planned.tenant] = head
         return f"{head}{length}\r\n\r\n".encode()

@@ -54,7 +54,7 @@ class Origin(NamedTuple):
         return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
 
 
-def origin_of(url: str) -> Origin:
+def parse_origin(url: str) -> Origin:
     """Raises TargetUnreachable for what is no http or https URL, and for one with a user or password, without repeating
     it."""
     try:
@@ -64,7 +64,8 @@ def origin_of(url: str) -> Origin:
         parts, port, host = urlsplit(""), None, ""
     if "@" in url.partition("://")[2].partition("/")[0]:
         raise TargetUnreachable(
-            "The server's URL holds a user or a password; keys are taken from OPENAI_API_KEY, or from a tenant's key_env."
+            "The server's URL holds a user or a password; keys are taken from OPENAI_API_KEY, or from a tenant's "
+            "key_env."
         )
     if parts.scheme not in ("http", "https") or not host or not url.isprintable() or " " in url:
         raise TargetUnreachable(f"{url!r} is no address of a server; one looks like http://127.0.0.1:8000/v1.")

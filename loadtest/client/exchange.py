@@ -11,8 +11,8 @@ import time
 from array import array
 from hashlib import blake2b
 
-from penstock_loadtest.client.bodies import error_of
-from penstock_loadtest.client.chunks import Choice, Usage, read_chunk, spread
+from penstock_loadtest.client.bodies import describe_error
+from penstock_loadtest.client.chunks import Choice, Usage, read_chunk, spread_tokens
 from penstock_loadtest.client.connection import Connection, Headers
 from penstock_loadtest.client.sse import EventParser, EventTooLong
 from penstock_loadtest.results.records import Outcome, Record
@@ -235,7 +235,7 @@ class Exchange:
         if self._has_ended:
             self._violate(TWO_ENDS)
         self._has_ended = self._has_failed = True
-        self.record.error = f"the stream ended with an error {error_of(event)}".rstrip()
+        self.record.error = f"the stream ended with an error {describe_error(event)}".rstrip()
 
     def _end_of_stream(self) -> None:
         record = self.record
@@ -289,7 +289,7 @@ class Exchange:
         record = self.record
         self.error_body = b"".join(self._body)
         record.outcome = "shed" if record.status in SHED else "failed"
-        record.error = f"HTTP {record.status} {error_of(self.error_body)}".rstrip()
+        record.error = f"HTTP {record.status} {describe_error(self.error_body)}".rstrip()
 
     # both
 
@@ -318,7 +318,7 @@ class Exchange:
             record.tokens_from = "ids"
         elif record.metered_tokens is not None:
             record.tokens_from = "usage"
-            record.chunk_tokens = spread(record.metered_tokens, len(record.chunk_s))
+            record.chunk_tokens = spread_tokens(record.metered_tokens, len(record.chunk_s))
         record.tokens = (
             record.metered_tokens
             if record.tokens_from == "usage" and record.metered_tokens is not None

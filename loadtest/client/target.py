@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock_loadtest.client.connection import USER_AGENT, Connection, Connections, Headers, origin_of
+from penstock_loadtest.client.connection import USER_AGENT, Connection, Connections, Headers, parse_origin
 from penstock_loadtest.errors import TargetUnreachable
 
 MAX_PAGE_BYTES = 16 << 20
@@ -67,7 +67,7 @@ class _Page:
             self.done.set_exception(TargetUnreachable(why))
 
 
-async def get(connections: Connections, path: str, timeout_s: float, key: str | None = None) -> tuple[int, bytes]:
+async def get_page(connections: Connections, path: str, timeout_s: float, key: str | None = None) -> tuple[int, bytes]:
     """Status and body of a page, on a connection of its own. Raises TargetUnreachable."""
     where = connections.origin.host_header
     connection: Connection | None = None
@@ -75,7 +75,10 @@ async def get(connections: Connections, path: str, timeout_s: float, key: str | 
     try:
         async with asyncio.timeout(timeout_s):
             connection = await connections.fresh(timeout_s)
-            head = f"GET {path} HTTP/1.1\r\nhost: {where}\r\nuser-agent: {USER_AGENT}\r\naccept: */*\r\nconnection: close\r\n{authorization(key)}\r\n"
+            head = (
+                f"GET {path} HTTP/1.1\r\nhost: {where}\r\nuser-agent: {USER_AGENT}\r\naccept: */*\r\n"
+                f"connection: close\r\n{format_authorization(key)}\r\n"
+            )
             connection.request(head.encode(), page)
             await page.done
     except TimeoutError:
@@ -88,7 +91,7 @@ async def get(connections: Connections, path: str, timeout_s: float, key: str | 
     return page.status, b"".join(page.body)
 
 
-def authorization(key: str | None) -> str:
+def format_authorization(key: str | None) -> str:
     """The header's line; empty without a key."""
     return f"authorization: Bearer {key}\r\n" if key else ""
 
@@ -99,7 +102,7 @@ async def find_target(url: str, *, keys: dict[str, str], model: str | None = Non
     Raises TargetUnreachable within timeout_s, with one sentence: not there, not speaking the API, refusing the key, not
     serving the model.
     """
-    origin = origin_of(url)
+    origin = parse_origin(url)
     if "?" in url or "#" in url:
         raise TargetUnreachable(
             f"{url} ends in a query or a fragment; the base URL is followed by /models and /chat/completions."
@@ -112,7 +115,9 @@ async def find_target(url: str, *, keys: dict[str, str], model: str | None = Non
             )
     connections = Connections(origin)
     try:
-        status, body = await get(connections, f"{path_of(base)}/models", timeout_s, next(iter(keys.values()), None))
+        status, body = await get_page(
+            connections, f"{path_with_query(base)}/models", timeout_s, next(iter(keys.values()), None)
+        )
     finally:
         await connections.closed()
     listed = _listed(base, status, body)
@@ -128,7 +133,7 @@ async def find_target(url: str, *, keys: dict[str, str], model: str | None = Non
     )
 
 
-def path_of(url: str) -> str:
+def path_with_query(url: str) -> str:
     """Behind scheme and host, with the query; empty where there is none."""
     parts = urlsplit(url)
     return f"{parts.path}?{parts.query}" if parts.query else parts.path
@@ -136,7 +141,7 @@ def path_of(url: str) -> str:
 
 def _base(url: str) -> str:
     trimmed = url.rstrip("/")
-    return trimmed if path_of(trimmed) else f"{trimmed}/v1"
+    return trimmed if path_with_query(trimmed) else f"{trimmed}/v1"
 
 
 def _listed(base: str, status: int, body: bytes) -> list[_Model]:

@@ -26,14 +26,21 @@ import uvloop
 
 from penstock_loadtest.client.schedule import Schedule
 from penstock_loadtest.errors import LoadtestError
-from penstock_loadtest.fake.answer import Reply, answer_token_ids, frames
+from penstock_loadtest.fake.answer import Reply, make_frames, make_token_ids
 from penstock_loadtest.fake.behaviour import Behaviour, load_behaviour
 from penstock_loadtest.fake.connection import Connection, Request
 from penstock_loadtest.fake.engine import Gate, PrefixCache, Slots
 from penstock_loadtest.fake.exchange import Exchange
-from penstock_loadtest.fake.pages import Page, error_page, get_page, no_model
+from penstock_loadtest.fake.pages import Page, error_page, get_page, missing_model_page
 from penstock_loadtest.fake.request import Body, BodyInvalid, read_body
-from penstock_loadtest.fake.truth import Truth, answer_length, fault_of, refuses_connections, released_s, write_truth
+from penstock_loadtest.fake.truth import (
+    Truth,
+    draw_answer_length,
+    draw_fault,
+    refuses_connections,
+    shift_past_stalls,
+    write_truth,
+)
 from penstock_loadtest.scenario import Lengths
 
 ENDPOINTS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
@@ -97,7 +104,7 @@ class FakeServer:
         """When something due at `due_s` goes out."""
         if not self.behaviour.stalls or self.zero_s is None:
             return due_s
-        return self.zero_s + released_s(self.behaviour.stalls, due_s - self.zero_s)
+        return self.zero_s + shift_past_stalls(self.behaviour.stalls, due_s - self.zero_s)
 
     def opened(self, connection: Connection) -> None:
         self._open[connection] = None
@@ -134,7 +141,7 @@ class FakeServer:
             self._respond(connection, request, error_page(400, str(error)))
             return
         if body.model not in self.behaviour.models:
-            self._respond(connection, request, no_model(body.model))
+            self._respond(connection, request, missing_model_page(body.model))
             return
         if self.zero_s is None:
             self.zero_s = request.arrival_s
@@ -184,8 +191,8 @@ class FakeServer:
         behaviour = self.behaviour
         self._count_prompt(body, truth)
         max_tokens = body.max_completion_tokens or body.max_tokens or behaviour.default_max_tokens
-        truth.tokens = answer_length(behaviour, truth.key, max_tokens=max_tokens, ignore_eos=bool(body.ignore_eos))
-        fault = fault_of(behaviour, truth.number, stream=truth.stream)
+        truth.tokens = draw_answer_length(behaviour, truth.key, max_tokens=max_tokens, ignore_eos=bool(body.ignore_eos))
+        fault = draw_fault(behaviour, truth.number, stream=truth.stream)
         truth.fault = None if fault is None else fault.kind
         truth.status = 500 if truth.fault == "status_500" else 200
         chunks = truth.chunks(behaviour)
@@ -195,7 +202,7 @@ class FakeServer:
             + _closing(request)
         )
         reply = self._reply(body, truth, "length" if truth.tokens == max_tokens else "stop", headers)
-        script = frames(reply, chunks, fault, stream=truth.stream, early_headers=behaviour.early_headers)
+        script = make_frames(reply, chunks, fault, stream=truth.stream, early_headers=behaviour.early_headers)
         exchange = Exchange(
             connection, truth, script, schedule=self._schedule, released=self.released, ended=self._ended
         )
@@ -219,7 +226,7 @@ class FakeServer:
             created=int(time.time()),
             model=truth.model,
             is_chat=truth.endpoint == "chat",
-            token_ids=answer_token_ids(digest, truth.tokens),
+            token_ids=make_token_ids(digest, truth.tokens),
             finish_reason=finish_reason,
             prompt_tokens=truth.prompt_tokens,
             cached_tokens=truth.cached_tokens,

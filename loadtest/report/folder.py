@@ -13,7 +13,7 @@ from penstock_loadtest.errors import RecordsInvalid
 from penstock_loadtest.results.columns import Columns, read_columns
 from penstock_loadtest.results.records import Record, read_records, write_json
 from penstock_loadtest.results.series import Observed
-from penstock_loadtest.results.summary import Summary, summary_of
+from penstock_loadtest.results.summary import Summary, summarize_columns
 from penstock_loadtest.scenario import Scenario
 
 SLOWEST = 12
@@ -82,7 +82,7 @@ class Slowest:
             yield record
 
     def _note(self, record: Record) -> None:
-        waited = waited_s(record)
+        waited = measure_wait_s(record)
         if waited is None or record.intended_s < self._warmup_s:
             return
         self._seen += 1
@@ -97,7 +97,7 @@ class Slowest:
         return [record for _, _, record in sorted(self._heap, reverse=True)]
 
 
-def waited_s(record: Record) -> float | None:
+def measure_wait_s(record: Record) -> float | None:
     """TTFT; of a request that ended without a token how long it took to end; None of one with neither, and of a whole
     answer."""
     if record.ttft_s is not None:
@@ -112,7 +112,7 @@ def read_run(folder: Path) -> Run:
     scenario = read_json(folder / "scenario.json", Scenario)
     slowest = Slowest(warmup_s=scenario.warmup_s)
     columns = read_columns(slowest.watching(read_records(folder / "records.jsonl")), warmup_s=scenario.warmup_s)
-    summary = summary_of(columns, scenario)
+    summary = summarize_columns(columns, scenario)
     if not (folder / "summary.json").exists():
         write_json(folder / "summary.json", summary)
     return Run(

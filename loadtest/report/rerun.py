@@ -9,7 +9,7 @@ import yaml
 from penstock_loadtest.scenario import Scenario
 
 
-def scenario_yaml(scenario: Scenario) -> str:
+def dump_scenario(scenario: Scenario) -> str:
     """`load_scenario` reads it back as the same scenario."""
     return yaml.safe_dump(_changed(scenario), sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
 

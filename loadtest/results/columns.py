@@ -178,7 +178,7 @@ class Sample:
         return float(self._sorted[-1]) if len(self._sorted) else 0.0
 
 
-def token_gaps(columns: Columns) -> Sample:
+def measure_token_gaps(columns: Columns) -> Sample:
     """Time between successive tokens of a request: between chunks as they came, inside a chunk zero."""
     inside = int(np.maximum(columns.streamed_chunk_tokens - 1, 0).sum())
     return Sample(columns.chunk_gaps_s(), zeros=inside)

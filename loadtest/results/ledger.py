@@ -119,7 +119,7 @@ class _Account:
         self.cached += record.cached_tokens or 0
         self.completion += record.tokens
         self.usage += record.metered_tokens or 0
-        least, most = metered_bounds(record)
+        least, most = bound_metered_tokens(record)
         self.least += least
         self.most = None if self.most is None or most is None else self.most + most
 
@@ -156,7 +156,7 @@ class _Findings:
         return [Violation(kind=kind, count=count, examples=self._examples[kind]) for kind, count in by_count]
 
 
-def metered_bounds(record: Record) -> tuple[int, int | None]:
+def bound_metered_tokens(record: Record) -> tuple[int, int | None]:
     """The fewest and the most completion tokens that a meter may show for a request; most is None where nothing bounds
     it."""
     if record.outcome == "shed" or record.sent_s is None or (record.status is not None and record.status != 200):
@@ -168,7 +168,7 @@ def metered_bounds(record: Record) -> tuple[int, int | None]:
     return least, None if record.wanted_tokens is None else max(least, record.wanted_tokens)
 
 
-def violations_of(record: Record) -> list[str]:
+def find_violations(record: Record) -> list[str]:
     """What is wrong with how one request ended; nothing can be with one that was not accepted."""
     if record.status != 200:
         return []
@@ -190,7 +190,7 @@ def _metering_violations(record: Record) -> list[str]:
     return [METERED_LESS] if record.tokens > record.metered_tokens else []
 
 
-class _Books:
+class _OpenLedger:
     """What is written down request by request."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ class _Books:
 
     def add(self, record: Record) -> None:
         self.accounts.setdefault(record.tenant, _Account()).add(record)
-        for kind in violations_of(record):
+        for kind in find_violations(record):
             self.findings.add(kind, record)
         if record.index in self._seen:
             self.findings.add(RECORDED_TWICE, record)
@@ -219,7 +219,7 @@ class _Books:
             self.tokens["matched"] += record.tokens
 
 
-def check(
+def check_ledger(
     records: Iterable[Record],
     repeats: Sequence[Repeat] = (),
     *,
@@ -232,7 +232,7 @@ def check(
     tokens by tenant, as an account of the server's that covers exactly these records shows them. `repeats` are compared
     only: a second answer that should be accounted for belongs in `records`.
     """
-    books = _Books()
+    books = _OpenLedger()
     for record in records:
         books.add(record)
     compared = _compare(repeats, exact is True, books.findings)
@@ -284,7 +284,10 @@ def _sentences(
 ) -> list[str]:
     accepted, unfinished = sum(ends.values()), ends.get("unfinished", 0)
     if violations:
-        verdict = f"The ledger does not balance: {sum(violation.count for violation in violations):,} violations in {accepted:,} accepted requests."
+        verdict = (
+            f"The ledger does not balance: {sum(violation.count for violation in violations):,} violations in "
+            f"{accepted:,} accepted requests."
+        )
     else:
         cut = f", but {unfinished:,} that were still open when the run ended" if unfinished else ""
         verdict = f"The ledger balances: each of {accepted:,} accepted requests ended in exactly one way{cut}."
@@ -311,13 +314,15 @@ def _token_sentences(tokens: Tokens) -> list[str]:
     sentences = []
     if tokens.verified:
         sentences.append(
-            f"{tokens.verified:,} delivered tokens were counted by their ids; {tokens.matched:,} of them equal their request's usage exactly."
+            f"{tokens.verified:,} delivered tokens were counted by their ids; {tokens.matched:,} of them equal their "
+            "request's usage exactly."
         )
     if tokens.unmetered:
         sentences.append(f"{tokens.unmetered:,} delivered tokens are of requests whose usage never came.")
     if unverified:
         sentences.append(
-            f"{unverified:,} delivered tokens are unverified: {tokens.by_usage:,} by the server's usage, {tokens.by_chunks:,} as one a chunk."
+            f"{unverified:,} delivered tokens are unverified: {tokens.by_usage:,} by the server's usage, "
+            f"{tokens.by_chunks:,} as one a chunk."
         )
     return sentences
 
@@ -349,6 +354,7 @@ def _tenant_sentences(tenants: list[TenantTotals]) -> list[str]:
             )
             verdict = "does not agree" if _is_wrong(tenant) else "agrees"
             sentences.append(
-                f"The meter of tenant {tenant.tenant} shows {tenant.metered:,} completion tokens and {verdict} with the {expected} expected."
+                f"The meter of tenant {tenant.tenant} shows {tenant.metered:,} completion tokens and {verdict} with "
+                f"the {expected} expected."
             )
     return sentences

@@ -30,19 +30,15 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     index: int  # place in the plan
     intended_s: float  # when it should have left; for a later turn of a session never before its previous answer's end
-    sent_s: float | None = (
-        None  # when it left: was handed to the socket, or to a connection that was made for it; None: never
-    )
-    first_s: float | None = (
-        None  # arrival of the first chunk with a token; None also for a whole answer, whose first token nobody sees
-    )
+    # when it left: was handed to the socket, or to a connection that was made for it; None: never
+    sent_s: float | None = None
+    # arrival of the first chunk with a token; None also for a whole answer, whose first token nobody sees
+    first_s: float | None = None
     end_s: float | None = None  # arrival of its end: the last byte, the error, our hanging up
-    chunk_s: list[float] = msgspec.field(
-        default_factory=list
-    )  # arrival of every chunk with tokens; not streamed: of the answer
-    chunk_tokens: list[int] = msgspec.field(
-        default_factory=list
-    )  # tokens in each; tokens of one chunk share the chunk's time
+    # arrival of every chunk with tokens; not streamed: of the answer
+    chunk_s: list[float] = msgspec.field(default_factory=list)
+    # tokens in each; tokens of one chunk share the chunk's time
+    chunk_tokens: list[int] = msgspec.field(default_factory=list)
     outcome: Outcome = "unfinished"
     status: int | None = None  # HTTP status; None: no response
     error: str | None = None  # why it did not finish, in one line, without content
@@ -53,19 +49,16 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
     tokens_from: TokenCount = "chunks"
     metered_tokens: int | None = None  # completion tokens of the server's usage
     wanted_tokens: int | None = None  # max_tokens of the request
-    violations: list[str] = msgspec.field(
-        default_factory=list
-    )  # what the answer did that the protocol forbids: two ends, tokens behind the end, no [DONE], broken off
+    # what the answer did that the protocol forbids: two ends, tokens behind the end, no [DONE], broken off
+    violations: list[str] = msgspec.field(default_factory=list)
     is_whole: bool = False  # not asked for as a stream: its tokens come with its end
     # sent twice: the kept connection turned out to be closed, or the server refused an optional field; its times
     # include both
     is_resent: bool = False
-    is_cut: bool = (
-        False  # unfinished because the run ended (Ctrl-C, drain), not because the request's own timeout passed
-    )
-    answer_digest: str | None = (
-        None  # of the token ids (of the text where there are none), to compare answers without keeping them
-    )
+    # unfinished because the run ended (Ctrl-C, drain), not because the request's own timeout passed
+    is_cut: bool = False
+    # of the token ids (of the text where there are none), to compare answers without keeping them
+    answer_digest: str | None = None
     tenant: str = "default"
     kind: str = "requests"  # of the scenario's mixed load
     model: str = ""

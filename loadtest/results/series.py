@@ -69,12 +69,12 @@ class Replicas:
     counts: dict[str, Floats]  # NaN: not named that time
 
 
-def series(columns: Columns, targets: Targets, *, width_s: float | None = None) -> Series | None:
+def compute_series(columns: Columns, targets: Targets, *, width_s: float | None = None) -> Series | None:
     """The figures in windows of `width_s` (None: by the run's length and requests); None without requests."""
     if not len(columns):
         return None
     begin_s, end_s = _extent(columns)
-    width_s = width_s or window_width_s(end_s - begin_s, len(columns))
+    width_s = width_s or choose_window_width_s(end_s - begin_s, len(columns))
     begin_s = np.floor(begin_s / width_s) * width_s
     edges_s = begin_s + width_s * np.arange(max(int(np.ceil((end_s - begin_s) / width_s)), 1) + 1)
     windows = len(edges_s) - 1
@@ -100,13 +100,13 @@ def series(columns: Columns, targets: Targets, *, width_s: float | None = None) 
     )
 
 
-def window_width_s(span_s: float, requests: int) -> float:
+def choose_window_width_s(span_s: float, requests: int) -> float:
     """The least width of WIDTHS_S with not too many windows, nor too few requests in them."""
     wanted = min(_MAX_WINDOWS, max(_MIN_WINDOWS, requests / _REQUESTS_A_WINDOW))
     return next((width for width in WIDTHS_S if span_s / width <= wanted), WIDTHS_S[-1])
 
 
-def replicas(observed: Sequence[Observed]) -> Replicas | None:
+def collect_replicas(observed: Sequence[Observed]) -> Replicas | None:
     """None if the server never named any."""
     names = sorted({name for sample in observed for name in sample.replicas})
     if not names:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock_loadtest.results.intervals import Estimate, paired_ratio
+from penstock_loadtest.results.intervals import Estimate, estimate_ratio
 from penstock_loadtest.results.summary import Summary
 
 Side = Literal["a", "b"]
@@ -74,7 +74,7 @@ class NextRun(NamedTuple):
     side: Side
 
 
-def next_run(runs: Sequence[Run], pairs: int) -> NextRun | None:
+def choose_next_run(runs: Sequence[Run], pairs: int) -> NextRun | None:
     """The first run that is missing, in the order A B, B A, ...; None: all are there."""
     made = {(run.pair, run.side) for run in runs}
     orders: tuple[tuple[Side, Side], ...] = (("a", "b"), ("b", "a"))
@@ -82,26 +82,26 @@ def next_run(runs: Sequence[Run], pairs: int) -> NextRun | None:
     return next((run for run in plan if run not in made), None)
 
 
-def whole_pairs(runs: Sequence[Run]) -> list[Run]:
+def keep_whole_pairs(runs: Sequence[Run]) -> list[Run]:
     """Runs to go on with: one without its other half is made again, so that the two of a pair stay next to each other
     in time."""
     made = {(run.pair, run.side) for run in runs}
     return [run for run in runs if {(run.pair, "a"), (run.pair, "b")} <= made]
 
 
-def seed_of(seed: int, run: NextRun, *, same_server: bool) -> int:
+def choose_seed(seed: int, run: NextRun, *, same_server: bool) -> int:
     """Both sides of a pair get the same requests; on one server not the same prompts, which the second run would find
     cached."""
     return seed + 2 * (run.pair - 1) + (same_server and run.side == "b")
 
 
-def figures_of(summary: Summary) -> dict[str, float | None]:
+def pick_figures(summary: Summary) -> dict[str, float | None]:
     return {name: figure(summary) for name, figure in FIGURES.items()}
 
 
-def compared(runs: Sequence[Run]) -> list[Row]:
+def compare_figures(runs: Sequence[Run]) -> list[Row]:
     """Every figure over the whole pairs."""
-    sides = {(run.pair, run.side): run for run in whole_pairs(runs)}
+    sides = {(run.pair, run.side): run for run in keep_whole_pairs(runs)}
     numbers = sorted({pair for pair, _ in sides})
     return [
         _row(name, [(sides[number, "a"].figures.get(name), sides[number, "b"].figures.get(name)) for number in numbers])
@@ -111,15 +111,15 @@ def compared(runs: Sequence[Run]) -> list[Row]:
 
 def _row(name: str, pairs: list[tuple[float | None, float | None]]) -> Row:
     both = [(a, b) for a, b in pairs if a is not None and b is not None]
-    ratio = paired_ratio(both)
+    ratio = estimate_ratio(both)
     a, b = (
         (statistics.median(values) if values else None for values in zip(*both, strict=True)) if both else (None, None)
     )
     return Row(figure=name, a=a, b=b, ratio=ratio, is_distinguishable=ratio.is_distinguishable)
 
 
-def comparison_of(a: Setting, b: Setting, pairs: int, settings: dict[str, object], runs: Sequence[Run]) -> Comparison:
-    rows = compared(runs)
+def make_comparison(a: Setting, b: Setting, pairs: int, settings: dict[str, object], runs: Sequence[Run]) -> Comparison:
+    rows = compare_figures(runs)
     return Comparison(
         a=a,
         b=b,
@@ -127,7 +127,7 @@ def comparison_of(a: Setting, b: Setting, pairs: int, settings: dict[str, object
         settings=settings,
         runs=list(runs),
         rows=rows,
-        is_complete=next_run(runs, pairs) is None,
+        is_complete=choose_next_run(runs, pairs) is None,
         sentences=[*(_sentence(row, a.name, b.name) for row in rows), *_warnings(runs, pairs)],
     )
 
@@ -140,12 +140,15 @@ def _sentence(row: Row, a: str, b: str) -> str:
     if ratio.low is None or ratio.high is None:
         return f"{said}; {ratio.note}."
     verdict = "the difference is real" if row.is_distinguishable else "not distinguishable from 1"
-    return f"{said} (95 % interval {ratio.low:.3f} to {ratio.high:.3f}, {ratio.pairs} pairs): {verdict}{f'; {ratio.note}' if ratio.note else ''}."
+    return (
+        f"{said} (95 % interval {ratio.low:.3f} to {ratio.high:.3f}, {ratio.pairs} pairs): "
+        f"{verdict}{f'; {ratio.note}' if ratio.note else ''}."
+    )
 
 
 def _warnings(runs: Sequence[Run], pairs: int) -> list[str]:
     warnings = []
-    done = len(whole_pairs(runs)) // 2
+    done = len(keep_whole_pairs(runs)) // 2
     if done < pairs:
         warnings.append(f"Not finished: {done} of {pairs} pairs.")
     late, unbalanced = sum(run.is_late for run in runs), sum(not run.is_balanced for run in runs)

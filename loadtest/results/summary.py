@@ -18,8 +18,8 @@ from penstock_loadtest.results.columns import (
     Label,
     Mask,
     Sample,
+    measure_token_gaps,
     read_columns,
-    token_gaps,
 )
 from penstock_loadtest.results.records import Outcome, Record
 from penstock_loadtest.scenario import Scenario, Targets
@@ -122,11 +122,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     warmup_requests: int  # left out
     outcomes: Outcomes
-    span_s: (
-        float | None
-        # first intended time to the last token or finished answer: what achieved rate and throughput are over; None: no
-        # time passed
-    )
+    # first intended time to the last token or finished answer, over which achieved rate and throughput are taken;
+    # None: no time passed
+    span_s: float | None
     offered_rate: float | None  # requests a second between the first and the last intended time
     achieved_rate: float | None  # finished requests a second
     ttft_s: Distribution
@@ -149,10 +147,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 def summarize(records: Iterable[Record], scenario: Scenario) -> Summary:
     """One pass; about 1.5 kB of memory a request with 64 chunks."""
-    return summary_of(read_columns(records, warmup_s=scenario.warmup_s), scenario)
+    return summarize_columns(read_columns(records, warmup_s=scenario.warmup_s), scenario)
 
 
-def summary_of(columns: Columns, scenario: Scenario) -> Summary:
+def summarize_columns(columns: Columns, scenario: Scenario) -> Summary:
     everyone = np.ones(len(columns), dtype=np.bool_)
     span_s = _span_s(columns)
     good, causes = judge(columns, scenario.targets)
@@ -173,7 +171,7 @@ def summary_of(columns: Columns, scenario: Scenario) -> Summary:
         achieved_rate=_per_s(int(columns.is_outcome("finished").sum()), span_s),
         ttft_s=_distribution(Sample(columns.ttft_s)),
         tpot_s=_distribution(Sample(columns.tpot_s)),
-        inter_token_s=_distribution(token_gaps(columns)),
+        inter_token_s=_distribution(measure_token_gaps(columns)),
         e2e_s=_distribution(Sample(columns.e2e_s)),
         goodput=_goodput(good, causes, everyone, span_s),
         output_tokens=output_tokens,

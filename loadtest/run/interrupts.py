@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stopped_by_signals(
+def stop_by_signals(
     stop: asyncio.Event, *, hurry: Callable[[], None], enough: asyncio.Event | None = None
 ) -> Iterator[None]:
     """The first SIGTERM sets `enough`, where there is one; else it is as SIGINT, of which the first sets `stop` and a

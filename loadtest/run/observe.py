@@ -21,7 +21,7 @@ _LINE = re.compile(rf"^{METRIC}\{{(?P<labels>.*)\}}\s+(?P<value>\d+(?:\.\d+)?(?:
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
-def replicas_of(page: bytes) -> dict[str, float]:
+def read_replicas(page: bytes) -> dict[str, float]:
     """Replicas by "pool/tier" (summed over other labels) in a page of the Prometheus text format; empty: it does not
     say."""
     replicas: dict[str, float] = {}
@@ -45,7 +45,7 @@ async def observe(
             status, page = await get(url, TIMEOUT_S)
         except TargetUnreachable:
             status, page = 0, b""
-        replicas = replicas_of(page) if status == 200 else {}
+        replicas = read_replicas(page) if status == 200 else {}
         if replicas:
             note(Observed(t_s=round(asked_s, 6), replicas=replicas))
         silent = 0 if replicas or not status else silent + 1

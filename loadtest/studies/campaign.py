@@ -38,12 +38,12 @@ def is_there(target: Target) -> bool:
     return False
 
 
-def say(console: Console, sentences: Iterable[str]) -> None:
+def print_sentences(console: Console, sentences: Iterable[str]) -> None:
     for sentence in sentences:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
-def settings_of(scenario: Scenario, **others: object) -> dict[str, object]:
+def encode_settings(scenario: Scenario, **others: object) -> dict[str, object]:
     """What defines a command's runs, as JSON gives it back: to be compared with what a file says."""
     tree: dict[str, object] = json.loads(
         json.dumps(

@@ -39,13 +39,13 @@ class Segment(NamedTuple):
         return self.start_s + min(passed_s, self.length_s)
 
 
-def arrival_times(arrivals: Arrivals, duration_s: float | None, rng: np.random.Generator) -> Iterator[float]:
+def draw_arrival_times(arrivals: Arrivals, duration_s: float | None, rng: np.random.Generator) -> Iterator[float]:
     """Seconds after the run's start, ascending, not ended by the duration: that only says where step, ramp and spike
     are when the scenario does not."""
-    return _rescale(unit_times(arrivals, rng), rate_profile(arrivals, duration_s))
+    return _rescale(draw_unit_times(arrivals, rng), make_rate_profile(arrivals, duration_s))
 
 
-def unit_times(arrivals: Arrivals, rng: np.random.Generator) -> Iterator[float]:
+def draw_unit_times(arrivals: Arrivals, rng: np.random.Generator) -> Iterator[float]:
     """Arrivals at rate 1 from the first moment on: random processes begin in equilibrium, not with an arrival at 0;
     `constant` is 0, 1, 2, ..."""
     if arrivals.process == "constant":
@@ -61,7 +61,7 @@ def unit_times(arrivals: Arrivals, rng: np.random.Generator) -> Iterator[float]:
         yield time
 
 
-def rate_profile(arrivals: Arrivals, duration_s: float | None) -> list[Segment]:
+def make_rate_profile(arrivals: Arrivals, duration_s: float | None) -> list[Segment]:
     """The rate over time, from 0 without end."""
     rate, to_rate = arrivals.rate, arrivals.to_rate
     if arrivals.process == "ramp":

@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from penstock_loadtest.errors import TraceInvalid
-from penstock_loadtest.workload.lines import invalid, read_json, read_lines
+from penstock_loadtest.workload.lines import make_line_error, read_json, read_lines
 
 TOKENS_PER_WORD: Final = 4 / 3
 """Of English prose in the usual vocabularies, with its punctuation: how plain text is cut without a tokenizer."""
@@ -83,7 +83,7 @@ def _read_rows(path: Path) -> list[list[str]]:
     for number, line in read_json(path, msgspec.json.Decoder(CorpusLine)):
         turns = line.all_turns
         if turns is None:
-            raise invalid(path, number, "none of the fields turns, prompt, question, text")
+            raise make_line_error(path, number, "none of the fields turns, prompt, question, text")
         rows.append(turns)
     return rows
 

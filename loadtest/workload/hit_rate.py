@@ -7,16 +7,16 @@ from hashlib import blake2b
 import numpy as np
 
 
-def ideal_hit_rate(prompts: Iterable[Sequence[int]], block_tokens: int) -> float:
+def measure_hit_rate(prompts: Iterable[Sequence[int]], block_tokens: int) -> float:
     """Of prompts of token ids, in the order they are sent, with blocks of `block_tokens`.
 
     A block is a hit when an earlier prompt had the same block behind the same blocks. As in traces, the last block of a
     prompt counts even when it is not full, and is equal to another only with the same length.
     """
-    return ideal_hit_rate_of_ids(_blocks(prompt, block_tokens) for prompt in prompts)
+    return measure_hit_rate_of_ids(_blocks(prompt, block_tokens) for prompt in prompts)
 
 
-def ideal_hit_rate_of_ids(rows: Iterable[Iterable[Hashable]]) -> float:
+def measure_hit_rate_of_ids(rows: Iterable[Iterable[Hashable]]) -> float:
     """The same of a trace's hash_ids."""
     nodes: dict[tuple[int, Hashable], int] = {}
     hits = total = 0

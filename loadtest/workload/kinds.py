@@ -23,7 +23,7 @@ SESSION: Final = 4
 """What a text is for: a part of its key, so that no two are equal by chance."""
 
 
-class PromptRequest(NamedTuple):
+class DrawnTurn(NamedTuple):
     """One turn."""
 
     prompt: Prompt
@@ -52,7 +52,7 @@ class KindDraws:
     def draw_turns(self) -> int:
         return draw_tokens(self.kind.sessions.turns, self._turns) if self.kind.sessions is not None else 1
 
-    def asks(self, arrival: int, turns: int) -> Iterator[PromptRequest]:
+    def asks(self, arrival: int, turns: int) -> Iterator[DrawnTurn]:
         """The turns of the arrival-th request or session of the plan. To be drawn to the end before the next one's."""
         corpus: list[str] = []
         for turn in range(turns):
@@ -66,7 +66,7 @@ class KindDraws:
             think_s = (
                 draw(self.kind.sessions.think_s, self._thinking) if self.kind.sessions is not None and turn else 0.0
             )
-            yield PromptRequest(
+            yield DrawnTurn(
                 prompt=text if turn else self._with_prefix(text),
                 max_tokens=draw_tokens(self.kind.output_tokens, self._outputs),
                 seed=self._draw_seed(),
@@ -74,7 +74,7 @@ class KindDraws:
                 system=None if turn else self._system,
             )
 
-    def replay(self, arrival: int, row: TraceRow) -> PromptRequest:
+    def replay(self, arrival: int, row: TraceRow) -> DrawnTurn:
         """A trace's request: with its lengths, and with the leading tokens that others have too.
 
         Requests of one session of a trace without hash_ids begin alike as far as both go: each carries the conversation
@@ -88,12 +88,10 @@ class KindDraws:
         elif source == "corpus":
             text = self._with_prefix(self._texts.corpus(next(self._corpus_rows), count)[0])
         elif row.session is not None:
-            text = self._make(count, SESSION, number_of(row.session))
+            text = self._make(count, SESSION, hash_name(row.session))
         else:
             text = self._with_prefix(self._make(max(1, count - shared), OWN, arrival))
-        return PromptRequest(
-            prompt=text, max_tokens=row.output_tokens, seed=self._draw_seed(), think_s=0.0, system=None
-        )
+        return DrawnTurn(prompt=text, max_tokens=row.output_tokens, seed=self._draw_seed(), think_s=0.0, system=None)
 
     def _make(self, count: int, *key: int) -> Prompt:
         make = self._texts.tokens if self.kind.prompts.source == "tokens" else self._texts.words
@@ -112,6 +110,6 @@ class KindDraws:
         return int(self._seeds.integers(1 << 31)) if self.kind.seeded and self.kind.temperature > 0 else None
 
 
-def number_of(name: str) -> int:
+def hash_name(name: str) -> int:
     """64 bits that stand for a name, in every process the same."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")

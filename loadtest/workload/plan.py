@@ -13,8 +13,8 @@ import numpy as np
 
 from penstock_loadtest.planned import Planned
 from penstock_loadtest.scenario import Cancel, Scenario
-from penstock_loadtest.workload.arrivals import arrival_times
-from penstock_loadtest.workload.kinds import KindDraws, PromptRequest, number_of
+from penstock_loadtest.workload.arrivals import draw_arrival_times
+from penstock_loadtest.workload.kinds import DrawnTurn, KindDraws, hash_name
 from penstock_loadtest.workload.lengths import draw
 from penstock_loadtest.workload.text import TextMaker
 from penstock_loadtest.workload.trace_row import TraceRow
@@ -23,7 +23,7 @@ from penstock_loadtest.workload.traces import read_trace
 T = TypeVar("T")
 
 
-def plan(scenario: Scenario) -> Iterator[Planned]:
+def draw_plan(scenario: Scenario) -> Iterator[Planned]:
     """In the order of at_s. The turns of a session come right behind its first one, at the same at_s: nobody knows yet
     when their turn is.
 
@@ -70,7 +70,7 @@ def _arrivals(scenario: Scenario, streams: _Streams) -> Iterator[_Arrival]:
         rows = read_trace(scenario.trace, _number(streams.times))
         drawn = (_Arrival(row.at_s if is_open else 0.0, row) for row in rows)
     elif is_open:
-        times = arrival_times(scenario.arrivals, scenario.duration_s, np.random.default_rng(streams.times))
+        times = draw_arrival_times(scenario.arrivals, scenario.duration_s, np.random.default_rng(streams.times))
         drawn = (_Arrival(at_s, None) for at_s in times)
     else:
         return repeat(_Arrival(0.0, None))
@@ -105,7 +105,7 @@ class _Draws:
         session, client = (row.session, row.client or row.session) if row is not None else (None, None)
         draws, tenant, model = self._kinds.pick(session), self._tenants.pick(client), self._models.pick(session)
         kind = draws.kind
-        asks: Iterator[PromptRequest]
+        asks: Iterator[DrawnTurn]
         if row is None:
             turns = draws.draw_turns()
             turns = turns if room is None else min(turns, room)
@@ -148,7 +148,7 @@ class _Weighted(Generic[T]):
     def pick(self, owner: str | None = None) -> T:
         """The same item for the same owner."""
         drawn = self._rng.random()
-        share = drawn if owner is None else number_of(f"{self._salt} {owner}") / 2**64
+        share = drawn if owner is None else hash_name(f"{self._salt} {owner}") / 2**64
         return self._items[bisect_right(self._bounds, share * self._bounds[-1], hi=self._last)]
 
 

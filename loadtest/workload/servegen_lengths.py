@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_loadtest.errors import TraceInvalid
-from penstock_loadtest.workload.lines import MAX_TOKENS, invalid, read_json
+from penstock_loadtest.workload.lines import MAX_TOKENS, make_line_error, read_json
 
 QUANTILES: Final = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
@@ -51,9 +51,9 @@ class LengthTable:
         lines: defaultdict[int, list[LengthLine]] = defaultdict(list)
         for number, line in read_json(path, msgspec.json.Decoder(LengthLine)):
             if not line.prompt_parts:
-                raise invalid(path, number, "neither input_tokens nor text_tokens")
+                raise make_line_error(path, number, "neither input_tokens nor text_tokens")
             if any(part[1:] != sorted(part[1:]) for part in (line.output_tokens, *line.prompt_parts)):
-                raise invalid(path, number, "quantiles that fall")
+                raise make_line_error(path, number, "quantiles that fall")
             lines[line.client].append(line)
         if not lines:
             raise TraceInvalid(f"{path} is empty.")

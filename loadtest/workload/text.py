@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.scenario import Prompts
 from penstock_loadtest.workload.corpus import Corpus
-from penstock_loadtest.workload.vocabulary import WORDS, load_tokenizer, single_token_words
+from penstock_loadtest.workload.vocabulary import WORDS, find_single_token_words, load_tokenizer
 
 MAX_TOKEN_ID: Final = (1 << 31) - 1
 
@@ -40,7 +40,7 @@ class TextMaker:
         tokenizer = load_tokenizer(prompts.tokenizer) if prompts.tokenizer is not None else None
         self._low, self._span = low, high - low  # ids in [low, high)
         self._seed = seed
-        self._words = single_token_words(tokenizer) if tokenizer is not None else WORDS
+        self._words = find_single_token_words(tokenizer) if tokenizer is not None else WORDS
         self._corpus = (
             Corpus.read(prompts.path, seed, tokenizer)
             if prompts.source == "corpus" and prompts.path is not None

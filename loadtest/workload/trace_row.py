@@ -59,7 +59,7 @@ def complete_ids(hash_ids: Sequence[int], prompt_tokens: int, block_tokens: int,
     return hash_ids if len(hash_ids) == blocks else [*hash_ids, *range(first + len(hash_ids), first + blocks)]
 
 
-def replayed(row: TraceRow, trace: Trace) -> TraceRow:
+def fit_to_replay(row: TraceRow, trace: Trace) -> TraceRow:
     """The row at its time and with its lengths in the replay.
 
     With hash_ids every block but the last becomes round(block_tokens * token_scale) tokens, so that blocks begin where

@@ -10,6 +10,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import redis.asyncio
@@ -26,17 +27,6 @@ MAX_KNOWN = 4096
 TENANTS_AT_ONCE = 256
 """In one round trip."""
 _TENANTS = "penstock:adapter-tenants"
-
-_PUT = """
-local old = redis.call('HGET', KEYS[1], ARGV[1])
-if old and string.sub(old, string.find(old, ' ') + 1, string.find(old, ' ') + #ARGV[3]) == ARGV[3] then return old end
-if not old and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[4]) then return false end
-local record = redis.call('HINCRBY', KEYS[2], ARGV[1], 1) .. ' ' .. ARGV[3] .. ' ' .. ARGV[2]
-redis.call('HSET', KEYS[1], ARGV[1], record)
-return record
-"""
-"""KEYS: records, versions. ARGV: name, adapter, digest and base, most adapters. A record is `version digest/base JSON`;
-the same files for the same base again change nothing."""
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -66,7 +56,7 @@ class Registry:
         self._client = client
         self._max_per_tenant = max_per_tenant
         self._clock = clock
-        self._put = client.register_script(_PUT)
+        self._put = client.register_script(Path(__file__).with_name("register.lua").read_text(encoding="utf-8"))
         self._known: OrderedDict[tuple[str, str], Registered] = OrderedDict()
         self._away_until = float("-inf")
 

@@ -9,6 +9,8 @@ more each start-up time while that does not help, since a model can be wrong.
 Up in one go, down one at a time: only after fewer were enough, with a margin, for the whole delay. Invariants: the
 target is within the bounds; without news from gateways nothing changes, and on less than a window of it only for a
 deadline; the same load never moves it both ways; more demand never means fewer replicas.
+
+Decisions: docs/decisions/autoscaling.md
 """
 
 import math

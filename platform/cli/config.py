@@ -52,7 +52,7 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def most_replicas(self) -> int:
-        """That there may be at once."""
+        """Largest number of replicas at one time: the autoscaler's bound where the pool is scaled."""
         return self.replicas if self.autoscale is None else self.autoscale.max_replicas
 
     def __post_init__(self) -> None:
@@ -66,7 +66,8 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             and not self.autoscale.min_replicas <= self.replicas <= self.autoscale.max_replicas
         ):
             raise ConfigError(
-                f"{where}.replicas ({self.replicas}) must lie between autoscale.min_replicas ({self.autoscale.min_replicas}) "
+                f"{where}.replicas ({self.replicas}) must lie between autoscale.min_replicas "
+                f"({self.autoscale.min_replicas}) "
                 f"and autoscale.max_replicas ({self.autoscale.max_replicas})"
             )
         for name, count in Counter(self.served_names).items():
@@ -123,18 +124,20 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 other = first.setdefault((name, pool.tier), pool)
                 if other.model != pool.model:
                     raise ConfigError(
-                        f"the served name {name!r} means {other.model!r} in pool {other.name!r} and {pool.model!r} in pool {pool.name!r}: "
+                        f"the served name {name!r} means {other.model!r} in pool {other.name!r} and {pool.model!r} in "
+                        f"pool {pool.name!r}: "
                         "pools of one tier that share a name must share the model"
                     )
                 if other.engine.block_size != pool.engine.block_size:
                     raise ConfigError(
-                        f"pools {other.name!r} and {pool.name!r} share the served name {name!r} but not engine.block_size "
+                        f"pools {other.name!r} and {pool.name!r} share the served name {name!r} but not "
+                        "engine.block_size "
                         f"({other.engine.block_size} and {pool.engine.block_size})"
                     )
 
 
 def load_platform(path: Path) -> PlatformConfig:
-    """Raises ConfigError, with one sentence."""
+    """The configuration in the file `path`. Raises ConfigError, with one sentence."""
     return load(path, PlatformConfig)
 
 
@@ -157,13 +160,14 @@ def check_gpus(config: PlatformConfig, available: float) -> None:
     wanted = sum(pool.most_replicas * pool.engine.num_gpus for pool in config.pools)
     if wanted > available:
         raise ConfigError(
-            f"engine.device: cuda gives each replica a GPU of its own, {wanted} altogether, and this machine has {available:.0f} "
+            f"engine.device: cuda gives each replica a GPU of its own, {wanted} altogether, and this machine has "
+            f"{available:.0f} "
             "that Ray can see (nvidia-smi; CUDA_VISIBLE_DEVICES)"
         )
 
 
 def start_timeout_s(config: PlatformConfig, usual_s: float) -> float:
-    """What the replicas get to come up."""
+    """Seconds that the replicas get to come up."""
     return max([usual_s, *(pool.engine.vllm.start_timeout_s for pool in config.pools if pool.engine.runner == "vllm")])
 
 

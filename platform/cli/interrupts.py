@@ -8,7 +8,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """Asked to stop; not an Exception, so that no library takes it for a failure of its own."""
+    """The request to stop; not an Exception, so that no library takes it for a failure of its own."""
 
 
 class Interrupts:
@@ -25,7 +25,7 @@ class Interrupts:
                 signal.signal(number, self._on_signal)
 
     def begin_stopping(self) -> None:
-        """From here on, nothing is interrupted any more."""
+        """Interrupt nothing any more from here on."""
         self._is_stopping = True
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:

@@ -16,7 +16,7 @@ KILL_ROUNDS = 5
 
 
 def become_subreaper() -> None:
-    """From now on, a descendant whose parent dies becomes our child. Raises OSError where the kernel refuses."""
+    """Adopt, from now on, every descendant whose parent dies. Raises OSError where the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         error = ctypes.get_errno()

@@ -55,7 +55,7 @@ def step_time_s(
     return max(costs.knee_s, linear)
 
 
-def scaled(costs: StepCosts, factor: float) -> StepCosts:
+def scale_costs(costs: StepCosts, factor: float) -> StepCosts:
     """Every coefficient times `factor`."""
     return costs if factor == 1.0 else StepCosts(*(value * factor for value in msgspec.structs.astuple(costs)))
 

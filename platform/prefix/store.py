@@ -5,6 +5,8 @@ The replica writes (`IndexWriter`), a new router reads (`IndexStore`). Layout, i
 applied), count (size of the set) and replica. Only hashes, never text. Invariant: where meta exists and its count is
 the set's size, the set is what the replica held at event_seq; anything else (lease over, Redis restarted, flushed,
 evicted, write half done) reads as "no copy", and the writer announces the replica's truth again.
+
+Decisions: docs/decisions/prefix.md
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -24,27 +27,6 @@ log = logging.getLogger(__name__)
 CHUNK = 4096
 """Keys to a command: Lua's stack holds 8,000, and a command should not hold Redis up for more than milliseconds."""
 _AWAY = (RedisError, OSError, TimeoutError)
-
-_APPLY = """
-local blocks, meta = KEYS[1], KEYS[2]
-local known = redis.call('HMGET', meta, 'seq', 'count')
-if known[1] ~= ARGV[1] or tonumber(known[2]) ~= redis.call('SCARD', blocks) then return 0 end
-local function each(command, packed, size, chunk)
-  for first = 1, #packed, size * chunk do
-    local keys = {}
-    for at = first, math.min(#packed, first + size * chunk - 1), size do keys[#keys + 1] = string.sub(packed, at, at + size - 1) end
-    redis.call(command, blocks, unpack(keys))
-  end
-end
-each('SREM', ARGV[4], tonumber(ARGV[6]), tonumber(ARGV[7]))
-each('SADD', ARGV[3], tonumber(ARGV[6]), tonumber(ARGV[7]))
-redis.call('HSET', meta, 'seq', ARGV[2], 'count', redis.call('SCARD', blocks))
-redis.call('PEXPIRE', blocks, ARGV[5])
-redis.call('PEXPIRE', meta, ARGV[5])
-return 1
-"""
-"""ARGV: event_seq known, event_seq new, stored, removed, lease in ms, bytes to a key, keys to a command. 1: applied; 0:
-Redis holds something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +95,7 @@ class IndexWriter:
         self._snapshot = snapshot
         self._times = times or StoreTimes()
         self._max_pending_bytes = max_pending_bytes
-        self._apply = client.register_script(_APPLY)
+        self._apply = client.register_script(Path(__file__).with_name("apply_events.lua").read_text(encoding="utf-8"))
         self._pending: deque[BlockEvents] = deque()
         self._pending_bytes = 0
         self._wake = asyncio.Event()

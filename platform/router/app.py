@@ -43,11 +43,11 @@ from penstock.router.models.adapter_models import AdapterDependencies, AdapterMo
 from penstock.router.models.catalogue import Checkpoint, build_served_models
 from penstock.router.models.served_model import ServedModel
 from penstock.router.providers.provider import Providers
-from penstock.router.replicas.adapter_placement import Spreader
+from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.replicas.discovery import ReplicaDiscovery
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.link import connect
-from penstock.router.replicas.replica_client import Link, Member, counted
+from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.replicas.report import Reporter, Waiting
 from penstock.router.routing.chains import Chains
 from penstock.router.transport.drain import DrainingApp, wait_until_known
@@ -100,7 +100,7 @@ class Core:
             self._pools,
             self._connect,
             self._index,
-            counted(self._metrics, self._queue.wake),
+            make_pool_callbacks(self._metrics, self._queue.wake),
             Random(),
             IndexStore(client).snapshot,
         )
@@ -153,9 +153,9 @@ class Core:
     ) -> AdapterDependencies:
         assert config.folder is not None, "a gateway with adapters is started with their folder"
         registry = Registry(client, config.max_per_tenant)
-        spreader = Spreader(self.fleet.remotes)
+        placer = AdapterPlacer(self.fleet.ready_clients)
         return AdapterDependencies(
-            config, registry, AdapterStore(Path(config.folder)), AdapterModels(registry, models, self._pools), spreader
+            config, registry, AdapterStore(Path(config.folder)), AdapterModels(registry, models, self._pools), placer
         )
 
     def _replicas(self) -> list[PoolReplicas]:
@@ -177,13 +177,13 @@ class Core:
             metrics.kv_blocks.labels(name).set(status.total_blocks)
             metrics.queue_length.labels(name).set(self._queue.num_waiting(name))
             metrics.index_blocks.labels(name).set(
-                sum(self._index.num_held(remote.member.replica_id) for remote in self.fleet.remotes([name]))
+                sum(self._index.num_held(client.member.replica_id) for client in self.fleet.ready_clients([name]))
             )
 
 
 def _context(fleet: Fleet, pools: Sequence[PoolSpec]) -> int:
     """The longest context among pools, in tokens: of their replicas, or as configured while there are none."""
-    found = [remote.member.max_model_len for remote in fleet.remotes(pool.name for pool in pools)]
+    found = [client.member.max_model_len for client in fleet.ready_clients(pool.name for pool in pools)]
     return max(found, default=max(pool.max_model_len for pool in pools))
 
 

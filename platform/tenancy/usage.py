@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import msgspec
@@ -36,16 +37,6 @@ _EPOCH = date(1970, 1, 1)
 _AWAY = (RedisError, OSError, TimeoutError)
 
 log = logging.getLogger(__name__)
-
-_ADD = """
-local last = redis.call('GET', KEYS[2])
-if last and tonumber(last) >= tonumber(ARGV[1]) then return 0 end
-for at = 4, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[at], ARGV[at + 1]) end
-redis.call('EXPIRE', KEYS[1], ARGV[2])
-redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[3])
-return 1
-"""
-"""ARGV: number of the batch, seconds that counts and number are kept, then fields and counts."""
 
 
 class Used(NamedTuple):
@@ -134,7 +125,7 @@ class UsageLog:
 
     def __init__(self, client: redis.asyncio.Redis, gateway_id: str, now: Callable[[], float] = time.time) -> None:
         self._client = client
-        self._script = client.register_script(_ADD)
+        self._script = client.register_script(Path(__file__).with_name("usage.lua").read_text(encoding="utf-8"))
         self._gateway_id = gateway_id
         self._now = now
         self._open: dict[_Of, _Rows] = {}

@@ -6,6 +6,8 @@ every few milliseconds a frame costs its wake-ups, and this takes one on each si
 2 cores: both ends together 206 us of CPU; a gRPC stream 550 us, and 354 us without gRPC's event engine.) Who the peer
 is, `wire.proof` shows, not this: keep the port on a private network. Invariant: messages arrive whole and in order;
 `on_end` is called once, and nothing after it.
+
+Decisions: docs/decisions/stream.md
 """
 
 import asyncio

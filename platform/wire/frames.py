@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import TypeAlias
 
 import msgspec
 
@@ -125,8 +126,15 @@ class DropAdapter(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     digest: str
 
 
+Op: TypeAlias = Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter
+"""What a router may ask of a replica."""
+
+
 class UpFrame(msgspec.Struct, frozen=True, array_like=True):
-    ops: list[Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter]
+    """One message from a router to a replica."""
+
+    ops: list[Op]
+    """Operations in the order in which they are to be done."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):

@@ -228,7 +228,7 @@ def _load(source: ModelSource, config: EngineConfig) -> Runner:
     if config.runner == "timed":
         runner: Runner = TimedRunner(config)
     else:
-        from penstock.workers.compute.runner import (
+        from penstock.workers.compute.loading import (
             load_runner,
         )  # torch takes seconds to import, and a timed replica never needs it
 

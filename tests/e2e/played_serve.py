@@ -9,8 +9,8 @@ from typing import Protocol
 import redis.asyncio
 
 from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.kubernetes.mirror import Mirror
 from penstock.autoscale.kubernetes.resources import Pod
-from penstock.autoscale.kubernetes.watched import Watched
 from penstock.autoscale.scaler import ScaledPool
 from penstock.wire.frames import Load, StepCosts
 from penstock.wire.scaling import (
@@ -47,7 +47,7 @@ class Replica:
 class PlayedServe:
     """One application. Its own choice, on the way down, are replicas that still start, then the newest."""
 
-    pods: Watched[Pod]
+    pods: Mirror[Pod]
     target: int
     replicas: list[Replica] = field(default_factory=list)
     robbed: list[str] = field(default_factory=list)

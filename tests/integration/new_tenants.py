@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from bench.platform_process import PlatformProcess
+from bench.support.platform_process import PlatformProcess
 from penstock.base.redis import connect
 from penstock.cli.state import StateDir
 from penstock.tenancy.keys import create_key

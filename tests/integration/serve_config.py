@@ -19,7 +19,7 @@ from ray import serve
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.schema import ServeDeploySchema
 
-from bench.platform_process import read_metric
+from bench.support.platform_process import read_metric
 from penstock.autoscale.remote import RemoteServe
 from penstock.base.redis import connect
 from penstock.tenancy.keys import create_key

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
-from penstock.tenancy.limits import Limiter, LimitScript
+from penstock.tenancy.limit_script import LimitScript
+from penstock.tenancy.limits import Limiter
 from penstock.tenancy.tenants import Limits
 from penstock.tenancy.usage import UsageLog, Used, day_name, read_usage
 from penstock.tenancy.window import LimitLedger, LimitRequest, Settled, UnsettledUsage, Window
@@ -33,10 +34,10 @@ LIMITS = Limits(requests_per_minute=5, tokens_per_minute=100, max_parallel=3)
 
 NAMES = st.sampled_from([f"r{number}" for number in range(12)])
 AMOUNTS = st.integers(0, 60)
-ASKS = st.builds(
+REQUESTS = st.builds(
     LimitRequest,
     settled=st.lists(st.builds(Settled, NAMES, AMOUNTS), max_size=2),
-    debts=st.lists(
+    unsettled=st.lists(
         st.builds(UnsettledUsage, NAMES, st.integers(0, 90_000), st.just(1), AMOUNTS, st.just(True))
         | st.builds(UnsettledUsage, st.just(""), st.integers(0, 90_000), st.integers(1, 3), AMOUNTS, st.just(False)),
         max_size=2,
@@ -91,18 +92,18 @@ async def gateway(client: redis.asyncio.Redis, name: str, window: Window) -> Asy
             await task
 
 
-@given(st.lists(st.tuples(st.integers(0, 40_000), ASKS), max_size=25))
+@given(st.lists(st.tuples(st.integers(0, 40_000), REQUESTS), max_size=25))
 @settings(max_examples=60, deadline=None)
 def test_the_script_does_what_the_arithmetic_says(url: str, steps: list[tuple[int, LimitRequest]]) -> None:
     async def main() -> None:
         async with connect(url) as client:
             tenant = new_tenant()
-            script, book, now_ms = LimitScript(client, WINDOW), LimitLedger(WINDOW), START_MS
-            for pause_ms, ask in steps:
+            script, ledger, now_ms = LimitScript(client, WINDOW), LimitLedger(WINDOW), START_MS
+            for pause_ms, request in steps:
                 now_ms += pause_ms
-                ask = msgspec.structs.replace(ask, now_ms=now_ms)
+                request = msgspec.structs.replace(request, now_ms=now_ms)
 
-                assert await script.apply(tenant, ask) == book.apply(ask, now_ms)
+                assert await script.apply(tenant, request) == ledger.apply(request, now_ms)
 
     asyncio.run(main())
 
@@ -144,7 +145,7 @@ def test_two_gateways_never_exceed_a_limit_in_any_window_and_use_it_up(url: str)
     spans: list[tuple[float, float]] = []
     until = time.monotonic() + 4 * window_s
 
-    async def ask(limiter: Limiter, tenant: str, name: str) -> None:
+    async def reserve_until_the_end(limiter: Limiter, tenant: str, name: str) -> None:
         for number in itertools.count():
             begun = time.monotonic()
             if begun > until:
@@ -158,7 +159,9 @@ def test_two_gateways_never_exceed_a_limit_in_any_window_and_use_it_up(url: str)
     async def main() -> None:
         tenant = new_tenant()
         async with connect(url) as client, gateway(client, "one", window) as one, gateway(client, "two", window) as two:
-            await asyncio.gather(*(ask((one, two)[number % 2], tenant, f"c{number}") for number in range(20)))
+            await asyncio.gather(
+                *(reserve_until_the_end((one, two)[number % 2], tenant, f"c{number}") for number in range(20))
+            )
 
     asyncio.run(main())
     spans.sort()

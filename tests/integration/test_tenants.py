@@ -20,9 +20,9 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from bench.platform_process import PlatformProcess, penstock, running_platform
+from bench.support.platform_process import PlatformProcess, penstock, running_platform
 from penstock.cli.main import app
-from penstock_loadtest.client.destination import reach
+from penstock_loadtest.client.destination import find_destination
 from penstock_loadtest.scenario import Arrivals, Cancel, Kind, Lengths, Prompts, Scenario, Share
 from penstock_loadtest.studies.measure import measure
 from tests.integration.waiting import wait_for
@@ -255,7 +255,7 @@ def test_usage_is_what_the_load_testers_ledger_counted(platform: PlatformProcess
         meter=True,
     )
     measured = measure(
-        scenario, reach(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False
+        scenario, find_destination(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False
     )
 
     assert measured.ledger.is_balanced, measured.ledger.sentences
@@ -288,7 +288,7 @@ def test_usage_equals_the_load_testers_ledger_where_nobody_hangs_up(platform: Pl
         meter=True,
     )
     measured = measure(
-        scenario, reach(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False
+        scenario, find_destination(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False
     )
 
     assert measured.ledger.ends == {"finished": 30}

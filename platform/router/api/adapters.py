@@ -22,7 +22,7 @@ from penstock.router.completions.admission import authenticate, check_model
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.models.adapter_models import AdapterDependencies
 from penstock.router.models.served_model import ServedModel
-from penstock.router.replicas.adapter_placement import Spread
+from penstock.router.replicas.adapter_placement import AdapterPlacement
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.upload import boundary_of, receive
 from penstock.tenancy.tenants import Tenant
@@ -157,10 +157,10 @@ class AdapterPages:
         registered = await adapters.registry.put(tenant.id, name, adapter)
         if before is not None and before.adapter.digest != digest:
             await self._release(adapters, before)
-        spread = await adapters.spreader.load(
+        placement = await adapters.placer.load(
             adapters.models.pools_for(base.digest), digest, adapters.config.load_timeout_s
         )
-        return name, _describe(name, registered, spread)
+        return name, _describe(name, registered, placement)
 
     async def _receive_files(
         self, exchange: Exchange, tenant: Tenant, adapters: AdapterDependencies, draft: Path
@@ -215,7 +215,7 @@ class AdapterPages:
         digest = registered.adapter.digest
         await asyncio.to_thread(adapters.store.touch, digest, self._deps.now())
         if digest not in await adapters.registry.owned_digests():
-            adapters.spreader.drop(adapters.models.pools_for(registered.adapter.model_digest), digest)
+            adapters.placer.drop(adapters.models.pools_for(registered.adapter.model_digest), digest)
 
     async def _sweep(self, adapters: AdapterDependencies) -> None:
         """Remove files without an owner that are old enough. A failure is only logged; the next sweep tries again."""
@@ -288,11 +288,11 @@ def _not_found(name: str) -> NotFound:
 def _describe_now(adapters: AdapterDependencies, name: str, registered: Registered) -> AdapterOut:
     adapter = registered.adapter
     return _describe(
-        name, registered, adapters.spreader.look(adapters.models.pools_for(adapter.model_digest), adapter.digest)
+        name, registered, adapters.placer.find(adapters.models.pools_for(adapter.model_digest), adapter.digest)
     )
 
 
-def _describe(name: str, registered: Registered, spread: Spread) -> AdapterOut:
+def _describe(name: str, registered: Registered, placement: AdapterPlacement) -> AdapterOut:
     adapter = registered.adapter
     return AdapterOut(
         id=name,
@@ -303,7 +303,7 @@ def _describe(name: str, registered: Registered, spread: Spread) -> AdapterOut:
         rank=adapter.rank,
         target_modules=adapter.targets,
         size_bytes=adapter.size_bytes,
-        state="stored" if not spread.loaded else "loaded" if spread.loaded == spread.live else "partly_loaded",
-        replicas=AdapterReplicas(live=spread.live, loaded=spread.loaded),
-        error=spread.error,
+        state="stored" if not placement.loaded else "loaded" if placement.loaded == placement.live else "partly_loaded",
+        replicas=AdapterReplicas(live=placement.live, loaded=placement.loaded),
+        error=placement.error,
     )

@@ -13,7 +13,7 @@ from penstock.adapters.registry import Registered, Registry
 from penstock.adapters.store import AdapterStore
 from penstock.router.config import AdapterBase, PoolSpec
 from penstock.router.models.served_model import ServedModel
-from penstock.router.replicas.adapter_placement import Spreader
+from penstock.router.replicas.adapter_placement import AdapterPlacer
 
 
 class AdapterModels:
@@ -104,4 +104,4 @@ class AdapterDependencies:
     registry: Registry
     store: AdapterStore
     models: AdapterModels
-    spreader: Spreader
+    placer: AdapterPlacer

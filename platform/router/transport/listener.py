@@ -5,6 +5,8 @@ Serve can listen for a deployment itself ("direct ingress"), and we don't let it
 gateway that was killed while clients were connected can't have its port again for the minute those connections stay in
 TIME_WAIT; Serve's controller then marks the port as taken for good. It also puts a task, a queue and metrics around
 every request, and keeps a proxy on the head node.
+
+Decisions: docs/decisions/gateway.md
 """
 
 import asyncio

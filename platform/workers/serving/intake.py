@@ -2,23 +2,17 @@
 Pure."""
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from penstock.wire.frames import (
     KEY_BYTES,
     PROTOCOL_VERSION,
-    Abort,
-    Announce,
-    DropAdapter,
     Hello,
-    LoadAdapter,
+    Op,
     Submit,
     split_keys,
     unpack_token_ids,
 )
 from penstock.workers.engine.sequence import Sequence, Times
-
-Op: TypeAlias = Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter
 
 
 class Broken(Exception):

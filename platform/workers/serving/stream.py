@@ -28,6 +28,7 @@ from penstock.wire.frames import (
     Hello,
     Load,
     LoadAdapter,
+    Op,
     Submit,
     Timing,
     decode_up,
@@ -37,7 +38,7 @@ from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import EngineLoad, StepReport
 from penstock.workers.engine.sequence import Resident, SeqOutput, Sequence, Status
 from penstock.workers.serving.adapters import Adapters, Want
-from penstock.workers.serving.intake import Broken, Op, check, router_id_of, sequence_of
+from penstock.workers.serving.intake import Broken, check, router_id_of, sequence_of
 from penstock.workers.serving.outbox import Outbox, credit
 
 MAX_HELD_TOKENS = 65536

@@ -24,15 +24,15 @@ class PlayedRedis:
     """Applies what it is asked once `before` has let it through."""
 
     def __init__(self) -> None:
-        self.books: dict[str, LimitLedger] = {}
+        self.ledgers: dict[str, LimitLedger] = {}
         self.now_ms = 1_000_000
-        self.asks: list[LimitRequest] = []
+        self.requests: list[LimitRequest] = []
         self.before: Callable[[LimitRequest], Awaitable[None]] | None = None
 
     @property
     def status(self) -> Verdict:
-        """Of TENANT."""
-        return self.books[tenant_key(TENANT, "limits:requests")].apply(LimitRequest(), self.now_ms)
+        """What Redis counts of TENANT."""
+        return self.ledgers[tenant_key(TENANT, "limits:requests")].apply(LimitRequest(), self.now_ms)
 
     def register_script(self, text: str) -> Callable[..., Awaitable[Any]]:
         return self._present if "ZCARD" in text else self._apply
@@ -41,14 +41,20 @@ class PlayedRedis:
         return 1
 
     async def _apply(self, keys: Sequence[str], args: Sequence[bytes]) -> list[int]:
-        ask = msgspec.json.decode(args[0], type=LimitRequest)
+        request = msgspec.json.decode(args[0], type=LimitRequest)
         if self.before is not None:
-            await self.before(ask)
-        numbers = [ask.tokens, *(settled.used_tokens for settled in ask.settled), *(debt.tokens for debt in ask.debts)]
+            await self.before(request)
+        numbers = [
+            request.tokens,
+            *(settled.used_tokens for settled in request.settled),
+            *(usage.tokens for usage in request.unsettled),
+        ]
         if any(not 0 <= number <= 2**53 for number in numbers):
             raise ResponseError("ERR value is not an integer or out of range")
-        self.asks.append(ask)
-        is_admitted, limit, wait_ms, *rest = self.books.setdefault(keys[0], LimitLedger(WINDOW)).apply(ask, self.now_ms)
+        self.requests.append(request)
+        is_admitted, limit, wait_ms, *rest = self.ledgers.setdefault(keys[0], LimitLedger(WINDOW)).apply(
+            request, self.now_ms
+        )
         return [
             int(is_admitted),
             LIMIT_NAMES.index(limit) + 1 if limit else 0,
@@ -85,8 +91,8 @@ def test_what_ends_while_its_renewal_is_under_way_is_not_held_again() -> None:
         store, limiter = made()
         is_renewing, may_renew = asyncio.Event(), asyncio.Event()
 
-        async def renewals_come_late(ask: LimitRequest) -> None:
-            if ask.renewed:
+        async def renewals_come_late(request: LimitRequest) -> None:
+            if request.renewed:
                 is_renewing.set()
                 await may_renew.wait()
 
@@ -99,7 +105,7 @@ def test_what_ends_while_its_renewal_is_under_way_is_not_held_again() -> None:
             assert (await limiter.reserve(TENANT, ONE, "second", 10)).is_admitted
             limiter.settle(TENANT, "second", 5)
             may_renew.set()
-            await until(lambda: any(ask.renewed for ask in store.asks))
+            await until(lambda: any(request.renewed for request in store.requests))
             await until(lambda: store.status.parallel == 0)
 
             assert store.status.tokens == 12
@@ -117,8 +123,8 @@ def test_a_tenant_that_comes_back_just_when_it_is_forgotten_is_settled_as_any() 
             await until(lambda: store.status.parallel == 0)
             is_asked, may_answer = asyncio.Event(), asyncio.Event()
 
-            async def hold(ask: LimitRequest) -> None:
-                if ask.id is not None:
+            async def hold(request: LimitRequest) -> None:
+                if request.id is not None:
                     is_asked.set()
                     await may_answer.wait()
 
@@ -128,7 +134,7 @@ def test_a_tenant_that_comes_back_just_when_it_is_forgotten_is_settled_as_any() 
             await is_asked.wait()
             limiter.settle("another", "running", 0)
             await until(
-                lambda: any(settled.id == "running" for ask in store.asks for settled in ask.settled)
+                lambda: any(settled.id == "running" for request in store.requests for settled in request.settled)
             )  # it has looked at all accounts
             may_answer.set()
             assert (await reserving).is_admitted

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from penstock_loadtest.client.connection import MAX_HEAD_BYTES, Connection, Connections, Headers, Origin, origin_of
+from penstock_loadtest.client.connection import MAX_HEAD_BYTES, Connection, Connections, Headers, Origin, parse_origin
 from penstock_loadtest.errors import TargetUnreachable
 from tests.unit.loadtest.raw_server import LAST, Script, Site, Wire, chunked, response, site
 
@@ -71,7 +71,7 @@ def run(
 
     async def main() -> None:
         async with site(script) as there:
-            connections = Connections(origin_of(there.url))
+            connections = Connections(parse_origin(there.url))
             try:
                 await test(there, connections)
             finally:
@@ -408,7 +408,7 @@ def free_port() -> int:
 
 def unreachable(url: str, timeout_s: float = 5.0) -> str:
     with pytest.raises(TargetUnreachable) as error, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Connections(origin_of(url)).fresh(timeout_s))
+        runner.run(Connections(parse_origin(url)).fresh(timeout_s))
     return str(error.value)
 
 
@@ -534,32 +534,32 @@ def test_what_is_no_address_of_a_server_is_one_sentence(url: str) -> None:
     with pytest.raises(
         TargetUnreachable, match=r"is no address of a server; one looks like http://127.0.0.1:8000/v1\.$"
     ):
-        origin_of(url)
+        parse_origin(url)
 
 
 def test_the_host_header_names_the_port_only_where_it_is_not_the_usual_one() -> None:
     urls = ["http://a/v1", "https://a", "http://a:443", "https://a:8443/x", "http://[::1]:8000", "http://[::1]"]
 
-    assert [origin_of(url).host_header for url in urls] == ["a", "a", "a:443", "a:8443", "[::1]:8000", "[::1]"]
+    assert [parse_origin(url).host_header for url in urls] == ["a", "a", "a:443", "a:8443", "[::1]:8000", "[::1]"]
 
 
 def test_a_url_with_a_password_is_refused_without_being_repeated() -> None:
     with pytest.raises(TargetUnreachable) as error:
-        origin_of("http://user:secret@host/v1")
+        parse_origin("http://user:secret@host/v1")
 
     assert str(error.value).startswith("The server's URL holds a user or a password;")
     assert "secret" not in str(error.value)
 
 
 def test_names_in_other_scripts_are_asked_for_as_name_servers_know_them() -> None:
-    assert origin_of("http://bücher.example/v1").host == "xn--bcher-kva.example"
+    assert parse_origin("http://bücher.example/v1").host == "xn--bcher-kva.example"
 
 
 def test_a_literal_address_of_ipv6_is_connected_to() -> None:
     async def main() -> None:
         try:
             async with site(says(response(b"hello")), host="::1") as there:
-                connections = Connections(origin_of(f"http://[::1]:{there.port}/v1"))
+                connections = Connections(parse_origin(f"http://[::1]:{there.port}/v1"))
                 ear = await asks(await connections.fresh())
                 connections.close()
                 await connections.closed()
@@ -610,11 +610,11 @@ def test_tls_speaks_to_a_server_whose_certificate_is_trusted_and_to_no_other(
 
     async def main() -> None:
         async with site(says(response(b"hello")), tls=tls) as there:
-            strangers = Connections(origin_of(there.url))
+            strangers = Connections(parse_origin(there.url))
             with pytest.raises(TargetUnreachable) as error:
                 await strangers.fresh()
             monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
-            connections = Connections(origin_of(there.url))
+            connections = Connections(parse_origin(there.url))
             ear = await asks(await connections.fresh())
             connections.close()
             await asyncio.sleep(0.01)  # TLS is put down in more than one round of the loop

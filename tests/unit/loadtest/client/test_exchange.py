@@ -259,7 +259,8 @@ def test_tool_calls_and_parts_of_odd_types_do_not_break_the_record() -> None:
             )
         world.hears(
             chunked(
-                b'data: {"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "usage": {"completion_tokens": 3}}\n\ndata: [DONE]\n\n'
+                b'data: {"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "usage": {"completion_tokens": '
+                b"3}}\n\ndata: [DONE]\n\n"
             )
             + LAST
         )

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from penstock_loadtest.client.destination import reach
-from penstock_loadtest.client.metered_usage import read_meters
+from penstock_loadtest.client.destination import find_destination
+from penstock_loadtest.client.metered_usage import read_metered_usage
 from penstock_loadtest.client.target import Target
 from penstock_loadtest.errors import TargetUnreachable
 from penstock_loadtest.fake.behaviour import Behaviour
@@ -30,7 +30,7 @@ def read(page: bytes, keys: dict[str, str], asked: list[Asked], status: str = "2
 
     async def main() -> dict[str, int]:
         async with site(script) as there:
-            return await read_meters(Target(there.url, "one", ["one"], keys, None, None))
+            return await read_metered_usage(Target(there.url, "one", ["one"], keys, None, None))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
@@ -60,7 +60,7 @@ def test_a_run_that_is_to_be_metered_where_nothing_is_sends_nothing_and_leaves_n
     with fake_server_process(Behaviour()) as fake, pytest.raises(TargetUnreachable):
         measure(
             scenario,
-            reach(scenario, fake.url, None, {"OPENAI_API_KEY": "key"}),
+            find_destination(scenario, fake.url, None, {"OPENAI_API_KEY": "key"}),
             tmp_path / "run",
             console=None,
             plots=False,

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from penstock_loadtest.errors import ScenarioInvalid
-from penstock_loadtest.fake.answer import text_of
+from penstock_loadtest.fake.answer import join_words
 from penstock_loadtest.fake.behaviour import Behaviour, Fault, FaultKind, Replicas, Shedding, Stall, load_behaviour
 from penstock_loadtest.fake.process import fake_server_process
 from penstock_loadtest.fake.server import FakeServer
@@ -110,7 +110,7 @@ def test_the_openai_client_reads_whole_answers_and_streams_of_both_endpoints() -
             assert (
                 chat.choices[0].message.content
                 == "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
-                == text_of(token_ids)
+                == join_words(token_ids)
             )
             assert chat.choices[0].token_ids == token_ids  # type: ignore[attr-defined]
             assert chunks[0].choices[0].delta.role == "assistant"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from penstock_loadtest.errors import TargetUnreachable
 from penstock_loadtest.results.series import Observed
-from penstock_loadtest.run.observe import TRIES, observe, replicas_of
+from penstock_loadtest.run.observe import TRIES, observe, read_replicas
 
 PAGE = b"""# HELP penstock_replicas Replicas that take requests.
 # TYPE penstock_replicas gauge
@@ -50,7 +50,7 @@ def observed(pages: Sequence[tuple[int, bytes] | None], *, until: int) -> tuple[
 
 
 def test_replicas_are_read_by_pool_and_tier() -> None:
-    assert replicas_of(PAGE) == {"small/edge": 2.0, "large/cloud": 0.0}
+    assert read_replicas(PAGE) == {"small/edge": 2.0, "large/cloud": 0.0}
 
 
 def test_series_that_differ_in_other_labels_add_up() -> None:
@@ -58,13 +58,13 @@ def test_series_that_differ_in_other_labels_add_up() -> None:
         b'penstock_replicas{pool="a",tier="edge",node="x"} 1\npenstock_replicas{pool="a",tier="edge",node="y}z"} 2e0\n'
     )
 
-    assert replicas_of(page) == {"a/edge": 3.0}
+    assert read_replicas(page) == {"a/edge": 3.0}
 
 
 def test_a_page_without_the_metric_says_nothing() -> None:
-    assert replicas_of(OTHER) == {}
-    assert replicas_of(b'penstock_replicas{pool="a",tier="b"} many\n') == {}
-    assert replicas_of(b"\xff\xfe") == {}
+    assert read_replicas(OTHER) == {}
+    assert read_replicas(b'penstock_replicas{pool="a",tier="b"} many\n') == {}
+    assert read_replicas(b"\xff\xfe") == {}
 
 
 def test_what_the_server_says_is_noted_with_its_time() -> None:

@@ -21,7 +21,7 @@ from penstock.router.api.adapters import MAX_TENANT_UPLOADS, MAX_UPLOADS
 from penstock.router.config import AdapterBase, PoolSpec, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies, AdapterModels
 from penstock.router.models.served_model import ServedModel
-from penstock.router.replicas.adapter_placement import Spreader
+from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.routing.request import Route
 from penstock.tenancy.tenants import Limits, Settings
 from penstock.wire.adapters import AdapterList, AdapterOut
@@ -165,7 +165,11 @@ async def serving(
         return remotes if wanted else ()
 
     deps = AdapterDependencies(
-        AdaptersConfig(load_timeout_s=0.05, **config), cast(Registry, registry), store, adapter_models, Spreader(ready)
+        AdaptersConfig(load_timeout_s=0.05, **config),
+        cast(Registry, registry),
+        store,
+        adapter_models,
+        AdapterPlacer(ready),
     )
     async with gateway(
         models=by_name, adapters=deps, settings=settings, providers=(PROVIDER,), num_gateways=1

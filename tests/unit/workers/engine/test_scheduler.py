@@ -62,7 +62,7 @@ class Bench:
         assert all(chunk.seq.status is Status.RUNNING and chunk.num_tokens > 0 for chunk in step.chunks)
         assert len({chunk.seq for chunk in step.chunks}) == len(step.chunks)
         self.runner.poison(self.pool)
-        self.scheduler.commit(step, self.runner.run(step))
+        self.scheduler.commit(step, self.runner.launch(step)())
         self.pool.check(self.scheduler.sequences())
         for seq in self.scheduler.running:
             assert seq.num_computed_tokens < seq.num_tokens
@@ -200,7 +200,7 @@ def test_blocks_are_published_only_when_their_kv_is_written() -> None:
     step = bench.scheduler.schedule()
 
     assert bench.pool.cached_keys() == []
-    bench.scheduler.commit(step, bench.runner.run(step))
+    bench.scheduler.commit(step, bench.runner.launch(step)())
     assert bench.pool.cached_keys() == seq.block_keys[:2]
 
 
@@ -402,8 +402,8 @@ def test_a_chunk_that_samples_nothing_has_no_output() -> None:
 
 def oracle(seq: Sequence, count: int) -> list[int]:
     """What the sequence is going to say."""
-    said = seq.num_output_tokens
-    return expected(seq)[said : said + count]
+    num_output = seq.num_output_tokens
+    return expected(seq)[num_output : num_output + count]
 
 
 def adversary(seq: Sequence, count: int) -> list[int]:
@@ -471,12 +471,12 @@ def test_a_block_that_a_rejected_draft_filled_is_not_published_and_not_kept() ->
     step = bench.scheduler.schedule()
 
     assert len(seq.block_table) == 3
-    bench.scheduler.commit(step, bench.runner.run(step))
+    bench.scheduler.commit(step, bench.runner.launch(step)())
     assert len(bench.pool.cached_keys()) == 2
     assert len(seq.block_table) == 3  # the 9th token will be computed there
     step = bench.scheduler.schedule()
     assert len(seq.block_table) == 4
-    bench.scheduler.commit(step, bench.runner.run(step))
+    bench.scheduler.commit(step, bench.runner.launch(step)())
     assert len(seq.block_table) == 3
     assert len(bench.pool.cached_keys()) == 2
     bench.drain()
@@ -514,7 +514,7 @@ def test_an_error_behind_an_accepted_draft_ends_the_sequence_after_what_was_chos
     bench.add(seq)
     bench.step()
     step = bench.scheduler.schedule()
-    ((first, second, *_),) = bench.runner.run(step)
+    ((first, second, *_),) = bench.runner.launch(step)()
     (output,) = bench.scheduler.commit(step, [[first, second, Sampled(0, error="no choice")]])
 
     assert (output.token_ids, output.finish, seq.error) == (expected(seq)[1:3], Finish.ERROR, "no choice")
@@ -528,7 +528,7 @@ def test_logprobs_stay_beside_their_tokens() -> None:
     bench.add(seq)
     bench.step()
     step = bench.scheduler.schedule()
-    (choices,) = bench.runner.run(step)
+    (choices,) = bench.runner.launch(step)()
     (output,) = bench.scheduler.commit(
         step, [[Sampled(choice.token_id, TokenLogprobs(-float(place))) for place, choice in enumerate(choices[:4])]]
     )
@@ -573,7 +573,7 @@ def test_drafts_that_do_not_pay_are_not_made() -> None:
     steps = []
     while bench.scheduler.has_work:
         steps.append(bench.scheduler.schedule(costs))
-        bench.scheduler.commit(steps[-1], bench.runner.run(steps[-1]))
+        bench.scheduler.commit(steps[-1], bench.runner.launch(steps[-1])())
 
     assert steps[1].chunks[0].max_drafts == 2
     assert sum(step.chunks[0].max_drafts for step in steps[-100:]) <= 10  # it tries again now and then
@@ -588,11 +588,11 @@ class Job(NamedTuple):
     max_tokens: int
     tenant: str
     num_output: int
-    """Of a resumed sequence."""
+    """Output tokens that a resumed sequence comes with; 0 for a new one."""
     seed: int
     has_keys: bool
     num_steps: int
-    """Between this job's arrival and the next one's."""
+    """Steps between this job's arrival and the next one's."""
     aborts: int | None
     """Which job is aborted when this one arrives."""
 
@@ -702,7 +702,7 @@ def test_a_row_without_a_choice_ends_its_own_sequence_publishes_nothing_and_free
     broken, good = bench.sequence([1, 2, 3, 4, 5]), bench.sequence([6, 7, 8, 9, 10])
     bench.add(broken, good)
     step = bench.scheduler.schedule()
-    chosen = bench.runner.run(step)
+    chosen = bench.runner.launch(step)()
     outputs = bench.scheduler.commit(
         step,
         [

@@ -1,4 +1,4 @@
-"""The bridge's own; how it serves is tested through the engine (test_vllm_engine)."""
+"""Conversions and messages of the bridge; how it serves is tested through the engine (vllm/test_engine.py)."""
 
 import ast
 import socket

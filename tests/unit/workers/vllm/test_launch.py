@@ -19,9 +19,11 @@ def test_the_pools_interpreter_wins_over_the_machines() -> None:
     assert find_python(config(), sys.executable) == sys.executable
 
 
-@pytest.mark.parametrize(("default", "says"), [(None, "PENSTOCK_VLLM_PYTHON"), ("/no/such/python", "/no/such/python")])
-def test_without_an_interpreter_the_sentence_says_how_to_name_one(default: str | None, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+@pytest.mark.parametrize(
+    ("default", "expected"), [(None, "PENSTOCK_VLLM_PYTHON"), ("/no/such/python", "/no/such/python")]
+)
+def test_without_an_interpreter_the_sentence_says_how_to_name_one(default: str | None, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         find_python(config(), default)
 
 
@@ -66,8 +68,8 @@ SECRETS = (
     ),
     *("OTEL_EXPORTER_OTLP_HEADERS", "HTTPS_PROXY", "HF_TOKEN", "HF_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY"),
 )
-"""Of the platform, of providers (whose keys have names of the operator's choice), of a trace exporter, of a proxy and
-of hubs."""
+"""Variables with secrets of the platform, of providers (whose keys have names of the operator's choice), of a trace
+exporter, of a proxy and of hubs."""
 NEEDED = (
     "PATH",
     "HOME",

@@ -48,9 +48,9 @@ def test_every_parameter_of_ours_reaches_vllm() -> None:
 
 
 def test_a_field_that_sampling_params_gains_is_not_forgotten_here() -> None:
-    told = set(sampling_of(sequence(logit_bias=((1, 1.0),)), EOS))
+    args = set(sampling_of(sequence(logit_bias=((1, 1.0),)), EOS))
 
-    assert told == set(SamplingParams.__struct_fields__)
+    assert args == set(SamplingParams.__struct_fields__)
 
 
 def test_greedy_needs_no_seed_and_ignored_ends_are_no_stops() -> None:
@@ -72,7 +72,7 @@ def test_cached_kv_is_shared_inside_a_tenant_only() -> None:
     other.tenant = "umbrella"
     first, again, others = add_of(seq, 1, EOS), add_of(seq, 2, EOS), add_of(other, 3, EOS)
 
-    assert unpack_token_ids(first.token_ids) == seq.token_ids
+    assert unpack_token_ids(first.packed_token_ids) == seq.token_ids
     assert first.cache_salt == again.cache_salt
     assert first.cache_salt != others.cache_salt
 
