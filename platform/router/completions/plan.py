@@ -63,6 +63,7 @@ async def plan(
     Raises Forbidden where the tenant's policy leaves no route, ContextTooLong, and InvalidRequest for whatever else
     cannot be done.
     """
+    # the places, and the tokens of the first model there
     candidates = find_candidates(model, tenant.tier_policy, request, deps.providers)
     sampling = sampling_params(request, deps.random.getrandbits(63), candidates.model.tokenizer.vocab_size)
     has_usage_chunk = _has_usage_chunk(request)
@@ -72,26 +73,22 @@ async def plan(
     max_tokens = default_max_tokens(
         tenant.limits, deps.config.default_max_tokens, sum(map(len, token_ids)), num_choices * len(token_ids)
     )
-    max_model_len = candidates.max_model_len()
-    sequences = _Sequences(
-        exchange,
-        tenant,
-        request,
-        candidates,
-        deps.now() + deps.config.request_timeout_s,
-        LazyPrompts(candidates.others, tokenize, sampling, max_tokens),
-        partial(
-            TextAssembler,
-            candidates.model.tokenizer,
-            stop_strings(request),
-            sampling.min_tokens,
-            kind.has_offsets and sampling.logprobs is not None,
-        ),
+
+    # the sequences
+    deadline = deps.now() + deps.config.request_timeout_s
+    lazy_prompts = LazyPrompts(candidates.others, tokenize, sampling, max_tokens)
+    has_offsets = kind.has_offsets and sampling.logprobs is not None
+    new_assembler = partial(
+        TextAssembler, candidates.model.tokenizer, stop_strings(request), sampling.min_tokens, has_offsets
     )
+    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler)
+    max_model_len = candidates.max_model_len()
     prompts = [
         sequences.choices(index, fit_prompt(ids, sampling, max_model_len, max_tokens), num_choices)
         for index, ids in enumerate(token_ids)
     ]
+
+    # the answer
     meta = ResponseMeta(
         id=kind.id_prefix + exchange.request_id,
         created=int(deps.now()),

@@ -2,10 +2,9 @@
 dictionary."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import httpx
 import msgspec
@@ -32,8 +31,6 @@ from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.vocabulary import Vocabulary
 from penstock.wire.frames import Delta, Finish, TokenLogprobs
-
-T = TypeVar("T")
 
 KEY = "sk-penstock-" + "0123456789abcdef" * 3
 SECRET = b"a cluster secret"
@@ -278,16 +275,6 @@ async def listening(app: ASGIApp) -> AsyncIterator[str]:
     finally:
         server.should_exit = True
         await serving
-
-
-def run(main: Callable[[], Awaitable[T]]) -> T:
-    """The awaited result, within bounds."""
-
-    async def bounded() -> T:
-        async with asyncio.timeout(30):
-            return await main()
-
-    return asyncio.run(bounded())
 
 
 def events(response: httpx.Response) -> list[str]:

@@ -13,7 +13,7 @@ from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
 from penstock.tenancy.window import Verdict
 from penstock.wire.frames import SamplingParams, pack_token_ids
-from tests.unit.router.http_fakes import MODEL, TOKENIZER, FakeDispatcher, Script, gateway, run
+from tests.unit.router.http_fakes import MODEL, TOKENIZER, FakeDispatcher, Script, gateway
 
 FORTY_TOKENS = Settings(limits=Limits(tokens_per_minute=40))
 
@@ -81,40 +81,31 @@ def test_headers_tell_of_the_limits_that_there_are() -> None:
     assert limit_headers(Limits(max_parallel=1), verdict) == []
 
 
-def test_a_model_that_the_tenant_may_not_use_is_forbidden_and_not_listed() -> None:
-    async def main() -> None:
-        async with gateway(settings=Settings(models=("another",))) as world:
-            refused = await world.chat()
-            listed = await world.client.get("/v1/models")
-            page = await world.client.get(f"/v1/models/{MODEL}")
+async def test_a_model_that_the_tenant_may_not_use_is_forbidden_and_not_listed() -> None:
+    async with gateway(settings=Settings(models=("another",))) as world:
+        refused = await world.chat()
+        listed = await world.client.get("/v1/models")
+        page = await world.client.get(f"/v1/models/{MODEL}")
 
-            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
-            assert listed.json()["data"] == []
-            assert page.status_code == 403
-            assert world.dispatcher.generations == []
-
-    run(main)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
+        assert listed.json()["data"] == []
+        assert page.status_code == 403
+        assert world.dispatcher.generations == []
 
 
-def test_what_can_never_fit_and_what_nobody_can_check_is_refused_before_anything_is_asked() -> None:
-    async def main() -> None:
-        async with gateway(settings=FORTY_TOKENS) as world:
-            never = await world.chat(max_tokens=40)
-            unknown = await world.complete(max_tokens=1)
+async def test_what_can_never_fit_and_what_nobody_can_check_is_refused_before_anything_is_asked() -> None:
+    async with gateway(settings=FORTY_TOKENS) as world:
+        never = await world.chat(max_tokens=40)
+        unknown = await world.complete(max_tokens=1)
 
-            assert never.status_code == 400
-            assert "can never fit" in never.json()["error"]["message"]
-            assert unknown.status_code == 503, "its Redis is nowhere"
-            assert unknown.headers["retry-after"] == "1"
-            assert world.dispatcher.generations == []
-
-    run(main)
+        assert never.status_code == 400
+        assert "can never fit" in never.json()["error"]["message"]
+        assert unknown.status_code == 503, "its Redis is nowhere"
+        assert unknown.headers["retry-after"] == "1"
+        assert world.dispatcher.generations == []
 
 
-def test_usage_can_not_be_read_without_redis() -> None:
-    async def main() -> None:
-        async with gateway() as world:
-            assert (await world.chat()).status_code == 200
-            assert (await world.client.get("/v1/usage")).status_code == 503
-
-    run(main)
+async def test_usage_can_not_be_read_without_redis() -> None:
+    async with gateway() as world:
+        assert (await world.chat()).status_code == 200
+        assert (await world.client.get("/v1/usage")).status_code == 503

@@ -1,4 +1,3 @@
-import asyncio
 import sys
 from typing import Any
 
@@ -141,42 +140,36 @@ def test_one_pool_is_one_route() -> None:
     assert find(serve(EDGE), "never_leave").pools == ("e",)
 
 
-def test_a_further_model_is_read_once_for_all_choices_and_only_when_asked() -> None:
+async def test_a_further_model_is_read_once_for_all_choices_and_only_when_asked() -> None:
     read: list[Tokenizer] = []
 
     async def prompts(tokenizer: Tokenizer) -> list[list[int]]:
         read.append(tokenizer)
         return [tokenizer.encode(text, add_special=False) for text in ("one", "three")]
 
-    async def main() -> None:
-        lazy_prompts = LazyPrompts(find(ALL).others, prompts, SamplingParams(0, seed=5), default_max_tokens=20)
-        first, sibling = (lazy_prompts.for_sequence(1, choice)[0] for choice in (0, 1))
-        assert read == []
-        await first.load()
-        await sibling.load()
-        await sibling.load()
+    lazy_prompts = LazyPrompts(find(ALL).others, prompts, SamplingParams(0, seed=5), default_max_tokens=20)
+    first, sibling = (lazy_prompts.for_sequence(1, choice)[0] for choice in (0, 1))
+    assert read == []
+    await first.load()
+    await sibling.load()
+    await sibling.load()
 
-        assert read == [OTHER_TOKENIZER]
-        assert first.tokenized is not None
-        assert sibling.tokenized is not None
-        assert unpack_token_ids(first.tokenized.packed_token_ids) == [byte ^ 1 for byte in b"three"]
-        assert (first.tokenized.num_prompt_tokens, first.tokenized.sampling.max_tokens) == (5, 20)
-        assert (first.tokenized.sampling.seed, sibling.tokenized.sampling.seed != 5) == (5, True)
-        assert first.answering_model == ("fp_digest-large", OTHER_TOKENIZER)
-
-    asyncio.run(main())
+    assert read == [OTHER_TOKENIZER]
+    assert first.tokenized is not None
+    assert sibling.tokenized is not None
+    assert unpack_token_ids(first.tokenized.packed_token_ids) == [byte ^ 1 for byte in b"three"]
+    assert (first.tokenized.num_prompt_tokens, first.tokenized.sampling.max_tokens) == (5, 20)
+    assert (first.tokenized.sampling.seed, sibling.tokenized.sampling.seed != 5) == (5, True)
+    assert first.answering_model == ("fp_digest-large", OTHER_TOKENIZER)
 
 
-def test_a_further_model_that_is_too_small_says_so() -> None:
+async def test_a_further_model_that_is_too_small_says_so() -> None:
     async def prompts(tokenizer: Tokenizer) -> list[list[int]]:
         return [[1] * 200]
 
-    async def main() -> None:
-        lazy_prompts = LazyPrompts(find(ALL, "cloud_first").others, prompts, SamplingParams(0), default_max_tokens=20)
-        (other,) = lazy_prompts.for_sequence(0, 0)
-        await other.load()
+    lazy_prompts = LazyPrompts(find(ALL, "cloud_first").others, prompts, SamplingParams(0), default_max_tokens=20)
+    (other,) = lazy_prompts.for_sequence(0, 0)
+    await other.load()
 
-        assert isinstance(other.error, ContextTooLong)
-        assert other.tokenized is None
-
-    asyncio.run(main())
+    assert isinstance(other.error, ContextTooLong)
+    assert other.tokenized is None
