@@ -197,7 +197,8 @@ def _runs(comparison: Comparison, name: str) -> Plot:
         f"{name}, run by run",
         figure,
         "The median of each run.",
-        f"{name} of {len(values_of_all)} runs, {format_duration(min(values_of_all))} to {format_duration(max(values_of_all))}.",
+        f"{name} of {len(values_of_all)} runs, {format_duration(min(values_of_all))} to "
+        f"{format_duration(max(values_of_all))}.",
     )
 
 

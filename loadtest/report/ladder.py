@@ -221,7 +221,8 @@ def _rates(ladder: Ladder, steps: Sequence[Step]) -> Plot:
     _rate_axis(drawn, ladder, steps)
     add_legend(drawn)
     alt = "; ".join(
-        f"{format_number(step.achieved_rate)} finished and {format_number(step.goodput_per_s)} good at {format_number(step.rate)}"
+        f"{format_number(step.achieved_rate)} finished and {format_number(step.goodput_per_s)} good at "
+        f"{format_number(step.rate)}"
         for step in steps
     )
     return Plot(

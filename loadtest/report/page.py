@@ -247,8 +247,8 @@ def _list_facts(summary: Summary, ending: Ending | None) -> list[str]:
         facts.append(f"Prefix hit rate {format_share(summary.hit_rate)} of {summary.prompt_tokens:,} prompt tokens.")
     if summary.shared_chunk_share:
         facts.append(
-            f"{format_share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is the "
-            "chunk's."
+            f"{format_share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is "
+            "the chunk's."
         )
     if ending and ending.turns_not_sent:
         facts.append(

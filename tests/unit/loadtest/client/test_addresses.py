@@ -14,7 +14,7 @@ from penstock_loadtest.client.addresses import Addresses, is_address
 def test_an_address_is_never_asked_for_nor_left_out() -> None:
     async def main() -> list[str]:
         addresses = Addresses("127.0.0.1", 80)
-        addresses.failed("127.0.0.1")
+        addresses.exclude("127.0.0.1")
         return [await addresses.next() for _ in range(2)]
 
     assert asyncio.run(main()) == ["127.0.0.1"] * 2
@@ -40,10 +40,10 @@ def test_many_who_ask_at_once_share_one_question() -> None:
         addresses = Addresses("localhost", 80)
         askers = [asyncio.create_task(addresses.next()) for _ in range(8)]
         await asyncio.sleep(0)
-        question = addresses._asking
+        question = addresses._resolving
         found = await asyncio.gather(*askers)
 
-        assert addresses._asking is question
+        assert addresses._resolving is question
         assert set(found) <= {"127.0.0.1", "::1"}
 
     asyncio.run(main())
@@ -64,11 +64,11 @@ def test_an_address_that_failed_is_left_out_while_there_are_others() -> None:
     async def main() -> None:
         addresses = Addresses("localhost", 80)
         addresses._known = ["10.0.0.1", "10.0.0.2"]
-        addresses.failed("10.0.0.1")
-        addresses.failed("10.0.0.1")
+        addresses.exclude("10.0.0.1")
+        addresses.exclude("10.0.0.1")
 
-        assert not addresses.are_left({"10.0.0.1", "10.0.0.2"})
-        assert addresses.are_left({"10.0.0.1"})
+        assert not addresses.has_untried({"10.0.0.1", "10.0.0.2"})
+        assert addresses.has_untried({"10.0.0.1"})
         assert [await addresses.next() for _ in range(2)] == ["10.0.0.2"] * 2
 
     asyncio.run(main())
@@ -76,11 +76,11 @@ def test_an_address_that_failed_is_left_out_while_there_are_others() -> None:
 
 SLOW_NAME_SERVER = """
 import asyncio, socket, time
-from penstock_loadtest.client.connection import Connections, origin_of
+from penstock_loadtest.client.connection import Connections, parse_origin
 from penstock_loadtest.errors import TargetUnreachable
 socket.getaddrinfo = lambda *_, **__: time.sleep(60)
 try:
-    asyncio.run(Connections(origin_of("http://somewhere:8000")).fresh(0.1))
+    asyncio.run(Connections(parse_origin("http://somewhere:8000")).connect(0.1))
 except TargetUnreachable as error:
     print(error)
 """

@@ -591,10 +591,10 @@ class Slow(Connections):
         super().__init__(world.client._connections.origin)
         self.is_asked, self.may_come = asyncio.Event(), asyncio.Event()
 
-    async def fresh(self, timeout_s: float = LONG_S) -> Connection:
+    async def connect(self, timeout_s: float = LONG_S) -> Connection:
         self.is_asked.set()
         await self.may_come.wait()
-        return await super().fresh(timeout_s)
+        return await super().connect(timeout_s)
 
 
 def test_the_time_that_a_connection_takes_is_no_lateness() -> None:

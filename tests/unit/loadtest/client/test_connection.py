@@ -27,7 +27,7 @@ class Ear:
         self.pieces: list[bytes] = []
         self.times: list[float] = []
         self.broken: str | None = None
-        self.is_unheard = False
+        self.is_unanswered = False
         self.ends = 0
         self.over = asyncio.Event()
         self.heard = asyncio.Event()
@@ -44,8 +44,8 @@ class Ear:
         self.ends += 1
         self.over.set()
 
-    def on_broken(self, reason: str, _at: float, is_unheard: bool) -> None:
-        self.broken, self.is_unheard = reason, is_unheard
+    def on_broken(self, reason: str, _at: float, is_unanswered: bool) -> None:
+        self.broken, self.is_unanswered = reason, is_unanswered
         self.ends += 1
         self.over.set()
 
@@ -106,8 +106,8 @@ def heard(script: Script, loop: Callable[[], asyncio.AbstractEventLoop] = uvloop
     found: list[tuple[Ear, bool]] = []
 
     async def test(_: Site, connections: Connections) -> None:
-        ear = await asks(await connections.fresh())
-        found.append((ear, connections.idle() is not None))
+        ear = await asks(await connections.connect())
+        found.append((ear, connections.take_idle() is not None))
 
     run(script, test, loop)
     ear, is_kept = found[0]
@@ -169,11 +169,11 @@ def test_a_response_before_the_request_was_read_is_heard_and_its_connection_is_n
 
     async def test(_: Site, connections: Connections) -> None:
         ear = await asks(
-            await connections.fresh(), b"POST / HTTP/1.1\r\ncontent-length: 67108864\r\n\r\n" + b"x" * (64 << 20)
+            await connections.connect(), b"POST / HTTP/1.1\r\ncontent-length: 67108864\r\n\r\n" + b"x" * (64 << 20)
         )
 
         assert (ear.status, ear.body) == (413, b"too large")
-        assert connections.idle() is None
+        assert connections.take_idle() is None
 
     run(script, test)
 
@@ -213,18 +213,18 @@ def test_a_body_that_is_cut_off_is_broken(parts: list[bytes]) -> None:
 
     assert ear.body == b"hello"
     assert ear.broken == "the connection was closed"
-    assert not ear.is_unheard
+    assert not ear.is_unanswered
     assert not is_kept
 
 
-@pytest.mark.parametrize(("parts", "is_unheard"), [([], True), ([b"HTTP/1.1 200"], False)])
+@pytest.mark.parametrize(("parts", "is_unanswered"), [([], True), ([b"HTTP/1.1 200"], False)])
 def test_a_connection_closed_in_place_of_a_response_says_whether_anything_came(
-    parts: list[bytes], is_unheard: bool
+    parts: list[bytes], is_unanswered: bool
 ) -> None:
     ear, _ = heard(says_and_closes(*parts))
 
     assert ear.broken == "the connection was closed"
-    assert ear.is_unheard == is_unheard
+    assert ear.is_unanswered == is_unanswered
 
 
 def test_a_reset_is_told_by_its_kind() -> None:
@@ -235,7 +235,7 @@ def test_a_reset_is_told_by_its_kind() -> None:
     ear, _ = heard(script)
 
     assert ear.broken in ("the connection broke (ConnectionResetError)", "the connection was closed")
-    assert ear.is_unheard
+    assert ear.is_unanswered
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_a_server_that_speaks_unasked_loses_the_connection() -> None:
         await wire.gone()
 
     async def test(_: Site, connections: Connections) -> None:
-        connection = await connections.fresh()
+        connection = await connections.connect()
         await asks(connection)
         ear = await asks(connection)
         async with asyncio.timeout(20):
@@ -286,7 +286,7 @@ def test_a_server_that_speaks_unasked_loses_the_connection() -> None:
                 await asyncio.sleep(0)
 
         assert ear.body == b"hello"
-        assert connections.idle() is None
+        assert connections.take_idle() is None
 
     run(script, test)
 
@@ -301,7 +301,7 @@ def test_after_closing_a_listener_hears_no_more() -> None:
     gone = asyncio.Event()
 
     async def test(_: Site, connections: Connections) -> None:
-        connection = await connections.fresh()
+        connection = await connections.connect()
         ear = Ear()
         connection.request(ASK, ear)
         async with asyncio.timeout(20):
@@ -359,13 +359,13 @@ def test_what_came_before_nonsense_is_heard() -> None:
 
 def test_an_idle_connection_is_used_again_and_the_last_used_comes_first() -> None:
     async def test(there: Site, connections: Connections) -> None:
-        first, second = await connections.fresh(), await connections.fresh()
+        first, second = await connections.connect(), await connections.connect()
         await asks(first)
         await asks(second)
 
-        assert connections.idle() is second
-        assert connections.idle() is first
-        assert connections.idle() is None
+        assert connections.take_idle() is second
+        assert connections.take_idle() is first
+        assert connections.take_idle() is None
         assert len(there.connections) == 2
 
     run(says(response(b"hello")), test)
@@ -373,7 +373,7 @@ def test_an_idle_connection_is_used_again_and_the_last_used_comes_first() -> Non
 
 def test_connections_that_the_server_closed_are_forgotten() -> None:
     async def test(_: Site, connections: Connections) -> None:
-        connection = await connections.fresh()
+        connection = await connections.connect()
         await asks(connection)
         async with asyncio.timeout(20):
             while connection.is_open:  # noqa: ASYNC110 (nobody is told of what an idle connection does)
@@ -388,7 +388,7 @@ def test_connections_that_the_server_closed_are_forgotten() -> None:
 
 def test_connections_do_not_wait_for_small_packets_to_fill() -> None:
     async def test(_: Site, connections: Connections) -> None:
-        connection = await connections.fresh()
+        connection = await connections.connect()
         assert connection._transport is not None
         sock = connection._transport.get_extra_info("socket")
 
@@ -408,7 +408,7 @@ def free_port() -> int:
 
 def unreachable(url: str, timeout_s: float = 5.0) -> str:
     with pytest.raises(TargetUnreachable) as error, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Connections(parse_origin(url)).fresh(timeout_s))
+        runner.run(Connections(parse_origin(url)).connect(timeout_s))
     return str(error.value)
 
 
@@ -450,7 +450,7 @@ def test_of_several_addresses_one_that_listens_is_enough() -> None:
             connections = Connections(Origin("localhost", there.port, False))
             addresses = connections._addresses
             addresses._known = ["127.0.0.2", "127.0.0.1"]  # nothing listens on the first
-            ears = [await asks(await connections.fresh()) for _ in range(3)]
+            ears = [await asks(await connections.connect()) for _ in range(3)]
             connections.close()
             await asyncio.sleep(0)
 
@@ -465,7 +465,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next_one() -> None:
         async with site(says(response(b"hello")), port=port):
             connections = Connections(Origin("localhost", port, False))
             connections._addresses._known = ["127.0.0.2", "127.0.0.1"]
-            ear = await asks(await connections.fresh(1.0))
+            ear = await asks(await connections.connect(1.0))
             connections.close()
             await asyncio.sleep(0)
 
@@ -489,7 +489,7 @@ def test_connections_go_to_all_addresses_of_a_name_in_turn() -> None:
         async with site(says(response(b"hello")), host="0.0.0.0") as there:
             connections = Connections(Origin("localhost", there.port, False))
             connections._addresses._known = ["127.0.0.1", "127.0.0.2"]
-            made = [await connections.fresh() for _ in range(4)]
+            made = [await connections.connect() for _ in range(4)]
             peers = [
                 connection._transport.get_extra_info("peername")[0] for connection in made if connection._transport
             ]
@@ -507,8 +507,8 @@ def test_a_name_is_asked_for_anew_when_no_address_is_left() -> None:
             connections = Connections(Origin("localhost", there.port, False))
             connections._addresses._known = ["127.0.0.2"]
             with pytest.raises(TargetUnreachable, match="connection refused"):
-                await connections.fresh()
-            ear = await asks(await connections.fresh())
+                await connections.connect()
+            ear = await asks(await connections.connect())
             connections.close()
             await asyncio.sleep(0)
 
@@ -560,9 +560,9 @@ def test_a_literal_address_of_ipv6_is_connected_to() -> None:
         try:
             async with site(says(response(b"hello")), host="::1") as there:
                 connections = Connections(parse_origin(f"http://[::1]:{there.port}/v1"))
-                ear = await asks(await connections.fresh())
+                ear = await asks(await connections.connect())
                 connections.close()
-                await connections.closed()
+                await connections.wait_closed()
 
                 assert ear.body == b"hello"
         except OSError as error:
@@ -612,10 +612,10 @@ def test_tls_speaks_to_a_server_whose_certificate_is_trusted_and_to_no_other(
         async with site(says(response(b"hello")), tls=tls) as there:
             strangers = Connections(parse_origin(there.url))
             with pytest.raises(TargetUnreachable) as error:
-                await strangers.fresh()
+                await strangers.connect()
             monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
             connections = Connections(parse_origin(there.url))
-            ear = await asks(await connections.fresh())
+            ear = await asks(await connections.connect())
             connections.close()
             await asyncio.sleep(0.01)  # TLS is put down in more than one round of the loop
 
@@ -634,7 +634,7 @@ def test_tls_to_a_server_without_it_is_one_sentence() -> None:
             with pytest.raises(
                 TargetUnreachable, match=r"^127\.0\.0\.1:\d+ can't be (spoken to by TLS|reached): .+\.$"
             ):
-                await Connections(Origin("127.0.0.1", there.port, True)).fresh()
+                await Connections(Origin("127.0.0.1", there.port, True)).connect()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())
