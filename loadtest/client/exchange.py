@@ -2,7 +2,8 @@
 
 Tokens of a chunk are its token ids, where the server sends them with all text; else a chunk with text is one token
 until the usage gives their number, and then the usage's tokens are spread over the chunks. No text of a server gets
-into a record, its errors' sentences included."""
+into a record, its errors' sentences included.
+"""
 
 import asyncio
 import math

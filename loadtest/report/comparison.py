@@ -36,7 +36,7 @@ _OTHER_UNITS = {
 
 
 def write_comparison_report(folder: Path) -> Path:
-    """From compare.json, however many pairs are there. Raises RecordsInvalid."""
+    """Write plots and report.html from compare.json, however many pairs are there. Raises RecordsInvalid."""
     comparison = read_json(folder / "compare.json", Comparison)
     pictures, path = folder / "plots", folder / "report.html"
     pictures.mkdir(exist_ok=True)

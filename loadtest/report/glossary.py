@@ -1,4 +1,4 @@
-"""What every figure of a report means, in sentences: the one place where the page gets them from."""
+"""The meaning of every figure of a report, in sentences; the page takes them from here only."""
 
 from penstock_loadtest.report.words import format_duration
 from penstock_loadtest.results.summary import MAX_LATENESS_S

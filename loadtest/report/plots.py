@@ -348,13 +348,14 @@ def _target_line(draw: Callable[..., object], target_s: float) -> None:
 
 
 def _line(drawn: Axes, at: Floats, values: Floats, colour: Colour, *, label: str = "", width: float = 1.6) -> None:
-    """Few values get markers, and so are seen without a neighbour to draw a line to."""
+    """Draw a line; few values get markers, so that one without a neighbour is visible."""
     marker = "o" if np.isfinite(values).sum() <= 24 else ""
     drawn.plot(at, values, color=colour.light, label=label, linewidth=width, marker=marker, markersize=3.5)
 
 
 def _least(values: Floats) -> float:
-    """The smallest above zero, but not below a thousandth of the largest: what a logarithmic axis may begin at."""
+    """The value at which a logarithmic axis may begin: the smallest above zero, but not below 1/10,000 of the
+    largest."""
     above = values[values > 0]
     return max(float(above.min()), float(above.max()) / 10_000) if len(above) else 0.0
 

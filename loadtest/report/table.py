@@ -13,8 +13,8 @@ MAX_ERRORS = 5
 
 
 def make_summary_table(summary: Summary, ledger: Verdict | None = None) -> RenderableType:
-    """Warnings first, then latencies, figures, tenants (if there are several), errors (if any) and what the ledger
-    says. None: nothing is said of it."""
+    """Warnings first, then latencies, figures, tenants (if there are several), errors (if any) and the ledger's
+    sentences. `ledger` None: there are none of those."""
     parts: list[RenderableType] = [*_warnings(summary), _latencies(summary), "", _figures(summary), ""]
     if len(summary.groups.tenant) > 1:
         parts += [_tenants(summary), ""]
