@@ -58,7 +58,8 @@ def gateway(args: dict[str, object]) -> serve.Application:
     found = convert(args, GatewayArguments, name="args of the application gateway")
     if found.config.redis.url is not None:
         raise ConfigError(
-            "redis.url in the args of the application gateway would stand in the open: PENSTOCK_REDIS_URL names the Redis here"
+            "redis.url in the args of the application gateway would stand in the open: PENSTOCK_REDIS_URL names the "
+            "Redis here"
         )
     return gateway_application(found.config, Placement(found.replicas, GATEWAY_RESOURCE, drain_s=found.drain_s))
 
