@@ -35,7 +35,8 @@ from penstock.workers.engine.engine import Engine, EngineLoad, Runner, StepRepor
 from penstock.workers.engine.probe import measure
 from penstock.workers.engine.timed import TimedRunner
 from penstock.workers.serving.adapters import Adapters
-from penstock.workers.serving.stream import StreamInfo, StreamServer
+from penstock.workers.serving.load import StreamInfo
+from penstock.workers.serving.stream import StreamServer
 from penstock.workers.vllm.engine import Launch, VllmEngine
 from penstock.workers.vllm.launch import find_python, launch_of
 
