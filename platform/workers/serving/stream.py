@@ -83,8 +83,8 @@ class StreamServer:
         is_trusted: Callable[[Hello], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """on_events: gets all block events too, in order, on the loop. is_trusted: whether a router may have a stream.
-        clock: the monotonic clock of `Sequence.arrival_s`."""
+        """Nothing is served before `start`. on_events: gets all block events, in order, on the loop. is_trusted:
+        whether a router may have a stream. clock: the monotonic clock of `Sequence.arrival_s`."""
         self.is_trusted = is_trusted
         self._info = info
         self._on_events = on_events
