@@ -22,15 +22,12 @@ from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, redis_url
 from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.redis import connect
+from penstock.base.serve_options import serve_options
 from penstock.wire.discovery import AUTOSCALER_APP
 
 PERIOD_S = 1.0
 """Between two looks."""
 STOP_S = 5.0
-HEALTH_PERIOD_S = 1.0
-HEALTH_TIMEOUT_S = 10.0
-NUM_CPUS = 0.001
-"""Ray's count, for placement only."""
 
 log = logging.getLogger("penstock.autoscale")
 
@@ -81,15 +78,6 @@ async def run(scaler: Scaler, period_s: float = PERIOD_S) -> None:
 def autoscaler_app(pools: Sequence[ScaledPool], journal: str | None) -> serve.Application:
     """The Serve application of the autoscaler, to be run as AUTOSCALER_APP with `route_prefix=None`. journal: path of
     the event log."""
-    deployment = serve.deployment(
-        name=AUTOSCALER_APP,
-        num_replicas=1,
-        ray_actor_options={"num_cpus": NUM_CPUS},
-        health_check_period_s=HEALTH_PERIOD_S,
-        health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=2 * STOP_S,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config={"enable_access_log": False},
-    )
+    deployment = serve.deployment(**serve_options(AUTOSCALER_APP, 2 * STOP_S))
     application: serve.Application = deployment(Autoscaler).bind(tuple(pools), journal)
     return application

@@ -21,6 +21,7 @@ from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, ray_cluster, redis_url
 from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.redis import connect
+from penstock.base.serve_options import serve_options
 from penstock.wire.serve_agent import (
     LAPSE_MS,
     SERVE_AGENT_APP,
@@ -39,10 +40,6 @@ WAIT_S = 1
 PAUSE_S = 0.5
 """Until Redis is tried again."""
 STOP_S = 5.0
-HEALTH_PERIOD_S = 1.0
-HEALTH_TIMEOUT_S = 10.0
-NUM_CPUS = 0.001
-"""Ray's count, for placement only."""
 
 log = logging.getLogger("penstock.hand")
 
@@ -150,15 +147,6 @@ class ServeAgent:
 def serve_agent_app(apps: Sequence[str], resource: str | None = None) -> serve.Application:
     """The Serve application of the hand, to be run as SERVE_AGENT_APP with `route_prefix=None`. apps: the Serve
     applications that it reaches. resource: Ray's, of which it takes one unit."""
-    deployment = serve.deployment(
-        name=SERVE_AGENT_APP,
-        num_replicas=1,
-        ray_actor_options={"num_cpus": NUM_CPUS} | ({"resources": {resource: 1}} if resource is not None else {}),
-        health_check_period_s=HEALTH_PERIOD_S,
-        health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=2 * STOP_S,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config={"enable_access_log": False},
-    )
+    deployment = serve.deployment(**serve_options(SERVE_AGENT_APP, 2 * STOP_S, resource=resource))
     application: serve.Application = deployment(ServeAgent).bind(tuple(apps))
     return application

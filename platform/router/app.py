@@ -28,6 +28,7 @@ from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.metrics import Metrics
 from penstock.base.pod import SPREAD_S, this_pod
 from penstock.base.redis import connect as connect_redis
+from penstock.base.serve_options import serve_options
 from penstock.base.telemetry import TelemetryConfig
 from penstock.base.tracing import open_tracing
 from penstock.prefix.index import PrefixIndex
@@ -66,8 +67,6 @@ STOP_S = 5.0
 """For what comes after the drain."""
 HEALTH_PERIOD_S = 0.5
 HEALTH_TIMEOUT_S = 5.0
-NUM_CPUS = 0.001
-"""Ray's count, for placement only."""
 
 log = logging.getLogger("penstock.gateway")
 
@@ -309,16 +308,15 @@ def gateway_app(
     is traced, whatever the environment says. adapters None: none are served. num_replicas: all listen on the same port,
     so on a node of its own each. resource: Ray's, of which each takes one. drain_s: what answers under way get when a
     gateway is to go."""
-    deployment = serve.deployment(
-        name=GATEWAY_APP,
+    options = serve_options(
+        GATEWAY_APP,
+        SPREAD_S + drain_s + 2 * STOP_S,
         num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": NUM_CPUS} | ({"resources": {resource: 1}} if resource is not None else {}),
-        health_check_period_s=HEALTH_PERIOD_S,
-        health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=SPREAD_S + drain_s + 2 * STOP_S,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config={"enable_access_log": False},
+        resource=resource,
+        health_period_s=HEALTH_PERIOD_S,
+        health_timeout_s=HEALTH_TIMEOUT_S,
     )
+    deployment = serve.deployment(**options)
     application: serve.Application = deployment(Gateway).bind(
         config, tuple(pools), telemetry, tuple(providers), adapters, drain_s
     )

@@ -23,6 +23,7 @@ from penstock.base import log as logs
 from penstock.base.environment import cluster_secret, redis_url, vllm_python
 from penstock.base.pod import AFTER_GATEWAYS_S, this_pod
 from penstock.base.redis import connect
+from penstock.base.serve_options import serve_options
 from penstock.prefix.hashing import ChainHasher
 from penstock.prefix.store import IndexWriter
 from penstock.text.source import ModelSource, resolve
@@ -47,11 +48,6 @@ STOP_S = 10.0
 WRITE_EVERY_S = 0.25
 """Time between two batches of block events that are written to Redis, seconds: a write costs more than a frame.
 Gateways have the events from the stream already."""
-HEALTH_PERIOD_S = 1.0
-HEALTH_TIMEOUT_S = 10.0
-NUM_CPUS = 0.001
-"""CPUs of a replica as Ray counts them, for placement only: we divide the cores ourselves, so the count must never
-refuse a replica."""
 
 log = logging.getLogger("penstock.replica")
 
@@ -180,19 +176,14 @@ def pool_app(
     adapters_folder: the store that the gateways share; None: no adapters are served. resource: a custom resource of
     Ray, of which each replica takes one. drain_s: time that running sequences get when a replica is to go, seconds.
     """
-    resources = {"resources": {resource: 1}} if resource is not None else {}
-    deployment = serve.deployment(
-        name=REPLICA_DEPLOYMENT,
+    options = serve_options(
+        REPLICA_DEPLOYMENT,
+        drain_s + STOP_S,
         num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": NUM_CPUS}
-        | ({"num_gpus": config.num_gpus} if config.num_gpus else {})
-        | resources,
-        health_check_period_s=HEALTH_PERIOD_S,
-        health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=drain_s + STOP_S,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config={"enable_access_log": False},
+        num_gpus=config.num_gpus,
+        resource=resource,
     )
+    deployment = serve.deployment(**options)
     application: serve.Application = deployment(Replica).bind(pool, model, config, host, adapters_folder, drain_s)
     return application
 
