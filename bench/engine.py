@@ -284,7 +284,7 @@ def main() -> int:
 def level() -> str:
     """That our kernels compute at on this CPU."""
     kernels = load_kernels()
-    return "torch" if kernels is None else kernels.products.level().name.lower()
+    return "torch" if kernels is None else kernels.matmul.level().name.lower()
 
 
 def report(findings: list[Finding], notes: list[str], why_not: str | None) -> int:

@@ -23,7 +23,7 @@ from bench.llama_cpp import LlamaCpp
 from bench.worker import Worker, module_command, peak_bytes, worker
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
-from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.llama import KvCache
 from penstock.workers.quantize.quantize import evaluation_tokens
 from penstock.workers.vllm.model import hf_folder

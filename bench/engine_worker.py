@@ -20,7 +20,8 @@ from bench.worker import answer
 from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import resolve
 from penstock.wire.frames import Finish, SamplingParams
-from penstock.workers.compute.runner import TorchRunner, load_runner
+from penstock.workers.compute.loading import load_runner
+from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, StepReport
 from penstock.workers.engine.sequence import Chunk, Sequence, Step

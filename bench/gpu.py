@@ -32,11 +32,11 @@ from torch.nn import functional
 from bench.report import Row, print_table, write_report
 from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.batch import Batch
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama, gated, rms_norm, rotate
 from penstock.workers.compute.models.replay import Replay
 from penstock.workers.compute.quant.quantized import QuantizedTensor
-from penstock.workers.compute.triton.grouped import GroupedMatrix
+from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
 
 LLAMA_8B = ModelConfig(

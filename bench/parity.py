@@ -29,8 +29,9 @@ from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.frames import Finish, SamplingParams
-from penstock.workers.compute.models.config import read_config
-from penstock.workers.compute.runner import TorchRunner, load_runner
+from penstock.workers.compute.loading import load_runner
+from penstock.workers.compute.model_config import read_config
+from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.weights import layout, load_weights
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, StepReport

@@ -34,7 +34,7 @@ from penstock.base.cores import available_cores
 from penstock.text.source import resolve
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.decoder import Activations
-from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.fused import FusedLlama
 from penstock.workers.compute.quant.packed import pack_all
 from penstock.workers.compute.weights import Head, read_weights
@@ -79,7 +79,7 @@ def variant_perplexities(variant: Variant, model: str, held_out: dict[str, Tenso
     source = resolve(model)
     config = read_config(source)
     weights = pack_all(
-        read_weights(source, config, torch.bfloat16, head=variant.head), library.products, torch.bfloat16, threads
+        read_weights(source, config, torch.bfloat16, head=variant.head), library.matmul, torch.bfloat16, threads
     )
     decoder = FusedLlama(config, weights, EVALUATION_WINDOW, threads, library, variant.activations)
     found = {

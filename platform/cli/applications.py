@@ -16,7 +16,7 @@ from penstock.router.config import AdapterBase, PoolSpec
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import pool_app_name
-from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.replica import DRAIN_S as REPLICA_DRAIN_S
 from penstock.workers.replica import pool_app
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.base.errors import ConfigError
-from penstock.workers.compute.runner import compute_dtype
+from penstock.workers.compute.loading import compute_dtype
 from penstock.workers.quantize.quantize import (
     Plan,
     evaluation_tokens,

@@ -236,7 +236,7 @@ def _load_runner(source: ModelSource, config: EngineConfig) -> Runner:
         runner: Runner = TimedRunner(config)
     else:
         # a timed replica never needs torch
-        from penstock.workers.compute.runner import load_runner  # noqa: PLC0415 (torch takes seconds to import)
+        from penstock.workers.compute.loading import load_runner  # noqa: PLC0415 (torch takes seconds to import)
 
         runner = load_runner(source, config)
     log.info("model loaded", extra={"model_digest": source.digest})

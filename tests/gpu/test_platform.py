@@ -11,7 +11,8 @@ from bench.platform_process import PlatformProcess, running_platform
 from penstock.base.errors import ConfigError
 from penstock.text.source import resolve
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.runner import TorchRunner, load_runner
+from penstock.workers.compute.loading import load_runner
+from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE

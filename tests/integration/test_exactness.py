@@ -15,13 +15,14 @@ from torch import Tensor
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, SamplingParams
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.speculation.ngram import NgramDrafter
+from penstock.workers.compute.step_model import HostStepModel
 from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
@@ -164,8 +165,7 @@ class Rig:
             )
         others: dict[str, Drafter] = {"ngram": NgramDrafter(shortest=1), "adversary": Adversary()}
         self.runner = TorchRunner(
-            model,
-            KvCache(model.config, num_blocks, BLOCK, MODELS[family]),
+            HostStepModel(model, KvCache(model.config, num_blocks, BLOCK, MODELS[family])),
             sampler,
             MAX_LEN,
             self.draft_model or others.get(drafter),

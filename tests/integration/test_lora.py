@@ -31,7 +31,7 @@ from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.errors import InvalidRequest, Overloaded
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.runner import load_runner
+from penstock.workers.compute.loading import load_runner
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.lora_files import adapted

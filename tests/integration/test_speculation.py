@@ -18,7 +18,8 @@ from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.runner import TorchRunner, load_runner
+from penstock.workers.compute.loading import load_runner
+from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.scheduler import Scheduler

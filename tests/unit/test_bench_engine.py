@@ -21,7 +21,7 @@ from bench.llama_cpp import Speed, read_batched, read_bench, read_build, read_pe
 from bench.worker import ROOT, module_command, peak_bytes, worker
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
-from penstock.workers.compute.runner import load_runner
+from penstock.workers.compute.loading import load_runner
 from penstock.workers.config import EngineConfig
 from tests.unit.workers.tiny_models import saved, tiny_model
 

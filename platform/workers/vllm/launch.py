@@ -8,7 +8,7 @@ from penstock.base.cores import available_cores
 from penstock.base.environment import VLLM_PYTHON
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
-from penstock.workers.compute.models.config import read_eos_token_ids
+from penstock.workers.compute.model_config import read_eos_token_ids
 from penstock.workers.config import EngineConfig
 from penstock.workers.vllm.child import bridge_command, environment
 from penstock.workers.vllm.engine import Launch

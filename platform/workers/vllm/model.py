@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.kernels.build import cache_folder
-from penstock.workers.compute.models.config import from_gguf, to_hf
+from penstock.workers.compute.model_config import from_gguf, to_hf
 from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix
 from penstock.workers.compute.weights import layout, load_weights
 

@@ -20,7 +20,7 @@ inline void prefetch(const void* tile) {
     for (int line = 0; line < D * TILE * 2; line += 64) __builtin_prefetch(static_cast<const char*>(tile) + line);
 }
 
-// Asks ahead for what is read behind the chunk at `start`: the unit's next chunk, behind its last one the next head's first, which as a rule is computed
+// Prefetches what is read behind the chunk at `start`: the unit's next chunk, behind its last one the next head's first, which as a rule is computed
 // next in this thread.
 template <int TILE_ELEMENTS, typename Element>
 inline void ask_for_next(const Attention& job, const Unit& unit, int64_t start, const Element* keys, const Element* values) {

@@ -9,7 +9,7 @@
 // Invariant: a token's result is one fixed sequence of operations, whatever other tokens are in the step, as far as the products keep that too
 // (linear.hpp) and attention does (attention.hpp).
 
-#include "decoder_products.hpp"
+#include "decoder_matmul.hpp"
 
 namespace penstock {
 namespace {
@@ -45,7 +45,7 @@ void compute_qkv(Run& run, Worker& me, Phase*& phase, const Layer& layer, const 
     const Model& model = *run.model;
     const int64_t tokens = run.step->num_tokens, width = num_qkv_heads(model) * model.dim;
     const Split pieces = split_qkv(run);
-    share_product(run, me, phase, {run.all.x, layer.input_norm, tokens, model.hidden}, *layer.qkv, pieces.count, [&](int64_t i) {
+    share_matmul(run, me, phase, {run.all.x, layer.input_norm, tokens, model.hidden}, *layer.qkv, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, end = smaller(begin + pieces.width, width);
         multiply(*layer.qkv, me.inputs, run.qkv + begin, width, static_cast<int32_t>(begin), static_cast<int32_t>(end));
         add_bias(run.qkv + begin, layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + begin, tokens, end - begin, width);
@@ -69,7 +69,7 @@ void attend(Run& run, Worker& me, Phase*& phase, const Store* stores) {
 void add_product(Run& run, Worker& me, Phase*& phase, const Stream& stream, const Operand& operand, const Matrix& matrix, const float* bias) {
     const int64_t hidden = run.model->hidden;
     const Split pieces = split(hidden, TILE_N, operand.num_rows, run.threads);
-    share_product(run, me, phase, operand, matrix, pieces.count, [&](int64_t i) {
+    share_matmul(run, me, phase, operand, matrix, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, width = smaller(pieces.width, hidden - begin);
         multiply(matrix, me.inputs, me.out, width, static_cast<int32_t>(begin), static_cast<int32_t>(begin + width));
         add_bias(me.out, bias == nullptr ? nullptr : bias + begin, operand.num_rows, width, width);
@@ -81,7 +81,7 @@ void compute_inner(Run& run, Worker& me, Phase*& phase, const Stream& stream, co
     const int64_t tokens = stream.num_tokens, inner = run.model->inner;
     // a piece takes the gates and the ups of the same places; panels must not straddle the two
     const Split pieces = inner % TILE_N == 0 ? split(inner, TILE_N, tokens, run.threads) : Split{inner, 1};
-    share_product(run, me, phase, {stream.x, layer.post_norm, tokens, run.model->hidden}, *layer.gate_up, pieces.count, [&](int64_t i) {
+    share_matmul(run, me, phase, {stream.x, layer.post_norm, tokens, run.model->hidden}, *layer.gate_up, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, width = smaller(pieces.width, inner - begin);
         float *gates = me.out, *ups = me.out + tokens * width;
         int64_t stride = width;
@@ -115,7 +115,7 @@ void compute_head(Run& run, Worker& me, Phase*& phase) {
     const Model& model = *run.model;
     const Step& step = *run.step;
     const Split pieces = split(model.vocab, TILE_N, step.num_rows, run.threads);
-    share_product(run, me, phase, {run.last.x, model.norm, step.num_rows, model.hidden}, *model.head, pieces.count, [&](int64_t i) {
+    share_matmul(run, me, phase, {run.last.x, model.norm, step.num_rows, model.hidden}, *model.head, pieces.count, [&](int64_t i) {
         const int64_t begin = i * pieces.width, width = smaller(pieces.width, model.vocab - begin);
         float* out = step.logits == nullptr ? me.out : step.logits + begin;
         const int64_t stride = step.logits == nullptr ? width : model.vocab;

@@ -383,7 +383,7 @@ int32_t penstock_set_level(int32_t wanted) {
     return 1;
 }
 
-// Bytes of a matrix's data; its `data` and `unit` are not looked at.
+// Bytes of a matrix's data; its `data` and `unit` are not read.
 int64_t penstock_matrix_bytes(const Matrix* matrix) { return penstock::num_panels(*matrix) * penstock::panel_bytes(*matrix); }
 
 // weight: INT4 and INT8: q [n, k]; BF16: [n, k]. scale, offset: [n, groups], float16 for INT4, for INT8 float32 and none. data: as `matrix` will hold.

@@ -1,5 +1,5 @@
 // Products of activations with packed matrices: y[m, n] = sum over k of x[m, k] * w[n, k], with w in bfloat16 or in small integers by groups:
-// w[n, k] = q[n, k] * scale[n, g] + offset[n, g], g = k / group (the normal form of quant/int4.py).
+// w[n, k] = q[n, k] * scale[n, g] + offset[n, g], g = k / group (the normal form of quant/quantized.py).
 //
 // Two steps: `prepare` brings activations into the form that a path wants, `multiply` computes a range of outputs from it. Both keep no state
 // and may run in several threads at once, on different rows and different outputs. Rounded (W4A8, W8A8) means products of bytes: activations are

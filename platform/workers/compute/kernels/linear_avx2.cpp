@@ -13,7 +13,7 @@ namespace {
 static_assert(TILE_M == 8, "multiply_all_rows and the preparation of rows count on it");
 static_assert(15 * 128 * BLOCK_K / 2 <= INT16_MAX, "a lane of 16 bits sums half a block");
 
-constexpr int64_t AHEAD = 4096;  // bytes of a panel that are asked for before they are needed
+constexpr int64_t AHEAD = 4096;  // bytes of a panel that are prefetched before they are needed
 
 PENSTOCK_AVX2_INLINE __m256i four(const int8_t* q) { return _mm256_set1_epi32(*reinterpret_cast<const int32_t __attribute__((may_alias))*>(q)); }
 

@@ -13,7 +13,7 @@
 
 namespace penstock {
 
-constexpr int64_t AHEAD = 4096;     // bytes of a panel that are asked for before they are needed
+constexpr int64_t AHEAD = 4096;     // bytes of a panel that are prefetched before they are needed
 constexpr int64_t PAIR_BYTES = 64;  // 16 outputs, 2 columns
 constexpr int64_t CHUNK_BYTES = CHUNK_K / 2 * PAIR_BYTES;
 

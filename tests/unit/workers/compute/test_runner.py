@@ -15,10 +15,11 @@ from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
-from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.loading import compute_dtype, has_bfloat16, load_runner, plan_kv
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.quant.quantized import QuantizedTensor
-from penstock.workers.compute.runner import TorchRunner, compute_dtype, has_bfloat16, load_runner, plan_kv
-from penstock.workers.compute.weights import rounded_table
+from penstock.workers.compute.runner import TorchRunner
+from penstock.workers.compute.weights import round_table
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.tiny_models import saved, tiny_model
@@ -30,7 +31,7 @@ BLOCK_BYTES = 2 * 2 * 2 * BLOCK_SIZE * 16 * 4
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_torch_thread() -> Iterator[None]:
-    """On a busy machine, threads that wait for each other at every tiny product take a hundred times as long."""
+    """Threads that wait for each other at every tiny product take a hundred times as long on a busy machine."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -144,7 +145,7 @@ def test_greedy_tokens_are_those_of_transformers(model: PreTrainedModel, source:
 def test_head_and_embedding_are_held_as_the_settings_say(source: ModelSource) -> None:
     rounded = tiny_model("llama")
     for part in (rounded.lm_head, rounded.model.embed_tokens):
-        table = rounded_table(part.weight.detach(), 4)
+        table = round_table(part.weight.detach(), 4)
         assert isinstance(table, QuantizedTensor)
         part.weight.data = table.dequantized()
     chunk = Chunk(sequence(21, [9, 3, 7, 1, 5, 2]), 0, 21)

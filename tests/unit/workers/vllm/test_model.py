@@ -8,7 +8,7 @@ import torch
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
-from penstock.workers.compute.models.config import read_config, read_eos_token_ids
+from penstock.workers.compute.model_config import read_config, read_eos_token_ids
 from penstock.workers.compute.weights import load_weights
 from penstock.workers.vllm.model import hf_folder
 from tests.unit.workers.tiny_models import saved, tiny_model, written_as_gguf

@@ -57,9 +57,7 @@ def num_passed(*paths: str) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_in_the_interpreter_quantized_products_8_bit_caches_adapters_replayed_steps_and_chosen_tokens_equal_their_twins() -> (
-    None
-):
+def test_in_the_interpreter_products_8_bit_caches_adapters_replayed_steps_and_chosen_tokens_equal_their_twins() -> None:
     assert num_passed(*LATER) > 2 * NUM_SHAPES
 
 

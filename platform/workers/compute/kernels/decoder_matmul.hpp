@@ -81,7 +81,7 @@ inline void prepare_rows(Run& run, Worker& me, const Operand& operand, const Mat
 
 // Shares out `count` pieces of products of the operand with the matrix, its rows prepared before; `piece` takes the inputs and a piece's number.
 template <typename Piece>
-inline void share_product(Run& run, Worker& me, Phase*& phase, const Operand& operand, const Matrix& matrix, int64_t count, Piece piece) {
+inline void share_matmul(Run& run, Worker& me, Phase*& phase, const Operand& operand, const Matrix& matrix, int64_t count, Piece piece) {
     const bool is_own = operand.num_rows <= OWN_ROWS;
     if (!is_own) {
         const int64_t pieces = (operand.num_rows + ROWS_A_PIECE - 1) / ROWS_A_PIECE;

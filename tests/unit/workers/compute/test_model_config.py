@@ -1,4 +1,4 @@
-"""config.json and GGUF metadata: what they say, and the sentence for what is not supported."""
+"""config.json and GGUF metadata: what they declare, and the sentence for what is not supported."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from penstock.base.errors import ConfigError
 from penstock.text.gguf_header import GgufHeader, TensorInfo, Value
-from penstock.workers.compute.models.config import Llama3Scaling, ModelConfig, PackQuantized, from_gguf, from_hf
+from penstock.workers.compute.model_config import Llama3Scaling, ModelConfig, PackQuantized, from_gguf, from_hf
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -45,10 +45,11 @@ def hf(
 
 def test_a_llama_3_config_is_read_in_full() -> None:
     assert hf() == ModelConfig(
-        family="llama", vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_layers=16, num_heads=32, num_kv_heads=8, head_dim=64,
-        rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling=Llama3Scaling(32.0, 1.0, 4.0, 8192), has_rope_factors=False,
-        max_position_embeddings=131072, sliding_window=None, is_tied=True, has_qkv_bias=False, has_o_bias=False, has_mlp_bias=False,
-        has_qk_norm=False, eos_token_ids=frozenset({128001, 128008, 128009}),
+        family="llama", vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_layers=16, num_heads=32,
+        num_kv_heads=8, head_dim=64, rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling=Llama3Scaling(32.0, 1.0, 4.0,
+        8192), has_rope_factors=False, max_position_embeddings=131072, sliding_window=None, is_tied=True,
+        has_qkv_bias=False, has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({128001,
+        128008, 128009}),
     )  # fmt: skip
 
 
@@ -255,9 +256,10 @@ def gguf(tensors: tuple[str, ...] = (), without: str = "", **changes: Value) -> 
 
 def test_gguf_metadata_are_read_in_full() -> None:
     assert gguf() == ModelConfig(
-        family="llama", vocab_size=96, hidden_size=64, intermediate_size=160, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16,
-        rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=512, sliding_window=None,
-        is_tied=True, has_qkv_bias=False, has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
+        family="llama", vocab_size=96, hidden_size=64, intermediate_size=160, num_layers=2, num_heads=4, num_kv_heads=2,
+        head_dim=16, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+        max_position_embeddings=512, sliding_window=None, is_tied=True, has_qkv_bias=False, has_o_bias=False,
+        has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""What a Llama-family checkpoint says of its own shape, read from a Hugging Face config.json or from GGUF metadata.
+"""The shape of a Llama-family checkpoint, as it declares it, read from a Hugging Face config.json or from GGUF
+metadata.
 
 Not a reader of weights. Invariant: a `ModelConfig` describes a model that `llama.py` computes exactly; everything else
 (another architecture, RoPE type, activation, quantization) has been refused with a ConfigError that names what is
@@ -74,7 +75,7 @@ class ModelConfig:
     """The checkpoint brings a divisor for each RoPE frequency (GGUF's form of Llama 3 scaling)."""
     max_position_embeddings: int
     sliding_window: int | None
-    """Tokens a layer looks back; attention is full only in contexts up to that long."""
+    """Tokens to which a layer attends; attention is full only in contexts up to that long."""
     is_tied: bool
     """The output head is the embedding table."""
     has_qkv_bias: bool
@@ -99,7 +100,8 @@ class ModelConfig:
                 raise ConfigError(f"the checkpoint's {name} must be at least 1, not {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
-                f"the checkpoint's {self.num_heads} attention heads can't share {self.num_kv_heads} key/value heads evenly"
+                f"the checkpoint's {self.num_heads} attention heads can't share "
+                f"{self.num_kv_heads} key/value heads evenly"
             )
         if self.head_dim % 2:
             raise ConfigError(f"the checkpoint's head_dim must be even for RoPE, not {self.head_dim}")
@@ -141,7 +143,7 @@ def read_config(source: ModelSource) -> ModelConfig:
 
 
 def read_eos_token_ids(source: ModelSource) -> frozenset[int]:
-    """Of a checkpoint of any architecture, also one that a `ModelConfig` can't describe."""
+    """Ids that end a sequence, of a checkpoint of any architecture, also one that a `ModelConfig` can't describe."""
     if source.format == "gguf":
         return _gguf_eos(source.gguf)
     generation = source.read_json("generation_config.json") or {}
@@ -312,7 +314,7 @@ def _refuse_hf_variants(fields: _Fields) -> None:
 
 
 def _hf_quantization(fields: _Fields) -> Awq | PackQuantized | None:
-    """What quantization_config says, as AutoAWQ, compressed-tensors and transformers write it."""
+    """What quantization_config declares, as AutoAWQ, compressed-tensors and transformers write it."""
     if not fields.values:
         return None
     method = fields.values.get("quant_method")
@@ -321,8 +323,8 @@ def _hf_quantization(fields: _Fields) -> Awq | PackQuantized | None:
     if method == "compressed-tensors":
         return _pack_quantized(fields)
     raise ConfigError(
-        f"the checkpoint is quantized ({method!r}), which is not supported; these are: safetensors in float32, float16, bfloat16, AWQ (4 bits, GEMM layout) or "
-        "compressed-tensors (pack-quantized, 4 or 8 bits), and GGUF"
+        f"the checkpoint is quantized ({method!r}), which is not supported; these are: safetensors in float32, "
+        "float16, bfloat16, AWQ (4 bits, GEMM layout) or compressed-tensors (pack-quantized, 4 or 8 bits), and GGUF"
     )
 
 
@@ -333,7 +335,8 @@ def _awq(fields: _Fields) -> Awq:
     )
     if bits != 4 or version != "gemm" or not fields.flag("zero_point", True):
         raise ConfigError(
-            f"AWQ with {bits} bits, version {version!r} and zero_point {fields.flag('zero_point', True)} is not supported; 4 bits, 'gemm' and true are"
+            f"AWQ with {bits} bits, version {version!r} and zero_point {fields.flag('zero_point', True)} "
+            "is not supported; 4 bits, 'gemm' and true are"
         )
     group_size = fields.integer("group_size", fields.integer("q_group_size", 128))
     if group_size < 1:
@@ -342,7 +345,7 @@ def _awq(fields: _Fields) -> Awq:
 
 
 def _pack_quantized(fields: _Fields) -> PackQuantized:
-    """`QuantizationConfig` of compressed-tensors. Which layers are packed is seen by their tensors, so targets and
+    """`QuantizationConfig` of compressed-tensors. Which layers are packed follows from their tensors, so targets and
     exceptions are not read."""
     if fields.values.get("kv_cache_scheme"):
         raise ConfigError("compressed-tensors with a kv_cache_scheme is not supported; weights alone are")
@@ -352,7 +355,8 @@ def _pack_quantized(fields: _Fields) -> PackQuantized:
     kinds = {_scheme(schemes.nested(name), fields.values.get("format")) for name in schemes.values}
     if len(kinds) != 1:
         raise ConfigError(
-            f"compressed-tensors with {len(kinds)} kinds of quantized weights in one checkpoint is not supported; one is"
+            f"compressed-tensors with {len(kinds)} kinds of quantized weights in one checkpoint is not supported; "
+            "one is"
         )
     return kinds.pop()
 
@@ -362,7 +366,8 @@ def _scheme(fields: _Fields, stored: object) -> PackQuantized:
     stored = fields.values.get("format") or stored
     if stored != "pack-quantized":
         raise ConfigError(
-            f"compressed-tensors in the format {stored!r} is not supported; 'pack-quantized' is, integers of 4 or 8 bits"
+            f"compressed-tensors in the format {stored!r} is not supported; "
+            "'pack-quantized' is, integers of 4 or 8 bits"
         )
     if fields.values.get("input_activations") or fields.values.get("output_activations"):
         raise ConfigError(
@@ -377,17 +382,20 @@ def _scheme(fields: _Fields, stored: object) -> PackQuantized:
     if kind != "int" or not (bits == 4 or (bits == 8 and is_symmetric)):
         name = "symmetric" if is_symmetric else "asymmetric"
         raise ConfigError(
-            f"compressed-tensors with {name} weights of {bits} bits, type {kind!r}, is not supported; 4 bits and symmetric 8 bits, 'int', are"
+            f"compressed-tensors with {name} weights of {bits} bits, type {kind!r}, is not supported; "
+            "4 bits and symmetric 8 bits, 'int', are"
         )
     if weights.values.get("actorder") in (True, "group", "dynamic"):
         raise ConfigError(
-            "compressed-tensors with actorder 'group', whose columns are not in order, is not supported; 'weight' and none are"
+            "compressed-tensors with actorder 'group', whose columns are not in order, is not supported; "
+            "'weight' and none are"
         )
     group_size = weights.integer("group_size", 0)
     strategy = weights.values.get("strategy") or {0: "tensor", -1: "channel"}.get(group_size, "group")
     if (strategy, group_size > 0) not in (("group", True), ("channel", False)):
         raise ConfigError(
-            f"compressed-tensors with strategy {strategy!r} and group_size {group_size} is not supported; 'group' and 'channel' are"
+            f"compressed-tensors with strategy {strategy!r} and group_size {group_size} is not supported; "
+            "'group' and 'channel' are"
         )
     return PackQuantized(bits, group_size if group_size > 0 else None, is_symmetric)
 
@@ -445,7 +453,8 @@ def _refuse_gguf_variants(fields: _Fields, head_dim: int) -> None:
     turned = fields.integer("rope.dimension_count", head_dim)
     if turned != head_dim or fields.integer("attention.value_length", head_dim) != head_dim:
         raise ConfigError(
-            f"heads whose RoPE covers {turned} of {head_dim} dimensions, or whose values have another size, are not supported"
+            f"heads whose RoPE covers {turned} of {head_dim} dimensions, or whose values have another size, "
+            "are not supported"
         )
 
 
@@ -457,6 +466,6 @@ def _gguf_vocab_size(tensors: Mapping[str, tuple[int, ...]]) -> int:
 
 
 def _gguf_eos(header: GgufHeader) -> frozenset[int]:
-    """End of sequence, of turn and of message, as far as the file names them."""
+    """Ids for the end of a sequence, a turn and a message, as far as the file names them."""
     found = (header.integer(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
     return frozenset(token_id for token_id in found if token_id is not None)
