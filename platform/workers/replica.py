@@ -94,13 +94,8 @@ class Replica:
             raise EngineFault("The index writer has ended.")
 
     async def __del__(self) -> None:
-<<<<<<< HEAD
-        """Serve's graceful end: refuse, drain, withdraw the index's copy, stop."""
-        self._pod.mark_stopped()
-=======
         """The end that Serve waits for: refuse new sequences, drain, withdraw the index's copy, stop."""
-        self._pod.has_stopped()
->>>>>>> engine
+        self._pod.mark_stopped()
         has_drained = await self._streams.drain(self._drain_s)
         log.info("replica drained", extra={"num_aborted": 0 if has_drained else self._streams.num_inflight})
         self._streams.stop()
@@ -111,15 +106,9 @@ class Replica:
         await asyncio.to_thread(self._engine.stop, timeout_s=STOP_S / 2)
 
     async def _leave_with_pod(self) -> None:
-<<<<<<< HEAD
-        """The pod is to go: routers hear it by a load report, later than clients that gateways of the same fate leave.
-        The process stays, for Serve would put another into this pod."""
-        await self._pod.wait_for_drain()
-=======
         """Drain when the pod is to go. Load reports tell the routers, after the pod's gateways have told their clients.
         The process stays, since Serve would start another one in this pod."""
-        await self._pod.until_asked()
->>>>>>> engine
+        await self._pod.wait_for_drain()
         await asyncio.sleep(AFTER_GATEWAYS_S)
         await self._streams.drain(self._drain_s)
         self._pod.mark_drained()
