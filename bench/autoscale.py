@@ -48,7 +48,7 @@ TTFT_TARGET_S = 1.0
 """Target of the time to first token in both files of the example."""
 
 
-class Seen(NamedTuple):
+class Sample(NamedTuple):
     unix_s: float
     values: dict[str, float]
     """Value of each gauge, by its label in SHOWN."""
@@ -58,7 +58,7 @@ class Watch:
     """Samples of one pool's gauges, taken by a thread of its own."""
 
     def __init__(self, url: str, pool: str) -> None:
-        self.samples: list[Seen] = []
+        self.samples: list[Sample] = []
         self._url = f"{url}/metrics"
         self._pool = pool
         self._stop = threading.Event()
@@ -89,7 +89,7 @@ class Watch:
         with httpx.Client(timeout=5.0, trust_env=False) as client:
             while not self._stop.wait(PERIOD_S):
                 try:
-                    self.samples.append(Seen(time.time(), gauges(client.get(self._url).text, self._pool)))
+                    self.samples.append(Sample(time.time(), gauges(client.get(self._url).text, self._pool)))
                 except httpx.HTTPError:
                     continue
 
@@ -176,8 +176,10 @@ def course(load: Path, watch: Watch) -> Course:
     records = [row for row in read_lines(load / "records.jsonl") if row["model"] == POOL]
     intended = np.array([row["intended_s"] for row in records])
     return Course(
-        at=np.array([seen.unix_s - begin_s for seen in watch.samples]),
-        shown={word: np.array([seen.values.get(word, np.nan) for seen in watch.samples]) for word in SHOWN.values()},
+        at=np.array([sample.unix_s - begin_s for sample in watch.samples]),
+        shown={
+            word: np.array([sample.values.get(word, np.nan) for sample in watch.samples]) for word in SHOWN.values()
+        },
         intended=intended,
         ttft=np.array([row.get("first_s", np.nan) for row in records]) - intended,
     )
@@ -318,7 +320,7 @@ def main() -> None:
         sys.exit("the load did not run to its end")
     (load / "autoscale.jsonl").write_text("".join(json.dumps(line) + "\n" for line in journal), encoding="utf-8")
     tell(journal)
-    counts = steps(seen.values["replicas"] for seen in watch.samples if "replicas" in seen.values)
+    counts = steps(sample.values["replicas"] for sample in watch.samples if "replicas" in sample.values)
     outcomes = [row.get("outcome", "unfinished") for row in read_lines(load / "records.jsonl")]
     wrong = wrongs(counts, outcomes, is_balanced=status == 0)
     conclude(course(load, watch), load, is_record=options.record and not wrong)

@@ -291,7 +291,7 @@ def variant_rows(bench: Bench, variant: Variant, rate: float, notes: list[str]) 
         step = decode_batch(batch, context, bench.config.vocab_size)
         rival = TorchStep(bench, weights, cache, step, model.rope)
         check(variant, replay.logits(step), rival.logits().cpu(), MOST_DIFFERENCE[bench.dtype])
-        ours_s = median_s(partial(replay.best, step), bench.repeats, bench.device)
+        ours_s = median_s(partial(replay.greedy_tokens, step), bench.repeats, bench.device)
         rival_s = median_s(rival.best, bench.rival_repeats, bench.device)
         must_read = read_bytes(ours) + batch * context * block_bytes // BLOCK_SIZE
         name = f"{variant.name}, batch {batch}, context {context}"

@@ -34,7 +34,7 @@ from typing import NamedTuple
 from bench.support.loopback import WORDS
 from bench.support.platform_process import running_platform
 from bench.support.report import Row, write_report
-from bench.support.rival_tester import EXPORT, Load, Seen, configuration, read_export
+from bench.support.rival_tester import EXPORT, Load, RequestTimes, configuration, read_export
 from penstock_loadtest.results.intervals import Estimate, estimate_ratio
 from penstock_loadtest.results.records import Record, read_records, write_json
 from penstock_loadtest.scenario import load_scenario
@@ -126,14 +126,14 @@ def scenario(load: Load, prompts: Path) -> dict[str, object]:
     return {"name": "testers", "duration_s": None, "requests": load.requests, "kinds": [kind], **pace}
 
 
-def seen(record: Record) -> Seen:
+def request_times(record: Record) -> RequestTimes:
     """A record of our tester in the rival's terms. Raises RuntimeError when the request did not finish."""
     if record.outcome != "finished" or record.sent_s is None or record.first_s is None or record.tpot_s is None:
         raise RuntimeError(f"request {record.index} is {record.outcome}: {record.error}")
-    return Seen(record.sent_s, record.chunk_s[-1], record.first_s - record.sent_s, record.tpot_s, record.tokens)
+    return RequestTimes(record.sent_s, record.chunk_s[-1], record.first_s - record.sent_s, record.tpot_s, record.tokens)
 
 
-def figures(requests: Sequence[Seen], load: Load, cpu_s: float) -> Figures:
+def figures(requests: Sequence[RequestTimes], load: Load, cpu_s: float) -> Figures:
     """Raises RuntimeError unless all requests are there with all their tokens."""
     lengths = {request.tokens for request in requests}
     if len(requests) != load.requests or lengths != {load.output_tokens}:
@@ -192,7 +192,9 @@ class Testers:
         cpu_s = run(
             [*command, "--url", self._server.url, "--out", str(folder / "run")], self._server.key, folder / "log"
         )
-        return figures([seen(record) for record in read_records(folder / "run" / "records.jsonl")], load, cpu_s)
+        return figures(
+            [request_times(record) for record in read_records(folder / "run" / "records.jsonl")], load, cpu_s
+        )
 
     def theirs(self, load: Load, seed: str) -> Figures:
         folder = self._prepare(load, seed)

@@ -72,7 +72,7 @@ class LlamaCpp(NamedTuple):
         """Perplexity over the second half of each window of the text's tokens (the program's own way). Raises
         RuntimeError where it saw fewer windows."""
         sizes = ["-c", str(window), "-b", str(window), "--chunks", str(num_windows)]
-        seen, value = read_perplexity(
+        num_read, value = read_perplexity(
             self._run(
                 "llama-perplexity",
                 "-m",
@@ -85,8 +85,8 @@ class LlamaCpp(NamedTuple):
                 *sizes,
             )
         )
-        if seen != num_windows:
-            raise RuntimeError(f"llama-perplexity read {seen} windows of {window} tokens, not {num_windows}")
+        if num_read != num_windows:
+            raise RuntimeError(f"llama-perplexity read {num_read} windows of {window} tokens, not {num_windows}")
         return value
 
     def peak_bytes(self, prompt_tokens: int, tokens: int, batch: int) -> int:

@@ -33,7 +33,7 @@ class Load(NamedTuple):
     at_once: int = 1
 
 
-class Seen(NamedTuple):
+class RequestTimes(NamedTuple):
     """A finished request as one tester saw it, in seconds on that tester's clock."""
 
     sent_s: float
@@ -107,13 +107,16 @@ def configuration(
     }
 
 
-def read_export(path: Path) -> list[Seen]:
+def read_export(path: Path) -> list[RequestTimes]:
     """The requests of an export, in the order it wrote them. Raises RuntimeError when one failed or has no times of
     tokens."""
-    return [_seen(line, f"{path.name}, line {number}") for number, line in enumerate(path.read_bytes().splitlines(), 1)]
+    return [
+        _request_times(line, f"{path.name}, line {number}")
+        for number, line in enumerate(path.read_bytes().splitlines(), 1)
+    ]
 
 
-def _seen(text: bytes, place: str) -> Seen:
+def _request_times(text: bytes, place: str) -> RequestTimes:
     try:
         line = _decoder.decode(text)
         if line.error is not None:
@@ -123,7 +126,7 @@ def _seen(text: bytes, place: str) -> Seen:
         raise RuntimeError(f"{place} is not what aiperf 0.13 exports: {error}") from None
     if metrics.time_to_first_token.unit != "ms" or metrics.inter_token_latency.unit != "ms":
         raise RuntimeError(f"{place}: times are not in ms")
-    return Seen(
+    return RequestTimes(
         sent_s=line.metadata.request_start_ns / 1e9,
         last_s=line.metadata.request_end_ns / 1e9,
         ttft_s=metrics.time_to_first_token.value / 1e3,
