@@ -100,7 +100,7 @@ def gauges(page: str, pool: str) -> dict[str, float]:
 
 
 def run_load(platform: PlatformProcess, scenario: Path, settings: Sequence[str], out: Path) -> int:
-    """`penstock-loadtest run`; its exit status."""
+    """Run `penstock-loadtest run`; returns its exit status."""
     changed = [word for setting in settings for word in ("--set", setting)]
     command = [
         sys.executable,
@@ -133,7 +133,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def wrongs(counts: Sequence[int], outcomes: Iterable[str], is_balanced: bool) -> list[str]:
-    """What keeps a run from being what it should be, in sentences. counts: replicas over time, without repeats.
+    """Sentences about what went wrong in a run; none where all is well. counts: replicas over time, without repeats.
     outcomes: of every request."""
     peak = counts.index(MOST) if MOST in counts else None
     is_hill = (
@@ -165,7 +165,7 @@ class Course(NamedTuple):
 
 
 def load_began_s(load: Path) -> float:
-    """Unix time."""
+    """Unix time at which the load in the folder `load` began."""
     return (load / "observed.jsonl").stat().st_mtime - float(
         read_lines(load / "observed.jsonl")[-1]["t_s"]
     )  # its last line was written at once
@@ -184,7 +184,7 @@ def course(load: Path, watch: Watch) -> Course:
 
 
 def figures(run: Course, begin_s: float, length_s: float) -> list[Row]:
-    """begin_s, length_s: of the step."""
+    """Figures of a run before, during and behind the step of load. begin_s, length_s: of that step."""
     is_step = (run.intended >= begin_s) & (run.intended < begin_s + length_s)
     up_s = run.at[run.shown["replicas"] >= MOST][:1]
     down_s = run.at[(run.at > begin_s + length_s) & (run.shown["replicas"] == 1)][:1]
@@ -222,7 +222,7 @@ def _percentile(values: "np.ndarray[Any, Any]", percent: int) -> float | None:
 
 
 def draw(run: Course, picture: Path) -> None:
-    """Replicas, queue and TTFT over time."""
+    """Draw replicas, queue and TTFT over time into the file `picture`."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (half a second that only this needs)
 
     at, shown, intended, ttft = run
@@ -330,7 +330,7 @@ def main() -> None:
 
 
 def conclude(run: Course, load: Path, *, is_record: bool) -> None:
-    """The picture and the figures; only what went as it should is for the record."""
+    """Make the picture and the figures; only a run that went as it should is recorded."""
     arrivals = json.loads((load / "scenario.json").read_text(encoding="utf-8"))["arrivals"]
     draw(run, load / "autoscale.png")
     write_report(

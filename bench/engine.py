@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 
 class Contenders(NamedTuple):
-    """None: that rival is not there."""
+    """Workers and programs that are compared; None: that rival is not there."""
 
     ours: Worker
     vllm: Worker | None
@@ -105,7 +105,7 @@ class Prompts:
 
 
 def in_turn(number: int, ours: Callable[[], T], rival: Callable[[], T] | None) -> tuple[T, T | None]:
-    """What both say, ours asked first in every other round."""
+    """Results of both sides; ours runs first in every other round."""
     if number % 2:
         return ours(), rival and rival()
     theirs = rival and rival()
@@ -146,7 +146,8 @@ def end_to_end(
 
 
 def generated(contender: Worker, prompts: list[list[int]], max_tokens: int) -> float:
-    """Seconds. Raises RuntimeError where an answer is shorter than asked for, or a prefix was found again."""
+    """Seconds that greedy answers to all prompts take. Raises RuntimeError where an answer is shorter than asked for,
+    or a prefix was found again."""
     said = contender.ask("generate", prompts=prompts, max_tokens=max_tokens)
     if said["tokens"] != [max_tokens] * len(prompts) or said.get("cached"):
         raise RuntimeError(
@@ -199,7 +200,7 @@ def _said(pair: Pair, goal: Goal) -> str:
 
 
 def our_command(settings: Mapping[str, object]) -> list[str]:
-    """settings: of EngineConfig."""
+    """Command line of our engine's worker. settings: fields of EngineConfig that differ from its defaults."""
     return module_command(
         sys.executable, "bench.support.engine_worker", msgspec.json.encode({"threads": THREADS, **settings}).decode()
     )
@@ -218,12 +219,12 @@ def vllm_environment(cores: Iterable[int]) -> dict[str, str]:
 
 
 def has_amx(cpuinfo: str) -> bool:
-    """Whether the text of /proc/cpuinfo says so; llama.cpp is quicker with it."""
+    """Whether the CPU has AMX, by the text of /proc/cpuinfo; llama.cpp is quicker with it."""
     return "amx_tile" in cpuinfo.split()
 
 
 def unrecorded(only: Sequence[str] | None, rounds: int, settings: Mapping[str, object]) -> str | None:
-    """Why such a run is not recorded; None: it is."""
+    """Reason why a run with these options is not recorded; None: it is recorded."""
     if only:
         return f"only {', '.join(only)}"
     if settings:
@@ -290,7 +291,7 @@ def level() -> str:
 
 
 def report(findings: list[Finding], notes: list[str], why_not: str | None) -> int:
-    """The status. why_not: it is not recorded."""
+    """Print or record the findings; returns the exit status. why_not: reason not to record them."""
     table = [row for finding in findings for row in rows(finding)]
     notes = [*notes, *filter(None, map(verdict, findings))]
     if why_not is None:

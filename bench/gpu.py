@@ -88,7 +88,7 @@ class Bench(NamedTuple):
 
 
 class TorchMatrix(NamedTuple):
-    """What torch's side dequantizes for each product."""
+    """A quantized matrix that torch's side dequantizes for each product."""
 
     groups: QuantizedTensor
     dtype: torch.dtype
@@ -145,7 +145,7 @@ def packed(weight: Weight, bench: Bench) -> Tensor | GroupedMatrix:
 
 
 def read_bytes(weights: Mapping[str, Tensor | GroupedMatrix]) -> int:
-    """What every step reads: all but the embedding table, of which it reads a few rows."""
+    """Bytes of weights that every step reads: all but the embedding table, of which it reads a few rows."""
     return sum(weight.nbytes for name, weight in weights.items() if name != "embed")
 
 
@@ -166,7 +166,7 @@ def make_cache(bench: Bench, num_blocks: int, dtype: torch.dtype) -> KvCache:
 
 
 def decode_batch(batch: int, context: int, vocab_size: int) -> Batch:
-    """One more token for each of so many sequences, whose blocks lie scattered; on the host."""
+    """A step of one more token for each of `batch` sequences, whose blocks lie scattered; on the host."""
     blocks = -(-context // BLOCK_SIZE)
     tables = torch.randperm(batch * blocks).view(batch, blocks).int()
     place = context - 1
@@ -194,7 +194,7 @@ class TorchStep:
         self._cos, self._sin = (table[batch.positions.to(bench.device)] for table in rope)
 
     def logits(self) -> Tensor:
-        """float32 [batch, vocab_size]."""
+        """Logits of the step, float32 [batch, vocab_size]."""
         config = self._bench.config
         x = self._rows("embed", self._ids)
         for index in range(config.num_layers):
@@ -204,7 +204,7 @@ class TorchStep:
         return self._times(self._norm(x, "norm"), "lm_head").float()
 
     def best(self) -> Tensor:
-        """The tokens, on the host."""
+        """Best token of each sequence, on the host."""
         return self.logits().argmax(1).cpu()
 
     def _attention(self, index: int, x: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class TorchStep:
         return self._times(out.flatten(1), f"layers.{index}.o")
 
     def _gathered(self, index: int, which: int) -> Tensor:
-        """[batch, num_kv_heads, context, head_dim]."""
+        """Keys or values of the context, gathered from their blocks: [batch, num_kv_heads, context, head_dim]."""
         cache, scales = self._cache.layers[index][which], self._cache.forms[index].scales
         if scales is None:
             found = cache[self._tables].to(self._bench.dtype)

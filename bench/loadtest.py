@@ -51,7 +51,7 @@ class Light(NamedTuple):
 
 
 def run_tester(fake: FakeProcess, requests: int, rate: float, folder: Path) -> Light:
-    """`penstock-loadtest run` from start to report."""
+    """Run `penstock-loadtest run` from start to report, and measure what it takes."""
     load = {
         "duration_s": None,
         "requests": requests,
@@ -87,7 +87,7 @@ def run_tester(fake: FakeProcess, requests: int, rate: float, folder: Path) -> L
 
 
 def _samples(process: "subprocess.Popen[bytes]", server_pid: int, records: Path) -> Iterator[Sample]:
-    """Twice a second until the tester ends."""
+    """Samples of CPU and memory, twice a second until the tester ends."""
     tester = psutil.Process(process.pid)
     ended = offset = 0
     while process.poll() is None:

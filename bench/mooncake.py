@@ -43,8 +43,8 @@ class Rate(NamedTuple):
 
 
 def rate_in_file(path: Path) -> float:
-    """Straight from the JSON: an id that a trace repeats stands behind the same ids as before, so the leading known ids
-    are the hits."""
+    """Hit rate straight from the JSON of a trace: an id that a trace repeats stands behind the same ids as before, so
+    the leading known ids are the hits."""
     seen: set[int] = set()
     hits = total = 0
     with path.open(encoding="utf-8") as file:

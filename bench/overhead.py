@@ -65,7 +65,7 @@ class Level(NamedTuple):
 class Rival(NamedTuple):
     url: str
     direct_url: str
-    """One of its engines: what its gateway adds is over this."""
+    """Address of one of the rival's engines, without its gateway."""
     cpu_seconds: Callable[[], float]
 
 
@@ -163,7 +163,7 @@ def _wait_for(url: str, seconds: float = 60) -> None:
 
 
 class Sides(NamedTuple):
-    """What one level measured, a Measured for each round."""
+    """Measurements of both sides at one level, a Measured for each round."""
 
     ours: list[Measured]
     base: list[Measured]
@@ -222,7 +222,7 @@ class Bench:
         return sum(part() for part in self.parts.values())
 
     def level(self, level: Level, rounds: int, seed: int) -> tuple[Sides, str]:
-        """What both sides did, and a line on where our CPU went."""
+        """Measure one level; returns the measurements of both sides, and a line on where our CPU went."""
         sides = Sides([], [], [], [])
         share = level._replace(requests=max(level.streams, level.requests // rounds))
         spent = dict.fromkeys(self.parts, 0.0)

@@ -42,7 +42,7 @@ from penstock.workers.quantize.perplexity import perplexity
 from penstock.workers.quantize.quantize import EVALUATION_WINDOW, evaluation_tokens
 
 STEP = 8
-"""Tokens."""
+"""Tokens that a step computes."""
 
 
 class Variant(NamedTuple):
@@ -56,7 +56,7 @@ class Comparison(NamedTuple):
     rounded: Variant
     plain: Variant
     most: float | None
-    """Percent that the rounding may cost; None: it is only told."""
+    """Percent that the rounding may cost; None: the cost is reported, and is no bound."""
 
 
 W4A16 = Variant("bfloat16 activations", Activations.BFLOAT16)

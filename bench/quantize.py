@@ -31,7 +31,7 @@ from penstock.workers.quantize.quantize import Plan, evaluation_tokens, model_pe
 
 MAX_TOKENS = 8192
 LEAST_RECOVERED = 20.0
-"""Percent of plain rounding's loss."""
+"""Percent of plain rounding's loss that AWQ must recover."""
 MAX_CHARS = 60_000
 """Characters of a file that are read at most."""
 CALIBRATION = ("aibrix_sharegpt_8min.jsonl", "gsm8k_train3000.jsonl")
@@ -95,7 +95,7 @@ def recovered(name: str, group_size: int) -> str:
 
 
 def is_good(rows: Iterable[Row], names: Iterable[str], group_sizes: Iterable[int]) -> bool:
-    """Enough is recovered, and the more the smaller the groups."""
+    """Whether enough is recovered, and the more the smaller the groups."""
     found = {row.name: row.ours for row in rows if row.ours is not None}
     by_size = ([found[recovered(name, size)] for size in sorted(group_sizes, reverse=True)] for name in names)
     return all(

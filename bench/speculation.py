@@ -57,7 +57,7 @@ TEMPERATURES = (0.0, 0.8)
 STREAMS, MAX_TOKENS, ROUND = 8, 16, 25
 SPEED_STREAMS, SPEED_TOKENS, SPEED_ROUND = (1, 4), 64, 8
 REPORT_S = 1.5
-"""A replica's counts are on /metrics by then: it reports at least once a second."""
+"""Seconds after which a replica's counts are on /metrics: it reports at least once a second."""
 
 
 class Counts(NamedTuple):
@@ -92,7 +92,7 @@ class Run(NamedTuple):
 
 
 def request(number: int, temperature: float, max_tokens: int, num_words: int = 24) -> dict[str, Any]:
-    """The number-th request, without its model. num_words: of the text that every other one asks to repeat."""
+    """The number-th request, without its model. num_words: length of the text that every other one asks to repeat."""
     rng = random.Random(number)
     text = " ".join(rng.choices(WORDS, k=num_words))
     content = (

@@ -1,4 +1,5 @@
-"""What the parts of a scenario check themselves with: a ValueError whose message begins with the key, as in "rate is
+"""Checks that the parts of a scenario apply to themselves: a ValueError whose message begins with the key, as in "rate
+is
 -1; it must be above 0"."""
 
 import math

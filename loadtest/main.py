@@ -24,7 +24,7 @@ from penstock_loadtest.studies.overhead import overhead
 VIOLATED = 1
 """Exit status of a run whose ledger does not balance."""
 REFUSED = 2
-"""Exit status of what could not be done as asked: the scenario, the server, a file."""
+"""Exit status where the scenario, the server or a file made the command impossible."""
 RESULTS = Path("loadtest-results")
 
 app = typer.Typer(
@@ -87,7 +87,7 @@ def run(
     if concurrency is not None:
         overrides.append("loop=closed")
     if name is not None:
-        overrides.append(f"name={json.dumps(name)}")  # a text, whatever it looks like to YAML
+        overrides.append(f"name={json.dumps(name)}")  # a text, even where YAML would read a number
     loaded = load_scenario(scenario, overrides)
     target = find_destination(loaded, url, model, os.environ)
     folder = out or RESULTS / f"{_file_name(loaded.name)}-{datetime.now():%Y%m%d-%H%M%S}"

@@ -70,7 +70,7 @@ class Lengths(Struct, frozen=True):
 
 
 class Arrivals(Struct, frozen=True):
-    """When requests leave, in the open loop. `rate` is requests per second; every process but `gamma` bursts as Poisson
+    """Intended times of the open loop. `rate` is requests per second; every process but `gamma` bursts as Poisson
     does, `constant` not at all."""
 
     process: Literal["constant", "poisson", "gamma", "step", "ramp", "spike"] = "poisson"
@@ -231,7 +231,7 @@ class Cancel(Struct, frozen=True):
 
 
 class Targets(Struct, frozen=True):
-    """What a request must meet to count as goodput."""
+    """Latencies that a request must meet to count as goodput."""
 
     ttft_s: float = 2.0
     tpot_s: float = 0.2
@@ -292,7 +292,7 @@ class Scenario(Struct, frozen=True):
         return self.duration_s is not None or self.requests is not None or self.trace is not None
 
     def _check_times(self) -> None:
-        """What is a share of the duration needs one."""
+        """Check that times which are a share of the duration have one."""
         needed = {"step": ("at_s",), "ramp": ("length_s",), "spike": ("at_s", "length_s")}.get(
             self.arrivals.process, ()
         )
@@ -383,7 +383,7 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _decode(kind: type, value: object, base: Path) -> object:
-    """msgspec knows every type of a scenario but Path."""
+    """Decode a Path, the one type of a scenario that msgspec does not know."""
     if kind is not Path:
         raise NotImplementedError(kind)
     return resolve_path(value, base)

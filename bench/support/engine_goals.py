@@ -21,11 +21,11 @@ class Goal(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """One round."""
+    """Figures of both sides in one round."""
 
     ours: float
     rival: float | None
-    """None: that rival is not there."""
+    """Figure of the rival; None: that rival is not there."""
 
 
 class Finding(NamedTuple):
@@ -70,7 +70,7 @@ def rows(finding: Finding) -> Iterator[Row]:
 
 
 def verdict(finding: Finding) -> str | None:
-    """A sentence; None where there is no goal."""
+    """Sentence on whether the goal is met; None where there is no goal."""
     goal, ratios = finding.goal, finding.ratios
     if goal.bound is None:
         return None

@@ -30,18 +30,19 @@ from penstock.workers.vllm.model import hf_folder
 
 MODEL = "demo"
 WINDOW, NUM_WINDOWS = 512, 16
-"""Tokens, and windows of each text."""
+"""Tokens of a window, and windows of each text."""
 FIRST = WINDOW // 2
 """The last place of a window whose token is only read."""
 PATHS = {"prefill": 0, "decode at batch 1": 1, "decode at batch 32": 32}
-"""What our worker calls their batch."""
+"""Path of computing to the batch by which our worker knows it."""
 WORST = {LLAMA: 1.02, BF16: 1.03}
 MEMORY_BATCHES, MEMORY_PROMPT_TOKENS, MEMORY_ANSWER_TOKENS, MOST_MEMORY = (1, 32), 384, 128, 2.0
 BLOCK_SIZE = 16
 
 
 def perplexities(ours: Worker, llama: LlamaCpp | None, texts: Mapping[str, str], folder: Path) -> list[Finding]:
-    """texts: by name; each has windows enough. folder: for what llama-perplexity reads."""
+    """Perplexities of each text by each path of ours, and by llama.cpp. texts: by name; each has windows enough.
+    folder: for what llama-perplexity reads."""
     windows = {name: windows_of(text) for name, text in texts.items()}
     rivals: dict[str, dict[str, float | None]] = {
         BF16: dict(_by_text(_bf16_losses(windows, folder), windows)),
@@ -60,7 +61,8 @@ def perplexities(ours: Worker, llama: LlamaCpp | None, texts: Mapping[str, str],
 
 
 def windows_of(text: str) -> list[list[int]]:
-    """Raises RuntimeError for a text that is too short, and for a model whose texts begin with a token of their own."""
+    """Token ids of the text's windows. Raises RuntimeError for a text that is too short, and for a model whose texts
+    begin with a token of their own."""
     tokenizer = load_tokenizer(resolve(MODEL))
     if tokenizer.encode("a", True) != tokenizer.encode("a", False):
         raise RuntimeError(
@@ -74,7 +76,7 @@ def windows_of(text: str) -> list[list[int]]:
 
 
 def perplexity(losses: list[float]) -> float:
-    """losses: summed over each window's second half."""
+    """Perplexity over windows. losses: summed over each window's second half."""
     return math.exp(sum(losses) / (len(losses) * (WINDOW - 1 - FIRST)))
 
 

@@ -41,7 +41,7 @@ def operations(config: EngineConfig) -> Mapping[str, Callable[..., object]]:
 
 
 class WholeEngine:
-    """End to end, from token ids to token ids."""
+    """The engine end to end, from token ids to token ids."""
 
     def __init__(self, runner: TorchRunner, config: EngineConfig) -> None:
         self._hasher = ChainHasher(bytes(32), config.block_size)
@@ -51,7 +51,7 @@ class WholeEngine:
         self._engine.start()
 
     def generate(self, prompts: list[list[int]], max_tokens: int) -> dict[str, object]:
-        """Greedy; the number of tokens of each answer, and seconds for all."""
+        """Generate greedily; returns the number of tokens of each answer, and seconds for all."""
         begin = time.perf_counter()
         for number, ids in enumerate(prompts):
             self._engine.submit(self._sequence(str(number), ids, max_tokens))
@@ -126,7 +126,7 @@ class Steps:
         ]
 
     def _loss_of_prefill(self, ids: list[int], first: int) -> float:
-        """All but the window's first token are given as a draft, because the runner says logits only of those."""
+        """All but the window's first token are given as a draft, because the runner returns logits only of those."""
         (seq,) = self._placed([ids[:1]], len(ids))
         _, logits = self._runner.forward(Step([Chunk(seq, 0, 1, len(ids) - 2, ids[1:-1])], []))
         return -logits[first:].log_softmax(-1).gather(1, torch.tensor(ids[first + 1 :])[:, None]).double().sum().item()
@@ -144,7 +144,7 @@ class Steps:
         return [float(loss) for loss in total]
 
     def _read(self, seqs: list[Sequence]) -> None:
-        """Whole prompts, as many to a step as the engine's budget allows, at least one."""
+        """Read whole prompts, as many to a step as the engine's budget allows, at least one."""
         size = max(1, self._config.max_batched_tokens // len(seqs[0].token_ids))
         for start in range(0, len(seqs), size):
             self._extend([Chunk(seq, 0, len(seq.token_ids)) for seq in seqs[start : start + size]])

@@ -59,7 +59,7 @@ class _Load:
 def in_process_load(
     streams: int, requests: int, prompt_tokens: int, max_tokens: int, step_s: float, seed: int
 ) -> tuple[list[float], list[float]]:
-    """TTFTs and inter-token gaps in seconds."""
+    """Run the load in this process; returns TTFTs and inter-token gaps in seconds."""
     load = _Load(requests, prompt_tokens, max_tokens, step_s, seed)
     for engine in load.engines:
         engine.start()

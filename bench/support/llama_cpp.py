@@ -23,7 +23,7 @@ _CHUNK = re.compile(r"\[(\d+)\]([0-9.]+),")
 
 
 class Speed(NamedTuple):
-    """Tokens per second."""
+    """Tokens per second of reading prompts and of decoding."""
 
     prefill: float
     decode: float
@@ -33,11 +33,11 @@ class LlamaCpp(NamedTuple):
     folder: Path
     """Folder that holds its programs."""
     model: Path
-    """A GGUF file."""
+    """Path of the GGUF file."""
     threads: int
 
     def build(self) -> str:
-        """What llama-bench says of itself."""
+        """Commit and target of llama-bench's build."""
         return read_build(
             self._run(
                 "llama-bench",
@@ -130,7 +130,8 @@ class LlamaCpp(NamedTuple):
         ]
 
     def _run(self, program: str, *arguments: str) -> str:
-        """What it prints, errors included where it is read from them. Raises RuntimeError with the end of that."""
+        """Run a program; returns what it prints, errors included where the result is among them. Raises RuntimeError
+        with the end of that."""
         done = subprocess.run(
             [self.folder / program, *arguments], capture_output=True, text=True, timeout=RUN_S, check=False
         )
@@ -140,13 +141,13 @@ class LlamaCpp(NamedTuple):
 
 
 def read_bench(printed: str) -> Speed:
-    """llama-bench's JSON: medians of the repetitions."""
+    """Speed in llama-bench's JSON: medians of the repetitions."""
     speeds = {row["n_gen"] > 0: statistics.median(row["samples_ts"]) for row in json.loads(printed)}
     return Speed(prefill=speeds[False], decode=speeds[True])
 
 
 def read_build(printed: str) -> str:
-    """llama-bench's JSON: of what commit it says it was built, and for what."""
+    """Commit and target that llama-bench was built of and for, from its JSON."""
     row = json.loads(printed)[0]
     return f"commit {row['build_commit']} (build {row['build_number']}), backends {row['backends']}"
 

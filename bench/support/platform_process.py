@@ -56,17 +56,18 @@ class PlatformProcess:
         return Path(msgspec.json.decode((self.state / "state.json").read_bytes())["temp_dir"]) / "redis" / "redis.sock"
 
     def metrics(self) -> str:
-        """The page. Raises httpx.HTTPError."""
+        """The gateway's page /metrics. Raises httpx.HTTPError."""
         # no certificates: loading them takes longer than asking
         return httpx.get(f"{self.url}/metrics", timeout=METRICS_S, trust_env=False, verify=False).text
 
     def metric(self, name: str, **labels: str) -> float:
-        """Summed over the samples with these labels; 0 where there is none. Raises httpx.HTTPError."""
+        """Value of a metric, summed over the samples with these labels; 0 where there is none. Raises
+        httpx.HTTPError."""
         return read_metric(self.metrics(), name, **labels) or 0.0
 
     @property
     def daemons(self) -> list[int]:
-        """Everything else: Ray's own processes and the supervisor."""
+        """Process ids of everything else: Ray's own processes and the supervisor."""
         ours = {*self.gateways, *self.replicas, *self.redis}
         return [p.pid for p in descendants(self.pid) if p.pid not in ours]
 
@@ -103,7 +104,7 @@ def penstock(*arguments: str) -> list[str]:
 
 
 def start_up(folder: Path, config: str, *, temp: Path | None = None) -> "subprocess.Popen[bytes]":
-    """`penstock up` in the background: configuration, state folder (`state`) and output (`up.log`) in `folder`,
+    """Start `penstock up` in the background: configuration, state folder (`state`) and output (`up.log`) in `folder`,
     temporary files in `temp`.
 
     In a session of its own, so that a Ctrl-C in the terminal reaches it only through whoever started it.
@@ -122,7 +123,7 @@ def start_up(folder: Path, config: str, *, temp: Path | None = None) -> "subproc
 
 
 def read_env(state: Path) -> dict[str, str]:
-    """What the state folder's `env` exports. Raises FileNotFoundError while nothing answers."""
+    """Variables that the state folder's `env` exports. Raises FileNotFoundError while nothing answers."""
     lines = (state / "env").read_text(encoding="utf-8").splitlines()
     return dict(line.removeprefix("export ").split("=", 1) for line in lines)
 
@@ -143,7 +144,7 @@ def running_platform(folder: Path, config: str, *, start_s: float = START_S) -> 
 
 
 def _wait_until_ready(process: "subprocess.Popen[bytes]", folder: Path, start_s: float) -> dict[str, str]:
-    """`env` is written when /readyz has answered."""
+    """Wait for the file `env`, which is written when /readyz has answered."""
     end = time.monotonic() + start_s
     while time.monotonic() < end:
         if process.poll() is not None:

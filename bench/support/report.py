@@ -75,7 +75,7 @@ def hardware() -> dict[str, str | int]:
 
 
 def _without_folder(argument: str) -> str:
-    """Where things lie is this machine's affair."""
+    """The argument without the folder of a path, which is this machine's affair."""
     return Path(argument).name if argument.startswith("/") else argument
 
 

@@ -17,11 +17,11 @@ import msgspec
 EXPORT = "profile_export.jsonl"
 """Name of its file of requests, in the folder that the configuration names."""
 TICKS = 200.0
-"""A second: so often it looks whether one more may go; half a tick passes on average, 2.5 ms."""
+"""Times a second at which aiperf checks whether one more request may leave; half a tick passes on average, 2.5 ms."""
 
 
 class Load(NamedTuple):
-    """What both testers are told to do: so many streamed chats, evenly spaced or so many at once, each from a prompt of
+    """The load of both testers: so many streamed chats, evenly spaced or so many at once, each from a prompt of
     its own."""
 
     name: str

@@ -32,7 +32,7 @@ def start() -> Mapping[str, Callable[..., object]]:
     )
 
     def generate(prompts: list[list[int]], max_tokens: int) -> dict[str, object]:
-        """Greedy; the number of tokens of each answer, and seconds for all."""
+        """Generate greedily; returns the number of tokens of each answer, and seconds for all."""
         params = vllm.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
         begin = time.perf_counter()
         answers = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)

@@ -40,7 +40,8 @@ def answer(start: Callable[[], Mapping[str, Callable[..., object]]]) -> None:
 
 
 class Worker:
-    """Raises RuntimeError, with the end of what the child printed, where it ends or takes longer than it may."""
+    """The parent's half. Its calls raise RuntimeError, with the end of what the child printed, where the child ends or
+    takes longer than it may."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
         self._process = process
@@ -55,7 +56,7 @@ class Worker:
         self._signal(signal.SIGSTOP)
 
     def ask(self, op: str, *, timeout_s: float = 600.0, **arguments: object) -> Any:
-        """The answer, as JSON gives it."""
+        """Ask the child for the operation `op`; returns its answer, as JSON gives it."""
         self._signal(signal.SIGCONT)
         _pipe(self._process.stdin).write(json.dumps({"op": op, **arguments}).encode() + b"\n")
         found = self._receive(timeout_s)
@@ -85,7 +86,7 @@ class Worker:
 def worker(
     name: str, command: Sequence[str], folder: Path, *, env: Mapping[str, str] | None = None, start_s: float = 900.0
 ) -> Iterator[Worker]:
-    """Starts it, waits until it is ready, and ends all of its group. folder: for what it prints."""
+    """Start a worker and wait until it is ready; end its whole process group at the end. folder: for what it prints."""
     log = folder / f"{name}.log"
     with (
         log.open("wb") as out,

@@ -23,7 +23,7 @@ BODY = {
     "return_token_ids": True,
 }
 KILL_AFTER = 12
-"""Tokens."""
+"""Tokens of the answer after which a replica is killed."""
 
 
 def pieces(client: httpx.Client) -> Iterator[tuple[str, int, str]]:

@@ -28,7 +28,7 @@ from penstock_loadtest.planned import Message, Planned
 from penstock_loadtest.results.records import Record
 
 DEADLINE_MARGIN_S = 0.1
-"""A connection that is not there at the deadline is given up so much later: by then the request has ended as
+"""Seconds after the deadline at which an attempt to connect is given up: by then the request has ended as
 `unfinished`."""
 
 
@@ -46,11 +46,13 @@ class Clock:
 
 
 class Answer(NamedTuple):
+    """How a request went, with what a session or a repeat needs of it."""
+
     record: Record
     text: str
-    """What the server said, kept for turns of a session only."""
+    """The text of the server's answer, kept for turns of a session only."""
     body: bytes
-    """As sent."""
+    """The request's JSON as it was sent."""
 
 
 class Client:
@@ -108,7 +110,7 @@ class Client:
             exchange.cut()
         for connections in (self._connections, *self._elsewhere.values()):
             connections.close()
-            await connections.closed()
+            await connections.wait_closed()
 
     async def _exchange(self, planned: Planned, record: Record, body: bytes, deadline_s: float) -> Exchange:
         wants_usage = has_field(body, "stream_options")
@@ -133,14 +135,14 @@ class Client:
         return exchange
 
     async def _deliver(self, exchange: Exchange, data: bytes, cancel_after_s: float | None, deadline_s: float) -> None:
-        connection = self._connections.idle()
+        connection = self._connections.take_idle()
         is_kept = connection is not None
         if connection is None:
             connection = await self._connect(exchange, deadline_s)
         if connection is not None and cancel_after_s is not None:
             exchange.hang_up_in(cancel_after_s)
         while connection is not None:
-            await exchange.over(connection, data, is_kept=is_kept)
+            await exchange.send_over(connection, data, is_kept=is_kept)
             if exchange.is_over:
                 return
             # the server had closed a connection that was idle: no failure of this request
@@ -152,14 +154,14 @@ class Client:
         left_s = max(0.0, deadline_s - self.clock.now()) + DEADLINE_MARGIN_S
         began = time.perf_counter()
         try:
-            connection = await self._connections.fresh(min(CONNECT_TIMEOUT_S, left_s))
+            connection = await self._connections.connect(min(CONNECT_TIMEOUT_S, left_s))
         except TargetUnreachable as error:
             exchange.fail(str(error).rstrip("."))
             return None
         if exchange.is_over:
             connection.close()
             return None
-        exchange.leaves(began)  # how long a connection takes is the server's doing
+        exchange.mark_sent(began)  # how long a connection takes is the server's doing
         return connection
 
     def _record(self, planned: Planned, intended_s: float) -> Record:

@@ -1,5 +1,5 @@
-"""Where a scenario is sent: URL and keys, from options and from the environment. Shared by every command that runs a
-load."""
+"""The server that a scenario is sent to: URL and keys, from options and from the environment. Shared by every command
+that runs a load."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 def find_destination(scenario: Scenario, url: str | None, model: str | None, environment: Mapping[str, str]) -> Target:
-    """The server, asked for its models. `url` None: OPENAI_BASE_URL. Raises TargetUnreachable and ScenarioInvalid,
-    within about a second."""
+    """The server, once it has listed its models. `url` None: OPENAI_BASE_URL. Raises TargetUnreachable and
+    ScenarioInvalid, within about a second."""
     url = url or environment.get(URL_VARIABLE)
     if not url:
         raise ScenarioInvalid(f"Where is the server? Name it with --url http://HOST:PORT/v1, or in {URL_VARIABLE}.")

@@ -1,5 +1,5 @@
-"""What the server's own meters say: completion tokens by tenant, from `GET /usage` under the API's URL, with the
-tenant's key.
+"""The server's own account of what its tenants used: completion tokens by tenant, from `GET /usage` under the API's
+URL, with the tenant's key.
 
 Not part of OpenAI's API; Penstock has it. The answer is `{"data": [{"completion_tokens": N, ...}, ...]}`, all rows
 together the account so far.
@@ -17,7 +17,7 @@ from penstock_loadtest.errors import TargetUnreachable
 
 TIMEOUT_S = 5.0
 SETTLE_S = 0.5
-"""Between two readings; a server may be a little behind, and so may requests that were hung up on."""
+"""Seconds between two readings; a server may be a little behind, and so may requests that were hung up on."""
 MAX_READINGS = 20
 
 
@@ -30,7 +30,8 @@ class _Usage(msgspec.Struct):
 
 
 async def read_metered_usage(target: Target) -> dict[str, int]:
-    """By tenant. Raises TargetUnreachable: no such page, or tenants that share a key, whose sum nobody can divide."""
+    """Completion tokens by tenant. Raises TargetUnreachable: no such page, or tenants that share a key, whose sum
+    nobody can divide."""
     if not target.keys or len(set(target.keys.values())) < len(target.keys):
         raise TargetUnreachable("meter is set, which takes a key of its own for every tenant.")
     connections = Connections(parse_origin(target.url))
@@ -38,14 +39,14 @@ async def read_metered_usage(target: Target) -> dict[str, int]:
         return {tenant: await _read(connections, target, key) for tenant, key in target.keys.items()}
     finally:
         connections.close()
-        await connections.closed()
+        await connections.wait_closed()
 
 
 async def wait_for_settled_usage(
     target: Target, before: Mapping[str, int], least: Mapping[str, int] = MappingProxyType({})
 ) -> dict[str, int]:
-    """What was counted since then, once two readings are the same and not below `least`, or time is over. Raises
-    TargetUnreachable."""
+    """Completion tokens by tenant since `before`, once two readings are the same and not below `least`, or after
+    MAX_READINGS. Raises TargetUnreachable."""
     last = await read_metered_usage(target)
     for _ in range(MAX_READINGS):
         await asyncio.sleep(SETTLE_S)

@@ -12,15 +12,17 @@ MAX_PAGE_BYTES = 16 << 20
 
 
 class Target(msgspec.Struct, frozen=True):
+    """The server under test, with one of its models and the tenants' keys."""
+
     url: str
-    """Of the API, without a slash at its end."""
+    """Base URL of the API, without a slash at its end."""
     model: str
     models: list[str]
     keys: dict[str, str]
     """API key by tenant."""
     exact: bool | None
-    """Whether the model's greedy and seeded answers never change, as /v1/models says under `exact`; None: it does not
-    say."""
+    """Whether the model's greedy and seeded answers never change, as /v1/models reports under `exact`; None: it does
+    not report it."""
     metrics_url: str | None
 
     def __repr__(self) -> str:
@@ -40,7 +42,7 @@ class _Models(msgspec.Struct):
 
 
 class _Page:
-    """Hears one small response."""
+    """Listener that collects one small response."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -59,7 +61,7 @@ class _Page:
         if not self.done.done():
             self.done.set_result(None)
 
-    def on_broken(self, reason: str, _at: float, _is_unheard: bool) -> None:
+    def on_broken(self, reason: str, _at: float, _is_unanswered: bool) -> None:
         self._fail(f"did not answer: {reason}")
 
     def _fail(self, why: str) -> None:
@@ -74,7 +76,7 @@ async def get_page(connections: Connections, path: str, timeout_s: float, key: s
     page = _Page()
     try:
         async with asyncio.timeout(timeout_s):
-            connection = await connections.fresh(timeout_s)
+            connection = await connections.connect(timeout_s)
             head = (
                 f"GET {path} HTTP/1.1\r\nhost: {where}\r\nuser-agent: {USER_AGENT}\r\naccept: */*\r\n"
                 f"connection: close\r\n{format_authorization(key)}\r\n"
@@ -97,7 +99,7 @@ def format_authorization(key: str | None) -> str:
 
 
 async def find_target(url: str, *, keys: dict[str, str], model: str | None = None, timeout_s: float = 1.0) -> Target:
-    """PromptRequest the server for its models. url: with or without /v1. model: None takes the first it lists.
+    """The server with the models that it lists. url: with or without /v1. model: None takes the first it lists.
 
     Raises TargetUnreachable within timeout_s, with one sentence: not there, not speaking the API, refusing the key, not
     serving the model.
@@ -107,7 +109,7 @@ async def find_target(url: str, *, keys: dict[str, str], model: str | None = Non
         raise TargetUnreachable(
             f"{url} ends in a query or a fragment; the base URL is followed by /models and /chat/completions."
         )
-    base = _base(url)
+    base = _make_base_url(url)
     for tenant, key in keys.items():
         if not (key.isascii() and key.isprintable()):
             raise TargetUnreachable(
@@ -119,8 +121,8 @@ async def find_target(url: str, *, keys: dict[str, str], model: str | None = Non
             connections, f"{path_with_query(base)}/models", timeout_s, next(iter(keys.values()), None)
         )
     finally:
-        await connections.closed()
-    listed = _listed(base, status, body)
+        await connections.wait_closed()
+    listed = _decode_models(base, status, body)
     names = [entry.id for entry in listed]
     if model is not None and model not in names:
         raise TargetUnreachable(f"{base} does not serve {model}; it serves {', '.join(names[:10]) or 'nothing'}.")
@@ -134,17 +136,17 @@ async def find_target(url: str, *, keys: dict[str, str], model: str | None = Non
 
 
 def path_with_query(url: str) -> str:
-    """Behind scheme and host, with the query; empty where there is none."""
+    """The part of a URL after scheme and host, with the query; empty where there is none."""
     parts = urlsplit(url)
     return f"{parts.path}?{parts.query}" if parts.query else parts.path
 
 
-def _base(url: str) -> str:
+def _make_base_url(url: str) -> str:
     trimmed = url.rstrip("/")
     return trimmed if path_with_query(trimmed) else f"{trimmed}/v1"
 
 
-def _listed(base: str, status: int, body: bytes) -> list[_Model]:
+def _decode_models(base: str, status: int, body: bytes) -> list[_Model]:
     if status in (401, 403):
         raise TargetUnreachable(
             f"{base} refuses the API key (HTTP {status}); it is taken from OPENAI_API_KEY, or from a tenant's key_env."

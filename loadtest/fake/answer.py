@@ -19,7 +19,7 @@ _CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aiou"
 WORDS = [
     f" {_CONSONANTS[i >> 8]}{_VOWELS[i >> 6 & 3]}{_CONSONANTS[i >> 2 & 15]}{_VOWELS[i & 3]}" for i in range(VOCAB_SIZE)
 ]
-"""Text of every token: a space and four letters, so that a text says how many tokens it has."""
+"""Text of every token: a space and four letters, so that a text shows how many tokens it has."""
 _WORDS = [word.encode() for word in WORDS]
 
 ERROR_EVENT = (
@@ -34,16 +34,18 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Frame(NamedTuple):
+    """Bytes that go out at one time."""
+
     offset_s: float
-    """Due so long after the start."""
+    """Seconds after the start at which it is due."""
     data: bytes
     tokens: int = 0
     closes: bool = False
-    """The connection closes behind it."""
+    """Whether the connection closes after it."""
 
 
 class Reply(NamedTuple):
-    """What an answer says, whenever it is sent."""
+    """The content of an answer, whenever it is sent."""
 
     answer_id: str
     created: int
@@ -77,7 +79,7 @@ def format_head(status: str, headers: str, length: int | None = None, content_ty
 def make_frames(
     reply: Reply, chunks: Sequence[Chunk], fault: Fault | None, *, stream: bool, early_headers: bool
 ) -> Iterator[Frame]:
-    """What is sent, in order of time. A fault that keeps everything back has no frames."""
+    """The frames of an answer, in order of time. A fault that keeps everything back has none."""
     kind = None if fault is None else fault.kind
     if kind == "hang":
         return iter(())
@@ -104,7 +106,7 @@ def make_frames(
 
 
 def _with_head(head: bytes, rest: Iterator[Frame], fault: Fault | None, *, early: bool) -> Iterator[Frame]:
-    """The head with the first frame, or before it."""
+    """The frames with the head put into the first one, or sent before it."""
     delay_s = 0.0
     if fault is not None and fault.kind == "slow_headers":
         line, _, head = head.partition(b"\r\n")
@@ -121,7 +123,7 @@ def _with_head(head: bytes, rest: Iterator[Frame], fault: Fault | None, *, early
 
 
 def _stream(reply: Reply, chunks: Sequence[Chunk], fault: Fault | None) -> Iterator[Frame]:
-    """Chunk by chunk; the last one brings the end along."""
+    """The frames of a streamed answer, one for each chunk; the last one holds the end too."""
     before, behind = _envelope(reply)
     cut = _cut(fault, len(reply.token_ids))
     sent = 0
@@ -208,14 +210,14 @@ def _usage(reply: Reply, *, extra: int) -> bytes:
 
 def _whole_body(reply: Reply, *, extra: int) -> bytes:
     text = join_words(reply.token_ids)
-    said = {"message": {"role": "assistant", "content": text}} if reply.is_chat else {"text": text}
+    content = {"message": {"role": "assistant", "content": text}} if reply.is_chat else {"text": text}
     ids = {"token_ids": reply.token_ids} if reply.has_token_ids else {}
     answer = {
         "id": reply.answer_id,
         "object": "chat.completion" if reply.is_chat else "text_completion",
         "created": reply.created,
         "model": reply.model,
-        "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": reply.finish_reason, **ids}],
+        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reply.finish_reason, **ids}],
         **({"usage": msgspec.Raw(_usage(reply, extra=extra))} if reply.has_usage else {}),
     }
     return msgspec.json.encode(answer)

@@ -1,4 +1,4 @@
-"""What a fake server is told to do, as one YAML file or Python value. What follows from it for a request is in
+"""What a fake server is to do, as one YAML file or Python value. What follows from it for a request is in
 `truth.py`."""
 
 from pathlib import Path
@@ -17,7 +17,7 @@ FaultKind = Literal[
     "error_event",  # an error event ends the stream after some tokens
     "no_done",  # the stream ends in good order, without [DONE]
     "double_finish",  # two chunks with a finish_reason
-    "wrong_usage",  # usage says one token more than was sent
+    "wrong_usage",  # usage reports one token more than was sent
     "content_after_finish",  # one token more behind the finish_reason
     "status_500",  # instead of an answer
     "slow_headers",  # the status line comes at once, the rest of the head `delay_s` later
@@ -66,7 +66,7 @@ class Shedding(Struct, frozen=True):
 
 
 class Replicas(Struct, frozen=True):
-    """So many replicas are shown at /metrics from `from_s` on (seconds after the first request; before it the first
+    """The number of replicas shown at /metrics from `from_s` on (seconds after the first request; before it the first
     value holds)."""
 
     count: int
@@ -95,15 +95,15 @@ class Behaviour(Struct, frozen=True):
     shedding: Shedding | None = None
     stalls: list[Stall] = []
     faults: list[Fault] = []
-    cached_tokens: int = 0  # usage says so of every prompt (at most its length)
-    # cached tokens are instead the leading blocks of this size that were seen before, by tenant and model
+    cached_tokens: int = 0  # usage reports so many for every prompt (at most its length)
+    # cached tokens are instead the leading blocks of this size that earlier prompts had, by tenant and model
     prefix_block_tokens: int | None = None
     prefix_blocks: int = 100_000  # blocks remembered, least recently used go first
     models: list[str] = msgspec.field(default_factory=lambda: ["fake"])
-    exact: bool | None = None  # what /v1/models says; None: nothing
-    keys: dict[str, str] = {}  # API key to tenant; none: no key is asked for
+    exact: bool | None = None  # what /v1/models reports; None: nothing
+    keys: dict[str, str] = {}  # API key to tenant; none: no key is needed
     token_ids: bool = True  # return_token_ids is honoured; False: ignored
-    usage: bool = True  # usage is sent (in streams when asked for)
+    usage: bool = True  # usage is sent (in streams when the request wants it)
     refused_fields: list[str] = []  # body fields that are answered with 400, as strict servers do
     early_headers: bool = False  # the head is sent at the start of service, not with the first token
     receipt: bool = True  # x-penstock headers: tier, replica, cached tokens, predicted TTFT

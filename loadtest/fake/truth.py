@@ -3,7 +3,7 @@ clock, no socket.
 
 Everything drawn for a request depends on the behaviour's seed, on what is drawn and on the request's key (its number,
 its `seed` field or its prompt, see `Behaviour.drawn_by`), and on nothing else. So a test computes what was programmed
-without asking the server.
+without a request to the server.
 """
 
 import math
@@ -21,14 +21,16 @@ _P99 = NormalDist().inv_cdf(0.99)
 
 
 class Chunk(NamedTuple):
+    """A programmed chunk of an answer."""
+
     offset_s: float
-    """Due so long after the start."""
+    """Seconds after the start at which it is due."""
     tokens: int
 
 
 class Truth(msgspec.Struct, kw_only=True):
-    """What a request was told to do, and what became of it. Times are CLOCK_MONOTONIC seconds: `time.perf_counter` of
-    any process of the machine."""
+    """What was programmed for a request, and what became of it. Times are CLOCK_MONOTONIC seconds: `time.perf_counter`
+    of any process of the machine."""
 
     number: int
     request_id: str
@@ -50,7 +52,7 @@ class Truth(msgspec.Struct, kw_only=True):
     status: int = 200
 
     def chunks(self, behaviour: Behaviour) -> list[Chunk]:
-        """Its programmed chunks, faults left out."""
+        """The programmed chunks of the request, faults left out."""
         return program_chunks(
             behaviour, self.key, tokens=self.tokens, uncached_tokens=self.prompt_tokens - self.cached_tokens
         )
@@ -83,7 +85,7 @@ def draw_answer_length(behaviour: Behaviour, key: int, *, max_tokens: int, ignor
 
 
 def draw_fault(behaviour: Behaviour, number: int, *, stream: bool) -> Fault | None:
-    """The fault of a request, drawn by its number whatever `drawn_by` says; of several that name it, the first."""
+    """The fault of a request, drawn by its number whatever `drawn_by` is; of several that name it, the first."""
     if not behaviour.faults:
         return None
     named = [fault for fault in behaviour.faults if number in fault.numbers]
@@ -101,7 +103,7 @@ def _by_share(faults: list[Fault], u: float) -> Fault | None:
 
 
 def shift_past_stalls(stalls: list[Stall], due_s: float) -> float:
-    """When something due at `due_s` is sent; both in seconds after the first request."""
+    """The time at which something due at `due_s` is sent; both in seconds after the first request."""
     for stall in sorted(stalls, key=lambda stall: stall.from_s):
         if stall.from_s <= due_s < stall.from_s + stall.for_s:
             due_s = stall.from_s + stall.for_s
@@ -144,7 +146,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def write_truth(file: BinaryIO, truth: Truth) -> None:
-    """Append it as a line of JSON."""
+    """Append a truth as a line of JSON."""
     file.write(_encode(truth) + b"\n")
 
 

@@ -36,7 +36,7 @@ _OTHER_UNITS = {
 
 
 def write_comparison_report(folder: Path) -> Path:
-    """From compare.json, however many pairs are there. Raises RecordsInvalid."""
+    """Write plots and report.html from compare.json, however many pairs are there. Raises RecordsInvalid."""
     comparison = read_json(folder / "compare.json", Comparison)
     pictures, path = folder / "plots", folder / "report.html"
     pictures.mkdir(exist_ok=True)
@@ -197,7 +197,8 @@ def _runs(comparison: Comparison, name: str) -> Plot:
         f"{name}, run by run",
         figure,
         "The median of each run.",
-        f"{name} of {len(values_of_all)} runs, {format_duration(min(values_of_all))} to {format_duration(max(values_of_all))}.",
+        f"{name} of {len(values_of_all)} runs, {format_duration(min(values_of_all))} to "
+        f"{format_duration(max(values_of_all))}.",
     )
 
 

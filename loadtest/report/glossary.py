@@ -1,4 +1,4 @@
-"""What every figure of a report means, in sentences: the one place where the page gets them from."""
+"""The meaning of every figure of a report, in sentences; the page takes them from here only."""
 
 from penstock_loadtest.report.words import format_duration
 from penstock_loadtest.results.summary import MAX_LATENESS_S
@@ -13,8 +13,8 @@ TERMS = (
     (
         "TTFT",
         "Time to first token: from the intended time to the first chunk with a token. A stall delays requests that "
-        "leave late because of it, and they show it. "
-        "An answer that is not streamed shows no first token, and has no TTFT.",
+        "leave late because of it, and they show it. An answer that is not streamed shows no first token, and has no "
+        "TTFT.",
     ),
     (
         "TPOT",
@@ -35,8 +35,7 @@ TERMS = (
     (
         "Outcomes",
         "finished: the whole answer came. cancelled: we hung up, as planned. shed: the server declined before any "
-        "token. failed: any other error. "
-        "unfinished: no end before the timeout or the end of the run.",
+        "token. failed: any other error. unfinished: no end before the timeout or the end of the run.",
     ),
     ("Offered rate", "Requests a second between the first and the last intended time."),
     (
@@ -47,8 +46,8 @@ TERMS = (
     ("Hit rate", "Cached / prompt tokens, as the server says, of the requests for which it says both."),
     (
         "Lateness",
-        f"How much later than intended requests left the tester. At a p99 over {format_duration(MAX_LATENESS_S)} the tester "
-        "itself was too slow for the load.",
+        f"How much later than intended requests left the tester. At a p99 over {format_duration(MAX_LATENESS_S)} the "
+        "tester itself was too slow for the load.",
     ),
     (
         "Ledger",
@@ -62,10 +61,10 @@ TERMS = (
 def define_terms(targets: Targets) -> tuple[tuple[str, str], ...]:
     """Each term with its meaning, in the order of the page; goodput is by the run's own targets."""
     goodput = (
-        f"Finished requests with TTFT ≤ {format_duration(targets.ttft_s)} and TPOT ≤ {format_duration(targets.tpot_s)}, of all but "
-        "those that we cancelled in time. "
-        "Failed, shed and unfinished requests are misses; so is one that we hung up on after the TTFT target had "
-        "passed, and an answer without a token. "
-        "An answer that was not streamed has both targets together: TTFT + TPOT for every token but the first."
+        f"Finished requests with TTFT ≤ {format_duration(targets.ttft_s)} and TPOT ≤ "
+        f"{format_duration(targets.tpot_s)}, of all but those that we cancelled in time. Failed, shed and unfinished "
+        "requests are misses; so is one that we hung up on after the TTFT target had passed, and an answer without a "
+        "token. An answer that was not streamed has both targets together: TTFT + TPOT for every token but the "
+        "first."
     )
     return (("Goodput", goodput), *TERMS)

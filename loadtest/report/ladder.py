@@ -35,7 +35,7 @@ from penstock_loadtest.results.knee import Ladder, Step, is_held
 
 
 def write_ladder_report(folder: Path) -> Path:
-    """From ladder.json, however far the ladder got. Raises RecordsInvalid."""
+    """Write plots and report.html from ladder.json, however far the ladder got. Raises RecordsInvalid."""
     ladder = read_json(folder / "ladder.json", Ladder)
     pictures, path = folder / "plots", folder / "report.html"
     pictures.mkdir(exist_ok=True)
@@ -46,7 +46,7 @@ def write_ladder_report(folder: Path) -> Path:
 
 
 def draw_ladder_plots(ladder: Ladder) -> list[Plot]:
-    """Steps in the order of their rates; those that held filled, the others hollow."""
+    """The plots of a ladder: steps in the order of their rates; those that held are filled dots, the others hollow."""
     steps = sorted(ladder.steps, key=lambda step: (step.rate, step.number))
     if not steps:
         return []
@@ -221,7 +221,8 @@ def _rates(ladder: Ladder, steps: Sequence[Step]) -> Plot:
     _rate_axis(drawn, ladder, steps)
     add_legend(drawn)
     alt = "; ".join(
-        f"{format_number(step.achieved_rate)} finished and {format_number(step.goodput_per_s)} good at {format_number(step.rate)}"
+        f"{format_number(step.achieved_rate)} finished and {format_number(step.goodput_per_s)} good at "
+        f"{format_number(step.rate)}"
         for step in steps
     )
     return Plot(

@@ -172,7 +172,7 @@ def _list_cards(run: Run) -> list[Card]:
 
 
 def _latency_cards(summary: Summary) -> list[Card]:
-    """Where nothing was streamed, the whole answers' time stands for both."""
+    """Cards of TTFT and TPOT; where nothing was streamed, the time of the whole answers in place of both."""
     if not summary.ttft_s.count and summary.e2e_s.count:
         return [_latency_card("End to end", "whole answers: nothing was streamed", summary.e2e_s)]
     return [
@@ -247,8 +247,8 @@ def _list_facts(summary: Summary, ending: Ending | None) -> list[str]:
         facts.append(f"Prefix hit rate {format_share(summary.hit_rate)} of {summary.prompt_tokens:,} prompt tokens.")
     if summary.shared_chunk_share:
         facts.append(
-            f"{format_share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is the "
-            "chunk's."
+            f"{format_share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is "
+            "the chunk's."
         )
     if ending and ending.turns_not_sent:
         facts.append(
@@ -263,7 +263,7 @@ def _list_facts(summary: Summary, ending: Ending | None) -> list[str]:
 
 
 def _group_table(summary: Summary) -> Table | None:
-    """None where there is nothing to tell apart."""
+    """The figures by tenant, kind, model, endpoint, tier and replica; None where no grouping has two groups."""
     groups = summary.groups
     named = (
         ("Tenants", groups.tenant),
@@ -285,7 +285,7 @@ def _group_table(summary: Summary) -> Table | None:
 
 
 def _are_same(some: list[Group], others: list[Group]) -> bool:
-    """The same requests under other names: a table that would only repeat figures."""
+    """Whether two groupings hold the same requests under other names, so that a second table would repeat figures."""
     return [(group.requests, group.ttft_s) for group in some] == [(group.requests, group.ttft_s) for group in others]
 
 

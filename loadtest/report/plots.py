@@ -111,11 +111,10 @@ def _percentiles_over_time(
         name,
         f"{word} over time",
         figure,
-        f"{what.capitalize()}, by intended time in windows of {format_duration(found.width_s)}: half, 9 in 10 and 99 in 100 "
-        "requests were below the lines.",
+        f"{what.capitalize()}, by intended time in windows of {format_duration(found.width_s)}: half, 9 in 10 and 99 "
+        "in 100 requests were below the lines.",
         f"{word} over time: p50 between {_range(values.p50)}, p99 between {_range(values.p99)}; p99 over the target "
-        f"of {format_duration(target_s)} in {over} of "
-        f"{len(at)} windows.",
+        f"of {format_duration(target_s)} in {over} of {len(at)} windows.",
     )
 
 
@@ -135,8 +134,7 @@ def _load_over_time(found: Series) -> Plot:
         "Offered and good by intended time, finished by the time of the end. Grey above green: load that missed its "
         "targets or was cancelled.",
         f"Requests a second over time: offered {_range(found.offered_per_s, format_number)}, finished "
-        f"{_range(found.finished_per_s, format_number)}, "
-        f"good {_range(found.good_per_s, format_number)}.",
+        f"{_range(found.finished_per_s, format_number)}, good {_range(found.good_per_s, format_number)}.",
     )
 
 
@@ -243,7 +241,10 @@ def _distribution(name: str, title: str, what: str, sample: Sample, target_s: fl
     drawn.yaxis.set_major_formatter(PercentFormatter(1.0))
     drawn.yaxis.set_major_locator(MultipleLocator(0.25))
     drawn.set_ylabel(f"of {len(sample):,} {what}")
-    figures = f"p50 {format_duration(p50)}, p90 {format_duration(p90)}, p99 {format_duration(p99)}, max {format_duration(sample.max)}"
+    figures = (
+        f"p50 {format_duration(p50)}, p90 {format_duration(p90)}, p99 {format_duration(p99)}, max "
+        f"{format_duration(sample.max)}"
+    )
     return Plot(
         name, title, figure, f"{figures}. Dots: p50, p90, p99.", f"Cumulative distribution of {title}: {figures}."
     )
@@ -347,13 +348,14 @@ def _target_line(draw: Callable[..., object], target_s: float) -> None:
 
 
 def _line(drawn: Axes, at: Floats, values: Floats, colour: Colour, *, label: str = "", width: float = 1.6) -> None:
-    """Few values get markers, and so are seen without a neighbour to draw a line to."""
+    """Draw a line; few values get markers, so that one without a neighbour is visible."""
     marker = "o" if np.isfinite(values).sum() <= 24 else ""
     drawn.plot(at, values, color=colour.light, label=label, linewidth=width, marker=marker, markersize=3.5)
 
 
 def _least(values: Floats) -> float:
-    """The smallest above zero, but not below a thousandth of the largest: what a logarithmic axis may begin at."""
+    """The value at which a logarithmic axis may begin: the smallest above zero, but not below 1/10,000 of the
+    largest."""
     above = values[values > 0]
     return max(float(above.min()), float(above.max()) / 10_000) if len(above) else 0.0
 

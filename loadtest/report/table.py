@@ -13,8 +13,8 @@ MAX_ERRORS = 5
 
 
 def make_summary_table(summary: Summary, ledger: Verdict | None = None) -> RenderableType:
-    """Warnings first, then latencies, figures, tenants (if there are several), errors (if any) and what the ledger
-    says. None: nothing is said of it."""
+    """Warnings first, then latencies, figures, tenants (if there are several), errors (if any) and the ledger's
+    sentences. `ledger` None: there are none of those."""
     parts: list[RenderableType] = [*_warnings(summary), _latencies(summary), "", _figures(summary), ""]
     if len(summary.groups.tenant) > 1:
         parts += [_tenants(summary), ""]
@@ -28,9 +28,9 @@ def make_summary_table(summary: Summary, ledger: Verdict | None = None) -> Rende
 def describe_lateness(summary: Summary) -> str:
     late = summary.lateness
     return (
-        f"Requests left {format_duration(late.p99_s)} after their intended time at p99 ({format_duration(late.max_s)} at most); "
-        "over 10 ms the figures measure "
-        "the tester along with the server. Use a machine with more room, or a lower rate."
+        f"Requests left {format_duration(late.p99_s)} after their intended time at p99 ({format_duration(late.max_s)} "
+        "at most); over 10 ms the figures measure the tester along with the server. Use a machine with more room, or "
+        "a lower rate."
     )
 
 
@@ -82,13 +82,16 @@ def _figures(summary: Summary) -> Table:
         + (f"; missed by {missed_by}" if missed_by else ""),
         "requests": f"{summary.requests:,}{warmup}"
         + "".join(f", {count:,} {kind}" for kind, count in kinds.items() if count),
-        "rate": f"{format_number(summary.offered_rate)} requests/s offered, {format_number(summary.achieved_rate)} finished",
+        "rate": (
+            f"{format_number(summary.offered_rate)} requests/s offered, {format_number(summary.achieved_rate)} finished"
+        ),
         "throughput": (
-            f"{format_number(summary.output_tokens_per_s)} output and {format_number(summary.prompt_tokens_per_s)} prompt tokens/s"
+            f"{format_number(summary.output_tokens_per_s)} output and {format_number(summary.prompt_tokens_per_s)} "
+            "prompt tokens/s"
         ),
         "tokens": (
-            f"{summary.output_tokens:,}, {format_share(verified)} verified by ids; {format_share(summary.shared_chunk_share)} "
-            "shared a chunk"
+            f"{summary.output_tokens:,}, {format_share(verified)} verified by ids; "
+            f"{format_share(summary.shared_chunk_share)} shared a chunk"
         ),
         "hit rate": format_share(summary.hit_rate),
         "lateness": (

@@ -18,7 +18,7 @@ from penstock_loadtest.results.summary import Summary
 
 Path = Literal["platform", "direct"]
 MIN_RUNS = 6
-"""A bootstrap of fewer points says nothing."""
+"""Fewest points for an interval: a bootstrap of fewer is meaningless."""
 
 
 class Cell(NamedTuple):
@@ -41,7 +41,7 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
 class CellRun(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     concurrency: int
-    output_tokens: int  # asked for
+    output_tokens: int  # of every request
     path: Path
     folder: str
     requests: int
@@ -59,7 +59,7 @@ class CellRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cpu_ms(self) -> float | None:
-        """Per request, idle share subtracted."""
+        """CPU milliseconds per finished request, idle share subtracted; None: not measured."""
         return (
             None if self.cpu is None or not self.finished else 1e3 * (self.cpu.busy_s - self.cpu.idle_s) / self.finished
         )
@@ -96,7 +96,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """overhead.json."""
+    """The content of overhead.json."""
 
     url: str
     direct: str | None
@@ -166,7 +166,7 @@ def fit_line(points: Floats) -> Straight:
 
 
 def fit_cost(runs: Sequence[CellRun], concurrency: int | None, rng: np.random.Generator) -> Fit | None:
-    """None without two different lengths of answer."""
+    """The fit over the runs of one concurrency (None: of all); None without two different lengths of answer."""
     points = np.array(
         [
             (run.tokens_each, run.cpu_ms)

@@ -18,14 +18,14 @@ import numpy.typing as npt
 
 CONFIDENCE = 0.95
 MIN_PAIRS = 6
-"""With fewer, even the interval from the least to the largest value covers the median less often than 95 %: 1 - 2 /
-2**5 is 93.75 %."""
+"""Fewest pairs for an interval: with fewer, even the interval from the least to the largest value covers the median
+less often than 95 %: 1 - 2 / 2**5 is 93.75 %."""
 
 Floats = npt.NDArray[np.float64]
 
 
 class OrderInterval(NamedTuple):
-    """From the `rank`-th smallest of n values to the `rank`-th largest, counted from 1."""
+    """An interval from the `rank`-th smallest of n values to the `rank`-th largest, counted from 1."""
 
     rank: int
     coverage: float
@@ -45,7 +45,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_distinguishable(self) -> bool:
-        """The interval excludes no difference; never without an interval."""
+        """Whether the interval excludes `neutral`, the value of no difference; False without an interval."""
         return self.low is not None and self.high is not None and not self.low <= self.neutral <= self.high
 
 

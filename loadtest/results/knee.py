@@ -15,7 +15,7 @@ import msgspec
 
 Purpose = Literal["raise", "lower", "bisect", "confirm"]
 LOWEST = 6
-"""So many times a first rate that does not hold is lowered by the factor, before there is no rate that holds."""
+"""How many times a first rate that does not hold is lowered by the factor, before no rate is taken to hold."""
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,11 +78,11 @@ class Bracket(NamedTuple):
     missed: float | None
     """The lowest rate that did not hold."""
     runs: int
-    """At `held`."""
+    """Number of runs at `held`."""
 
 
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
-    """ladder.json."""
+    """The content of ladder.json."""
 
     url: str
     model: str
@@ -108,7 +108,7 @@ def find_bracket(steps: Sequence[Step], rules: Rules) -> Bracket:
 
 
 def choose_next_step(steps: Sequence[Step], rules: Rules, unit: str = "requests/s") -> Next | Done:
-    """What to do after these steps, in the order they were made."""
+    """The next step after these, which are in the order they were made, or the end of the ladder."""
     if not steps:
         return Next(rules.start_rate, "raise", "the first rate")
     if steps[-1].is_dead:
@@ -154,7 +154,7 @@ def _rate(rate: float, unit: str) -> str:
 def make_ladder(
     url: str, model: str, unit: str, rules: Rules, settings: dict[str, object], steps: Sequence[Step]
 ) -> Ladder:
-    """What is known after these steps."""
+    """The ladder as it is known after these steps."""
     found, following = find_bracket(steps, rules), choose_next_step(steps, rules, unit)
     if isinstance(following, Done):
         verdict = following.reason

@@ -18,12 +18,12 @@ from penstock_loadtest.scenario import Targets
 
 WIDTHS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400)
 _MAX_WINDOWS = 120
-_REQUESTS_A_WINDOW = 30  # wanted on average: a percentile of two requests says nothing
+_REQUESTS_A_WINDOW = 30  # wanted on average: a percentile of two requests is meaningless
 _MIN_WINDOWS = 12  # even where that leaves fewer
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """What the server said about itself at one time (a line of observed.jsonl)."""
+    """The server's report of its replicas at one time (a line of observed.jsonl)."""
 
     t_s: float
     replicas: dict[str, float] = {}  # by "pool/tier"
@@ -42,7 +42,7 @@ class Series:
     since the run's start."""
 
     edges_s: Floats
-    ttft_s: Percentiles  # by intended time, as all here that says nothing else
+    ttft_s: Percentiles  # by intended time, as every field without another remark
     tpot_s: Percentiles
     offered_per_s: Floats
     good_per_s: Floats
@@ -63,7 +63,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """How many replicas each "pool/tier" had at each time that the server was asked."""
+    """How many replicas each "pool/tier" had at each time that its metrics were read."""
 
     at_s: Floats
     counts: dict[str, Floats]  # NaN: not named that time
@@ -107,7 +107,7 @@ def choose_window_width_s(span_s: float, requests: int) -> float:
 
 
 def collect_replicas(observed: Sequence[Observed]) -> Replicas | None:
-    """None if the server never named any."""
+    """Counts of replicas over time; None if the server never reported any."""
     names = sorted({name for sample in observed for name in sample.replicas})
     if not names:
         return None
@@ -151,7 +151,7 @@ def _share(part: Ints, whole: Ints) -> Floats:
 
 
 def _most_in_flight(columns: Columns, edges_s: Floats) -> Floats:
-    """A request that was sent and has no end stays in flight to the last window."""
+    """The most requests in flight in each window; one that was sent and has no end stays in flight to the last."""
     sent = ~np.isnan(columns.sent_s)
     starts_s = np.sort(columns.sent_s[sent])
     ends_s = columns.end_s[sent]

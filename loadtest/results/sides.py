@@ -1,4 +1,4 @@
-"""Two sides measured in pairs: what to run next, and what the runs say. Pure; `compare.py` makes the runs, and
+"""Two sides measured in pairs: what to run next, and the ratios of the runs. Pure; `compare.py` makes the runs, and
 compare.json is a Comparison.
 
 Pairs go A B, B A, A B, ...: what drifts over the time of a measurement (heat, caches, neighbours) hits both sides
@@ -25,11 +25,11 @@ FIGURES: dict[str, Callable[[Summary], float | None]] = {
     "throughput": lambda summary: summary.output_tokens_per_s,
     "goodput": lambda summary: summary.goodput.share,
 }
-"""What is compared: medians in seconds, delivered tokens per second, share of requests."""
+"""Figures that are compared: medians in seconds, delivered tokens per second, share of requests."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What one side is."""
+    """One side: its server, model and overrides."""
 
     name: str
     url: str
@@ -57,11 +57,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """compare.json."""
+    """The content of compare.json."""
 
     a: Setting
     b: Setting
-    pairs: int  # asked for
+    pairs: int  # wanted
     settings: dict[str, object]  # everything else that a comparison that goes on must have in common with its beginning
     runs: list[Run]
     rows: list[Row]
@@ -90,8 +90,8 @@ def keep_whole_pairs(runs: Sequence[Run]) -> list[Run]:
 
 
 def choose_seed(seed: int, run: NextRun, *, same_server: bool) -> int:
-    """Both sides of a pair get the same requests; on one server not the same prompts, which the second run would find
-    cached."""
+    """The seed of a run: both sides of a pair get the same requests; on one server not the same prompts, which the
+    second run would find cached."""
     return seed + 2 * (run.pair - 1) + (same_server and run.side == "b")
 
 
@@ -100,7 +100,7 @@ def pick_figures(summary: Summary) -> dict[str, float | None]:
 
 
 def compare_figures(runs: Sequence[Run]) -> list[Row]:
-    """Every figure over the whole pairs."""
+    """A row for every figure, over the whole pairs."""
     sides = {(run.pair, run.side): run for run in keep_whole_pairs(runs)}
     numbers = sorted({pair for pair, _ in sides})
     return [
@@ -136,12 +136,12 @@ def _sentence(row: Row, a: str, b: str) -> str:
     ratio = row.ratio
     if ratio.value is None:
         return f"{row.figure}: nothing to compare."
-    said = f"{row.figure} of {b} is {ratio.value:.3f} times that of {a}"
+    sentence = f"{row.figure} of {b} is {ratio.value:.3f} times that of {a}"
     if ratio.low is None or ratio.high is None:
-        return f"{said}; {ratio.note}."
+        return f"{sentence}; {ratio.note}."
     verdict = "the difference is real" if row.is_distinguishable else "not distinguishable from 1"
     return (
-        f"{said} (95 % interval {ratio.low:.3f} to {ratio.high:.3f}, {ratio.pairs} pairs): "
+        f"{sentence} (95 % interval {ratio.low:.3f} to {ratio.high:.3f}, {ratio.pairs} pairs): "
         f"{verdict}{f'; {ratio.note}' if ratio.note else ''}."
     )
 

@@ -1,4 +1,4 @@
-"""Signals while a load runs: SIGTERM asks to send no more, Ctrl-C to stop, what comes after that to hurry."""
+"""Signals while a load runs: SIGTERM means to send no more, Ctrl-C to stop, a further signal to exit at once."""
 
 import asyncio
 import signal

@@ -1,8 +1,8 @@
 """`compare`: the same load against two servers, or in two settings against one, run by run in turn; which differences
 are more than chance.
 
-What to run and what it says is in `sides.py`. compare.json is written after every run, so that the same command goes on
-where it was stopped.
+What to run, and the ratios, are in `sides.py`. compare.json is written after every run, so that the same command goes
+on where it was stopped.
 """
 
 import os

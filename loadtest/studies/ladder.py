@@ -43,7 +43,7 @@ SPEED = "x the trace's speed"
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a step is."""
+    """The length of a step."""
 
     warmup_s: float = 5.0  # left out of its figures
     step_s: float = 30.0  # at least so long after the warm-up
@@ -85,7 +85,7 @@ def set_rate(scenario: Scenario, rate: float, *, number: int, pace: Pace) -> Sce
 
 
 def make_step(number: int, following: Next, folder: str, summary: Summary, *, is_balanced: bool) -> Step:
-    """What a run says."""
+    """The step that a run amounts to."""
     outcomes = summary.outcomes
     return Step(
         number=number,
@@ -120,7 +120,7 @@ def climb(
     settle: Callable[[], None],
     save: Callable[[Sequence[Step]], None],
 ) -> None:
-    """Add steps until the rules say that it is done, or `make` was interrupted and gives None."""
+    """Add steps until the rules want no more, or `make` was interrupted and gives None."""
     while isinstance(following := choose_next_step(steps, rules), Next):
         if steps:
             settle()
@@ -132,7 +132,7 @@ def climb(
 
 
 def drop_dead_steps(steps: Sequence[Step]) -> list[Step]:
-    """Steps to go on with: what was measured of a server that had gone says nothing."""
+    """Steps to go on with: what was measured of a server that had gone is meaningless."""
     return [step for step in steps if not step.is_dead]
 
 
@@ -288,8 +288,8 @@ def _row(step: Step) -> list[str]:
 
 def list_flaws(step: Step) -> list[str]:
     """Why a step's figures are doubtful."""
-    said = (("sent late", step.is_late), ("not balanced", not step.is_balanced), ("server gone", step.is_dead))
-    return [text for text, is_so in said if is_so]
+    found = (("sent late", step.is_late), ("not balanced", not step.is_balanced), ("server gone", step.is_dead))
+    return [text for text, is_so in found if is_so]
 
 
 def _both_ms(p50_s: float | None, p99_s: float | None) -> str:

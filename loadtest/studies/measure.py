@@ -1,11 +1,11 @@
 """One run from start to report: what `run`, `ladder`, `compare` and `overhead` share.
 
 The folder of a run:
-    scenario.json   what was asked for          target.json    of which server
+    scenario.json   the load                    target.json    the server
     records.jsonl   a line a request
     repeats.jsonl   the records of requests that were sent again at the end, where there are any
     observed.jsonl  replicas over time, where the server's /metrics has them
-    run.json        what the records don't say  summary.json, ledger.json, plots/, report.html
+    run.json        further facts of the run    summary.json, ledger.json, plots/, report.html
 Ctrl-C ends the load and leaves all of it, SIGTERM lets what is under way end first; a second one exits at once, and
 `penstock-loadtest report` makes the rest.
 """
@@ -109,7 +109,7 @@ def _begin(folder: Path, scenario: Scenario, target: Target) -> None:
 
 
 def _leave(folder: Path) -> None:
-    """As it was before, if nothing was sent."""
+    """Restore the folder to what it was, if nothing was sent."""
     if (folder / "records.jsonl").stat().st_size:
         return
     for name in ("scenario.json", "target.json", "records.jsonl"):
@@ -121,7 +121,7 @@ def _leave(folder: Path) -> None:
 async def _load(
     scenario: Scenario, target: Target, folder: Path, console: Console | None
 ) -> tuple[RunFacts, dict[str, int] | None]:
-    """Also completion tokens by the tenants' meters, where they are asked."""
+    """Run the load; returns its facts, and completion tokens by the tenants' meters where those are read."""
     clock, progress = Clock(), Progress(scenario)
     stop, enough, started = asyncio.Event(), asyncio.Event(), asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -137,14 +137,14 @@ async def _load(
             await stack.enter_async_context(_beside(started, show(progress, clock.now, console)))
 
         def on_sent(_: Planned) -> None:
-            progress.sent(clock.now())
+            progress.note_sent(clock.now())
 
-        told: Counter[str] = Counter()
+        reported: Counter[str] = Counter()
 
         def on_ended(answer: Answer) -> None:
             records.write(answer.record)
-            told[answer.record.tenant] += answer.record.metered_tokens or 0
-            progress.ended(answer.record, clock.now())
+            reported[answer.record.tenant] += answer.record.metered_tokens or 0
+            progress.note_ended(answer.record, clock.now())
 
         facts = await run_load(
             scenario,
@@ -156,15 +156,17 @@ async def _load(
             enough=enough,
             on_start=started.set,
         )
-        return facts, None if before is None else await _since(target, before, told)
+        return facts, None if before is None else await _read_usage_since(target, before, reported)
 
 
-async def _since(target: Target, before: dict[str, int], told: Counter[str]) -> dict[str, int] | None:
-    """told: completion tokens of each tenant's answers, by the answers.
+async def _read_usage_since(target: Target, before: dict[str, int], reported: Counter[str]) -> dict[str, int] | None:
+    """Completion tokens by the tenants' meters since `before`; None: the server does not answer any more, and the run
+    is concluded without.
 
-    None: the server has nothing to say any more, and the run is concluded without."""
+    reported: completion tokens of each tenant's answers, by the answers' usage.
+    """
     try:
-        return await wait_for_settled_usage(target, before, told)
+        return await wait_for_settled_usage(target, before, reported)
     except TargetUnreachable:
         return None
 
@@ -213,7 +215,7 @@ def _facts(facts: RunFacts) -> dict[str, object]:
 
 
 class _Notes:
-    """Lines of observations; the file is there from the first one on. A context manager."""
+    """Writer of observations, a line each; the file exists from the first one on. A context manager."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -236,7 +238,7 @@ class _Notes:
 
 @asynccontextmanager
 async def _beside(started: asyncio.Event, work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """The work goes on beside the context, from when the run has started."""
+    """A context beside which the work goes on, from when the run has started."""
 
     async def run() -> None:
         with closing(work):
@@ -261,8 +263,8 @@ def _exit_at_once(records: RecordWriter, console: Console | None) -> None:
 
 @contextmanager
 def _fast_interpreter() -> Iterator[None]:
-    """What lives now is left out of garbage collection, which comes less often; threads give way to the event loop
-    sooner."""
+    """A context in which objects that exist now are left out of garbage collection, which comes less often, and threads
+    give way to the event loop sooner."""
     thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
     gc.collect()
     gc.freeze()

@@ -83,7 +83,7 @@ class Meter(NamedTuple):
     rest: Callable[[float], None] = time.sleep
 
     def around(self, run: Callable[[], Measurement]) -> tuple[Measurement, CpuUse]:
-        """What a run cost, and then what the same time costs without it."""
+        """Make a run; returns it with its CPU use, and that of the same time without it."""
         before_s, began_s = self.cpu_s(), self.now_s()
         measured = run()
         busy_s, wall_s = self.cpu_s() - before_s, self.now_s() - began_s

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 class Fields(NamedTuple):
     number: int  # of the line, from 1
-    values: list[str]  # of the columns asked for, in that order; "" for an optional one that the file lacks
+    values: list[str]  # of the wanted columns, in that order; "" for an optional one that the file lacks
 
 
 def make_line_error(path: Path, number: int, problem: str) -> TraceInvalid:
@@ -68,7 +68,7 @@ def read_header(path: Path) -> list[str]:
 
 
 def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Fields]:
-    """The columns asked for, by name, of every line behind the header; others are passed over.
+    """The wanted columns, by name, of every line after the header; others are passed over.
 
     Raises TraceInvalid when the header lacks one, or a line has more or fewer fields than the header.
     """

@@ -24,8 +24,8 @@ T = TypeVar("T")
 
 
 def draw_plan(scenario: Scenario) -> Iterator[Planned]:
-    """In the order of at_s. The turns of a session come right behind its first one, at the same at_s: nobody knows yet
-    when their turn is.
+    """The requests of a scenario in the order of at_s. The turns of a session come right after its first one, at the
+    same at_s: their time depends on answers that are not there yet.
 
     Ends with the scenario's requests, its duration (arrivals; later turns may leave behind it) or its trace. In the
     closed loop every at_s is 0 and the duration ends nothing: the runner knows when it is over. Raises ScenarioInvalid
@@ -52,7 +52,7 @@ class _Streams(NamedTuple):
     models: np.random.SeedSequence
     cancels: np.random.SeedSequence
     texts: np.random.SeedSequence
-    asks: np.random.SeedSequence
+    contents: np.random.SeedSequence
 
     @classmethod
     def of(cls, seed: int) -> "_Streams":
@@ -84,7 +84,7 @@ class _Draws:
         kinds = [
             KindDraws(kind, place, seeds, TextMaker(kind.prompts, text_seed), corpus_rows)
             for place, (kind, seeds) in enumerate(
-                zip(scenario.kinds, streams.asks.spawn(len(scenario.kinds)), strict=True)
+                zip(scenario.kinds, streams.contents.spawn(len(scenario.kinds)), strict=True)
             )
         ]
         models: dict[str | None, float] = {model.name: model.weight for model in scenario.models} or {None: 1.0}
@@ -105,24 +105,24 @@ class _Draws:
         session, client = (row.session, row.client or row.session) if row is not None else (None, None)
         draws, tenant, model = self._kinds.pick(session), self._tenants.pick(client), self._models.pick(session)
         kind = draws.kind
-        asks: Iterator[DrawnTurn]
+        drawn: Iterator[DrawnTurn]
         if row is None:
-            turns = draws.draw_turns()
+            turns = draws.draw_turn_count()
             turns = turns if room is None else min(turns, room)
-            asks = draws.asks(arrival, turns)
+            drawn = draws.draw_turns(arrival, turns)
         else:
-            turns, asks = 1, iter((draws.replay(arrival, row),))
-        for turn, ask in enumerate(asks):
+            turns, drawn = 1, iter((draws.draw_replay(arrival, row),))
+        for turn, content in enumerate(drawn):
             yield Planned(
                 index=index + turn,
                 at_s=at_s,
                 endpoint=kind.endpoint,
-                prompt=ask.prompt,
-                system=ask.system,
-                max_tokens=ask.max_tokens,
+                prompt=content.prompt,
+                system=content.system,
+                max_tokens=content.max_tokens,
                 ignore_eos=kind.ignore_eos,
                 temperature=kind.temperature,
-                seed=ask.seed,
+                seed=content.seed,
                 stream=kind.stream,
                 tenant=tenant,
                 kind=kind.name,
@@ -131,7 +131,7 @@ class _Draws:
                 session=None if kind.sessions is None else f"{arrival}",
                 turn=turn,
                 is_last_turn=turn == turns - 1,
-                think_s=ask.think_s,
+                think_s=content.think_s,
             )
 
 
@@ -158,7 +158,7 @@ class _Cancels:
         self._which, self._when = map(np.random.default_rng, seeds.spawn(2))
 
     def draw(self) -> float | None:
-        """Of every request: when it hangs up; None: it does not."""
+        """Seconds after which the next request hangs up; None: it does not."""
         return draw(self._cancel.after_s, self._when) if self._which.random() < self._cancel.share else None
 
 

@@ -38,7 +38,7 @@ class LengthLine(msgspec.Struct):
 
 
 class LengthTable:
-    """lines: at least one, of every client in order of time."""
+    """The table; `lines` has at least one line, and those of a client in order of time."""
 
     def __init__(self, lines: dict[int, list[LengthLine]], seed: int) -> None:
         self._lines = lines
@@ -47,7 +47,7 @@ class LengthTable:
 
     @classmethod
     def read(cls, path: Path, seed: int) -> Self:
-        """Raises TraceInvalid."""
+        """The table of a file. Raises TraceInvalid."""
         lines: defaultdict[int, list[LengthLine]] = defaultdict(list)
         for number, line in read_json(path, msgspec.json.Decoder(LengthLine)):
             if not line.prompt_parts:
@@ -77,5 +77,6 @@ class LengthTable:
 
 
 def _draw(row: Row, count: int, rng: np.random.Generator) -> Floats:
-    """Between two quantiles every length is equally likely; below the first it is the first."""
+    """Random lengths of a row: between two quantiles every length is equally likely; below the first it is the
+    first."""
     return np.interp(rng.uniform(size=count), QUANTILES, row[1:])

@@ -1,6 +1,6 @@
 """Published traces, as they were published, row by row: what arrived when, how long, and with which shared prefixes.
 
-Lazy: a file is read as far as its rows are asked for, and memory does not grow with it (BurstGPT's sessions apart: one
+Lazy: a file is read as far as its rows are drawn, and memory does not grow with it (BurstGPT's sessions apart: one
 number each).
 """
 
@@ -149,7 +149,7 @@ def _read_csv(
 
 
 def _to_epoch_s(text: str) -> float:
-    """Of a time in UTC; digits below the microsecond are dropped. ValueError with a sentence."""
+    """Seconds since 1970 of a time in UTC; digits below the microsecond are dropped. ValueError with a sentence."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

@@ -1,5 +1,5 @@
 """Words that made-up text consists of: common English ones, nearly all a single token of any byte-pair vocabulary;
-exactly so when the tokenizer is at hand."""
+exactly so where the tokenizer is given."""
 
 from pathlib import Path
 from typing import Final
@@ -40,11 +40,11 @@ would write year yellow yes yet you young
 """
 WORDS: Final = tuple(_WORDS.split())
 MIN_WORDS: Final = 64
-"""With fewer different words, made-up prompts would begin alike too often."""
+"""Fewest different words: with fewer, made-up prompts would begin alike too often."""
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Raises ScenarioInvalid when the file is not there, or is not a tokenizer.json."""
+    """The tokenizer of a file. Raises ScenarioInvalid when the file is not there, or is not a tokenizer.json."""
     try:
         data = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -79,5 +79,5 @@ def find_single_token_words(tokenizer: Tokenizer) -> tuple[str, ...]:
 
 
 def _is_single(tokenizer: Tokenizer, word: str) -> bool:
-    """One token at the start of a text, and one behind a space."""
+    """Whether a word is one token at the start of a text, and one after a space."""
     return count_tokens(tokenizer, word) == 1 and count_tokens(tokenizer, f"{word} {word}") == 2

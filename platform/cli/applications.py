@@ -31,7 +31,7 @@ class Placement(NamedTuple):
     host: str | None = "127.0.0.1"
     """Address that a replica's token stream listens on; None: the address of its node."""
     drain_s: int | None = None
-    """What runs gets so long to finish when its process is to go; None: each kind's own."""
+    """Seconds that requests under way get when their process is to end; None: each kind's own default."""
 
 
 def gateway_application(config: PlatformConfig, placement: Placement) -> serve.Application:
@@ -101,7 +101,7 @@ def _adapter_base(pool: PoolConfig) -> AdapterBase | None:
 
 
 def _check_vocabulary(pool: PoolConfig) -> None:
-    """A timed runner makes up token ids; the tokenizer must have them. Raises ConfigError."""
+    """Refuse a timed pool whose runner makes up token ids that the tokenizer has not. Raises ConfigError."""
     has, made_up = load_tokenizer(resolve(pool.model)).vocab_size, pool.engine.timed.vocab_size
     if made_up > has:
         raise ConfigError(

@@ -41,7 +41,7 @@ class StartFailed(PenstockError):
 
 
 def ray_environment() -> dict[str, str]:
-    """What Ray and all that it starts must find in their environment."""
+    """Environment variables for Ray and all that it starts."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -111,7 +111,7 @@ class Cluster:
         return self._process.wait()
 
     def stop(self, hurry: threading.Event) -> None:
-        """Asks the driver to end and waits STOP_S at most, less when `hurry` is set. What is left then is for the
+        """Ask the driver to end and waits STOP_S at most, less when `hurry` is set. What is left then is for the
         caller to end."""
         self._process.terminate()
         deadline = time.monotonic() + STOP_S
@@ -131,7 +131,7 @@ class Cluster:
         )
 
     def _next_event(self, deadline: float) -> Event | None:
-        """None at the deadline, or when the driver has closed its end and is about to end."""
+        """The driver's next event; None at the deadline, or when the driver has closed its end and is about to end."""
         while b"\n" not in self._unread:
             ready, _, _ = select.select([self._events], [], [], max(0.0, deadline - time.monotonic()))
             data = os.read(self._events, 65536) if ready else b""

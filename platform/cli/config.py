@@ -21,7 +21,8 @@ from penstock.workers.config import EngineConfig
 
 class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     url: str | None = None
-    """redis://, rediss:// or unix://; None: an embedded server, kept alive, with its data in the state folder."""
+    """Address of Redis: redis://, rediss:// or unix://; None: an embedded server, kept alive, with its data in the
+    state folder."""
 
     def __post_init__(self) -> None:
         if self.url is not None and not self.url.startswith(("redis://", "rediss://", "unix://")):
@@ -32,7 +33,7 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Equal replicas of one model."""
 
     name: str
-    """Part of process names and metric labels: letters, digits, dashes."""
+    """Name of the pool, part of process names and metric labels: letters, digits, dashes."""
     model: str = "demo"
     """Checkpoint: path of a GGUF file or safetensors directory, hub id, or `demo` (SmolLM2-135M-Instruct). A timed pool
     takes its tokenizer and chat template from it."""
@@ -40,9 +41,9 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Model names of the API; none: the model's own."""
     tier: Literal["edge", "cloud"] = "cloud"
     replicas: int = 1
-    """Where the pool is scaled: how many it starts with."""
+    """Number of replicas; where the pool is scaled, the number that it starts with."""
     autoscale: AutoscaleConfig | None = None
-    """None: always that many."""
+    """Settings of scaling; None: the pool always has `replicas`."""
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
 
     @property

@@ -32,17 +32,18 @@ from penstock.cli.events import DEPLOYED, FAILED, RAY, Event
 from penstock.wire.discovery import AUTOSCALER_APP, GATEWAY_APP, pool_app_name
 
 OBJECT_STORE_BYTES = 96 * 2**20
-"""Ray's shared memory. Tokens don't pass through it."""
+"""Size of Ray's shared memory. Tokens don't pass through it."""
 LOGICAL_CPUS = 64
-"""Ray's count for placement; threads are divided by us, so it must never be what refuses a replica."""
+"""Number of CPUs that Ray counts with for placement; threads are divided by us, so it must never be what refuses a
+replica."""
 RUNNING_TIMEOUT_S = 180.0
-"""The first start of a checkpoint may build a kernel."""
+"""Seconds until all applications must run. The first start of a checkpoint may build a kernel."""
 POLL_S = 0.1
 TAIL_LINES = 15
 REFUSAL = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
-"""How a traceback begins the line of a ConfigError."""
+"""Beginning of the line of a ConfigError in a traceback."""
 PR_SET_PDEATHSIG = 1
-"""prctl(2)."""
+"""Option of prctl(2): a signal for this process when its parent dies."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def stop_with_parent(parent: int) -> None:
-    """SIGTERM for this process when the one that started it dies, however that happens. Its number is 1 in a
+    """Have SIGTERM sent to this process when the one that started it dies, however that happens. Its number is 1 in a
     container."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:

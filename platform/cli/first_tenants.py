@@ -27,7 +27,7 @@ class FirstTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     tokens_per_minute: int | None = None
     max_parallel: int | None = None
     models: tuple[str, ...] | None = None
-    """Null: all."""
+    """Models that the tenant may use; null: all."""
     tier_policy: str | None = None
 
     def __post_init__(self) -> None:
@@ -55,7 +55,8 @@ class FirstTenants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 async def apply(client: redis.asyncio.Redis, secret: bytes, wanted: FirstTenants) -> list[str]:
-    """A line about each tenant. Raises RedisError, and InvalidRequest for settings that can't be."""
+    """Make tenants and keys that are not there yet; returns a line about each tenant. Raises RedisError, and
+    InvalidRequest for settings that can't be."""
     return [f"{tenant.name}: {await _apply(client, secret, tenant)}" for tenant in wanted.tenants]
 
 

@@ -12,14 +12,16 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """Raises Interrupted in the main thread at the first signal; once stopping, a signal only sets `hurry`."""
+    """Signal handlers that raise Interrupted in the main thread at the first signal; once stopping, a signal only sets
+    `hurry`."""
 
     def __init__(self) -> None:
         self.hurry = threading.Event()
         self._is_stopping = False
 
     def install(self) -> None:
-        """Call again after a library that takes signals for itself. A SIGHUP that nohup ignores stays ignored."""
+        """Install the handlers. To be called again after a library that takes signals for itself. A SIGHUP that nohup
+        ignores stays ignored."""
         for number in SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._on_signal)

@@ -59,7 +59,7 @@ def status(
     state: StateOption = DEFAULT_STATE,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """What runs here, and whether it is well; exit status 0 only when ready."""
+    """Show what runs here and whether it is well; exit status 0 only when ready."""
     try:
         found = StateDir(state).read()
     except PenstockError as error:
@@ -155,7 +155,7 @@ def drain(
 
 @app.command()
 def version() -> None:
-    """The installed version."""
+    """Print the installed version."""
     print(installed_version("penstock"))
 
 

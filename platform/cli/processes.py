@@ -10,9 +10,9 @@ import signal
 import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
-"""prctl(2)."""
+"""Option of prctl(2): orphaned descendants become children of this process."""
 KILL_ROUNDS = 5
-"""A killed process may have been about to start another."""
+"""Rounds of SIGKILL at most: a killed process may have been about to start another."""
 
 
 def become_subreaper() -> None:

@@ -1,8 +1,8 @@
 """`penstock up`: the composition root of a whole platform on one machine.
 
-Starts Redis, Ray, the pools and the gateway; waits until requests are answered; stays until it is interrupted; then stops
-everything in order. Invariant: however it ends, no process, socket or temp folder of this run is left. What stays is
-the state folder.
+Starts Redis, Ray, the pools and the gateway; waits until requests are answered; stays until it is interrupted; then
+stops everything in order. Invariant: however it ends, no process, socket or temp folder of this run is left. What stays
+is the state folder.
 
 Decisions: docs/decisions/one-machine.md
 """

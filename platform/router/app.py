@@ -59,7 +59,7 @@ from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
 from penstock.wire.frames import DownFrame
-from penstock.wire.proof import hello
+from penstock.wire.proof import make_hello
 
 DRAIN_S = 10
 """Time for answers under way when the gateway is to go, where nothing else is configured, seconds."""
@@ -146,7 +146,7 @@ class Core:
     def _connect(
         self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
     ) -> AbstractAsyncContextManager[Link]:
-        return connect(member.address, hello(self._secret, self._router_id, member.epoch), on_frame, on_lost)
+        return connect(member.address, make_hello(self._secret, self._router_id, member.epoch), on_frame, on_lost)
 
     def _adapters(
         self, config: AdaptersConfig, client: redis.asyncio.Redis, models: Mapping[str, ServedModel]
@@ -258,10 +258,10 @@ class Gateway:
             if core.reporter is not None:
                 tasks.append(asyncio.create_task(core.reporter.run(), name="reports"))
             stopping = asyncio.create_task(self._stopping.wait())
-            pod_ending = asyncio.create_task(self._pod.until_asked())
+            pod_ending = asyncio.create_task(self._pod.wait_for_drain())
             try:
                 serving = self._listener.start()
-                self._pod.serves()
+                self._pod.mark_ready()
                 done, _ = await asyncio.wait(
                     [*tasks, stopping, pod_ending, serving], return_when=asyncio.FIRST_COMPLETED
                 )
@@ -282,10 +282,10 @@ class Gateway:
         of it first."""
         if self._pod.folder is not None:
             self._drain.begin()
-            self._pod.has_stopped()
+            self._pod.mark_stopped()
             await asyncio.sleep(SPREAD_S)
         await self._listener.stop()
-        self._pod.has_drained()
+        self._pod.mark_drained()
 
 
 def _load_checkpoints(pools: Sequence[PoolSpec]) -> dict[str, Checkpoint]:

@@ -157,7 +157,7 @@ class Gateway:
             for name in self.serve.running
         ]
         pools = [PoolReport(POOL, PoolFlow(), self.num_waiting, 30.0 if self.num_waiting else 0.0)]
-        await told(self.client, [GatewayReport("g1", self.number, pools, rows)])
+        await write_reports(self.client, [GatewayReport("g1", self.number, pools, rows)])
 
 
 @dataclass
@@ -184,11 +184,11 @@ class RecordedGateways:
         while self.next_s <= now_s:
             self.next_s += REPORT_S
             reports = self.players.reports(int(name[1:]) for name in self.serve.running)
-        await told(self.client, reports)
+        await write_reports(self.client, reports)
 
 
-async def told(client: redis.asyncio.Redis, reports: Sequence[GatewayReport]) -> None:
-    """As gateways do. Raises redis-py's errors."""
+async def write_reports(client: redis.asyncio.Redis, reports: Sequence[GatewayReport]) -> None:
+    """Writes reports as gateways do. Raises redis-py's errors."""
     async with client.pipeline(transaction=False) as pipe:
         for report in reports:
             pipe.sadd(GATEWAYS_KEY, report.gateway)

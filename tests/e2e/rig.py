@@ -36,7 +36,7 @@ from penstock.autoscale.kubernetes.resources import (
     pod_of,
 )
 from penstock.autoscale.scaler import ScaledPool
-from penstock.autoscale.serve_agent import Executor, serve_calls
+from penstock.autoscale.serve_agent import CallExecutor, serve_calls
 from penstock.base.redis import connect
 from tests.cluster import Cluster
 from tests.e2e.objects import Objects, open_objects
@@ -249,7 +249,7 @@ async def a_rig(
             seen,
             is_of_service,
         )
-        parts = [beat(api), clusters.run(), pods.run(), rig._play(), serve_calls(client, name, Executor(serve))]
+        parts = [beat(api), clusters.run(), pods.run(), rig._play(), serve_calls(client, name, CallExecutor(serve))]
         tasks = [asyncio.create_task(part) for part in parts]
         try:
             await until(lambda: serve.num_running == replicas, 60)

@@ -11,7 +11,7 @@ from penstock.tenancy.tenants import Settings, Tenants
 
 
 def new_key(platform: PlatformProcess, tenant: str, settings: Settings) -> str:
-    """Of a new tenant with these settings."""
+    """Create a tenant with these settings; returns a key of it."""
 
     async def create() -> str:
         async with connect(f"unix://{platform.redis_socket}") as client:

@@ -64,6 +64,13 @@ def test_every_file_in_the_drawn_life_of_a_request_exists() -> None:
     assert [name for name in files if not list((ROOT / "platform").rglob(name))] == []
 
 
+def test_every_file_that_answers_a_question_exists() -> None:
+    named = re.findall(r"`(platform/[\w/.]+)`", PAGE.partition("## Where to look")[2].partition("\n## ")[0])
+
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_readme_has_a_line_for_every_package() -> None:
     listed = set(re.findall(r"^\| `platform/(\w+)` \|", README, re.MULTILINE))
 

@@ -237,7 +237,7 @@ class RoutingDispatcher:
         state.carrier, state.is_text = chosen.client, False
 
     def _expect_blocks(self, chosen: RouteState) -> None:
-        """Count the prompt as cached at the replica, before its events say so."""
+        """Count the prompt as cached at the replica before its own block events come."""
         assert chosen.decision is not None
         member, keys = chosen.chosen.client.member, chosen.chosen.chain.keys
         lifetime_s = 2 * (chosen.decision.predicted_ttft_s or 0.0) + EXPECT_GRACE_S
@@ -263,7 +263,7 @@ class RoutingDispatcher:
         state = mailbox.state
         num_cached_tokens = delta.num_cached_tokens
         if num_cached_tokens is not None:
-            if state.has_begun:  # the reader is told once what was cached, by the first replica that answered
+            if state.has_begun:  # the reader gets the number once, from the first replica that answered
                 delta = msgspec.structs.replace(delta, num_cached_tokens=None)
             else:
                 state.has_begun = True
@@ -325,7 +325,7 @@ class RoutingDispatcher:
         """Place the request on another replica, from the last token delivered."""
         state = mailbox.state
         if len(mailbox.delivered) >= state.tokenized.sampling.max_tokens:
-            mailbox.push(Delta(state.sid, [], finish=Finish.LENGTH))  # only the word that it was the last one got lost
+            mailbox.push(Delta(state.sid, [], finish=Finish.LENGTH))  # only its end got lost
             return
         try:
             if state.receipt.attempts >= MAX_ATTEMPTS:

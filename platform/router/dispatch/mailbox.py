@@ -133,7 +133,7 @@ class Mailbox:
         self.wake()
 
     def wake(self) -> None:
-        """Have the reader look at the state again."""
+        """Wake the reader, if it waits: the state has changed."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

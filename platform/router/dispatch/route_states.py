@@ -142,7 +142,7 @@ def find_unread(generation: Generation, route: Route) -> LazyPrompt | None:
 def raise_if_hopeless(state: RequestState, routes: Sequence[RouteState]) -> None:
     """Waiting can't help when each route's context is too short for it, or its model can't read it, or it was refused.
 
-    What a provider says of the request itself is final too where no replica is left that might say otherwise.
+    A provider's refusal of the request itself is final too where no replica is left that might take it.
     """
     waiting_for = [route.forecast.obstacle for route in routes if not route.is_hopeless]
     refusal = state.refusal

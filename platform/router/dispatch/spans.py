@@ -26,7 +26,7 @@ class StreamTrace:
         self._num_text_tokens = 0
 
     def record_route(self, began_s: float, ended_s: float) -> None:
-        """A place was chosen; the receipt says which, and why."""
+        """Record the choice of a place; the receipt holds which, and why."""
         receipt, trace = self._receipt, self._trace
         self._routed_s = began_s
         decision: Attributes = {
@@ -48,7 +48,7 @@ class StreamTrace:
         self._trace.add(names.QUEUE, self._trace.unix_s(began_s), self._trace.unix_s(ended_s), self._attempt, failure)
 
     def record_delta(self, delta: Delta) -> None:
-        """Note what a delta of the replica, or of the provider, says of the attempt."""
+        """Note timing, finish and tokens of a delta, for the spans at the attempt's end."""
         if isinstance(delta, TextDelta):
             self._num_text_tokens += delta.num_tokens
         if delta.timing is not None:

@@ -2,8 +2,8 @@
 
 Closed: everything goes through. Open: nothing does, until a pause is over. Half-open: one request goes through as a
 trial; its first answer closes the breaker, its failure opens it for twice as long. A request belongs to the term in
-which it began, and each opening and closing begins a new one: what a request of an earlier term comes to says nothing
-of now. Invariant: while open nothing passes, and half-open one request at most is under way. Source: M. Nygard, Release
+which it began, and each opening and closing begins a new one: the outcome of a request of an earlier term does not
+count. Invariant: while open nothing passes, and half-open one request at most is under way. Source: M. Nygard, Release
 It!, "Circuit Breaker".
 """
 

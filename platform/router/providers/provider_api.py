@@ -19,7 +19,7 @@ from penstock.wire.frames import Finish
 from penstock.wire.openai import ChatRequest, CompletionRequest
 
 MAX_STOPS = 4
-"""OpenAI's bound on stop strings; where there are more, the gateway itself looks for the rest."""
+"""OpenAI's bound on stop strings; where there are more, the gateway itself finds the rest."""
 MAX_MESSAGE_CHARS = 500
 _SHARED = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -56,7 +56,7 @@ class Refusal(NamedTuple):
 
 
 class StreamBroken(Exception):
-    """The provider's stream is not what it should be, or says that it failed."""
+    """The provider's stream is malformed, or ends with an error."""
 
 
 class _Delta(msgspec.Struct):
@@ -106,7 +106,7 @@ def is_bound_to_tokens(request: ChatRequest | CompletionRequest) -> bool:
 
 
 def is_understood(request: ChatRequest | CompletionRequest, provider: ProviderConfig) -> bool:
-    """Whether the provider can do all that the request asks for."""
+    """Whether the provider can do all that the request needs."""
     return not is_bound_to_tokens(request) and _extensions(request).keys() <= frozenset(provider.extra_fields)
 
 

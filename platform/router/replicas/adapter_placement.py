@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from penstock.wire.frames import Load
 
 POLL_S = 0.01
-"""Pause between two looks at the load reports while replicas load an adapter."""
+"""Pause between two checks of the load reports while replicas load an adapter."""
 REPORTS_UNTIL_CURRENT = 2
 """Load reports after which a failure that is still reported is not an older one."""
 

@@ -67,7 +67,7 @@ class PoolCallbacks(NamedTuple):
     on_room: Callable[[str], None]
     """A sequence ended or a newer load came: a waiting request may fit."""
     on_gap: Callable[[str], None]
-    """Block events were missed; a snapshot has been asked for."""
+    """Block events were missed; a snapshot has been requested."""
     on_drafts: Callable[[str, int, int], None]
     """Draft tokens were verified, and how many of them accepted, since the last load."""
 
@@ -121,7 +121,7 @@ class ReplicaClient:
         """Verified and accepted, as of the last load."""
         self._is_open = False
         self._is_syncing = False
-        """A snapshot has been asked for; what comes before it may be out of order."""
+        """A snapshot has been requested; what comes before it may be out of order."""
         self._event_seq: int | None = None
         """Number of the last block events in the index; None: events are missing."""
         self.is_retiring = False

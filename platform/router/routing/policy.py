@@ -69,7 +69,7 @@ class UnreportedWork(NamedTuple):
 
 
 class ReplicaView(NamedTuple):
-    """A candidate as the policy sees it."""
+    """A candidate, as far as the policy needs to know it."""
 
     replica_id: str
     pool: str

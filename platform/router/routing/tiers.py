@@ -55,7 +55,7 @@ class TierReason(StrEnum):
     REFUSED = "refused"
     """The first was tried, and refused or failed before its first token."""
     CAPABILITY = "capability"
-    """The request asks for what the first can't do: token ids of another vocabulary, or a parameter that a provider
+    """The request needs what the first can't do: token ids of another vocabulary, or a parameter that a provider
     does not know."""
 
 

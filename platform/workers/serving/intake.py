@@ -1,4 +1,4 @@
-"""What a router says, checked, and as the engine wants it: the first message of a stream, and submissions as sequences.
+"""Messages of a router, checked and converted: the first one of a stream, and submissions, which become sequences.
 Pure."""
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from penstock.workers.engine.sequence import Sequence, Times
 
 
 class Broken(Exception):
-    """The stream can't go on; the router is told why."""
+    """The stream can't go on; the reason is sent to the router."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -24,7 +24,8 @@ class Broken(Exception):
 
 
 def router_id_of(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
-    """Of a stream's first message. Raises Broken when it is no Hello, of another protocol, or not to be trusted."""
+    """The router's id in a stream's first message. Raises Broken when that is no Hello, of another protocol, or not to
+    be trusted."""
     hello = ops[0] if ops else None
     if not isinstance(hello, Hello):
         raise Broken("The first message of a stream is a Hello.")
@@ -36,14 +37,14 @@ def router_id_of(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
 
 
 def check(op: Submit) -> None:
-    """Raises Broken for lengths that can't be."""
+    """Check the lengths in a submission. Raises Broken for those that can't be."""
     has_odd_length = len(op.token_ids) % 4 or len(op.block_keys) % KEY_BYTES or len(op.chain_key) != KEY_BYTES
     if has_odd_length or not 0 <= op.num_output_tokens <= len(op.token_ids) // 4:
         raise Broken(f"Sequence {op.sid} is malformed.")
 
 
 def sequence_of(op: Submit, now_s: float) -> Sequence:
-    """now_s: the clock of `Sequence.arrival_s`."""
+    """The sequence of a submission. now_s: its arrival, seconds of the monotonic clock."""
     token_ids = unpack_token_ids(op.token_ids)
     return Sequence(
         request_id=op.request_id,

@@ -1,4 +1,5 @@
-"""Runs that are computed instead of made: what ladder, compare and overhead see of a server whose figures are known."""
+"""Runs that are computed instead of made: what ladder, compare and overhead measure of a server whose figures are
+known."""
 
 from collections.abc import Callable
 from pathlib import Path

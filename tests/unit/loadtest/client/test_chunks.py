@@ -15,7 +15,7 @@ def said(value: object) -> list[tuple[str, str]]:
     chunk = read_chunk(json.dumps(value).encode())
     assert chunk is not None
     messages = [choice.delta or choice.message for choice in chunk.choices or ()]
-    return [(message.answer, message.thought) for message in messages if message is not None]
+    return [(message.answer, message.reasoning_text) for message in messages if message is not None]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_tool_calls_are_text_that_was_generated_but_no_answer_to_go_on_with() ->
 
     assert chunk is not None
     assert chunk.choices is not None
-    assert (chunk.choices[0].said, chunk.choices[0].answer) == ("find{}", "")
+    assert (chunk.choices[0].generated_text, chunk.choices[0].answer) == ("find{}", "")
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def run(behaviour: Behaviour, test: Callable[[World], Awaitable[None]]) -> None:
 
 
 def with_fault(kind: FaultKind, after_tokens: int | None = None) -> Behaviour:
-    """Request 0 has the fault, request 1 has not."""
+    """A behaviour in which request 0 has the fault and request 1 has not."""
     return Behaviour(
         ttft_s=FAST.ttft_s,
         gap_s=FAST.gap_s,
@@ -203,7 +203,7 @@ def arrivals_of(text: list[tuple[float, str]]) -> list[float]:
 
 
 async def timed_chat(there: World, **fields: object) -> list[float]:
-    """When each line with content was read, on the clock of the truths."""
+    """Times at which each line with content was read, on the clock of the truths."""
     body = {"model": "fake", "messages": [{"role": "user", "content": "one two three"}], "stream": True, **fields}
     async with there.http.stream("POST", "chat/completions", json=body) as response:
         return arrivals_of([(time.perf_counter(), line) async for line in response.aiter_lines()])

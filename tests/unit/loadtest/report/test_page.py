@@ -95,7 +95,7 @@ class Page(HTMLParser):
 
 
 def written(folder: Path) -> Page:
-    """With its plots."""
+    """The page of a folder, written with its plots."""
     return Page(write_report(folder).read_text(encoding="utf-8"))
 
 

@@ -31,9 +31,9 @@ class Family:
         self.process = subprocess.Popen(
             [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self.child = int(self.said())
+        self.child = int(self.read_line())
 
-    def said(self) -> str:
+    def read_line(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
@@ -70,7 +70,7 @@ def test_a_child_that_ended_is_not_lost(family: Family) -> None:
     before_s = read_tree_cpu_s([family.process.pid])
     family.go_on()
 
-    assert family.said() == "waited\n"
+    assert family.read_line() == "waited\n"
     assert read_tree_cpu_s([family.process.pid]) >= before_s - 0.011  # the kernel rounds each account down to its tick
 
 

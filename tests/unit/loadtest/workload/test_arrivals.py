@@ -117,8 +117,8 @@ def test_bursty_arrivals_have_their_rate_from_the_first_second_on(cv: float) -> 
     ],
 )
 def test_a_changing_rate_is_met_at_every_moment(arrivals: Arrivals, rate_at: object) -> None:
-    """By time-rescaling with the integral of the rate, computed by steps here, the arrivals must become a Poisson
-    process of rate 1."""
+    """Arrivals by time-rescaling with the integral of the rate, computed by steps here, the arrivals must become a
+    Poisson process of rate 1."""
     assert callable(rate_at)
     grid = np.linspace(0, 120, 1_200_001)
     integral = np.concatenate([[0], np.cumsum(rate_at((grid[:-1] + grid[1:]) / 2)) * (grid[1] - grid[0])])

@@ -189,7 +189,7 @@ def test_a_small_trace_keeps_its_ideal_hit_rate_as_text(tmp_path: Path, demo: To
 @pytest.mark.parametrize("name", ["conversation", "synthetic"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_real_traces_keep_their_ideal_hit_rate(data_dir: Path, name: str, scale: float) -> None:
-    """Of their first 1,000 rows; `make bench-mooncake` takes all."""
+    """The first 1,000 rows of each trace are checked here; `make bench-mooncake` takes all."""
     path = data_dir / "mooncake" / f"{name}_trace.jsonl"
 
     rate = measure_hit_rate(ids_of(rows_of(path, scale, 1000)), round(512 * scale))

@@ -26,7 +26,7 @@ def test_words_are_different_and_plain() -> None:
 
 
 def test_every_word_is_one_token_of_the_demo_model_wherever_it_stands() -> None:
-    """Without a tokenizer.json, made-up text is exact for this vocabulary all the same."""
+    """A check of the common words: without a tokenizer.json, made-up text is exact for this vocabulary all the same."""
     tokenizer = load_platform_tokenizer(resolve("demo"))
 
     assert [

@@ -246,19 +246,21 @@ async def test_a_replica_lost_in_the_middle_is_resumed_to_the_token():
 async def test_a_listener_gets_plain_deltas_at_once_and_the_reader_the_rest():
     async with Cluster(A) as cluster:
         stream = await cluster.start(PROMPT)
-        heard: list[int] = []
+        listened: list[int] = []
         is_taking = True
 
         def listen(delta):
             if is_taking:
-                heard.extend(delta.token_ids)
+                listened.extend(delta.token_ids)
             return is_taking
 
         stream.listen(listen)
         cluster.step(3)
-        first = await stream.next()  # tells what was cached: not plain; and so nothing behind it is, until it is read
+        first = (
+            await stream.next()
+        )  # holds the number of cached tokens: not plain; and so nothing behind it is, until it is read
         cluster.step(2)
-        taken = list(heard)
+        taken = list(listened)
         is_taking = False
         cluster.step(1)
         declined = await stream.next()
@@ -268,15 +270,15 @@ async def test_a_listener_gets_plain_deltas_at_once_and_the_reader_the_rest():
 
         assert first.token_ids + taken + declined.token_ids == answer_to(PROMPT, 6)
         assert (len(first.token_ids), len(taken), len(declined.token_ids)) == (3, 2, 1)
-        assert heard[2:] + tail == answer_to(PROMPT, 8)[6:]
+        assert listened[2:] + tail == answer_to(PROMPT, 8)[6:]
 
 
 async def test_what_a_listener_has_taken_is_part_of_a_resumed_prompt():
     async with Cluster(A, B) as cluster:
         stream = await cluster.start(PROMPT)
         first = stream.receipt.replica
-        heard: list[int] = []
-        stream.listen(lambda delta: heard.extend(delta.token_ids) is None)
+        listened: list[int] = []
+        stream.listen(lambda delta: listened.extend(delta.token_ids) is None)
         cluster.step()
         head = await stream.next()
         cluster.step(3)
@@ -286,8 +288,8 @@ async def test_what_a_listener_has_taken_is_part_of_a_resumed_prompt():
 
         submit = cluster.replicas[stream.receipt.replica].submits[-1]
         assert unpack_token_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 4)
-        assert len(heard) >= 3
-        assert sorted([*head.token_ids, *heard, *tail]) == sorted(answer_to(PROMPT, 8))
+        assert len(listened) >= 3
+        assert sorted([*head.token_ids, *listened, *tail]) == sorted(answer_to(PROMPT, 8))
 
 
 async def test_the_reader_hears_of_cached_tokens_once():
@@ -593,13 +595,13 @@ async def test_a_listener_that_raises_ends_its_own_answer_and_no_other(caplog):
         cluster.step()
         head = (await healthy.next()).token_ids
         await broken.next()
-        heard: list[int] = []
+        listened: list[int] = []
 
         def fail(_delta):
             raise ValueError("a bug in passing on")
 
         broken.listen(fail)
-        healthy.listen(lambda delta: heard.extend(delta.token_ids) is None)
+        healthy.listen(lambda delta: listened.extend(delta.token_ids) is None)
         cluster.step()
         with pytest.raises(EngineFault):
             await broken.next()
@@ -607,7 +609,7 @@ async def test_a_listener_that_raises_ends_its_own_answer_and_no_other(caplog):
         tail = await cluster.read(healthy)
         healthy.close()
 
-        assert head + heard + tail == answer_to(PROMPT, 8)
+        assert head + listened + tail == answer_to(PROMPT, 8)
         assert cluster.replicas["a"].aborts == [1]
         assert (cluster.replicas["a"].num_connects, healthy.receipt.attempts) == (1, 1)
     (record,) = [record for record in caplog.records if record.name == "penstock.stream"]

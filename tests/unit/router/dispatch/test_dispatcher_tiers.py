@@ -39,7 +39,7 @@ EDGE_ROUTE, CLOUD_ROUTE, LARGE_ROUTE = (
 PROVIDER_ROUTE = Route("cloud", (), provider="up")
 BUSY = 100_000
 """Prefill tokens outstanding of a replica that is far over any target."""
-ASK = ProviderRequest(
+PROVIDER_REQUEST = ProviderRequest(
     ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="What is the capital of France?")])
 )
 
@@ -65,7 +65,7 @@ def routed(*routes: Route, reader: Reader | None = None, **changes: object) -> G
     lazy_prompts = () if reader is None else (LazyPrompt(reader.read, ANSWERER),)
     fields = (
         {name: getattr(plain, name) for name in plain.__dataclass_fields__}
-        | {"routes": routes, "lazy_prompts": lazy_prompts, "provider_request": ASK}
+        | {"routes": routes, "lazy_prompts": lazy_prompts, "provider_request": PROVIDER_REQUEST}
         | changes
     )
     return Generation(**fields)

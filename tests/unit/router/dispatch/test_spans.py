@@ -87,8 +87,9 @@ async def test_an_attempt_is_a_wait_a_route_a_prefill_and_a_decode(traces: Trace
 
 
 def test_the_engines_times_are_told_as_they_are(traces: Traces) -> None:
-    subject = StreamTrace(traced := traces.tracing.begin(CLIENTS, 0.0).trace, generation(PROMPT), Receipt("r"))  # type: ignore[arg-type]
-    assert traced is not None
+    trace = traces.tracing.begin(CLIENTS, 0.0).trace
+    assert trace is not None
+    subject = StreamTrace(trace, generation(PROMPT), Receipt("r"))
 
     subject.record_delta(Delta(1, [5], timing=FIRST))
     subject.record_delta(Delta(1, [6], finish=Finish.LENGTH, timing=LAST))

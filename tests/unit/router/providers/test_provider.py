@@ -1,4 +1,4 @@
-"""Reading a provider's stream, and calls of a server that says exactly what a test wants; what dispatch makes
+"""Reading a provider's stream, and calls of a server that sends exactly what a test wants; what dispatch makes
 of them is in test_dispatcher_tiers."""
 
 import asyncio
@@ -58,7 +58,7 @@ def test_an_event_without_end_is_not_collected_for_ever() -> None:
 # --- calls
 
 KEY = "a-secret-of-the-provider"
-ASK = ProviderRequest(
+REQUEST = ProviderRequest(
     ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="What is the capital of France?")])
 )
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -147,7 +147,7 @@ class World:
 
     def begin_call(self) -> tuple[int, Sink]:
         sink = Sink()
-        return self.provider.begin(ASK, 16, 7, 5, sink), sink
+        return self.provider.begin(REQUEST, 16, 7, 5, sink), sink
 
     async def finish_call(self) -> Sink:
         _, sink = self.begin_call()
