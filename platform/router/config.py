@@ -83,7 +83,7 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     model: str
     """Checkpoint: path, hub id, or `demo`; tokenizer and chat template are read from it."""
     app_name: str
-    """Serve application of its replicas."""
+    """Name of the Serve application of the pool's replicas."""
     exact: bool = False
     """Whether the pool's answers are independent of what runs beside them."""
     adapters: AdapterBase | None = None

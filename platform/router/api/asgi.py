@@ -25,7 +25,7 @@ from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloade
 BUSY_RETRY_AFTER_S = 1.0
 METRICS_PATH = "/metrics"
 ADMIN_PATHS = frozenset({METRICS_PATH, "/healthz", "/readyz"})
-"""All paths of `gateway.admin_port`."""
+"""All paths that `gateway.admin_port` answers."""
 
 Handler = Callable[[Exchange], Awaitable[None]]
 

@@ -54,13 +54,13 @@ class GatewayDependencies:
     refresh: Callable[[], None] = _no_refresh
     """Called before /metrics is rendered: sets the gauges that are computed for a scrape only."""
     adapters: AdapterDependencies | None = None
-    """None: this gateway serves no adapters."""
+    """Collaborators for adapters; None: this gateway serves none."""
     tracing: Tracing | None = None
-    """None: no request is traced."""
+    """Recorder of traces; None: no request is traced."""
     now: Callable[[], float] = time.time
-    """Unix time, seconds."""
+    """Clock of Unix time, seconds."""
     clock: Callable[[], float] = time.monotonic
-    """Monotonic, seconds."""
+    """Monotonic clock, seconds."""
     random: Random = field(default_factory=Random)
     """Source of request ids and seeds, which must differ but are no secret: the system's own randomness costs a call to
     the kernel each."""

@@ -64,7 +64,7 @@ class CompletionsEndpoint:
         return request
 
     async def _admit(self, exchange: Exchange, tenant: Tenant, prompts: Sequence[Prompt]) -> None:
-        """`_settle` must follow."""
+        """Reserve what the request may use, where its tenant has limits; `_settle` must follow."""
         if tenant.limits is not None:
             exchange.limit_headers = await self._deps.admission.admit(
                 tenant.id, tenant.limits, exchange.request_id, prompts

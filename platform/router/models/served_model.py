@@ -15,13 +15,13 @@ class ServedModel:
     pools: tuple[str, ...]
     tokenizer: Tokenizer
     max_model_len: Callable[[], int]
-    """Tokens, prompt and answer: the longest context among the pools, as far as it is known now."""
+    """Longest context among the pools, prompt and answer, in tokens, as far as it is known now."""
     digest: str
     """Digest of the checkpoint; its first 12 characters are the API's system_fingerprint."""
     exact: bool = False
     """Whether all its pools compute in exact mode."""
     created: int = 0
-    """Unix time, seconds."""
+    """Unix time at which an adapter was registered, seconds; 0: this is no adapter."""
     owned_by: str = "penstock"
     routes: tuple[Route, ...] = ()
     """All routes of the name, whatever a tenant's policy: pools by tier and model, then providers. Empty: all pools are
@@ -41,7 +41,7 @@ class ServedModel:
 
     @property
     def label(self) -> str:
-        """What metrics call it: the served name, without what tenants have named themselves."""
+        """Value of the label `model` in metrics: the served name, never a name that a tenant has given."""
         return self.base or self.name
 
     @property

@@ -21,7 +21,8 @@ from penstock.base.errors import ConfigError
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
-"""Longer than the usual idle timeout (60 s) of a load balancer in front, which must be the one that closes."""
+"""Idle timeout of a connection: longer than the usual 60 s of a load balancer in front, which must be the one that
+closes."""
 
 log = logging.getLogger("penstock.listener")
 

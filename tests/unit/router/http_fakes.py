@@ -210,7 +210,7 @@ class World:
 
 
 @asynccontextmanager
-async def gateway(
+async def running_gateway(
     script: Script | None = None,
     config: GatewayConfig | None = None,
     dispatcher: Dispatcher | None = None,

@@ -28,7 +28,7 @@ from penstock.wire.adapters import AdapterList, AdapterOut
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import Load, StepCosts
 from tests.unit.adapters.files import BASE, tensors_of, write
-from tests.unit.router.http_fakes import CONTEXT, KEY, MODEL, TOKENIZER, World, gateway
+from tests.unit.router.http_fakes import CONTEXT, KEY, MODEL, TOKENIZER, World, running_gateway
 
 DIGEST = "0123456789abcdef"
 COSTS = StepCosts(base_s=0.01)
@@ -171,7 +171,7 @@ async def serving(
         adapter_models,
         AdapterPlacer(ready),
     )
-    async with gateway(
+    async with running_gateway(
         models=by_name, adapters=deps, settings=settings, providers=(PROVIDER,), num_gateways=1
     ) as world:
         yield Adapters(world, registry, store, list(remotes), tmp_path / "files")
@@ -361,10 +361,10 @@ async def test_a_client_that_hangs_up_half_way_leaves_nothing_behind(tmp_path: P
             + bytes(2**21)
         )
         messages = iter([{"type": "http.request", "body": begun, "more_body": True}, {"type": "http.disconnect"}])
-        seen: list[list[Path]] = []
+        drafts: list[list[Path]] = []
 
         async def receive() -> Any:
-            seen.append(list((tmp_path / "store").glob("draft-*/*")))
+            drafts.append(list((tmp_path / "store").glob("draft-*/*")))
             return next(messages)
 
         async def send(_message: Any) -> None:
@@ -378,7 +378,7 @@ async def test_a_client_that_hangs_up_half_way_leaves_nothing_behind(tmp_path: P
             {"type": "http", "method": "POST", "path": "/v1/adapters", "headers": headers}, receive, send
         )
 
-        assert [len(files) for files in seen] == [0, 1]
+        assert [len(files) for files in drafts] == [0, 1]
         assert [place for place in (tmp_path / "store").iterdir() if place.is_dir()] == []
         assert (await adapters.upload()).status_code == 201
 
@@ -559,7 +559,7 @@ async def test_an_adapter_of_a_checkpoint_that_is_served_no_more_is_not_found(tm
 
 
 async def test_a_gateway_without_adapters_says_so(tmp_path: Path) -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         for method, path in (
             ("GET", "/v1/adapters"),
             ("POST", "/v1/adapters"),

@@ -10,7 +10,7 @@ from penstock.router.config import GatewayConfig
 from penstock.wire.errors import DeadlineExceeded, EngineFault, Overloaded, ReplicaLost
 from penstock.wire.frames import Finish, unpack_token_ids
 from penstock.wire.openai import ChatCompletion, ErrorDetail, ErrorResponse, ModelList, TextCompletion
-from tests.unit.router.http_fakes import CONTEXT, IM_END, IM_START, KEY, MODEL, VOCAB_SIZE, Script, gateway
+from tests.unit.router.http_fakes import CONTEXT, IM_END, IM_START, KEY, MODEL, VOCAB_SIZE, Script, running_gateway
 
 
 def error_of(response: httpx.Response) -> ErrorDetail:
@@ -33,7 +33,7 @@ def text_of(response: httpx.Response) -> TextCompletion:
 
 
 async def test_a_chat_is_answered_with_text_usage_and_receipt() -> None:
-    async with gateway(Script("Paris.")) as world:
+    async with running_gateway(Script("Paris.")) as world:
         response = await world.chat()
         answer = chat_of(response)
 
@@ -57,7 +57,7 @@ async def test_a_chat_is_answered_with_text_usage_and_receipt() -> None:
 
 
 async def test_messages_go_through_the_chat_template() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         parts = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "you<|im_end|>"}]
         chat_of(
             await world.chat(messages=[{"role": "developer", "content": "Be kind"}, {"role": "user", "content": parts}])
@@ -91,7 +91,7 @@ async def test_messages_go_through_the_chat_template() -> None:
     ],
 )
 async def test_a_completions_prompt_is_text_or_token_ids_or_several(prompt: object, expected: list[bytes]) -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         answer = text_of(await world.complete(prompt=prompt))
 
         assert [
@@ -107,7 +107,7 @@ async def test_a_completions_prompt_is_text_or_token_ids_or_several(prompt: obje
     ["", [], [[]], ["a", 1], ["a", [1]], [VOCAB_SIZE], [-1], [[1], [2**40]], ["a", ""], ["a"] * 129, [[1]] * 129],
 )
 async def test_a_prompt_that_can_not_be_read_is_refused(prompt: object) -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         response = await world.complete(prompt=prompt)
 
         assert response.status_code == 400
@@ -116,7 +116,7 @@ async def test_a_prompt_that_can_not_be_read_is_refused(prompt: object) -> None:
 
 
 async def test_a_long_prompt_is_tokenized_off_the_loop_with_the_same_result() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         response = await world.complete(prompt="x" * 20_000)
 
         assert response.status_code == 400
@@ -124,7 +124,7 @@ async def test_a_long_prompt_is_tokenized_off_the_loop_with_the_same_result() ->
 
 
 async def test_a_stop_string_aborts_the_sequence() -> None:
-    async with gateway(Script("one two three", hold_after=9)) as world:
+    async with running_gateway(Script("one two three", hold_after=9)) as world:
         answer = chat_of(await world.chat(stop=["nothing", " tw"]))
 
         assert answer.choices[0].message.content == "one"
@@ -134,7 +134,7 @@ async def test_a_stop_string_aborts_the_sequence() -> None:
 
 
 async def test_siblings_start_when_the_first_choices_first_token_is_there() -> None:
-    async with gateway(Script("ab")) as world:
+    async with running_gateway(Script("ab")) as world:
         answer = chat_of(await world.chat(n=3, seed=5))
         generations = world.dispatcher.generations
 
@@ -149,7 +149,7 @@ async def test_siblings_start_when_the_first_choices_first_token_is_there() -> N
 
 
 async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         answer = text_of(await world.complete(prompt=["a", "b"], n=2, seed=1))
 
         assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -160,21 +160,21 @@ async def test_choices_of_several_prompts_are_numbered_prompt_by_prompt() -> Non
 
 
 async def test_too_many_choices_are_refused() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         response = await world.complete(prompt=["a"] * 65, n=2)
 
         assert (response.status_code, error_of(response).param) == (400, "n")
 
 
 async def test_token_ids_are_returned_where_asked_for() -> None:
-    async with gateway(Script(deltas=[[*b"ab"], [IM_END]])) as world:
+    async with running_gateway(Script(deltas=[[*b"ab"], [IM_END]])) as world:
         assert chat_of(await world.chat(return_token_ids=True)).choices[0].token_ids == [*b"ab", IM_END]
         assert text_of(await world.complete(return_token_ids=True)).choices[0].token_ids == [*b"ab", IM_END]
         assert "token_ids" not in (await world.chat()).text
 
 
 async def test_chat_logprobs_have_bytes() -> None:
-    async with gateway(Script(deltas=[[0xC3, 0xA9]])) as world:
+    async with running_gateway(Script(deltas=[[0xC3, 0xA9]])) as world:
         logprobs = chat_of(await world.chat(logprobs=True, top_logprobs=2)).choices[0].logprobs
 
         assert logprobs is not None
@@ -186,7 +186,7 @@ async def test_chat_logprobs_have_bytes() -> None:
 
 
 async def test_legacy_logprobs_have_offsets_and_the_chosen_token() -> None:
-    async with gateway(Script(deltas=[[0x61, 0xC3, 0xA9, 0x62]])) as world:
+    async with running_gateway(Script(deltas=[[0x61, 0xC3, 0xA9, 0x62]])) as world:
         logprobs = text_of(await world.complete(logprobs=1)).choices[0].logprobs
 
         assert logprobs is not None
@@ -196,7 +196,7 @@ async def test_legacy_logprobs_have_offsets_and_the_chosen_token() -> None:
 
 
 async def test_logprobs_that_an_engine_does_not_have_are_null() -> None:
-    async with gateway(Script(has_logprobs=False)) as world:
+    async with running_gateway(Script(has_logprobs=False)) as world:
         assert chat_of(await world.chat(logprobs=True)).choices[0].logprobs is None
         assert text_of(await world.complete(logprobs=1)).choices[0].logprobs is None
 
@@ -218,7 +218,7 @@ async def test_logprobs_that_an_engine_does_not_have_are_null() -> None:
     [("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/x")],
 )
 async def test_a_bad_key_is_refused(headers: dict[str, str], words: str, method: str, path: str) -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         response = await world.client.request(method, path, headers=headers)
 
         assert response.status_code == 401
@@ -228,7 +228,7 @@ async def test_a_bad_key_is_refused(headers: dict[str, str], words: str, method:
 
 
 async def test_a_missing_key_is_refused() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         del world.client.headers["authorization"]
         response = await world.chat()
 
@@ -236,7 +236,7 @@ async def test_a_missing_key_is_refused() -> None:
 
 
 async def test_an_unknown_model_is_refused() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         response = await world.chat(model="gpt-9")
 
         assert response.status_code == 404
@@ -249,7 +249,7 @@ async def test_an_unknown_model_is_refused() -> None:
 
 
 async def test_a_request_beyond_the_context_is_refused() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         response = await world.chat(max_tokens=CONTEXT)
 
         assert (response.status_code, error_of(response).code) == (400, "context_length_exceeded")
@@ -257,7 +257,7 @@ async def test_a_request_beyond_the_context_is_refused() -> None:
 
 
 async def test_stream_options_need_a_stream() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         assert (await world.chat(stream_options={"include_usage": True})).status_code == 400
 
 
@@ -266,7 +266,7 @@ async def test_a_body_too_large_is_refused_by_its_length_and_while_it_comes() ->
         for _ in range(20):
             yield b" " * 100
 
-    async with gateway(config=GatewayConfig(max_body_bytes=1000)) as world:
+    async with running_gateway(config=GatewayConfig(max_body_bytes=1000)) as world:
         announced = await world.client.post("/v1/chat/completions", content=b" " * 2000)
         flowing = await world.client.post("/v1/chat/completions", content=chunks())
 
@@ -279,7 +279,7 @@ async def test_a_body_that_does_not_come_is_refused_in_time() -> None:
         yield b"{"
         await asyncio.Event().wait()
 
-    async with gateway(config=GatewayConfig(body_timeout_s=0.01)) as world:
+    async with running_gateway(config=GatewayConfig(body_timeout_s=0.01)) as world:
         response = await world.client.post("/v1/chat/completions", content=endless())
 
         assert (response.status_code, error_of(response).code) == (408, "request_timeout")
@@ -290,7 +290,7 @@ async def test_a_body_that_does_not_come_is_refused_in_time() -> None:
     [("GET", "/v1/completions", "POST"), ("POST", "/v1/models", "GET, HEAD"), ("DELETE", "/healthz", "GET, HEAD")],
 )
 async def test_a_wrong_method_is_refused(method: str, path: str, allow: str) -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         response = await world.client.request(method, path)
 
         assert (response.status_code, response.headers["allow"]) == (405, allow)
@@ -299,7 +299,7 @@ async def test_a_wrong_method_is_refused(method: str, path: str, allow: str) -> 
 
 async def test_more_requests_than_a_gateway_holds_are_refused_and_counted_off_again() -> None:
     gate = asyncio.Event()
-    async with gateway(Script(hold_start=gate), GatewayConfig(max_ongoing_requests=2)) as world:
+    async with running_gateway(Script(hold_start=gate), GatewayConfig(max_ongoing_requests=2)) as world:
         held = [asyncio.create_task(world.chat()), asyncio.create_task(world.complete())]
         await world.dispatcher.until(lambda: world.dispatcher.num_waiting == 2)
         refused = await world.chat()
@@ -318,14 +318,14 @@ async def test_more_requests_than_a_gateway_holds_are_refused_and_counted_off_ag
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/v1/chat/completions/", "/%ff"])
 async def test_an_unknown_path_is_refused(path: str) -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         response = await world.client.post(path)
 
         assert (response.status_code, error_of(response).code) == (404, "not_found")
 
 
 async def test_an_admin_port_has_the_metrics_and_nothing_of_the_api() -> None:
-    async with gateway(config=GatewayConfig(admin_port=8001)) as world:
+    async with running_gateway(config=GatewayConfig(admin_port=8001)) as world:
 
         async def statuses(base: str) -> list[int]:
             return [
@@ -354,7 +354,7 @@ async def test_an_admin_port_has_the_metrics_and_nothing_of_the_api() -> None:
 async def test_a_failure_before_the_first_token_is_a_status(
     script: Script, status: int, code: str, stream: bool
 ) -> None:
-    async with gateway(script) as world:
+    async with running_gateway(script) as world:
         response = await world.chat(stream=stream)
 
         assert (response.status_code, error_of(response).code) == (status, code)
@@ -364,7 +364,7 @@ async def test_a_failure_before_the_first_token_is_a_status(
 
 
 async def test_a_failure_of_one_choice_fails_the_answer_and_frees_all() -> None:
-    async with gateway(Script("ab", error=ReplicaLost("gone"))) as world:
+    async with running_gateway(Script("ab", error=ReplicaLost("gone"))) as world:
         response = await world.chat(n=4)
 
         assert (response.status_code, error_of(response).code) == (502, "replica_lost")
@@ -375,7 +375,7 @@ async def test_a_failure_of_one_choice_fails_the_answer_and_frees_all() -> None:
 
 
 async def test_models_are_listed_and_described() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         listed = msgspec.json.decode((await world.client.get("/v1/models")).content, type=ModelList)
         one = await world.client.get(f"/v1/models/{MODEL}")
         other = await world.client.get("/v1/models/some/other")
@@ -388,7 +388,7 @@ async def test_models_are_listed_and_described() -> None:
 
 
 async def test_health_needs_no_replica_and_readiness_one_within_the_time_that_a_request_may_wait() -> None:
-    async with gateway(config=GatewayConfig(queue_timeout_s=0.3)) as world:
+    async with running_gateway(config=GatewayConfig(queue_timeout_s=0.3)) as world:
         del world.client.headers["authorization"]
 
         async def statuses() -> tuple[int, int]:
@@ -406,7 +406,7 @@ async def test_health_needs_no_replica_and_readiness_one_within_the_time_that_a_
 
 
 async def test_metrics_count_requests_tokens_and_replicas() -> None:
-    async with gateway(Script("ab", finish=Finish.LENGTH)) as world:
+    async with running_gateway(Script("ab", finish=Finish.LENGTH)) as world:
         await world.chat()
         await world.chat(stream=True)
         await world.chat(temperature=9)
@@ -427,7 +427,7 @@ async def test_metrics_count_requests_tokens_and_replicas() -> None:
 
 @pytest.mark.parametrize(("predicted", "cached", "true"), [(16, 32, 16), (32, 16, 16), (0, 16, 0)])
 async def test_metrics_tell_how_true_the_index_was(predicted: int, cached: int, true: int) -> None:
-    async with gateway(Script(predicted_tokens=predicted, cached_tokens=cached)) as world:
+    async with running_gateway(Script(predicted_tokens=predicted, cached_tokens=cached)) as world:
         await world.chat()
         value = world.metrics.registry.get_sample_value
 
@@ -437,7 +437,7 @@ async def test_metrics_tell_how_true_the_index_was(predicted: int, cached: int, 
 
 
 async def test_the_app_speaks_lifespan() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         inbox = [{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}]
         sent: list[str] = []
 

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from penstock.wire.errors import Overloaded, ReplicaLost
-from tests.unit.router.http_fakes import KEY, MODEL, Script, World, gateway, listening
+from tests.unit.router.http_fakes import KEY, MODEL, Script, World, listening, running_gateway
 
 MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Capital of France?"}]
 
@@ -15,7 +15,7 @@ MESSAGES: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user",
 @asynccontextmanager
 async def talking(script: Script | None = None, key: str = KEY) -> AsyncIterator[tuple[openai.AsyncOpenAI, World]]:
     async with (
-        gateway(script) as world,
+        running_gateway(script) as world,
         listening(world.app) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client,
     ):

@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 from penstock.router.api.openapi import document
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import HTTP_ERRORS, InvalidRequest
-from tests.unit.router.http_fakes import KEY, MODEL, Script, events, gateway
+from tests.unit.router.http_fakes import KEY, MODEL, Script, events, running_gateway
 
 DOCUMENT = msgspec.json.decode(msgspec.json.encode(document()))
 USER = {"role": "user", "content": "x"}
@@ -38,7 +38,7 @@ def test_every_reference_leads_to_a_valid_schema() -> None:
 
 
 async def test_every_documented_route_is_served_and_secured_as_described() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         del world.client.headers["authorization"]
         for path, methods in DOCUMENT["paths"].items():
             for method, operation in methods.items():
@@ -68,7 +68,7 @@ async def test_answers_and_chunks_follow_their_schemas(path: str, extra: dict[st
     if is_chat and "logprobs" in body:
         body["logprobs"] = True
 
-    async with gateway(Script("ab")) as world:
+    async with running_gateway(Script("ab")) as world:
         whole = await world.client.post(path, json=body)
         stream = await world.client.post(path, json={**body, "stream": True, "stream_options": {"include_usage": True}})
 
@@ -81,7 +81,7 @@ async def test_answers_and_chunks_follow_their_schemas(path: str, extra: dict[st
 
 
 async def test_errors_follow_their_schema() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         validator("ErrorResponse").validate((await world.chat(temperature=9)).json())
         assert KEY not in (await world.chat(temperature=9)).text
 

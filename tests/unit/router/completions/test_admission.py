@@ -1,4 +1,4 @@
-"""What a request reserves and has used, and how the HTTP surface says no. The limits themselves:
+"""What a request reserves and has used, and how the HTTP surface refuses one. The limits themselves:
 tests/integration/test_limits."""
 
 from typing import Any
@@ -13,7 +13,7 @@ from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
 from penstock.tenancy.window import Verdict
 from penstock.wire.frames import SamplingParams, pack_token_ids
-from tests.unit.router.http_fakes import MODEL, TOKENIZER, FakeDispatcher, Script, gateway
+from tests.unit.router.http_fakes import MODEL, TOKENIZER, FakeDispatcher, Script, running_gateway
 
 FORTY_TOKENS = Settings(limits=Limits(tokens_per_minute=40))
 
@@ -82,7 +82,7 @@ def test_headers_tell_of_the_limits_that_there_are() -> None:
 
 
 async def test_a_model_that_the_tenant_may_not_use_is_forbidden_and_not_listed() -> None:
-    async with gateway(settings=Settings(models=("another",))) as world:
+    async with running_gateway(settings=Settings(models=("another",))) as world:
         refused = await world.chat()
         listed = await world.client.get("/v1/models")
         page = await world.client.get(f"/v1/models/{MODEL}")
@@ -94,7 +94,7 @@ async def test_a_model_that_the_tenant_may_not_use_is_forbidden_and_not_listed()
 
 
 async def test_what_can_never_fit_and_what_nobody_can_check_is_refused_before_anything_is_asked() -> None:
-    async with gateway(settings=FORTY_TOKENS) as world:
+    async with running_gateway(settings=FORTY_TOKENS) as world:
         never = await world.chat(max_tokens=40)
         unknown = await world.complete(max_tokens=1)
 
@@ -106,6 +106,6 @@ async def test_what_can_never_fit_and_what_nobody_can_check_is_refused_before_an
 
 
 async def test_usage_can_not_be_read_without_redis() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         assert (await world.chat()).status_code == 200
         assert (await world.client.get("/v1/usage")).status_code == 503

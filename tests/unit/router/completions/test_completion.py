@@ -28,7 +28,7 @@ async def settle() -> None:
 
 
 class Waiting:
-    """Takes pieces only by being awaited."""
+    """An emitter that takes pieces only by being awaited."""
 
     def __init__(self, emit: Callable[[Choice, TextPiece], Awaitable[None]]) -> None:
         self._emit = emit
@@ -125,7 +125,7 @@ async def test_with_stop_strings_or_a_client_that_does_not_read_every_delta_wait
     stops: tuple[str, ...], is_ready: bool
 ) -> None:
     async def emit(choice: Choice, piece: TextPiece) -> None:
-        """Taken."""
+        """The delta is taken."""
 
     dispatcher = FakeDispatcher(Script("ad", hold_after=1))
     task = asyncio.create_task(

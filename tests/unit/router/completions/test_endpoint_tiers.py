@@ -18,7 +18,7 @@ from penstock_loadtest.fake.behaviour import Behaviour
 from penstock_loadtest.fake.server import FakeServer
 from penstock_loadtest.scenario import Lengths
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, FakeReplica
-from tests.unit.router.http_fakes import MODEL, OTHER_TOKENIZER, TOKENIZER, World, events, gateway
+from tests.unit.router.http_fakes import MODEL, OTHER_TOKENIZER, TOKENIZER, World, events, running_gateway
 
 SMALL_CONTEXT = 200
 EDGE, LARGE = FakeMember("e", "edge", max_model_len=SMALL_CONTEXT), FakeMember("l", "cloud", model_digest="large")
@@ -52,7 +52,7 @@ async def two_tiers(
         model = build_served_models(
             specs, providers, CHECKPOINTS, lambda pools: max(pool.max_model_len for pool in pools)
         )[MODEL]
-        async with gateway(
+        async with running_gateway(
             dispatcher=cluster.dispatcher, settings=Settings(tier_policy=policy), model=model, providers=providers
         ) as world:
             cluster.replicas["e"].report(prefill_tokens_outstanding=BUSY)
@@ -190,7 +190,7 @@ async def test_a_gateway_without_replicas_is_ready_while_a_provider_is() -> None
         {"name": "up", "base_url": "http://x/v1", "model": "huge", "served_names": [MODEL]}, ProviderConfig
     )
     for providers, status in (([], 503), ([provider], 200)):
-        async with gateway(providers=providers) as world:
+        async with running_gateway(providers=providers) as world:
             world.pools.clear()
 
             assert (await world.client.get("/readyz")).status_code == status

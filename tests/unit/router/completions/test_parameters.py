@@ -32,9 +32,9 @@ def test_every_parameter_reaches_the_engine() -> None:
     )
 
 
-@pytest.mark.parametrize(("asked", "taken"), [(1e-46, 0.0), (9.9e-6, 0.0), (0, 0.0), (1e-5, 1e-5), (0.7, 0.7)])
-def test_a_temperature_too_small_to_divide_by_is_greedy(asked: float, taken: float) -> None:
-    assert sampling_params(chat(temperature=asked), 0, 100).temperature == taken
+@pytest.mark.parametrize(("wanted", "taken"), [(1e-46, 0.0), (9.9e-6, 0.0), (0, 0.0), (1e-5, 1e-5), (0.7, 0.7)])
+def test_a_temperature_too_small_to_divide_by_is_greedy(wanted: float, taken: float) -> None:
+    assert sampling_params(chat(temperature=wanted), 0, 100).temperature == taken
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from penstock.base import telemetry as names
 from penstock.base.tracing import NOT_TRACED, Tracing
 from penstock.wire.errors import Overloaded
-from tests.unit.router.http_fakes import KEY, MODEL, Script, gateway
+from tests.unit.router.http_fakes import KEY, MODEL, Script, running_gateway
 
 CLIENTS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
@@ -36,7 +36,7 @@ def traces() -> Iterator[Traces]:
 
 
 async def test_a_request_keeps_the_clients_trace_and_answers_with_its_own_span(traces: Traces) -> None:
-    async with gateway(Script("Paris."), tracing=traces.tracing) as world:
+    async with running_gateway(Script("Paris."), tracing=traces.tracing) as world:
         world.client.headers["traceparent"] = CLIENTS
         answered = (await world.chat()).headers["traceparent"]
     [request] = traces.spans()
@@ -54,7 +54,7 @@ async def test_a_request_keeps_the_clients_trace_and_answers_with_its_own_span(t
 
 
 async def test_of_two_parents_none_is_right_and_states_are_joined(traces: Traces) -> None:
-    async with gateway(tracing=traces.tracing) as world:
+    async with running_gateway(tracing=traces.tracing) as world:
         for parents in ([CLIENTS], [CLIENTS, CLIENTS.replace("4bf9", "1111")]):
             headers = [
                 *(("traceparent", parent) for parent in parents),
@@ -70,10 +70,10 @@ async def test_of_two_parents_none_is_right_and_states_are_joined(traces: Traces
 
 
 async def test_an_unknown_caller_and_a_gateway_without_tracing_record_nothing(traces: Traces) -> None:
-    async with gateway(tracing=traces.tracing) as world:
+    async with running_gateway(tracing=traces.tracing) as world:
         world.client.headers.update({"traceparent": CLIENTS, "authorization": "Bearer wrong"})
         assert "traceparent" not in (await world.chat()).headers
-    async with gateway() as world:
+    async with running_gateway() as world:
         world.client.headers["traceparent"] = CLIENTS
         assert "traceparent" not in (await world.chat()).headers
         assert [one.traced for one in world.dispatcher.generations] == [NOT_TRACED]
@@ -83,7 +83,7 @@ async def test_an_unknown_caller_and_a_gateway_without_tracing_record_nothing(tr
 
 async def test_a_failed_request_is_told_by_status_and_class(traces: Traces) -> None:
     refusal = Overloaded("full of secrets", retry_after_s=1.0)
-    async with gateway(Script(refusal=refusal), tracing=traces.tracing) as world:
+    async with running_gateway(Script(refusal=refusal), tracing=traces.tracing) as world:
         await world.chat()
     [request] = traces.spans()
 

@@ -13,11 +13,11 @@ from penstock.router.transport.exchange import Exchange
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import SamplingParams
 from penstock.wire.openai import ChatCompletionChunk, ErrorResponse, PromptTokensDetails, TextCompletion, Usage
-from tests.unit.router.http_fakes import IM_END, TOKENIZER, Script, events, gateway
+from tests.unit.router.http_fakes import IM_END, TOKENIZER, Script, events, running_gateway
 
 
 async def test_a_chat_streams_role_text_finish_and_done() -> None:
-    async with gateway(Script("Hé!")) as world:
+    async with running_gateway(Script("Hé!")) as world:
         response = await world.chat(stream=True)
         *data, done = events(response)
         chunks = [msgspec.json.decode(item, type=ChatCompletionChunk) for item in data]
@@ -37,14 +37,14 @@ async def test_a_chat_streams_role_text_finish_and_done() -> None:
 
 
 async def test_the_first_chunk_leaves_at_once_even_without_text() -> None:
-    async with gateway(Script(deltas=[[0xC3], [0xA9]])) as world:
+    async with running_gateway(Script(deltas=[[0xC3], [0xA9]])) as world:
         *data, _ = events(await world.chat(stream=True))
 
         assert [msgspec.json.decode(item)["choices"][0]["delta"].get("content") for item in data] == ["", "é", None]
 
 
 async def test_usage_comes_last_and_is_null_before() -> None:
-    async with gateway(Script("ab")) as world:
+    async with running_gateway(Script("ab")) as world:
         for response in (
             await world.chat(stream=True, stream_options={"include_usage": True}),
             await world.complete(stream=True, stream_options={"include_usage": True}),
@@ -58,7 +58,7 @@ async def test_usage_comes_last_and_is_null_before() -> None:
 
 
 async def test_a_completion_streams_text() -> None:
-    async with gateway(Script('a"\n')) as world:
+    async with running_gateway(Script('a"\n')) as world:
         *data, _ = events(await world.complete(stream=True))
         chunks = [msgspec.json.decode(item, type=TextCompletion) for item in data]
 
@@ -69,7 +69,7 @@ async def test_a_completion_streams_text() -> None:
 @pytest.mark.parametrize("endpoint", ["chat", "complete"])
 async def test_token_ids_and_logprobs_are_in_every_chunk_and_lose_nothing(endpoint: str) -> None:
     logprobs: dict[str, object] = {"logprobs": True} if endpoint == "chat" else {"logprobs": 0}
-    async with gateway(Script(deltas=[[0xC3], [0xA9, 0x61], [IM_END]])) as world:
+    async with running_gateway(Script(deltas=[[0xC3], [0xA9, 0x61], [IM_END]])) as world:
         *data, _ = events(await getattr(world, endpoint)(stream=True, return_token_ids=True, **logprobs))
         choices = [msgspec.json.decode(item)["choices"][0] for item in data]
 
@@ -79,7 +79,7 @@ async def test_token_ids_and_logprobs_are_in_every_chunk_and_lose_nothing(endpoi
 
 
 async def test_choices_interleave_each_in_its_own_order() -> None:
-    async with gateway(Script("abcdef")) as world:
+    async with running_gateway(Script("abcdef")) as world:
         *data, done = events(await world.chat(stream=True, n=3, stream_options={"include_usage": True}))
         chunks = [msgspec.json.decode(item, type=ChatCompletionChunk) for item in data]
         choices = sorted((chunk.choices[0] for chunk in chunks[:-1]), key=lambda choice: choice.index)
@@ -94,7 +94,7 @@ async def test_choices_interleave_each_in_its_own_order() -> None:
 
 
 async def test_a_failure_after_the_first_token_is_an_event_that_ends_the_stream() -> None:
-    async with gateway(Script("ab", error=ReplicaLost("the replica is gone"))) as world:
+    async with running_gateway(Script("ab", error=ReplicaLost("the replica is gone"))) as world:
         response = await world.chat(stream=True)
         data = events(response)
 
@@ -105,7 +105,7 @@ async def test_a_failure_after_the_first_token_is_an_event_that_ends_the_stream(
 
 
 async def test_an_unexpected_failure_after_the_first_token_says_nothing_of_itself() -> None:
-    async with gateway(Script("ab", error=ZeroDivisionError("secret"))) as world:
+    async with running_gateway(Script("ab", error=ZeroDivisionError("secret"))) as world:
         data = events(await world.chat(stream=True))
 
         assert msgspec.json.decode(data[-1], type=ErrorResponse).error.code == "internal_error"

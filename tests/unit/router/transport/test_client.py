@@ -10,7 +10,7 @@ import pytest
 from penstock.router.config import GatewayConfig
 from penstock.router.transport.client import Client, ClientGone, Watch
 from penstock.wire.errors import BodyTooLarge
-from tests.unit.router.http_fakes import KEY, MODEL, Script, World, gateway, listening
+from tests.unit.router.http_fakes import KEY, MODEL, Script, World, listening, running_gateway
 
 
 def request(**fields: object) -> bytes:
@@ -45,7 +45,7 @@ def metric(world: World, name: str, **labels: str) -> float | None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_hangs_up_in_the_queue_leaves_it(stream: bool) -> None:
     async with (
-        gateway(Script(hold_start=asyncio.Event())) as world,
+        running_gateway(Script(hold_start=asyncio.Event())) as world,
         connected(world, request(stream=stream)) as (_, writer),
     ):
         await world.dispatcher.until(lambda: world.dispatcher.num_waiting == 1)
@@ -63,7 +63,7 @@ async def test_a_client_that_hangs_up_in_the_queue_leaves_it(stream: bool) -> No
 async def test_a_client_that_hangs_up_later_frees_every_sequence(stream: bool, hold_after: int, n: int) -> None:
     num_open = n if hold_after else 1
     script = Script("abcdef", hold_after=hold_after)
-    async with gateway(script) as world, connected(world, request(stream=stream, n=n)) as (reader, writer):
+    async with running_gateway(script) as world, connected(world, request(stream=stream, n=n)) as (reader, writer):
         await world.dispatcher.until(lambda: world.dispatcher.num_open == num_open)
         if stream and hold_after:
             await reader.readuntil(b"data: ")
@@ -76,7 +76,7 @@ async def test_a_client_that_hangs_up_later_frees_every_sequence(stream: bool, h
 async def test_a_client_that_does_not_read_stops_its_stream_until_it_hangs_up() -> None:
     num_deltas = 400
     async with (
-        gateway(Script(deltas=[[97] * 60_000] * num_deltas)) as world,
+        running_gateway(Script(deltas=[[97] * 60_000] * num_deltas)) as world,
         connected(world, request(stream=True)) as (reader, writer),
     ):
         await reader.readuntil(b"data: ")
@@ -142,7 +142,7 @@ async def test_a_hangup_and_somebody_elses_cancellation_together_are_a_cancellat
 
 
 async def test_a_request_that_ends_by_itself_leaves_no_task() -> None:
-    async with gateway() as world:
+    async with running_gateway() as world:
         before = asyncio.all_tasks()
         await world.chat()
         await world.chat(stream=True)
@@ -153,7 +153,7 @@ async def test_a_request_that_ends_by_itself_leaves_no_task() -> None:
 
 
 async def test_a_client_that_hangs_up_within_its_body_is_gone() -> None:
-    async with gateway() as world, connected(world, request()[:-5]) as (_, writer):
+    async with running_gateway() as world, connected(world, request()[:-5]) as (_, writer):
         await writer.drain()
         await hang_up(writer)
 
@@ -176,7 +176,7 @@ async def test_a_body_is_bounded_while_it_comes() -> None:
 async def test_a_refused_body_leaves_the_connection_usable() -> None:
     big = request(user="x" * 3000)
     async with (
-        gateway(config=GatewayConfig(max_body_bytes=1000)) as world,
+        running_gateway(config=GatewayConfig(max_body_bytes=1000)) as world,
         connected(world, big + request()) as (reader, _),
     ):
         first = await reader.readuntil(b"\r\n")
