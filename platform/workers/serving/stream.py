@@ -197,9 +197,9 @@ class StreamServer:
             self._forget(seq, live)
         if live.is_fresh:
             live.is_fresh = False
-            delta = Delta(live.sid, token_ids, finish, seq.num_cached_tokens, logprobs, seq.error, _timing(seq))
+            delta = Delta(live.sid, token_ids, finish, seq.num_cached_tokens, logprobs, seq.error, _make_timing(seq))
         elif finish is not None:
-            delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error, _timing(seq))
+            delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error, _make_timing(seq))
         else:
             delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error)
         live.session.outbox.add(delta)
@@ -368,7 +368,7 @@ class StreamServer:
         )
 
 
-def _timing(seq: Sequence) -> Timing | None:
+def _make_timing(seq: Sequence) -> Timing | None:
     """Times of a traced sequence that has a token; None for any other."""
     times = seq.times
     if times is None or times.admitted_s is None or times.first_token_s is None:
