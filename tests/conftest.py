@@ -58,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On several cores, files with tests that take long (a time limit of their own) come first, so that no core ends up
+    """Put files with long tests (those with a time limit of their own) first on several cores, so that no core ends up
     alone with one."""
     if hasattr(config, "workerinput"):
         long = {item.path for item in items if item.get_closest_marker("timeout")}

@@ -26,20 +26,20 @@ from penstock.base.serve_options import serve_options
 from penstock.wire.discovery import AUTOSCALER_APP
 
 PERIOD_S = 1.0
-"""Between two looks."""
+"""Seconds from the beginning of one turn to that of the next."""
 STOP_S = 5.0
 
 log = logging.getLogger("penstock.autoscale")
 
 
 class Autoscaler:
-    """The Serve deployment."""
+    """The Serve deployment that runs the loop."""
 
     async def __init__(self, pools: tuple[ScaledPool, ...], journal: str | None) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.configure()
         url = redis_url()
         if url is None:
-            raise ConfigError(f"{REDIS_URL} is not set: the autoscaler hears of the load through Redis")
+            raise ConfigError(f"{REDIS_URL} is not set: the autoscaler learns the load through Redis")
         self._client = connect(url)
         actuator = ServeActuator({pool.name: pool.app_name for pool in pools})
         name = f"autoscaler-{uuid.uuid4().hex[:8]}"
@@ -64,14 +64,14 @@ class Autoscaler:
 
 
 async def run(scaler: Scaler, period_s: float = PERIOD_S) -> None:
-    """Until cancelled, whatever a look raises."""
+    """Takes a turn each period until cancelled, whatever a turn raises."""
     loop = asyncio.get_running_loop()
     while True:
         began = loop.time()
         try:
             await scaler.reconcile()
-        except Exception:  # the top: one look that fails must not be the last
-            log.exception("look failed")
+        except Exception:  # the top: one turn that fails must not be the last
+            log.exception("turn failed")
         await asyncio.sleep(max(0.0, began + period_s - loop.time()))
 
 

@@ -1,4 +1,4 @@
-"""Step costs that replicas of one pool share: what each measured of itself, less the noise. Pure.
+"""Step costs to predict the replicas of one pool with: the pool's mean, and what a replica differs beyond noise. Pure.
 
 Replicas of a pool run the same model on the same kind of machine, and yet each one's coefficients differ by some per
 cent: a probe takes seconds, and only a replica that is used corrects itself. Over the hundreds of steps of an answer

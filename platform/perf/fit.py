@@ -81,7 +81,7 @@ def adapt(costs: StepCosts, sample: StepSample, rate: float) -> StepCosts:
 
 
 def predict_sample_s(costs: StepCosts, sample: StepSample) -> float:
-    """What the model says of a measured step."""
+    """Seconds that the model predicts for a measured step."""
     return step_time_s(
         costs,
         rows=sample.rows,

@@ -19,9 +19,9 @@ class UnreportedRequest:
     """A request that this gateway admitted by itself and that Redis does not know."""
 
     at_ms: int
-    """When it was admitted, by the gateway's clock."""
+    """Time of the admission, by the gateway's clock."""
     tokens: int
-    """What it reserved, and from its end on what it used."""
+    """Tokens reserved, and from the request's end on tokens used."""
     is_running: bool = True
 
 
@@ -42,7 +42,7 @@ class Account:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by whoever reports the unreported requests: each is charged once, and before anything else is admitted."""
     renewed_at_ms: int = 0
-    """When the leases of the running requests were renewed last."""
+    """Time of the last renewal of the running requests' leases."""
     num_reserving: int = 0
     """Reservations under way, which appear nowhere else in this account yet."""
 

@@ -10,6 +10,8 @@ counted.
 A request that is not over is held under its id. Only the count of parallel requests needs that, and the settling: the
 charge itself leaves with its bucket, so whoever dies without settling has merely used all that it had reserved. A hold
 is a lease, which its gateway renews.
+
+Decisions: docs/decisions/limits.md
 """
 
 from collections.abc import Sequence

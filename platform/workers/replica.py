@@ -79,7 +79,7 @@ class Replica:
             f"{host}:{port}", epoch, pool, started.model_digest, started.max_model_len, config.block_size
         )
         self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
-        self._pod.serves()
+        self._pod.mark_ready()
         log.info("replica ready", extra=to_metadata(self._metadata))
 
     def record_replica_metadata(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Replica:
 
     async def __del__(self) -> None:
         """The end that Serve waits for: refuse new sequences, drain, withdraw the index's copy, stop."""
-        self._pod.has_stopped()
+        self._pod.mark_stopped()
         has_drained = await self._streams.drain(self._drain_s)
         log.info("replica drained", extra={"num_aborted": 0 if has_drained else self._streams.num_inflight})
         self._streams.stop()
@@ -108,10 +108,10 @@ class Replica:
     async def _leave_with_pod(self) -> None:
         """Drain when the pod is to go. Load reports tell the routers, after the pod's gateways have told their clients.
         The process stays, since Serve would start another one in this pod."""
-        await self._pod.until_asked()
+        await self._pod.wait_for_drain()
         await asyncio.sleep(AFTER_GATEWAYS_S)
         await self._streams.drain(self._drain_s)
-        self._pod.has_drained()
+        self._pod.mark_drained()
 
     def _start_writer(self, epoch: str) -> None:
         """Start to write block events to Redis. Without a Redis nothing is written, and routers have the events of the

@@ -5,6 +5,8 @@ through `on_step`, called on the engine's thread, which must not block. Where a 
 out while it computes the next step. Invariants: a submitted sequence is reported with a `finish` exactly once, and
 nothing after it; before a step begins the blocks of aborted and expired sequences are free; an idle engine holds no
 block.
+
+Decisions: docs/decisions/engine.md
 """
 
 import logging

@@ -33,8 +33,10 @@ from penstock.workers.compute.kernels.library import Library
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
-HEADERS = tuple(sorted(Path(__file__).parent.glob("*.hpp")))
+CPP = Path(__file__).with_name("cpp")
+"""Folder of the C++ files, by noun; they include each other by their paths in it."""
+SOURCES = tuple(sorted(CPP.glob("*/*.cpp")))
+HEADERS = tuple(sorted(CPP.glob("*/*.hpp")))
 FLAGS = ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fPIC", "-pthread")
 LINK_FLAGS = ("-O3", "-shared", "-pthread", "-Wl,--as-needed")
 NATIVE = "native"
@@ -141,7 +143,7 @@ def compile_to(path: Path, compiler: Compiler, cpu: str = NATIVE) -> None:
         objects = [Path(folder) / f"{source.stem}.o" for source in SOURCES]
         with ThreadPoolExecutor(available_cores()) as pool:
             commands = [
-                [*compiler.command, *FLAGS, march, "-c", "-o", str(to), str(source)]
+                [*compiler.command, *FLAGS, f"-I{CPP}", march, "-c", "-o", str(to), str(source)]
                 for source, to in zip(SOURCES, objects, strict=True)
             ]
             for _ in pool.map(partial(_run, environment=environment), commands):

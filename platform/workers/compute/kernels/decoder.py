@@ -1,5 +1,5 @@
-"""decoder.cpp's C ABI: a model and a cache as it wants them, and the call that computes a step. Shapes and types are
-checked here, because C can't."""
+"""C ABI of cpp/decoder/decoder.cpp: a model and a cache as it wants them, and the call that computes a step. Shapes and
+types are checked here, because C can't."""
 
 import ctypes
 import enum

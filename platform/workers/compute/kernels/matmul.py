@@ -1,5 +1,5 @@
-"""Products with packed matrices: linear.cpp's C ABI, and the matrices that Python makes for it. Shapes and types are
-checked here, because C can't."""
+"""Products with packed matrices: C ABI of cpp/linear/linear.cpp, and the matrices that Python makes for it. Shapes and
+types are checked here, because C can't."""
 
 import ctypes
 import enum

@@ -1,5 +1,5 @@
-"""The decoder of the Llama family on a CPU, a step at a time in one call of the kernels (`kernels/decoder.cpp`), over
-packed matrices.
+"""The decoder of the Llama family on a CPU, a step at a time in one call of the kernels
+(`kernels/cpp/decoder/decoder.cpp`), over packed matrices.
 
 What the kernels don't do, torch does over the same matrices and the same cache: steps with adapters. Activations are
 float32, and for products with quantized matrices rounded to one or two terms of 8 bits, so logits differ from torch's
