@@ -43,7 +43,7 @@ from bench.support.worker import Worker, module_command, worker
 from penstock.text.source import resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.workers.compute.kernels.build import load_kernels
-from penstock.workers.vllm.model import hf_folder
+from penstock.workers.vllm.model import prepare_folder
 
 MODEL, THREADS = "demo", 2
 BATCHES = (1, 8, 32)
@@ -266,7 +266,7 @@ def main() -> int:
         folder = Path(name)
         vllm = None
         if options.vllm and VLLM in named:
-            command = module_command(options.vllm, "bench.support.vllm_worker", str(hf_folder(source)))
+            command = module_command(options.vllm, "bench.support.vllm_worker", str(prepare_folder(source)))
             vllm = stack.enter_context(worker("vllm", command, folder, env=vllm_environment(cores)))
             notes.append(f"vLLM {vllm.ask('version')}")
         ours = stack.enter_context(worker("penstock", our_command(options.engine), folder))

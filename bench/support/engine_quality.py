@@ -26,7 +26,7 @@ from penstock.text.tokenizer import load_tokenizer
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.llama import KvCache
 from penstock.workers.quantize.quantize import evaluation_tokens
-from penstock.workers.vllm.model import hf_folder
+from penstock.workers.vllm.model import prepare_folder
 
 MODEL = "demo"
 WINDOW, NUM_WINDOWS = 512, 16
@@ -88,7 +88,7 @@ def _by_text(losses: list[float], windows: Mapping[str, list[list[int]]]) -> Ite
 
 
 def _bf16_losses(windows: Mapping[str, list[list[int]]], folder: Path) -> list[float]:
-    command = module_command(sys.executable, "bench.support.bf16_worker", str(hf_folder(resolve(MODEL))))
+    command = module_command(sys.executable, "bench.support.bf16_worker", str(prepare_folder(resolve(MODEL))))
     with worker("bf16", command, folder) as reference:
         found: list[float] = reference.ask(
             "losses", windows=[ids for ids_of_text in windows.values() for ids in ids_of_text], first=FIRST

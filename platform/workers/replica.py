@@ -39,7 +39,7 @@ from penstock.workers.serving.adapters import Adapters
 from penstock.workers.serving.load import StreamInfo
 from penstock.workers.serving.stream import StreamServer
 from penstock.workers.vllm.engine import Launch, VllmEngine
-from penstock.workers.vllm.launch import find_python, launch_of
+from penstock.workers.vllm.launch import find_python, make_launch
 
 DRAIN_S = 30.0
 """Time that running sequences get to finish when the replica is to go, seconds; the default."""
@@ -225,9 +225,9 @@ def _start_engine(
 
 def _plan_launch(source: ModelSource, config: EngineConfig) -> Launch:
     python = find_python(config, vllm_python())
-    from penstock.workers.vllm.model import hf_folder  # noqa: PLC0415 (torch takes seconds to import)
+    from penstock.workers.vllm.model import prepare_folder  # noqa: PLC0415 (torch takes seconds to import)
 
-    return launch_of(source, str(hf_folder(source)), config, python, os.environ)
+    return make_launch(source, str(prepare_folder(source)), config, python, os.environ)
 
 
 def _load_runner(source: ModelSource, config: EngineConfig) -> Runner:

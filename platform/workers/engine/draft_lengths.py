@@ -66,7 +66,7 @@ class DraftLengths:
         """
         worths = (enumerate(self._worths(chunk.seq, caps[place]), 1) for place, chunk in enumerate(chunks))
         guesses = sorted(Guess(-worth, place, length) for place, row in enumerate(worths) for length, worth in row)
-        chosen = best_guesses(guesses, budget, shape, costs) if self._is_adaptive else guesses[:budget]
+        chosen = choose_guesses(guesses, budget, shape, costs) if self._is_adaptive else guesses[:budget]
         chosen = chosen or guesses[: min(budget, self._num_retried())]
         self._num_idle_steps = 0 if chosen else self._num_idle_steps + 1
         counts = [0] * len(chunks)
@@ -97,7 +97,7 @@ class DraftLengths:
         return 1 if self._num_idle_steps >= RETRY_EVERY else 0
 
 
-def best_guesses(guesses: list[Guess], budget: int, shape: StepShape, costs: StepCosts) -> list[Guess]:
+def choose_guesses(guesses: list[Guess], budget: int, shape: StepShape, costs: StepCosts) -> list[Guess]:
     """The guesses, at most `budget`, that give the most tokens in the least time; of equals, more. guesses: the best
     first."""
     # where rounds cost nothing, the greatest length decides nothing

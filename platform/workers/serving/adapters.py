@@ -150,7 +150,7 @@ class Adapters:
             self._slots.unreserve()
             raise
         except Exception as error:  # noqa: BLE001 whatever is wrong with its files, it is the affair of those who want it
-            self._end(digest, None, _sentence(error))
+            self._end(digest, None, _describe_failure(error))
             log.warning("adapter not loaded", extra={"digest": digest, "error": str(error)})
         else:
             self._end(digest, adapter, "")
@@ -180,7 +180,7 @@ class Adapters:
         self._report_changes()
 
 
-def _sentence(error: Exception) -> str:
+def _describe_failure(error: Exception) -> str:
     if isinstance(error, PenstockError):
         return f"The adapter can't be loaded: {error.message}"
     if isinstance(error, FileNotFoundError):

@@ -23,7 +23,7 @@ class Broken(Exception):
         self.message = message
 
 
-def router_id_of(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
+def read_router_id(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
     """The router's id in a stream's first message. Raises Broken when that is no Hello, of another protocol, or not to
     be trusted."""
     hello = ops[0] if ops else None
@@ -36,14 +36,14 @@ def router_id_of(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
     return hello.router_id
 
 
-def check(op: Submit) -> None:
+def check_submission(op: Submit) -> None:
     """Check the lengths in a submission. Raises Broken for those that can't be."""
     has_odd_length = len(op.token_ids) % 4 or len(op.block_keys) % KEY_BYTES or len(op.chain_key) != KEY_BYTES
     if has_odd_length or not 0 <= op.num_output_tokens <= len(op.token_ids) // 4:
         raise Broken(f"Sequence {op.sid} is malformed.")
 
 
-def sequence_of(op: Submit, now_s: float) -> Sequence:
+def make_sequence(op: Submit, now_s: float) -> Sequence:
     """The sequence of a submission. now_s: its arrival, seconds of the monotonic clock."""
     token_ids = unpack_token_ids(op.token_ids)
     return Sequence(

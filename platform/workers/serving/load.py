@@ -24,7 +24,7 @@ class StreamInfo(NamedTuple):
         )
 
 
-def credit(num_inflight: int, total_inflight: int, num_routers: int, num_places: int, *, is_closed: bool) -> int:
+def grant_credit(num_inflight: int, total_inflight: int, num_routers: int, num_places: int, *, is_closed: bool) -> int:
     """Live sequences a router may have at once: its own and its share of the free places, at least one while any is
     free.
 

@@ -15,7 +15,7 @@ import msgspec
 from penstock.wire.channel import Channel
 from penstock.wire.frames import DownFrame, Hello, Load, Op, decode_up, encode
 from penstock.workers.engine.sequence import Sequence
-from penstock.workers.serving.intake import Broken, router_id_of
+from penstock.workers.serving.intake import Broken, read_router_id
 from penstock.workers.serving.outbox import Outbox
 
 MAX_HELD_TOKENS = 65536
@@ -136,7 +136,7 @@ class Connection:
         try:
             ops = decode_up(data).ops
             if self.session is None:
-                router_id = router_id_of(ops, self._owner.is_trusted)
+                router_id = read_router_id(ops, self._owner.is_trusted)
                 self.session = self._owner.make_session(router_id, self.channel)
                 self._hello_timer.cancel()
                 self._owner.join(self.session)

@@ -32,8 +32,8 @@ from penstock.wire.frames import (
 from penstock.workers.engine.engine import EngineLoad, StepReport
 from penstock.workers.engine.sequence import Resident, SeqOutput, Sequence, Status
 from penstock.workers.serving.adapters import Adapters, Want
-from penstock.workers.serving.intake import Broken, check, sequence_of
-from penstock.workers.serving.load import StreamInfo, credit, lacks_kv
+from penstock.workers.serving.intake import Broken, check_submission, make_sequence
+from penstock.workers.serving.load import StreamInfo, grant_credit, lacks_kv
 from penstock.workers.serving.session import Connection, Session
 
 HEARTBEAT_S = 1.0
@@ -197,9 +197,9 @@ class StreamServer:
             self._forget(seq, live)
         if live.is_fresh:
             live.is_fresh = False
-            delta = Delta(live.sid, token_ids, finish, seq.num_cached_tokens, logprobs, seq.error, _timing(seq))
+            delta = Delta(live.sid, token_ids, finish, seq.num_cached_tokens, logprobs, seq.error, _make_timing(seq))
         elif finish is not None:
-            delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error, _timing(seq))
+            delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error, _make_timing(seq))
         else:
             delta = Delta(live.sid, token_ids, finish, None, logprobs, seq.error)
         live.session.outbox.add(delta)
@@ -263,13 +263,13 @@ class StreamServer:
     def _submit(self, session: Session, op: Submit) -> None:
         if op.sid <= session.last_sid:
             raise Broken(f"Sequence numbers rise on a stream; {op.sid} came after {session.last_sid}.")
-        check(op)
+        check_submission(op)
         session.last_sid = op.sid
         if self._is_draining:
             session.outbox.add(Delta(op.sid, [], Finish.REFUSED, error="The replica is draining."))
             session.schedule()
             return
-        seq = sequence_of(op, self._clock())
+        seq = make_sequence(op, self._clock())
         session.live[op.sid] = seq
         self._live[seq] = _LiveSequence(session, op.sid)
         self._idle.clear()
@@ -340,7 +340,9 @@ class StreamServer:
     def _credit(self, session: Session) -> int:
         load, info = self._load, self._info
         is_closed = self._is_draining or load.is_closed or lacks_kv(load, info.block_size)
-        return credit(len(session.live), len(self._live), len(self._sessions), info.num_places, is_closed=is_closed)
+        return grant_credit(
+            len(session.live), len(self._live), len(self._sessions), info.num_places, is_closed=is_closed
+        )
 
     def _make_load(self, session: Session) -> Load:
         """The load report to a router, as of now."""
@@ -366,7 +368,7 @@ class StreamServer:
         )
 
 
-def _timing(seq: Sequence) -> Timing | None:
+def _make_timing(seq: Sequence) -> Timing | None:
     """Times of a traced sequence that has a token; None for any other."""
     times = seq.times
     if times is None or times.admitted_s is None or times.first_token_s is None:

@@ -305,7 +305,7 @@ def _load(args: dict[str, Any]) -> Vllm:
             return bool(engine.has_unfinished_requests())
 
         def step(self) -> list[Output]:
-            return [output_of(item) for item in engine.step()]
+            return [make_output(item) for item in engine.step()]
 
         def kv_usage(self) -> float:
             return float(cache.usage)
@@ -313,7 +313,7 @@ def _load(args: dict[str, Any]) -> Vllm:
     return Loaded()
 
 
-def output_of(item: Any) -> Output:
+def make_output(item: Any) -> Output:
     """The `Output` of a RequestOutput, as vLLM gives one for each sequence and step."""
     (completion,) = item.outputs
     reason = completion.finish_reason
@@ -324,12 +324,12 @@ def output_of(item: Any) -> Output:
         num_cached_tokens=item.num_cached_tokens or 0,
         logprobs=None
         if completion.logprobs is None
-        else [logprob_of(*pair) for pair in zip(completion.token_ids, completion.logprobs, strict=True)],
+        else [make_logprob(*pair) for pair in zip(completion.token_ids, completion.logprobs, strict=True)],
         error=None if reason in (None, "stop", "length") else f"vLLM ended the sequence: {reason}.",
     )
 
 
-def logprob_of(token_id: int, found: Any) -> Logprob:
+def make_logprob(token_id: int, found: Any) -> Logprob:
     """The `Logprob` of one place. found: vLLM's dict of the likeliest tokens by id, and of the chosen one if it is none
     of them; ranks begin at 1."""
     ranked = sorted(

@@ -62,7 +62,7 @@ def bridge_command(python: str, bridge: Path = BRIDGE) -> list[str]:
     return [python, "-I", str(bridge)]
 
 
-def environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
+def make_environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
     """The child's environment variables. Those set for vLLM already stay, but for the one that places its engine: it
     runs in the same process, so that the bridge sees all of it."""
     kept = {name: value for name, value in inherited.items() if _is_allowed(name)}

@@ -98,7 +98,7 @@ def plan_points(config: EngineConfig, max_model_len: int) -> Iterator[Point]:
     yield Point(many, max(1, min(SHORT, longest // many)))
 
 
-def sample_of(stepped: Stepped, before: Mapping[int, Progress]) -> StepSample:
+def make_sample(stepped: Stepped, before: Mapping[int, Progress]) -> StepSample:
     """Shape and time of a step. before: the sequences as they were; those without output were not in it."""
     prefill_tokens = kv_tokens = 0
     query_context = 0.0
@@ -121,7 +121,7 @@ def _run(compute: Callable[[list[Add]], Iterator[Stepped]], point: Point, rids: 
     decodes: list[StepSample] = []
     for stepped in compute(adds):
         if len(stepped.outputs) == point.rows:
-            sample = sample_of(stepped, progress)
+            sample = make_sample(stepped, progress)
             (prefills if sample.prefill_tokens else decodes).append(sample)
         for output in stepped.outputs:
             progress[output.rid] = Progress(progress[output.rid].context + len(output.token_ids), True)

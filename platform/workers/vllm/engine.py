@@ -26,8 +26,8 @@ from penstock.workers.engine.sequence import SeqOutput, Sequence, Status
 from penstock.workers.engine.timing import TimingRecorder
 from penstock.workers.vllm.bridge import Abort, Add, Closed, Failed, Message, Op, Output, Ready, Start, Stepped
 from penstock.workers.vllm.child import Child
-from penstock.workers.vllm.costs import Progress, measure, sample_of
-from penstock.workers.vllm.request import FINISHES, add_of, logprobs_of, refusal
+from penstock.workers.vllm.costs import Progress, make_sample, measure
+from penstock.workers.vllm.request import FINISHES, find_refusal, make_add, make_logprobs
 
 END_S = 10.0
 """Longest wait for the child's processes to be gone."""
@@ -246,7 +246,7 @@ class VllmEngine:
     # operations of other threads
 
     def _add(self, seq: Sequence) -> None:
-        reason = refusal(seq)
+        reason = find_refusal(seq)
         if self._failure is not None:
             self._end(seq, Finish.REFUSED, LOST)
         elif self._is_stopping:
@@ -262,7 +262,7 @@ class VllmEngine:
         else:
             self._last_rid = rid = self._last_rid + 1
             self._live[rid], self._rids[seq] = seq, rid
-            self._ops.append(add_of(seq, rid, self._launch.eos_token_ids))
+            self._ops.append(make_add(seq, rid, self._launch.eos_token_ids))
             if seq.deadline is not None:
                 self._next_deadline = min(self._next_deadline, seq.deadline)
             if seq.times is not None:
@@ -362,7 +362,7 @@ class VllmEngine:
         finish = None if output.finish is None else FINISHES[output.finish]
         if finish is not None:
             self._forget(seq, finish, output.error)
-        return SeqOutput(seq, output.token_ids, logprobs_of(output.logprobs, seq.sampling.logprobs), finish)
+        return SeqOutput(seq, output.token_ids, make_logprobs(output.logprobs, seq.sampling.logprobs), finish)
 
     def _adapt(self, stepped: Stepped) -> None:
         """Correct the costs by a step in which every sequence decoded: of other steps it is not known what was
@@ -378,7 +378,7 @@ class VllmEngine:
         if self._num_steps % ADAPT_EVERY == 0:
             before = {rid: Progress(len(seq.token_ids), True) for rid, seq in decoding.items()}
             rate = max(ADAPT_RATE, 1 / (ADAPT_FIRST + self._num_steps // ADAPT_EVERY))
-            self._costs = adapt(self._costs, sample_of(stepped, before), rate)
+            self._costs = adapt(self._costs, make_sample(stepped, before), rate)
 
     # ends
 

@@ -10,7 +10,7 @@ from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.model_config import read_eos_token_ids
 from penstock.workers.config import EngineConfig
-from penstock.workers.vllm.child import bridge_command, environment
+from penstock.workers.vllm.child import bridge_command, make_environment
 from penstock.workers.vllm.engine import Launch
 
 MAX_LOGPROBS = 20
@@ -36,17 +36,20 @@ def find_python(config: EngineConfig, default: str | None) -> str:
     return found
 
 
-def launch_of(
+def make_launch(
     source: ModelSource, folder: str, config: EngineConfig, python: str, inherited: Mapping[str, str]
 ) -> Launch:
     """How to start vLLM for a pool. folder: the checkpoint as vLLM reads it. Raises ConfigError."""
     threads = config.threads or available_cores()
     return Launch(
-        bridge_command(python), environment(inherited, threads), engine_args(folder, config), read_eos_token_ids(source)
+        bridge_command(python),
+        make_environment(inherited, threads),
+        make_engine_args(folder, config),
+        read_eos_token_ids(source),
     )
 
 
-def engine_args(folder: str, config: EngineConfig) -> dict[str, object]:
+def make_engine_args(folder: str, config: EngineConfig) -> dict[str, object]:
     """Arguments of vLLM's EngineArgs, by name."""
     return {
         "model": folder,

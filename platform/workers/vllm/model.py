@@ -21,7 +21,7 @@ from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix
 from penstock.workers.compute.weights import layout, load_weights
 
 
-def hf_folder(source: ModelSource, cache: Path | None = None) -> Path:
+def prepare_folder(source: ModelSource, cache: Path | None = None) -> Path:
     """The checkpoint's directory for vLLM; that of a GGUF file is made, in seconds, the first time. Raises
     ConfigError."""
     if source.format == "safetensors":

@@ -19,7 +19,7 @@ FINISHES: dict[EndReason, Finish] = {
 }
 
 
-def refusal(seq: Sequence) -> str | None:
+def find_refusal(seq: Sequence) -> str | None:
     """Why a sequence can't be sent to vLLM; None: it can. vLLM reports itself what it refuses."""
     if seq.adapter is not None:
         return (
@@ -29,11 +29,11 @@ def refusal(seq: Sequence) -> str | None:
     return None
 
 
-def add_of(seq: Sequence, rid: int, eos_token_ids: frozenset[int]) -> Add:
-    return Add(rid, pack_token_ids(seq.token_ids), sampling_of(seq, eos_token_ids), f"tenant:{seq.tenant}")
+def make_add(seq: Sequence, rid: int, eos_token_ids: frozenset[int]) -> Add:
+    return Add(rid, pack_token_ids(seq.token_ids), make_sampling(seq, eos_token_ids), f"tenant:{seq.tenant}")
 
 
-def sampling_of(seq: Sequence, eos_token_ids: frozenset[int]) -> dict[str, Any]:
+def make_sampling(seq: Sequence, eos_token_ids: frozenset[int]) -> dict[str, Any]:
     """Arguments of vLLM's SamplingParams; some are left out where they equal its default. Our bounds count from the end
     of the prompt, vLLM's from the end of the tokens it is given."""
     ours, done = seq.sampling, seq.num_output_tokens
@@ -54,7 +54,7 @@ def sampling_of(seq: Sequence, eos_token_ids: frozenset[int]) -> dict[str, Any]:
     return found
 
 
-def logprobs_of(found: list[Logprob] | None, wanted: int | None) -> list[TokenLogprobs] | None:
+def make_logprobs(found: list[Logprob] | None, wanted: int | None) -> list[TokenLogprobs] | None:
     """Log probabilities in our form, with the `wanted` likeliest tokens; None where none are wanted. vLLM lists the
     chosen token among the likeliest even where it is none of them."""
     if found is None or wanted is None:

@@ -31,7 +31,7 @@ IDLE = EngineLoad(0, 0, 0, 0, 100, 100, 0, StepCosts(base_s=0.01))
 
 
 class FakeEngine:
-    """Does what the test says, when it says it."""
+    """An engine whose steps are made by the test."""
 
     def __init__(self) -> None:
         self.submitted: asyncio.Queue[Sequence] = asyncio.Queue()

@@ -7,8 +7,8 @@ from penstock.wire.frames import SamplingParams, StepCosts, unpack_token_ids
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.vllm.bridge import Add, Output, Stepped
-from penstock.workers.vllm.costs import EVERYTHING, NUM_DECODES, Progress, measure, plan_points, sample_of
-from penstock.workers.vllm.request import sampling_of
+from penstock.workers.vllm.costs import EVERYTHING, NUM_DECODES, Progress, make_sample, measure, plan_points
+from penstock.workers.vllm.request import make_sampling
 
 TRUE = StepCosts(base_s=0.02, row_s=0.0005, prefill_token_s=0.0003)
 
@@ -51,7 +51,7 @@ def test_the_probe_stops_when_its_time_is_up() -> None:
 
 
 def test_the_warm_up_samples_in_every_way_that_requests_can() -> None:
-    args = sampling_of(
+    args = make_sampling(
         Sequence("q", [1], SamplingParams(max_tokens=4, logit_bias=((1, 1.0),)), 1, [], b"", 0.0), frozenset()
     )
 
@@ -75,7 +75,7 @@ def test_a_step_holds_the_uncached_prompts_of_first_tokens_and_the_context_of_th
     stepped = Stepped(0.5, [Output(1, [5], num_cached_tokens=32), Output(2, [6]), Output(3, [7])])
     before = {1: Progress(48, False), 2: Progress(10, True), 3: Progress(20, True), 4: Progress(99, True)}
 
-    sample = sample_of(stepped, before)
+    sample = make_sample(stepped, before)
 
     assert (sample.rows, sample.prefill_tokens, sample.kv_tokens, sample.seconds) == (3, 16, 30, 0.5)
     assert sample.query_context == sum(range(33, 49))
