@@ -42,7 +42,7 @@ _HARMLESS = frozenset(
         "rank_pattern", "revision", "target_modules", "task_type", "use_rslora",
     }
 )  # fmt: skip
-"""Options that are read, or that say only how the adapter was made: which modules it has is read off its tensors."""
+"""Options that are read, or that only record how the adapter was made: its modules are known by its tensors."""
 _SENTENCES = {
     "use_dora": "DoRA (use_dora) is not supported; train it as plain LoRA",
     "modules_to_save": (

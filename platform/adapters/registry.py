@@ -84,7 +84,7 @@ class Registry:
             raise _away() from error
         if value is None:
             raise InvalidRequest(f"You have {self._max_per_tenant} adapters already, which is the most; delete one.")
-        return self._remember(tenant, name, _registered(value))
+        return self._remember(tenant, name, _decode_record(value))
 
     async def get(self, tenant: str, name: str) -> Registered | None:
         """Look up what a name stands for; None: nothing. One round trip, made for every request that names an adapter.
@@ -101,7 +101,7 @@ class Registry:
                 if value is None:
                     self._known.pop((tenant, name), None)
                     return None
-                return self._remember(tenant, name, _registered(value))
+                return self._remember(tenant, name, _decode_record(value))
         known = self._known.get((tenant, name))
         if known is None:
             raise _away()
@@ -113,7 +113,7 @@ class Registry:
             values = await self._client.hgetall(_records(tenant))
         except (RedisError, OSError) as error:
             raise _away() from error
-        return {_text(name): _registered(value) for name, value in sorted(values.items())}
+        return {_text(name): _decode_record(value) for name, value in sorted(values.items())}
 
     async def remove(self, tenant: str, name: str) -> Registered | None:
         """Remove a name; returns what was registered under it. No request finds it any more. Raises Overloaded."""
@@ -137,7 +137,7 @@ class Registry:
                     for tenant in tenants[start : start + TENANTS_AT_ONCE]:
                         pipeline.hvals(_records(tenant))
                     found |= {
-                        _registered(value).adapter.digest for values in await pipeline.execute() for value in values
+                        _decode_record(value).adapter.digest for values in await pipeline.execute() for value in values
                     }
         except (RedisError, OSError) as error:
             raise _away() from error
@@ -165,7 +165,7 @@ def _versions(tenant: str) -> str:
     return f"penstock:adapter-versions:{{{tenant}}}"
 
 
-def _registered(value: bytes | str) -> Registered:
+def _decode_record(value: bytes | str) -> Registered:
     version, _, data = _text(value).split(" ", 2)
     return Registered(msgspec.json.decode(data, type=Adapter), int(version))
 

@@ -1,6 +1,6 @@
 """One way to connect to Redis: short timeouts, no hidden retries, bytes in and out.
 
-Retrying is for the caller, who knows whether the command may run twice and how long anyone can wait.
+Retries are the caller's decision, which depends on whether the command may run twice and how long there is to wait.
 """
 
 import redis.asyncio

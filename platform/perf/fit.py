@@ -1,8 +1,8 @@
 """Coefficients of the performance model from measured steps: a fit over a probe's grid, and its slow correction online.
 
-Not a probe: who runs the engine makes the samples. Steady decoding alone can't tell the cost of a row from that of its
-context, so a fit wants samples that vary rows, prefill and context independently; `adapt` therefore only scales, and
-never re-divides between coefficients.
+Not a probe: the engine makes the samples. In steady decoding alone the cost of a row can't be separated from that of
+its context, so a fit needs samples that vary rows, prefill and context independently; `adapt` therefore only scales,
+and never re-divides between coefficients.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The router's mirror of who holds which KV blocks: pure data, fed by the replicas' block events.
+"""The router's mirror of the KV blocks that each replica holds: pure data, updated by the replicas' block events.
 
 Not a tree: a block's key already stands for all that precedes it, so a set of keys per replica is enough, kept as one
 map from key to a bitmask of replicas. Invariants: an entry is what its replica's present epoch announced, or a
@@ -100,11 +100,11 @@ class PrefixIndex:
         for depth, key in enumerate(keys):
             mask = get(key, 0)
             if alive & mask != alive:
-                self._name(alive & ~mask, depth, found)
+                self._record_depth(alive & ~mask, depth, found)
                 alive &= mask
                 if not alive:
                     return found
-        self._name(alive, len(keys), found)
+        self._record_depth(alive, len(keys), found)
         return found
 
     def expect(self, replica_id: str, keys: Sequence[bytes], now: float, ttl_s: float) -> None:
@@ -196,7 +196,8 @@ class PrefixIndex:
             del replica.predicted[key]
         self._unmark(replica, ended)
 
-    def _name(self, bits: int, depth: int, found: dict[str, int]) -> None:
+    def _record_depth(self, bits: int, depth: int, found: dict[str, int]) -> None:
+        """Enter the depth for each replica of a bitmask."""
         while bits:
             bit = bits & -bits
             found[self._by_bit[bit]] = depth

@@ -1,9 +1,9 @@
-"""API keys and the tenants they belong to.
+"""API keys and the tenants that they authenticate.
 
-A key is `sk-penstock-` and 48 hex digits (192 bits). Redis knows it only by its blake2b keyed with the cluster secret,
-so a copy of Redis opens nothing; the beginning of that digest is the key's id, which may be shown. Revoking leaves a
-tombstone, for that is what tells "revoked" from "Redis lost its data": a key a gateway knew goes on for `STALE_S` when
-Redis is away or empty, a revoked one ends with the next look-up.
+A key is `sk-penstock-` and 48 hex digits (192 bits). Redis holds only its blake2b digest, keyed with the cluster
+secret, so a copy of Redis contains no usable key; the beginning of that digest is the key's id, which may be shown. A
+revoked key leaves a tombstone, which distinguishes "revoked" from "Redis lost its data": a key that a gateway has
+confirmed works for `STALE_S` more while Redis is away or empty, a revoked one ends with the next look-up.
 """
 
 import asyncio

@@ -86,10 +86,10 @@ class Limiter:
         """Reservations under way whose caller is gone."""
 
     async def reserve(self, tenant_id: str, limits: Limits, request_id: str, tokens: int) -> Verdict:
-        """All of it against all limits, or nothing; what was admitted must be settled. Raises Overloaded when nobody
-        can decide.
+        """Charge a request to all limits, or to none; what was admitted must be settled. Raises Overloaded when Redis
+        is away and this gateway can't decide alone.
 
-        tokens: no more than the limit; that could never fit.
+        tokens: most tokens that the request may use; more than the limit can never be admitted.
         """
         account = self._accounts.get(tenant_id)
         if account is None:

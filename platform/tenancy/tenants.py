@@ -1,4 +1,4 @@
-"""Tenants: who they are, what they may have, and how Redis holds them.
+"""Tenants: their ids, settings and limits, and how Redis holds them.
 
 Not their keys (`keys`), not the counting (`limits`, `usage`). Layout, all of a tenant under one hash tag:
     penstock:tenants                    ids of all tenants, deleted ones left out
@@ -130,7 +130,7 @@ def check_id(tenant_id: str) -> None:
 
 
 class Tenants:
-    """The tenants in Redis, for those who manage them. Methods raise RedisError, and ConfigError for a record that
+    """The tenants in Redis, to create and change them. Methods raise RedisError, and ConfigError for a record that
     can't be read."""
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
@@ -165,7 +165,7 @@ class Tenants:
     async def find(self, tenant_id: str) -> Record | None:
         """Record of a tenant; None: there is none, or it was deleted."""
         data = await self._client.get(settings_key(tenant_id))
-        record = None if data is None else _decoded(tenant_id, data)
+        record = None if data is None else _decode(tenant_id, data)
         return None if record is None or record.deleted else record
 
     async def get(self, tenant_id: str) -> Record:
@@ -206,7 +206,7 @@ class Tenants:
             async with self._client.pipeline(transaction=True) as pipe:
                 await pipe.watch(name)
                 data = await cast("Awaitable[bytes | None]", pipe.get(name))
-                old = None if data is None else _decoded(tenant_id, data)
+                old = None if data is None else _decode(tenant_id, data)
                 if old is None or old.deleted:
                     raise InvalidRequest(f"there is no tenant {tenant_id!r}")
                 new = edit(old)
@@ -223,7 +223,7 @@ class Tenants:
         await self._client.sadd(_TENANTS, tenant_id)
 
 
-def _decoded(tenant_id: str, data: bytes | str) -> Record:
+def _decode(tenant_id: str, data: bytes | str) -> Record:
     try:
         return decode_record(data)
     except msgspec.MsgspecError as error:

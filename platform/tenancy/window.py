@@ -8,8 +8,8 @@ admitted than the limit says, and none is counted for longer than a window and o
 counted.
 
 A request that is not over is held under its id. Only the count of parallel requests needs that, and the settling: the
-charge itself leaves with its bucket, so whoever dies without settling has merely used all that it had reserved. A hold
-is a lease, which its gateway renews.
+charge itself leaves with its bucket, so a gateway that dies without settling has merely used all that it had reserved.
+A hold is a lease, which its gateway renews.
 
 Decisions: docs/decisions/limits.md
 """

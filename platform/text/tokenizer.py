@@ -2,8 +2,8 @@
 weights, no network.
 
 Special tokens are cut out here, not by the library, for two reasons. The control tokens of a chat template are
-recognised while those that a user wrote into a message are plain text: nobody can forge a turn. And what lies between
-them is encoded piece by piece, which is what the library does itself.
+recognised while those that a user wrote into a message are plain text, so that a user can't forge a turn. And the text
+between them is encoded piece by piece, as the library does itself.
 """
 
 import json

@@ -1,4 +1,5 @@
 """What crosses a process boundary: the OpenAI schema, stream frames, the load report, errors. Data only, no I/O.
 
-Not what the data means: that is the affair of the gateway and the replica at the two ends. May import base alone.
+Not what is done with it: that is in the packages of the two ends, `router`, `workers` and `autoscale`. May import base
+alone.
 """

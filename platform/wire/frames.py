@@ -30,7 +30,7 @@ class Finish(StrEnum):
     LENGTH = "length"
     """`max_tokens` reached, or the model's context is full."""
     ABORT = "abort"
-    """The router asked for it."""
+    """The router aborted the sequence."""
     DEADLINE = "deadline"
     ERROR = "error"
     """The engine failed on the sequence; `Delta.error` describes how."""

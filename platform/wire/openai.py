@@ -1,8 +1,8 @@
-"""OpenAI's API as Penstock speaks it: requests, responses and stream chunks as msgspec structs, the truth for docs and
-/openapi.json too.
+"""OpenAI's API as Penstock implements it: requests, responses and stream chunks as msgspec structs, from which
+/openapi.json is made.
 
 Not the semantics (the router's), not the reading of a body (`wire.bodies`). Every field of OpenAI's two endpoints is
-declared, also those that are refused or ignored (`wire.support` says which), so that only what nobody knows is
+declared, also those that are refused or ignored (`wire.support` lists them), so that only unknown fields are
 "unrecognized". Null means absent everywhere. Sources: OpenAI's API reference and the types of its Python client; top_k,
 min_p, repetition_penalty, stop_token_ids, ignore_eos and min_tokens are named as in vLLM.
 """
