@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
-    """With a failed test goes what the pods were doing."""
+    """Adds what the pods were doing to the report of a failed test."""
     report = yield
     release = getattr(item, "funcargs", {}).get("release")
     if isinstance(report, pytest.TestReport) and report.failed and isinstance(release, Release):

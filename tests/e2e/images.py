@@ -30,7 +30,7 @@ class Images(NamedTuple):
 
 
 def images(kube: Kube, folder: Path) -> Images:
-    """On the cluster's nodes. Skips where nothing can build them."""
+    """The images, put on the cluster's nodes. Skips where nothing can build them."""
     named = os.environ.get("PENSTOCK_E2E_IMAGE"), os.environ.get("PENSTOCK_E2E_REDIS_IMAGE")
     if kube.own is None:
         if not all(named):

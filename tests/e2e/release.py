@@ -27,7 +27,7 @@ class Release(NamedTuple):
 
     @property
     def service(self) -> str:
-        """Of the API, and the RayService's name too."""
+        """Name of the API's Service, and the RayService's name too."""
         return f"{self.name}-penstock"
 
     def kubectl(self, *arguments: str, timeout_s: float = 120.0) -> str:
@@ -53,7 +53,7 @@ class Release(NamedTuple):
         ]
 
     def url(self) -> str:
-        """Of the API, for clients without the cluster's DNS."""
+        """URL of the API for clients without the cluster's DNS."""
         spec = self.kube.get("service", self.service, "--namespace", self.namespace)["spec"]
         return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
 
@@ -83,7 +83,7 @@ class Release(NamedTuple):
         return self.kubectl("exec", f"service/{self.service}", "--", "penstock", *command)
 
     def pods(self, component: str) -> list[str]:
-        """Those that stay."""
+        """Names of the component's pods, without those that are ending."""
         selector = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
         found = self.kube.get("pods", "--selector", selector, "--namespace", self.namespace)["items"]
         return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]]
@@ -185,7 +185,7 @@ def storage(kube: Kube, folder: Path) -> None:
 
 
 def install(release: Release, *values: str) -> None:
-    """As docs/kubernetes.md says."""
+    """Installs the release as docs/kubernetes.md says."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     release.kube.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": release.namespace, "labels": labels}}

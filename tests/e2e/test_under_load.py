@@ -22,7 +22,7 @@ from tests.e2e.release import Release
 pytestmark = pytest.mark.timeout(1500)
 
 SWITCH_S = 600.0
-"""For a second Ray cluster beside the first, on two cores, and the end of the old one."""
+"""Seconds for a second Ray cluster beside the first, on two cores, and the end of the old one."""
 RESUMED = re.compile(r'^penstock_route_attempts_total\{.*reason="resume".*\} (\S+)$', re.MULTILINE)
 ANSWERED = re.compile(r"^penstock_requests_total\{.*\} (\S+)$", re.MULTILINE)
 NEXT = "localhost/penstock:e2e-next"
@@ -66,7 +66,7 @@ WHOLE = {"headgroup": 1, "gateway": 2, "pool-edge": 1, "pool-cloud": 1, "redis":
 
 
 def settled(release: Release) -> None:
-    """As values-demo has it, and nothing more."""
+    """Waits until exactly the pods of values-demo are ready."""
     until(lambda: ready(release) == WHOLE, "exactly the pods of values-demo", SWITCH_S)
 
 
@@ -168,7 +168,10 @@ def test_a_new_image_takes_over_and_is_rolled_back(
 
     record_property(
         "figures",
-        f"new image active after {new_s:.0f} s, rolled back after {back_s:.0f} s, {found.outcomes['finished']} requests meanwhile",
+        (
+            f"new image active after {new_s:.0f} s, rolled back after {back_s:.0f} s, {found.outcomes['finished']} "
+            "requests meanwhile"
+        ),
     )
     assert images == {NEXT}
     assert {release.image(pod) for pod in release.pods("gateway")} == {release.images.penstock}
@@ -185,7 +188,7 @@ def clusters(release: Release) -> set[str]:
 def test_a_pod_is_deleted(
     release: Release, tmp_path: Path, part: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """With work on it. The head at once, as if its node had gone; the others as `kubectl drain` does it."""
+    """Each has work on it. The head goes at once, as if its node had gone; the others as `kubectl drain` does it."""
     settled(release)
     with load(release, tmp_path, *BUSY) as found:
         until(lambda: found.finished() > 2 and running(release, "edge") > 0, "there is work")
@@ -230,7 +233,7 @@ def running(release: Release, pool: str) -> float:
 
 
 def metrics(release: Release) -> dict[str, str]:
-    """Of each gateway, by pod."""
+    """Metrics of each gateway, by pod."""
     found = {
         name: release.kube.get("pod", name, "--namespace", release.namespace)["status"]["podIP"]
         for name in release.pods("gateway")
@@ -244,7 +247,7 @@ def metrics(release: Release) -> dict[str, str]:
 def test_the_leading_autoscaler_is_killed(
     release: Release, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Its pod, at once. The other leads within the Lease's time, and no pool changes."""
+    """The leader's pod goes at once. The other leads within the Lease's time, and no pool changes."""
     settled(release)
     before = set(release.pods("pool"))
     leader = holder(release)
@@ -290,8 +293,8 @@ def test_kuberays_operator_is_killed_and_comes_back(release: Release, tmp_path: 
 
 
 def test_a_replica_killed_while_it_streams_loses_no_stream(release: Release, tmp_path: Path) -> None:
-    """Its sequences go on elsewhere, from the token where they were; a stream that can't would end with an error that
-    says so."""
+    """The replica's sequences go on elsewhere, from the token where they were; a stream that can't would end with an
+    error that says so."""
     settled(release)
     with load(release, tmp_path, *BUSY) as found:
         until(lambda: found.finished() > 2 and running(release, "edge") > 0, "the load is there")
