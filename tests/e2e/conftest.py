@@ -66,6 +66,7 @@ ON_ONE_CLUSTER = (
     "test_traffic",
     "test_uninstall",
     "test_reinstall",
+    "test_upgrade",
     "test_walkthrough",
 )
 """Tests of one installation, in the order of its life; behind the tests that have clusters of their own, and the

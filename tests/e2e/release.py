@@ -36,7 +36,7 @@ class Release(NamedTuple):
     def helm(self, *arguments: str, timeout_s: float = INSTALL_S + 60.0) -> str:
         return self.kube.run("helm", *arguments, "--namespace", self.namespace, timeout_s=timeout_s)
 
-    def values(self, *more: str) -> list[str]:
+    def values(self, *more: str, preset: str | Path = PRESET) -> list[str]:
         """Options of install and upgrade: the preset, and this run's images."""
         penstock, redis = (name.rpartition(":") for name in (self.images.penstock, self.images.redis))
         sets = (
@@ -48,7 +48,7 @@ class Release(NamedTuple):
         )
         return [
             "--values",
-            PRESET,
+            str(preset),
             *(word for each in sets for word in ("--set-string" if "tag=" in each else "--set", each)),
         ]
 
@@ -184,11 +184,12 @@ def storage(kube: Kube, folder: Path) -> None:
         kube.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec})
 
 
-def install(release: Release, *values: str) -> None:
+def install(release: Release, *values: str, chart: str | Path = CHART, preset: str | Path = PRESET) -> None:
     """Installs the release as docs/kubernetes.md says."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     release.kube.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": release.namespace, "labels": labels}}
     )
-    release.helm("install", release.name, CHART, *release.values(*values), "--wait", f"--timeout={INSTALL_S}s")
+    options = release.values(*values, preset=preset)
+    release.helm("install", release.name, str(chart), *options, "--wait", f"--timeout={INSTALL_S}s")
     release.wait_ready()

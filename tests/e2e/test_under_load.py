@@ -29,11 +29,20 @@ NEXT = "localhost/penstock:e2e-next"
 
 
 @contextmanager
-def watching(release: Release, folder: Path) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Every state of the active RayCluster, in turn."""
+def watching(
+    release: Release, folder: Path, cluster: str | None = None
+) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Every state of a RayCluster, in turn. cluster: its name; None: the active one."""
     path = folder / "watched"
     command = release.kube.enter(
-        "kubectl", "--namespace", release.namespace, "get", "raycluster", release.active(), "--watch", "--output=json"
+        "kubectl",
+        "--namespace",
+        release.namespace,
+        "get",
+        "raycluster",
+        cluster or release.active(),
+        "--watch",
+        "--output=json",
     )
     with path.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out)
@@ -79,7 +88,7 @@ def test_the_autoscaler_takes_a_pool_up_and_down_by_the_active_ray_cluster(
 ) -> None:
     settled(release)
     with watching(release, tmp_path) as states:
-        with load(release, tmp_path, "loop=closed", "concurrency=20", "kinds=" + json.dumps(LONG)) as heavy:
+        with load(release, tmp_path, *LONG_LOAD) as heavy:
             up_s = until(lambda: ready(release).get("pool-cloud") == 2, "two replicas of the pool")
         before = set(release.pods("pool"))
         (tmp_path / "light").mkdir()
@@ -99,6 +108,8 @@ def test_the_autoscaler_takes_a_pool_up_and_down_by_the_active_ray_cluster(
 LONG = [
     {"name": "long", "prompts": {"tokens": {"constant": 64}}, "output_tokens": {"constant": 96}, "ignore_eos": True}
 ]
+LONG_LOAD = ("loop=closed", "concurrency=20", "kinds=" + json.dumps(LONG))
+"""Settings of a load that wants both replicas of the scaled pool."""
 
 
 def test_a_change_of_values_rolls_in_place(
