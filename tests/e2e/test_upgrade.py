@@ -1,5 +1,6 @@
-"""An upgrade of chart and image from the last release in which the Ray application `serve-agent` was called `hand`, while
-a pool is scaled up and serves. The old Ray cluster's agent and the new autoscaler meet in Redis (`wire.serve_agent`).
+"""An upgrade of chart and image, from the last release in which the Ray application `serve-agent` was called `hand`,
+while a pool is scaled up and serves. The old Ray cluster's agent and the new autoscaler meet in Redis
+(`wire.serve_agent`).
 """
 
 import subprocess
