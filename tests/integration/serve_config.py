@@ -1,5 +1,5 @@
 """A RayService's serveConfigV2 on a Ray of its own, deployed as Ray's REST API does it; run as a process by
-test_kubernetes_apps. Prints JSON.
+tests.e2e.test_applications. Prints JSON.
 
 python -m tests.integration.serve_config TEMP_DIR PORT
 """
