@@ -28,7 +28,7 @@ IMAGE = ("--set", "image.repository=registry.example.com/penstock")
 VOLUMES = 8
 
 Pods = dict[str, list[dict[str, Any]]]
-"""By part: head, gateway, pool-NAME, redis, autoscaler."""
+"""Pods by part: head, gateway, pool-NAME, redis, autoscaler."""
 
 
 class Release(NamedTuple):
@@ -73,7 +73,7 @@ class Release(NamedTuple):
         return found
 
     def wait(self, running: dict[str, int], pending: dict[str, int] | None = None) -> Pods:
-        """Until exactly so many pods of each part run, and so many stay Pending (None: any number)."""
+        """Waits until exactly so many pods of each part run, and so many stay Pending (None: any number)."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             found, waiting = self.pods(), counts(self.pods("Pending"))
@@ -83,7 +83,7 @@ class Release(NamedTuple):
             time.sleep(0.5)
 
     def scale(self, group: str, replicas: int) -> None:
-        """As the autoscaler does it: in the RayCluster."""
+        """Sets a group's replicas in the RayCluster, as the autoscaler does."""
         cluster = self.kube.get("rayclusters", "--namespace", self.namespace)["items"][0]
         index = [each["groupName"] for each in cluster["spec"]["workerGroupSpecs"]].index(group)
         patch = [{"op": "replace", "path": f"/spec/workerGroupSpecs/{index}/replicas", "value": replicas}]
@@ -93,7 +93,7 @@ class Release(NamedTuple):
         )
 
     def wait_for_budget(self, part: str) -> None:
-        """Until one eviction is allowed."""
+        """Waits until the budget allows one eviction."""
         budget = f"pdb/{self.name}-{part}"
         self.kube.kubectl(
             "wait",

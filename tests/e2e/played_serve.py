@@ -122,13 +122,13 @@ class Gateways(Protocol):
 
     @property
     def scaled(self) -> ScaledPool:
-        """As the autoscaler is to scale it, but for its bounds."""
+        """The pool as the autoscaler is to scale it, but for its bounds."""
 
     def press(self) -> None:
-        """From now on the load wants all replicas that are allowed."""
+        """Raises the load, so that it wants all replicas that are allowed."""
 
     def release(self) -> None:
-        """And from now on as few as are allowed."""
+        """Lowers the load, so that it wants as few replicas as are allowed."""
 
     async def report(self) -> None:
         """Raises redis-py's errors."""

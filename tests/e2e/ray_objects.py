@@ -80,7 +80,7 @@ def ray_cluster_spec(replicas: int) -> Document:
 
 
 def a_ray_cluster(cluster: Cluster, replicas: int) -> str:
-    """Its name, which no other has had."""
+    """Creates a RayCluster; returns its name, which no other has had."""
     name = f"rc-{uuid.uuid4().hex[:6]}"
     document = {
         "apiVersion": "ray.io/v1",

@@ -70,8 +70,8 @@ class Reader:
 
 
 def lines(reports: list[tuple[float, GatewayReport]], began_s: float) -> Iterator[Line]:
-    """Of the load's time. Replicas are called by the order in which they were first seen, and the names of their runs
-    are left out."""
+    """Lines of the load's time. Replicas are numbered in the order in which they first appear, and the names of their
+    runs are left out."""
     names: dict[str, str] = {}
     for unix_s, report in reports:
         rows = [row for row in report.replicas if row.pool == POOL]

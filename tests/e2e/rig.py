@@ -51,7 +51,7 @@ LEAST = 4
 class Rig:
     cluster: Cluster
     name: str
-    """Of the RayCluster; no other has had it."""
+    """Name of the RayCluster; no other has had it."""
     api: Objects
     redis_url: str
     folder: Path
@@ -122,7 +122,7 @@ class Rig:
         return (await asyncio.to_thread(page, port, "/metrics"))[1]
 
     async def calls(self, port: int) -> dict[tuple[str, str, str], int]:
-        """To the Kubernetes API, by verb, resource and status."""
+        """Number of calls to the Kubernetes API, by verb, resource and status."""
         found = {}
         for line in (await self.metrics(port)).splitlines():
             if line.startswith("penstock_kubernetes_calls_total{"):
@@ -208,8 +208,8 @@ async def a_rig(
     is_of_service: bool = False,
     gateways: Callable[[Redis, PlayedServe], Gateways] = Gateway,
 ) -> AsyncIterator[Rig]:
-    """With a RayCluster of so many workers, all ready, and a Serve that has them all. is_of_service: a RayService's
-    active one."""
+    """A rig with a RayCluster of so many workers, all ready, and a Serve that has them all. is_of_service: the
+    RayCluster is a RayService's active one."""
     cluster.kubectl("apply", "-f", "-", given=RBAC)
     account_of(cluster, folder / "account", cluster.kubectl("create", "token", "autoscaler").strip())
     client = connect(redis_url)
@@ -297,7 +297,7 @@ class Figures(NamedTuple):
     up_s: float
     down_s: float
     calls: dict[str, int]
-    """By verb, resource and status."""
+    """Number of calls by verb, resource and status."""
 
 
 async def up_and_down(rig: Rig, port: int, least: int, most: int, calm_s: float = 0.0) -> Figures:

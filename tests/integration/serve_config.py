@@ -1,5 +1,5 @@
 """A RayService's serveConfigV2 on a Ray of its own, deployed as Ray's REST API does it; run as a process by
-test_kubernetes_apps. Prints JSON.
+tests.e2e.test_applications. Prints JSON.
 
 python -m tests.integration.serve_config TEMP_DIR PORT
 """
@@ -32,7 +32,7 @@ POOL: dict[str, Any] = {
     "engine": {"runner": "timed", "timed": {"base_s": 0.02, "num_blocks": 512}},
 }
 RESOURCES = {"gateway": 1, "serve_agent": 1, "pool-played": 3}
-"""As worker groups have them, altogether."""
+"""Ray's custom resources of all worker groups together."""
 
 
 def config(port: int, base_s: float = 0.02) -> dict[str, Any]:

@@ -124,11 +124,11 @@ PLACES_BEFORE = (
     b"\x93\xc3\x92\x93\xa6pool-a\x02\x92\x93\xa2r1\xa7RUNNING\xa810.0.0.1\x93\xa2r2\xa8STARTING\xc0"
     b"\x93\xa7gateway\x01\x90\xc0"
 )
-"""That release's answer to a read: pool-a has the target 2, r1 runs and r2 starts."""
+"""The old release's answer to a read: pool-a has the target 2, r1 runs and r2 starts."""
 DONE_BEFORE = b"\x93\xc3\x90\xc0"
-"""That release's answer to a call that was executed."""
+"""The old release's answer to a call that was executed."""
 WANTED_BEFORE = b"\x82\xa6pool-a\x04\xa7gateway\x01"
-"""That release's targets: 4 of pool-a."""
+"""The old release's targets: 4 of pool-a."""
 
 
 async def test_during_an_upgrade_the_autoscaler_scales_the_ray_cluster_of_the_release_before(

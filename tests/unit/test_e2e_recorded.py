@@ -33,7 +33,7 @@ class Pool:
         self.players = Players("a")
         self.target = target
         self.due: deque[int] = deque()
-        """When each replica that is on its way will be there."""
+        """Times at which the replicas that are on their way will be there."""
         self.now_s = 0
         self.demands: list[float] = []
         self.targets: list[int] = []

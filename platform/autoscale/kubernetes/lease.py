@@ -51,7 +51,7 @@ class State(NamedTuple):
     observed: Observed | None = None
     """None: there is no Lease, or it must be read first."""
     sure_until_s: float = -math.inf
-    """This process is the leader until then."""
+    """End of the time for which this process is the leader, by its own clock."""
 
 
 def observe(state: State, me: str, record: Record, version: str, now: float) -> State:

@@ -1,4 +1,3 @@
-import asyncio
 import math
 from pathlib import Path
 
@@ -78,7 +77,7 @@ def test_costs_are_averaged_over_the_replicas_that_know_theirs() -> None:
     assert mean_costs((unmeasured,)) is None
 
 
-def test_a_report_is_as_old_as_its_news(socket_dir: Path, tmp_path: Path) -> None:
+async def test_a_report_is_as_old_as_its_news(socket_dir: Path, tmp_path: Path) -> None:
     async def go(url: str) -> None:
         client, now = connect(url), [100.0]
         reports = Reports(client, lambda: now[0])
@@ -101,6 +100,6 @@ def test_a_report_is_as_old_as_its_news(socket_dir: Path, tmp_path: Path) -> Non
     server = EmbeddedRedis(executable=find_executable(), data_dir=tmp_path / "redis", socket_dir=socket_dir / "redis")
     server.start()
     try:
-        asyncio.run(go(server.url))
+        await go(server.url)
     finally:
         server.stop()

@@ -36,7 +36,7 @@ ALL = every_case()
 
 
 def every_object() -> dict[str, Object]:
-    """Of all presets and branches, each different one once."""
+    """Objects of all presets and branches, each different one once."""
     return {digest(each): each for preset, values in (case.values for case in ALL) for each in objects(preset, values)}
 
 
@@ -177,7 +177,10 @@ IN_PLACE = {
     "a provider without a key": ("", f"providers: [{{{UP}}}]"),
     "a provider with a known key": (
         f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}]}}",
-        f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}, {{{UP.replace('up', 'too')}, api_key_env: K}}]}}",
+        (
+            f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}, {{{UP.replace('up', 'too')}, "
+            f"api_key_env: K}}]}}"
+        ),
     ),
     "the deadline, with drainSeconds": (
         "gateway: {drainSeconds: 90}",
@@ -185,7 +188,7 @@ IN_PLACE = {
     ),
     "replicas": (CHANGED_POOL, "gateway: {replicas: 4}" + CHANGED_POOL.replace("replicas: 2", "replicas: 3")),
 }
-"""Before and after, as docs/kubernetes.md has it under Changes."""
+"""Values before and after each change that docs/kubernetes.md has under Changes."""
 ANEW = {
     "the deadline": ("", "gateway: {config: {request_timeout_s: 60.0}}"),
     "a provider with a new key": ("", f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}]}}"),
@@ -383,7 +386,10 @@ def test_pods_are_spread_as_the_values_say_over_nodes_that_they_may_have() -> No
 
 def test_jobs_go_where_the_autoscaler_goes() -> None:
     """Where every node has a taint, an install would wait for them forever."""
-    values = "autoscaler: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], affinity: {nodeAffinity: {}}, priorityClassName: high}"
+    values = (
+        "autoscaler: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], "
+        "affinity: {nodeAffinity: {}}, priorityClassName: high}"
+    )
     placed = {
         pod.owner: {key: pod.spec.get(key) for key in ("nodeSelector", "tolerations", "affinity", "priorityClassName")}
         for pod in pods(objects("", values))

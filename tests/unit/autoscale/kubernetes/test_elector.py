@@ -21,7 +21,7 @@ class Clock:
 
 
 async def turns(server: FakeServer, count: int) -> None:
-    """Until so many more calls have been made."""
+    """Waits until `count` more calls have been made."""
     wanted = len(server.seen) + count
     while True:
         if len(server.seen) >= wanted:
@@ -51,7 +51,7 @@ async def test_the_first_one_holds_it_and_renews_by_one_call_each_time(tmp_path:
 async def test_a_lease_that_nobody_has_held_yet_is_taken_at_once_and_none_is_made(
     spec: dict[str, object] | None, tmp_path: Path
 ) -> None:
-    """As the chart makes it."""
+    """The chart makes the Lease so."""
     server, clock = FakeServer(), Clock()
     server.objects["lease"] = {"metadata": {"name": "lease", "resourceVersion": "7", "labels": {"by": "helm"}}} | (
         {} if spec is None else {"spec": spec}

@@ -26,7 +26,7 @@ PATIENCE = 2
 
 
 class Write(NamedTuple):
-    """On its way to the server."""
+    """A write on its way to the server."""
 
     who: str
     record: Record
@@ -109,7 +109,7 @@ def attempt(world: World, who: str, times: Times, reads: bool) -> World:
 
 
 def arrivals(world: World, write: Write, times: Times) -> Iterator[World]:
-    """It is lost; or it is applied or refused, and the answer arrives, or not."""
+    """Worlds after the write was lost, or applied or refused with an answer that arrives or not."""
     rest = world._replace(writes=tuple(other for other in world.writes if other is not write))
     yield rest
     if write.over != world.version:
