@@ -1,7 +1,7 @@
 """How many tokens to draft for each sequence of a step: as many as pay, none where none does. Pure.
 
 A draft's j-th token is kept with probability a**j, a being the estimated chance that the target agrees with one more
-guess. Tokens a step gains are (decode rows + sum of those), its time is the performance model's. For every greatest
+proposal. Tokens a step gains are (decode rows + sum of those), its time is the performance model's. For every greatest
 length, drafts are taken in order of worth for as long as the ratio, the goodput, rises (the criterion of SmartSpec, Liu
 et al. 2024, arXiv 2406.14066, with a length for each sequence).
 
@@ -17,9 +17,9 @@ from penstock.wire.frames import StepCosts
 from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
 
 FIRST_ACCEPTANCE = 0.7
-"""Chance that a guess is accepted, assumed of a pool's drafter before anything is measured."""
+"""Chance that a proposal is accepted, assumed of a pool's drafter before anything is measured."""
 SEQUENCE_RATE, POOL_RATE = 0.1, 0.03
-"""Share of the way that one verified guess moves the estimate of its sequence, and that of the pool, where a new
+"""Share of the way that one verified proposal moves the estimate of its sequence, and that of the pool, where a new
 sequence starts."""
 MAX_ACCEPTANCE = 0.98
 """Upper bound of an estimate when drafts are weighed."""
@@ -65,13 +65,13 @@ class DraftLengths:
         shape: the step's without drafts. Costs that are all 0 are unknown: everything pays.
         """
         worths = (enumerate(self._worths(chunk.seq, caps[place]), 1) for place, chunk in enumerate(chunks))
-        guesses = sorted(Guess(-worth, place, length) for place, row in enumerate(worths) for length, worth in row)
-        chosen = choose_guesses(guesses, budget, shape, costs) if self._is_adaptive else guesses[:budget]
-        chosen = chosen or guesses[: min(budget, self._num_retried())]
+        proposals = sorted(Guess(-worth, place, length) for place, row in enumerate(worths) for length, worth in row)
+        chosen = choose_guesses(proposals, budget, shape, costs) if self._is_adaptive else proposals[:budget]
+        chosen = chosen or proposals[: min(budget, self._num_retried())]
         self._num_idle_steps = 0 if chosen else self._num_idle_steps + 1
         counts = [0] * len(chunks)
-        for guess in chosen:
-            counts[guess.place] += 1
+        for proposal in chosen:
+            counts[proposal.place] += 1
         for count, chunk in zip(counts, chunks, strict=True):
             if not count and chunk.seq.acceptance is not None:
                 chunk.seq.acceptance += FORGET_RATE * (self._acceptance - chunk.seq.acceptance)
@@ -97,14 +97,14 @@ class DraftLengths:
         return 1 if self._num_idle_steps >= RETRY_EVERY else 0
 
 
-def choose_guesses(guesses: list[Guess], budget: int, shape: StepShape, costs: StepCosts) -> list[Guess]:
-    """The guesses, at most `budget`, that give the most tokens in the least time; of equals, more. guesses: the best
+def choose_guesses(proposals: list[Guess], budget: int, shape: StepShape, costs: StepCosts) -> list[Guess]:
+    """The proposals, at most `budget`, that give the most tokens in the least time; of equals, more. proposals: the best
     first."""
     # where rounds cost nothing, the greatest length decides nothing
     depths = (
-        range(1, max((guess.length for guess in guesses), default=0) + 1)
+        range(1, max((proposal.length for proposal in proposals), default=0) + 1)
         if costs.draft_round_s
-        else (max((g.length for g in guesses), default=0),)
+        else (max((g.length for g in proposals), default=0),)
     )
     line = msgspec.structs.replace(costs, knee_s=0.0)
     plain_s = step_time_s(
@@ -117,10 +117,10 @@ def choose_guesses(guesses: list[Guess], budget: int, shape: StepShape, costs: S
     best: list[Guess] = []
     best_tokens, best_s = float(shape.decode_rows), max(costs.knee_s, plain_s)
     for depth in depths:
-        candidates = [guess for guess in guesses if guess.length <= depth][:budget]
+        candidates = [proposal for proposal in proposals if proposal.length <= depth][:budget]
         tokens, seconds = float(shape.decode_rows), plain_s + depth * costs.draft_round_s
-        for count, guess in enumerate(candidates, 1):
-            tokens -= guess.negative_worth
+        for count, proposal in enumerate(candidates, 1):
+            tokens -= proposal.negative_worth
             seconds += costs.draft_token_s
             step_s = max(costs.knee_s, seconds)
             if tokens * best_s >= best_tokens * step_s:

@@ -279,7 +279,7 @@ class Scheduler:
             if finish is not None or place == len(draft) or draft[place] != token_id:
                 break
         if draft and self.drafts is not None:
-            num_accepted = sum(token_id == guess for token_id, guess in zip(taken, draft, strict=False))
+            num_accepted = sum(token_id == proposed for token_id, proposed in zip(taken, draft, strict=False))
             # where the sequence ends inside the draft, nobody knows what would have become of the rest
             is_cut = finish is not None and num_accepted == len(taken)
             self.drafts.record(seq, num_accepted if is_cut else len(draft), num_accepted)

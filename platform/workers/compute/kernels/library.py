@@ -27,13 +27,13 @@ class Library:
         if not hasattr(library, "penstock_kernels_abi") or library.penstock_kernels_abi() != ABI:
             raise OSError(f"{path} is not a kernel library of ABI {ABI}")
         self.path = path
-        self._attend, self._write_kv, self._supports = (
+        self._paged_attention, self._write_kv, self._supports = (
             library.penstock_attend,
             library.penstock_write_kv,
             library.penstock_supports,
         )
-        self._attend.restype = _I32
-        self._attend.argtypes = [_P, _I32, _I64, *[_P] * 5, _I64, _I32, _P, _P, _P, *[_I64] * 6, _F32, _I32]
+        self._paged_attention.restype = _I32
+        self._paged_attention.argtypes = [_P, _I32, _I64, *[_P] * 5, _I64, _I32, _P, _P, _P, *[_I64] * 6, _F32, _I32]
         self._write_kv.restype = None
         self._write_kv.argtypes = [_P, _P, _I32, _I64, _I64, *[_P] * 4, _I64, _I32, _P, *[_I64] * 4]
         self._supports.restype = _I32
@@ -102,7 +102,7 @@ class Library:
         assert len(query_start) == len(context_len) + 1 == len(block_tables) + 1
         q, query_start, context_len = _packed(q), query_start.contiguous(), context_len.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
-        code = self._attend(
+        code = self._paged_attention(
             q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache),
             *_scales(form, k_cache), k_cache.stride(0), cache_code(k_cache, form), query_start.data_ptr(),
             context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0), len(context_len), num_heads,
