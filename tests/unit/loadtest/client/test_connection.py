@@ -195,7 +195,7 @@ def test_arrivals_are_timed_apart() -> None:
     before = time.perf_counter()
     listener, _ = record_one(script)
 
-    assert listener.pieces == [b"a", b"b"]
+    assert listener.parts == [b"a", b"b"]
     assert before < listener.times[0] <= listener.times[1] - pause_s / 2
     assert listener.times[1] < time.perf_counter()
 
