@@ -14,7 +14,9 @@ import os
 import queue
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,13 +24,14 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
-from bench.report import Row, write_report
+from bench.support.report import Row, write_report
 from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.frames import Finish, SamplingParams
-from penstock.workers.compute.models.config import read_config
-from penstock.workers.compute.runner import TorchRunner, load_runner
+from penstock.workers.compute.loading import load_runner
+from penstock.workers.compute.model_config import read_config
+from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.weights import layout, load_weights
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, StepReport
@@ -73,6 +76,8 @@ class Difference:
 class RecordingRunner:
     """A TorchRunner that keeps the logits of some requests."""
 
+    is_asynchronous = False
+
     def __init__(self, runner: TorchRunner, recorded: set[str]) -> None:
         self.num_blocks, self.max_model_len, self.eos_token_ids = (
             runner.num_blocks,
@@ -82,13 +87,13 @@ class RecordingRunner:
         self.logits: dict[str, list[Tensor]] = {request_id: [] for request_id in recorded}
         self._runner = runner
 
-    def run(self, step: Step) -> list[list[Sampled]]:
+    def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
         batch, logits = self._runner.forward(step)
         for row, index in zip(logits, batch.sampled, strict=True):
             kept = self.logits.get(step.chunks[index].seq.request_id)
             if kept is not None:
                 kept.append(row.clone())
-        return self._runner.choose(step, batch, logits)
+        return partial(self._runner.choose, step, batch, logits)
 
     def forget(self, seq: Sequence) -> None:
         self._runner.forget(seq)
@@ -140,7 +145,7 @@ def first_difference(prompt: int, mine: Generated, other: Generated) -> Differen
 
 
 def logit_difference(mine: Generated, other: Generated, difference: Difference | None) -> float:
-    """Largest over all steps with the same tokens before them."""
+    """Largest difference of logits over all steps with the same tokens before them."""
     assert mine.logits is not None
     assert other.logits is not None
     steps = len(mine.token_ids) if difference is None else difference.position + 1

@@ -1,4 +1,4 @@
-"""Our load tester beside a public one (aiperf): the same load, in turn, against the fake server and against the
+"""The load tester beside a public one (aiperf): the same load, in turn, against the fake server and against the
 platform.
 
     PENSTOCK_BENCH_TESTER=PYTHON PENSTOCK_BENCH_TOKENIZER=FOLDER python -m bench.testers [--against fake|platform|both]
@@ -31,10 +31,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.loopback import WORDS
-from bench.platform_process import running_platform
-from bench.report import Row, write_report
-from bench.rival_tester import EXPORT, Load, Seen, configuration, read_export
+from bench.support.loopback import WORDS
+from bench.support.platform_process import running_platform
+from bench.support.report import Row, write_report
+from bench.support.rival_tester import EXPORT, Load, RequestTimes, configuration, read_export
 from penstock_loadtest.results.intervals import Estimate, estimate_ratio
 from penstock_loadtest.results.records import Record, read_records, write_json
 from penstock_loadtest.scenario import load_scenario
@@ -60,17 +60,17 @@ PLATFORM_LOADS = [Load("0.5 requests/s", requests=12, output_tokens=32, prompt_w
 """An answer ends before the next begins: aiperf's work behind an answer would take a core from the next one's
 prefill."""
 FIELDS = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
-"""Of every request, so that aiperf's are as ours."""
+"""Fields of every request, so that both testers send the same."""
 RUN_S = 300.0
 
 
 class Server(NamedTuple):
     name: str
     url: str
-    """With /v1."""
+    """Address of the API, with /v1."""
     key: str
     bounds: tuple[float, float]
-    """That every interval must lie within."""
+    """Least and largest ratio that every interval must lie within."""
     keeps_prompts: bool
     """Whether a prompt that it has seen is answered sooner: then no run repeats another's."""
 
@@ -101,7 +101,7 @@ class Comparison(NamedTuple):
     theirs: list[Figures]
 
     def ratio(self, figure: Callable[[Figures], float]) -> Estimate:
-        """ours / theirs over the pairs."""
+        """Quotient ours / theirs over the pairs, with its interval."""
         return estimate_ratio(
             [(figure(theirs), figure(ours)) for ours, theirs in zip(self.ours, self.theirs, strict=True)]
         )
@@ -126,14 +126,14 @@ def scenario(load: Load, prompts: Path) -> dict[str, object]:
     return {"name": "testers", "duration_s": None, "requests": load.requests, "kinds": [kind], **pace}
 
 
-def seen(record: Record) -> Seen:
-    """Ours, in the rival's terms. Raises RuntimeError when the request did not finish."""
+def request_times(record: Record) -> RequestTimes:
+    """A record of our tester in the rival's terms. Raises RuntimeError when the request did not finish."""
     if record.outcome != "finished" or record.sent_s is None or record.first_s is None or record.tpot_s is None:
         raise RuntimeError(f"request {record.index} is {record.outcome}: {record.error}")
-    return Seen(record.sent_s, record.chunk_s[-1], record.first_s - record.sent_s, record.tpot_s, record.tokens)
+    return RequestTimes(record.sent_s, record.chunk_s[-1], record.first_s - record.sent_s, record.tpot_s, record.tokens)
 
 
-def figures(requests: Sequence[Seen], load: Load, cpu_s: float) -> Figures:
+def figures(requests: Sequence[RequestTimes], load: Load, cpu_s: float) -> Figures:
     """Raises RuntimeError unless all requests are there with all their tokens."""
     lengths = {request.tokens for request in requests}
     if len(requests) != load.requests or lengths != {load.output_tokens}:
@@ -192,7 +192,9 @@ class Testers:
         cpu_s = run(
             [*command, "--url", self._server.url, "--out", str(folder / "run")], self._server.key, folder / "log"
         )
-        return figures([seen(record) for record in read_records(folder / "run" / "records.jsonl")], load, cpu_s)
+        return figures(
+            [request_times(record) for record in read_records(folder / "run" / "records.jsonl")], load, cpu_s
+        )
 
     def theirs(self, load: Load, seed: str) -> Figures:
         folder = self._prepare(load, seed)
@@ -238,14 +240,18 @@ def compare(testers: Testers, server: Server, load: Load, pairs: int) -> Compari
         for measure, found, side in sides if pair % 2 == 0 else sides[::-1]:
             found.append(measure(load, f"{load.name} {pair} {side if server.keeps_prompts else ''}"))
         print(
-            f"{server.name}, {load.name}, {pair + 1} of {pairs}: ours {_short(comparison.ours[-1])}, aiperf {_short(comparison.theirs[-1])}",
+            f"{server.name}, {load.name}, {pair + 1} of {pairs}: ours {_short(comparison.ours[-1])}, aiperf "
+            f"{_short(comparison.theirs[-1])}",
             file=sys.stderr,
         )
     return comparison
 
 
 def _short(found: Figures) -> str:
-    return f"{found.ttft_ms:.2f} ms, {found.tpot_ms:.3f} ms, {found.tokens_per_s:.2f}/s, CPU {found.cpu_ms:.0f} ms a request"
+    return (
+        f"{found.ttft_ms:.2f} ms, {found.tpot_ms:.3f} ms, {found.tokens_per_s:.2f}/s, CPU {found.cpu_ms:.0f} ms a "
+        "request"
+    )
 
 
 def rows(comparison: Comparison) -> list[Row]:
@@ -352,7 +358,7 @@ def main() -> None:
 
 
 def version(rival: str) -> str:
-    """Of its aiperf."""
+    """Version of aiperf under the Python `rival`."""
     return subprocess.run(
         [rival, "-c", "from importlib.metadata import version; print(version('aiperf'))"],
         capture_output=True,
@@ -364,7 +370,10 @@ def version(rival: str) -> str:
 
 def describe(comparison: Comparison) -> str:
     load = comparison.load
-    return f"{comparison.server.name}, {load.name}: runs of {load.requests} chats of {load.prompt_words} words, {load.output_tokens} tokens each"
+    return (
+        f"{comparison.server.name}, {load.name}: runs of {load.requests} chats of {load.prompt_words} words, "
+        f"{load.output_tokens} tokens each"
+    )
 
 
 if __name__ == "__main__":

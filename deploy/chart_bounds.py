@@ -66,7 +66,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
     "TimedConfig": {"draft_acceptance": SHARE},
     "VllmConfig": {"start_timeout_s": ABOVE_0},
 }
-"""By struct and field. Waits that the structs let be anything are bounded too: a deadline of 0 s refuses every
+"""Bounds by struct and field. Waits that the structs let be anything are bounded too: a deadline of 0 s refuses every
 request."""
 
 

@@ -14,7 +14,8 @@ from penstock.router.config import GatewayConfig
 from penstock.workers.config import EngineConfig
 
 TARGET = Path(__file__).parent / "helm" / "templates" / "_defaults.tpl"
-HEAD = """{{/* Defaults of penstock.yaml, generated from the structs that read it by `python -m deploy.chart_defaults`; use fromJson. */}}
+HEAD = """{{/* Defaults of penstock.yaml, generated from the structs that read it by `python -m \
+deploy.chart_defaults`; use fromJson. */}}
 
 {{- define "penstock.defaults" -}}
 """

@@ -234,7 +234,7 @@ def _sections() -> dict[str, Schema]:
 
 
 def _bare(node: Any) -> Any:
-    """Without titles, defaults and descriptions, which values.yaml has."""
+    """The schema without titles, defaults and descriptions, which values.yaml has."""
     if isinstance(node, dict):
         kept = {key: value for key, value in node.items() if key not in ("title", "default", "description")}
         return {

@@ -21,7 +21,8 @@ WHOLE = ("pools", "resources", "annotations", "monitoring", "operator", "dns", "
 """Keys whose value is shown as what it is about, not key by key."""
 HEAD = """# The chart's values
 
-Generated from `deploy/helm/values.yaml` by `python -m deploy.chart_values`; `helm show values deploy/helm` shows the same with the layout of a values file.
+Generated from `deploy/helm/values.yaml` by `python -m deploy.chart_values`; `helm show values deploy/helm` shows the \
+same with the layout of a values file.
 `deploy/helm/values.schema.json` refuses an unknown name, a wrong type or an impossible value, and says where it stands.
 
 | value | default | what |
@@ -32,7 +33,7 @@ Generated from `deploy/helm/values.yaml` by `python -m deploy.chart_values`; `he
 class Value(NamedTuple):
     path: str
     default: str
-    """As written; empty for a mapping or list on lines of its own."""
+    """The default as it is written; empty for a mapping or list on lines of its own."""
     comment: str
 
 

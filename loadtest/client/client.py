@@ -3,6 +3,8 @@
 It never raises for what a server does: refused, broken, late or odd, it is in the record. Cancelling the task of a
 request cuts it: the connection is closed, and the record comes back as it stands, `unfinished` and `is_cut`, in place
 of the cancellation.
+
+Decisions: docs/decisions/load-tester.md
 """
 
 import asyncio

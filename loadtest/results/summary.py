@@ -106,7 +106,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate: float | None
 
 
-class Groups(msgspec.Struct, frozen=True, kw_only=True):
+class GroupSummaries(msgspec.Struct, frozen=True, kw_only=True):
     """The groups of each label, largest first."""
 
     tenant: list[Group]
@@ -142,7 +142,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     lateness: Lateness
     errors: list[Errors]  # the TOP_ERRORS commonest
     other_errors: int  # requests with any other error
-    groups: Groups
+    groups: GroupSummaries
 
 
 def summarize(records: Iterable[Record], scenario: Scenario) -> Summary:
@@ -184,7 +184,7 @@ def summarize_columns(columns: Columns, scenario: Scenario) -> Summary:
         lateness=_lateness(Sample(columns.lateness_s)),
         errors=[_errors(key, count) for key, count in common],
         other_errors=columns.errors.total() - sum(count for _, count in common),
-        groups=Groups(**{label: groups(label) for label in Groups.__struct_fields__}),
+        groups=GroupSummaries(**{label: groups(label) for label in GroupSummaries.__struct_fields__}),
     )
 
 

@@ -19,7 +19,7 @@ class AutoscaleConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     start_s: float = 10.0
     """A replica is expected to be there so long after it was asked for; what waits is planned to be gone by then."""
     scale_down_delay_s: float = 120.0
-    """So long fewer replicas must have been enough before one goes, and before each further one."""
+    """Seconds for which fewer replicas must have been enough before one goes, and before each further one."""
     scale_down_margin: float = 0.1
     """Fewer are enough when they would be at most so much below the target utilisation: what keeps a steady load from
     going up and down."""

@@ -78,7 +78,7 @@ def _yaml_detail(error: yaml.YAMLError) -> str:
 
 
 def _explain(message: str, data: Any, kind: type) -> str:
-    """msgspec's message about `data`, as a sentence that says where and with which value."""
+    """msgspec's message about `data`, as a sentence with the place and the value."""
     match = _AT.match(message)
     assert match is not None
     what, path = match["what"], (match["where"] or "$").removeprefix("$")

@@ -1,8 +1,8 @@
 """Coefficients of the performance model from measured steps: a fit over a probe's grid, and its slow correction online.
 
-Not a probe: who runs the engine makes the samples. Steady decoding alone can't tell the cost of a row from that of its
-context, so a fit wants samples that vary rows, prefill and context independently; `adapt` therefore only scales, and
-never re-divides between coefficients.
+Not a probe: the engine makes the samples. In steady decoding alone the cost of a row can't be separated from that of
+its context, so a fit needs samples that vary rows, prefill and context independently; `adapt` therefore only scales,
+and never re-divides between coefficients.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.perf.model import scaled, step_time_s
+from penstock.perf.model import scale_costs, step_time_s
 from penstock.wire.frames import StepCosts
 
 Matrix = NDArray[np.float64]
@@ -77,11 +77,11 @@ def adapt(costs: StepCosts, sample: StepSample, rate: float) -> StepCosts:
     if predicted_s <= 0 or sample.seconds <= 0:
         return costs
     ratio = min(max(sample.seconds / predicted_s, 1 / ADAPT_BOUND), ADAPT_BOUND)
-    return scaled(costs, ratio**rate)
+    return scale_costs(costs, ratio**rate)
 
 
 def predict_sample_s(costs: StepCosts, sample: StepSample) -> float:
-    """What the model says of a measured step."""
+    """Seconds that the model predicts for a measured step."""
     return step_time_s(
         costs,
         rows=sample.rows,

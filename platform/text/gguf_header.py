@@ -24,11 +24,11 @@ _U64: Final = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """An array of strings as the file has it: a vocabulary takes six times as much as a list, and few who read a header
-    ask for it."""
+    """An array of strings in the file's own form. As a list, a vocabulary takes six times as much memory, and most
+    readers of a header do not need it."""
 
     data: bytes
-    """Each with its length, 8 bytes, before it."""
+    """The strings one after the other, each with its length (8 bytes) before it."""
 
     def decoded(self) -> list[Scalar]:
         data, at, unpack = self.data, 0, _U64.unpack_from

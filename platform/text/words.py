@@ -1,5 +1,5 @@
-"""The quick way through a byte-level BPE: split into words here, look every word's ids up in a table, and ask the
-library only for new words.
+"""A fast byte-level BPE: texts are split into words here, the ids of each word come from a table, and the library
+encodes only words that are new.
 
 BPE never merges across the words of its pre-tokenizer, so the result is the library's, token for token, at a quarter of
 its CPU (it tracks offsets and normalization that nobody here reads). Only for texts made of characters whose class in
@@ -19,8 +19,7 @@ _LETTER: Final = r"A-Za-z\xaa\xb5\xba\xc0-\xd6\xd8-\xf6\xf8-\u017e\u0180-\u024f"
 _NUMBER: Final = r"0-9\xb2\xb3\xb9\xbc-\xbe"
 _SPACE: Final = r"\t-\r \x85\xa0"
 SETTLED: Final = re.compile(r"[\x00-\u017e\u0180-\u024f\u2010-\u2027\u2030-\u205e\u20ac]*")
-"""Characters of which the three classes above are the whole truth. U+017F is left out: it equals s when case is
-ignored."""
+"""Characters that the three classes above describe completely. U+017F is left out: it equals s when case is ignored."""
 
 _TAIL: Final = rf"[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+"
 _GPT2_WORD: Final = rf" ?[{_LETTER}]+| ?[{_NUMBER}]+| ?[^{_SPACE}{_LETTER}{_NUMBER}]+"
@@ -37,18 +36,20 @@ LLAMA3: Final = re.compile(_LLAMA3.replace("{DIGITS}", "{1,3}"))
 QWEN2: Final = re.compile(_LLAMA3.replace("{DIGITS}", ""))
 # digits are cut out first, so that what precedes a number ends there: a space before it stands alone
 SMOLLM: Final = re.compile(
-    rf"[{_NUMBER}]|'s|'t|'re|'ve|'m|'ll|'d| ?[{_LETTER}]+| ?[^{_SPACE}{_LETTER}{_NUMBER}]+|[{_SPACE}]+(?![^{_SPACE}{_NUMBER}])|[{_SPACE}]+"
+    rf"[{_NUMBER}]|'s|'t|'re|'ve|'m|'ll|'d| ?[{_LETTER}]+| ?[^{_SPACE}{_LETTER}{_NUMBER}]+"
+    rf"|[{_SPACE}]+(?![^{_SPACE}{_NUMBER}])|[{_SPACE}]+"
 )
 
 _LINES: Final = re.compile(r"(?<=\S\n)(?=\S)")
-"""Where all four patterns end a word whatever stands around: behind a single line break between visible characters."""
+"""Places where all four patterns end a word whatever stands around: behind a single line break between visible
+characters."""
 
 MAX_WORDS: Final = 65536
 MAX_WORD_CHARS: Final = 64
 
 
 class _Table(dict[str, list[int]]):
-    """Ids of a word; computed when first asked for. Bounded: emptied when full. Any thread may read and write it."""
+    """Ids of each word, computed at its first use. Bounded: emptied when full. Any thread may read and write it."""
 
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
         super().__init__()
@@ -64,8 +65,8 @@ class _Table(dict[str, list[int]]):
 
 
 class WordEncoder:
-    """encode: the library's answer for a text without special tokens; pattern: one of the four above, its own
-    pre-tokenizer's twin."""
+    """Encodes texts without special tokens, word by word. encode: the library's function, for new words; pattern: the
+    one of the four above that does the same as the library's pre-tokenizer."""
 
     def __init__(self, pattern: re.Pattern[str], encode: Callable[[str], list[int]]) -> None:
         self._findall = pattern.findall

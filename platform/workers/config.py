@@ -1,5 +1,5 @@
-"""Settings of the engine and of a pool's replicas. Loaded once at start; unknown keys and impossible values are refused
-with a sentence."""
+"""Settings of a pool's engine: the part `engine:` of a pool's configuration. Loaded once at start, never changed;
+unknown keys and impossible values are refused with a sentence."""
 
 from typing import Any, Literal
 
@@ -9,28 +9,32 @@ from penstock.base.errors import ConfigError
 from penstock.wire.frames import StepCosts
 
 MAX_DRAFT_TOKENS = 16
+"""Largest `max_draft_tokens` that a configuration may set."""
 
 
 class TimedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Step times of the timed runner: a table, or constants. Seconds."""
 
     base_s: float = 0.010
-    """Fixed part of a step."""
+    """Fixed part of a step, seconds."""
     row_s: float = 0.0
-    """Per decode row."""
+    """Time of each decode row, seconds."""
     prefill_token_s: float = 0.0
+    """Time of each prompt token, seconds."""
     kv_token_s: float = 0.0
-    """Per context token of the decode rows."""
+    """Time of each context token that the decode rows read, seconds."""
     draft_token_s: float = 0.0
-    """Per draft token."""
+    """Time of each draft token, seconds."""
     draft_acceptance: float = 0.7
-    """With speculation: the share of draft tokens that are right."""
+    """Share of the draft tokens that are right, 0 to 1; used with speculation only."""
     table: str | None = None
     """Path of a measured step table (JSON), instead of the constants."""
     vocab_size: int = 49152
+    """Number of token ids; the runner chooses among 0 to `vocab_size` - 1."""
     num_blocks: int = 4096
-    """KV blocks the replica plays to have."""
+    """KV blocks that the replica pretends to have."""
     max_model_len: int = 8192
+    """Longest sequence, prompt and output, in tokens."""
 
     @property
     def costs(self) -> StepCosts:
@@ -48,31 +52,36 @@ class TimedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class SpeculationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Tokens guessed ahead and verified in one step. Changes when an answer comes, never what it says."""
+    """Tokens guessed ahead and verified in one step. Changes when an answer comes, never its tokens."""
 
     method: Literal["none", "ngram", "draft"] = "none"
-    """ngram: what followed before, where the last tokens stood before. draft: a smaller model."""
+    """Kind of drafter. ngram: finds what followed the last tokens where they stood before. draft: a smaller model."""
     model: str | None = None
-    """With draft: the model, as a pool's; it must have the same vocabulary. The pool's own is allowed."""
+    """Draft model of `method: draft`, written like a pool's model; it must have the same vocabulary. The pool's own is
+    allowed."""
     draft_layers: int | None = None
-    """With draft: only so many of its first layers; None: all."""
+    """Number of the draft model's first layers that are used, 1 or more; None: all."""
     max_draft_tokens: int = 4
-    """Of one sequence in a step."""
+    """Most tokens guessed for one sequence in a step, 1 to MAX_DRAFT_TOKENS."""
     adaptive: bool = True
-    """Fewer, down to none, where they do not pay; False: always as many as there is room for."""
+    """Whether fewer tokens, down to none, are guessed where they do not pay; False: always as many as there is room
+    for."""
 
     def __post_init__(self) -> None:
         if (self.method == "draft") != (self.model is not None):
             raise ConfigError(
-                f"engine.speculation.model names the draft model of method: draft; with method: {self.method} it is {self.model}"
+                "engine.speculation.model names the draft model of method: draft; "
+                f"with method: {self.method} it is {self.model}"
             )
         if self.draft_layers is not None and (self.method != "draft" or self.draft_layers < 1):
             raise ConfigError(
-                f"engine.speculation.draft_layers is a number of layers of a draft model, 1 or more, not {self.draft_layers} with {self.method}"
+                "engine.speculation.draft_layers is a number of layers of a draft model, 1 or more, "
+                f"not {self.draft_layers} with {self.method}"
             )
         if not 1 <= self.max_draft_tokens <= MAX_DRAFT_TOKENS:
             raise ConfigError(
-                f"engine.speculation.max_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS}, not {self.max_draft_tokens}"
+                f"engine.speculation.max_draft_tokens must be between 1 and {MAX_DRAFT_TOKENS}, "
+                f"not {self.max_draft_tokens}"
             )
 
 
@@ -85,7 +94,7 @@ class VllmConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """More of vLLM's EngineArgs, by their names there (enforce_eager, tensor_parallel_size, quantization, ...); they
     win over what follows from the other settings."""
     start_timeout_s: float = 600.0
-    """For loading, compiling and measuring."""
+    """Time that vLLM gets to load, compile and be measured, seconds; more than 0."""
 
     def __post_init__(self) -> None:
         if not self.start_timeout_s > 0:
@@ -99,8 +108,8 @@ class AdapterSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Adapters resident at once; a request for another one waits until one of them is idle. 0: this pool serves no
     adapters."""
     max_rank: int = 32
-    """Adapters of a higher rank are refused. One takes about rank x the sum of inputs and outputs of the linear layers
-    it adapts."""
+    """Highest rank of an adapter; a higher one is refused. An adapter takes about rank x the sum of inputs and outputs
+    of the linear layers it adapts."""
 
     def __post_init__(self) -> None:
         if self.slots < 0:
@@ -110,12 +119,16 @@ class AdapterSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of a replica's engine, the same for all replicas of a pool."""
+
     runner: Literal["torch", "timed", "vllm"] = "torch"
+    """What computes. torch: our own engine with the model. timed: our own engine with made-up tokens in steps of a
+    given time. vllm: vLLM."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """cuda: each replica has a GPU of its own."""
+    """Where it computes. cuda: each replica has a GPU of its own."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 where the device computes in it, or our CPU kernels serve, which read it and compute in float32;
-    else float32."""
+    """Type that the weights are kept and multiplied in. auto: bfloat16 where the device computes in it, or our CPU
+    kernels serve, which read it and compute in float32; else float32."""
     lm_head: Literal["auto", "keep", "int8", "int4"] = "auto"
     """How the output head and the embedding table are held, which are most of a small model. keep: as the checkpoint
     has them. int8, int4: rounded to nearest in groups of 32. auto: int8 where the checkpoint's other matrices are
@@ -127,23 +140,24 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     than 128 tokens, else int8; so close calls between tokens may depend on what runs beside a request, unless `exact`.
     bf16: not rounded (to bfloat16, where the CPU multiplies that)."""
     kv_dtype: Literal["auto", "bf16", "int8", "fp8"] = "auto"
-    """Of keys and values. auto: that of the computation. int8 on the CPU, fp8 (e4m3) on a GPU: with a scale for each
-    token's head, half of bf16's memory."""
+    """Type of the cached keys and values. auto: that of the computation. int8 on the CPU, fp8 (e4m3) on a GPU: with a
+    scale for each token's head, half of bf16's memory."""
     exact: bool = False
     """Bit-identical output whatever runs beside a request; slower."""
     threads: int | None = None
     """CPU threads of one replica; None: under `penstock up` the machine's cores divided by the replicas on it,
     elsewhere all that the container has."""
     block_size: int = 16
-    """Tokens to a KV block."""
+    """Tokens in a KV block, a power of two."""
     kv_memory_bytes: int = 512 * 2**20
-    """KV cache of one replica, in the memory of its device."""
+    """Size of one replica's KV cache, in the memory of its device."""
     max_num_seqs: int = 64
     """Sequences running at once."""
     max_batched_tokens: int = 512
     """Token budget of a step: decode rows first, then prefill chunks."""
     max_model_len: int | None = None
-    """Tokens, prompt and output; None: what the checkpoint says, as far as the KV cache holds it."""
+    """Longest sequence, prompt and output, in tokens; None: what the checkpoint allows, as far as the KV cache holds
+    it."""
     admission_lookahead: int = 4
     """Sequences granted to routers beyond max_num_seqs, so that a freed place is filled without a round trip."""
     stall_s: float = 60.0
@@ -155,7 +169,7 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def num_gpus(self) -> int:
-        """That one replica takes."""
+        """Number of GPUs that one replica takes."""
         return 1 if self.device == "cuda" else 0
 
     def __post_init__(self) -> None:
@@ -166,8 +180,8 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(f"engine.block_size must be a power of two, not {self.block_size}")
         if self.max_batched_tokens < self.max_num_seqs:
             raise ConfigError(
-                f"engine.max_batched_tokens ({self.max_batched_tokens}) must be at least engine.max_num_seqs ({self.max_num_seqs}): "
-                "a step must hold a row of every sequence"
+                f"engine.max_batched_tokens ({self.max_batched_tokens}) must be at least engine.max_num_seqs "
+                f"({self.max_num_seqs}): a step must hold a row of every sequence"
             )
         if self.threads is not None and self.threads < 1:
             raise ConfigError(f"engine.threads must be at least 1, not {self.threads}")
@@ -175,17 +189,20 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise ConfigError(f"engine.device: {self.device} is for a runner that computes; runner: timed sleeps")
         if self.device != "cpu" and self.exact:
             raise ConfigError(
-                f"engine.exact: true is for device: cpu; on a GPU it has not been shown, so it can't be combined with device: {self.device}"
+                "engine.exact: true is for device: cpu; on a GPU it has not been shown, "
+                f"so it can't be combined with device: {self.device}"
             )
         if self.kv_dtype == {"cpu": "fp8", "cuda": "int8"}[self.device]:
             raise ConfigError(
-                f"engine.kv_dtype: {self.kv_dtype} is not for device: {self.device}; 8-bit keys and values are int8 on the CPU, fp8 on a GPU"
+                f"engine.kv_dtype: {self.kv_dtype} is not for device: {self.device}; "
+                "8-bit keys and values are int8 on the CPU, fp8 on a GPU"
             )
         if self.activations in ("int8", "int16") and (
             self.device != "cpu" or self.exact or self.dtype == "float32" or self.runner == "vllm"
         ):
             raise ConfigError(
-                f"engine.activations: {self.activations} is for our own engine on device: cpu, and neither for exact: true nor for dtype: float32"
+                f"engine.activations: {self.activations} is for our own engine on device: cpu, "
+                "and neither for exact: true nor for dtype: float32"
             )
         if self.activations == "bf16" and self.runner == "vllm":
             raise ConfigError("engine.activations: bf16 is for our own engine; engine.vllm.args can set vLLM's")
@@ -201,5 +218,6 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             )
         if self.runner == "vllm" and self.speculation.method != "none":
             raise ConfigError(
-                f"engine.speculation.method: {self.speculation.method} is for our own engine; engine.vllm.args can set vLLM's"
+                f"engine.speculation.method: {self.speculation.method} is for our own engine; "
+                "engine.vllm.args can set vLLM's"
             )

@@ -32,14 +32,14 @@ def streamed(url: str, key: str, model: str) -> dict[str, Any]:
 
 
 def status(url: str, key: str, path: str = "/v1/models") -> int:
-    """Of a GET."""
+    """Status of a GET."""
     return httpx.get(
         f"{url}{path}", headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=TIMEOUT_S, trust_env=False
     ).status_code
 
 
 def models(url: str, key: str) -> list[str]:
-    """Their names."""
+    """Names of the models that the API lists."""
     answer = httpx.get(
         f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"}, timeout=TIMEOUT_S, trust_env=False
     )
@@ -52,7 +52,7 @@ def page(url: str, path: str) -> str:
 
 
 def status_until(url: str, key: str, wanted: int, within_s: float) -> int:
-    """As `status`, asked again until it is what is wanted or the time is over."""
+    """Status of a GET, repeated until it is the one that is wanted or the time is over."""
     end = time.monotonic() + within_s
     while (found := status(url, key)) != wanted and time.monotonic() < end:
         time.sleep(0.1)
@@ -68,7 +68,7 @@ def used(url: str, key: str) -> int:
 
 
 def burst(url: str, key: str, model: str, count: int, max_tokens: int) -> list[dict[str, Any]]:
-    """So many chats at once: status, tier and its reason of each."""
+    """Runs `count` chats at once: status, tier and reason of each."""
 
     async def one(client: httpx.AsyncClient, number: int) -> dict[str, Any]:
         messages = [

@@ -66,6 +66,7 @@ ON_ONE_CLUSTER = (
     "test_traffic",
     "test_uninstall",
     "test_reinstall",
+    "test_upgrade",
     "test_walkthrough",
 )
 """Tests of one installation, in the order of its life; behind the tests that have clusters of their own, and the
@@ -78,7 +79,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> object:
-    """With a failed test goes what the pods were doing."""
+    """Adds what the pods were doing to the report of a failed test."""
     report = yield
     release = getattr(item, "funcargs", {}).get("release")
     if isinstance(report, pytest.TestReport) and report.failed and isinstance(release, Release):

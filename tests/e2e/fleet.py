@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.autoscale.kubernetes.api import Api
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.kube import Kube
+from tests.e2e.objects import open_objects
 from tests.e2e.ray_objects import account_of
 from tests.e2e.rig import beat
 
@@ -28,7 +28,7 @@ IMAGE = ("--set", "image.repository=registry.example.com/penstock")
 VOLUMES = 8
 
 Pods = dict[str, list[dict[str, Any]]]
-"""By part: head, gateway, pool-NAME, redis, autoscaler."""
+"""Pods by part: head, gateway, pool-NAME, redis, autoscaler."""
 
 
 class Release(NamedTuple):
@@ -73,7 +73,7 @@ class Release(NamedTuple):
         return found
 
     def wait(self, running: dict[str, int], pending: dict[str, int] | None = None) -> Pods:
-        """Until exactly so many pods of each part run, and so many stay Pending (None: any number)."""
+        """Waits until exactly so many pods of each part run, and so many stay Pending (None: any number)."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             found, waiting = self.pods(), counts(self.pods("Pending"))
@@ -83,7 +83,7 @@ class Release(NamedTuple):
             time.sleep(0.5)
 
     def scale(self, group: str, replicas: int) -> None:
-        """As the autoscaler does it: in the RayCluster."""
+        """Sets a group's replicas in the RayCluster, as the autoscaler does."""
         cluster = self.kube.get("rayclusters", "--namespace", self.namespace)["items"][0]
         index = [each["groupName"] for each in cluster["spec"]["workerGroupSpecs"]].index(group)
         patch = [{"op": "replace", "path": f"/spec/workerGroupSpecs/{index}/replicas", "value": replicas}]
@@ -93,7 +93,7 @@ class Release(NamedTuple):
         )
 
     def wait_for_budget(self, part: str) -> None:
-        """Until one eviction is allowed."""
+        """Waits until the budget allows one eviction."""
         budget = f"pdb/{self.name}-{part}"
         self.kube.kubectl(
             "wait",
@@ -182,7 +182,7 @@ def beating(cluster: Cluster) -> Iterator[None]:
     """Nodes without a kubelet count as lost after 50 s, unless somebody renews their Leases."""
 
     async def main(folder: Path) -> None:
-        async with Api(account_of(cluster, folder)) as api:
+        async with open_objects(account_of(cluster, folder)) as api:
             await beat(api)
 
     async def ended(task: asyncio.Task[None]) -> None:

@@ -38,7 +38,7 @@ class Recording(NamedTuple):
     pods: Path
 
     def flows(self) -> set[Seen]:
-        """From pods, each different one once."""
+        """Connections from pods, each different one once."""
         found = filter(None, map(NEW.search, self.connections.read_text(encoding="utf-8").splitlines()))
         return {seen for seen in map(_seen, found) if seen.source.startswith(POD_NETWORK) and seen.source != GATEWAY}
 

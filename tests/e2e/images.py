@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.cluster import Cluster
 from tests.e2e.kube import ROOT, Kube
 
 BASE = "localhost/python-base:12"
@@ -30,7 +31,7 @@ class Images(NamedTuple):
 
 
 def images(kube: Kube, folder: Path) -> Images:
-    """On the cluster's nodes. Skips where nothing can build them."""
+    """The images, put on the cluster's nodes. Skips where nothing can build them."""
     named = os.environ.get("PENSTOCK_E2E_IMAGE"), os.environ.get("PENSTOCK_E2E_REDIS_IMAGE")
     if kube.own is None:
         if not all(named):
@@ -43,10 +44,7 @@ def images(kube: Kube, folder: Path) -> Images:
             pytest.skip(f"{tool}, which makes images without a registry, is not installed")
     found = Images(named[0] or _penstock(), named[1] or _redis())
     for name in found:
-        archive = folder / "image.tar"
-        _buildah("push", "-q", name, f"docker-archive:{archive}:{name}")
-        kube.own.load(archive)
-        archive.unlink()
+        _load(kube.own, name, folder)
     return found
 
 
@@ -56,11 +54,31 @@ def another(kube: Kube, of: str, name: str, folder: Path) -> str:
     _buildah("config", "--label", f"penstock.e2e={name}", container)
     _buildah("commit", "-q", "--rm", container, name)
     assert kube.own is not None
+    _load(kube.own, name, folder)
+    return name
+
+
+def image_of_revision(kube: Kube, of: str, source: Path, folder: Path) -> str:
+    """The same image with the platform's code of another revision, whose files are in `source`."""
+    name = f"{of.rpartition(':')[0]}:e2e-before"
+    container = _buildah("from", of).strip()
+    root = Path(_buildah("mount", container).strip())
+    code = root / "opt" / "penstock" / "penstock"
+    shutil.rmtree(code)
+    shutil.copytree(source / "platform", code)
+    _buildah("umount", container)
+    _buildah("commit", "-q", "--rm", container, name)
+    assert kube.own is not None
+    _load(kube.own, name, folder)
+    return name
+
+
+def _load(cluster: Cluster, name: str, folder: Path) -> None:
+    """Puts an image on the cluster's nodes."""
     archive = folder / "image.tar"
     _buildah("push", "-q", name, f"docker-archive:{archive}:{name}")
-    kube.own.load(archive)
+    cluster.load(archive)
     archive.unlink()
-    return name
 
 
 def _base() -> None:

@@ -58,7 +58,7 @@ class Load:
 
 @contextmanager
 def load(release: Release, folder: Path, *settings: str, model: str = "demo") -> Iterator[Load]:
-    """Of one tenant. settings: of the scenario, as in arrivals.rate=2."""
+    """Load of one tenant, for as long as the context. settings: of the scenario, as in arrivals.rate=2."""
     options = [word for setting in settings for word in ("--set", setting)]
     command = [
         str(PROGRAM),

@@ -25,7 +25,7 @@ def log_of(cluster: Cluster, part: str) -> Path:
 
 @contextmanager
 def stopped(cluster: Cluster, part: str) -> Iterator[None]:
-    """It is there and does nothing: connections stay open and are not answered."""
+    """A part that stands still inside the context: connections to it stay open and are not answered."""
     pid = pid_of(cluster, part)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -70,7 +70,7 @@ class Part:
 
     @property
     def said(self) -> str:
-        """Since it ended."""
+        """Output of the part since it was started again."""
         return log_of(self.cluster, self.name).read_bytes()[self.log_begin :].decode()
 
     def keep(self) -> None:

@@ -23,7 +23,7 @@ import msgspec
 import redis
 
 from bench.autoscale import EXAMPLE, POOL, SETTLE_S, Watch, load_began_s, run_load
-from bench.platform_process import running_platform
+from bench.support.platform_process import running_platform
 from penstock.wire.scaling import GATEWAYS_KEY, REPORT_S, GatewayReport, decode_report, report_key
 from tests.e2e.recorded import BEGIN_S, DURATION_S, LENGTH_S, RECORDING, Line
 
@@ -70,8 +70,8 @@ class Reader:
 
 
 def lines(reports: list[tuple[float, GatewayReport]], began_s: float) -> Iterator[Line]:
-    """Of the load's time. Replicas are called by the order in which they were first seen, and the names of their runs
-    are left out."""
+    """Lines of the load's time. Replicas are numbered in the order in which they first appear, and the names of their
+    runs are left out."""
     names: dict[str, str] = {}
     for unix_s, report in reports:
         rows = [row for row in report.replicas if row.pool == POOL]

@@ -18,47 +18,48 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.autoscale.config import AutoscaleConfig
-from penstock.autoscale.demand import summed
+from penstock.autoscale.demand import sum_flows
 from penstock.wire.scaling import GatewayReport, PoolFlow, PoolReport, ReplicaReport
 
 RECORDING = Path(__file__).with_name("reports.jsonl.gz")
 BEGIN_S = 40.0
-"""Of the step, after the load's beginning: from 0.3 requests a second to 7, of which a recorded replica takes about
-three."""
+"""Seconds from the beginning of the load to that of the step: from 0.3 requests a second to 7, of which a recorded
+replica takes about three."""
 LENGTH_S = 60.0
 DURATION_S = 180.0
 ONSET_S = 10.0
-"""In which the step's queue came and went."""
+"""Seconds in which the step's queue came and went."""
 ENDING_S = 15.0
-"""After the step, in which what it had left came to its end."""
+"""Seconds after the step in which what it had left came to its end."""
 NUM_GATEWAYS = 14
-"""By the recorded demand. The calm keeps a tenth of a replica busy, 14 times that is 1.4; 4 replicas carry 2.24 when
-the fifth may go (0.7 of them, less the margin). The step keeps 2.4 busy, 14 times that is 34, of which 40 replicas
-carry 28: from 12 gateways on it wants them all. test_e2e_recorded has both, and passes with 13 to 24 gateways."""
+"""Number of gateways that suits the recorded demand. The calm keeps a tenth of a replica busy, 14 times that is 1.4; 4
+replicas carry 2.24 when the fifth may go (0.7 of them, less the margin). The step keeps 2.4 busy, 14 times that is 34,
+of which 40 replicas carry 28: from 12 gateways on it wants them all. test_e2e_recorded has both, and passes with 13 to
+24 gateways."""
 PIECES = 3
 """Replicas that the recorded pool had at most."""
 MAX_ROWS = 8
-"""Of a recorded replica."""
+"""Sequences that a recorded replica runs at once."""
 SETTINGS = AutoscaleConfig(min_replicas=4, max_replicas=40, window_s=8.0, start_s=30.0, scale_down_delay_s=2.0)
-"""That fit: the window of examples/autoscale, a start as long as the pods' in test_actuator; short only in the way
-down, which has 36 steps."""
+"""Settings that fit: the window of examples/autoscale, a start as long as the pods' in test_actuator; short only in the
+way down, which has 36 steps."""
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True):
     """One report of one gateway, of the pool that is scaled."""
 
     at_s: float
-    """Since the load began."""
+    """Seconds since the load began."""
     pool: PoolReport
     replicas: list[ReplicaReport]
-    """Their ids are 0, 1, ... in the order in which they came."""
+    """The replicas, with the ids 0, 1, ... in the order in which they came."""
 
 
 class Frame(NamedTuple):
     """A line, so that it can follow any other."""
 
     gain: PoolFlow
-    """Since the line before."""
+    """Gains since the line before."""
     num_waiting: int
     oldest_wait_s: float
     replicas: tuple[ReplicaReport, ...]
@@ -69,7 +70,7 @@ class Stretches(NamedTuple):
     """The recording in parts."""
 
     calm: tuple[Frame, ...]
-    """Before the step, and after its ending."""
+    """Frames before the step, and after its ending."""
     onset: tuple[Frame, ...]
     busy: tuple[Frame, ...]
     """The step from then on."""
@@ -117,7 +118,7 @@ class Player:
 
     def go_on(self) -> Frame:
         frame = next(self.coming)
-        self.flow = summed((self.flow, frame.gain))
+        self.flow = sum_flows((self.flow, frame.gain))
         return frame
 
 
@@ -163,6 +164,6 @@ class Players:
 
 
 def _around(frames: tuple[Frame, ...], place: int) -> Iterator[Frame]:
-    """Over and over, from another frame for every gateway."""
+    """The frames over and over, from another one for every gateway."""
     begin = place * len(frames) // NUM_GATEWAYS
     return cycle(frames[begin:] + frames[:begin])

@@ -27,7 +27,7 @@ class Release(NamedTuple):
 
     @property
     def service(self) -> str:
-        """Of the API, and the RayService's name too."""
+        """Name of the API's Service, and the RayService's name too."""
         return f"{self.name}-penstock"
 
     def kubectl(self, *arguments: str, timeout_s: float = 120.0) -> str:
@@ -36,7 +36,7 @@ class Release(NamedTuple):
     def helm(self, *arguments: str, timeout_s: float = INSTALL_S + 60.0) -> str:
         return self.kube.run("helm", *arguments, "--namespace", self.namespace, timeout_s=timeout_s)
 
-    def values(self, *more: str) -> list[str]:
+    def values(self, *more: str, preset: str | Path = PRESET) -> list[str]:
         """Options of install and upgrade: the preset, and this run's images."""
         penstock, redis = (name.rpartition(":") for name in (self.images.penstock, self.images.redis))
         sets = (
@@ -48,12 +48,12 @@ class Release(NamedTuple):
         )
         return [
             "--values",
-            PRESET,
+            str(preset),
             *(word for each in sets for word in ("--set-string" if "tag=" in each else "--set", each)),
         ]
 
     def url(self) -> str:
-        """Of the API, for clients without the cluster's DNS."""
+        """URL of the API for clients without the cluster's DNS."""
         spec = self.kube.get("service", self.service, "--namespace", self.namespace)["spec"]
         return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
 
@@ -83,7 +83,7 @@ class Release(NamedTuple):
         return self.kubectl("exec", f"service/{self.service}", "--", "penstock", *command)
 
     def pods(self, component: str) -> list[str]:
-        """Those that stay."""
+        """Names of the component's pods, without those that are ending."""
         selector = f"app.kubernetes.io/instance={self.name},app.kubernetes.io/component={component}"
         found = self.kube.get("pods", "--selector", selector, "--namespace", self.namespace)["items"]
         return [pod["metadata"]["name"] for pod in found if "deletionTimestamp" not in pod["metadata"]]
@@ -184,11 +184,12 @@ def storage(kube: Kube, folder: Path) -> None:
         kube.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec})
 
 
-def install(release: Release, *values: str) -> None:
-    """As docs/kubernetes.md says."""
+def install(release: Release, *values: str, chart: str | Path = CHART, preset: str | Path = PRESET) -> None:
+    """Installs the release as docs/kubernetes.md says."""
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     release.kube.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": release.namespace, "labels": labels}}
     )
-    release.helm("install", release.name, CHART, *release.values(*values), "--wait", f"--timeout={INSTALL_S}s")
+    options = release.values(*values, preset=preset)
+    release.helm("install", release.name, str(chart), *options, "--wait", f"--timeout={INSTALL_S}s")
     release.wait_ready()

@@ -4,13 +4,12 @@ nodes that run nothing.
 What asks for them is what a real gateway under load has reported (recorded), played by many.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from bench.platform_process import free_port
+from bench.support.platform_process import free_port
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.played_serve import RecordedGateways
 from tests.e2e.recorded import SETTINGS
@@ -34,18 +33,15 @@ def fake_nodes() -> Iterator[Cluster]:
         yield running
 
 
-def test_forty_replicas_come_and_go_in_few_calls(
+async def test_forty_replicas_come_and_go_in_few_calls(
     fake_nodes: Cluster, redis_url: str, tmp_path: Path, record_property: Record
 ) -> None:
-    async def main() -> None:
-        async with a_rig(fake_nodes, redis_url, tmp_path, LEAST, gateways=RecordedGateways) as rig:
-            found = await up_and_down(rig, free_port(), LEAST, MOST, calm_s=CALM_S)
+    async with a_rig(fake_nodes, redis_url, tmp_path, LEAST, gateways=RecordedGateways) as rig:
+        found = await up_and_down(rig, free_port(), LEAST, MOST, calm_s=CALM_S)
 
-            assert found.up_s > POD_START_S
-            record_property("up_s", found.up_s)
-            record_property("down_s", found.down_s)
-            record_property("api_calls", found.calls)
-            assert isinstance(rig.gateway, RecordedGateways)
-            record_property("reports_played", rig.gateway.players.num_played)
-
-    asyncio.run(main())
+        assert found.up_s > POD_START_S
+        record_property("up_s", found.up_s)
+        record_property("down_s", found.down_s)
+        record_property("api_calls", found.calls)
+        assert isinstance(rig.gateway, RecordedGateways)
+        record_property("reports_played", rig.gateway.players.num_played)

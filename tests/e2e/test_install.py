@@ -14,12 +14,12 @@ from tests.e2e.release import Release
 pytestmark = pytest.mark.timeout(900)
 
 LAYERS, HIDDEN, RANK = 30, 576, 4
-"""Of SmolLM2-135M, and of an adapter for its queries."""
+"""Sizes of SmolLM2-135M, and of an adapter for its queries."""
 REVOKED_S = 5.0
 
 
 def small_adapter(folder: Path) -> None:
-    """In PEFT's form, with random weights."""
+    """Writes an adapter in PEFT's form, with random weights."""
     random = numpy.random.default_rng(7)
     place = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
     tensors = {}
@@ -116,7 +116,8 @@ def test_the_notes_commands_work(release: Release) -> None:
 
 
 def test_no_secret_is_in_a_log_or_on_a_command_line(release: Release) -> None:
-    """But Redis' password in the head's own container, where Ray has it as an argument (docs/kubernetes.md)."""
+    """The one exception is Redis' password in the head's own container, where Ray has it as an argument
+    (docs/kubernetes.md)."""
     found = release.kube.get("secrets", "--namespace", release.namespace)["items"]
     secrets = {
         base64.b64decode(value).decode(): f"{secret['metadata']['name']}/{name}"
@@ -147,5 +148,8 @@ def test_no_secret_is_in_a_log_or_on_a_command_line(release: Release) -> None:
     assert told <= {("head", f"{release.service}-redis/password")}, told
 
 
-EVERYTHING_SAID = r"""cat /proc/[0-9]*/cmdline | tr '\0' ' '; find /tmp/ray/session_latest/logs -type f -exec cat {} + 2>/dev/null | tr -d '\0'; true"""
+EVERYTHING_SAID = (
+    r"cat /proc/[0-9]*/cmdline | tr '\0' ' '; "
+    r"find /tmp/ray/session_latest/logs -type f -exec cat {} + 2>/dev/null | tr -d '\0'; true"
+)
 """Command lines of all processes, and Ray's and Serve's log files, in a container."""

@@ -6,6 +6,7 @@ are not there: were one allowed, nothing would happen.
 import asyncio
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -15,11 +16,20 @@ import httpx
 import pytest
 import yaml
 
-from penstock.autoscale.kubernetes.api import Api, Document
+from penstock.autoscale.kubernetes.client import open_client
 from penstock.autoscale.kubernetes.elector import Elector, end
 from penstock.autoscale.kubernetes.lease import Times
-from penstock.autoscale.kubernetes.resources import WORKERS, Pod, RayCluster, Service, cluster_of, pod_of, service_of
-from penstock.autoscale.kubernetes.watched import Watched
+from penstock.autoscale.kubernetes.mirror import Mirror, list_pods, list_ray
+from penstock.autoscale.kubernetes.resources import (
+    WORKERS,
+    Document,
+    Pod,
+    RayCluster,
+    Service,
+    cluster_of,
+    pod_of,
+    service_of,
+)
 from penstock.autoscale.kubernetes.workers import Workers
 from penstock.wire.serve_agent import AppPlaces
 from tests.cluster import Cluster, running_cluster
@@ -47,7 +57,7 @@ METHODS = {
     "delete": "DELETE",
     "deletecollection": "DELETE",
 }
-"""Of Kubernetes' verbs."""
+"""HTTP method of each of Kubernetes' verbs."""
 ON_ONE = ("get", "update", "patch", "delete")
 
 Record = Callable[[str, object], None]
@@ -55,7 +65,7 @@ Record = Callable[[str, object], None]
 
 class Resource(NamedTuple):
     version: str
-    """Its group's, as in a path: `api/v1`, `apis/ray.io/v1`."""
+    """Group and version as in a path: `api/v1`, `apis/ray.io/v1`."""
     name: str
     """pods, or pods/exec."""
     is_namespaced: bool
@@ -129,7 +139,7 @@ class Caller:
     async def status(
         self, method: str, path: str, verb: str = "", headers: dict[str, str] | None = None, **query: str
     ) -> int:
-        """Of the answer's beginning."""
+        """Status of the answer, of which only the beginning is read."""
         query |= {"dryRun": "All"} if method != "GET" else {}
         query |= {"watch": "1", "timeoutSeconds": "1"} if verb == "watch" else {}
         content = (
@@ -161,7 +171,7 @@ class Caller:
         ]
 
     async def allowed(self, resources: list[Resource], named: str = ABSENT) -> tuple[set[Right], int]:
-        """Of every verb on every resource in every scope, and how many were tried."""
+        """Rights among every verb on every resource in every scope, and the number that was tried."""
         tries = [
             (verb, each, scope)
             for each in resources
@@ -182,130 +192,112 @@ class Caller:
         return found, len(tries)
 
 
-def test_what_the_role_says_is_allowed_and_everything_else_is_refused(
+async def test_what_the_role_says_is_allowed_and_everything_else_is_refused(
     cluster: Cluster, tmp_path: Path, record_property: Record
 ) -> None:
-    async def main() -> None:
-        async with Caller(cluster, tmp_path, LEASE) as autoscaler, Caller(cluster, tmp_path, "nobody") as nobody:
-            began_s = time.monotonic()
-            resources = await autoscaler.resources()
-            assert {
-                "pods/exec",
-                "pods/eviction",
-                "secrets",
-                "serviceaccounts/token",
-                "rolebindings",
-                "rayservices/status",
-            } <= {each.name for each in resources}
+    async with Caller(cluster, tmp_path, LEASE) as autoscaler, Caller(cluster, tmp_path, "nobody") as nobody:
+        began_s = time.monotonic()
+        resources = await autoscaler.resources()
+        assert {
+            "pods/exec",
+            "pods/eviction",
+            "secrets",
+            "serviceaccounts/token",
+            "rolebindings",
+            "rayservices/status",
+        } <= {each.name for each in resources}
 
-            found, num_tried = await autoscaler.allowed(resources)
-            assert found == EVERYONE | UNNAMED
-            assert (await nobody.allowed([each for each in resources if each.name.startswith("selfsubject")]))[
-                0
-            ] == EVERYONE
+        found, num_tried = await autoscaler.allowed(resources)
+        assert found == EVERYONE | UNNAMED
+        assert (await nobody.allowed([each for each in resources if each.name.startswith("selfsubject")]))[
+            0
+        ] == EVERYONE
 
-            ours = [
-                each
-                for each in resources
-                if each.name.split("/")[0] in ("rayservices", "rayclusters", "leases", "pods")
-            ]
-            of_service, num_service = await autoscaler.allowed(ours, FULLNAME)
-            of_lease, num_lease = await autoscaler.allowed(ours, LEASE)
-            assert of_service == UNNAMED
-            assert of_lease - UNNAMED == {Right("get", "leases"), Right("update", "leases")}
-            took_s = time.monotonic() - began_s
-            figures = {
-                "requests": num_tried + num_service + num_lease,
-                "resources": len(resources),
-                "took_s": round(took_s, 1),
-            }
-            record_property("rights_tried", figures)
-            assert took_s < 150
-
-    asyncio.run(main())
-
-
-def test_the_way_to_try_sees_a_right_that_is_there(cluster: Cluster, tmp_path: Path) -> None:
-    async def main() -> None:
-        given = {"secrets", "pods/exec", "rayservices/status"}
-        cluster.kubectl(
-            "create", "role", "all", f"--namespace={OTHER}", "--verb=*", *[f"--resource={kind}" for kind in given]
-        )
-        cluster.kubectl(
-            "create", "rolebinding", "all", f"--namespace={OTHER}", "--role=all", f"--serviceaccount={NAMESPACE}:nobody"
-        )
-        async with Caller(cluster, tmp_path, "nobody") as nobody:
-            tried = [each for each in await nobody.resources() if each.name in given | {"configmaps", "pods"}]
-
-            assert (await nobody.allowed(tried))[0] == {Right(verb, kind, OTHER) for verb in METHODS for kind in given}
-
-    asyncio.run(main())
-
-
-def test_a_list_or_a_watch_of_rayservices_is_of_the_one_that_is_its_own(cluster: Cluster, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Caller(cluster, tmp_path, LEASE) as autoscaler:
-            path = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayservices"
-            for verb in ("list", "watch"):
-                own, other = f"metadata.name={FULLNAME}", f"metadata.name={ABSENT}"
-                assert await autoscaler.status("GET", path, verb, fieldSelector=own) == 200
-                assert await autoscaler.status("GET", path, verb, fieldSelector=other) == 403
-                assert await autoscaler.status("GET", path.replace(NAMESPACE, OTHER), verb, fieldSelector=own) == 403
-
-    asyncio.run(main())
-
-
-def test_it_can_be_nobody_else_and_sees_nothing_of_the_servers_inside(cluster: Cluster, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with Caller(cluster, tmp_path, LEASE) as autoscaler:
-            for headers in (
-                {"impersonate-user": "admin"},
-                {"impersonate-user": "x", "impersonate-group": "system:masters"},
-            ):
-                assert await autoscaler.status("GET", f"/api/v1/namespaces/{NAMESPACE}/pods", headers=headers) == 403
-            for path in ("/metrics", "/logs/", "/debug/pprof/", "/configz", "/flagz", "/api/v1/nodes/x/proxy/"):
-                assert await autoscaler.status("GET", path) == 403, path
-
-    asyncio.run(main())
-
-
-def test_with_these_rights_it_leads_and_scales(cluster: Cluster, tmp_path: Path) -> None:
-    """Its own calls, all of them, on objects that are there."""
-
-    async def main() -> None:
-        token = cluster.kubectl("create", "token", LEASE, f"--namespace={NAMESPACE}").strip()
-        document: Document = {
-            "apiVersion": "ray.io/v1",
-            "kind": "RayCluster",
-            "metadata": {"name": "c", "namespace": NAMESPACE},
-            "spec": ray_cluster_spec(1),
+        ours = [
+            each for each in resources if each.name.split("/")[0] in ("rayservices", "rayclusters", "leases", "pods")
+        ]
+        of_service, num_service = await autoscaler.allowed(ours, FULLNAME)
+        of_lease, num_lease = await autoscaler.allowed(ours, LEASE)
+        assert of_service == UNNAMED
+        assert of_lease - UNNAMED == {Right("get", "leases"), Right("update", "leases")}
+        took_s = time.monotonic() - began_s
+        figures = {
+            "requests": num_tried + num_service + num_lease,
+            "resources": len(resources),
+            "took_s": round(took_s, 1),
         }
-        cluster.apply(document)
-        async with Api(account_of(cluster, tmp_path / "account", token)) as api:
-            ray = f"/apis/ray.io/v1/namespaces/{NAMESPACE}"
-            services: Watched[Service] = Watched(
-                api, f"{ray}/rayservices", service_of, Random(1), fieldSelector=f"metadata.name={FULLNAME}"
-            )
-            clusters: Watched[RayCluster] = Watched(api, f"{ray}/rayclusters", cluster_of, Random(2))
-            pods: Watched[Pod] = Watched(
-                api, f"/api/v1/namespaces/{NAMESPACE}/pods", pod_of, Random(3), labelSelector=WORKERS
-            )
-            elector = Elector(api, NAMESPACE, LEASE, "me", Times(retry_s=0.2))
-            tasks = [asyncio.create_task(part) for part in (services.run(), clusters.run(), pods.run(), elector.run())]
-            try:
-                await until(
-                    lambda: services.is_current and clusters.is_current and pods.is_current and elector.is_leader(), 30
-                )
-                await until(lambda: api.calls["update", "leases", "200"] >= 2, 30)
-                assert await Workers(api, NAMESPACE, clusters, pods, elector.is_leader).follow(
-                    "c", [AppPlaces(APP, 3, [])]
-                )
-                await until(lambda: clusters.objects["c"].groups[0].replicas == 3, 30)
-            finally:
-                await end(tasks)
-            assert {key[2] for key in api.calls} == {"200"}, api.calls
+        record_property("rights_tried", figures)
+        assert took_s < 150
 
-    asyncio.run(main())
+
+async def test_the_way_to_try_sees_a_right_that_is_there(cluster: Cluster, tmp_path: Path) -> None:
+    given = {"secrets", "pods/exec", "rayservices/status"}
+    cluster.kubectl(
+        "create", "role", "all", f"--namespace={OTHER}", "--verb=*", *[f"--resource={kind}" for kind in given]
+    )
+    cluster.kubectl(
+        "create", "rolebinding", "all", f"--namespace={OTHER}", "--role=all", f"--serviceaccount={NAMESPACE}:nobody"
+    )
+    async with Caller(cluster, tmp_path, "nobody") as nobody:
+        tried = [each for each in await nobody.resources() if each.name in given | {"configmaps", "pods"}]
+
+        assert (await nobody.allowed(tried))[0] == {Right(verb, kind, OTHER) for verb in METHODS for kind in given}
+
+
+async def test_a_list_or_a_watch_of_rayservices_is_of_the_one_that_is_its_own(cluster: Cluster, tmp_path: Path) -> None:
+    async with Caller(cluster, tmp_path, LEASE) as autoscaler:
+        path = f"/apis/ray.io/v1/namespaces/{NAMESPACE}/rayservices"
+        for verb in ("list", "watch"):
+            own, other = f"metadata.name={FULLNAME}", f"metadata.name={ABSENT}"
+            assert await autoscaler.status("GET", path, verb, fieldSelector=own) == 200
+            assert await autoscaler.status("GET", path, verb, fieldSelector=other) == 403
+            assert await autoscaler.status("GET", path.replace(NAMESPACE, OTHER), verb, fieldSelector=own) == 403
+
+
+async def test_it_can_be_nobody_else_and_sees_nothing_of_the_servers_inside(cluster: Cluster, tmp_path: Path) -> None:
+    async with Caller(cluster, tmp_path, LEASE) as autoscaler:
+        for headers in (
+            {"impersonate-user": "admin"},
+            {"impersonate-user": "x", "impersonate-group": "system:masters"},
+        ):
+            assert await autoscaler.status("GET", f"/api/v1/namespaces/{NAMESPACE}/pods", headers=headers) == 403
+        for path in ("/metrics", "/logs/", "/debug/pprof/", "/configz", "/flagz", "/api/v1/nodes/x/proxy/"):
+            assert await autoscaler.status("GET", path) == 403, path
+
+
+async def test_with_these_rights_it_leads_and_scales(cluster: Cluster, tmp_path: Path) -> None:
+    """The autoscaler's own calls, all of them, on objects that are there."""
+    calls: Counter[tuple[str, ...]] = Counter()
+    token = cluster.kubectl("create", "token", LEASE, f"--namespace={NAMESPACE}").strip()
+    document: Document = {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "metadata": {"name": "c", "namespace": NAMESPACE},
+        "spec": ray_cluster_spec(1),
+    }
+    cluster.apply(document)
+    account = account_of(cluster, tmp_path / "account", token)
+    async with open_client(account, lambda *call: calls.update([call])) as client:
+        named = list_ray(client, NAMESPACE, "rayservices", field_selector=f"metadata.name={FULLNAME}")
+        services: Mirror[Service] = Mirror("rayservices", named, service_of, Random(1))
+        clusters: Mirror[RayCluster] = Mirror(
+            "rayclusters", list_ray(client, NAMESPACE, "rayclusters"), cluster_of, Random(2)
+        )
+        pods: Mirror[Pod] = Mirror("pods", list_pods(client, NAMESPACE, WORKERS), pod_of, Random(3))
+        elector = Elector(client, NAMESPACE, LEASE, "me", Times(retry_s=0.2))
+        tasks = [asyncio.create_task(part) for part in (services.run(), clusters.run(), pods.run(), elector.run())]
+        try:
+            await until(
+                lambda: services.is_current and clusters.is_current and pods.is_current and elector.is_leader(), 30
+            )
+            await until(lambda: calls["update", "leases", "200"] >= 2, 30)
+            assert await Workers(client, NAMESPACE, clusters, pods, elector.is_leader).follow(
+                "c", [AppPlaces(APP, 3, [])]
+            )
+            await until(lambda: clusters.objects["c"].groups[0].replicas == 3, 30)
+        finally:
+            await end(tasks)
+        assert {key[2] for key in calls} == {"200"}, calls
 
 
 def test_the_role_of_the_other_tests_is_the_charts() -> None:

@@ -77,8 +77,8 @@ def production(kube: Kube) -> Release:
 
 @pytest.fixture
 def pods(production: Release) -> Pods:
-    """As installed, also behind a test that failed, and the gateways each on a node of its own, as they began: nobody
-    moves what a drained node gave away."""
+    """Pods as installed, also behind a test that failed, and the gateways each on a node of its own, as they began:
+    nobody moves what a drained node gave away."""
     for group in ("gateway", "pool-edge", "pool-cloud"):
         production.scale(group, PODS[group])
     while crowded := [node for node, count in nodes(production.wait(PODS, pending={})["gateway"]).items() if count > 1]:
@@ -134,7 +134,7 @@ def test_a_pool_grows_to_its_most_with_two_replicas_on_each_gpu_node(production:
 
 
 def test_the_eviction_api_refuses_one_eviction_too_many(kube: Kube, production: Release, pods: Pods) -> None:
-    """While nodes are cordoned nobody takes the place of who is evicted, as in a drain of all of them."""
+    """No pod takes the place of one that is evicted while all nodes are cordoned, as in a drain of all of them."""
     for part in BUDGETED:
         production.wait_for_budget(part)
     kube.kubectl("cordon", *every_node())

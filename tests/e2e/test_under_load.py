@@ -22,18 +22,27 @@ from tests.e2e.release import Release
 pytestmark = pytest.mark.timeout(1500)
 
 SWITCH_S = 600.0
-"""For a second Ray cluster beside the first, on two cores, and the end of the old one."""
+"""Seconds for a second Ray cluster beside the first, on two cores, and the end of the old one."""
 RESUMED = re.compile(r'^penstock_route_attempts_total\{.*reason="resume".*\} (\S+)$', re.MULTILINE)
 ANSWERED = re.compile(r"^penstock_requests_total\{.*\} (\S+)$", re.MULTILINE)
 NEXT = "localhost/penstock:e2e-next"
 
 
 @contextmanager
-def watching(release: Release, folder: Path) -> Iterator[Callable[[], list[dict[str, Any]]]]:
-    """Every state of the active RayCluster, in turn."""
+def watching(
+    release: Release, folder: Path, cluster: str | None = None
+) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """Every state of a RayCluster, in turn. cluster: its name; None: the active one."""
     path = folder / "watched"
     command = release.kube.enter(
-        "kubectl", "--namespace", release.namespace, "get", "raycluster", release.active(), "--watch", "--output=json"
+        "kubectl",
+        "--namespace",
+        release.namespace,
+        "get",
+        "raycluster",
+        cluster or release.active(),
+        "--watch",
+        "--output=json",
     )
     with path.open("wb") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out)
@@ -66,7 +75,7 @@ WHOLE = {"headgroup": 1, "gateway": 2, "pool-edge": 1, "pool-cloud": 1, "redis":
 
 
 def settled(release: Release) -> None:
-    """As values-demo has it, and nothing more."""
+    """Waits until exactly the pods of values-demo are ready."""
     until(lambda: ready(release) == WHOLE, "exactly the pods of values-demo", SWITCH_S)
 
 
@@ -79,7 +88,7 @@ def test_the_autoscaler_takes_a_pool_up_and_down_by_the_active_ray_cluster(
 ) -> None:
     settled(release)
     with watching(release, tmp_path) as states:
-        with load(release, tmp_path, "loop=closed", "concurrency=20", "kinds=" + json.dumps(LONG)) as heavy:
+        with load(release, tmp_path, *LONG_LOAD) as heavy:
             up_s = until(lambda: ready(release).get("pool-cloud") == 2, "two replicas of the pool")
         before = set(release.pods("pool"))
         (tmp_path / "light").mkdir()
@@ -99,6 +108,8 @@ def test_the_autoscaler_takes_a_pool_up_and_down_by_the_active_ray_cluster(
 LONG = [
     {"name": "long", "prompts": {"tokens": {"constant": 64}}, "output_tokens": {"constant": 96}, "ignore_eos": True}
 ]
+LONG_LOAD = ("loop=closed", "concurrency=20", "kinds=" + json.dumps(LONG))
+"""Settings of a load that wants both replicas of the scaled pool."""
 
 
 def test_a_change_of_values_rolls_in_place(
@@ -168,7 +179,10 @@ def test_a_new_image_takes_over_and_is_rolled_back(
 
     record_property(
         "figures",
-        f"new image active after {new_s:.0f} s, rolled back after {back_s:.0f} s, {found.outcomes['finished']} requests meanwhile",
+        (
+            f"new image active after {new_s:.0f} s, rolled back after {back_s:.0f} s, {found.outcomes['finished']} "
+            "requests meanwhile"
+        ),
     )
     assert images == {NEXT}
     assert {release.image(pod) for pod in release.pods("gateway")} == {release.images.penstock}
@@ -185,7 +199,7 @@ def clusters(release: Release) -> set[str]:
 def test_a_pod_is_deleted(
     release: Release, tmp_path: Path, part: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """With work on it. The head at once, as if its node had gone; the others as `kubectl drain` does it."""
+    """Each has work on it. The head goes at once, as if its node had gone; the others as `kubectl drain` does it."""
     settled(release)
     with load(release, tmp_path, *BUSY) as found:
         until(lambda: found.finished() > 2 and running(release, "edge") > 0, "there is work")
@@ -230,7 +244,7 @@ def running(release: Release, pool: str) -> float:
 
 
 def metrics(release: Release) -> dict[str, str]:
-    """Of each gateway, by pod."""
+    """Metrics of each gateway, by pod."""
     found = {
         name: release.kube.get("pod", name, "--namespace", release.namespace)["status"]["podIP"]
         for name in release.pods("gateway")
@@ -244,7 +258,7 @@ def metrics(release: Release) -> dict[str, str]:
 def test_the_leading_autoscaler_is_killed(
     release: Release, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """Its pod, at once. The other leads within the Lease's time, and no pool changes."""
+    """The leader's pod goes at once. The other leads within the Lease's time, and no pool changes."""
     settled(release)
     before = set(release.pods("pool"))
     leader = holder(release)
@@ -290,8 +304,8 @@ def test_kuberays_operator_is_killed_and_comes_back(release: Release, tmp_path: 
 
 
 def test_a_replica_killed_while_it_streams_loses_no_stream(release: Release, tmp_path: Path) -> None:
-    """Its sequences go on elsewhere, from the token where they were; a stream that can't would end with an error that
-    says so."""
+    """The replica's sequences go on elsewhere, from the token where they were; a stream that can't would end with an
+    error that says so."""
     settled(release)
     with load(release, tmp_path, *BUSY) as found:
         until(lambda: found.finished() > 2 and running(release, "edge") > 0, "the load is there")

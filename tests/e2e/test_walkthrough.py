@@ -18,7 +18,7 @@ NAMESPACE = "penstock"
 
 
 def commands(namespace: str) -> list[str]:
-    """Those that a reader can give on any cluster; KubeRay's installation is one of the cluster's own."""
+    """Commands that a reader can give on any cluster; KubeRay's installation is one of the cluster's own."""
     text = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
     lines = [line for block in BLOCK.findall(text) for line in block.replace("\\\n", "").splitlines() if line.strip()]
     return [

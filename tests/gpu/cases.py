@@ -38,7 +38,7 @@ class Case:
     q: Tensor
     k: Tensor
     v: Tensor
-    """Those of the new tokens, in the cache already."""
+    """Values of the new tokens; as their keys `k`, they are in the cache already."""
     k_cache: Tensor
     v_cache: Tensor
     batch: AttentionBatch
@@ -108,6 +108,6 @@ def textbook(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
 
 
 def planned(batch: AttentionBatch, block_size: int, exact: bool = False) -> AttentionBatch:
-    """For DEVICE as for a GPU, even where it is the CPU."""
+    """The batch on DEVICE, with a plan as for a GPU, even where DEVICE is the CPU."""
     plan = make_plan(batch.query_start, batch.context_len, batch.block_tables, block_size, exact, DEVICE)
     return replace(batch, slot_mapping=batch.slot_mapping.to(DEVICE), plan=plan)

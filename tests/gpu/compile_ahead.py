@@ -15,9 +15,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from penstock.workers.compute.triton import decode, grouped, low_rank, segments, store
-from penstock.workers.compute.triton import matmul as products
-from penstock.workers.compute.triton import sample as choose
+from penstock.workers.compute.triton import decode, grouped, low_rank, matmul, sample, segments, store
 
 VARIANTS = ((80, "float32", 128), (90, "float16", 64), (90, "bfloat16", 128))
 """Compute capability, type of queries and cache, size of a head; the first takes the most shared memory."""
@@ -29,15 +27,15 @@ MATRICES = (
 )
 """Compute capability, type of activations, bits, run, lanes for rows."""
 OPTIONS: dict[str, dict[str, Any]] = {
-    "multiply": {"num_stages": products.STAGES},
-    "choose": {"enable_fp_fusion": False},
+    "multiply": {"num_stages": matmul.STAGES},
+    "sample": {"enable_fp_fusion": False},
 }
-"""Of kernels that are launched with some."""
+"""Options of the kernels that are launched with any."""
 WARP_THREADS = 32
 POINTERS = {"float32": "*fp32", "float16": "*fp16", "bfloat16": "*bf16"}
 INT32 = "i32"
 SHARED_BYTES = 99 * 2**10
-"""Of a block: compute capability 8.6 and 8.9 have no more."""
+"""Shared memory of a block where compute capability is 8.6 or 8.9; others have more."""
 
 Sources = Iterator[tuple[str, int, ASTSource]]
 """What is compiled, for which compute capability."""
@@ -82,7 +80,7 @@ def _attention(
     yield "reduce", _source(decode._reduce, pointers, lanes | split)
 
 
-def product_sources() -> Sources:
+def matmul_sources() -> Sources:
     for capability, dtype, bits, run, lanes in MATRICES:
         data = POINTERS[dtype]
         pointers = {
@@ -99,11 +97,11 @@ def product_sources() -> Sources:
         yield (
             f"multiply sm_{capability} {dtype} {bits} bits {run} {lanes}",
             capability,
-            _source(products._multiply, pointers, constants | operand),
+            _source(matmul._multiply, pointers, constants | operand),
         )
-        if lanes > products.LEAST_LANES:
+        if lanes > matmul.LEAST_LANES:
             continue
-        for name, kernel in (("dequantize", products._dequantize), ("read_rows", products._read_rows)):
+        for name, kernel in (("dequantize", matmul._dequantize), ("read_rows", matmul._read_rows)):
             yield (
                 f"{name} sm_{capability} {dtype} {bits} bits {run}",
                 capability,
@@ -112,7 +110,7 @@ def product_sources() -> Sources:
     yield (
         "sum_parts sm_90",
         90,
-        _source(products._sum_parts, {"parts": "*fp32", "out": "*bf16"}, {"lanes": products.SUM_LANES}),
+        _source(matmul._sum_parts, {"parts": "*fp32", "out": "*bf16"}, {"lanes": matmul.SUM_LANES}),
     )
 
 
@@ -137,7 +135,7 @@ def low_rank_sources() -> Sources:
         )
 
 
-def choose_sources() -> Sources:
+def sample_sources() -> Sources:
     pointers = {
         "logits": "*fp32",
         "tops": "*fp32",
@@ -148,9 +146,9 @@ def choose_sources() -> Sources:
         "scores": "*fp64",
     }
     yield (
-        "choose sm_90",
+        "sample sm_90",
         90,
-        _source(choose._best_of_tile, pointers | {"chosen": "*i64"}, {"lanes": choose.TILE_TOKENS}),
+        _source(sample._best_of_tile, pointers | {"chosen": "*i64"}, {"lanes": sample.TILE_TOKENS}),
     )
 
 
@@ -166,10 +164,10 @@ def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any])
 
 
 def main() -> None:
-    for name, capability, source in chain(attention_sources(), product_sources(), low_rank_sources(), choose_sources()):
+    for name, capability, source in chain(attention_sources(), matmul_sources(), low_rank_sources(), sample_sources()):
         options = next((found for kernel, found in OPTIONS.items() if name.startswith(kernel)), {})
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_THREADS), options=options)
-        if "choose" in name and "fma.rn.f64" in compiled.asm["ptx"]:
+        if "sample" in name and "fma.rn.f64" in compiled.asm["ptx"]:
             sys.exit(
                 "the noise would be rounded otherwise than on the host: its multiplications and additions are fused"
             )

@@ -10,6 +10,7 @@ from tests.gpu.cases import DEVICE
 def pytest_configure(config: pytest.Config) -> None:
     if DEVICE.type == "cuda" and not torch.cuda.is_available():
         pytest.exit(
-            "torch finds no GPU here; set TRITON_INTERPRET=1 to run the tests of kernels and model in Triton's interpreter",
+            "torch finds no GPU here; "
+            "set TRITON_INTERPRET=1 to run the tests of kernels and model in Triton's interpreter",
             returncode=2,
         )

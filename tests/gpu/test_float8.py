@@ -13,7 +13,7 @@ from tests.gpu.cases import DEVICE, NAN, Case, Shape, make_case, planned, textbo
 FLOAT8 = torch.float8_e4m3fn
 DTYPES = (torch.float32, torch.bfloat16)
 TOLERANCE = 0.1
-"""Of numbers around 1 that are rounded to 4 significant bits."""
+"""Error that is tolerated, of numbers around 1 that are rounded to 4 significant bits."""
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:

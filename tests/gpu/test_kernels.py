@@ -19,7 +19,7 @@ NEW_TOKENS = 6
 
 
 def attended(case: Case, exact: bool = False) -> Tensor:
-    """On the host."""
+    """Attention of the case by the kernels; the result is on the host."""
     plan = planned(case.batch, case.k_cache.shape[2], exact).plan
     assert plan is not None
     return attend_planned(case.q.to(DEVICE), case.k_cache.to(DEVICE), case.v_cache.to(DEVICE), plan, case.scale).cpu()
@@ -99,7 +99,7 @@ def test_pieces_of_prompts_and_single_queries_get_what_textbook_attention_gives(
 def test_a_piece_whose_mask_would_be_too_large_is_taken_in_slices_to_the_same_result(
     bound: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 17 queries in groups of 3 over 40 tokens: one by one, or 8 at once."""
+    """Masks of 17 queries in groups of 3 over 40 tokens: one by one, or 8 at once."""
     shape = Shape(torch.float32, 64, 2, 3, 16, ((40, 17),))
     case = make_case(shape, 6)
     sizes: list[int] = []

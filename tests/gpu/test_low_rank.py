@@ -26,7 +26,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 CPU = torch.device("cpu")
 WIDTHS = {"qkv": (70, 20, 20), "o": (50,), "gate_up": (90, 90), "down": (60,)}
 COLUMNS = {"qkv": 50, "o": 70, "gate_up": 40, "down": 200}
-"""Of each matrix, so that no module ends where a tile does."""
+"""Columns of each matrix; with WIDTHS, its outputs, they are chosen so that no module ends where a tile does."""
 LAYERS = 2
 
 
@@ -67,7 +67,7 @@ def converted(matrix: LowRank, device: torch.device, dtype: torch.dtype) -> LowR
 
 
 def make_rows(seed: int, num_adapters: int, num_tokens: int) -> list[Tensor | None]:
-    """Of each adapter; the rows that nobody gets are the base's, and one adapter alone has all of them."""
+    """Rows of each adapter; the rows that nobody gets are the base's, and one adapter alone has all of them."""
     if num_adapters == 1:
         return [None]
     owners = torch.tensor(

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
-from penstock.workers.compute.triton import grouped
-from penstock.workers.compute.triton import matmul as products
-from penstock.workers.compute.triton.grouped import SMALL_ROWS, TILE_ROWS, GroupedMatrix
+from penstock.workers.compute.triton import grouped_matrix, matmul
+from penstock.workers.compute.triton.grouped import TILE_ROWS
+from penstock.workers.compute.triton.grouped_matrix import SMALL_ROWS, GroupedMatrix
 from tests.gpu.cases import DEVICE, NAN
 
 SEEDS = range(12)
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-"""Of the largest number of a result."""
+"""Error that is tolerated, as a share of the largest number of a result."""
 
 
 class Shape(NamedTuple):
@@ -45,15 +45,17 @@ def random_shape(seed: int) -> Shape:
     )
 
 
-def make_groups(shape: Shape, seed: int) -> QuantizedTensor:
+def make_quantized(shape: Shape, seed: int) -> QuantizedTensor:
     torch.manual_seed(seed)
     weight = torch.randn(shape.outputs, shape.columns)
     if shape.bits == 8:
         return quantize_int8(weight, shape.group_size)
-    groups = quantize(weight, shape.group_size)
-    assert groups.offset is not None
+    quantized = quantize(weight, shape.group_size)
+    assert quantized.offset is not None
     return (
-        groups if shape.has_zero else QuantizedTensor(groups.q, groups.scale, groups.offset + 0.013, groups.group_size)
+        quantized
+        if shape.has_zero
+        else QuantizedTensor(quantized.q, quantized.scale, quantized.offset + 0.013, quantized.group_size)
     )
 
 
@@ -72,59 +74,63 @@ def assert_close(result: Tensor, expected: Tensor, shape: Shape) -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_few_rows_times_a_packed_matrix_is_what_the_dequantized_one_gives(seed: int) -> None:
     shape = random_shape(seed)
-    groups = make_groups(shape, seed)
+    quantized = make_quantized(shape, seed)
     wide = torch.full((shape.rows, shape.columns + 200), NAN, dtype=shape.dtype)
     wide[:, : shape.columns] = torch.randn(shape.rows, shape.columns)
 
-    result = GroupedMatrix(groups, shape.dtype, DEVICE).multiply(wide.to(DEVICE)[:, : shape.columns])
+    result = GroupedMatrix(quantized, shape.dtype, DEVICE).multiply(wide.to(DEVICE)[:, : shape.columns])
 
-    assert_close(result, wide[:, : shape.columns].float() @ groups.dequantized().T, shape)
+    assert_close(result, wide[:, : shape.columns].float() @ quantized.dequantized().T, shape)
 
 
 @pytest.mark.parametrize("seed", SEEDS[::2])
 def test_rows_that_are_looked_up_are_those_of_the_dequantized_matrix(seed: int) -> None:
     shape = random_shape(seed)
-    groups = make_groups(shape, seed)
+    quantized = make_quantized(shape, seed)
     ids = torch.randint(shape.outputs, (5,))
 
-    assert_close(GroupedMatrix(groups, shape.dtype, DEVICE).rows(ids.to(DEVICE)), groups.dequantized()[ids], shape)
+    assert_close(
+        GroupedMatrix(quantized, shape.dtype, DEVICE).rows(ids.to(DEVICE)), quantized.dequantized()[ids], shape
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS[1::2])
 def test_a_slice_of_the_matrix_is_dequantized(seed: int) -> None:
     shape = random_shape(seed)._replace(outputs=2 * TILE_ROWS + 5)
-    groups = make_groups(shape, seed)
-    matrix = GroupedMatrix(groups, shape.dtype, DEVICE)
+    quantized = make_quantized(shape, seed)
+    matrix = GroupedMatrix(quantized, shape.dtype, DEVICE)
 
-    assert_close(matrix.dense(TILE_ROWS, shape.outputs), groups.dequantized()[TILE_ROWS:], shape)
-    assert_close(matrix.dense(0, TILE_ROWS), groups.dequantized()[:TILE_ROWS], shape)
+    assert_close(matrix.dense(TILE_ROWS, shape.outputs), quantized.dequantized()[TILE_ROWS:], shape)
+    assert_close(matrix.dense(0, TILE_ROWS), quantized.dequantized()[:TILE_ROWS], shape)
 
 
 @pytest.mark.parametrize("rows_a_slice", [1, 3])
 def test_many_rows_are_multiplied_slice_by_slice(rows_a_slice: int, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(SMALL_ROWS + 1, 3 * TILE_ROWS - 7, 80, 32, 4, True, torch.float32)
-    groups = make_groups(shape, 1)
+    quantized = make_quantized(shape, 1)
     x = torch.randn(shape.rows, shape.columns)
-    monkeypatch.setattr(grouped, "SLICE_ELEMENTS", rows_a_slice * TILE_ROWS * shape.columns)
+    monkeypatch.setattr(grouped_matrix, "SLICE_ELEMENTS", rows_a_slice * TILE_ROWS * shape.columns)
 
-    assert_close(GroupedMatrix(groups, shape.dtype, DEVICE).multiply(x.to(DEVICE)), x @ groups.dequantized().T, shape)
+    assert_close(
+        GroupedMatrix(quantized, shape.dtype, DEVICE).multiply(x.to(DEVICE)), x @ quantized.dequantized().T, shape
+    )
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_a_long_row_is_read_by_several_programs(dtype: torch.dtype) -> None:
-    shape = Shape(3, 70, 64 * products.LEAST_BLOCKS * 2 + 40, 32, 4, True, dtype)
-    groups = make_groups(shape, 2)
-    matrix = GroupedMatrix(groups, dtype, DEVICE)
+    shape = Shape(3, 70, 64 * matmul.LEAST_BLOCKS * 2 + 40, 32, 4, True, dtype)
+    quantized = make_quantized(shape, 2)
+    matrix = GroupedMatrix(quantized, dtype, DEVICE)
     x = torch.randn(shape.rows, shape.columns).to(dtype)
 
-    assert products._part_blocks(*matrix.q.shape[:2]) < matrix.q.shape[1]
-    assert_close(matrix.multiply(x.to(DEVICE)), x.float() @ groups.dequantized().T, shape)
+    assert matmul._part_blocks(*matrix.tensor.q.shape[:2]) < matrix.tensor.q.shape[1]
+    assert_close(matrix.multiply(x.to(DEVICE)), x.float() @ quantized.dequantized().T, shape)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_row_gets_the_same_beside_other_rows(bits: int) -> None:
     shape = Shape(9, 40, 100, 32, bits, True, torch.float32)
-    matrix = GroupedMatrix(make_groups(shape, 3), shape.dtype, DEVICE)
+    matrix = GroupedMatrix(make_quantized(shape, 3), shape.dtype, DEVICE)
     x = torch.randn(shape.rows, shape.columns).to(DEVICE)
 
     torch.testing.assert_close(matrix.multiply(x)[4:5], matrix.multiply(x[4:5]), atol=1e-5, rtol=1e-5)
@@ -132,7 +138,7 @@ def test_a_row_gets_the_same_beside_other_rows(bits: int) -> None:
 
 def test_no_rows_at_all() -> None:
     shape = Shape(0, 40, 64, 32, 8, False, torch.float32)
-    matrix = GroupedMatrix(make_groups(shape, 4), shape.dtype, DEVICE)
+    matrix = GroupedMatrix(make_quantized(shape, 4), shape.dtype, DEVICE)
 
     assert matrix.multiply(torch.empty(0, 64, device=DEVICE)).shape == (0, 40)
     assert matrix.rows(torch.empty(0, dtype=torch.int64, device=DEVICE)).shape == (0, 64)

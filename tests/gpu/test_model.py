@@ -10,8 +10,8 @@ from torch import Tensor
 
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
-from penstock.workers.compute.device import placed
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.device import place_weights
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
@@ -20,9 +20,10 @@ from tests.gpu.cases import DEVICE, planned
 
 CPU = torch.device("cpu")
 CONFIG = ModelConfig(
-    family="llama", vocab_size=96, hidden_size=64, intermediate_size=160, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5,
-    rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=256, sliding_window=None, is_tied=False, has_qkv_bias=False,
-    has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
+    family="llama", vocab_size=96, hidden_size=64, intermediate_size=160, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=16, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=256, sliding_window=None, is_tied=False, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
 )  # fmt: skip
 BLOCK_SIZE, NUM_BLOCKS = 16, 32
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.15}
@@ -64,7 +65,7 @@ class Harness:
     ) -> None:
         """is_quantized: the weights are rounded to 4 bits, the table to 8; on the host then dequantized."""
         weights = [(name, rounded(name, weight) if is_quantized else weight) for name, weight in drawn(dtype)]
-        on_device = placed(weights, dtype, device) if is_planned else dict(dequantized(weights, dtype))
+        on_device = place_weights(weights, dtype, device) if is_planned else dict(dequantized(weights, dtype))
         self.model = Llama(CONFIG, on_device, max_model_len=200, threads=1, exact=False)
         self.cache = KvCache(CONFIG, NUM_BLOCKS, BLOCK_SIZE, kv_dtype or dtype, device)
         self.cache.poison(torch.arange(NUM_BLOCKS))
@@ -78,7 +79,7 @@ class Harness:
         return seq
 
     def step(self, *counts: int) -> Tensor:
-        """So many more tokens of each sequence; logits of all of them."""
+        """Compute so many more tokens of each sequence; returns the logits of all of them."""
         chunks = [
             Chunk(seq, seq.num_computed_tokens, count) for seq, count in zip(self.seqs, counts, strict=True) if count
         ]

@@ -7,11 +7,12 @@ import openai
 import pytest
 import torch
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.base.errors import ConfigError
 from penstock.text.source import resolve
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.runner import TorchRunner, load_runner
+from penstock.workers.compute.loading import load_runner
+from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE
@@ -62,11 +63,11 @@ def decoded(runner: TorchRunner, num_tokens: int) -> list[int]:
         0.0,
         block_table=list(range(20, 0, -1)),
     )
-    runner.run(Step([Chunk(seq, 0, 100)], []))
+    runner.launch(Step([Chunk(seq, 0, 100)], []))()
     seq.num_computed_tokens = 100
     while seq.num_output_tokens < num_tokens:
         count = seq.num_tokens - seq.num_computed_tokens
-        (chosen,) = runner.run(Step([Chunk(seq, seq.num_computed_tokens, count)], []))
+        (chosen,) = runner.launch(Step([Chunk(seq, seq.num_computed_tokens, count)], []))()
         seq.num_computed_tokens += count
         seq.token_ids.append(chosen[0].token_id)
     return seq.token_ids[len(PROMPT) :]

@@ -10,8 +10,9 @@ from torch import Tensor
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import Batch, build_batch
 from penstock.workers.compute.models.replay import Replay
-from penstock.workers.compute.runner import GpuRunner, TorchRunner
+from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.step_model import GpuStepModel, HostStepModel
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.gpu.cases import DEVICE
 from tests.gpu.test_model import BLOCK_SIZE, CONFIG, Harness
@@ -43,8 +44,12 @@ class Pair:
         return Batch(batch.token_ids, batch.positions, batch.attention, rows, list(range(len(seqs))))
 
     def caches(self) -> list[tuple[Tensor, Tensor]]:
-        return [(ours.nan_to_num(9.0), theirs.nan_to_num(9.0)) for one, other in zip(self.eager.cache.layers, self.replaying.cache.layers, strict=True)
-                for ours, theirs in zip(one, other, strict=True)]  # fmt: skip
+        layers = zip(self.eager.cache.layers, self.replaying.cache.layers, strict=True)
+        return [
+            (ours.nan_to_num(9.0), theirs.nan_to_num(9.0))
+            for one, other in layers
+            for ours, theirs in zip(one, other, strict=True)
+        ]
 
 
 @pytest.mark.parametrize(("is_quantized", "recorded"), [(False, [4]), (True, [1, 2])])
@@ -70,7 +75,7 @@ def test_the_best_token_of_each_row_is_all_that_is_fetched() -> None:
     expected = pair.eager.step(1, 1)
 
     with torch.inference_mode():
-        ids, scores = pair.replay.best(pair.batch(0, 1))
+        ids, scores = pair.replay.greedy_tokens(pair.batch(0, 1))
 
     assert ids.tolist() == expected.argmax(dim=1).tolist()
     torch.testing.assert_close(scores.float(), expected.amax(dim=1), atol=TOLERANCE, rtol=TOLERANCE)
@@ -95,9 +100,8 @@ def test_a_runner_replays_what_is_covered_and_computes_the_rest() -> None:
     recorded = CountedReplay(harness.model, harness.cache, RECORDED, max_context=100)
     chosen = []
     for own in (recorded, None):
-        runner = (TorchRunner if own is None else GpuRunner)(
-            harness.model, harness.cache, Sampler(CONFIG.vocab_size), 100, replay=own
-        )
+        steps = HostStepModel(harness.model, harness.cache) if own is None else GpuStepModel(own)
+        runner = TorchRunner(steps, Sampler(CONFIG.vocab_size), 100)
         chosen.append([tokens(runner, sampling) for sampling in (GREEDY, DRAWN)])
 
     assert chosen[0] == chosen[1]
@@ -120,7 +124,7 @@ def tokens(runner: TorchRunner, sampling: SamplingParams) -> list[int]:
     while seq.num_output_tokens < sampling.max_tokens:
         count = seq.num_uncomputed_tokens
         step = Step([Chunk(seq, seq.num_computed_tokens, count)], [])
-        ((choice,),) = runner.launch(step)() if isinstance(runner, GpuRunner) else runner.run(step)
+        ((choice,),) = runner.launch(step)()
         seq.num_computed_tokens += count
         seq.token_ids.append(choice.token_id)
     return seq.token_ids[20:]

@@ -8,8 +8,8 @@ import torch
 
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.sampling import Sampler
-from penstock.workers.compute.triton.sample import choose
-from penstock.workers.compute.triton.sampling_inputs import make_draws
+from penstock.workers.compute.triton.sample import sample
+from penstock.workers.compute.triton.sampling_inputs import make_sampling_inputs
 from penstock.workers.engine.sequence import Sequence
 from tests.gpu.cases import DEVICE, NAN
 
@@ -18,9 +18,8 @@ VOCAB = 2500
 
 def params(draw: random.Random) -> SamplingParams:
     return SamplingParams(
-        max_tokens=1, temperature=draw.choice((0.0, 0.3, 0.7, 1.0, 1.3, 1e-7)), top_k=draw.choice((0, 0, 1, 5, 50, VOCAB + 1)),
-        min_p=draw.choice((0.0, 0.0, 0.05)),
-        seed=draw.choice((draw.randrange(2**63), draw.randrange(100))),
+        max_tokens=1, temperature=draw.choice((0.0, 0.3, 0.7, 1.0, 1.3, 1e-7)), top_k=draw.choice((0, 0, 1, 5, 50, VOCAB
+        + 1)), min_p=draw.choice((0.0, 0.0, 0.05)), seed=draw.choice((draw.randrange(2**63), draw.randrange(100))),
     )  # fmt: skip
 
 
@@ -33,7 +32,7 @@ def test_the_same_seed_chooses_the_same_token_as_on_the_host(seed: int) -> None:
     logits[:, 100:140] = logits[:, 1300:1340] = logits.amax(1, keepdim=True)  # ties
     seqs = [Sequence("r", [1], own, 1, [], b"", 0.0) for own in wanted]
 
-    ids, best = choose(logits.to(DEVICE), make_draws(wanted, positions, VOCAB).on(DEVICE)).cpu()
+    ids, best = sample(logits.to(DEVICE), make_sampling_inputs(wanted, positions, VOCAB).on(DEVICE)).cpu()
 
     assert ids.tolist() == [choice.token_id for choice in Sampler(VOCAB).sample(logits, seqs, positions)]
     assert best.tolist() == logits.double().amax(1).tolist()
@@ -44,6 +43,6 @@ def test_rows_without_a_number_to_choose_are_told_by_their_largest_logit() -> No
     logits[0, 7], logits[1] = NAN, -torch.inf
     wanted = [SamplingParams(max_tokens=1, temperature=1.0, seed=1)] * 2
 
-    _, best = choose(logits.to(DEVICE), make_draws(wanted, [0, 0], VOCAB).on(DEVICE)).cpu()
+    _, best = sample(logits.to(DEVICE), make_sampling_inputs(wanted, [0, 0], VOCAB).on(DEVICE)).cpu()
 
     assert not best.isfinite().any()

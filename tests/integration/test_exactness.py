@@ -15,13 +15,14 @@ from torch import Tensor
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, SamplingParams
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.speculation.ngram import NgramDrafter
+from penstock.workers.compute.step_model import HostStepModel
 from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
@@ -102,7 +103,7 @@ class Adversary:
         return found
 
     def forget(self, seq: Sequence) -> None:
-        """It remembers nothing."""
+        """Do nothing: this drafter keeps no state."""
 
 
 DRAFTERS = ("none", "ngram", "adversary", "first layer", "oracle")
@@ -111,9 +112,10 @@ DRAFTERS = ("none", "ngram", "adversary", "first layer", "oracle")
 @cache
 def make_model(family: str, num_layers: int = 2) -> Llama:
     config = ModelConfig(
-        family=family, vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16,
-        rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=MAX_LEN, sliding_window=None,
-        is_tied=family == "llama", has_qkv_bias=family == "qwen2", has_o_bias=False, has_mlp_bias=False, has_qk_norm=family == "qwen3",
+        family=family, vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_layers=2, num_heads=6,
+        num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+        max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=family == "llama",
+        has_qkv_bias=family == "qwen2", has_o_bias=False, has_mlp_bias=False, has_qk_norm=family == "qwen3",
         eos_token_ids=frozenset({3}),
     )  # fmt: skip
     generator = torch.Generator().manual_seed(5)
@@ -164,8 +166,7 @@ class Rig:
             )
         others: dict[str, Drafter] = {"ngram": NgramDrafter(shortest=1), "adversary": Adversary()}
         self.runner = TorchRunner(
-            model,
-            KvCache(model.config, num_blocks, BLOCK, MODELS[family]),
+            HostStepModel(model, KvCache(model.config, num_blocks, BLOCK, MODELS[family])),
             sampler,
             MAX_LEN,
             self.draft_model or others.get(drafter),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.rival_tester import Load, Seen
-from bench.testers import FIGURES, Comparison, Figures, Server, figures, is_within, prompts, rows, run, seen
+from bench.support.rival_tester import Load, RequestTimes
+from bench.testers import FIGURES, Comparison, Figures, Server, figures, is_within, prompts, request_times, rows, run
 from penstock_loadtest.results.records import Record
 
 LOAD = Load("two at a time", requests=3, output_tokens=5, at_once=2)
@@ -27,16 +27,20 @@ def test_ours_counts_from_sending_and_to_the_last_token() -> None:
         tokens=5,
     )
 
-    assert seen(record) == Seen(sent_s=1.5, last_s=4.0, ttft_s=0.5, tpot_s=0.5, tokens=5)
+    assert request_times(record) == RequestTimes(sent_s=1.5, last_s=4.0, ttft_s=0.5, tpot_s=0.5, tokens=5)
 
 
 def test_a_request_that_did_not_finish_is_not_measured() -> None:
     with pytest.raises(RuntimeError, match="request 7 is failed: the connection broke"):
-        seen(Record(index=7, intended_s=0.0, outcome="failed", error="the connection broke"))
+        request_times(Record(index=7, intended_s=0.0, outcome="failed", error="the connection broke"))
 
 
 def test_figures_are_medians_and_tokens_over_first_sending_to_last_token() -> None:
-    requests = [Seen(10.0, 12.0, 0.3, 0.02, 5), Seen(11.0, 14.0, 0.1, 0.04, 5), Seen(12.0, 13.0, 0.2, 0.03, 5)]
+    requests = [
+        RequestTimes(10.0, 12.0, 0.3, 0.02, 5),
+        RequestTimes(11.0, 14.0, 0.1, 0.04, 5),
+        RequestTimes(12.0, 13.0, 0.2, 0.03, 5),
+    ]
 
     assert figures(requests, LOAD, cpu_s=0.6) == pytest.approx(
         Figures(ttft_ms=200, tpot_ms=30, tokens_per_s=15 / 4, cpu_ms=200)
@@ -45,9 +49,11 @@ def test_figures_are_medians_and_tokens_over_first_sending_to_last_token() -> No
 
 def test_a_run_with_a_request_or_a_token_too_few_is_refused() -> None:
     with pytest.raises(RuntimeError, match="2 requests of"):
-        figures([Seen(0, 1, 0.1, 0.1, 5)] * 2, LOAD, 0)
+        figures([RequestTimes(0, 1, 0.1, 0.1, 5)] * 2, LOAD, 0)
     with pytest.raises(RuntimeError, match="not 3 of 5"):
-        figures([Seen(0, 1, 0.1, 0.1, 5), Seen(0, 1, 0.1, 0.1, 4), Seen(0, 1, 0.1, 0.1, 5)], LOAD, 0)
+        figures(
+            [RequestTimes(0, 1, 0.1, 0.1, 5), RequestTimes(0, 1, 0.1, 0.1, 4), RequestTimes(0, 1, 0.1, 0.1, 5)], LOAD, 0
+        )
 
 
 @pytest.mark.parametrize(("factor", "expected"), [(1.0, True), (1.04, True), (1.06, False), (0.94, False)])

@@ -35,10 +35,10 @@ class AttentionBatch:
     slot_mapping: Tensor
     """int64 [T]: block * block_size + offset, where the token's key and value go."""
     plan: Plan | None = None
-    """On a GPU: what its kernels do."""
+    """What a GPU's kernels do for the batch; None on the CPU."""
 
     def on(self, device: torch.device, block_size: int, exact: bool) -> "AttentionBatch":
-        """This batch, made on the host, for a model on `device`."""
+        """The batch, which was made on the host, for a model on `device`."""
         if device.type == "cpu":
             return self
         plan = make_plan(self.query_start, self.context_len, self.block_tables, block_size, exact, device)
@@ -61,7 +61,7 @@ def write_kv(
     In int8 each token's head is kept in units of 1/127 of its largest number, in float8 (on a GPU) of 1/448.
     """
     if is_planned:
-        from penstock.workers.compute.triton.store import store  # Triton is there only where torch is made for a GPU
+        from penstock.workers.compute.triton.store import store  # noqa: PLC0415 (Triton may be absent)
 
         store(k, v, k_cache, v_cache, slot_mapping, form.scales)
         return
@@ -89,9 +89,7 @@ def attend(
     of this layer.
     """
     if batch.plan is not None:
-        from penstock.workers.compute.triton.attention import (
-            attend_planned,
-        )  # Triton is there only where torch is made for a GPU
+        from penstock.workers.compute.triton.attention import attend_planned  # noqa: PLC0415 (Triton may be absent)
 
         return attend_planned(q, k_cache, v_cache, batch.plan, scale, form.scales)
     kernels = _kernels_for(q, k_cache)
@@ -155,7 +153,7 @@ def _gather(cache: Tensor, block_table: Tensor, num_tokens: int) -> Tensor:
 
 
 def _attend_dense(q: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-    """q [n, H, D] at the last n positions of keys and values [KH, context, D]."""
+    """Causal attention of q [n, H, D], which stand at the last n positions of keys and values [KH, context, D]."""
     num_queries, num_heads, head_dim = q.shape
     num_kv_heads, context_len, _ = keys.shape
     grouped = q.float().view(num_queries, num_kv_heads, num_heads // num_kv_heads, head_dim).permute(1, 2, 0, 3)

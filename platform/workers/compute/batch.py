@@ -40,11 +40,11 @@ class Batch:
     """int64 [R]: flat index of the last known token of each chunk that samples and, behind it, of each token of its
     draft."""
     sampled: list[int]
-    """Which chunks those are; without drafts [R]."""
+    """Indices of the chunks that sample, ascending; without drafts there are R of them."""
 
 
 def build_batch(step: Step, block_size: int) -> Batch:
-    """Every chunk has at least one token, and blocks for all of them and its draft."""
+    """The step as tensors. Every chunk has at least one token, and blocks for all of them and its draft."""
     chunks = step.chunks
     token_ids, positions, attention = lay_out([_span(chunk) for chunk in chunks], block_size)
     sampled = [index for index, chunk in enumerate(chunks) if chunk.is_sampled]

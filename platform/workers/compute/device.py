@@ -8,7 +8,8 @@ from torch import Tensor
 
 from penstock.base.errors import ConfigError
 from penstock.workers.compute.quant.quantized import QuantizedTensor
-from penstock.workers.compute.triton.grouped import GroupedMatrix, is_covered
+from penstock.workers.compute.triton.grouped import is_covered
+from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 
 CPU = torch.device("cpu")
 FLOAT8_CAPABILITY = (8, 9)
@@ -16,30 +17,31 @@ FLOAT8_CAPABILITY = (8, 9)
 
 
 def find_device(name: str, has_gpu: bool) -> torch.device:
-    """Of `engine.device`. has_gpu: torch can use one. Raises ConfigError."""
+    """The device that `engine.device` names. has_gpu: torch can use one. Raises ConfigError."""
     if name == "cuda" and not has_gpu:
         raise ConfigError(
-            "engine.device: cuda needs a GPU that torch can use, and here torch finds none; set engine.device: cpu, or install torch for CUDA"
+            "engine.device: cuda needs a GPU that torch can use, and here torch finds none; set engine.device: cpu, or "
+            "install torch for CUDA"
         )
     return torch.device(name)
 
 
-def placed(
+def place_weights(
     weights: Iterable[tuple[str, Tensor | QuantizedTensor]], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor | GroupedMatrix]:
-    """Parameters from the host on a GPU, each as it comes. Quantized matrices are packed there; those whose groups the
-    kernels don't cover are dequantized in `dtype`, that of the activations."""
-    return {name: _placed(weight, dtype, device) for name, weight in weights}
+    """Parameters from the host, moved to a GPU each as it is read. Quantized matrices are packed there; those whose
+    groups the kernels don't cover are dequantized in `dtype`, that of the activations."""
+    return {name: _place_weight(weight, dtype, device) for name, weight in weights}
 
 
-def _placed(weight: Tensor | QuantizedTensor, dtype: torch.dtype, device: torch.device) -> Tensor | GroupedMatrix:
+def _place_weight(weight: Tensor | QuantizedTensor, dtype: torch.dtype, device: torch.device) -> Tensor | GroupedMatrix:
     if isinstance(weight, Tensor):
         return weight.to(device)
     return GroupedMatrix(weight, dtype, device) if is_covered(weight) else weight.dequantized_in(dtype).to(device)
 
 
 def check_cache_type(dtype: torch.dtype, device: torch.device) -> None:
-    """Whether the device reads such keys and values. Raises ConfigError."""
+    """Raises ConfigError where the device does not read keys and values of this type."""
     if device.type == "cuda" and dtype == torch.float8_e4m3fn:
         check_float8(torch.cuda.get_device_capability(device))
 
@@ -47,13 +49,14 @@ def check_cache_type(dtype: torch.dtype, device: torch.device) -> None:
 def check_float8(capability: tuple[int, int]) -> None:
     if capability < FLOAT8_CAPABILITY:
         raise ConfigError(
-            f"engine.kv_dtype: fp8 needs a GPU of compute capability 8.9 or more, and this one has {capability[0]}.{capability[1]}; set engine.kv_dtype: auto"
+            "engine.kv_dtype: fp8 needs a GPU of compute capability 8.9 or more, "
+            f"and this one has {capability[0]}.{capability[1]}; set engine.kv_dtype: auto"
         )
 
 
 def check_cache_fits(wanted_bytes: int, device: torch.device) -> None:
-    """Whether the KV cache fits beside the weights that are on the device already. Raises ConfigError. The host is
-    checked before replicas start."""
+    """Raises ConfigError where the KV cache does not fit beside the weights that are on the device already. The host's
+    memory is checked before replicas start."""
     if device.type == "cuda":
         check_room(wanted_bytes, torch.cuda.mem_get_info(device)[0])
 
@@ -66,9 +69,9 @@ def check_room(wanted_bytes: int, free_bytes: int) -> None:
         )
 
 
-def fetched(result: Tensor) -> Tensor:
-    """A step's result on the host, when all of the step is done: whoever times it times the device's work, and a step
-    without a result too."""
+def fetch(result: Tensor) -> Tensor:
+    """A step's result, brought to the host after all of the step is done, also where the result is empty: whoever takes
+    the time of this call takes that of the device's work."""
     on_host = result.cpu()
     if result.is_cuda:
         torch.cuda.synchronize(result.device)

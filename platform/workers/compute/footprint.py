@@ -24,7 +24,7 @@ class Mapping(NamedTuple):
 
 
 def release_unused() -> None:
-    """Gives those pages back. Where the system is another one than Linux with glibc, nothing happens."""
+    """Gives such pages back to the system; does nothing elsewhere than on Linux with glibc."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix, TorchQuantizedMatrix
-from penstock.workers.compute.triton.grouped import GroupedMatrix
+from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 
 TILE_ROWS = 16
 

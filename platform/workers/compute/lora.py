@@ -22,7 +22,7 @@ from penstock.adapters.store import digest_of
 from penstock.wire.errors import InvalidRequest
 from penstock.workers.compute.device import CPU
 from penstock.workers.compute.linear import linear
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.triton.segments import AdapterSlots, Segments, make_segments, table_of
 from penstock.workers.engine.sequence import Chunk
 
@@ -52,7 +52,7 @@ class LowRank:
         self.parts = parts
 
     def add_to(self, out: Tensor, x: Tensor, rows: Tensor | None, exact: bool) -> None:
-        """out [T, N] += of x [T, K], at `rows` (int64; None: all of them)."""
+        """Add to out [T, N] what x [T, K] gives, at `rows` (int64; None: all of them)."""
         inner = linear(x if rows is None else x[rows], self.a, None, exact)
         begin = 0
         for start, end, b in self.parts:
@@ -67,16 +67,17 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoraAdapter:
-    """An adapter in its slot."""
+    """An adapter that is loaded, on the model's device."""
 
     digest: str
     layers: Sequence[Mapping[str, LowRank]]
-    """By the names of FUSED, where the adapter has something to add."""
+    """What the adapter adds to each layer's matrices, by the names of FUSED; a name is missing where that is
+    nothing."""
     num_bytes: int
     table: Tensor
-    """For a GPU's kernels: see `penstock.workers.compute.triton.segments`."""
+    """Table of the matrices for a GPU's kernels; see `penstock.workers.compute.triton.segments`."""
     max_rank: int
-    """Of all modules of a matrix together."""
+    """Rank of all modules of a matrix together, at most."""
 
 
 class Share(NamedTuple):
@@ -121,11 +122,9 @@ def segments_of(shares: Sequence[Share], num_tokens: int, device: torch.device) 
 
 
 def add_shares(shares: Shares, layer: int, exact: bool, name: str, out: Tensor, x: Tensor) -> None:
-    """out += what the adapters of a step add to the matrix `name` of FUSED, given its input."""
+    """Add to `out` what the adapters of a step add to the matrix `name` of FUSED, given its input x."""
     if isinstance(shares, Segments):
-        from penstock.workers.compute.triton.low_rank import (
-            add_low_rank,
-        )  # Triton is there only where torch is made for a GPU
+        from penstock.workers.compute.triton.low_rank import add_low_rank  # noqa: PLC0415 (Triton may be absent)
 
         add_low_rank(out, x, shares, layer, list(FUSED).index(name))
         return
@@ -158,14 +157,14 @@ def load_lora(
 def make_adapter(
     digest: str, layers: Sequence[Mapping[str, LowRank]], num_bytes: int, device: torch.device = CPU
 ) -> LoraAdapter:
-    """layers: on the device, with one matrix at least."""
-    table = table_of([[_placed(layer.get(name)) for name in FUSED] for layer in layers], device)
+    """An adapter of matrices that are on the device already, one at least."""
+    table = table_of([[_slots_of(layer.get(name)) for name in FUSED] for layer in layers], device)
     return LoraAdapter(
         digest, layers, num_bytes, table, max(len(low_rank.a) for layer in layers for low_rank in layer.values())
     )
 
 
-def _placed(low_rank: LowRank | None) -> AdapterSlots | None:
+def _slots_of(low_rank: LowRank | None) -> AdapterSlots | None:
     return None if low_rank is None else AdapterSlots(low_rank.a, low_rank.parts)
 
 

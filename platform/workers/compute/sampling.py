@@ -3,8 +3,8 @@
 Greedy is the same without noise; of equal scores the lowest id wins. A row's token depends on its logits, its
 sequence's tokens and sampling parameters, and the position, on nothing else: so the seeded output is the same in any
 batch, after preemption, after resume on another replica, with any drafter. A drafter chooses with the same noise,
-penalties and warps (drafter-invariant speculation, Daliri, Musco and Suresh 2024, arXiv 2408.07978), so that it guesses
-what the target picks wherever their distributions are close.
+penalties and warps (drafter-invariant speculation, Daliri, Musco and Suresh 2024, arXiv 2408.07978), so that it
+proposes what the target picks wherever their distributions are close.
 
 Order, as in transformers and vLLM: logit bias, repetition, frequency and presence penalties, min_tokens, temperature,
 top_k, top_p, min_p. Log probabilities are of the model's own distribution, before all of that.
@@ -23,7 +23,12 @@ from torch import Tensor
 
 from penstock.wire.frames import SamplingParams, TokenLogprobs
 from penstock.workers.compute.noise import noisy_argmax
-from penstock.workers.compute.triton.sampling_inputs import MIN_TEMPERATURE, SamplingInputs, can_draw, make_draws
+from penstock.workers.compute.triton.sampling_inputs import (
+    MIN_TEMPERATURE,
+    SamplingInputs,
+    can_sample,
+    make_sampling_inputs,
+)
 from penstock.workers.engine.sequence import Sampled, Sequence
 
 Row = NDArray[np.float32]
@@ -38,7 +43,7 @@ _log = logging.getLogger("penstock.sampling")
 
 @dataclass(slots=True)
 class _Counts:
-    """Which tokens a sequence has seen, and how often it produced them; `num_tokens` of its tokens are counted."""
+    """Which tokens a sequence contains, and how often it produced them; `num_tokens` of its tokens are counted."""
 
     seen: set[int] = field(default_factory=set)
     produced: dict[int, int] = field(default_factory=dict)
@@ -53,7 +58,7 @@ class _Counts:
         self.num_tokens = seq.num_tokens
 
     def with_ahead(self, ahead: Seq[int]) -> "_Counts":
-        """As if those had been produced too."""
+        """The counts that there would be if the tokens `ahead` had been produced too."""
         produced = dict(self.produced)
         for token_id in ahead:
             produced[token_id] = produced.get(token_id, 0) + 1
@@ -78,7 +83,7 @@ class Sampler:
         Logits are left as they are. Logits in bfloat16 are taken as float32.
         """
         rows = logits.detach().float().numpy()  # numpy's argmax takes a tenth of the time of torch's
-        if self.takes_best(seqs):
+        if self.are_greedy(seqs):
             return [
                 _checked(row[token_id], token_id)
                 for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)
@@ -86,15 +91,15 @@ class Sampler:
         return [self._guarded(row, seq, position, ()) for row, seq, position in zip(rows, seqs, positions, strict=True)]
 
     def verify(self, logits: Tensor, seqs: list[Sequence], drafts: list[list[int]]) -> list[list[Sampled]]:
-        """Choices behind each sequence's last token, for as long as they are what the draft says, and the first that is
-        not, or is behind it.
+        """Choices behind each sequence's last token: as many as equal the draft's tokens, and the first that differs or
+        that has no draft token left.
 
         logits [R, vocab_size]: for each sequence those of its last token, then of its draft's tokens.
         """
         rows = logits.detach().float().numpy()
-        if self.takes_best(seqs):
+        if self.are_greedy(seqs):
             best = rows.argmax(axis=-1)
-            return self.greedy_tokens(best.tolist(), rows[np.arange(len(rows)), best].tolist(), drafts)
+            return self.verify_chosen(best.tolist(), rows[np.arange(len(rows)), best].tolist(), drafts)
         found: list[list[Sampled]] = []
         first = 0
         for seq, draft in zip(seqs, drafts, strict=True):
@@ -109,19 +114,20 @@ class Sampler:
             first += len(draft) + 1
         return found
 
-    def takes_best(self, seqs: list[Sequence]) -> bool:
-        """Whether every one of them wants the largest logit as the model gives it, and nothing else."""
+    def are_greedy(self, seqs: list[Sequence]) -> bool:
+        """Whether every sequence wants the largest logit as the model gives it, and nothing else."""
         return all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs)
 
-    def draws(self, seqs: list[Sequence], positions: list[int]) -> SamplingInputs | None:
-        """For a GPU that chooses by itself what `sample` would; None: for one of them the host must."""
-        if not all(_is_drawn(seq, self.vocab_size) for seq in seqs):
+    def sampling_inputs(self, seqs: list[Sequence], positions: list[int]) -> SamplingInputs | None:
+        """What a GPU needs to choose the very tokens that `sample` would; None: for one of the sequences the host must
+        choose."""
+        if not all(_is_sampled_on_gpu(seq, self.vocab_size) for seq in seqs):
             return None
-        return make_draws([seq.sampling for seq in seqs], positions, self.vocab_size)
+        return make_sampling_inputs([seq.sampling for seq in seqs], positions, self.vocab_size)
 
-    def greedy_tokens(self, best: list[int], scores: list[float], drafts: list[list[int]]) -> list[list[Sampled]]:
-        """`verify` for such sequences: best[r] and scores[r] are of row r the id with the largest logit, of equals the
-        lowest, and that logit."""
+    def verify_chosen(self, best: list[int], scores: list[float], drafts: list[list[int]]) -> list[list[Sampled]]:
+        """`verify` of tokens that a device has chosen already: best[r] is the id chosen for row r, scores[r] the row's
+        largest logit, which is not finite where there is no token to choose."""
         if len(best) == len(drafts):
             return [[_checked(score, token_id)] for score, token_id in zip(scores, best, strict=True)]
         found: list[list[Sampled]] = []
@@ -136,42 +142,44 @@ class Sampler:
             first += len(draft) + 1
         return found
 
-    def guess(self, logits: Tensor, seqs: list[Sequence], ahead: list[list[int]]) -> list[int | None]:
+    def propose(self, logits: Tensor, seqs: list[Sequence], ahead: list[list[int]]) -> list[int | None]:
         """What would be chosen from a drafter's logits [R, vocab_size] if the tokens `ahead` stood behind each
         sequence; None: nothing can be."""
         rows = logits.detach().float().numpy()
-        if self.takes_best(seqs):
+        if self.are_greedy(seqs):
             choices = [
                 _checked(row[token_id], token_id)
                 for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)
             ]
         else:
             choices = [
-                self._guarded(row, seq, seq.num_tokens + len(tokens), tokens, is_guess=True)
+                self._guarded(row, seq, seq.num_tokens + len(tokens), tokens, is_proposal=True)
                 for row, seq, tokens in zip(rows, seqs, ahead, strict=True)
             ]
         return [None if choice.error is not None else choice.token_id for choice in choices]
 
     def forget(self, seq: Sequence) -> None:
-        """The sequence has ended."""
+        """Drop the counts of a sequence that has ended."""
         self._counts.pop(seq, None)
 
-    def _guarded(self, raw: Row, seq: Sequence, position: int, ahead: Seq[int], *, is_guess: bool = False) -> Sampled:
-        """One request's parameters must not end the step for the others. ahead: tokens taken to stand behind the
-        sequence's own."""
+    def _guarded(
+        self, raw: Row, seq: Sequence, position: int, ahead: Seq[int], *, is_proposal: bool = False
+    ) -> Sampled:
+        """The row's token, or an error: one request's parameters must not end the step for the others. ahead: tokens
+        taken to stand behind the sequence's own."""
         try:
-            return self._sample_row(raw, seq, position, ahead, is_guess)
+            return self._sample_row(raw, seq, position, ahead, is_proposal)
         except (ArithmeticError, LookupError, RuntimeError, ValueError):
             _log.exception("A row can't be sampled.", extra={"request_id": seq.request_id})
             return Sampled(0, error=_FAILED)
 
-    def _sample_row(self, raw: Row, seq: Sequence, position: int, ahead: Seq[int], is_guess: bool) -> Sampled:
+    def _sample_row(self, raw: Row, seq: Sequence, position: int, ahead: Seq[int], is_proposal: bool) -> Sampled:
         params = seq.sampling
         row = self._adjusted(raw, seq, ahead)
         if not np.isfinite(row.max()):  # also when any score is NaN
             return Sampled(0, error=_NO_CHOICE)
         token_id = int(row.argmax()) if params.temperature == 0 else _draw(row, params, position)
-        logprobs = None if params.logprobs is None or is_guess else _logprobs(raw, token_id, params.logprobs)
+        logprobs = None if params.logprobs is None or is_proposal else _logprobs(raw, token_id, params.logprobs)
         return Sampled(token_id, logprobs)
 
     def _adjusted(self, raw: Row, seq: Sequence, ahead: Seq[int] = ()) -> Row:
@@ -203,9 +211,9 @@ def _is_plain_greedy(params: SamplingParams, num_output_tokens: int) -> bool:
     return params.temperature == 0 and params.logprobs is None and _is_unadjusted(params, num_output_tokens)
 
 
-def _is_drawn(seq: Sequence, vocab_size: int) -> bool:
+def _is_sampled_on_gpu(seq: Sequence, vocab_size: int) -> bool:
     params = seq.sampling
-    return params.logprobs is None and _is_unadjusted(params, seq.num_output_tokens) and can_draw(params, vocab_size)
+    return params.logprobs is None and _is_unadjusted(params, seq.num_output_tokens) and can_sample(params, vocab_size)
 
 
 def _is_unadjusted(params: SamplingParams, num_output_tokens: int) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.quant.quantized import (
     Matrix,
     QuantizedTensor,
@@ -73,7 +73,7 @@ def read_weights(
         for target, shape in parameter_shapes(plan).items():
             if target.startswith(prefix):
                 value = _parameter(target, shape, pieces[target], dtype)
-                yield target, value if target not in TABLES or head_bits is None else rounded_table(value, head_bits)
+                yield target, value if target not in TABLES or head_bits is None else round_table(value, head_bits)
 
 
 def load_weights(
@@ -98,17 +98,17 @@ def _for_torch(name: str, value: Tensor | QuantizedTensor, dtype: torch.dtype, i
 def _parameter(
     target: str, shape: tuple[int, ...], pieces: list[tuple[Piece, Entry]], dtype: torch.dtype
 ) -> Tensor | QuantizedTensor:
-    """Stays quantized where all its pieces are, alike."""
+    """One parameter out of its pieces; quantized where all of them are, in the same way."""
     kinds = {
         None if entry.quantized is None else (entry.quantized.group_size, entry.quantized.bits) for _, entry in pieces
     }
     kind = kinds.pop()
     if kind is not None and not kinds:
-        groups = QuantizedTensor.empty(shape[0], shape[1], *kind)
+        quantized = QuantizedTensor.empty(shape[0], shape[1], *kind)
         for piece, entry in pieces:
             assert entry.quantized is not None
-            entry.quantized.copy_groups(groups.rows(piece.start, piece.start + piece.shape[0]))
-        return groups
+            entry.quantized.copy_groups(quantized.rows(piece.start, piece.start + piece.shape[0]))
+        return quantized
     parameter = _allocate(target, shape, dtype)
     for piece, entry in pieces:
         entry.copy_into(parameter[piece.start : piece.start + piece.shape[0]])
@@ -121,8 +121,8 @@ def _head_bits(head: Head, entries: Mapping[str, Entry]) -> int | None:
     return 8 if head == "auto" and any(entry.quantized is not None for entry in entries.values()) else None
 
 
-def rounded_table(table: Tensor | QuantizedTensor, bits: int) -> Tensor | QuantizedTensor:
-    """In so many bits, to nearest; one that has as few stays as it is."""
+def round_table(table: Tensor | QuantizedTensor, bits: int) -> Tensor | QuantizedTensor:
+    """The table rounded to nearest in `bits` bits; one that has no more bits stays as it is."""
     if isinstance(table, QuantizedTensor) and table.bits <= bits:
         return table
     rows, columns = (table.q if isinstance(table, QuantizedTensor) else table).shape
@@ -136,7 +136,7 @@ def rounded_table(table: Tensor | QuantizedTensor, bits: int) -> Tensor | Quanti
 
 
 def layout(config: ModelConfig) -> dict[str, Piece]:
-    """For each tensor of a checkpoint, by its Hugging Face name, the place where it goes."""
+    """Place where each tensor of a checkpoint goes, by the tensor's Hugging Face name."""
     hidden, inner = config.hidden_size, config.intermediate_size
     plan = {
         "model.embed_tokens.weight": Piece("embed", 0, (config.vocab_size, hidden)),
@@ -174,7 +174,7 @@ def _attention_layout(config: ModelConfig, theirs: str, ours: str) -> dict[str, 
 
 
 def _fused(theirs: str, rows: Mapping[str, int], target: str, columns: int, has_bias: bool) -> dict[str, Piece]:
-    """Matrices (and biases) stacked in order: `rows` of each."""
+    """Places of matrices (and biases) that are stacked in order, `rows` of each."""
     plan: dict[str, Piece] = {}
     start = 0
     for name, count in rows.items():
@@ -203,7 +203,8 @@ def _check(plan: Mapping[str, Piece], entries: Mapping[str, Entry], config: Mode
             raise ConfigError(f"the checkpoint has no tensor {name}")
         if entries[name].shape != piece.shape:
             raise ConfigError(
-                f"tensor {name} of the checkpoint has the shape {list(entries[name].shape)}; its configuration asks for {list(piece.shape)}"
+                f"tensor {name} of the checkpoint has the shape {list(entries[name].shape)}; "
+                f"its configuration asks for {list(piece.shape)}"
             )
     for name in entries:
         if name not in plan and not _is_redundant(name, config):

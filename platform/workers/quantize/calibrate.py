@@ -1,10 +1,10 @@
-"""Quantizes a model layer by layer, with what its layers see of calibration text. The forward pass is in float32,
-dense, without a cache.
+"""Quantizes a model layer by layer, by the inputs that its layers get from calibration text. The forward pass is in
+float32, dense, without a cache.
 
-Only the layer at hand is in memory: a few times its weights, what the texts have become behind it, and a square matrix
-for the inputs of each of its linear layers. A linear layer's columns are scaled by folding the inverse into what is
-before it: norms for qkv and gate_up, the rows of `up` for down, those of `v` for o (only where every query head has a
-value head of its own).
+Only one layer is in memory at a time: a few times its weights, the hidden states of the texts before it, and a square
+matrix for the inputs of each of its linear layers. A linear layer's columns are scaled by folding the inverse into what
+is before it: norms for qkv and gate_up, the rows of `up` for down, those of `v` for o (only where every query head has
+a value head of its own).
 """
 
 from collections.abc import Callable, Iterator
@@ -14,22 +14,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import gated, inverse_frequencies, rms_norm, rope_tables, rotate
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.weights import ROPE_FACTORS
-from penstock.workers.quantize.search import clipped, scales_for
+from penstock.workers.quantize.search import clip_groups, find_scales
 
 Weights = dict[str, Tensor]
-"""Parameters as `penstock.workers.compute.weights.load_weights` names them, float32; of one layer, without its
+"""Parameters in float32, as `penstock.workers.compute.weights.load_weights` names them; those of one layer without its
 prefix."""
 Load = Callable[[str], Weights]
-"""Reads the parameters whose names begin so."""
+"""Reads the parameters whose names begin with a prefix."""
 LINEAR = ("qkv", "o", "gate_up", "down")
 
 
-class Seen:
-    """What a linear layer was given: magnitudes and Gram matrix, summed over the calibration text."""
+class InputStats:
+    """The inputs of a linear layer: magnitudes and Gram matrix, summed over the calibration text."""
 
     def __init__(self, columns: int) -> None:
         self.gram = torch.zeros(columns, columns)
@@ -51,9 +51,9 @@ class Seen:
 class QuantizedLayer:
     index: int
     matrices: dict[str, QuantizedTensor]
-    """By the last part of the parameter's name."""
+    """The linear layers' matrices, by the last part of the parameter's name."""
     dense: Weights
-    """Its other parameters, with the scales folded in."""
+    """The layer's other parameters, with the scales folded in."""
 
 
 def quantize_awq(
@@ -65,12 +65,12 @@ def quantize_awq(
     hidden = _embedded(load, texts)
     for index in range(config.num_layers):
         layer = DenseLayer(load(f"layers.{index}."), config, index, rope)
-        seen = {name: Seen(layer.get(name).shape[1]) for name in LINEAR} if index >= first else {}
+        stats = {name: InputStats(layer.get(name).shape[1]) for name in LINEAR} if index >= first else {}
         for place, x in enumerate(hidden):
-            hidden[place] = layer.forward(x, seen)
+            hidden[place] = layer.forward(x, stats)
         if index >= first:
-            layer.fold(seen, group_size)
-            yield layer.quantized(seen, group_size)
+            layer.fold(stats, group_size)
+            yield layer.quantized(stats, group_size)
 
 
 def _embedded(load: Load, texts: list[Tensor]) -> list[Tensor]:
@@ -92,26 +92,29 @@ class DenseLayer:
     def get(self, name: str) -> Tensor:
         return self._weights[name]
 
-    def quantized(self, seen: dict[str, Seen], group_size: int) -> QuantizedLayer:
-        matrices = {name: clipped(self.get(name), self.scaled_gram(name, seen[name]), group_size) for name in LINEAR}
+    def quantized(self, stats: dict[str, InputStats], group_size: int) -> QuantizedLayer:
+        matrices = {
+            name: clip_groups(self.get(name), self.scaled_gram(name, stats[name]), group_size) for name in LINEAR
+        }
         return QuantizedLayer(
             self._index, matrices, {name: value for name, value in self._weights.items() if name not in LINEAR}
         )
 
-    def scaled_gram(self, name: str, seen: Seen) -> Tensor:
-        """Of the inputs as they are once the scales are folded in."""
+    def scaled_gram(self, name: str, stats: InputStats) -> Tensor:
+        """Gram matrix of the inputs as they are once the scales are folded in."""
         scales = self._scales.get(name)
-        return seen.gram if scales is None else seen.gram / scales[:, None] / scales[None, :]
+        return stats.gram if scales is None else stats.gram / scales[:, None] / scales[None, :]
 
-    def forward(self, x: Tensor, seen: dict[str, Seen]) -> Tensor:
-        """x [T, hidden] of one sequence through the layer; `seen` is told the inputs of the linear layers it names."""
-        x = x + self._linear("o", self._attended(self._norm(x, "input_norm"), seen), seen)
-        gate_up = self._linear("gate_up", self._norm(x, "post_norm"), seen)
-        return x + self._linear("down", gated(gate_up), seen)
+    def forward(self, x: Tensor, stats: dict[str, InputStats]) -> Tensor:
+        """x [T, hidden] of one sequence through the layer. stats: the inputs of the linear layers that it names are
+        added to it."""
+        x = x + self._linear("o", self._attended(self._norm(x, "input_norm"), stats), stats)
+        gate_up = self._linear("gate_up", self._norm(x, "post_norm"), stats)
+        return x + self._linear("down", gated(gate_up), stats)
 
-    def _attended(self, x: Tensor, seen: dict[str, Seen]) -> Tensor:
+    def _attended(self, x: Tensor, stats: dict[str, InputStats]) -> Tensor:
         config, count = self._config, len(x)
-        qkv = self._linear("qkv", x, seen).view(count, -1, config.head_dim)
+        qkv = self._linear("qkv", x, stats).view(count, -1, config.head_dim)
         q, k, v = torch.split(qkv, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         if config.has_qk_norm:
             q, k = self._norm(q, "q_norm"), self._norm(k, "k_norm")
@@ -124,18 +127,18 @@ class DenseLayer:
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return rms_norm(x, self.get(name), self._config.rms_norm_eps)
 
-    def _linear(self, name: str, x: Tensor, seen: dict[str, Seen]) -> Tensor:
-        if name in seen:
-            seen[name].add(x)
+    def _linear(self, name: str, x: Tensor, stats: dict[str, InputStats]) -> Tensor:
+        if name in stats:
+            stats[name].add(x)
         return functional.linear(x, self.get(name), self._weights.get(f"{name}_bias"))
 
-    def fold(self, seen: dict[str, Seen], group_size: int) -> None:
-        """Find the scales of every linear layer and move them into what is before it; the layer computes what it
-        did."""
+    def fold(self, stats: dict[str, InputStats], group_size: int) -> None:
+        """Find the scales of every linear layer and move them into what is before it; what the layer computes does not
+        change."""
         for name in LINEAR:
             if name == "o" and self._config.num_heads != self._config.num_kv_heads:
                 continue
-            scales = scales_for(self.get(name), seen[name].magnitude, seen[name].gram, group_size)
+            scales = find_scales(self.get(name), stats[name].magnitude, stats[name].gram, group_size)
             self._scales[name] = scales
             self._weights[name] = self.get(name) * scales
             self._divide_before(name, scales)

@@ -17,7 +17,7 @@ from torch import Tensor
 from penstock.base.errors import ConfigError
 from penstock.text.export import save_tokenizer
 from penstock.text.source import ModelSource
-from penstock.workers.compute.models.config import ModelConfig, to_hf
+from penstock.workers.compute.model_config import ModelConfig, to_hf
 from penstock.workers.compute.quant import awq
 from penstock.workers.compute.weights import Piece, layout
 from penstock.workers.quantize.calibrate import Load, QuantizedLayer, Weights
@@ -31,8 +31,8 @@ _TYPE_BYTES = {"I32": 4, "F16": 2}
 def write_checkpoint(
     out: Path, source: ModelSource, config: ModelConfig, recipe: Recipe, layers: Layers, load: Load
 ) -> None:
-    """load: of what is outside the layers. Raises ConfigError with a sentence; layers that were written by then are
-    kept for the next call."""
+    """Write the whole checkpoint to `out`. load: reads what is outside the layers. Raises ConfigError with a sentence;
+    layers that were written by then are kept for the next call."""
     plan = layout(config)
     with growing(out, recipe) as folder:
         shards = [
@@ -47,8 +47,13 @@ def write_checkpoint(
         _save_shard(shards[-1], {name: _dense(load(piece.target), piece) for name, piece in rest.items()})
         _save_json(folder / "model.safetensors.index.json", _index(shards))
         quantization = {
-            "quant_method": "awq", "bits": awq.BITS, "group_size": recipe.group_size, "zero_point": True, "version": "gemm", "modules_to_not_convert": None,
-        }  # fmt: skip
+            "quant_method": "awq",
+            "bits": awq.BITS,
+            "group_size": recipe.group_size,
+            "zero_point": True,
+            "version": "gemm",
+            "modules_to_not_convert": None,
+        }
         _save_json(
             folder / "config.json",
             {**_config_of(source, config), "dtype": "float16", "quantization_config": quantization},
@@ -75,11 +80,11 @@ def _within(piece: Piece, prefix: str) -> Piece:
 def _layer_tensors(plan: Mapping[str, Piece], layer: QuantizedLayer) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name, piece in plan.items():
-        groups = layer.matrices.get(piece.target)
-        if groups is None:
+        quantized = layer.matrices.get(piece.target)
+        if quantized is None:
             tensors[name] = _dense(layer.dense, piece)
             continue
-        own = awq.tensors_of(groups.rows(piece.start, piece.start + piece.shape[0]))
+        own = awq.tensors_of(quantized.rows(piece.start, piece.start + piece.shape[0]))
         tensors |= {f"{name.removesuffix('.weight')}.{part}": tensor for part, tensor in own.items()}
     return tensors
 
@@ -98,7 +103,7 @@ def _save_shard(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _index(shards: Iterable[Path]) -> dict[str, object]:
-    """What model.safetensors.index.json says of them."""
+    """Content of model.safetensors.index.json for these shards."""
     total = 0
     weight_map: dict[str, str] = {}
     for path in shards:
@@ -109,7 +114,7 @@ def _index(shards: Iterable[Path]) -> dict[str, object]:
 
 
 def _tensor_bytes(path: Path) -> dict[str, int] | None:
-    """Of each tensor of a shard; None for a file that is cut short."""
+    """Bytes of each tensor of a shard; None for a file that is cut short."""
     sizes: dict[str, int] = {}
     try:
         with safe_open(path, framework="pt") as file:
@@ -122,7 +127,7 @@ def _tensor_bytes(path: Path) -> dict[str, int] | None:
 
 
 def _config_of(source: ModelSource, config: ModelConfig) -> dict[str, object]:
-    """The directory's own, or one made from what a GGUF file says."""
+    """Content of config.json: the source directory's own, or one made from the metadata of a GGUF file."""
     if source.format == "gguf":
         return to_hf(config)
     return {key: value for key, value in source.config.items() if key not in ("torch_dtype", "quantization_config")}

@@ -61,7 +61,8 @@ def growing(out: Path, recipe: Recipe) -> Iterator[Path]:
 
 
 def _begin(fd: int, folder: Path, recipe: Recipe) -> None:
-    """Lock the folder, and see that its recipe is this one."""
+    """Lock the folder, and write the recipe into it. Raises ConfigError where another process has the lock, or where
+    the folder has another recipe."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -70,7 +71,8 @@ def _begin(fd: int, folder: Path, recipe: Recipe) -> None:
     begun = os.pread(fd, 2 * len(wanted), 0)
     if begun not in (b"", wanted):
         raise ConfigError(
-            f"{folder} is the beginning of another checkpoint (of another model, calibration or group size); delete it, or repeat what began it"
+            f"{folder} is the beginning of another checkpoint (of another model, calibration or group size); "
+            "delete it, or repeat what began it"
         )
     with writing(folder):
         os.pwrite(fd, wanted, 0)
@@ -92,7 +94,7 @@ def save_whole(path: Path, save: Callable[[Path], object]) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """A failure of the disk becomes a sentence."""
+    """Turn a failure to write into a ConfigError with a sentence."""
     try:
         yield
     except (OSError, SafetensorError) as error:

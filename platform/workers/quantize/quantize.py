@@ -12,7 +12,7 @@ from torch import Tensor
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
-from penstock.workers.compute.models.config import ModelConfig, read_config
+from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.llama import Llama
 from penstock.workers.compute.quant import awq
 from penstock.workers.compute.quant.quantized import Matrix, TorchQuantizedMatrix, quantize
@@ -33,14 +33,15 @@ class Plan:
     model: str
     out: Path
     calibration: str
-    """Text."""
+    """Text whose tokens are the calibration sequences."""
     group_size: int = 128
     sequences: int = 32
-    """At most so many of WINDOW tokens are used."""
+    """Calibration sequences of WINDOW tokens, at most."""
 
 
 def quantize_checkpoint(plan: Plan, on_layer: Callable[[int, int], None]) -> None:
-    """on_layer: told the number of layers done, and of all, at first those that an earlier run with the same plan left.
+    """Make the checkpoint. on_layer: called with the number of layers done and that of all; the first time with the
+    layers that an earlier run with the same plan left.
 
     Raises ConfigError with a sentence; `out` is then as it was, and what was done is kept beside it for the next run.
     """
@@ -90,7 +91,7 @@ def calibration_sequences(tokenizer: Tokenizer, text: str, count: int, length: i
 
 
 def evaluation_tokens(model: str, text: str, max_tokens: int) -> Tensor:
-    """Int64, the first `max_tokens` of a text. Raises ConfigError."""
+    """int64 ids of the first `max_tokens` tokens of a text. Raises ConfigError."""
     ids = torch.tensor(load_tokenizer(resolve(model)).encode(text, False)[:max_tokens], dtype=torch.int64)
     if len(ids) < 2:
         raise ConfigError(f"the evaluation text has {len(ids)} tokens; at least 2 are needed")
@@ -100,8 +101,8 @@ def evaluation_tokens(model: str, text: str, max_tokens: int) -> Tensor:
 def model_perplexity(
     model: str, token_ids: Tensor, dtype: torch.dtype = torch.bfloat16, *, group_size: int | None = None
 ) -> float:
-    """group_size: of a rounding to nearest in 4 bits that the layers' matrices go through; None: as the checkpoint has
-    them. Raises ConfigError."""
+    """Perplexity of a checkpoint over tokens. group_size: the layers' matrices are rounded to nearest in 4 bits by
+    groups of so many columns; None: they are as the checkpoint has them. Raises ConfigError."""
     source = resolve(model)
     config = read_config(source)
     weights = (
@@ -114,7 +115,7 @@ def model_perplexity(
 
 
 def dense_weights(source: ModelSource, config: ModelConfig, prefix: str = "") -> Weights:
-    """Float32, of a checkpoint that is not quantized; those whose names begin so."""
+    """Float32 parameters of a checkpoint that is not quantized, whose names begin with `prefix`."""
     loaded: dict[str, Matrix] = load_weights(source, config, torch.float32, prefix)
     return {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
 
@@ -134,15 +135,18 @@ def _quantizable(source: ModelSource, group_size: int) -> ModelConfig:
         raise ConfigError(f"{source.name} is quantized already")
     if config.has_rope_factors:
         raise ConfigError(
-            f"{source.name} brings RoPE factors of its own (a GGUF form of Llama 3), which config.json has no place for; quantize its safetensors"
+            f"{source.name} brings RoPE factors of its own (a GGUF form of Llama 3), which config.json has no place "
+            "for; quantize its safetensors"
         )
     if group_size not in GROUP_SIZES:
         raise ConfigError(
-            f"group size {group_size} is not supported; {', '.join(map(str, GROUP_SIZES[:-1]))} and {GROUP_SIZES[-1]} are"
+            f"group size {group_size} is not supported; "
+            f"{', '.join(map(str, GROUP_SIZES[:-1]))} and {GROUP_SIZES[-1]} are"
         )
     for name, (rows, _) in config.linear_shapes.items():
         if rows % awq.PER_INT:
             raise ConfigError(
-                f"{source.name} can't be kept in AWQ's layout, which packs outputs by {awq.PER_INT}: its {name} has {rows}"
+                f"{source.name} can't be kept in AWQ's layout, which packs outputs by {awq.PER_INT}: "
+                f"its {name} has {rows}"
             )
     return config

@@ -19,7 +19,7 @@ SHRINKS = tuple(1 - step / 20 for step in range(10))
 """Shares of a group's range that are tried."""
 
 
-def scales_for(weight: Tensor, magnitude: Tensor, gram: Tensor, group_size: int) -> Tensor:
+def find_scales(weight: Tensor, magnitude: Tensor, gram: Tensor, group_size: int) -> Tensor:
     """Float32 [K] by which the columns of weight [N, K] are multiplied (and its inputs divided) so that rounding hurts
     least.
 
@@ -36,7 +36,7 @@ def scales_for(weight: Tensor, magnitude: Tensor, gram: Tensor, group_size: int)
     return best
 
 
-def clipped(weight: Tensor, gram: Tensor, group_size: int) -> QuantizedTensor:
+def clip_groups(weight: Tensor, gram: Tensor, group_size: int) -> QuantizedTensor:
     """The matrix in 4 bits, each row's group clipped to the share of its range that hurts the output least."""
     rows, columns = weight.shape
     padding = -columns % group_size

@@ -23,8 +23,12 @@ secrets: {redis: outer-redis, cluster: own, ray: own, tenants: own, providers: o
 test: {tenant: acme}
 telemetry: {otlp_endpoint: 'http://collector.telemetry:4318'}
 networkPolicy:
-  operator: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kuberay}}, podSelector: {matchLabels: {app.kubernetes.io/name: kuberay-operator}}}]
-  dns: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: openshift-dns}}}, {ipBlock: {cidr: 169.254.20.10/32}}]
+  operator:
+    - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: kuberay}}
+      podSelector: {matchLabels: {app.kubernetes.io/name: kuberay-operator}}
+  dns:
+    - {namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: openshift-dns}}}
+    - {ipBlock: {cidr: 169.254.20.10/32}}
   dnsPorts: [53, 5353]
   redis: [{ipBlock: {cidr: 192.0.2.0/24}}]
   telemetry: [{namespaceSelector: {}}]
@@ -40,7 +44,10 @@ telemetry: {otlp_endpoint: 'https://collector.example.com'}
 redis: {persistence: {storageClass: fast, whenDeleted: Delete}}
 adapters: {enabled: true, storageClass: shared, config: {max_per_tenant: 8}}
 """,
-    "no autoscaler": "{autoscaler: {enabled: false}, networkPolicy: {enabled: false}, podDisruptionBudgets: false, tenants: {first: []}}",
+    "no autoscaler": (
+        "{autoscaler: {enabled: false}, networkPolicy: {enabled: false}, "
+        "podDisruptionBudgets: false, tenants: {first: []}}"
+    ),
     "one of each": "{gateway: {replicas: 1}, autoscaler: {replicas: 1}}",
     "providers": """
 secrets: {providers: keys}
@@ -51,7 +58,12 @@ providers:
 networkPolicy: {providers: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: other}}}]}
 """,
     "ingress and route": """
-ingress: {enabled: true, className: nginx, host: llm.example.com, tlsSecret: tls, annotations: {nginx.ingress.kubernetes.io/proxy-body-size: 1g}}
+ingress:
+  enabled: true
+  className: nginx
+  host: llm.example.com
+  tlsSecret: tls
+  annotations: {nginx.ingress.kubernetes.io/proxy-body-size: 1g}
 httpRoute: {enabled: true, parentRefs: [{name: public, namespace: gateways}], hostnames: [llm.example.com]}
 service: {type: NodePort, nodePort: 30080, annotations: {a: b}}
 """,
@@ -61,11 +73,21 @@ httpRoute: {enabled: true, parentRefs: [{name: public, port: 443}], timeoutSecon
 """,
     "plain ingress": "{ingress: {enabled: true, controller: other}, networkPolicy: {monitoring: []}}",
     "placed": """
-head: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], affinity: {nodeAffinity: {}}, priorityClassName: high, annotations: {a: b}}
+head:
+  nodeSelector: {a: b}
+  tolerations: [{key: k, operator: Exists}]
+  affinity: {nodeAffinity: {}}
+  priorityClassName: high
+  annotations: {a: b}
 gateway: {nodeSelector: {a: b}, spread: None, zoneSpread: DoNotSchedule, annotations: {a: b}, drainSeconds: 45}
 autoscaler: {nodeSelector: {a: b}, annotations: {a: b}}
 redis: {nodeSelector: {a: b}, annotations: {a: b}}
-podDefaults: {annotations: {a: b}, spread: None, runtimeClassName: nvidia, image: 'registry.example.com/penstock:cuda', drainSeconds: 50}
+podDefaults:
+  annotations: {a: b}
+  spread: None
+  runtimeClassName: nvidia
+  image: 'registry.example.com/penstock:cuda'
+  drainSeconds: 50
 pools:
   - name: big
     replicas: 2
@@ -77,6 +99,8 @@ models: {existingClaim: checkpoints, mountPath: /srv/models, tokenSecret: hub}
 adapters: {enabled: true, existingClaim: adapters}
 pools: [{name: a, model: /srv/models/a.gguf, served_names: [a]}]
 """,
-    "downloads beside a claim": "{models: {existingClaim: checkpoints, download: true, cacheSize: 30Gi}, pools: [{name: a, model: org/name}]}",
+    "downloads beside a claim": (
+        "{models: {existingClaim: checkpoints, download: true, cacheSize: 30Gi}, pools: [{name: a, model: org/name}]}"
+    ),
     "downloads": "{models: {download: true}, pools: [{name: a, model: org/name}], test: {model: org/name}}",
 }

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "deploy" / "helm"
 PRESETS = ("", "values-demo.yaml", "values-gpu-small.yaml", "values-production.yaml")
 HELM = Path(sysconfig.get_path("scripts")) / "helm"
-"""Of the dev group's helm-binary."""
+"""The program of the dev group's helm-binary."""
 RELEASE = "rel"
 NAMESPACE = "llm"
 APIS = ("ray.io/v1/RayService", "gateway.networking.k8s.io/v1/HTTPRoute")

@@ -21,7 +21,7 @@ class End(NamedTuple):
     labels: Mapping[str, str] | None = None
     namespace_labels: Mapping[str, str] = {}
     ports: Mapping[str, int] = {}
-    """By name: a policy may say the name."""
+    """Port numbers by name: a policy may say the name."""
     address: str = "10.244.0.9"
 
 
@@ -136,7 +136,7 @@ def _fits(expression: Object, labels: Mapping[str, str]) -> bool:
 
 
 def policies_of(found: list[Object], namespace: str = NAMESPACE) -> list[Object]:
-    """Those that the chart makes, in the namespace that they are created in."""
+    """The policies that the chart makes, in the namespace that they are created in."""
     return [
         {**each, "metadata": {**each["metadata"], "namespace": namespace}}
         for each in found

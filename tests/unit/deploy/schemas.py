@@ -145,13 +145,14 @@ HTTPROUTE = jsonschema.Draft202012Validator(
         "spec",
     )
 )
-"""Ours, of the fields that the chart uses: https://gateway-api.sigs.k8s.io/reference/spec/#httproute, version v1;
-durations: GEP-2257. A reference to a Service needs its port."""
+"""A schema of our own, of the fields that the chart uses, by version v1 of
+https://gateway-api.sigs.k8s.io/reference/spec/#httproute; durations: GEP-2257. A reference to a Service needs its
+port."""
 
 
 @cache
 def rayservice() -> jsonschema.Draft202012Validator:
-    """Of ray.io/v1."""
+    """Validator of a RayService of ray.io/v1."""
     document = next(text for text in kuberay_text().split("\n---\n") if "\n  name: rayservices.ray.io" in text)
     versions = yaml.load(document, Loader=yaml.CSafeLoader)["spec"]["versions"]
     structural = next(version for version in versions if version["name"] == "v1")["schema"]["openAPIV3Schema"]

@@ -37,7 +37,7 @@ NEEDED: dict[Struct, dict[str, Any]] = {
         "output_price": 1.0,
     },
 }
-"""Beside the field that is tried: what is required, and what belongs together."""
+"""Fields set beside the one that is tried: what is required, and what belongs together."""
 NUMBERS = (-1, 0, 1.5)
 WORDS = {
     "base_url": "x",

@@ -11,7 +11,7 @@ from deploy import chart_defaults, chart_schema, chart_values
 from penstock.base.config import convert
 from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, serve_environment
 from penstock.base.pod import DRAIN_S, POD_DIR
-from penstock.cli.serve_apps import GatewayArguments, HandArguments, PoolArguments
+from penstock.cli.serve_apps import GatewayArguments, PoolArguments, ServeAgentArguments
 from penstock.router.config import GatewayConfig
 from penstock.wire.discovery import GATEWAY_APP, pool_app_name
 from tests.unit.deploy.branches import BRANCHES
@@ -36,7 +36,7 @@ ALL = every_case()
 
 
 def every_object() -> dict[str, Object]:
-    """Of all presets and branches, each different one once."""
+    """Objects of all presets and branches, each different one once."""
     return {digest(each): each for preset, values in (case.values for case in ALL) for each in objects(preset, values)}
 
 
@@ -105,7 +105,9 @@ def test_a_worker_group_names_everything_that_the_operator_asks_for() -> None:
     for group in find(objects("values-demo.yaml"), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
         assert (group["minReplicas"], group["maxReplicas"]) == (0, 1000), "counts are the autoscaler's affair"
         resources = json.loads(group["rayStartParams"]["resources"].strip("'"))
-        assert resources == ({"gateway": 1, "hand": 1} if group["groupName"] == "gateway" else {group["groupName"]: 1})
+        assert resources == (
+            {"gateway": 1, "serve_agent": 1} if group["groupName"] == "gateway" else {group["groupName"]: 1}
+        )
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -131,10 +133,10 @@ def test_serve_is_told_what_the_platform_can_read(preset: str, values: str) -> N
     serve = yaml.safe_load(service["spec"]["serveConfigV2"])
     apps = {app["name"]: app for app in serve["applications"]}
     config = convert(apps[GATEWAY_APP]["args"], GatewayArguments, name="args").config
-    convert(apps["hand"]["args"], HandArguments, name="args")
+    convert(apps["serve-agent"]["args"], ServeAgentArguments, name="args")
 
     assert serve["proxy_location"] == "Disabled"
-    assert set(apps) == {GATEWAY_APP, "hand", *(pool_app_name(pool.name) for pool in config.pools)}
+    assert set(apps) == {GATEWAY_APP, "serve-agent", *(pool_app_name(pool.name) for pool in config.pools)}
     assert config.redis.url is None, "it has a password"
     assert config.gateway.host == "0.0.0.0"
     for pool in config.pools:
@@ -175,7 +177,10 @@ IN_PLACE = {
     "a provider without a key": ("", f"providers: [{{{UP}}}]"),
     "a provider with a known key": (
         f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}]}}",
-        f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}, {{{UP.replace('up', 'too')}, api_key_env: K}}]}}",
+        (
+            f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}, {{{UP.replace('up', 'too')}, "
+            f"api_key_env: K}}]}}"
+        ),
     ),
     "the deadline, with drainSeconds": (
         "gateway: {drainSeconds: 90}",
@@ -183,7 +188,7 @@ IN_PLACE = {
     ),
     "replicas": (CHANGED_POOL, "gateway: {replicas: 4}" + CHANGED_POOL.replace("replicas: 2", "replicas: 3")),
 }
-"""Before and after, as docs/kubernetes.md has it under Changes."""
+"""Values before and after each change that docs/kubernetes.md has under Changes."""
 ANEW = {
     "the deadline": ("", "gateway: {config: {request_timeout_s: 60.0}}"),
     "a provider with a new key": ("", f"{{secrets: {{providers: keys}}, providers: [{{{UP}, api_key_env: K}}]}}"),
@@ -381,7 +386,10 @@ def test_pods_are_spread_as_the_values_say_over_nodes_that_they_may_have() -> No
 
 def test_jobs_go_where_the_autoscaler_goes() -> None:
     """Where every node has a taint, an install would wait for them forever."""
-    values = "autoscaler: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], affinity: {nodeAffinity: {}}, priorityClassName: high}"
+    values = (
+        "autoscaler: {nodeSelector: {a: b}, tolerations: [{key: k, operator: Exists}], "
+        "affinity: {nodeAffinity: {}}, priorityClassName: high}"
+    )
     placed = {
         pod.owner: {key: pod.spec.get(key) for key in ("nodeSelector", "tolerations", "affinity", "priorityClassName")}
         for pod in pods(objects("", values))

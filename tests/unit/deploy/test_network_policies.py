@@ -187,7 +187,7 @@ def test_who_labels_himself_as_the_operator_is_refused_where_its_namespace_is_na
 
 
 def test_without_peers_a_collector_and_an_outer_redis_are_anybody_on_their_ports() -> None:
-    """As the document says."""
+    """The document says so."""
     found = objects("", BRANCHES["outer redis, anybody"])
     policies, known = policies_of(found), ends(found)
 

@@ -39,9 +39,9 @@ def test_whose_key_is_taken_is_the_first_tenants_or_the_one_that_is_named() -> N
         env = find(objects("", values), "Pod")["spec"]["containers"][0]["env"]
         assert env[-1] == {"name": "API_KEY", "valueFrom": {"secretKeyRef": {"name": secret, "key": tenant}}}
         assert (
-            f"get secret {secret} --namespace llm --output go-template='{{{{index .data \"{tenant}\" | base64decode}}}}'"
-            in notes(values)
-        )
+            f'get secret {secret} --namespace llm --output go-template=\'{{{{index .data "{tenant}" | '
+            f"base64decode}}}}'"
+        ) in notes(values)
 
     assert not [each for each in objects("", nobody) if each["kind"] == "Pod"]
     assert find(objects("", nobody), "Job"), "its tenants are made known"

@@ -101,7 +101,7 @@ def test_the_autoscaler_may_do_exactly_this() -> None:
 
 
 def test_the_lease_says_nothing_that_its_holder_writes() -> None:
-    """Or an upgrade, which merges what the chart says, would take it away from the leader."""
+    """An upgrade, which merges what the chart says, would otherwise take it away from the leader."""
     deployment = find(objects(), "Deployment")["spec"]["template"]["spec"]["containers"][0]
     lease = find(objects(), "Lease")
 

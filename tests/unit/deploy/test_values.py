@@ -10,7 +10,10 @@ from deploy import chart_schema, chart_values
 from tests.unit.deploy.charts import CHART, template
 
 PLACES = {
-    "secrets.providers": "{secrets: {providers: s}, providers: [{name: up, base_url: 'http://x', model: m, served_names: [demo], api_key_env: K}]}",
+    "secrets.providers": (
+        "{secrets: {providers: s}, "
+        "providers: [{name: up, base_url: 'http://x', model: m, served_names: [demo], api_key_env: K}]}"
+    ),
     "adapters.enabled": "{}",
     "ingress.enabled": "{}",
     "httpRoute.enabled": "httpRoute: {parentRefs: [{name: public}]}",
@@ -135,7 +138,7 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def paths() -> list[str]:
-    """Of all values that can be set one by one. Without an image nothing is rendered."""
+    """Paths of all values that can be set one by one. Without an image nothing is rendered."""
     values = [value.path for value in chart_values.read(chart_values.VALUES.read_text(encoding="utf-8"))]
     return [
         path

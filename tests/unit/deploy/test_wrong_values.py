@@ -65,7 +65,9 @@ WRONG = {
     f"{{pools: [{{{POOL}, engine: {{kv_memory_bytes: 0}}}}]}}": "pools.0.engine.kv_memory_bytes",
     f"{{pools: [{{{POOL}, engine: {{block_size: 24}}}}]}}": "pools.0.engine.block_size",
     f"{{pools: [{{{POOL}, engine: {{threads: 0}}}}]}}": "pools.0.engine.threads",
-    f"{{pools: [{{{POOL}, engine: {{speculation: {{max_draft_tokens: 17}}}}}}]}}": "pools.0.engine.speculation.max_draft_tokens",
+    f"{{pools: [{{{POOL}, engine: {{speculation: {{max_draft_tokens: 17}}}}}}]}}": (
+        "pools.0.engine.speculation.max_draft_tokens"
+    ),
     f"{{pools: [{{{POOL}, engine: {{speculation: {{draft_layers: 0}}}}}}]}}": "pools.0.engine.speculation.draft_layers",
     f"{{pools: [{{{POOL}, engine: {{timed: {{draft_acceptance: 2}}}}}}]}}": "pools.0.engine.timed.draft_acceptance",
     f"{{pools: [{{{POOL}, engine: {{adapters: {{slots: -1}}}}}}]}}": "pools.0.engine.adapters.slots",
@@ -93,15 +95,31 @@ WRONG = {
     f"{{pools: [{{{POOL}, engine: {{activations: int16, device: cuda}}}}]}}": "pools[0].engine.activations is int16",
     f"{{pools: [{{{POOL}, engine: {{activations: bf16, runner: vllm}}}}]}}": "pools[0].engine.activations is bf16",
     f"{{pools: [{{{POOL}, engine: {{lm_head: int4, runner: vllm}}}}]}}": "pools[0].engine.lm_head is int4",
-    f"{{pools: [{{{POOL}, engine: {{speculation: {{method: ngram}}, runner: vllm}}}}]}}": "pools[0].engine.speculation.method is ngram",
-    f"{{pools: [{{{POOL}, engine: {{speculation: {{method: draft}}}}}}]}}": "pools[0].engine.speculation.method is draft",
-    f"{{pools: [{{{POOL}, engine: {{speculation: {{model: demo}}}}}}]}}": "pools[0].engine.speculation.model is that of method draft",
-    f"{{pools: [{{{POOL}, engine: {{speculation: {{draft_layers: 2}}}}}}]}}": "pools[0].engine.speculation.draft_layers is of method draft",
-    f"{{models: {{download: true}}, pools: [{{{POOL}}}, {{name: b, model: org/name, served_names: [demo]}}]}}": "pools[1] serves in its tier what another pool",
-    f"{{pools: [{{{POOL}}}, {{name: b, served_names: [demo], engine: {{block_size: 32}}}}]}}": "pools[1] serves in its tier what another pool",
-    "{providers: [{name: up, base_url: 'http://x', model: m, served_names: [other]}]}": "providers[0].served_names has other",
+    f"{{pools: [{{{POOL}, engine: {{speculation: {{method: ngram}}, runner: vllm}}}}]}}": (
+        "pools[0].engine.speculation.method is ngram"
+    ),
+    f"{{pools: [{{{POOL}, engine: {{speculation: {{method: draft}}}}}}]}}": (
+        "pools[0].engine.speculation.method is draft"
+    ),
+    f"{{pools: [{{{POOL}, engine: {{speculation: {{model: demo}}}}}}]}}": (
+        "pools[0].engine.speculation.model is that of method draft"
+    ),
+    f"{{pools: [{{{POOL}, engine: {{speculation: {{draft_layers: 2}}}}}}]}}": (
+        "pools[0].engine.speculation.draft_layers is of method draft"
+    ),
+    f"{{models: {{download: true}}, pools: [{{{POOL}}}, {{name: b, model: org/name, served_names: [demo]}}]}}": (
+        "pools[1] serves in its tier what another pool"
+    ),
+    f"{{pools: [{{{POOL}}}, {{name: b, served_names: [demo], engine: {{block_size: 32}}}}]}}": (
+        "pools[1] serves in its tier what another pool"
+    ),
+    "{providers: [{name: up, base_url: 'http://x', model: m, served_names: [other]}]}": (
+        "providers[0].served_names has other"
+    ),
     f"{{providers: [{{{PROVIDER}}}, {{{PROVIDER}}}]}}": "providers[1].name is up, which another provider has",
-    "{providers: [{name: demo, base_url: 'http://x', model: m, served_names: [demo]}]}": "providers[0].name is demo, which a pool has",
+    "{providers: [{name: demo, base_url: 'http://x', model: m, served_names: [demo]}]}": (
+        "providers[0].name is demo, which a pool has"
+    ),
     "{tenants: {first: [{name: a}, {name: a}]}}": "tenants.first[1].name is a, which is taken",
     "{tenants: {first: [{name: tenants.yaml}]}}": "tenants.first[0].name is tenants.yaml, which is taken",
     "{gateway: {port: 8080}}": "gateway.port is 8080, which is the port of metrics",
@@ -116,14 +134,18 @@ WRONG = {
     "{pools: [{name: a, replicas: 9, autoscale: {max_replicas: 4}}]}": "pools[0].replicas is 9",
     "{redis: {enabled: false}}": "redis.address names no other one",
     "{redis: {enabled: false, address: 'redis://h:1'}}": "secrets.redis must name",
-    "{providers: [{name: up, base_url: 'http://x', model: m, served_names: [demo], api_key_env: K}]}": "providers[0].api_key_env is K",
-    f"{{secrets: {{providers: keys}}, providers: [{{{PROVIDER}, api_key_env: PENSTOCK_REDIS_URL}}]}}": "providers[0].api_key_env is PENSTOCK_REDIS_URL, which",
+    "{providers: [{name: up, base_url: 'http://x', model: m, served_names: [demo], api_key_env: K}]}": (
+        "providers[0].api_key_env is K"
+    ),
+    f"{{secrets: {{providers: keys}}, providers: [{{{PROVIDER}, api_key_env: PENSTOCK_REDIS_URL}}]}}": (
+        "providers[0].api_key_env is PENSTOCK_REDIS_URL, which"
+    ),
     "{httpRoute: {enabled: true}}": "httpRoute.parentRefs is empty",
 }
 
 
 def place(message: str) -> str:
-    """As either of Helm's validators writes a path, with dots."""
+    """The path with dots that either of Helm's validators writes."""
     return message.replace("'/", "'").replace("/", ".")
 
 
@@ -146,7 +168,9 @@ def test_the_same_values_spelled_right_are_taken() -> None:
     right = f"""
 image: {{tag: x, pullPolicy: Always}}
 gateway: {{replicas: 3, port: 8090, config: {{max_queue: 5}}}}
-pools: [{{{POOL}, replicas: 2, tier: edge, engine: {{device: cpu, speculation: {{method: none}}}}, autoscale: {{max_replicas: 3}}, pod: {{spread: None}}}}]
+pools:
+  - {{{POOL}, replicas: 2, tier: edge, engine: {{device: cpu, speculation: {{method: none}}}},
+     autoscale: {{max_replicas: 3}}, pod: {{spread: None}}}}
 redis: {{persistence: {{size: 8Gi}}, maxMemory: 1gb}}
 tenants: {{first: [{{name: a, tokens_per_minute: 5}}]}}
 """

@@ -22,7 +22,8 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 LLAMA3_ROPE = {
-    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
 }  # fmt: skip
 KINDS = ("llama", "llama-tied", "llama3-rope", "llama-biased", "mistral", "qwen2", "qwen2-tied", "qwen3")
 
@@ -65,7 +66,7 @@ _MAKERS: dict[str, Callable[[Sizes], PreTrainedModel]] = {
 
 
 def saved(model: PreTrainedModel, folder: Path, **options: Any) -> ModelSource:
-    """As a Hugging Face directory. options: of save_pretrained."""
+    """The model, saved as a Hugging Face directory. options: of save_pretrained."""
     model.save_pretrained(folder, **options)
     return ModelSource("safetensors", folder, folder.name)
 
@@ -104,8 +105,8 @@ def written_as_gguf(
     extra: dict[str, np.ndarray] | None = None,
     kinds: Mapping[str, gguf.GGMLQuantizationType] | None = None,
 ) -> ModelSource:
-    """With gguf's own writer and quantizer: matrices as `kind`, vectors as F32, q and k of llamas interleaved as
-    llama.cpp wants them.
+    """The model, written by gguf's own writer and quantizer: matrices as `kind`, vectors as F32, q and k of llamas
+    interleaved as llama.cpp wants them.
 
     kinds: of single matrices, by their GGUF names.
     """

@@ -1,12 +1,12 @@
 """Builds the kernels with a compiler of this machine, once, and loads them.
 
 A build lies in the user's cache folder under the hash of everything it depends on: source, flags, compiler, CPU. It is
-sealed with a checksum of its content (behind the ELF image, where the loader doesn't look) and arrives by rename, so
+sealed with a checksum of its content (behind the ELF image, which the loader does not read) and arrives by rename, so
 replicas that start at once, or a crash in the middle, can't leave half a library. Whatever goes wrong, the engine still
-works, on torch operators; one sentence says why.
+works, on torch operators, and logs one sentence with the reason.
 
-`python -m penstock.workers.compute.kernels.build` builds and says where; with `--levels` it builds ahead (see
-`prebuilt`), with PyPI's ziglang.
+`python -m penstock.workers.compute.kernels.build` builds the library and prints its path; with `--levels` it builds
+ahead (see `prebuilt`), with PyPI's ziglang.
 """
 
 import fcntl
@@ -33,8 +33,10 @@ from penstock.workers.compute.kernels.library import Library
 
 logger = logging.getLogger(__name__)
 
-SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
-HEADERS = tuple(sorted(Path(__file__).parent.glob("*.hpp")))
+CPP = Path(__file__).with_name("cpp")
+"""Folder of the C++ files, by noun; they include each other by their paths in it."""
+SOURCES = tuple(sorted(CPP.glob("*/*.cpp")))
+HEADERS = tuple(sorted(CPP.glob("*/*.hpp")))
 FLAGS = ("-std=c++17", "-O3", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fPIC", "-pthread")
 LINK_FLAGS = ("-O3", "-shared", "-pthread", "-Wl,--as-needed")
 NATIVE = "native"
@@ -56,7 +58,7 @@ class Compiler:
 
 
 ZIGLANG = Compiler((sys.executable, "-m", "ziglang", "cc", "-x", "c++"))
-"""PyPI's; as C compiler told the language, since it needs no libc++ then."""
+"""Compiler of PyPI's ziglang; it is called as a C compiler with the language given, since it then needs no libc++."""
 
 
 def find_compilers() -> list[Compiler]:
@@ -136,12 +138,12 @@ def compile_to(path: Path, compiler: Compiler, cpu: str = NATIVE) -> None:
     with the compiler's first complaint."""
     with tempfile.TemporaryDirectory(prefix="build-", dir=path.parent) as folder:
         made, march = Path(folder) / path.name, f"-march={cpu}"
-        # zig keeps its own caches: in here, unless somebody says where, they vanish with the folder
+        # zig keeps its own caches: in here, unless the environment names others, they vanish with the folder
         environment = {"ZIG_GLOBAL_CACHE_DIR": folder, "ZIG_LOCAL_CACHE_DIR": folder} | os.environ
         objects = [Path(folder) / f"{source.stem}.o" for source in SOURCES]
         with ThreadPoolExecutor(available_cores()) as pool:
             commands = [
-                [*compiler.command, *FLAGS, march, "-c", "-o", str(to), str(source)]
+                [*compiler.command, *FLAGS, f"-I{CPP}", march, "-c", "-o", str(to), str(source)]
                 for source, to in zip(SOURCES, objects, strict=True)
             ]
             for _ in pool.map(partial(_run, environment=environment), commands):
@@ -251,7 +253,7 @@ def build_levels(folder: Path) -> list[Path]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build, and say where; status 1 and the reason where that is impossible."""
+    """Build and print the path; returns status 1, having printed the reason, where that is impossible."""
     try:
         if arguments == ["--levels"]:
             sys.stdout.writelines(f"{path}\n" for path in build_levels(prebuilt.FOLDER))

@@ -15,9 +15,10 @@ _TILED_CODES = {torch.bfloat16: 3, torch.int8: 4}
 
 class Form(NamedTuple):
     scales: tuple[Tensor, Tensor] | None = None
-    """Of 8-bit keys and values: float32 [num_blocks, num_kv_heads, block_size]."""
+    """Scales of 8-bit keys and of 8-bit values, each float32 [num_blocks, num_kv_heads, block_size]; None: not 8
+    bits."""
     is_tiled: bool = False
-    """In the order in which products take it, within each head of a block. Only the kernels read it."""
+    """Each head of a block lies in the order in which the kernels multiply it; nothing else can read it."""
 
 
 PLAIN = Form()

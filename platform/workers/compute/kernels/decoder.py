@@ -1,5 +1,5 @@
-"""decoder.cpp's C ABI: a model and a cache as it wants them, and the call that computes a step. Shapes and types are
-checked here, because C can't."""
+"""C ABI of cpp/decoder/decoder.cpp: a model and a cache as it wants them, and the call that computes a step. Shapes and
+types are checked here, because C can't."""
 
 import ctypes
 import enum
@@ -21,7 +21,8 @@ class _Layer(ctypes.Structure):
     _fields_ = tuple(
         (name, _P)
         for name in (
-            "input_norm", "post_norm", "q_norm", "k_norm", "qkv", "o", "gate_up", "down", "qkv_bias", "o_bias", "gate_up_bias", "down_bias",
+            "input_norm", "post_norm", "q_norm", "k_norm", "qkv", "o", "gate_up", "down",
+            "qkv_bias", "o_bias", "gate_up_bias", "down_bias",
         )
     )  # fmt: skip
 
@@ -53,7 +54,7 @@ class _Step(ctypes.Structure):
 
 
 class Activations(enum.IntEnum):
-    """What they become where they are multiplied with quantized matrices; as decoder.hpp has it."""
+    """What activations are rounded to before they are multiplied with quantized matrices; as decoder.hpp has it."""
 
     MIXED = 0
     """Two terms of 8 bits for few rows and in steps of short prompts, else one."""
@@ -74,11 +75,11 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Of a model: matrices packed, vectors float32."""
+    """A model's parameters: matrices packed, vectors float32."""
 
     shape: Shape
     layers: Sequence[Mapping[str, PackedMatrix | Tensor]]
-    """By the names of `_Layer`; what is not there the model does not have."""
+    """Each layer's parameters by the names of `_Layer`; a name is missing where the model has no such parameter."""
     embed: PackedMatrix
     head: PackedMatrix
     norm: Tensor
@@ -97,7 +98,7 @@ class CacheLayer:
 
 
 class BoundCache:
-    """A KV cache as the kernel sees it; keeps its tensors."""
+    """A KV cache as the kernel takes it; keeps its tensors."""
 
     def __init__(self, layers: Sequence[CacheLayer]) -> None:
         self._layers = layers
@@ -115,7 +116,7 @@ class BoundCache:
 
 
 class Places(NamedTuple):
-    """Where a step's tokens lie; as `attention.AttentionBatch` says."""
+    """Where a step's tokens lie: the tensors of `attention.AttentionBatch`, with their shapes."""
 
     query_start: Tensor
     context_len: Tensor
@@ -127,7 +128,7 @@ class Chosen(NamedTuple):
     best: Tensor
     """int64 [R]: the id with the largest logit, of equals the lowest."""
     scores: Tensor
-    """float32 [R]: that logit; NaN where one of the row is."""
+    """float32 [R]: that logit; NaN where a logit of the row is NaN."""
 
 
 class Decoder:
@@ -143,8 +144,8 @@ class Decoder:
             *(_Layer(**{name: _address(value) for name, value in layer.items()}) for layer in parameters.layers)
         )
         self._model = _Model(
-            *shape, ctypes.addressof(self._layers), parameters.embed.handle, parameters.head.handle, _address(parameters.norm),
-            _address(parameters.cos), _address(parameters.sin), parameters.eps, activations,
+            *shape, ctypes.addressof(self._layers), parameters.embed.handle, parameters.head.handle,
+            _address(parameters.norm), _address(parameters.cos), _address(parameters.sin), parameters.eps, activations,
         )  # fmt: skip
         self._step = _Step()
         self._arguments = (ctypes.addressof(self._model), ctypes.addressof(self._step))
@@ -206,7 +207,7 @@ class Decoder:
             assert not needed, "the step's size changed between two calls"
 
     def _run(self, cache: BoundCache) -> int:
-        """Bytes it lacks, if it does."""
+        """Compute the step; 0, or the bytes of memory that it needs where the memory held is too small for it."""
         model, step = self._arguments
         return int(self._call(model, cache.address, step, self._threads, self._memory_address, self._memory_bytes))
 

@@ -1,5 +1,5 @@
-"""The kernels' C ABI, as Python sees it. Pointers come from tensors; shapes and types are checked here, once, because C
-can't."""
+"""The kernels' C ABI, as Python calls it. Pointers come from tensors; shapes and types are checked here, once, because
+C can't."""
 
 import ctypes
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from penstock.workers.compute.kernels.cache_form import PLAIN, Form, cache_code
 from penstock.workers.compute.kernels.decoder import Activations, Decoder, Parameters
-from penstock.workers.compute.kernels.matmul import Products
+from penstock.workers.compute.kernels.matmul import MatmulKernels
 
 ABI = 4
 """penstock_kernels_abi() of paged_attention.cpp."""
@@ -20,25 +20,25 @@ _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c
 
 
 class Library:
-    """A loaded shared library. Raises OSError if `path` is none, or not of this ABI."""
+    """A loaded library of kernels. Raises OSError if `path` is no such library, or one of another ABI."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         if not hasattr(library, "penstock_kernels_abi") or library.penstock_kernels_abi() != ABI:
             raise OSError(f"{path} is not a kernel library of ABI {ABI}")
         self.path = path
-        self._reconcile_pool, self._write_kv, self._supports = (
+        self._paged_attention, self._write_kv, self._supports = (
             library.penstock_attend,
             library.penstock_write_kv,
             library.penstock_supports,
         )
-        self._reconcile_pool.restype = _I32
-        self._reconcile_pool.argtypes = [_P, _I32, _I64, *[_P] * 5, _I64, _I32, _P, _P, _P, *[_I64] * 6, _F32, _I32]
+        self._paged_attention.restype = _I32
+        self._paged_attention.argtypes = [_P, _I32, _I64, *[_P] * 5, _I64, _I32, _P, _P, _P, *[_I64] * 6, _F32, _I32]
         self._write_kv.restype = None
         self._write_kv.argtypes = [_P, _P, _I32, _I64, _I64, *[_P] * 4, _I64, _I32, _P, *[_I64] * 4]
         self._supports.restype = _I32
         self._supports.argtypes = [_I64, _I64]
-        self.products = Products(library)
+        self.matmul = MatmulKernels(library)
         self._library = library
 
     def is_supported(self, num_heads: int, k_cache: Tensor, dtype: torch.dtype) -> bool:
@@ -73,8 +73,9 @@ class Library:
         assert len(slot_mapping) == num_tokens
         k, v, slot_mapping = _packed(k), _packed(v), slot_mapping.contiguous()
         self._write_kv(
-            k.data_ptr(), v.data_ptr(), _DTYPES[k.dtype], k.stride(0), v.stride(0), _cache(k_cache), _cache(v_cache), *_scales(form, k_cache),
-            k_cache.stride(0), cache_code(k_cache, form), slot_mapping.data_ptr(), num_tokens, num_kv_heads, block_size, head_dim,
+            k.data_ptr(), v.data_ptr(), _DTYPES[k.dtype], k.stride(0), v.stride(0), _cache(k_cache), _cache(v_cache),
+            *_scales(form, k_cache), k_cache.stride(0), cache_code(k_cache, form), slot_mapping.data_ptr(), num_tokens,
+            num_kv_heads, block_size, head_dim,
         )  # fmt: skip
 
     def attend(
@@ -101,15 +102,17 @@ class Library:
         assert len(query_start) == len(context_len) + 1 == len(block_tables) + 1
         q, query_start, context_len = _packed(q), query_start.contiguous(), context_len.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
-        code = self._reconcile_pool(
-            q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache), *_scales(form, k_cache),
-            k_cache.stride(0), cache_code(k_cache, form), query_start.data_ptr(), context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0),
-            len(context_len), num_heads, num_kv_heads, block_size, head_dim, scale, threads,
+        code = self._paged_attention(
+            q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache),
+            *_scales(form, k_cache), k_cache.stride(0), cache_code(k_cache, form), query_start.data_ptr(),
+            context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0), len(context_len), num_heads,
+            num_kv_heads, block_size, head_dim, scale, threads,
         )  # fmt: skip
         if code == 1:
             raise MemoryError("no memory for the partial results of attention")
         assert code == 0, (
-            f"the attention kernel does not cover {num_heads} heads of {head_dim} in groups of {num_heads // num_kv_heads}"
+            f"the attention kernel does not cover {num_heads} heads of {head_dim} "
+            f"in groups of {num_heads // num_kv_heads}"
         )
         return out
 
@@ -122,7 +125,7 @@ def _packed(x: Tensor) -> Tensor:
 
 
 def _cache(x: Tensor) -> int:
-    """Blocks may lie apart."""
+    """Address of a cache, whose blocks may lie apart from each other."""
     assert not len(x) or x[0].is_contiguous()
     return x.data_ptr()
 

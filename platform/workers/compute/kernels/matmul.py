@@ -1,5 +1,5 @@
-"""Products with packed matrices: linear.cpp's C ABI, and the matrices that Python makes for it. Shapes and types are
-checked here, because C can't."""
+"""Products with packed matrices: C ABI of cpp/linear/linear.cpp, and the matrices that Python makes for it. Shapes and
+types are checked here, because C can't."""
 
 import ctypes
 import enum
@@ -13,7 +13,7 @@ from penstock.workers.compute.kernels.arena import Arena
 _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 
 BLOCK_K = 32
-"""QuantizedTensor are multiples of so many columns."""
+"""Columns that a group is a multiple of."""
 _LARGEST = 2.0**15
 """Scales and offsets are kept in float16, in a unit of which they are no more than so many."""
 
@@ -27,8 +27,8 @@ class Kind(enum.IntEnum):
 
 
 class Rounding(enum.IntEnum):
-    """What becomes of activations for quantized matrices. One term has a path from level AVX2 on, below it means
-    two."""
+    """What activations are rounded to before they are multiplied with a quantized matrix. From level AVX2 on one term
+    has a path of its own; below, it means two."""
 
     TWO_TERMS = 0
     NONE = 1
@@ -36,8 +36,8 @@ class Rounding(enum.IntEnum):
 
 
 class Level(enum.IntEnum):
-    """Instructions that products use: VNNI is AVX-512 with VNNI, AVX512 has BF16 on top, AMX tiles of bf16; the last
-    one is AMX for tests without it."""
+    """Instructions that the kernels multiply with: VNNI is AVX-512 with VNNI, AVX512 has BF16 besides, AMX has tiles of
+    bf16; EMULATED_AMX computes these tiles in C++, for tests."""
 
     PORTABLE = 0
     AVX2 = 1
@@ -79,7 +79,7 @@ class PackedMatrix:
 
     @property
     def group_size(self) -> int:
-        """0 for bfloat16."""
+        """Columns of a group; 0 for bfloat16."""
         return int(self._struct.group)
 
     @property
@@ -88,12 +88,12 @@ class PackedMatrix:
 
     @property
     def handle(self) -> int:
-        """Of the C struct `Matrix`."""
+        """Address of the C struct `Matrix`."""
         return ctypes.addressof(self._struct)
 
 
-class Products:
-    """The functions of a loaded library."""
+class MatmulKernels:
+    """The functions of a loaded library that pack matrices and multiply with them."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._arena = Arena()
@@ -115,11 +115,12 @@ class Products:
         self._multiply.restype, self._multiply.argtypes = _I32, [_P, _P, _I64, _I32, _P, _I32, _I32]
 
     def level(self) -> Level:
-        """In use: the CPU's best, unless `set_level` said otherwise."""
+        """The level in use: the CPU's best, unless `set_level` has set another."""
         return Level(self._level())
 
     def set_level(self, level: Level | None) -> bool:
-        """For the whole process; None: the CPU's best. False, and no change, if the CPU does not have it."""
+        """Set the level of the whole process; None: the CPU's best. Returns False, and changes nothing, where the CPU
+        does not have it."""
         return bool(self._set_level(-1 if level is None else level))
 
     def pack_bf16(self, weight: Tensor) -> PackedMatrix:
@@ -132,7 +133,7 @@ class Products:
         return packed
 
     def pack_int8(self, q: Tensor, scale: Tensor, group_size: int) -> PackedMatrix:
-        """q * scale: q int8 [N, K], scale float32 [N, G]. group_size: as `is_group` says."""
+        """q * scale: q int8 [N, K], scale float32 [N, G]. group_size: one for which `is_group` holds."""
         assert q.dtype == torch.int8
         rows, columns = q.shape
         q, scale = q.contiguous(), scale.float().contiguous()

@@ -24,7 +24,7 @@ def find(flags: frozenset[str], folder: Path = FOLDER) -> Path | None:
 
 
 def cpu_flags() -> frozenset[str]:
-    """Of the first CPU; none where that is not x86-64 or can't be told."""
+    """Flags of the first CPU, as Linux names them; none where it is not x86-64 or Linux does not list them."""
     if platform.machine() != "x86_64":
         return frozenset()
     try:

@@ -1,7 +1,7 @@
-"""The decoder of the Llama family on a CPU, a step at a time in one call of the kernels (`kernels/decoder.cpp`), over
-packed matrices.
+"""The decoder of the Llama family on a CPU, a step at a time in one call of the kernels
+(`kernels/cpp/decoder/decoder.cpp`), over packed matrices.
 
-What the kernels don't do, torch does over the same matrices and the same cache: steps with LoRA shares. Activations are
+What the kernels don't do, torch does over the same matrices and the same cache: steps with adapters. Activations are
 float32, and for products with quantized matrices rounded to one or two terms of 8 bits, so logits differ from torch's
 as roundings do. A row's result depends on other rows in the step only as far as the products choose another path for
 many rows.
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from penstock.text.source import ModelSource
 from penstock.workers.compute.attention import AttentionBatch
-from penstock.workers.compute.device import placed
+from penstock.workers.compute.device import place_weights
 from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.kernels.cache_form import can_tile
 from penstock.workers.compute.kernels.decoder import (
@@ -30,7 +30,7 @@ from penstock.workers.compute.kernels.decoder import (
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level, PackedMatrix, Rounding
 from penstock.workers.compute.lora import Share
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
 from penstock.workers.compute.quant.packed import Packed, UnsupportedMatrix, pack_all
 from penstock.workers.compute.weights import load_weights, read_weights
@@ -43,9 +43,9 @@ ACTIVATIONS = {
     "int8": Activations.ONE_TERM,
     "int16": Activations.TWO_TERMS,
 }
-"""Of `engine.activations`."""
+"""Values of `engine.activations`."""
 _ROUNDINGS = {"auto": Rounding.TWO_TERMS, "bf16": Rounding.NONE, "int8": Rounding.ONE_TERM, "int16": Rounding.TWO_TERMS}
-"""The same for steps with LoRA shares, whose products are torch's calls one by one."""
+"""The same values for steps with adapters, in which torch's layers call the kernels matrix by matrix."""
 _LAYER_PARTS = (
     "input_norm",
     "post_norm",
@@ -64,6 +64,9 @@ _LAYER_PARTS = (
 
 class FusedLlama:
     """`Llama` with its weights packed. One thread at a time."""
+
+    reads_tiles = True
+    """Whether the model reads a tiled cache (see `kernels.cache_form`)."""
 
     def __init__(
         self,
@@ -97,8 +100,10 @@ class FusedLlama:
         self._step(token_ids, positions, cache, batch, rows, logits)
         return logits
 
-    def best(self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor) -> Chosen:
-        """The same step, without shares; of the logits only the largest ones."""
+    def greedy_tokens(
+        self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor
+    ) -> Chosen:
+        """Tokens of the step that `logits` would compute without shares: each row's largest logit and its id."""
         return self._step(token_ids, positions, cache, batch, rows, None)
 
     def _step(
@@ -133,8 +138,8 @@ def load_for(
     device: torch.device,
     threads: int,
 ) -> Mapping[str, Matrix]:
-    """The weights in the form that the engine's device and settings want; says in the log where torch's operators must
-    do. Raises ConfigError."""
+    """The weights in the form that the engine's device and settings want; logs why where torch's operators must
+    compute instead of the kernels. Raises ConfigError."""
     if device.type == "cpu" and not engine.exact:
         reason = "engine.dtype asks for float32" if engine.dtype == "float32" else _why_not_fused(config)
         if reason is None:
@@ -143,7 +148,7 @@ def load_for(
             try:
                 return pack_all(
                     read_weights(source, config, dtype, head=engine.lm_head),
-                    kernels.products,
+                    kernels.matmul,
                     dtype,
                     threads,
                     _ROUNDINGS[engine.activations],
@@ -153,7 +158,7 @@ def load_for(
         _log.info("Steps run on torch's operators, not in the fused kernels: %s.", reason)
     if device.type == "cpu":
         return load_weights(source, config, dtype, head=engine.lm_head)
-    return placed(read_weights(source, config, dtype, head=engine.lm_head), dtype, device)
+    return place_weights(read_weights(source, config, dtype, head=engine.lm_head), dtype, device)
 
 
 def is_fused(config: ModelConfig, engine: EngineConfig, device: torch.device) -> bool:
@@ -173,7 +178,7 @@ def make_model(
 
 def make_cache(model: Model, num_blocks: int, block_size: int, dtype: torch.dtype) -> KvCache:
     """A KV cache for the model on its device, in the order that its kernels like best."""
-    is_tiled = isinstance(model, FusedLlama) and can_tile(block_size, model.config.head_dim, dtype)
+    is_tiled = model.reads_tiles and can_tile(block_size, model.config.head_dim, dtype)
     return KvCache(
         model.config,
         num_blocks,
@@ -189,18 +194,25 @@ def _why_not_fused(config: ModelConfig) -> str | None:
     kernels = load_kernels()
     if kernels is None:
         return "there are no kernels"
-    if kernels.products.level() is Level.PORTABLE:
+    if kernels.matmul.level() is Level.PORTABLE:
         return "this CPU has none of the instructions that they are quick with"
     if not kernels.covers(config.head_dim, config.num_heads // config.num_kv_heads):
-        return f"they don't cover {config.num_heads} heads of {config.head_dim} in groups of {config.num_heads // config.num_kv_heads}"
+        group = config.num_heads // config.num_kv_heads
+        return f"they don't cover {config.num_heads} heads of {config.head_dim} in groups of {group}"
     return None
 
 
 def _parameters(config: ModelConfig, weights: Mapping[str, Matrix], model: Llama) -> Parameters:
     embed = _matrix(weights["embed"])
     shape = Shape(
-        config.num_layers, config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size
-    )  # fmt: skip
+        config.num_layers,
+        config.hidden_size,
+        config.intermediate_size,
+        config.num_heads,
+        config.num_kv_heads,
+        config.head_dim,
+        config.vocab_size,
+    )
     cos, sin = (table.flatten(1).contiguous() for table in model.rope)
     return Parameters(
         shape,

@@ -16,15 +16,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.workers.compute.attention import AttentionBatch, attend, write_kv
-from penstock.workers.compute.device import CPU, fetched
+from penstock.workers.compute.device import CPU, fetch
 from penstock.workers.compute.kernels.arena import Arena
 from penstock.workers.compute.kernels.cache_form import PLAIN, Form
+from penstock.workers.compute.kernels.decoder import Chosen
 from penstock.workers.compute.linear import linear
 from penstock.workers.compute.lora import Shares, add_shares, segments_of
-from penstock.workers.compute.models.config import Llama3Scaling, ModelConfig
+from penstock.workers.compute.model_config import Llama3Scaling, ModelConfig
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix as QuantizedMatrix
-from penstock.workers.compute.triton.grouped import GroupedMatrix
+from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.triton.segments import Segments
 from penstock.workers.compute.weights import ROPE_FACTORS
 
@@ -73,8 +74,8 @@ class KvCache:
         by_block: bool = False,
         is_tiled: bool = False,
     ) -> None:
-        """by_block: each block lies in one piece, all layers of it; on the host. is_tiled: see `cache_form`; asks for
-        kernels."""
+        """A cache of zeros. by_block: each block lies in one piece, all layers of it; on the host. is_tiled: see
+        `cache_form`; only kernels can read it."""
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -115,11 +116,14 @@ def _by_block(shape: tuple[int, int, int, int], count: int, dtype: torch.dtype) 
 class Llama:
     """The model with its weights. Stateless between calls: the KV cache is the caller's."""
 
+    reads_tiles = False
+    """Whether the model reads a tiled cache (see `kernels.cache_form`)."""
+
     def __init__(
         self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, exact: bool
     ) -> None:
-        """weights: as `weights.load_weights` or `device.placed` returns them, all on one device. threads: of attention,
-        on the CPU."""
+        """weights: as `weights.load_weights` or `device.place_weights` returns them, all on one device. threads: of
+        attention, on the CPU."""
         self.config = config
         self.embed = weights["embed"]
         self.dtype = self.embed.dtype
@@ -155,7 +159,12 @@ class Llama:
         """
         if self.device.type == "cpu":
             return self.compute(token_ids, positions, cache, batch, rows, shares)
-        return fetched(self.on_device(token_ids, positions, cache, batch, rows, shares))
+        return fetch(self.on_device(token_ids, positions, cache, batch, rows, shares))
+
+    def greedy_tokens(
+        self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor
+    ) -> Chosen | None:
+        """None: torch's operators compute logits, from which others choose. Arguments as of `logits`."""
 
     def on_device(
         self,

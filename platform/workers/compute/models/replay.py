@@ -20,33 +20,34 @@ from penstock.workers.compute.models.llama import KvCache, Llama, largest
 from penstock.workers.compute.triton.plan import Plan, Rows
 
 NOWHERE = -1
-"""A slot."""
+"""Slot of a row that is filled up: its key and value are not written."""
 
 
 class Replay:
     """Steps of one token a sequence, without adapters. One thread at a time."""
 
     def __init__(self, model: Llama, cache: KvCache, recorded: Sequence[int], max_context: int) -> None:
-        """recorded: numbers of rows, ascending, as `sizes` says for instance. max_context: tokens of a sequence.
+        """recorded: numbers of rows, ascending, for instance those of `sizes`. max_context: tokens of a sequence.
 
         Captures all it will replay, where there is a GPU: seconds."""
+        self.model = model
+        self.cache = cache
         self._most = recorded[-1]
         logits = torch.zeros(self._most, model.config.vocab_size, device=model.device)
         self._recordings = {size: _Recording(model, cache, logits[:size], max_context) for size in recorded}
         if model.device.type == "cuda":
             capturing = partial(torch.cuda.graph, pool=torch.cuda.graph_pool_handle())
-            for recording in reversed(
-                self._recordings.values()
-            ):  # the largest first: the others find room in its memory
+            # the largest first: the others find room in its memory
+            for recording in reversed(self._recordings.values()):
                 recording.capture(capturing)
 
-    def best(self, batch: Batch) -> Tensor:
+    def greedy_tokens(self, batch: Batch) -> Tensor:
         """float64 [2, R], on the host: see `largest`."""
-        return self.best_on_device(batch).cpu()
+        return self.greedy_on_device(batch).cpu()
 
-    def best_on_device(self, batch: Batch) -> Tensor:
-        """`best` that stays on the GPU, until the next step. Waits for nothing."""
-        return self._run(batch).best[:, : len(batch.rows)]
+    def greedy_on_device(self, batch: Batch) -> Tensor:
+        """`greedy_tokens` that stay on the GPU, until the next step. Waits for nothing."""
+        return self._run(batch).largest[:, : len(batch.rows)]
 
     def logits(self, batch: Batch) -> Tensor:
         """float32 [R, vocab_size], on the host."""
@@ -57,6 +58,7 @@ class Replay:
         return self._run(batch).logits[: len(batch.rows)]
 
     def covers(self, batch: Batch) -> bool:
+        """Whether the batch is a decode step of no more rows than the largest recording has."""
         return len(batch.token_ids) == len(batch.rows) == len(batch.attention.context_len) <= self._most
 
     def _run(self, batch: Batch) -> "_Recording":
@@ -67,7 +69,8 @@ class Replay:
 
 
 class _Recording:
-    """Of steps of as many rows as logits [size, vocab_size] has, which may be another's as well."""
+    """Steps of as many rows as logits [size, vocab_size] has, recorded. Other recordings may write to the same
+    logits."""
 
     def __init__(self, model: Llama, cache: KvCache, logits: Tensor, max_context: int) -> None:
         size, device = len(logits), model.device
@@ -79,11 +82,12 @@ class _Recording:
         self._tables = torch.zeros(size, -(-max_context // cache.block_size), dtype=torch.int32, device=device)
         self._order = torch.arange(size, device=device)
         self.logits = logits
-        self.best = torch.zeros(2, size, dtype=torch.float64, device=device)
+        self.largest = torch.zeros(2, size, dtype=torch.float64, device=device)
         self.run: Callable[[], None] = self._compute
 
     def fill(self, batch: Batch) -> None:
-        """What is left of an earlier step in the tables of rows that are filled up is not looked at."""
+        """Copy the batch into the buffers. Rows that are filled up keep an earlier step's tables, which nothing
+        reads."""
         count, attention = len(batch.rows), batch.attention
         places = torch.zeros(self._places.shape, dtype=torch.int64)
         places[2] = NOWHERE
@@ -94,8 +98,8 @@ class _Recording:
         self._tables[:count, : attention.block_tables.shape[1]].copy_(attention.block_tables)
 
     def capture(self, capturing: Callable[[torch.cuda.CUDAGraph], AbstractContextManager[None]]) -> None:
-        """With rows that are all filled up, which changes nothing anywhere. First without capturing, so that kernels
-        are compiled."""
+        """Record a step whose rows are all filled up, which changes nothing anywhere; before it one without capturing,
+        so that kernels are compiled."""
         graph = torch.cuda.CUDAGraph()
         with torch.inference_mode():
             self._compute()
@@ -110,7 +114,7 @@ class _Recording:
         attention = AttentionBatch(order, visible, self._tables, slots, plan)
         logits = self._model.compute(token_ids, positions, self._cache, attention, self._order)
         self.logits.copy_(logits)
-        self.best.copy_(largest(logits))
+        self.largest.copy_(largest(logits))
 
 
 def sizes(max_rows: int) -> list[int]:

@@ -41,10 +41,10 @@ def copy_groups(qweight: Tensor, qzeros: Tensor, scales: Tensor, out: QuantizedT
     out.offset.copy_(unpack(qzeros).t()).mul_(out.scale).neg_()
 
 
-def tensors_of(groups: QuantizedTensor) -> dict[str, Tensor]:
+def tensors_of(quantized: QuantizedTensor) -> dict[str, Tensor]:
     """What a checkpoint keeps of a layer; its zero points must be integers, 0 to 15."""
     return {
-        "qweight": pack(groups.q.t().contiguous()),
-        "qzeros": pack(groups.zero.round().to(torch.uint8).t().contiguous()),
-        "scales": groups.scale.t().contiguous().half(),
+        "qweight": pack(quantized.q.t().contiguous()),
+        "qzeros": pack(quantized.zero.round().to(torch.uint8).t().contiguous()),
+        "scales": quantized.scale.t().contiguous().half(),
     }

@@ -47,11 +47,11 @@ UNPACK: dict[str, tuple[int, Callable[[Tensor, QuantizedTensor], None]]] = {
     "Q4_1": (4, unpack_q4_1),
     "Q8_0": (8, unpack_q8_0),
 }
-"""By type: bits, and how blocks become rows of the normal form."""
+"""Bits of each type, and how its blocks become rows of the normal form."""
 
 
 def _halves(blocks: Tensor, start: int) -> Tensor:
-    """[N, G] float16 that begin at a byte of each block."""
+    """float16 [N, G], the numbers that begin at byte `start` of each block."""
     return blocks[..., start : start + 2].contiguous().view(torch.float16)[..., 0]
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.footprint import release_unused
-from penstock.workers.compute.kernels.matmul import PackedMatrix, Products, Rounding, is_group
+from penstock.workers.compute.kernels.matmul import MatmulKernels, PackedMatrix, Rounding, is_group
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 
 TRIMMED_BYTES = 16 << 20
-"""Behind so many bytes of packed matrices what reading them left is given back: it would pile up beside them."""
+"""Bytes of packed matrices after which memory that reading them left is given back, before it piles up."""
 
 
 class Packed:
@@ -20,7 +20,7 @@ class Packed:
     def __init__(
         self,
         matrix: PackedMatrix,
-        products: Products,
+        matmul: MatmulKernels,
         dtype: torch.dtype,
         threads: int,
         rounding: Rounding = Rounding.TWO_TERMS,
@@ -28,7 +28,7 @@ class Packed:
         self.matrix = matrix
         self.shape = matrix.shape
         self.dtype = dtype
-        self._products = products
+        self._matmul = matmul
         self._threads = threads
         self._rounding = rounding
 
@@ -38,16 +38,16 @@ class Packed:
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [T, K] times the transpose: [T, N] in x's dtype."""
-        return self._products.multiply(x, self.matrix, self._rounding, self._threads).to(x.dtype)
+        return self._matmul.multiply(x, self.matrix, self._rounding, self._threads).to(x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Rows by number, int64 [R]: [R, K]."""
-        return self._products.read_rows(self.matrix, ids).to(self.dtype)
+        return self._matmul.read_rows(self.matrix, ids).to(self.dtype)
 
 
 def pack_all(
     weights: Iterable[tuple[str, Tensor | QuantizedTensor]],
-    products: Products,
+    matmul: MatmulKernels,
     dtype: torch.dtype,
     threads: int,
     rounding: Rounding = Rounding.TWO_TERMS,
@@ -60,8 +60,8 @@ def pack_all(
         if isinstance(weight, Tensor) and weight.dim() == 1:
             packed[name] = weight
             continue
-        matrix = _pack(name, weight, products)
-        packed[name] = Packed(matrix, products, dtype, threads, rounding)
+        matrix = _pack(name, weight, matmul)
+        packed[name] = Packed(matrix, matmul, dtype, threads, rounding)
         fresh_bytes += matrix.nbytes
         if fresh_bytes > TRIMMED_BYTES:
             fresh_bytes = 0
@@ -73,13 +73,13 @@ class UnsupportedMatrix(Exception):
     """The kernels have no packed form for a matrix."""
 
 
-def _pack(name: str, weight: Tensor | QuantizedTensor, products: Products) -> PackedMatrix:
+def _pack(name: str, weight: Tensor | QuantizedTensor, matmul: MatmulKernels) -> PackedMatrix:
     if isinstance(weight, Tensor):
         if weight.dtype != torch.bfloat16:
             raise UnsupportedMatrix(f"{name} is dense in {weight.dtype}")
-        return products.pack_bf16(weight)
+        return matmul.pack_bf16(weight)
     if not is_group(weight.group_size, weight.q.shape[1]):
         raise UnsupportedMatrix(f"{name} is quantized in groups of {weight.group_size}")
     if weight.offset is None:
-        return products.pack_int8(weight.q, weight.scale, weight.group_size)
-    return products.pack_int4(weight.q, weight.scale, weight.offset, weight.group_size)
+        return matmul.pack_int8(weight.q, weight.scale, weight.group_size)
+    return matmul.pack_int4(weight.q, weight.scale, weight.offset, weight.group_size)

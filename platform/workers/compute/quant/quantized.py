@@ -5,8 +5,8 @@ group_size.
 
 | format | q | scale | offset | group_size |
 |---|---|---|---|---|
-| AutoAWQ; compressed-tensors with zero points: (q - zero) * scale | uint8, 0 to 15 | scale | -zero * scale | 32, 64,
-128, ... |
+| AutoAWQ: (q - zero) * scale | uint8, 0 to 15 | scale | -zero * scale | 32, 64, 128, ... |
+| compressed-tensors with zero points: (q - zero) * scale | uint8, 0 to 15 | scale | -zero * scale | likewise |
 | compressed-tensors, symmetric: (q - 8) * scale | uint8, 0 to 15 | scale | -8 * scale | likewise |
 | GGUF Q4_0: (q - 8) * d | uint8, 0 to 15 | d | -8 * d | 32 |
 | GGUF Q4_1: q * d + m | uint8, 0 to 15 | d | m | 32 |
@@ -18,6 +18,8 @@ from an offset (`zero`).
 `TorchQuantizedMatrix` is what torch's layers compute with: in bfloat16 our kernels or, where there are none, torch's
 int4 operator, both of which read packed weights; in other dtypes the operator is slower than dense products by tens of
 times, so the weights are dequantized once.
+
+Decisions: docs/decisions/quantization.md
 """
 
 from dataclasses import dataclass
@@ -27,12 +29,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.workers.compute.kernels.build import load_kernels
-from penstock.workers.compute.kernels.matmul import Level, PackedMatrix, Products, Rounding, is_group
+from penstock.workers.compute.kernels.matmul import Level, MatmulKernels, PackedMatrix, Rounding, is_group
 
 LEAST_SCALE = 2.0**-20
-"""Of a group that is rounded; float16, which keeps scales, has four bits left there."""
+"""Smallest scale of a group that is rounded; float16, which keeps scales, has four bits left there."""
 _OUT_MULTIPLE = 16
-"""The operator packs output rows by so many."""
+"""Output rows that the operator packs together; it takes matrices of a multiple of them."""
 _OPERATOR_GROUPS = (128, 64, 32)
 CHUNK_ELEMENTS = 1 << 20
 """Elements dequantized at once in float32, at most (of a matrix with longer rows, one row)."""
@@ -53,7 +55,7 @@ class QuantizedTensor:
 
     @staticmethod
     def empty(rows: int, columns: int, group_size: int, bits: int = 4) -> "QuantizedTensor":
-        """bits: 4 or 8."""
+        """A matrix of zeros. bits: 4 or 8."""
         count = -(-columns // group_size)
         q = torch.zeros(rows, columns, dtype=torch.uint8 if bits == 4 else torch.int8)
         return QuantizedTensor(q, torch.zeros(rows, count), torch.zeros(rows, count) if bits == 4 else None, group_size)
@@ -70,7 +72,7 @@ class QuantizedTensor:
         return torch.where(self.scale == 0, 0.0, -self.offset / self.scale)
 
     def rows(self, start: int, end: int) -> "QuantizedTensor":
-        """A view of some rows."""
+        """Rows [start, end), as a view."""
         return QuantizedTensor(
             self.q[start:end],
             self.scale[start:end],
@@ -79,7 +81,7 @@ class QuantizedTensor:
         )
 
     def copy_(self, other: "QuantizedTensor") -> None:
-        """From one of the same shape and form."""
+        """Copy another of the same shape and form into this one."""
         self.q.copy_(other.q)
         self.scale.copy_(other.scale)
         if self.offset is not None and other.offset is not None:
@@ -146,27 +148,30 @@ def lattice(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class TorchQuantizedMatrix:
-    """A quantized [N, K] matrix on the CPU, for products with activations of one dtype, which are not rounded."""
+    """A quantized [N, K] matrix of 4 or 8 bits on the CPU, as torch's layers multiply with it: for activations of one
+    dtype, which are not rounded."""
 
-    def __init__(self, groups: QuantizedTensor, dtype: torch.dtype) -> None:
-        self.shape = groups.q.shape
+    def __init__(self, quantized: QuantizedTensor, dtype: torch.dtype) -> None:
+        self.shape = quantized.q.shape
         self.dtype = dtype
         self._dense: Tensor | None = None
         self._for_operator: _OperatorForm | None = None
-        kernels = load_kernels() if dtype == torch.bfloat16 and is_group(groups.group_size, groups.q.shape[1]) else None
-        self._products = kernels.products if kernels is not None and kernels.products.level() > Level.PORTABLE else None
-        if self._products is not None:
-            self._packed = _packed(groups, self._products)
+        kernels = (
+            load_kernels() if dtype == torch.bfloat16 and is_group(quantized.group_size, quantized.q.shape[1]) else None
+        )
+        self._matmul = kernels.matmul if kernels is not None and kernels.matmul.level() > Level.PORTABLE else None
+        if self._matmul is not None:
+            self._packed = _packed(quantized, self._matmul)
             return
-        group_size = _operator_group(groups)
-        if dtype != torch.bfloat16 or group_size is None or groups.offset is None:
-            self._dense = groups.dequantized().to(dtype)
+        group_size = _operator_group(quantized)
+        if dtype != torch.bfloat16 or group_size is None or quantized.offset is None:
+            self._dense = quantized.dequantized().to(dtype)
         else:
-            self._for_operator = _OperatorForm(groups, group_size)
+            self._for_operator = _OperatorForm(quantized, group_size)
 
     @property
     def nbytes(self) -> int:
-        if self._products is not None:
+        if self._matmul is not None:
             return self._packed.nbytes
         form = self._for_operator
         if form is not None:
@@ -175,8 +180,8 @@ class TorchQuantizedMatrix:
 
     def multiply(self, x: Tensor) -> Tensor:
         """x [T, K] times the transpose: [T, N] in x's dtype."""
-        if self._products is not None:
-            return self._products.multiply(x, self._packed, Rounding.NONE, torch.get_num_threads()).to(x.dtype)
+        if self._matmul is not None:
+            return self._matmul.multiply(x, self._packed, Rounding.NONE, torch.get_num_threads()).to(x.dtype)
         form = self._for_operator
         if form is None:
             assert self._dense is not None
@@ -188,32 +193,33 @@ class TorchQuantizedMatrix:
 
 
 class _OperatorForm:
-    """For torch's int4 operator: (q - 8) * scale + offset, scales and offsets [G, N, 2] in bfloat16."""
+    """The matrix as torch's int4 operator takes it: (q - 8) * scale + offset, scales and offsets [G, N, 2] in
+    bfloat16."""
 
-    def __init__(self, groups: QuantizedTensor, group_size: int) -> None:
+    def __init__(self, quantized: QuantizedTensor, group_size: int) -> None:
         self.group_size = group_size
-        fine = groups.regrouped(group_size)
+        fine = quantized.regrouped(group_size)
         assert fine.offset is not None
         self.scales = (
             torch.stack((fine.scale, fine.offset + 8 * fine.scale), dim=-1).transpose(0, 1).contiguous().bfloat16()
         )
-        self.packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(groups.q.int(), 8)
+        self.packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(quantized.q.int(), 8)
 
 
-def _packed(groups: QuantizedTensor, products: Products) -> PackedMatrix:
-    if groups.offset is None:
-        return products.pack_int8(groups.q, groups.scale, groups.group_size)
-    return products.pack_int4(groups.q, groups.scale, groups.offset, groups.group_size)
+def _packed(quantized: QuantizedTensor, matmul: MatmulKernels) -> PackedMatrix:
+    if quantized.offset is None:
+        return matmul.pack_int8(quantized.q, quantized.scale, quantized.group_size)
+    return matmul.pack_int4(quantized.q, quantized.scale, quantized.offset, quantized.group_size)
 
 
 Matrix = Tensor | TorchQuantizedMatrix
 """[N, K], dense or quantized."""
 
 
-def _operator_group(groups: QuantizedTensor) -> int | None:
+def _operator_group(quantized: QuantizedTensor) -> int | None:
     """Group size for torch's operator: the matrix's own, or a smaller one that divides it and the columns; None: it
     can't take the matrix."""
-    rows, columns = groups.q.shape
+    rows, columns = quantized.q.shape
     if rows % _OUT_MULTIPLE:
         return None
-    return next((size for size in _OPERATOR_GROUPS if groups.group_size % size == 0 and columns % size == 0), None)
+    return next((size for size in _OPERATOR_GROUPS if quantized.group_size % size == 0 and columns % size == 0), None)

@@ -1,1 +1,4 @@
-"""Checkpoints as they lie on the disk: which tensors there are, and how each is copied to where the model wants it."""
+"""Checkpoints as they lie on the disk: which tensors there are, and how each is copied to where the model wants it.
+
+Not what a model does with them (`weights` puts them together). May import `quant` and `model_config` of compute.
+"""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
-from penstock.workers.compute.models.config import Awq, ModelConfig, PackQuantized
+from penstock.workers.compute.model_config import Awq, ModelConfig, PackQuantized
 from penstock.workers.compute.quant import awq, compressed
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.readers.entry import Entry, Quantized, quantized_entry
@@ -33,11 +33,12 @@ class _TensorView(Protocol):
 
 
 _Holders = Mapping[str, _TensorFile]
-"""By the name of a tensor, the file that holds it."""
+"""File that holds a tensor, by the tensor's name."""
 
 
 def directory_entries(source: ModelSource, files: ExitStack, config: ModelConfig) -> dict[str, Entry]:
-    """By Hugging Face name; a packed layer is one entry, `.weight`. Raises ConfigError."""
+    """Entries of a checkpoint's tensors by Hugging Face name; a packed layer is one entry, `.weight`. Raises
+    ConfigError."""
     holders: dict[str, _TensorFile] = {}
     for path in _files(source):
         try:
@@ -52,21 +53,23 @@ def directory_entries(source: ModelSource, files: ExitStack, config: ModelConfig
 
 
 def _files(source: ModelSource) -> list[Path]:
-    """Those that the index names; without one the only file, or model.safetensors."""
+    """Files that the index names; without an index the only file, or model.safetensors."""
     index = source.read_json("model.safetensors.index.json")
     if index is not None:
         weight_map = index.get("weight_map")
         names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
         if not names or any(Path(str(name)).name != name for name in names):
             raise ConfigError(
-                f"the weight_map in {source.path / 'model.safetensors.index.json'} does not name files of that directory"
+                f"the weight_map in {source.path / 'model.safetensors.index.json'} does not name files of that "
+                "directory"
             )
         return [source.path / name for name in sorted(names)]
     found = sorted(source.path.glob("*.safetensors"))
     usual = source.path / "model.safetensors"
     if usual not in found and len(found) != 1:
         raise ConfigError(
-            f"{source.path} holds {len(found)} *.safetensors and neither model.safetensors nor model.safetensors.index.json says which to read"
+            f"{source.path} holds {len(found)} *.safetensors and neither model.safetensors nor "
+            "model.safetensors.index.json says which to read"
         )
     return [usual] if usual in found else found
 
@@ -91,7 +94,7 @@ class _Layer(NamedTuple):
 
     holders: _Holders
     names: dict[str, str]
-    """By part."""
+    """Name of each tensor, by what it is of the layer (`qweight`, `scales`, ...)."""
     entry_of: "Callable[[_Layer], Entry]"
 
     def entry(self) -> Entry:
@@ -111,19 +114,21 @@ class _Layer(NamedTuple):
             found = self.holders[self.names[part]].get_slice(self.names[part]).get_dtype()
             if found not in wanted:
                 raise ConfigError(
-                    f"tensor {self.names[part]} of the checkpoint has the type {found}; {layout} has {' or '.join(wanted)} there"
+                    f"tensor {self.names[part]} of the checkpoint has the type {found}; "
+                    f"{layout} has {' or '.join(wanted)} there"
                 )
 
     def check_shapes(self, group_size: int, wanted: Mapping[str, tuple[int, ...]]) -> None:
         for part, shape in wanted.items():
             if self.shape(part) != shape:
                 raise ConfigError(
-                    f"tensor {self.names[part]} of the checkpoint has the shape {list(self.shape(part))}; groups of {group_size} ask for {list(shape)}"
+                    f"tensor {self.names[part]} of the checkpoint has the shape {list(self.shape(part))}; "
+                    f"groups of {group_size} ask for {list(shape)}"
                 )
 
 
 def _packed_layers(holders: _Holders, quantization: Awq | PackQuantized) -> dict[str, _Layer]:
-    """By the name of the layer."""
+    """Layers whose weights are packed, by name."""
     if isinstance(quantization, Awq):
         mark, parts, entry_of = "qweight", ("qweight", "qzeros", "scales"), partial(_awq_entry, quantization)
     else:
@@ -159,7 +164,8 @@ def _compressed_entry(quantization: PackQuantized, layer: _Layer) -> Entry:
     )
     if layer.shape("weight_shape") != (2,):
         raise ConfigError(
-            f"tensor {layer.names['weight_shape']} of the checkpoint has the shape {list(layer.shape('weight_shape'))}; two numbers belong there"
+            f"tensor {layer.names['weight_shape']} of the checkpoint has the shape "
+            f"{list(layer.shape('weight_shape'))}; two numbers belong there"
         )
     rows, columns = layer.read("weight_shape").tolist()
     bits, group_size = quantization.bits, quantization.group_size or max(1, columns)

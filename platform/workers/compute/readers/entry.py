@@ -15,21 +15,21 @@ class Quantized:
     bits: int
     group_size: int
     copy_groups: Callable[[QuantizedTensor], None]
-    """Into rows of the normal form, of the entry's shape."""
+    """Copies the matrix into rows of the normal form, which have the entry's shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Its shape, rows first, and how to copy it into a tensor of that shape."""
+    """A tensor of a checkpoint: its shape, rows first, and how to copy it into a tensor of that shape."""
 
     shape: tuple[int, ...]
     copy_into: Callable[[Tensor], None]
     quantized: Quantized | None = None
-    """None: it is not, or in a way that the normal form can't hold."""
+    """None: the tensor is not quantized, or in a way that the normal form can't hold."""
 
 
 def quantized_entry(rows: int, columns: int, quantized: Quantized) -> Entry:
-    """Of a matrix that is dequantized through its normal form."""
+    """An entry of a quantized matrix, which `copy_into` dequantizes through the normal form."""
 
     def copy_into(out: Tensor) -> None:
         whole = QuantizedTensor.empty(rows, columns, quantized.group_size, quantized.bits)

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from penstock.base.errors import ConfigError
 from penstock.text.gguf_header import GgufHeader, TensorInfo
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.quant.gguf_blocks import BLOCK, UNPACK
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.readers.entry import Entry, Quantized
 
 
 class Type(NamedTuple):
-    """Of a tensor's elements (ggml.h, ggml-common.h)."""
+    """A type of elements (ggml.h, ggml-common.h)."""
 
     name: str
     block: int
@@ -44,7 +44,7 @@ TYPES = {
     13: Type("Q5_K", 256, 176),
     14: Type("Q6_K", 256, 210),
 }
-"""By the number that files have for it."""
+"""Types by the number that files have for them."""
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CHUNK_ELEMENTS = 1 << 20
 """Elements read and unpacked at once, at most (of a tensor with longer rows, one row; of one whose rows change places,
@@ -77,7 +77,7 @@ class _File(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """Of a tensor, as the file has them."""
+    """Rows of a tensor, as bytes of the file."""
 
     path: Path
     offset: int
@@ -102,7 +102,7 @@ class _Rows(NamedTuple):
 
 
 def gguf_entries(path: Path, header: GgufHeader, config: ModelConfig) -> dict[str, Entry]:
-    """By Hugging Face name. Raises ConfigError."""
+    """Entries of the file's tensors by Hugging Face name. Raises ConfigError."""
     file = _File(path, path.stat().st_size)
     return {_hf_name(tensor.name): _entry(file, tensor, config) for tensor in header.tensors}
 
@@ -120,7 +120,8 @@ def _entry(file: _File, tensor: TensorInfo, config: ModelConfig) -> Entry:
     shape = tuple(reversed(tensor.shape))
     if shape[-1] % kind.block:
         raise ConfigError(
-            f"tensor {tensor.name} has rows of {shape[-1]} elements, which {kind.name} can't hold: they are no multiple of {kind.block}"
+            f"tensor {tensor.name} has rows of {shape[-1]} elements, which {kind.name} can't hold: "
+            f"they are no multiple of {kind.block}"
         )
     row_bytes = shape[-1] // kind.block * kind.block_bytes
     rows = _Rows(file.path, tensor.offset, math.prod(shape[:-1]), row_bytes)
@@ -138,13 +139,14 @@ def _type(tensor: TensorInfo) -> Type:
     if tensor.ggml_type not in TYPES:
         supported = ", ".join(kind.name for kind in TYPES.values())
         raise ConfigError(
-            f"tensor {tensor.name} has the GGUF type {_name(tensor.ggml_type)}, which is not supported; these are: {supported}"
+            f"tensor {tensor.name} has the GGUF type {_name(tensor.ggml_type)}, which is not supported; "
+            f"these are: {supported}"
         )
     return TYPES[tensor.ggml_type]
 
 
 def _name(ggml_type: int) -> str:
-    import gguf  # imports much beside, and few files need it
+    import gguf  # noqa: PLC0415 (imports much beside itself, and few files need it)
 
     try:
         return gguf.GGMLQuantizationType(ggml_type).name
@@ -167,7 +169,7 @@ def _straightened(rows: _Bytes, num_heads: int) -> _Bytes:
 
 
 def _copy_dequantized(rows: _Rows, kind: Type, num_heads: int | None, out: Tensor) -> None:
-    """A vector is one row, or with heads as many rows as it has elements."""
+    """Copy rows into `out` as floats. A vector is one row, or with heads as many rows as it has elements."""
     if num_heads is not None and out.dim() == 1:
         rows = rows._replace(num_rows=len(out), row_bytes=rows.row_bytes // len(out))
     table = out.view(rows.num_rows, -1)
@@ -176,10 +178,10 @@ def _copy_dequantized(rows: _Rows, kind: Type, num_heads: int | None, out: Tenso
 
 
 def _dequantized(rows: Tensor, kind: Type) -> Tensor:
-    """rows: uint8 [R, row bytes]."""
+    """Elements of rows, uint8 [R, row bytes], as floats [R, row elements]."""
     if kind.name in _FLOATS:
         return rows.view(_FLOATS[kind.name])
-    import gguf  # imports much beside, and few files need it
+    import gguf  # noqa: PLC0415 (imports much beside itself, and few files need it)
 
     return torch.from_numpy(gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind.name]))
 

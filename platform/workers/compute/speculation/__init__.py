@@ -1,2 +1,5 @@
-"""Speculation: drafters guess tokens, the target verifies them in one step; how many is decided by what a guess is
-worth."""
+"""Speculation: drafters propose tokens, which the target verifies in one step.
+
+Not how many are proposed (`engine.draft_lengths`), and not the verification (`sampling`). May import models, sampling
+and batch of compute.
+"""

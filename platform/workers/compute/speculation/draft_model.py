@@ -1,14 +1,14 @@
 """A draft model with KV of its own in the target's blocks: the same block ids and tables, other layers.
 
-The drafter is to each sequence a second engine that lags behind: at every proposal it first computes the tokens it has
-not seen, then one at a time those it guesses, with the target's sampler and noise. Whatever the target rejects is
-written over, as the target does it.
+The drafter is to each sequence a second engine that lags behind: at every proposal it first computes the known tokens
+that it has not computed yet, then one at a time those it proposes, with the target's sampler and noise. Whatever the
+target rejects is written over, as the target does it.
 
 Blocks are shared between sequences and found again by prefix, so a block may come with the target's KV and without the
-drafter's: the drafter was behind, or asleep, when it was computed. Each block is therefore marked with the key of the
-chain whose draft KV it holds, all of it. A mark that is not the block's key in the sequence at hand says that there is
-none, whoever used the block meanwhile, and the drafter computes it, CATCH_UP_TOKENS a step at most; until it has caught
-up it proposes nothing.
+drafter's: the drafter was behind, or did not draft, when it was computed. Each block is therefore marked with the key
+of the chain whose draft KV it holds, all of it. Where the mark is not the block's key in a sequence, the block has no
+draft KV for that sequence, whoever used it meanwhile, and the drafter computes it, CATCH_UP_TOKENS a step at most;
+until it has caught up it proposes nothing.
 
 Invariant: a mark is true: only this class writes this cache, and it takes a block's mark away before it writes to it.
 """
@@ -34,7 +34,7 @@ class _State:
     """What the draft cache holds of a sequence: its first `num_computed` tokens and, behind them, `ahead`."""
 
     num_preemptions: int
-    """Since then its blocks have been other ones."""
+    """The sequence's preemptions when the state was made; after another one its blocks are other ones."""
     num_computed: int
     num_marked: int
     """Leading blocks whose marks are set."""
@@ -43,7 +43,7 @@ class _State:
 
 class _Draft(NamedTuple):
     place: int
-    """Of its chunk."""
+    """Index of the chunk in the step."""
     seq: Sequence
     num_wanted: int
     state: _State
@@ -87,7 +87,7 @@ class DraftModel:
             self._marks[block] = None
 
     def _catch_up(self, chunks: list[Chunk]) -> list[_Draft]:
-        """Compute known tokens; for the sequences that have them all now, the first guess."""
+        """Compute known tokens; for the sequences that have them all now, propose the first token."""
         budget = self._catch_up_tokens
         spans: list[Span] = []
         drafts: list[_Draft] = []
@@ -113,48 +113,48 @@ class DraftModel:
                 drafts.append(_Draft(place, seq, count, state, []))
                 rows.append(self._catch_up_tokens - budget - 1)
         if spans:
-            self._guess(spans, drafts, rows)
+            self._propose_next(spans, drafts, rows)
         return drafts
 
     def _extend(self, drafts: list[_Draft]) -> list[_Draft]:
-        """One guess more for each; returns those that go on."""
+        """Propose one more token for each; returns the drafts that go on."""
         spans: list[Span] = []
         for draft in drafts:
             last = draft.tokens[-1]
             spans.append(Span([last], draft.seq.num_tokens + len(draft.tokens) - 1, draft.seq.block_table))
             draft.state.ahead.append(last)
         lengths = [len(draft.tokens) for draft in drafts]
-        self._guess(spans, drafts, list(range(len(drafts))))
+        self._propose_next(spans, drafts, list(range(len(drafts))))
         return [
             draft
             for draft, length in zip(drafts, lengths, strict=True)
             if length < len(draft.tokens) < draft.num_wanted
         ]
 
-    def _guess(self, spans: list[Span], drafts: list[_Draft], rows: list[int]) -> None:
+    def _propose_next(self, spans: list[Span], drafts: list[_Draft], rows: list[int]) -> None:
         """Compute the spans; rows[i] of their tokens is behind what drafts[i] has, which gains a token if there is
         one."""
         token_ids, positions, attention = lay_out(spans, self._cache.block_size)
         logits = self._model.logits(token_ids, positions, self._cache, attention, torch.tensor(rows, dtype=torch.int64))
-        guesses = (
-            self._sampler.guess(logits, [draft.seq for draft in drafts], [draft.tokens for draft in drafts])
+        proposals = (
+            self._sampler.propose(logits, [draft.seq for draft in drafts], [draft.tokens for draft in drafts])
             if drafts
             else []
         )
-        for draft, guess in zip(drafts, guesses, strict=True):
-            if guess is not None:
-                draft.tokens.append(guess)
+        for draft, token_id in zip(drafts, proposals, strict=True):
+            if token_id is not None:
+                draft.tokens.append(token_id)
 
     def _resumed(self, seq: Sequence) -> _State:
-        """The sequence's state with what was guessed right counted as known; at least its last token is not
-        computed."""
+        """The sequence's state, in which proposals that the target accepted count as computed; at least its last token
+        is not."""
         state = self._states.get(seq)
         if state is None or state.num_preemptions != seq.num_preemptions:
             num_blocks = self._num_marked(seq)
             state = self._states[seq] = _State(seq.num_preemptions, num_blocks * self._cache.block_size, num_blocks)
         known = seq.token_ids[state.num_computed : state.num_computed + len(state.ahead)]
-        for token_id, guess in zip(known, state.ahead, strict=False):
-            if token_id != guess:
+        for token_id, proposed in zip(known, state.ahead, strict=False):
+            if token_id != proposed:
                 break
             state.num_computed += 1
         state.ahead = []
@@ -163,7 +163,7 @@ class DraftModel:
         return state
 
     def _num_marked(self, seq: Sequence) -> int:
-        """Leading blocks of a sequence that are full of this chain's draft KV; the last token's is not asked for."""
+        """Leading blocks of a sequence that are full of this chain's draft KV; the last token's KV is not needed."""
         num_blocks = 0
         for block, key in zip(
             seq.block_table, seq.block_keys[: (seq.num_tokens - 1) // self._cache.block_size], strict=False
@@ -174,14 +174,14 @@ class DraftModel:
         return num_blocks
 
     def _mark(self, seq: Sequence, state: _State) -> None:
-        """The full blocks whose keys have become known."""
+        """Mark the full blocks whose keys have become known."""
         num_full = min(state.num_computed // self._cache.block_size, len(seq.block_keys))
         for index in range(state.num_marked, num_full):
             self._marks[seq.block_table[index]] = seq.block_keys[index]
         state.num_marked = max(state.num_marked, num_full)
 
     def _unmark(self, seq: Sequence, state: _State) -> None:
-        """The blocks that the next tokens, and guesses behind them, are written to."""
+        """Take the marks from the blocks that the next tokens, and proposals behind them, are written to."""
         first = state.num_computed // self._cache.block_size
         for block in seq.block_table[first:]:
             self._marks[block] = None

@@ -13,7 +13,7 @@ from penstock.workers.engine.sequence import Chunk, Sequence
 LONGEST, SHORTEST = 4, 2
 """Tokens of the suffix that is looked up; the longest that is found wins, then the latest place."""
 WINDOW = 16384
-"""Tokens looked back at most: bounds the search to some microseconds a step, whatever the context."""
+"""Last tokens that are searched, at most: bounds the search to some microseconds a step, whatever the context."""
 MAX_MISALIGNED = 8
 """Finds that begin inside a token and are passed over, before a search is given up."""
 
@@ -48,11 +48,11 @@ class NgramDrafter:
     def _propose(self, seq: Sequence, count: int) -> list[int]:
         packed = self._packed.setdefault(seq, _Packed())
         packed.update(seq.token_ids)
-        place = follower(packed.data, self._shortest)
-        return [] if place is None else continued(seq.token_ids, place, count)
+        place = find_continuation(packed.data, self._shortest)
+        return [] if place is None else continue_from(seq.token_ids, place, count)
 
 
-def follower(data: bytearray, shortest: int) -> int | None:
+def find_continuation(data: bytearray, shortest: int) -> int | None:
     """Index of the token that came after the latest earlier occurrence of the longest suffix found; None: there is
     none."""
     for length in range(LONGEST, shortest - 1, -1):
@@ -79,7 +79,7 @@ def _find(data: bytearray, length: int) -> int | None:
     return None
 
 
-def continued(token_ids: list[int], place: int, count: int) -> list[int]:
+def continue_from(token_ids: list[int], place: int, count: int) -> list[int]:
     """`count` tokens from `place` on; beyond the end they repeat themselves."""
     period = len(token_ids) - place
     return [token_ids[place + step % period] for step in range(count)]

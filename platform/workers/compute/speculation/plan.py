@@ -1,10 +1,10 @@
-"""Which draft model a pool's settings ask for, read from its headers and checked against the target; no weights."""
+"""Which draft model a pool's settings name, read from its headers and checked against the target; no weights."""
 
 from dataclasses import dataclass, replace
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
-from penstock.workers.compute.models.config import ModelConfig, read_config
+from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.config import EngineConfig
 
 
@@ -12,11 +12,11 @@ from penstock.workers.config import EngineConfig
 class DraftPlan:
     source: ModelSource
     whole: ModelConfig
-    """As the checkpoint says."""
+    """The checkpoint's own configuration."""
     config: ModelConfig
-    """As it is used: perhaps with its first layers only."""
+    """The configuration that drafts: perhaps with the first layers only."""
     is_target: bool
-    """It is the target's own checkpoint, so that weights are shared."""
+    """Whether the draft model is the target's own checkpoint, so that weights are shared."""
 
 
 def plan_draft(target: ModelSource, target_config: ModelConfig, config: EngineConfig) -> DraftPlan | None:
@@ -32,7 +32,8 @@ def plan_draft(target: ModelSource, target_config: ModelConfig, config: EngineCo
     num_layers = speculation.draft_layers or whole.num_layers
     if num_layers > whole.num_layers:
         raise ConfigError(
-            f"engine.speculation.draft_layers is {num_layers}, and {speculation.model} has only {whole.num_layers} layers"
+            f"engine.speculation.draft_layers is {num_layers}, "
+            f"and {speculation.model} has only {whole.num_layers} layers"
         )
     return DraftPlan(source, whole, replace(whole, num_layers=num_layers), is_target)
 
@@ -40,17 +41,16 @@ def plan_draft(target: ModelSource, target_config: ModelConfig, config: EngineCo
 def _check_vocabulary(
     source: ModelSource, config: ModelConfig, target: ModelSource, target_config: ModelConfig
 ) -> None:
-    """A guess is a token id: it must mean the same to both."""
+    """A proposal is a token id, which must mean the same to both models. Raises ConfigError."""
     if config.vocab_size != target_config.vocab_size:
         raise ConfigError(
-            f"the draft model {source.name} has a vocabulary of {config.vocab_size} tokens, and {target.name} one of {target_config.vocab_size}; "
-            "they must be the same"
+            f"the draft model {source.name} has a vocabulary of {config.vocab_size} tokens, "
+            f"and {target.name} one of {target_config.vocab_size}; they must be the same"
         )
-    from penstock.text.vocabulary import (
-        load_vocabulary,
-    )  # brings the tokenizers library, which only this needs of a replica
+    from penstock.text.vocabulary import load_vocabulary  # noqa: PLC0415 (only this needs tokenizers in a replica)
 
     if load_vocabulary(source).raw.get_vocab() != load_vocabulary(target).raw.get_vocab():
         raise ConfigError(
-            f"the draft model {source.name} and {target.name} number their tokens differently; their vocabularies must be the same"
+            f"the draft model {source.name} and {target.name} number their tokens differently; "
+            "their vocabularies must be the same"
         )

@@ -1,8 +1,7 @@
-"""Paged attention on a GPU as its plan says: single queries by the kernel, pieces of prompts by torch's fused attention
+"""Paged attention on a GPU by its plan: single queries by the kernel, pieces of prompts by torch's fused attention
 over the gathered context.
 
-Torch wants to be told what each query sees, a whole matrix of it; so a piece of a prompt is taken in slices whose
-matrix is bounded.
+Torch takes what each query sees as a whole matrix; so a piece of a prompt is taken in slices whose matrix is bounded.
 """
 
 import torch
@@ -13,8 +12,8 @@ from penstock.workers.compute.triton.decode import decode
 from penstock.workers.compute.triton.plan import Piece, Plan
 
 MAX_MASK = 2**27
-"""Entries of a mask: a byte for each, and in torch as many numbers of the queries' type. A thousand queries in groups
-of 8 over a context of 128 thousand are 8 slices, each of which still keeps a GPU busy."""
+"""Entries of a mask, at most: a byte for each, and in torch as many numbers of the queries' type. A thousand queries in
+groups of 8 over a context of 128 thousand are 8 slices, each of which still keeps a GPU busy."""
 
 
 def attend_planned(
@@ -35,7 +34,7 @@ def attend_planned(
 
 
 def _gathered(cache: Tensor, piece: Piece, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """[num_kv_heads, context, head_dim]."""
+    """The piece's context out of the cache: [num_kv_heads, context, head_dim]."""
     if scales is None:
         return cache[piece.blocks, :, piece.offsets].transpose(0, 1).to(dtype)
     found = cache.view(torch.uint8)[piece.blocks, :, piece.offsets].view(cache.dtype).float()
@@ -43,7 +42,7 @@ def _gathered(cache: Tensor, piece: Piece, scales: Tensor | None, dtype: torch.d
 
 
 def _attend_piece(q: Tensor, keys: Tensor, values: Tensor, piece: Piece, scale: float, out: Tensor) -> None:
-    """Into the piece's rows of `out`."""
+    """Attend to the piece's queries, and write the result into their rows of `out`."""
     num_kv_heads, context, _ = keys.shape
     positions = torch.arange(context, device=q.device)
     most = max(1, MAX_MASK // (context * (q.shape[1] // num_kv_heads)))

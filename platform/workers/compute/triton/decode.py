@@ -25,7 +25,7 @@ SPLIT_TOKENS = 256
 MAX_SPLITS = 32
 TILE_TOKENS = 32
 LEAST_LANES = 16
-"""Of a matrix product, in each dimension."""
+"""Size of a matrix product in each dimension, at least."""
 
 
 @triton.jit
@@ -46,8 +46,8 @@ def _read(cache, places, mask, is_scaled: tl.constexpr):
 def _attend_split(
     q, k_cache, v_cache, k_scales, v_scales, tables, tokens, owners, visible, parts, weights,
     q_token_stride, q_head_stride, table_stride, scale, num_kv_heads, group, block_size, head_dim, num_splits,
-    group_lanes: tl.constexpr, dim_lanes: tl.constexpr, split_tokens: tl.constexpr, max_splits: tl.constexpr, tile_tokens: tl.constexpr,
-    precision: tl.constexpr, is_scaled: tl.constexpr,
+    group_lanes: tl.constexpr, dim_lanes: tl.constexpr, split_tokens: tl.constexpr, max_splits: tl.constexpr,
+    tile_tokens: tl.constexpr, precision: tl.constexpr, is_scaled: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
@@ -159,8 +159,8 @@ def decode(
     _attend_split[(num_rows, num_kv_heads, num_splits)](
         q, k_cache, v_cache, k_scales, v_scales, block_tables, rows.tokens, rows.owners, rows.visible, parts, weights,
         q.stride(0), q.stride(1), block_tables.stride(0), scale, num_kv_heads, group, block_size, head_dim, num_splits,
-        group_lanes=max(LEAST_LANES, triton.next_power_of_2(group)), dim_lanes=dim_lanes, split_tokens=SPLIT_TOKENS, max_splits=MAX_SPLITS,
-        tile_tokens=TILE_TOKENS, precision=precision, is_scaled=scales is not None,
+        group_lanes=max(LEAST_LANES, triton.next_power_of_2(group)), dim_lanes=dim_lanes, split_tokens=SPLIT_TOKENS,
+        max_splits=MAX_SPLITS, tile_tokens=TILE_TOKENS, precision=precision, is_scaled=scales is not None,
     )  # fmt: skip
     _reduce[(num_rows, num_heads)](
         parts, weights, rows.tokens, rows.visible, out, out.stride(0), out.stride(1), num_heads, head_dim, num_splits,

@@ -1,5 +1,5 @@
-"""Matrices of 4- and 8-bit integers in groups, as they lie on a GPU. The order of the bytes only; the kernels are those
-of `products`.
+"""Matrices of 4- and 8-bit integers in groups, as they lie on a GPU: the order of the bytes only. The kernels that read
+them are those of `matmul`, and `grouped_matrix` has the matrix that a model's layers hold.
 
 A matrix [N, K] is cut into tiles of TILE_ROWS rows, these into blocks of a whole number of runs; a run is 32, 64 or 128
 columns of one group:
@@ -16,6 +16,7 @@ the kernels never multiply by anything that is not finite.
 Scales, and the offsets or zero points, are kept in the shortest of float16, bfloat16 and float32 that loses nothing.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -28,85 +29,73 @@ TILE_ROWS = 64
 _RUNS = (128, 64, 32)
 _MOST_FILL = 1.125
 """Columns with those that fill the last block, for each column, beyond which a shorter run is better."""
-SMALL_ROWS = 64
-"""Up to so many rows of activations are multiplied with the packed matrix; for more of them it is dequantized, a slice
-at a time, and torch multiplies."""
-SLICE_ELEMENTS = 1 << 26
-"""Of the dequantized slice: 128 MiB in bfloat16."""
 
 Second = Literal["none", "zero", "offset"]
 """What is kept beside the scale: nothing, zero points (w = (q - zero) * scale) or offsets (w = q * scale + offset)."""
 
 
-class GroupedMatrix:
-    """A quantized [N, K] matrix on a device, for products with activations of one dtype."""
+@dataclass(frozen=True, slots=True)
+class GroupedTensor:
+    """A quantized [N, K] matrix in that order, on a device."""
 
-    def __init__(self, groups: QuantizedTensor, dtype: torch.dtype, device: torch.device) -> None:
-        """groups: on any device; `is_covered` of them."""
-        assert is_covered(groups)
-        self.shape = groups.q.shape
-        self.dtype = dtype
-        self.device = device
-        self.bits = groups.bits
-        self.group_size = groups.group_size
-        self.run = _run(groups)
-        self.q = _tiled(groups.q.to(device), self.run, self.bits)
-        self.scale = _transposed(groups.scale.to(device))
-        self.second_kind, second = _second(groups)
-        self.second = self.scale if second is None else _transposed(second.to(device))
+    shape: torch.Size
+    """Rows N and columns K of the matrix, without what fills it up."""
+    dtype: torch.dtype
+    """Type of the activations that the matrix is multiplied with, and of its rows where they are dequantized."""
+    bits: int
+    group_size: int
+    run: int
+    """Columns of a run: 32, 64 or 128."""
+    q: Tensor
+    """uint8 [N / TILE_ROWS, blocks, TILE_ROWS, run]."""
+    scale: Tensor
+    """[G, N], N filled up to whole tiles."""
+    second: Tensor
+    """Zero points or offsets, of the same shape; the scales themselves where there is neither."""
+    second_kind: Second
+
+    @property
+    def device(self) -> torch.device:
+        return self.q.device
 
     @property
     def nbytes(self) -> int:
         return self.q.nbytes + self.scale.nbytes + (0 if self.second_kind == "none" else self.second.nbytes)
 
-    def multiply(self, x: Tensor) -> Tensor:
-        """x [T, K] times the transpose: [T, N] in x's dtype."""
-        from penstock.workers.compute.triton.matmul import (
-            multiply,
-        )  # Triton is there only where torch is made for a GPU
 
-        if x.shape[0] <= SMALL_ROWS:
-            return multiply(x, self)
-        step = max(1, SLICE_ELEMENTS // (TILE_ROWS * self.shape[1])) * TILE_ROWS
-        if step >= self.shape[0]:
-            return functional.linear(x, self.dense(0, self.shape[0]))
-        out = x.new_empty(x.shape[0], self.shape[0])
-        for start in range(0, self.shape[0], step):
-            end = min(start + step, self.shape[0])
-            out[:, start:end] = functional.linear(x, self.dense(start, end))
-        return out
-
-    def dense(self, start: int, end: int) -> Tensor:
-        """Rows [start, end), of which the first begins a tile: [end - start, K] in the matrix's dtype."""
-        from penstock.workers.compute.triton.matmul import (
-            dequantize,
-        )  # Triton is there only where torch is made for a GPU
-
-        return dequantize(self, start, end)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        """Rows by number, int64 [R]: [R, K]."""
-        from penstock.workers.compute.triton.matmul import (
-            read_rows,
-        )  # Triton is there only where torch is made for a GPU
-
-        return read_rows(self, ids)
+def lay_out_groups(quantized: QuantizedTensor, dtype: torch.dtype, device: torch.device) -> GroupedTensor:
+    """The matrix, which lies on any device, in the kernels' order on this one. `is_covered` holds for it."""
+    assert is_covered(quantized)
+    run = _run(quantized)
+    scale = _transposed(quantized.scale.to(device))
+    second_kind, second = _second(quantized)
+    return GroupedTensor(
+        quantized.q.shape,
+        dtype,
+        quantized.bits,
+        quantized.group_size,
+        run,
+        _tiled(quantized.q.to(device), run, quantized.bits),
+        scale,
+        scale if second is None else _transposed(second.to(device)),
+        second_kind,
+    )
 
 
-def is_covered(groups: QuantizedTensor) -> bool:
+def is_covered(quantized: QuantizedTensor) -> bool:
     """Whether the groups are of a whole number of runs, or a row is one group."""
-    return groups.group_size % _RUNS[-1] == 0 or groups.scale.shape[1] == 1
+    return quantized.group_size % _RUNS[-1] == 0 or quantized.scale.shape[1] == 1
 
 
-def _run(groups: QuantizedTensor) -> int:
-    """The longest that a group is a multiple of and that needs little to fill its last block up."""
-    columns, runs = groups.q.shape[1], 2 if groups.bits == 4 else 1
-    fitting = [run for run in _RUNS if groups.group_size % run == 0 or groups.scale.shape[1] == 1]
+def _run(quantized: QuantizedTensor) -> int:
+    """Columns of a run: as many as a group is a multiple of and as need little to fill the last block up."""
+    columns, runs = quantized.q.shape[1], 2 if quantized.bits == 4 else 1
+    fitting = [run for run in _RUNS if quantized.group_size % run == 0 or quantized.scale.shape[1] == 1]
     return next((run for run in fitting if _up(columns, runs * run) <= _MOST_FILL * columns), fitting[-1])
 
 
 def _tiled(q: Tensor, run: int, bits: int) -> Tensor:
-    """See above; q [N, K]."""
+    """The elements q [N, K] in the order of the module's docstring."""
     rows, columns = q.shape
     runs = 2 if bits == 4 else 1
     filled = functional.pad(
@@ -117,17 +106,17 @@ def _tiled(q: Tensor, run: int, bits: int) -> Tensor:
 
 
 def _transposed(values: Tensor) -> Tensor:
-    """[G, N], N filled up to whole tiles with zeros."""
+    """The values [N, G] as [G, N], N filled up to whole tiles with zeros."""
     filled = functional.pad(values, (0, 0, 0, _up(len(values), TILE_ROWS) - len(values)))
     return _shortest(filled.t().contiguous())
 
 
-def _second(groups: QuantizedTensor) -> tuple[Second, Tensor | None]:
-    if groups.offset is None:
+def _second(quantized: QuantizedTensor) -> tuple[Second, Tensor | None]:
+    if quantized.offset is None:
         return "none", None
-    zero = groups.zero
-    is_kept = torch.equal(zero.round(), zero) and torch.equal(-zero * groups.scale, groups.offset)
-    return ("zero", zero) if is_kept else ("offset", groups.offset)
+    zero = quantized.zero
+    is_kept = torch.equal(zero.round(), zero) and torch.equal(-zero * quantized.scale, quantized.offset)
+    return ("zero", zero) if is_kept else ("offset", quantized.offset)
 
 
 def _shortest(values: Tensor) -> Tensor:

@@ -18,15 +18,15 @@ from penstock.workers.compute.triton.segments import FIELDS, PARTS, Segments
 RANK_LANES = 16
 TILE_COLUMNS = 128
 SPLIT_COLUMNS = 1024
-"""Of a shrink's sum, for one program."""
+"""Columns that one program of a shrink sums up."""
 TILE_OUTPUTS = 64
 
 
 @triton.jit
 def _shrink(
     x, rows, tiles, tables, inner, place, table_stride, x_stride, columns, num_rows, max_rank,
-    row_lanes: tl.constexpr, rank_lanes: tl.constexpr, tile_columns: tl.constexpr, split_columns: tl.constexpr, fields: tl.constexpr,
-    element: tl.constexpr, operand: tl.constexpr,
+    row_lanes: tl.constexpr, rank_lanes: tl.constexpr, tile_columns: tl.constexpr, split_columns: tl.constexpr,
+    fields: tl.constexpr, element: tl.constexpr, operand: tl.constexpr,
 ):  # fmt: skip
     tile = tiles + tl.program_id(0) * 3
     split = tl.program_id(2)
@@ -56,8 +56,8 @@ def _shrink(
 @triton.jit
 def _expand(
     inner, rows, tiles, tables, out, place, table_stride, out_stride, num_outputs, num_rows, max_rank, num_splits,
-    row_lanes: tl.constexpr, rank_lanes: tl.constexpr, tile_outputs: tl.constexpr, fields: tl.constexpr, parts: tl.constexpr,
-    element: tl.constexpr, operand: tl.constexpr,
+    row_lanes: tl.constexpr, rank_lanes: tl.constexpr, tile_outputs: tl.constexpr, fields: tl.constexpr,
+    parts: tl.constexpr, element: tl.constexpr, operand: tl.constexpr,
 ):  # fmt: skip
     tile = tiles + tl.program_id(0) * 3
     entry = tables + tl.load(tile).to(tl.int64) * table_stride + place * fields
@@ -100,8 +100,8 @@ def _expand(
 
 
 def add_low_rank(out: Tensor, x: Tensor, segments: Segments, layer: int, matrix: int) -> None:
-    """out [T, N] += what the step's adapters add to a matrix (its place in their tables), given its input x [T, K], of
-    the adapters' dtype."""
+    """Add to out [T, N] what the step's adapters add to a matrix, given its input x [T, K], of the adapters' dtype.
+    matrix: its place in their tables."""
     assert out.stride(1) == x.stride(1) == 1
     num_rows, num_tiles, columns = len(segments.rows), len(segments.tiles), x.shape[1]
     num_splits = triton.cdiv(columns, SPLIT_COLUMNS)
@@ -109,12 +109,13 @@ def add_low_rank(out: Tensor, x: Tensor, segments: Segments, layer: int, matrix:
     place = layer * segments.tables.shape[2] + matrix
     element = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[x.dtype]
     _shrink[(num_tiles, triton.cdiv(segments.max_rank, RANK_LANES), num_splits)](
-        x, segments.rows, segments.tiles, segments.tables, inner, place, segments.tables.stride(0), x.stride(0), columns, num_rows, segments.max_rank,
-        row_lanes=segments.tile_rows, rank_lanes=RANK_LANES, tile_columns=TILE_COLUMNS, split_columns=SPLIT_COLUMNS, fields=FIELDS, element=element,
+        x, segments.rows, segments.tiles, segments.tables, inner, place, segments.tables.stride(0), x.stride(0),
+        columns, num_rows, segments.max_rank, row_lanes=segments.tile_rows, rank_lanes=RANK_LANES,
+        tile_columns=TILE_COLUMNS, split_columns=SPLIT_COLUMNS, fields=FIELDS, element=element,
         operand=operand_type(x.dtype),
     )  # fmt: skip
     _expand[(num_tiles, triton.cdiv(out.shape[1], TILE_OUTPUTS))](
-        inner, segments.rows, segments.tiles, segments.tables, out, place, segments.tables.stride(0), out.stride(0), out.shape[1], num_rows,
-        segments.max_rank, num_splits, row_lanes=segments.tile_rows, rank_lanes=RANK_LANES, tile_outputs=TILE_OUTPUTS, fields=FIELDS, parts=PARTS,
-        element=element, operand=operand_type(x.dtype),
+        inner, segments.rows, segments.tiles, segments.tables, out, place, segments.tables.stride(0), out.stride(0),
+        out.shape[1], num_rows, segments.max_rank, num_splits, row_lanes=segments.tile_rows, rank_lanes=RANK_LANES,
+        tile_outputs=TILE_OUTPUTS, fields=FIELDS, parts=PARTS, element=element, operand=operand_type(x.dtype),
     )  # fmt: skip

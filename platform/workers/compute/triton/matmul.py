@@ -11,27 +11,22 @@ with q in the last places are those of 128 + q, and 128 times the sum of x is ta
 float32, where that costs 4 of 24 bits, far below what rounding to bfloat16 does.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from penstock.workers.compute.triton.grouped import TILE_ROWS
-
-if TYPE_CHECKING:
-    from penstock.workers.compute.triton.grouped import GroupedMatrix
+from penstock.workers.compute.triton.grouped import TILE_ROWS, GroupedTensor
 
 LEAST_LANES = 16
-"""Of a matrix product, in each dimension."""
+"""Size of a matrix product in each dimension, at least."""
 PROGRAMS = 384
-"""As many as that keep a GPU of about 130 multiprocessors busy."""
+"""Programs that keep a GPU of about 130 multiprocessors busy."""
 LEAST_BLOCKS = 4
-"""A program reads so many, or the whole row."""
+"""Blocks of a row that one program reads, at least, where the row has as many."""
 SUM_LANES = 1024
 STAGES = 4
-"""Tiles that are on their way to a program at once."""
+"""Tiles that are loaded for a program ahead of their use."""
 
 
 @triton.jit
@@ -48,7 +43,7 @@ def _add_run(
     sums, x, q, scale, second, rows, num_rows, x_stride, start, columns, places, num_groups, group_size, num_outputs,
     run: tl.constexpr, bits: tl.constexpr, kind: tl.constexpr, operand: tl.constexpr,
 ):  # fmt: skip
-    """sums [rows, outputs] and the products with one run, q [outputs, run]."""
+    """Sums [rows, outputs], with the products with one run, q [outputs, run], added."""
     lanes = start + tl.arange(0, run)
     values = tl.load(
         x + rows[:, None] * x_stride + lanes[None, :],
@@ -72,8 +67,9 @@ def _add_run(
 
 @triton.jit
 def _multiply(
-    x, q, scale, second, out, num_rows, x_stride, columns, num_groups, group_size, num_outputs, num_blocks, part_blocks, out_columns,
-    row_lanes: tl.constexpr, tile_rows: tl.constexpr, run: tl.constexpr, bits: tl.constexpr, kind: tl.constexpr, operand: tl.constexpr,
+    x, q, scale, second, out, num_rows, x_stride, columns, num_groups, group_size, num_outputs, num_blocks, part_blocks,
+    out_columns, row_lanes: tl.constexpr, tile_rows: tl.constexpr, run: tl.constexpr, bits: tl.constexpr,
+    kind: tl.constexpr, operand: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     part = tl.program_id(1)
@@ -87,17 +83,17 @@ def _multiply(
         if bits == 4:
             start = block * 2 * run
             sums = _add_run(
-                sums, x, packed & 15, scale, second, rows, num_rows, x_stride, start, columns, places, num_groups, group_size, num_outputs,
-                run, bits, kind, operand,
+                sums, x, packed & 15, scale, second, rows, num_rows, x_stride, start, columns, places, num_groups,
+                group_size, num_outputs, run, bits, kind, operand,
             )  # fmt: skip
             sums = _add_run(
-                sums, x, packed >> 4, scale, second, rows, num_rows, x_stride, start + run, columns, places, num_groups, group_size, num_outputs,
-                run, bits, kind, operand,
+                sums, x, packed >> 4, scale, second, rows, num_rows, x_stride, start + run, columns, places, num_groups,
+                group_size, num_outputs, run, bits, kind, operand,
             )  # fmt: skip
         else:
             sums = _add_run(
-                sums, x, packed.to(tl.int8, bitcast=True), scale, second, rows, num_rows, x_stride, block * run, columns, places, num_groups, group_size,
-                num_outputs, run, bits, kind, operand,
+                sums, x, packed.to(tl.int8, bitcast=True), scale, second, rows, num_rows, x_stride, block * run,
+                columns, places, num_groups, group_size, num_outputs, run, bits, kind, operand,
             )  # fmt: skip
     target = out + (part * num_rows + rows).to(tl.int64)[:, None] * out_columns + places[None, :]
     tl.store(target, sums.to(out.dtype.element_ty), mask=(rows < num_rows)[:, None] & (places < out_columns)[None, :])
@@ -115,7 +111,7 @@ def _sum_parts(parts, out, size, num_parts, lanes: tl.constexpr):
 
 @triton.jit
 def _store_run(q, scale, second, out, place, start, columns, group, run: tl.constexpr, kind: tl.constexpr):
-    """One row's run, dequantized; place: of the scale."""
+    """Dequantize one row's run and store it. place: where its scale lies."""
     lanes = start + tl.arange(0, run)
     scales = tl.load(scale + group + place).to(tl.float32)
     weights = q.to(tl.float32) * scales + _offset(scales, second, group + place, kind)
@@ -148,7 +144,7 @@ def _read_rows(
 def _dequantize_run(
     q, scale, second, out, rows, places, num_rows, start, columns, group, run: tl.constexpr, kind: tl.constexpr
 ):
-    """q [outputs, run]; rows: where they go, places: where their scales are."""
+    """Dequantize a run, q [outputs, run], and store it. rows: where its rows go, places: where their scales lie."""
     lanes = start + tl.arange(0, run)
     scales = tl.load(scale + group + places).to(tl.float32)
     weights = q.to(tl.float32) * scales[:, None] + _offset(scales, second, group + places, kind)[:, None]
@@ -190,7 +186,7 @@ def _dequantize(
         )
 
 
-def multiply(x: Tensor, matrix: "GroupedMatrix") -> Tensor:
+def multiply(x: Tensor, matrix: GroupedTensor) -> Tensor:
     """x [T, K] times the transpose: [T, N] in x's dtype, T not more than a few dozen."""
     num_rows, (num_outputs, columns) = len(x), matrix.shape
     assert x.shape[1] == columns
@@ -205,8 +201,9 @@ def multiply(x: Tensor, matrix: "GroupedMatrix") -> Tensor:
         out if num_parts == 1 else torch.empty(num_parts, num_rows, num_outputs, dtype=torch.float32, device=x.device)
     )
     _multiply[(tiles, num_parts)](
-        x, matrix.q, matrix.scale, matrix.second, parts, num_rows, x.stride(0), columns, len(matrix.scale), matrix.group_size, matrix.scale.shape[1],
-        blocks, part_blocks, num_outputs, row_lanes=max(LEAST_LANES, triton.next_power_of_2(num_rows)), tile_rows=TILE_ROWS, run=matrix.run,
+        x, matrix.q, matrix.scale, matrix.second, parts, num_rows, x.stride(0), columns, len(matrix.scale),
+        matrix.group_size, matrix.scale.shape[1], blocks, part_blocks, num_outputs,
+        row_lanes=max(LEAST_LANES, triton.next_power_of_2(num_rows)), tile_rows=TILE_ROWS, run=matrix.run,
         bits=matrix.bits, kind=matrix.second_kind, operand=operand_type(x.dtype), num_stages=STAGES,
     )  # fmt: skip
     if num_parts > 1:
@@ -214,34 +211,35 @@ def multiply(x: Tensor, matrix: "GroupedMatrix") -> Tensor:
     return out
 
 
-def dequantize(matrix: "GroupedMatrix", start: int, end: int) -> Tensor:
+def dequantize(matrix: GroupedTensor, start: int, end: int) -> Tensor:
     """Rows [start, end): [end - start, K] in the matrix's dtype. start: where a tile begins."""
     assert start % TILE_ROWS == 0
     out = torch.empty(end - start, matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
     blocks = matrix.q.shape[1]
     _dequantize[(triton.cdiv(end - start, TILE_ROWS), blocks)](
-        matrix.q, matrix.scale, matrix.second, out, start // TILE_ROWS, end - start, matrix.shape[1], len(matrix.scale), matrix.group_size,
-        matrix.scale.shape[1], blocks, tile_rows=TILE_ROWS, run=matrix.run, bits=matrix.bits, kind=matrix.second_kind,
+        matrix.q, matrix.scale, matrix.second, out, start // TILE_ROWS, end - start, matrix.shape[1],
+        len(matrix.scale), matrix.group_size, matrix.scale.shape[1], blocks,
+        tile_rows=TILE_ROWS, run=matrix.run, bits=matrix.bits, kind=matrix.second_kind,
     )  # fmt: skip
     return out
 
 
-def read_rows(matrix: "GroupedMatrix", ids: Tensor) -> Tensor:
+def read_rows(matrix: GroupedTensor, ids: Tensor) -> Tensor:
     """Rows by number, int64 [R]: [R, K] in the matrix's dtype."""
     out = torch.empty(len(ids), matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
     if not len(ids):
         return out
     blocks = matrix.q.shape[1]
     _read_rows[(len(ids), blocks)](
-        matrix.q, matrix.scale, matrix.second, ids, out, matrix.shape[1], len(matrix.scale), matrix.group_size, matrix.scale.shape[1], blocks,
-        tile_rows=TILE_ROWS, run=matrix.run, bits=matrix.bits, kind=matrix.second_kind,
+        matrix.q, matrix.scale, matrix.second, ids, out, matrix.shape[1], len(matrix.scale), matrix.group_size,
+        matrix.scale.shape[1], blocks, tile_rows=TILE_ROWS, run=matrix.run, bits=matrix.bits, kind=matrix.second_kind,
     )  # fmt: skip
     return out
 
 
 def operand_type(dtype: torch.dtype) -> tl.dtype:
-    """What products of such numbers are taken in. The interpreter takes bfloat16 for integers there; in float32 the
-    products are the same."""
+    """Type in which numbers of this dtype are multiplied. Triton's interpreter takes bfloat16 for integers there; in
+    float32 the products are the same."""
     return tl.bfloat16 if dtype == torch.bfloat16 and not triton.knobs.runtime.interpret else tl.float32
 
 

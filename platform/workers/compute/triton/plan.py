@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 FEW_TOKENS = 8
-"""So many new tokens of a sequence, the drafts of speculation for instance, go row by row: each reads the context
-again, but the kernel reads it in place, where the dense way first gathers it."""
+"""New tokens of a sequence, at most, that are attended to row by row, the drafts of speculation for instance: each
+reads the context again, but the kernel reads it in place, where the dense way first gathers it."""
 
 
 class Rows(NamedTuple):
@@ -35,9 +35,9 @@ class Piece(NamedTuple):
     start: int
     end: int
     blocks: Tensor
-    """int64 [context]: where the tokens of the context lie, the block"""
+    """int64 [context]: block in which each token of the context lies."""
     offsets: Tensor
-    """int64 [context]: and the place in it."""
+    """int64 [context]: place of each token in its block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class Plan:
 def make_plan(
     query_start: Tensor, context_len: Tensor, block_tables: Tensor, block_size: int, exact: bool, device: torch.device
 ) -> Plan:
-    """Of the tensors of `AttentionBatch`, on the host. exact: all queries row by row, so that a result does not depend
-    on how a chunk is cut."""
+    """The plan of a step; query_start, context_len and block_tables are the tensors of `AttentionBatch`, on the host.
+    exact: all queries row by row, so that a result does not depend on how a chunk is cut."""
     starts, contexts = query_start.tolist(), context_len.tolist()
     tokens: list[int] = []
     owners: list[int] = []
@@ -69,13 +69,13 @@ def make_plan(
             pieces.append(_piece(start, end, context, block_tables[owner], block_size, device))
     rows = None
     if tokens:
-        flat, owner_of, seen = _int32((tokens, owners, visible), device)
-        rows = Rows(flat, owner_of, seen, max(visible))
+        flat, owner_of, num_visible = _int32((tokens, owners, visible), device)
+        rows = Rows(flat, owner_of, num_visible, max(visible))
     return Plan(block_tables.to(device), rows, tuple(pieces))
 
 
 def _int32(lists: tuple[list[int], ...], device: torch.device) -> Iterator[Tensor]:
-    """In one transfer."""
+    """Each list as int32 on the device, all in one transfer."""
     yield from torch.tensor(lists, dtype=torch.int32).to(device)
 
 

@@ -63,13 +63,13 @@ def _best_of_tile(
     ids = tile * lanes + tl.arange(0, lanes)
     is_real = ids < vocab_size
     raw = tl.load(logits + row * vocab_size + ids, mask=is_real, other=float("-inf"))
-    asked = tl.load(temperatures + row)
-    temperature = tl.where(asked > 0, asked, 1.0)
+    wanted = tl.load(temperatures + row)
+    temperature = tl.where(wanted > 0, wanted, 1.0)
     top = tl.load(tops + row)
     scaled = tl.div_rn(raw - top, tl.zeros_like(raw) + temperature)
     floor = tl.div_rn(tl.load(least + row) - top, temperature)
     noise = _noise(tl.load(streams + row).to(tl.uint64, bitcast=True), ids)
-    score = scaled.to(tl.float64) + tl.where(asked > 0, noise, 0.0)
+    score = scaled.to(tl.float64) + tl.where(wanted > 0, noise, 0.0)
     is_kept = is_real & (scaled >= floor) & (scaled.to(tl.float64) >= tl.load(least_scaled + row))
     score = tl.where(is_kept, score, float("-inf"))
     most = tl.max(score, 0)
@@ -77,23 +77,23 @@ def _best_of_tile(
     tl.store(chosen + row * num_tiles + tile, tl.min(tl.where(is_kept & (score == most), ids, vocab_size), 0))
 
 
-def choose(logits: Tensor, draws: SamplingInputs) -> Tensor:
+def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
     """float64 [2, R]: the ids that the host would draw from logits [R, vocab_size], and the largest logit of each row,
     which is no number where there is nothing to draw from. Waits for nothing."""
     num_rows, vocab_size = logits.shape
     best = logits.amax(dim=1)
     tops = best.where(best.isfinite(), 0.0)
     least = torch.full_like(best, -torch.inf)
-    if draws.most_kept:
-        kept = logits.topk(min(draws.most_kept, vocab_size), dim=1).values
-        places = draws.top_k.clamp(1, kept.shape[1])[:, None] - 1
-        least = torch.where(draws.top_k > 0, kept.gather(1, places)[:, 0], least)
+    if inputs.most_kept:
+        kept = logits.topk(min(inputs.most_kept, vocab_size), dim=1).values
+        places = inputs.top_k.clamp(1, kept.shape[1])[:, None] - 1
+        least = torch.where(inputs.top_k > 0, kept.gather(1, places)[:, 0], least)
     num_tiles = triton.cdiv(vocab_size, TILE_TOKENS)
     scores = torch.empty(num_rows, num_tiles, dtype=torch.float64, device=logits.device)
     chosen = torch.empty(num_rows, num_tiles, dtype=torch.int64, device=logits.device)
     _best_of_tile[(num_rows, num_tiles)](
-        logits, tops, least, draws.streams, draws.temperatures, draws.least_scaled, scores, chosen, vocab_size, num_tiles, lanes=TILE_TOKENS,
-        enable_fp_fusion=False,
+        logits, tops, least, inputs.streams, inputs.temperatures, inputs.least_scaled, scores, chosen, vocab_size,
+        num_tiles, lanes=TILE_TOKENS, enable_fp_fusion=False,
     )  # fmt: skip
     ids = chosen.gather(1, scores.max(dim=1).indices[:, None])[:, 0]
     return torch.stack((ids.double(), best.double()))

@@ -12,21 +12,21 @@ from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.noise import stream_start
 
 MOST_KEPT = 256
-"""Of top_k; more of them are sorted on the host."""
+"""Largest top_k of which a GPU chooses; above it the host does, which sorts all tokens."""
 MIN_TEMPERATURE = 1e-5
 """Dividing by less leaves the range of float32, and would choose the same token."""
 _SIGN = 1 << 63
 
 
 class SamplingInputs(NamedTuple):
-    """Of R rows."""
+    """What a GPU is given to choose the tokens of R rows."""
 
     streams: Tensor
     """int64 [R]: where the noise of the position begins, the bits of a uint64."""
     temperatures: Tensor
-    """float32 [R]; 0: the best, without noise."""
+    """float32 [R]; 0: the largest logit, without noise."""
     least_scaled: Tensor
-    """float64 [R]: of logits relative to the best and by the temperature, those that min_p leaves."""
+    """float64 [R]: least logit that min_p leaves, relative to the best and divided by the temperature."""
     top_k: Tensor
     """int64 [R]; 0: all."""
     most_kept: int
@@ -39,13 +39,13 @@ class SamplingInputs(NamedTuple):
         )
 
 
-def can_draw(params: SamplingParams, vocab_size: int) -> bool:
+def can_sample(params: SamplingParams, vocab_size: int) -> bool:
     """Whether the GPU chooses by these parameters. Not top_p, whose sums would be rounded otherwise than the host's."""
     return params.temperature == 0 or (params.top_p >= 1 and (params.top_k <= MOST_KEPT or params.top_k >= vocab_size))
 
 
-def make_draws(params: Sequence[SamplingParams], positions: Sequence[int], vocab_size: int) -> SamplingInputs:
-    """positions: where the chosen tokens will stand."""
+def make_sampling_inputs(params: Sequence[SamplingParams], positions: Sequence[int], vocab_size: int) -> SamplingInputs:
+    """The inputs of as many rows as there are `params`. positions: where the chosen tokens will stand."""
     streams = [_signed(stream_start(own.seed, position)) for own, position in zip(params, positions, strict=True)]
     kept = [own.top_k if 0 < own.top_k < vocab_size and own.temperature > 0 else 0 for own in params]
     return SamplingInputs(

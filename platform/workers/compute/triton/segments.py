@@ -1,5 +1,5 @@
-"""The adapters of a step as a GPU's kernels want them (`low_rank`): which rows are whose, and where each adapter's
-matrices lie. Tensors, no kernels.
+"""The adapters of a step as a GPU's kernels want them (`low_rank`): which rows belong to which adapter, and where each
+adapter's matrices lie. Tensors, no kernels.
 
 Adapters come and go and their ranks differ, so nothing is copied together: a table of each says where its matrices are,
 and a step's tables side by side are all that a launch needs. Tables are made when adapters are loaded.
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 PARTS = 3
-"""At most so many modules in one matrix of the model."""
+"""Modules in one matrix of the model, at most."""
 FIELDS = 2 + 5 * PARTS
-"""Of a matrix's entry: address of A [rank of all parts, K], its rank; for each part first and last column + 1 of the
-output, address of B [columns, rank], first of its ranks in A, rank. Zeros where there is none."""
+"""Fields of a matrix's entry: address of A [rank of all parts, K], its rank; for each part first and last column + 1 of
+the output, address of B [columns, rank], first of its ranks in A, rank. Zeros where there is none."""
 FEW_ROWS = 128
 SHORT_TILE, LONG_TILE = 16, 64
 """Rows that a program takes, of a step with up to FEW_ROWS adapted rows, and with more."""
@@ -40,13 +40,13 @@ class Segments(NamedTuple):
     """int32 [P, 3]: adapter, first of its rows in `rows`, how many."""
     tile_rows: int
     max_rank: int
-    """Of all parts of a matrix together, the most of the step."""
+    """Largest rank in the step, of all parts of a matrix together."""
 
 
 def table_of(layers: Sequence[Sequence[AdapterSlots | None]], device: torch.device) -> Tensor:
     """int64 [layers, matrices, FIELDS] of contiguous matrices, which must outlive it."""
     return torch.tensor(
-        [[_entry(placed) for placed in matrices] for matrices in layers], dtype=torch.int64, device=device
+        [[_entry(slots) for slots in matrices] for matrices in layers], dtype=torch.int64, device=device
     )
 
 
@@ -68,13 +68,13 @@ def make_segments(
     )
 
 
-def _entry(placed: AdapterSlots | None) -> list[int]:
-    if placed is None:
+def _entry(slots: AdapterSlots | None) -> list[int]:
+    if slots is None:
         return [0] * FIELDS
-    assert placed.a.is_contiguous()
-    entry = [placed.a.data_ptr(), len(placed.a)]
+    assert slots.a.is_contiguous()
+    entry = [slots.a.data_ptr(), len(slots.a)]
     begin = 0
-    for start, end, b in placed.parts:
+    for start, end, b in slots.parts:
         assert b.is_contiguous()
         entry += [start, end, b.data_ptr(), begin, b.shape[1]]
         begin += b.shape[1]

@@ -40,8 +40,8 @@ def _put(x, x_place, cache, scales, place, lanes, is_real, head_dim, largest: tl
 
 @triton.jit
 def _store(
-    k, v, k_cache, v_cache, k_scales, v_scales, slots, k_token_stride, k_head_stride, v_token_stride, v_head_stride, num_kv_heads, block_size, head_dim,
-    dim_lanes: tl.constexpr, largest: tl.constexpr, is_scaled: tl.constexpr,
+    k, v, k_cache, v_cache, k_scales, v_scales, slots, k_token_stride, k_head_stride, v_token_stride, v_head_stride,
+    num_kv_heads, block_size, head_dim, dim_lanes: tl.constexpr, largest: tl.constexpr, is_scaled: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -85,9 +85,9 @@ def store(
     slot_mapping: Tensor,
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """k, v [T, num_kv_heads, head_dim], of which the last dimension is contiguous, to their slots (int64 [T]; less than
-    0: nowhere) of contiguous caches [num_blocks, num_kv_heads, block_size, head_dim]. scales: of caches in float8 e4m3,
-    float32 [num_blocks, num_kv_heads, block_size]."""
+    """Write k and v [T, num_kv_heads, head_dim], of which the last dimension is contiguous, to their slots (int64 [T];
+    less than 0: nowhere) of contiguous caches [num_blocks, num_kv_heads, block_size, head_dim]. scales: of caches in
+    float8 e4m3, float32 [num_blocks, num_kv_heads, block_size]."""
     num_tokens, num_kv_heads, head_dim = k.shape
     assert k.stride(2) == v.stride(2) == 1
     assert k_cache.is_contiguous()
@@ -96,16 +96,17 @@ def store(
         return
     k_cache, v_cache, k_scales, v_scales = in_bytes(k_cache, v_cache, scales)
     _store[(num_tokens, num_kv_heads)](
-        k, v, k_cache, v_cache, k_scales, v_scales, slot_mapping, k.stride(0), k.stride(1), v.stride(0), v.stride(1), num_kv_heads, k_cache.shape[2],
-        head_dim, dim_lanes=triton.next_power_of_2(head_dim), largest=LARGEST, is_scaled=scales is not None,
+        k, v, k_cache, v_cache, k_scales, v_scales, slot_mapping, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        num_kv_heads, k_cache.shape[2], head_dim, dim_lanes=triton.next_power_of_2(head_dim), largest=LARGEST,
+        is_scaled=scales is not None,
     )  # fmt: skip
 
 
 def in_bytes(
     k_cache: Tensor, v_cache: Tensor, scales: tuple[Tensor, Tensor] | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Caches and scales as kernels take them: 8-bit caches as bytes, and something in the place of scales that are
-    not."""
+    """Caches and scales as kernels take them: 8-bit caches as bytes; where there are no scales, the caches stand in
+    their place, and nothing reads them."""
     if scales is None:
         return k_cache, v_cache, k_cache, v_cache
     return k_cache.view(dtype=torch.uint8), v_cache.view(dtype=torch.uint8), *scales

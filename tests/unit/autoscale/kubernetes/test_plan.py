@@ -83,7 +83,7 @@ def test_what_somebody_else_wrote_is_put_back() -> None:
 
 
 def test_kuberays_own_bounds_are_kept() -> None:
-    """It clamps, and would otherwise delete and make the same pod for ever."""
+    """KubeRay clamps counts, and would otherwise delete and make the same pod for ever."""
     assert plan(group(2, most=3), [pod("p1"), pod("p2")], pool(5, *running("p1", "p2"))) == Change(
         group(2, most=3), 3, ()
     )
@@ -91,7 +91,7 @@ def test_kuberays_own_bounds_are_kept() -> None:
 
 
 def test_in_every_small_case_only_empty_pods_go_and_what_is_wanted_stays() -> None:
-    """Up to three pods, each empty, running, stopping, not ready or ending; every target and every number of
+    """All cases of three pods, each empty, running, stopping, not ready or ending; every target and every number of
     replicas."""
     for kinds in product(("empty", "running", "stopping", "unready", "ending"), repeat=3):
         pods = [

@@ -28,7 +28,7 @@ def form(boundary: bytes = b"bound") -> bytes:
     return b"".join(b"--" + boundary + b"\r\n" + part + b"\r\n" for part in parts) + b"--" + boundary + b"--\r\n"
 
 
-async def pieces(data: bytes, cuts: list[int]) -> AsyncIterator[bytes]:
+async def split_at(data: bytes, cuts: list[int]) -> AsyncIterator[bytes]:
     edges = [0, *sorted(cuts), len(data)]
     for start, end in pairwise(edges):
         yield data[start:end]
@@ -38,7 +38,7 @@ async def pieces(data: bytes, cuts: list[int]) -> AsyncIterator[bytes]:
 def test_a_form_is_read_alike_wherever_it_is_cut(cuts: list[int], tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("form")
 
-    fields = asyncio.run(receive(b"bound", pieces(form(), cuts), folder))
+    fields = asyncio.run(receive(b"bound", split_at(form(), cuts), folder))
 
     assert fields == {"name": "mine"}
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == CONTENTS
@@ -52,7 +52,7 @@ def test_a_form_cut_short_is_never_taken_for_a_whole_one(end: int, tmp_path_fact
         return
 
     with pytest.raises(InvalidRequest):
-        asyncio.run(receive(b"bound", pieces(data[:end], []), tmp_path_factory.mktemp("form")))
+        asyncio.run(receive(b"bound", split_at(data[:end], []), tmp_path_factory.mktemp("form")))
 
 
 def test_a_file_name_with_a_path_in_it_stays_in_the_folder(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_file_name_with_a_path_in_it_stays_in_the_folder(tmp_path: Path) -> No
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
 
-    asyncio.run(receive(b"bound", pieces(data, []), folder))
+    asyncio.run(receive(b"bound", split_at(data, []), folder))
 
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [CONFIG_FILE, WEIGHTS_FILE]
     assert sorted(path.name for path in folder.iterdir()) == [CONFIG_FILE, WEIGHTS_FILE]

@@ -16,7 +16,7 @@ from penstock.workers.compute.attention import AttentionBatch, attend, write_kv
 from penstock.workers.compute.kernels.build import find_compilers, obtain
 from penstock.workers.compute.kernels.cache_form import PLAIN, Form
 from penstock.workers.compute.kernels.library import Library
-from penstock.workers.compute.kernels.matmul import Level, Products
+from penstock.workers.compute.kernels.matmul import Level, MatmulKernels
 from tests.unit.workers.built_kernels import built_kernels
 
 NAN = float("nan")
@@ -115,7 +115,7 @@ MIXED: list[Span] = [(1, 1), (7, 7), (16, 1), (17, 1), (70, 1), (64, 64), (65, 2
 
 @pytest.fixture(scope="module", autouse=True)
 def kernels() -> Iterator[Library]:
-    """With one thread of torch, which is only the oracle here, and whose threads wait for each other on a busy
+    """One thread of torch, which is only the oracle here, and whose threads wait for each other on a busy
     machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -124,10 +124,10 @@ def kernels() -> Iterator[Library]:
 
 
 @pytest.fixture
-def products(kernels: Library) -> Iterator[Products]:
-    """Those of the kernels, whose level a test may set."""
-    yield kernels.products
-    kernels.products.set_level(None)
+def matmul(kernels: Library) -> Iterator[MatmulKernels]:
+    """The kernels' matmul, whose level a test may set."""
+    yield kernels.matmul
+    kernels.matmul.set_level(None)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +140,10 @@ def test_the_kernel_equals_dense_softmax_attention(dim: int, group: int, block_s
 
 
 @pytest.mark.parametrize("cache", ["plain", "tiled"])
-def test_products_of_bfloat16_pairs_by_shifts_are_those_of_the_processor(cache: str, products: Products) -> None:
+def test_products_of_bfloat16_pairs_by_shifts_are_those_of_the_processor(cache: str, matmul: MatmulKernels) -> None:
     case = make_case([*MIXED, (300, 1)], dim=64, kv_heads=2, group=3, dtype=torch.bfloat16, cache=cache)
     by_processor = case.attend()
-    if products.level() < Level.AVX512 or not products.set_level(Level.VNNI):
+    if matmul.level() < Level.AVX512 or not matmul.set_level(Level.VNNI):
         pytest.skip("this CPU does not have AVX512-BF16")
 
     torch.testing.assert_close(case.attend().float(), by_processor.float(), atol=8e-3, rtol=8e-3)
@@ -174,9 +174,9 @@ def test_the_torch_fallback_equals_dense_softmax_attention(
     ),
 )
 def test_tiled_and_int8_caches_equal_dense_softmax_attention(
-    level: Level | None, dim: int, group: int, cache: str, products: Products
+    level: Level | None, dim: int, group: int, cache: str, matmul: MatmulKernels
 ) -> None:
-    if not products.set_level(level):
+    if not matmul.set_level(level):
         pytest.skip("this CPU does not have these instructions")
     dtype = torch.bfloat16 if cache == "tiled" else torch.float32
     case = make_case([*MIXED, (300, 1), (600, 40)], dim=dim, kv_heads=2, group=group, dtype=dtype, cache=cache)
@@ -185,7 +185,7 @@ def test_tiled_and_int8_caches_equal_dense_softmax_attention(
     assert (case.attend() - expected).square().mean().sqrt() < 0.02 * expected.std()
 
 
-def test_torch_and_the_kernels_keep_and_read_an_int8_cache_alike(products: Products) -> None:
+def test_torch_and_the_kernels_keep_and_read_an_int8_cache_alike(matmul: MatmulKernels) -> None:
     case = make_case(MIXED, cache="int8")
     form = (
         Form((torch.full_like(case.form.scales[0], NAN), torch.full_like(case.form.scales[1], NAN)))
@@ -194,7 +194,7 @@ def test_torch_and_the_kernels_keep_and_read_an_int8_cache_alike(products: Produ
     )
     caches = (torch.zeros_like(case.k_cache), torch.zeros_like(case.v_cache))
 
-    assert products.set_level(Level.PORTABLE)
+    assert matmul.set_level(Level.PORTABLE)
     torch.testing.assert_close(case.torch_attend(False), case.attend(), atol=2e-5, rtol=2e-5)
     new = torch.cat([keys[-1:] for keys in case.keys]), torch.cat([values[-1:] for values in case.values])
     slots = case.batch.slot_mapping[case.batch.query_start[1:].long() - 1]
@@ -244,7 +244,7 @@ def test_a_query_gets_the_same_bits_alone_and_in_any_batch_with_any_number_of_th
 
 
 def narrowed(case: Case, index: int, row: int, visible: int) -> Case:
-    """One query of a case as a batch of its own; everything behind what it sees is made NaN."""
+    """One query of a case as a batch of its own; everything behind its context is made NaN."""
     token = int(case.batch.query_start[index]) + row
     k_cache, v_cache = case.k_cache.clone(), case.v_cache.clone()
     form = (
@@ -315,7 +315,7 @@ def test_bfloat16_and_int8_caches_equal_dense_attention_for_any_heads(
     block_size: int,
     seed: int,
 ) -> None:
-    if not kernels.products.set_level(level):
+    if not kernels.matmul.set_level(level):
         pytest.skip("this CPU does not have these instructions")
     try:
         dtype = torch.float32 if "int8" in cache else torch.bfloat16
@@ -324,7 +324,7 @@ def test_bfloat16_and_int8_caches_equal_dense_attention_for_any_heads(
         )
         found = case.attend()
     finally:
-        kernels.products.set_level(None)
+        kernels.matmul.set_level(None)
 
     expected = dense(case)
     assert (found - expected).square().mean().sqrt() < 0.04 * expected.std()

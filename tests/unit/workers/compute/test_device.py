@@ -12,10 +12,10 @@ from penstock.workers.compute.device import (
     check_float8,
     check_room,
     find_device,
-    placed,
+    place_weights,
 )
 from penstock.workers.compute.quant.quantized import quantize
-from penstock.workers.compute.triton.grouped import GroupedMatrix
+from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 from penstock.workers.config import EngineConfig
 
 META = torch.device("meta")
@@ -39,14 +39,14 @@ def test_a_gpu_that_is_there_is_taken() -> None:
 
 
 def test_dense_weights_move() -> None:
-    moved = placed([("a", torch.ones(2, 3))], torch.float32, META)["a"]
+    moved = place_weights([("a", torch.ones(2, 3))], torch.float32, META)["a"]
 
     assert isinstance(moved, torch.Tensor)
     assert moved.device == META
 
 
 def test_quantized_weights_are_packed_for_the_gpu() -> None:
-    packed = placed([("a", quantize(torch.randn(16, 64), 32))], torch.bfloat16, CPU)["a"]
+    packed = place_weights([("a", quantize(torch.randn(16, 64), 32))], torch.bfloat16, CPU)["a"]
 
     assert isinstance(packed, GroupedMatrix)
     assert packed.dtype == torch.bfloat16
@@ -54,12 +54,12 @@ def test_quantized_weights_are_packed_for_the_gpu() -> None:
 
 
 def test_quantized_weights_in_groups_that_the_kernels_do_not_cover_are_dequantized() -> None:
-    groups = quantize(torch.randn(4, 100), 48)
+    quantized = quantize(torch.randn(4, 100), 48)
 
-    dense = placed([("a", groups)], torch.float32, CPU)["a"]
+    dense = place_weights([("a", quantized)], torch.float32, CPU)["a"]
 
     assert isinstance(dense, torch.Tensor)
-    assert torch.equal(dense, groups.dequantized())
+    assert torch.equal(dense, quantized.dequantized())
 
 
 def test_float8_keys_and_values_need_a_gpu_that_converts_them() -> None:
@@ -74,7 +74,8 @@ def test_float8_keys_and_values_need_a_gpu_that_converts_them() -> None:
 def test_8_bit_keys_and_values_of_the_other_device_are_refused(device: Any, kv_dtype: Any) -> None:
     with pytest.raises(
         ConfigError,
-        match=f"kv_dtype: {kv_dtype} is not for device: {device}; 8-bit keys and values are int8 on the CPU, fp8 on a GPU",
+        match=f"kv_dtype: {kv_dtype} is not for device: {device}; "
+        "8-bit keys and values are int8 on the CPU, fp8 on a GPU",
     ):
         EngineConfig(device=device, kv_dtype=kv_dtype)
 

@@ -17,13 +17,14 @@ from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.lora import FUSED, LoraAdapter, load_lora, shares_of
-from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix, quantize
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
 from penstock.workers.compute.speculation.ngram import NgramDrafter
+from penstock.workers.compute.step_model import HostStepModel
 from penstock.workers.compute.weights import load_weights
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
@@ -205,17 +206,20 @@ def test_numbers_that_overflow_in_an_adapter_spoil_no_row_but_its_own(tmp_path: 
     )
 
 
-def said(
+def generate(
     source: ModelSource, folders: list[Path | None], method: Literal["none", "ngram", "draft"]
 ) -> tuple[list[list[int]], int]:
-    """What seeded sequences say beside each other, one for each adapter (None: the base), and how many drafted tokens
-    were right."""
+    """Tokens of seeded sequences that run beside each other, one for each adapter (None: the base), and how many
+    drafted tokens were right."""
     harness, sampler = Harness(source, exact=True), Sampler(96)
     draft_cache = KvCache(harness.config, NUM_BLOCKS, BLOCK_SIZE, torch.float32)
     drafter = {"none": None, "ngram": NgramDrafter(), "draft": DraftModel(harness.model, draft_cache, sampler, 200)}[
         method
     ]
-    runner, pool = TorchRunner(harness.model, harness.cache, sampler, 200, drafter), BlockPool(NUM_BLOCKS, BLOCK_SIZE)
+    runner, pool = (
+        TorchRunner(HostStepModel(harness.model, harness.cache), sampler, 200, drafter),
+        BlockPool(NUM_BLOCKS, BLOCK_SIZE),
+    )
     speculation = SpeculationConfig(method="none" if drafter is None else "ngram", max_draft_tokens=3, adaptive=False)
     hasher = ChainHasher(b"a secret for adapters", BLOCK_SIZE)
     scheduler = Scheduler(pool, hasher, EngineConfig(block_size=BLOCK_SIZE, speculation=speculation), 200, frozenset())
@@ -229,20 +233,20 @@ def said(
         scheduler.add(seqs[-1])
     while scheduler.has_work:
         step = scheduler.schedule()
-        scheduler.commit(step, runner.run(step))
+        scheduler.commit(step, runner.launch(step)())
         pool.check(scheduler.running)
     return [seq.token_ids[13:] for seq in seqs], 0 if scheduler.drafts is None else scheduler.drafts.num_accepted
 
 
 def test_what_an_adapter_says_is_the_same_with_any_drafter_as_with_none(tmp_path: Path) -> None:
-    """The draft model is the base: it guesses without the adapter, and is right now and then."""
+    """The draft model is the base: it proposes without the adapter, and is right now and then."""
     source = saved(tiny_model("llama"), tmp_path / "base")
     for name, seed in (("first", 1), ("second", 2)):
         adapted(tiny_model("llama"), tmp_path / name, seed=seed)
     folders = [tmp_path / "first", tmp_path / "first", None, tmp_path / "second"]
 
-    plain, none_accepted = said(source, folders, "none")
-    drafted = {method: said(source, folders, method) for method in ("ngram", "draft")}
+    plain, none_accepted = generate(source, folders, "none")
+    drafted = {method: generate(source, folders, method) for method in ("ngram", "draft")}
 
     assert len({tuple(token_ids) for token_ids in plain}) == len(folders)
     assert none_accepted == 0

@@ -328,7 +328,7 @@ DRAFTED_PARAMS = [
 ]
 
 
-def said(logits: torch.Tensor, seq: Sequence) -> list[Sampled]:
+def sample_all(logits: torch.Tensor, seq: Sequence) -> list[Sampled]:
     """One token after the other, from the rows in turn."""
     sampler = Sampler(VOCAB, {EOS})
     token_ids, choices = list(seq.token_ids), []
@@ -342,13 +342,13 @@ def said(logits: torch.Tensor, seq: Sequence) -> list[Sampled]:
 @pytest.mark.parametrize("params", DRAFTED_PARAMS)
 def test_every_place_behind_a_right_draft_is_chosen_as_if_alone(params: dict[str, object]) -> None:
     logits, seq = make_logits(5, seed=4), make_seq([1, 5, 9, 5, 30], 3, **params)
-    expected = said(logits, seq)
+    expected = sample_all(logits, seq)
     draft = [choice.token_id for choice in expected[:4]]
     sampler = Sampler(VOCAB, {EOS})
 
     assert sampler.verify(logits, [seq], [draft]) == [expected]
     assert seq.num_tokens == 5
-    assert [sampler.guess(logits[place : place + 1], [seq], [draft[:place]]) for place in range(5)] == [
+    assert [sampler.propose(logits[place : place + 1], [seq], [draft[:place]]) for place in range(5)] == [
         [choice.token_id] for choice in expected
     ]
 
@@ -356,7 +356,7 @@ def test_every_place_behind_a_right_draft_is_chosen_as_if_alone(params: dict[str
 @pytest.mark.parametrize("params", DRAFTED_PARAMS)
 def test_nothing_is_chosen_behind_a_wrong_guess(params: dict[str, object]) -> None:
     logits, seq = make_logits(5, seed=4), make_seq([1, 5, 9, 5, 30], 3, **params)
-    expected = said(logits, seq)
+    expected = sample_all(logits, seq)
     draft = [choice.token_id for choice in expected[:4]]
     draft[2] = (draft[2] + 1) % VOCAB
 
@@ -370,7 +370,11 @@ def test_rows_of_several_sequences_are_told_apart() -> None:
         make_seq([4, 5], temperature=0.0),
         make_seq([6], temperature=0.8, seed=2),
     ]
-    first, second, third = said(logits[:3], seqs[0]), said(logits[3:4], seqs[1]), said(logits[4:], seqs[2])
+    first, second, third = (
+        sample_all(logits[:3], seqs[0]),
+        sample_all(logits[3:4], seqs[1]),
+        sample_all(logits[4:], seqs[2]),
+    )
     drafts = [[first[0].token_id, first[1].token_id], [], [third[0].token_id]]
 
     assert Sampler(VOCAB, {EOS}).verify(logits, seqs, drafts) == [first, second, third]
@@ -385,5 +389,5 @@ def test_a_row_without_a_choice_ends_a_draft() -> None:
 
     assert (first.token_id, first.error) == (draft[0], None)
     assert broken.error
-    assert sampler.guess(logits[1:2], [seq], [[]]) == [None]
-    assert sampler.guess(logits[1:2], [make_seq(temperature=1.0)], [[]]) == [None]
+    assert sampler.propose(logits[1:2], [seq], [[]]) == [None]
+    assert sampler.propose(logits[1:2], [make_seq(temperature=1.0)], [[]]) == [None]

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
-from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.quant.quantized import QuantizedTensor, TorchQuantizedMatrix
 from penstock.workers.compute.readers.gguf_file import TYPES
 from penstock.workers.compute.weights import CHUNK_ELEMENTS, Head, layout, load_weights, parameter_shapes, read_weights
@@ -233,8 +233,8 @@ def test_a_checkpoint_by_compressed_tensors_is_read_as_upstream_reads_it(
         if name in wanted
     }
     assert len(parts) == 14
-    assert all(torch.equal(groups.dequantized().half().float(), wanted[name]) for name, groups in parts.items())
-    assert all(len(groups.q.unique()) > 12 for groups in parts.values())
+    assert all(torch.equal(quantized.dequantized().half().float(), wanted[name]) for name, quantized in parts.items())
+    assert all(len(quantized.q.unique()) > 12 for quantized in parts.values())
     assert isinstance(found["embed"], Tensor)
     torch_form = load(source)["layers.0.down"]
     torch_form = torch_form.multiply(torch.eye(160)).t() if isinstance(torch_form, TorchQuantizedMatrix) else torch_form

@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -6,7 +7,7 @@ from msgspec import structs
 from penstock.perf.model import step_time_s
 from penstock.wire.frames import StepCosts
 from penstock.workers.config import EngineConfig, SpeculationConfig, TimedConfig
-from penstock.workers.engine.probe import BUDGET_S, REPEATS, grid, measure
+from penstock.workers.engine.probe import BUDGET_S, REPEATS, measure, plan_points
 from penstock.workers.engine.sequence import Sequence, Step
 from penstock.workers.engine.timed import TimedRunner
 
@@ -25,7 +26,11 @@ class ModelledRunner:
     steps: list[Step] = field(default_factory=list)
     forgotten: list[Sequence] = field(default_factory=list)
 
-    def run(self, step: Step) -> None:
+    def launch(self, step: Step) -> Callable[[], object]:
+        self.compute(step)
+        return lambda: None
+
+    def compute(self, step: Step) -> None:
         shape = step.shape
         self.steps.append(step)
         self.now += self.slowness * step_time_s(
@@ -77,15 +82,15 @@ def test_a_slow_runner_is_probed_for_a_bounded_time() -> None:
 
 def test_the_fastest_of_the_repeats_counts() -> None:
     class Hiccup(ModelledRunner):
-        def run(self, step: Step) -> None:
-            super().run(step)
+        def compute(self, step: Step) -> None:
+            super().compute(step)
             if len(self.steps) == 4:
                 self.now += 0.5
 
     runner = Hiccup()
     costs = measure(runner, CONFIG, runner.clock)
 
-    assert len(runner.steps) == 1 + REPEATS * len(list(grid(CONFIG, 2048, 4096)))
+    assert len(runner.steps) == 1 + REPEATS * len(list(plan_points(CONFIG, 2048, 4096)))
     assert costs.base_s == pytest.approx(TRUTH.base_s, rel=0.05)
 
 
@@ -99,11 +104,11 @@ def test_a_timed_runner_is_taken_at_its_word() -> None:
 
 def test_the_cost_of_a_draft_token_is_measured_where_drafts_are_made() -> None:
     class Drafting(ModelledRunner):
-        def run(self, step: Step) -> None:
+        def compute(self, step: Step) -> None:
             for chunk in step.chunks:
                 chunk.draft = [0] * chunk.max_drafts
                 assert len(chunk.seq.block_table) * CONFIG.block_size >= chunk.end + chunk.max_drafts
-            super().run(step)
+            super().compute(step)
             self.now += 0.0003 * step.shape.draft_tokens
 
     runner, plain = Drafting(), ModelledRunner()

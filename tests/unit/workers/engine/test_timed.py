@@ -62,7 +62,7 @@ class Play:
             assert self.scheduler.add(seq), seq.error
         while self.scheduler.has_work:
             step = self.scheduler.schedule()
-            self.scheduler.commit(step, self.runner.run(step))
+            self.scheduler.commit(step, self.runner.launch(step)())
         self.pool.check([])
         return [seq.token_ids[seq.num_prompt_tokens :] for seq in sequences]
 
@@ -161,7 +161,7 @@ def test_nothing_is_kept_of_a_forgotten_sequence() -> None:
 def test_a_step_takes_its_time_however_long_its_tokens_took() -> None:
     play = Play()
     play.time.now += 5  # idle
-    play.runner.run(decode_step())
+    play.runner.launch(decode_step())()
 
     assert play.time.slept == [pytest.approx(0.01)]
 
@@ -170,7 +170,7 @@ def test_the_time_between_steps_does_not_add_up() -> None:
     play = Play()
     begin = play.time.now
     for _ in range(100):
-        play.runner.run(decode_step())
+        play.runner.launch(decode_step())()
         play.time.now += 0.5 * CATCH_UP_S  # the engine's own work
 
     assert play.time.now - begin == pytest.approx(100 * 0.01, abs=CATCH_UP_S)
@@ -178,9 +178,9 @@ def test_the_time_between_steps_does_not_add_up() -> None:
 
 def test_an_idle_time_is_not_made_up_for() -> None:
     play = Play()
-    play.runner.run(decode_step())
+    play.runner.launch(decode_step())()
     play.time.now += 2 * CATCH_UP_S
-    play.runner.run(decode_step())
+    play.runner.launch(decode_step())()
 
     assert play.time.slept == [pytest.approx(0.01), pytest.approx(0.01)]
 
@@ -194,7 +194,7 @@ def test_constants_add_up_to_the_time_of_a_step() -> None:
     step = decode_step(rows=2, context=9)
     step.chunks.append(Chunk(sequence(30), 0, 7))
     step.chunks[-1].seq.block_table = [0, 1]
-    runner.run(step)
+    runner.launch(step)()
 
     assert fake.slept == [pytest.approx(1.0 + 2 * 0.1 + 7 * 0.01 + 20 * 0.001)]
     assert runner.costs == StepCosts(base_s=1.0, row_s=0.1, prefill_token_s=0.01, kv_token_s=0.001)
@@ -244,7 +244,7 @@ def test_a_runner_takes_its_times_from_the_table(tmp_path: Path) -> None:
         clock=fake.clock,
         sleep=fake.sleep,
     )
-    runner.run(decode_step(rows=4))
+    runner.launch(decode_step(rows=4))()
 
     assert fake.slept == [pytest.approx(0.5)]
 
@@ -254,9 +254,12 @@ def test_a_runner_takes_its_times_from_the_table(tmp_path: Path) -> None:
     [
         "{",
         '{"decode_rows": [0], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], "seconds": [[[1, 1], [1, 1]]]}',
-        '{"decode_rows": [1, 0], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], "seconds": [[[1, 1], [1, 1]], [[1, 1], [1, 1]]]}',
-        '{"decode_rows": [0, 1], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], "seconds": [[[1, 1], [1, 1]], [[1, 1], [1]]]}',
-        '{"decode_rows": [0, 1], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], "seconds": [[[1, 1], [1, 1]], [[1, 1], [1, 1]]], "more": 1}',
+        '{"decode_rows": [1, 0], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], '
+        '"seconds": [[[1, 1], [1, 1]], [[1, 1], [1, 1]]]}',
+        '{"decode_rows": [0, 1], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], '
+        '"seconds": [[[1, 1], [1, 1]], [[1, 1], [1]]]}',
+        '{"decode_rows": [0, 1], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], '
+        '"seconds": [[[1, 1], [1, 1]], [[1, 1], [1, 1]]], "more": 1}',
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str) -> None:

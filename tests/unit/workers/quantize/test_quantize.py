@@ -1,5 +1,5 @@
-"""From a checkpoint to a 4-bit checkpoint and back: what is written is what is computed with, and a run that was ended
-goes on."""
+"""A checkpoint is made into a 4-bit checkpoint and read back: what is written is what is computed with, and a run that
+was ended goes on."""
 
 import fcntl
 import json
@@ -19,11 +19,11 @@ from transformers.utils.quantization_config import AwqFormat
 
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
-from penstock.workers.compute.models.config import read_config, to_hf
+from penstock.workers.compute.model_config import read_config, to_hf
 from penstock.workers.compute.models.llama import Llama, inverse_frequencies, rope_tables
 from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix
 from penstock.workers.compute.weights import load_weights
-from penstock.workers.quantize.calibrate import LINEAR, DenseLayer, Seen, quantize_awq
+from penstock.workers.quantize.calibrate import LINEAR, DenseLayer, InputStats, quantize_awq
 from penstock.workers.quantize.checkpoint import write_checkpoint
 from penstock.workers.quantize.growing import RECIPE_FILE, Recipe
 from penstock.workers.quantize.perplexity import perplexity
@@ -76,14 +76,14 @@ def plan(source: ModelSource, out: Path, **changes: int) -> Plan:
 
 
 def quantized(source: ModelSource, out: Path, **changes: int) -> list[tuple[int, int]]:
-    """What was told of its progress."""
-    told: list[tuple[int, int]] = []
-    quantize_checkpoint(plan(source, out, **changes), lambda done, total: told.append((done, total)))
-    return told
+    """Make the checkpoint; returns the progress that was reported, as (layers done, all layers)."""
+    progress: list[tuple[int, int]] = []
+    quantize_checkpoint(plan(source, out, **changes), lambda done, total: progress.append((done, total)))
+    return progress
 
 
 def ended_after(source: ModelSource, out: Path, num_layers: int) -> None:
-    """As Ctrl-C ends it."""
+    """Stop the run in the middle, as Ctrl-C does."""
 
     def on_layer(done: int, _total: int) -> None:
         if done == num_layers:
@@ -104,12 +104,12 @@ def test_folding_scales_changes_nothing_that_a_layer_computes(source: ModelSourc
         layer = DenseLayer(
             dense_weights(source, config, "layers.0."), config, 0, rope_tables(inverse_frequencies(config, None), 64)
         )
-        seen = {name: Seen(layer.get(name).shape[1]) for name in LINEAR}
+        stats = {name: InputStats(layer.get(name).shape[1]) for name in LINEAR}
         x = torch.randn(64, config.hidden_size, generator=torch.Generator().manual_seed(1)) * torch.linspace(
             0.1, 8, config.hidden_size
         )
-        before, matrices = layer.forward(x, seen), {name: layer.get(name) for name in LINEAR}
-        layer.fold(seen, GROUP)
+        before, matrices = layer.forward(x, stats), {name: layer.get(name) for name in LINEAR}
+        layer.fold(stats, GROUP)
         after = layer.forward(x, {})
 
     assert not torch.equal(layer.get("down"), matrices["down"])
@@ -127,10 +127,10 @@ def test_a_written_checkpoint_is_read_back_as_it_was_computed(source: ModelSourc
     loaded = load_weights(again, read_config(again), torch.float32)
 
     for layer in layers:
-        for name, groups in layer.matrices.items():
+        for name, quantized in layer.matrices.items():
             matrix = loaded[f"layers.{layer.index}.{name}"]
             assert isinstance(matrix, TorchQuantizedMatrix)
-            assert torch.equal(matrix.multiply(torch.eye(matrix.shape[1])).t(), groups.dequantized())
+            assert torch.equal(matrix.multiply(torch.eye(matrix.shape[1])).t(), quantized.dequantized())
     model = Llama(read_config(again), loaded, 128, 1, exact=False)
     found = [perplexity(model, torch.float32, text, 64) for text in TEXTS]
     assert all(value < 1e4 for value in found)
@@ -254,7 +254,7 @@ def test_two_runs_do_not_write_the_same_folder(source: ModelSource, tmp_path: Pa
 
 @contextmanager
 def files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """As on a full disk, a write beyond fails."""
+    """Limit the size of files, so that a write beyond it fails as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

@@ -4,7 +4,7 @@ channels differ."""
 import torch
 
 from penstock.workers.compute.quant.quantized import quantize
-from penstock.workers.quantize.search import clipped, scales_for
+from penstock.workers.quantize.search import clip_groups, find_scales
 
 GROUP = 32
 
@@ -26,7 +26,7 @@ def weight() -> torch.Tensor:
 
 def test_loud_channels_are_scaled_up_and_that_pays() -> None:
     x, w = inputs(loud=30), weight()
-    scales = scales_for(w, x.abs().mean(0), x.t() @ x, GROUP)
+    scales = find_scales(w, x.abs().mean(0), x.t() @ x, GROUP)
 
     assert scales[::16].mean() > 2 * scales[1::16].mean()
     assert error(x, w, quantize(w * scales, GROUP).dequantized() / scales) < 0.6 * error(
@@ -36,7 +36,7 @@ def test_loud_channels_are_scaled_up_and_that_pays() -> None:
 
 def test_scales_are_never_worse_than_none() -> None:
     x, w = inputs(loud=1), weight()
-    scales = scales_for(w, x.abs().mean(0), x.t() @ x, GROUP)
+    scales = find_scales(w, x.abs().mean(0), x.t() @ x, GROUP)
 
     assert (
         error(x, w, quantize(w * scales, GROUP).dequantized() / scales)
@@ -49,13 +49,15 @@ def test_clipping_trades_an_outlier_for_everything_else() -> None:
     x[:, 5] *= 1e-3  # nobody listens to the channel that holds the outliers
     w[:, 5] = 8.0
 
-    assert error(x, w, clipped(w, x.t() @ x, GROUP).dequantized()) < 0.8 * error(x, w, quantize(w, GROUP).dequantized())
+    assert error(x, w, clip_groups(w, x.t() @ x, GROUP).dequantized()) < 0.8 * error(
+        x, w, quantize(w, GROUP).dequantized()
+    )
 
 
 def test_a_short_last_group_is_clipped_like_the_others() -> None:
     x, w = inputs(loud=1)[:, :40], weight()[:, :40]
 
-    groups = clipped(w, x.t() @ x, GROUP)
+    quantized = clip_groups(w, x.t() @ x, GROUP)
 
-    assert groups.q.shape == (48, 40)
-    assert error(x, w, groups.dequantized()) <= error(x, w, quantize(w, GROUP).dequantized()) * 1.0001
+    assert quantized.q.shape == (48, 40)
+    assert error(x, w, quantized.dequantized()) <= error(x, w, quantize(w, GROUP).dequantized()) * 1.0001

@@ -19,11 +19,11 @@ ZIG = Compiler((sys.executable, "-m", "ziglang", "cc", "-x", "c++"))
 
 
 LEVEL = Level.AMX
-"""That the library of these tests says it has."""
+"""Level that the library of these tests reports."""
 
 
 def script(path: Path, body: str) -> Compiler:
-    """A compiler that does what `body` says."""
+    """A compiler that runs `body`, a script."""
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(0o755)
     return Compiler((str(path),))
@@ -74,7 +74,7 @@ def library_in(folder: Path) -> Path:
 
 
 def works(library: Library) -> bool:
-    return library.products.level() is LEVEL
+    return library.matmul.level() is LEVEL
 
 
 def test_a_build_leaves_one_library_and_is_not_repeated(compiler: Compiler, cache: Path) -> None:
@@ -189,7 +189,7 @@ def test_the_module_builds_and_says_where(
 
 
 def test_the_module_runs_as_a_program() -> None:
-    """With the user's cache, which has the library as a rule."""
+    """Build with the user's cache folder, which has the library as a rule."""
     command = [sys.executable, "-W", "error", "-m", "penstock.workers.compute.kernels.build"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.workers.compute.kernels.matmul import Kind, Level, PackedMatrix, Products, Rounding, is_group
+from penstock.workers.compute.kernels.matmul import Kind, Level, MatmulKernels, PackedMatrix, Rounding, is_group
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
 from tests.unit.workers.built_kernels import built_kernels
 
@@ -30,55 +30,55 @@ SHAPES = [
 than are dequantized at once."""
 COUNTS = [1, 2, 7, 23, 24, 70]
 MOST_STEPS = {Rounding.TWO_TERMS: 127 * 128, Rounding.ONE_TERM: 127}
-"""Of a group's largest activation."""
+"""Steps to which activations are rounded, up to a group's largest one."""
 
 
 def dense_rows(level: Level, rounding: Rounding) -> float:
-    """Rows from which on activations are kept in bfloat16 although nobody asks for that."""
+    """Rows from which on activations are kept in bfloat16 although another rounding is set."""
     if level >= Level.AMX:
         return 24
     return 16 if level is Level.AVX512 and rounding is Rounding.TWO_TERMS else math.inf
 
 
 @pytest.fixture(scope="module")
-def products() -> Products:
-    return built_kernels().products
+def matmul() -> MatmulKernels:
+    return built_kernels().matmul
 
 
 @pytest.fixture(params=list(Level), ids=lambda level: level.name.lower())
-def level(products: Products, request: pytest.FixtureRequest) -> Iterator[Level]:
-    if not products.set_level(request.param):
+def level(matmul: MatmulKernels, request: pytest.FixtureRequest) -> Iterator[Level]:
+    if not matmul.set_level(request.param):
         pytest.skip(f"this CPU does not have {request.param.name}")
     yield request.param
-    products.set_level(None)
+    matmul.set_level(None)
 
 
 def random(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def groups_of(kind: Kind, rows: int, columns: int, group_size: int) -> QuantizedTensor:
+def quantized_of(kind: Kind, rows: int, columns: int, group_size: int) -> QuantizedTensor:
     weight = random(rows, columns) * 0.05
     if kind is Kind.INT8:
         return quantize_int8(weight, group_size)
-    groups = quantize(weight, group_size)
+    quantized = quantize(weight, group_size)
     # offsets that are no multiples of the scale, in half of the matrices
     return (
-        groups
+        quantized
         if rows % 2
-        else QuantizedTensor(groups.q, groups.scale, random(*groups.scale.shape).half().float(), group_size)
+        else QuantizedTensor(quantized.q, quantized.scale, random(*quantized.scale.shape).half().float(), group_size)
     )
 
 
-def packed(products: Products, kind: Kind, rows: int, columns: int, group_size: int) -> tuple[PackedMatrix, Tensor]:
+def packed(matmul: MatmulKernels, kind: Kind, rows: int, columns: int, group_size: int) -> tuple[PackedMatrix, Tensor]:
     """The matrix, and what it holds: float32 [N, K]."""
     if kind is Kind.BF16:
         weight = random(rows, columns).bfloat16()
-        return products.pack_bf16(weight), weight.float()
-    groups = groups_of(kind, rows, columns, group_size)
-    if groups.offset is None:
-        return products.pack_int8(groups.q, groups.scale, group_size), groups.dequantized()
-    return products.pack_int4(groups.q, groups.scale, groups.offset, group_size), groups.dequantized()
+        return matmul.pack_bf16(weight), weight.float()
+    quantized = quantized_of(kind, rows, columns, group_size)
+    if quantized.offset is None:
+        return matmul.pack_int8(quantized.q, quantized.scale, group_size), quantized.dequantized()
+    return matmul.pack_int4(quantized.q, quantized.scale, quantized.offset, group_size), quantized.dequantized()
 
 
 def in_steps(x: Tensor, group_size: int, rounding: Rounding = Rounding.TWO_TERMS) -> Tensor:
@@ -104,16 +104,16 @@ def twin(x: Tensor, weight: Tensor, group_size: int, level: Level, rounding: Rou
 @pytest.mark.parametrize("rounding", list(Rounding))
 @pytest.mark.parametrize("kind", list(Kind))
 def test_products_are_those_of_the_same_roundings(
-    products: Products, level: Level, kind: Kind, rounding: Rounding
+    matmul: MatmulKernels, level: Level, kind: Kind, rounding: Rounding
 ) -> None:
     for shape in SHAPES:
-        matrix, weight = packed(products, kind, *shape)
+        matrix, weight = packed(matmul, kind, *shape)
         for count in COUNTS[: 4 if level is Level.PORTABLE else None]:
             x = random(count, shape[1])
             expected, magnitude = twin(x, weight, matrix.group_size, level, rounding)
 
             assert matrix.shape == shape[:2]
-            error = (products.multiply(x, matrix, rounding, threads=2).double() - expected).abs()
+            error = (matmul.multiply(x, matrix, rounding, threads=2).double() - expected).abs()
             # a step of float32 for each partial sum; an activation halfway between two integers may go either way
             assert bool((error <= 2e-6 * magnitude + 1e-4 * magnitude.mean()).all()), (shape, count)
 
@@ -129,7 +129,7 @@ def test_products_are_those_of_the_same_roundings(
     rounding=st.sampled_from(list(Rounding)),
 )
 def test_products_of_any_shape_are_those_of_the_same_roundings(
-    products: Products,
+    matmul: MatmulKernels,
     level: Level,
     rows: int,
     columns: int,
@@ -139,14 +139,14 @@ def test_products_of_any_shape_are_those_of_the_same_roundings(
     rounding: Rounding,
 ) -> None:
     """group: None is one of all columns."""
-    if not products.set_level(level):
+    if not matmul.set_level(level):
         pytest.skip(f"this CPU does not have {level.name}")
     try:
-        matrix, weight = packed(products, kind, rows, columns, group or columns)
+        matrix, weight = packed(matmul, kind, rows, columns, group or columns)
         x = random(count, columns)
-        found = products.multiply(x, matrix, rounding, threads=2).double()
+        found = matmul.multiply(x, matrix, rounding, threads=2).double()
     finally:
-        products.set_level(None)
+        matmul.set_level(None)
 
     expected, magnitude = twin(x, weight, (group or columns) if matrix.group_size else 0, level, rounding)
     assert bool(((found - expected).abs() <= 2e-6 * magnitude + 1e-4 * magnitude.mean()).all())
@@ -155,48 +155,48 @@ def test_products_of_any_shape_are_those_of_the_same_roundings(
 @pytest.mark.parametrize("rounding", list(Rounding))
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_row_has_the_same_bits_whatever_is_beside_it(
-    products: Products, level: Level, kind: Kind, rounding: Rounding
+    matmul: MatmulKernels, level: Level, kind: Kind, rounding: Rounding
 ) -> None:
-    matrix, _ = packed(products, kind, 20, 1120, 64)
+    matrix, _ = packed(matmul, kind, 20, 1120, 64)
     x = random(70, 1120)
     counts: list[tuple[int, ...]] = [(1, 2, 5, 8, 13, 15), (24, 31, 41, 70)]
     is_split = dense_rows(level, rounding) < math.inf and not (level is Level.AVX512 and kind is Kind.BF16)
 
     for family in counts if is_split else [counts[0] + counts[1]]:
-        together = products.multiply(x[-family[-1] :], matrix, rounding, threads=2)
+        together = matmul.multiply(x[-family[-1] :], matrix, rounding, threads=2)
         for count in family:
-            assert torch.equal(products.multiply(x[-count:], matrix, rounding, threads=1), together[-count:])
+            assert torch.equal(matmul.multiply(x[-count:], matrix, rounding, threads=1), together[-count:])
 
 
 @pytest.mark.parametrize("count", [3, 30])
 @pytest.mark.parametrize("kind", list(Kind))
 def test_a_row_that_is_not_finite_stays_its_own_affair(
-    products: Products, level: Level, kind: Kind, count: int
+    matmul: MatmulKernels, level: Level, kind: Kind, count: int
 ) -> None:
-    matrix, _ = packed(products, kind, 33, 100, 32)
+    matrix, _ = packed(matmul, kind, 33, 100, 32)
     x = random(count, 100)
     for rounding in Rounding:
-        expected = products.multiply(x, matrix, rounding, threads=1)
+        expected = matmul.multiply(x, matrix, rounding, threads=1)
         for value in (torch.nan, torch.inf):
             spoilt = x.clone()
             spoilt[1, 50] = value
-            found = products.multiply(spoilt, matrix, rounding, threads=1)
+            found = matmul.multiply(spoilt, matrix, rounding, threads=1)
 
             assert not found[1].isfinite().any()
-            # and what is left of it in freed memory is not seen by the next
+            # and what is left of it in freed memory is not read by the next
             assert torch.equal(torch.cat((found[:1], found[2:])), torch.cat((expected[:1], expected[2:])))
-            assert torch.equal(products.multiply(x, matrix, rounding, threads=1), expected)
+            assert torch.equal(matmul.multiply(x, matrix, rounding, threads=1), expected)
 
 
-def test_two_threads_may_multiply_at_once(products: Products, level: Level) -> None:
-    matrices = [packed(products, kind, 80, 576, 32)[0] for kind in Kind]
+def test_two_threads_may_multiply_at_once(matmul: MatmulKernels, level: Level) -> None:
+    matrices = [packed(matmul, kind, 80, 576, 32)[0] for kind in Kind]
     inputs = [random(count, 576) for count in (1, 9, 40)]
-    expected = [products.multiply(x, matrix, Rounding.TWO_TERMS, threads=1) for matrix in matrices for x in inputs]
+    expected = [matmul.multiply(x, matrix, Rounding.TWO_TERMS, threads=1) for matrix in matrices for x in inputs]
     wrong: list[int] = []
 
     def work() -> None:
         for _ in range(5):
-            found = [products.multiply(x, matrix, Rounding.TWO_TERMS, threads=2) for matrix in matrices for x in inputs]
+            found = [matmul.multiply(x, matrix, Rounding.TWO_TERMS, threads=2) for matrix in matrices for x in inputs]
             wrong.extend(
                 index
                 for index, (mine, theirs) in enumerate(zip(found, expected, strict=True))
@@ -212,120 +212,122 @@ def test_two_threads_may_multiply_at_once(products: Products, level: Level) -> N
     assert wrong == []
 
 
-def test_a_slice_of_wider_rows_and_bfloat16_are_taken_for_what_they_are(products: Products, level: Level) -> None:
-    matrix, _ = packed(products, Kind.INT4, 32, 64, 32)
+def test_a_slice_of_wider_rows_and_bfloat16_are_taken_for_what_they_are(matmul: MatmulKernels, level: Level) -> None:
+    matrix, _ = packed(matmul, Kind.INT4, 32, 64, 32)
     wide = random(9, 100).bfloat16().float()
 
     assert torch.equal(
-        products.multiply(wide[:, 20:84], matrix, Rounding.TWO_TERMS, 1),
-        products.multiply(wide[:, 20:84].contiguous(), matrix, Rounding.TWO_TERMS, 1),
+        matmul.multiply(wide[:, 20:84], matrix, Rounding.TWO_TERMS, 1),
+        matmul.multiply(wide[:, 20:84].contiguous(), matrix, Rounding.TWO_TERMS, 1),
     )
     assert torch.equal(
-        products.multiply(wide[:, 20:84].bfloat16(), matrix, Rounding.TWO_TERMS, 1),
-        products.multiply(wide[:, 20:84], matrix, Rounding.TWO_TERMS, 1),
+        matmul.multiply(wide[:, 20:84].bfloat16(), matrix, Rounding.TWO_TERMS, 1),
+        matmul.multiply(wide[:, 20:84], matrix, Rounding.TWO_TERMS, 1),
     )
-    assert products.multiply(wide[:0, 20:84], matrix, Rounding.TWO_TERMS, 1).shape == (0, 32)
+    assert matmul.multiply(wide[:0, 20:84], matrix, Rounding.TWO_TERMS, 1).shape == (0, 32)
 
 
 @pytest.mark.parametrize("kind", list(Kind))
-def test_rows_are_read_as_they_were_packed(products: Products, kind: Kind) -> None:
-    matrix, weight = packed(products, kind, 33, 100, 32)
+def test_rows_are_read_as_they_were_packed(matmul: MatmulKernels, kind: Kind) -> None:
+    matrix, weight = packed(matmul, kind, 33, 100, 32)
 
     rows = torch.tensor([32, 0, 17, 17])
-    torch.testing.assert_close(products.read_rows(matrix, rows), weight[rows], rtol=1e-6, atol=0)
-    assert products.read_rows(matrix, rows[:0]).shape == (0, 100)
+    torch.testing.assert_close(matmul.read_rows(matrix, rows), weight[rows], rtol=1e-6, atol=0)
+    assert matmul.read_rows(matrix, rows[:0]).shape == (0, 100)
     for wrong in (-1, 33):
         with pytest.raises(IndexError, match="33"):
-            products.read_rows(matrix, torch.tensor([wrong]))
+            matmul.read_rows(matrix, torch.tensor([wrong]))
 
 
 @pytest.mark.parametrize("size", [1e-7, 1.0, 3e5])
-def test_scales_of_any_size_keep_their_digits(products: Products, level: Level, size: float) -> None:
+def test_scales_of_any_size_keep_their_digits(matmul: MatmulKernels, level: Level, size: float) -> None:
     q = torch.randint(0, 16, (16, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     scale = torch.tensor([[1.0, -0.5]]).repeat(16, 1) * size
     scale[3] = 0
-    groups = QuantizedTensor(q, scale.bfloat16().float(), (random(16, 2) * size).bfloat16().float(), 32)
-    assert groups.offset is not None
-    matrix = products.pack_int4(groups.q, groups.scale, groups.offset, 32)
+    quantized = QuantizedTensor(q, scale.bfloat16().float(), (random(16, 2) * size).bfloat16().float(), 32)
+    assert quantized.offset is not None
+    matrix = matmul.pack_int4(quantized.q, quantized.scale, quantized.offset, 32)
 
     torch.testing.assert_close(
-        products.read_rows(matrix, torch.arange(16)), groups.dequantized(), rtol=1e-5, atol=1e-5 * size
+        matmul.read_rows(matrix, torch.arange(16)), quantized.dequantized(), rtol=1e-5, atol=1e-5 * size
     )
     x = random(5, 64)
     torch.testing.assert_close(
-        products.multiply(x, matrix, Rounding.TWO_TERMS, 1),
-        in_steps(x, 32) @ groups.dequantized().t(),
+        matmul.multiply(x, matrix, Rounding.TWO_TERMS, 1),
+        in_steps(x, 32) @ quantized.dequantized().t(),
         rtol=1e-4,
         atol=1e-3 * size,
     )
 
 
-def test_a_large_activation_leaves_its_neighbours_their_digits(products: Products, level: Level) -> None:
-    groups = quantize(random(16, 64) * 0.05, 32)
-    matrix = products.pack_int4(groups.q, groups.scale, groups.offset, 32) if groups.offset is not None else None
+def test_a_large_activation_leaves_its_neighbours_their_digits(matmul: MatmulKernels, level: Level) -> None:
+    quantized = quantize(random(16, 64) * 0.05, 32)
+    matrix = (
+        matmul.pack_int4(quantized.q, quantized.scale, quantized.offset, 32) if quantized.offset is not None else None
+    )
     assert matrix is not None
     x = random(3, 64)
     x[:, 5] = 60.0
-    expected = x @ groups.dequantized().t()
+    expected = x @ quantized.dequantized().t()
 
     def error(rounding: Rounding) -> float:
-        found = products.multiply(x, matrix, rounding, 1)
-        return float(((found - expected).abs() / (x.abs() @ groups.dequantized().abs().t())).max())
+        found = matmul.multiply(x, matrix, rounding, 1)
+        return float(((found - expected).abs() / (x.abs() @ quantized.dequantized().abs().t())).max())
 
     assert error(Rounding.TWO_TERMS) < 1e-3
     assert level < Level.AVX2 or error(Rounding.ONE_TERM) > 5e-3, "what one term loses"
 
 
-def test_sums_of_the_longest_groups_fit(products: Products, level: Level) -> None:
+def test_sums_of_the_longest_groups_fit(matmul: MatmulKernels, level: Level) -> None:
     columns = 2080
     ones = torch.ones(2, columns)
-    int8 = products.pack_int8(torch.full((16, columns), 127, dtype=torch.int8), torch.ones(16, 1), columns)
-    int4 = products.pack_int4(
+    int8 = matmul.pack_int8(torch.full((16, columns), 127, dtype=torch.int8), torch.ones(16, 1), columns)
+    int4 = matmul.pack_int4(
         torch.full((16, columns), 15, dtype=torch.uint8), torch.ones(16, 1), torch.zeros(16, 1), columns
     )
 
     assert torch.allclose(
-        products.multiply(ones, int8, Rounding.TWO_TERMS, 1), torch.full((2, 16), 127.0 * columns), rtol=1e-5
+        matmul.multiply(ones, int8, Rounding.TWO_TERMS, 1), torch.full((2, 16), 127.0 * columns), rtol=1e-5
     )
     assert torch.allclose(
-        products.multiply(-ones, int4, Rounding.TWO_TERMS, 1), torch.full((2, 16), -15.0 * columns), rtol=1e-5
+        matmul.multiply(-ones, int4, Rounding.TWO_TERMS, 1), torch.full((2, 16), -15.0 * columns), rtol=1e-5
     )
 
 
-def test_activations_next_to_nothing_count_as_none(products: Products, level: Level) -> None:
-    matrix, _ = packed(products, Kind.INT4, 16, 64, 32)
+def test_activations_next_to_nothing_count_as_none(matmul: MatmulKernels, level: Level) -> None:
+    matrix, _ = packed(matmul, Kind.INT4, 16, 64, 32)
 
-    assert products.multiply(torch.full((2, 64), 1e-40), matrix, Rounding.TWO_TERMS, 1).abs().max() < 1e-30
-
-
-def test_zero_points_are_kept_exactly(products: Products) -> None:
-    groups = quantize(random(16, 128) * 0.02, 64)
-    assert groups.offset is not None
-    matrix = products.pack_int4(groups.q, groups.scale, groups.offset, 64)
-
-    assert torch.equal(products.read_rows(matrix, torch.arange(16)), groups.dequantized())
+    assert matmul.multiply(torch.full((2, 64), 1e-40), matrix, Rounding.TWO_TERMS, 1).abs().max() < 1e-30
 
 
-def test_packed_weights_take_their_bits_and_four_bytes_a_group(products: Products) -> None:
-    int4, int8, bf16 = (packed(products, kind, 64, 1536, 128)[0] for kind in (Kind.INT4, Kind.INT8, Kind.BF16))
+def test_zero_points_are_kept_exactly(matmul: MatmulKernels) -> None:
+    quantized = quantize(random(16, 128) * 0.02, 64)
+    assert quantized.offset is not None
+    matrix = matmul.pack_int4(quantized.q, quantized.scale, quantized.offset, 64)
+
+    assert torch.equal(matmul.read_rows(matrix, torch.arange(16)), quantized.dequantized())
+
+
+def test_packed_weights_take_their_bits_and_four_bytes_a_group(matmul: MatmulKernels) -> None:
+    int4, int8, bf16 = (packed(matmul, kind, 64, 1536, 128)[0] for kind in (Kind.INT4, Kind.INT8, Kind.BF16))
 
     assert int4.nbytes == 64 * 1536 // 2 + 64 * 12 * 4
     assert int8.nbytes == 64 * 1536 + 64 * 12 * 4
     assert bf16.nbytes == 64 * 1536 * 2
 
 
-def test_levels_go_up_to_the_best_of_the_cpu(products: Products) -> None:
-    best = products.level()
+def test_levels_go_up_to_the_best_of_the_cpu(matmul: MatmulKernels) -> None:
+    best = matmul.level()
 
     taken = [
         level
         for level in (Level.PORTABLE, Level.AVX2, Level.VNNI, Level.AVX512, Level.AMX)
-        if products.set_level(level) and products.level() is level
+        if matmul.set_level(level) and matmul.level() is level
     ]
-    products.set_level(None)
+    matmul.set_level(None)
 
     assert taken == list(Level)[: best + 1]
-    assert products.level() is best
+    assert matmul.level() is best
 
 
 def test_groups_are_multiples_of_32_or_all_columns() -> None:

@@ -17,14 +17,16 @@ from penstock.workers.compute.kernels.cache_form import can_tile
 from penstock.workers.compute.kernels.decoder import Activations, Chosen
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
+from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.lora import LowRank, Part, Share, make_adapter
-from penstock.workers.compute.models.config import ModelConfig, read_config
+from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import FusedLlama, load_for, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.quant.packed import UnsupportedMatrix, pack_all
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
-from penstock.workers.compute.runner import TorchRunner, load_runner
+from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.step_model import HostStepModel
 from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
@@ -33,9 +35,10 @@ from tests.unit.workers.tiny_models import saved, tiny_model, written_as_gguf
 
 BLOCK, NUM_BLOCKS, MAX_LEN = 16, 20, 200
 PLAIN = ModelConfig(
-    family="llama", vocab_size=211, hidden_size=96, intermediate_size=160, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=32, rms_norm_eps=1e-5,
-    rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False,
-    has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
+    family="llama", vocab_size=211, hidden_size=96, intermediate_size=160, num_layers=2, num_heads=6, num_kv_heads=2,
+    head_dim=32, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
 )  # fmt: skip
 CONFIGS = {
     "tied": PLAIN,
@@ -67,9 +70,9 @@ def _one_torch_thread() -> Iterator[None]:
 @pytest.fixture
 def portable(kernels: Library) -> Iterator[None]:
     """Products in float32."""
-    assert kernels.products.set_level(Level.PORTABLE)
+    assert kernels.matmul.set_level(Level.PORTABLE)
     yield
-    kernels.products.set_level(None)
+    kernels.matmul.set_level(None)
 
 
 def random_weights(config: ModelConfig) -> dict[str, Tensor]:
@@ -86,7 +89,7 @@ def make_pair(config: ModelConfig, kernels: Library, threads: int = 2) -> tuple[
     """The same model twice: in torch with float32, and fused."""
     weights = random_weights(config)
     dense = {name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in weights.items()}
-    packed = pack_all(dense.items(), kernels.products, torch.float32, threads)
+    packed = pack_all(dense.items(), kernels.matmul, torch.float32, threads)
     return Llama(config, weights, MAX_LEN, 1, exact=False), FusedLlama(config, packed, MAX_LEN, threads, kernels)
 
 
@@ -162,14 +165,14 @@ def test_every_level_and_cache_format_gives_nearly_the_same_logits(
     oracle, fused = make_pair(CONFIGS["wide groups"], kernels)
     tables = Tables(oracle.config)
     caches = tables.cache(), tables.cache(dtype)
-    if not kernels.products.set_level(level):
+    if not kernels.matmul.set_level(level):
         pytest.skip("this CPU does not have these instructions")
     try:
         for parts in STEPS:
             expected, found = logits_of(oracle, caches[0], tables, parts), logits_of(fused, caches[1], tables, parts)
             assert (found - expected).square().mean().sqrt() < 0.04 * expected.std()
     finally:
-        kernels.products.set_level(None)
+        kernels.matmul.set_level(None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
@@ -233,7 +236,7 @@ def quantized_weights(config: ModelConfig) -> dict[str, Tensor | QuantizedTensor
 
 
 def logits_by_rows(model: Llama | FusedLlama) -> dict[int, Tensor]:
-    """Of every row of the steps of ROWS."""
+    """Logits of every row of the steps of ROWS."""
     tables = Tables(model.config)
     cache = tables.cache()
     return {count: logits_of(model, cache, tables, parts) for count, parts in ROWS.items()}
@@ -241,11 +244,11 @@ def logits_by_rows(model: Llama | FusedLlama) -> dict[int, Tensor]:
 
 @pytest.fixture(params=[None, Level.VNNI, Level.AVX2], ids=["best", "vnni", "avx2"])
 def level(kernels: Library, request: pytest.FixtureRequest) -> Iterator[Level]:
-    """Those that serve."""
-    if kernels.products.level() is Level.PORTABLE or not kernels.products.set_level(request.param):
+    """Levels that serve models, each in turn."""
+    if kernels.matmul.level() is Level.PORTABLE or not kernels.matmul.set_level(request.param):
         pytest.skip("this CPU does not have these instructions")
-    yield kernels.products.level()
-    kernels.products.set_level(None)
+    yield kernels.matmul.level()
+    kernels.matmul.set_level(None)
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
@@ -255,7 +258,7 @@ def test_quantized_matrices_give_what_their_dequantized_ones_give_within_their_r
     config = QUANTIZED[name]
     weights = quantized_weights(config)
     dense = {name: weight if isinstance(weight, Tensor) else weight.dequantized() for name, weight in weights.items()}
-    packed = pack_all(weights.items(), kernels.products, torch.float32, 1)
+    packed = pack_all(weights.items(), kernels.matmul, torch.float32, 1)
     expected = logits_by_rows(Llama(config, dense, MAX_LEN, 1, exact=False))
 
     for activations in Activations:
@@ -283,7 +286,7 @@ MANY_OR_LONG = {
 
 
 def logits_of_ends(model: FusedLlama, parts: list[tuple[int, int, int]], *, is_every: bool) -> Tensor:
-    """Of each sequence's last token, or of every one."""
+    """Logits of each sequence's last token, or of every token."""
     tables = Tables(model.config)
     token_ids, positions, attention = lay_out([tables.span(*part) for part in parts], BLOCK)
     rows = torch.arange(len(token_ids)) if is_every else attention.query_start[1:].long() - 1
@@ -291,7 +294,7 @@ def logits_of_ends(model: FusedLlama, parts: list[tuple[int, int, int]], *, is_e
 
 
 def test_few_rows_and_short_prompts_take_two_terms_and_others_one(level: Level, kernels: Library) -> None:
-    packed = pack_all(quantized_weights(PLAIN).items(), kernels.products, torch.float32, 1)
+    packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32, 1)
     one, two, mixed = (
         FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind)
         for kind in (Activations.ONE_TERM, Activations.TWO_TERMS, Activations.MIXED)
@@ -305,7 +308,7 @@ def test_few_rows_and_short_prompts_take_two_terms_and_others_one(level: Level, 
 
 
 def test_a_piece_of_a_prompt_is_none_that_is_short(kernels: Library) -> None:
-    packed = pack_all(quantized_weights(PLAIN).items(), kernels.products, torch.float32, 1)
+    packed = pack_all(quantized_weights(PLAIN).items(), kernels.matmul, torch.float32, 1)
     one, mixed = (
         FusedLlama(PLAIN, packed, MAX_LEN, 1, kernels, kind) for kind in (Activations.ONE_TERM, Activations.MIXED)
     )
@@ -327,7 +330,7 @@ def test_a_quantized_file_is_served_by_fused_steps_with_the_activations_that_are
     def logits(activations: str, dtype: str = "bfloat16") -> Tensor:
         config = EngineConfig(dtype=dtype, threads=1, kv_memory_bytes=2**20, activations=activations)  # type: ignore[arg-type]
         runner = load_runner(source, config, poison=True)
-        assert isinstance(runner._model, FusedLlama) is (dtype == "bfloat16")
+        assert isinstance(runner._steps.model, FusedLlama) is (dtype == "bfloat16")
         seq = Sequence("r", [7], SamplingParams(max_tokens=4), 1, [], b"", 0.0, block_table=[3])
         return runner.forward(Step([Chunk(seq, 0, 1, 3, [91, 30, 7])], []))[1]
 
@@ -361,7 +364,7 @@ def test_the_best_are_the_first_of_the_largest_logits(kernels: Library) -> None:
     cache = tables.cache()
 
     logits = fused.logits(token_ids, positions, cache, attention, rows)
-    best = fused.best(token_ids, positions, cache, attention, rows)
+    best = fused.greedy_tokens(token_ids, positions, cache, attention, rows)
 
     assert torch.equal(best.best, logits.argmax(-1))
     assert torch.equal(best.scores, logits.amax(-1))
@@ -372,14 +375,14 @@ def test_equal_logits_give_the_lowest_id_and_nan_is_seen(kernels: Library, porta
         name: weight.bfloat16() if weight.dim() > 1 else weight for name, weight in random_weights(PLAIN).items()
     }
     weights["embed"][100:103] = weights["embed"][7]
-    packed = pack_all(weights.items(), kernels.products, torch.float32, 2)
+    packed = pack_all(weights.items(), kernels.matmul, torch.float32, 2)
     fused = FusedLlama(PLAIN, packed, MAX_LEN, 2, kernels)
     tables = Tables(PLAIN)
     cache = tables.cache()
 
     def best_behind(token: int, place: int) -> Chosen:
         token_ids, positions, attention = lay_out([Span([token], place, tables.span(place, 0, 10).block_table)], BLOCK)
-        return fused.best(token_ids, positions, cache, attention, torch.tensor([0]))
+        return fused.greedy_tokens(token_ids, positions, cache, attention, torch.tensor([0]))
 
     found = {int(best_behind(token, 0).best) for token in range(40)}
 
@@ -424,7 +427,9 @@ def test_a_step_with_an_adapter_goes_through_torch_over_the_same_matrices_and_ca
 def test_the_runner_chooses_the_same_tokens_with_and_without_logits(kernels: Library) -> None:
     _, fused = make_pair(PLAIN, kernels)
     tables = Tables(PLAIN)
-    plain, mixed = (TorchRunner(fused, tables.cache(), Sampler(PLAIN.vocab_size), MAX_LEN) for _ in range(2))
+    plain, mixed = (
+        TorchRunner(HostStepModel(fused, tables.cache()), Sampler(PLAIN.vocab_size), MAX_LEN) for _ in range(2)
+    )
     tokens = list(range(20, 33))
 
     def chunk(seed: int, **params: float) -> Chunk:
@@ -433,8 +438,8 @@ def test_the_runner_chooses_the_same_tokens_with_and_without_logits(kernels: Lib
         seq.block_table = tables.span(seed, 0, 16).block_table
         return Chunk(seq, 0, 13, 3, [41, 42])
 
-    greedy = plain.run(Step([chunk(1), chunk(2)], []))
-    with_penalty = mixed.run(Step([chunk(1), chunk(2, presence_penalty=1e-9)], []))
+    greedy = plain.launch(Step([chunk(1), chunk(2)], []))()
+    with_penalty = mixed.launch(Step([chunk(1), chunk(2, presence_penalty=1e-9)], []))()
 
     assert [[choice.token_id for choice in choices] for choices in greedy] == [
         [choice.token_id for choice in choices] for choices in with_penalty
@@ -443,7 +448,7 @@ def test_the_runner_chooses_the_same_tokens_with_and_without_logits(kernels: Lib
 
 def test_dense_float32_matrices_are_left_to_torch(kernels: Library) -> None:
     with pytest.raises(UnsupportedMatrix, match=r"embed is dense in torch\.float32"):
-        pack_all(random_weights(PLAIN).items(), kernels.products, torch.float32, 1)
+        pack_all(random_weights(PLAIN).items(), kernels.matmul, torch.float32, 1)
 
 
 def test_build_batch_feeds_fused_steps(kernels: Library) -> None:

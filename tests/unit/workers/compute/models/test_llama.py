@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 from penstock.text.source import ModelSource
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
-from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.weights import load_weights
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
@@ -26,7 +26,7 @@ BLOCK_SIZE, NUM_BLOCKS = 4, 64
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_torch_thread() -> Iterator[None]:
-    """On a busy machine, threads that wait for each other at every tiny product take a hundred times as long."""
+    """Threads that wait for each other at every tiny product take a hundred times as long on a busy machine."""
     count = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -15,20 +15,20 @@ GOLDEN = load_file(Path(__file__).with_name("autoawq_golden.safetensors"))
 
 def test_what_autoawq_packed_is_unpacked_to_the_same_integers() -> None:
     rows, columns = GOLDEN["q"].shape
-    groups = QuantizedTensor.empty(rows, columns, columns // GOLDEN["scales"].shape[0])
+    quantized = QuantizedTensor.empty(rows, columns, columns // GOLDEN["scales"].shape[0])
 
-    awq.copy_groups(GOLDEN["qweight"], GOLDEN["qzeros"], GOLDEN["scales"], groups)
+    awq.copy_groups(GOLDEN["qweight"], GOLDEN["qzeros"], GOLDEN["scales"], quantized)
 
-    assert torch.equal(groups.q, GOLDEN["q"])
-    assert torch.equal(groups.zero, GOLDEN["zero"].float())
-    assert torch.equal(groups.scale, GOLDEN["scales"].float().t())
+    assert torch.equal(quantized.q, GOLDEN["q"])
+    assert torch.equal(quantized.zero, GOLDEN["zero"].float())
+    assert torch.equal(quantized.scale, GOLDEN["scales"].float().t())
 
 
 def test_what_is_packed_here_equals_what_autoawq_packed_bit_for_bit() -> None:
     scale = GOLDEN["scales"].float().t().contiguous()
-    groups = QuantizedTensor(GOLDEN["q"], scale, -GOLDEN["zero"].float() * scale, 128)
+    quantized = QuantizedTensor(GOLDEN["q"], scale, -GOLDEN["zero"].float() * scale, 128)
 
-    packed = awq.tensors_of(groups)
+    packed = awq.tensors_of(quantized)
 
     assert all(torch.equal(packed[name], GOLDEN[name]) for name in ("qweight", "qzeros", "scales"))
 

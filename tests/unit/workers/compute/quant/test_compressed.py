@@ -44,14 +44,14 @@ def test_what_compressed_tensors_packed_is_unpacked_to_the_same_weights(
     rows: int, columns: int, group_size: int | None, bits: int, is_symmetric: bool, dtype: torch.dtype
 ) -> None:
     kept, wanted = upstream(rows, columns, bits, group_size, is_symmetric, dtype)
-    groups = QuantizedTensor.empty(rows, columns, group_size or columns, bits)
+    quantized = QuantizedTensor.empty(rows, columns, group_size or columns, bits)
 
-    compressed.copy_groups(kept["weight_packed"], kept["weight_scale"], kept.get("weight_zero_point"), groups)
+    compressed.copy_groups(kept["weight_packed"], kept["weight_scale"], kept.get("weight_zero_point"), quantized)
 
     assert ("weight_zero_point" in kept) == (not is_symmetric)
-    assert torch.equal(groups.scale, kept["weight_scale"].float())
-    assert torch.equal(groups.dequantized().to(dtype), wanted)
-    assert groups.q.float().std() > 2  # all of the range is in use, not a corner of it
+    assert torch.equal(quantized.scale, kept["weight_scale"].float())
+    assert torch.equal(quantized.dequantized().to(dtype), wanted)
+    assert quantized.q.float().std() > 2  # all of the range is in use, not a corner of it
 
 
 @given(st.sampled_from([4, 8]), st.integers(1, 5), st.integers(1, 41), st.integers(0, 2**31))

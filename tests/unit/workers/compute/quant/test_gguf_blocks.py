@@ -19,9 +19,9 @@ def test_what_gguf_packed_is_unpacked_to_the_same_weights(kind: str, rows: int, 
     values[0, :BLOCK] = 0.25  # a group of equal weights: Q4_1's scale is 0
     packed = gguf.quantize(values, GGMLQuantizationType[kind])
     bits, unpack = UNPACK[kind]
-    groups = QuantizedTensor.empty(rows, columns, BLOCK, bits)
+    quantized = QuantizedTensor.empty(rows, columns, BLOCK, bits)
 
-    unpack(torch.from_numpy(packed).view(rows, columns // BLOCK, -1), groups)
+    unpack(torch.from_numpy(packed).view(rows, columns // BLOCK, -1), quantized)
 
-    np.testing.assert_array_equal(groups.dequantized().numpy(), gguf.dequantize(packed, GGMLQuantizationType[kind]))
-    assert len(groups.q.unique()) > (8 if bits == 4 else 25)
+    np.testing.assert_array_equal(quantized.dequantized().numpy(), gguf.dequantize(packed, GGMLQuantizationType[kind]))
+    assert len(quantized.q.unique()) > (8 if bits == 4 else 25)

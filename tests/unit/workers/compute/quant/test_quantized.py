@@ -16,23 +16,23 @@ def random_weight(rows: int, columns: int) -> torch.Tensor:
 @pytest.mark.parametrize(("columns", "group_size"), [(256, 128), (576, 128), (576, 64), (96, 32), (40, 32)])
 def test_every_weight_is_within_half_a_step_of_its_integer(columns: int, group_size: int) -> None:
     weight = random_weight(16, columns)
-    groups = quantize(weight, group_size)
-    steps = groups.scale.repeat_interleave(group_size, dim=1)[:, :columns]
+    quantized = quantize(weight, group_size)
+    steps = quantized.scale.repeat_interleave(group_size, dim=1)[:, :columns]
 
-    assert groups.scale.shape == (16, -(-columns // group_size))
+    assert quantized.scale.shape == (16, -(-columns // group_size))
     # the range is rounded to 15 steps of a float16, its ends may lie a little outside
-    assert bool(((groups.dequantized() - weight).abs() <= 0.51 * steps + 1e-3 * steps * 15).all())
+    assert bool(((quantized.dequantized() - weight).abs() <= 0.51 * steps + 1e-3 * steps * 15).all())
 
 
 @pytest.mark.parametrize(("columns", "group_size"), [(576, 32), (40, 32), (96, 96)])
 def test_in_8_bits_every_weight_is_within_half_a_step_of_its_integer(columns: int, group_size: int) -> None:
     weight = random_weight(16, columns)
-    groups = quantize_int8(weight, group_size)
-    steps = groups.scale.repeat_interleave(group_size, dim=1)[:, :columns]
+    quantized = quantize_int8(weight, group_size)
+    steps = quantized.scale.repeat_interleave(group_size, dim=1)[:, :columns]
 
-    assert (groups.bits, groups.q.dtype, groups.offset) == (8, torch.int8, None)
+    assert (quantized.bits, quantized.q.dtype, quantized.offset) == (8, torch.int8, None)
     # the float16 scale may be a little short of the largest weight, which is then cut
-    assert bool(((groups.dequantized() - weight).abs() <= 0.51 * steps + 1e-3 * steps * 127).all())
+    assert bool(((quantized.dequantized() - weight).abs() <= 0.51 * steps + 1e-3 * steps * 127).all())
 
 
 def test_zero_points_are_had_back_from_offsets() -> None:
@@ -69,38 +69,40 @@ def test_a_group_of_one_value_is_kept(value: float) -> None:
 def test_products_are_those_of_the_dequantized_matrix(
     rows: int, columns: int, group_size: int, num_tokens: int
 ) -> None:
-    groups = quantize(random_weight(rows, columns), group_size)
+    quantized = quantize(random_weight(rows, columns), group_size)
     x = torch.randn(num_tokens, columns, generator=torch.Generator().manual_seed(1))
-    exact = x @ groups.dequantized().t()
+    exact = x @ quantized.dequantized().t()
 
-    rough = linear(x.bfloat16(), TorchQuantizedMatrix(groups, torch.bfloat16), None, exact=False)
+    rough = linear(x.bfloat16(), TorchQuantizedMatrix(quantized, torch.bfloat16), None, exact=False)
 
     assert rough.dtype == torch.bfloat16
     assert torch.allclose(rough.float(), exact, atol=0.02 * exact.abs().max().item())
-    assert torch.allclose(linear(x, TorchQuantizedMatrix(groups, torch.float32), None, exact=False), exact, atol=1e-5)
+    assert torch.allclose(
+        linear(x, TorchQuantizedMatrix(quantized, torch.float32), None, exact=False), exact, atol=1e-5
+    )
 
 
 def test_without_kernels_of_ours_products_are_those_of_torchs_operator() -> None:
     kernels = load_kernels()
     assert kernels is not None
-    groups, x = (
+    quantized, x = (
         quantize(random_weight(64, 256), 64),
         torch.randn(5, 256, generator=torch.Generator().manual_seed(1)).bfloat16(),
     )
-    ours = TorchQuantizedMatrix(groups, torch.bfloat16)
-    kernels.products.set_level(Level.PORTABLE)
+    ours = TorchQuantizedMatrix(quantized, torch.bfloat16)
+    kernels.matmul.set_level(Level.PORTABLE)
     try:
-        theirs = TorchQuantizedMatrix(groups, torch.bfloat16)
+        theirs = TorchQuantizedMatrix(quantized, torch.bfloat16)
     finally:
-        kernels.products.set_level(None)
+        kernels.matmul.set_level(None)
 
     assert torch.allclose(theirs.multiply(x).float(), ours.multiply(x).float(), atol=0.05)
     assert theirs.nbytes == ours.nbytes == 64 * 256 // 2 + 64 * 4 * 4
 
 
 def test_a_bias_is_added() -> None:
-    groups, bias = quantize(random_weight(16, 64), 32), torch.arange(16).bfloat16()
-    x, matrix = torch.zeros(2, 64, dtype=torch.bfloat16), TorchQuantizedMatrix(groups, torch.bfloat16)
+    quantized, bias = quantize(random_weight(16, 64), 32), torch.arange(16).bfloat16()
+    x, matrix = torch.zeros(2, 64, dtype=torch.bfloat16), TorchQuantizedMatrix(quantized, torch.bfloat16)
 
     assert torch.equal(linear(x, matrix, bias, exact=False), bias.expand(2, 16))
 

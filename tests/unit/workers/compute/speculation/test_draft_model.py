@@ -1,4 +1,4 @@
-"""The draft model over the target's blocks: a tiny llama that drafts for itself, so that every guess is right unless
+"""The draft model over the target's blocks: a tiny llama that drafts for itself, so that every proposal is right unless
 its KV is not."""
 
 from collections.abc import Iterator
@@ -9,11 +9,12 @@ import torch
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import SamplingParams
-from penstock.workers.compute.models.config import ModelConfig
+from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.draft_model import DraftModel
+from penstock.workers.compute.step_model import HostStepModel
 from penstock.workers.compute.weights import layout, parameter_shapes
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
@@ -24,9 +25,10 @@ VOCAB, MAX_LEN, BLOCK, NUM_BLOCKS = 97, 128, 4, 24
 HASHER = ChainHasher(b"draft-model-secret", BLOCK)
 ROOT = HASHER.root("tiny")
 CONFIG = ModelConfig(
-    family="llama", vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, rms_norm_eps=1e-5,
-    rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False,
-    has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
+    family="llama", vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=8, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
 )  # fmt: skip
 
 
@@ -63,7 +65,10 @@ class Rig:
             make_model(), KvCache(CONFIG, num_blocks, BLOCK, torch.float32), sampler, max_model_len, catch_up_tokens
         )
         self.runner = TorchRunner(
-            make_model(), KvCache(CONFIG, num_blocks, BLOCK, torch.float32), sampler, MAX_LEN, self.drafter
+            HostStepModel(make_model(), KvCache(CONFIG, num_blocks, BLOCK, torch.float32)),
+            sampler,
+            MAX_LEN,
+            self.drafter,
         )
         config = EngineConfig(
             block_size=BLOCK,

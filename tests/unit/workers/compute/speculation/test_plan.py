@@ -7,7 +7,7 @@ import pytest
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
 from penstock.text.vocabulary import load_vocabulary
-from penstock.workers.compute.models.config import read_config
+from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.speculation.plan import DraftPlan, plan_draft
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from tests.unit.workers.tiny_models import saved, tiny_model

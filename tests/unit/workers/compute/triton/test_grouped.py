@@ -3,17 +3,17 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.quant.quantized import QuantizedTensor, quantize, quantize_int8
-from penstock.workers.compute.triton.grouped import TILE_ROWS, GroupedMatrix, is_covered
+from penstock.workers.compute.triton.grouped import TILE_ROWS, GroupedTensor, is_covered, lay_out_groups
 
 CPU = torch.device("cpu")
 
 
-def packed(groups: QuantizedTensor) -> GroupedMatrix:
-    return GroupedMatrix(groups, torch.float32, CPU)
+def packed(quantized: QuantizedTensor) -> GroupedTensor:
+    return lay_out_groups(quantized, torch.float32, CPU)
 
 
-def element(matrix: GroupedMatrix, row: int, column: int) -> int:
-    """As the module's docstring says where it is."""
+def element(matrix: GroupedTensor, row: int, column: int) -> int:
+    """The element, read from where the module's docstring says that it lies."""
     run = matrix.run
     if matrix.bits == 8:
         return int(matrix.q[row // TILE_ROWS, column // run, row % TILE_ROWS, column % run].view(torch.int8))
@@ -24,12 +24,12 @@ def element(matrix: GroupedMatrix, row: int, column: int) -> int:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_every_element_is_where_the_layout_says(bits: int) -> None:
     weight = torch.randn(TILE_ROWS + 3, 150)
-    groups = quantize(weight, 64) if bits == 4 else quantize_int8(weight, 64)
+    quantized = quantize(weight, 64) if bits == 4 else quantize_int8(weight, 64)
 
-    matrix = packed(groups)
+    matrix = packed(quantized)
 
     assert all(
-        element(matrix, row, column) == groups.q[row, column]
+        element(matrix, row, column) == quantized.q[row, column]
         for row in (0, 7, TILE_ROWS, TILE_ROWS + 2)
         for column in range(150)
     )
@@ -55,26 +55,26 @@ def test_half_a_byte_is_kept_for_a_weight_and_two_bytes_for_a_scale() -> None:
     [(0.5, torch.float16), (2.0**-30, torch.bfloat16), (1 / 3, torch.float32)],
 )
 def test_scales_are_kept_as_short_as_they_lose_nothing(scale: float, dtype: torch.dtype) -> None:
-    groups = QuantizedTensor(torch.zeros(2, 32, dtype=torch.int8), torch.full((2, 1), scale), None, 32)
+    quantized = QuantizedTensor(torch.zeros(2, 32, dtype=torch.int8), torch.full((2, 1), scale), None, 32)
 
-    matrix = packed(groups)
+    matrix = packed(quantized)
 
     assert matrix.scale.dtype == dtype
     assert matrix.second_kind == "none"
-    assert torch.equal(matrix.scale[:, :2].float(), groups.scale.T)
+    assert torch.equal(matrix.scale[:, :2].float(), quantized.scale.T)
 
 
 def test_integer_zero_points_are_kept_as_such_and_other_offsets_as_they_are() -> None:
-    groups = quantize(torch.randn(2, 32), 32)
-    shifted = QuantizedTensor(groups.q, groups.scale, torch.full_like(groups.scale, 0.013), 32)
+    quantized = quantize(torch.randn(2, 32), 32)
+    shifted = QuantizedTensor(quantized.q, quantized.scale, torch.full_like(quantized.scale, 0.013), 32)
 
-    assert packed(groups).second_kind == "zero"
+    assert packed(quantized).second_kind == "zero"
     assert packed(shifted).second_kind == "offset"
-    assert torch.equal(stored(packed(groups)), groups.zero)
+    assert torch.equal(stored(packed(quantized)), quantized.zero)
     assert torch.equal(stored(packed(shifted)), torch.full((2, 1), 0.013))
 
 
-def stored(matrix: GroupedMatrix) -> Tensor:
+def stored(matrix: GroupedTensor) -> Tensor:
     return matrix.second[:, :2].float().T
 
 

@@ -4,7 +4,7 @@ import torch
 
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.noise import stream_start
-from penstock.workers.compute.triton.sampling_inputs import MIN_TEMPERATURE, MOST_KEPT, can_draw, make_draws
+from penstock.workers.compute.triton.sampling_inputs import MIN_TEMPERATURE, MOST_KEPT, can_sample, make_sampling_inputs
 
 VOCAB = 1000
 
@@ -16,16 +16,16 @@ def params(
 
 
 def test_what_needs_no_sums_over_the_vocabulary_is_drawn_on_the_gpu() -> None:
-    assert can_draw(params(), VOCAB)
-    assert can_draw(params(top_k=MOST_KEPT, min_p=0.1), VOCAB)
-    assert can_draw(params(top_k=VOCAB), VOCAB)
-    assert can_draw(params(temperature=0.0, top_p=0.5), VOCAB)
-    assert not can_draw(params(top_k=MOST_KEPT + 1), VOCAB)
-    assert not can_draw(params(top_p=0.9), VOCAB)
+    assert can_sample(params(), VOCAB)
+    assert can_sample(params(top_k=MOST_KEPT, min_p=0.1), VOCAB)
+    assert can_sample(params(top_k=VOCAB), VOCAB)
+    assert can_sample(params(temperature=0.0, top_p=0.5), VOCAB)
+    assert not can_sample(params(top_k=MOST_KEPT + 1), VOCAB)
+    assert not can_sample(params(top_p=0.9), VOCAB)
 
 
 def test_each_row_has_its_noise_temperature_and_bounds() -> None:
-    draws = make_draws(
+    inputs = make_sampling_inputs(
         [
             params(seed=2**63 + 5, top_k=7, min_p=0.5),
             params(temperature=1e-9),
@@ -35,8 +35,8 @@ def test_each_row_has_its_noise_temperature_and_bounds() -> None:
         VOCAB,
     )
 
-    assert draws.streams[0].item() % 2**64 == stream_start(2**63 + 5, 3)
-    assert draws.temperatures.tolist() == torch.tensor([1.0, MIN_TEMPERATURE, 0.0]).tolist()
-    assert draws.least_scaled.tolist() == [math.log(0.5), -math.inf, -math.inf]
-    assert draws.top_k.tolist() == [7, 0, 0]
-    assert draws.most_kept == 7
+    assert inputs.streams[0].item() % 2**64 == stream_start(2**63 + 5, 3)
+    assert inputs.temperatures.tolist() == torch.tensor([1.0, MIN_TEMPERATURE, 0.0]).tolist()
+    assert inputs.least_scaled.tolist() == [math.log(0.5), -math.inf, -math.inf]
+    assert inputs.top_k.tolist() == [7, 0, 0]
+    assert inputs.most_kept == 7

@@ -1,0 +1,72 @@
+// A whole step of a decoder of the Llama family in one call: embedding, the layers over a paged KV cache, final norm, output head. Activations are
+// float32 between the products. Plain C ABI; the memory to work in is the caller's.
+
+#include "decoder/decoder.hpp"
+
+namespace penstock {
+namespace {
+
+void describe_attention(Run& run) {
+    const Model& model = *run.model;
+    const Step& step = *run.step;
+    Attention& job = run.attention;
+    job.q_dtype = FLOAT32, job.kv_dtype = static_cast<DType>(run.cache->dtype);
+    job.q_stride = num_qkv_heads(model) * model.dim;
+    job.query_start = step.query_start, job.context_len = step.context_len, job.block_tables = step.block_tables, job.table_stride = step.table_stride;
+    job.num_seqs = step.num_seqs, job.num_heads = model.num_heads, job.num_kv_heads = model.num_kv_heads, job.block_size = run.cache->block_size;
+    job.dim = static_cast<int>(model.dim), job.scale = 1.0f / __builtin_sqrtf(static_cast<float>(model.dim));
+}
+
+constexpr int64_t SHORT_PROMPT_TOKENS = 128;  // a prompt with fewer, those from the prefix cache counted too
+
+// Whether the step reads a short prompt to its end, whatever else is in it: an answer must not depend on other requests at the same time. A sequence without
+// a row is a piece of a prompt, as a rule of a long one; one with a row for each of its tokens decodes, with a draft.
+bool has_short_prompt(const Step& step) {
+    int64_t row = 0;
+    for (int64_t seq = 0; seq < step.num_seqs; seq++) {
+        const int64_t begin = step.query_start[seq], end = step.query_start[seq + 1], first = row;
+        while (row < step.num_rows && step.rows[row] < end) row++;
+        if (end - begin > 1 && row - first == 1 && step.context_len[seq] < SHORT_PROMPT_TOKENS) return true;
+    }
+    return false;
+}
+
+Run make_run(const Model* model, const Cache* cache, const Step* step, int threads) {
+    Run run = {};
+    run.model = model, run.cache = cache, run.step = step, run.threads = threads < MAX_THREADS ? threads : MAX_THREADS;
+    run.has_short_prompt = has_short_prompt(*step);
+    describe_attention(run);
+    return run;
+}
+
+}  // namespace
+}  // namespace penstock
+
+using namespace penstock;
+
+extern "C" {
+
+// Computes the step: the KV of all tokens goes into the cache, the rows' logits and their best to where `step` says. Works in `memory` of `size`
+// bytes, aligned to 64. Returns 0, or the bytes it needs, if those are more, and then nothing is computed.
+int64_t penstock_step(const Model* model, const Cache* cache, const Step* step, int32_t threads, char* memory, int64_t size) {
+    Run run = make_run(model, cache, step, threads);
+    const int64_t num_floats = choose_split(run.attention, run.threads), fixed = lay_out(run, nullptr);
+    const int64_t needed = fixed + num_floats * static_cast<int64_t>(sizeof(float));
+    if (needed > size) return needed;
+    lay_out(run, memory);
+    run.attention.partials = reinterpret_cast<float*>(memory + fixed);
+    plan_attention(run.attention);
+    run.run_unit = attention_unit(static_cast<int>(model->dim), static_cast<DType>(cache->dtype));
+    memset(static_cast<void*>(run.phases), 0, sizeof(Phase) * static_cast<size_t>(model->num_layers * PHASES_A_LAYER + OTHER_PHASES));
+    for (int worker = 0; worker < run.threads; worker++)
+        for (int64_t row = 0; row < step->num_rows; row++) run.workers[worker].best[row] = {-__builtin_inff(), model->vocab};
+    run_team(run.threads, run_step, &run);
+    for (int64_t row = 0; row < step->num_rows; row++) {
+        Best best = run.workers[0].best[row];
+        for (int worker = 1; worker < run.threads; worker++) keep_better(best, run.workers[worker].best[row].score, run.workers[worker].best[row].index);
+        step->best[row] = best.index < model->vocab ? best.index : 0;
+        step->best_score[row] = best.score;
+    }
+    return 0;
+}
+}

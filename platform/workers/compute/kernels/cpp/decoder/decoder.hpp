@@ -1,0 +1,101 @@
+// A decoder's step: its parameters as Python lays them out, and what its threads share while they compute it.
+
+#pragma once
+
+#include "attention/attention.hpp"
+#include "decoder/elementwise.hpp"
+#include "linear/linear.hpp"
+#include "base/team.hpp"
+
+namespace penstock {
+
+constexpr int64_t OWN_ROWS = 4;  // up to so many tokens are prepared by each thread for itself
+constexpr int64_t WIDEST = 16;   // panels of a product to a piece, at most; of a product with more than OWN_ROWS tokens a quarter of it
+constexpr int64_t PHASES_A_LAYER = 10, OTHER_PHASES = 5;  // at most
+
+// Parameters as Python lays them out (kernels/decoder.py). Vectors are float32, null where the model has none.
+
+struct Layer {
+    const float *input_norm, *post_norm, *q_norm, *k_norm;
+    const Matrix *qkv, *o, *gate_up, *down;
+    const float *qkv_bias, *o_bias, *gate_up_bias, *down_bias;
+};
+
+// What activations of quantized matrices become; which of the two and bfloat16 a product then takes, see linear.hpp. MIXED: two terms where these cost next
+// to nothing, which is for few rows, and where an answer's first token hangs on every one of few tokens, which is in steps with short prompts; else one.
+enum Activations : int32_t { MIXED = 0, NEVER_ROUNDED = 1, ALWAYS_ONE_TERM = 2, ALWAYS_TWO_TERMS = 3 };
+
+struct Model {
+    int64_t num_layers, hidden, inner, num_heads, num_kv_heads, dim, vocab;
+    const Layer* layers;
+    const Matrix *embed, *head;
+    const float* norm;
+    const float *cos, *sin;  // [position, dim]
+    float eps;
+    int32_t activations;
+};
+
+struct Cache {
+    const Store* stores;  // keys and values of each layer
+    int64_t block_size;
+    int32_t dtype;
+};
+
+struct Step {
+    int64_t num_tokens, num_seqs, num_rows;
+    const int64_t *token_ids, *positions, *slots;  // [num_tokens]
+    const int32_t *query_start, *context_len, *block_tables;
+    int64_t table_stride;
+    const int64_t* rows;  // [num_rows] tokens whose logits are wanted, in order
+    float* logits;        // [num_rows, vocab], or null
+    int64_t* best;        // [num_rows]: where the largest of them stands first
+    float* best_score;    // [num_rows]: itself; NaN if any of the row's is
+};
+
+// ---- one step
+
+struct Worker {
+    Inputs inputs;
+    char* prepared;   // of OWN_ROWS
+    float* rows;      // [OWN_ROWS, hidden]
+    float* out;       // of a piece of a product: twice all tokens by a piece's outputs
+    char* attention;
+    Best* best;       // [num_rows]
+};
+
+// Tokens on their way through the layers.
+struct Stream {
+    float* x;      // [num_tokens, hidden], the residual stream
+    float* heads;  // [num_tokens, num_heads, dim], attention's results
+    int64_t num_tokens;
+};
+
+struct Run {
+    const Model* model;
+    const Step* step;
+    const Cache* cache;
+    int threads;
+    bool has_short_prompt;
+    Phase* phases;
+    Worker* workers;
+    Attention attention;  // of the first layer; each thread has its own copy
+    RunUnit run_unit;
+    Stream all;     // of all tokens
+    Stream last;    // of the rows, in the last layer
+    float* rows;    // [max(num_tokens, num_rows), hidden], in the same memory as all.heads
+    float* qkv;     // [num_tokens, heads, dim]
+    float* inner;   // [num_tokens, inner], in the same memory as qkv
+    char* prepared;
+};
+
+inline int64_t num_qkv_heads(const Model& model) { return model.num_heads + 2 * model.num_kv_heads; }
+
+inline int64_t widest(int64_t num_rows) { return num_rows > OWN_ROWS ? WIDEST / 4 : WIDEST; }
+
+// Lays everything of `run` out in the caller's memory, from a null base nothing; returns the bytes that it takes.
+int64_t lay_out(Run& run, char* memory);
+
+// A thread's part of the step; context: its Run.
+void run_step(void* context, int worker);
+
+}  // namespace penstock

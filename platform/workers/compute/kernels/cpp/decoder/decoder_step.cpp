@@ -1,0 +1,151 @@
+// A step's phases, in the order in which every thread goes through them.
+//
+// Every thread runs the same sequence of phases (team.hpp). A product is shared out by outputs, so that who computes some of them goes on with
+// what follows elementwise: bias, norms of heads, RoPE and the KV write behind qkv; SwiGLU behind gate and up; the residual sum behind o and down.
+// For few tokens every thread brings the inputs of a product into its form by itself, which is cheaper than waiting for another to do it.
+//
+// Behind the last layer's KV only the tokens whose logits are wanted go on.
+//
+// Invariant: a token's result is one fixed sequence of operations, whatever other tokens are in the step, as far as the products keep that too
+// (linear.hpp) and attention does (attention.hpp).
+
+#include "decoder/decoder_matmul.hpp"
+
+namespace penstock {
+namespace {
+
+constexpr int64_t QUERIES_A_THREAD = 4;  // fewer, and threads would wait for the one that has the longest context
+
+void embed(Run& run, Phase*& phase) {
+    const Step& step = *run.step;
+    const int64_t hidden = run.model->hidden;
+    share(*phase++, (step.num_tokens + ROWS_A_PIECE - 1) / ROWS_A_PIECE, [&](int64_t i) {
+        for (int64_t token = i * ROWS_A_PIECE; token < smaller((i + 1) * ROWS_A_PIECE, step.num_tokens); token++)
+            read_row(*run.model->embed, static_cast<int32_t>(step.token_ids[token]), run.all.x + token * hidden);
+    });
+}
+
+// Norm and RoPE of a head that qkv has just computed, and its way into the cache.
+void finish_head(Run& run, const Layer& layer, const Store* stores, int64_t token, int64_t head) {
+    const Model& model = *run.model;
+    const int64_t position = run.step->positions[token], shared = head - model.num_heads;
+    float* x = run.qkv + (token * num_qkv_heads(model) + head) * model.dim;
+    if (shared < model.num_kv_heads) {
+        const float* norm = shared < 0 ? layer.q_norm : layer.k_norm;
+        if (norm != nullptr) rms_norm(x, norm, model.dim, model.eps, x);
+        rotate(x, model.cos + position * model.dim, model.sin + position * model.dim, model.dim);
+    }
+    if (shared < 0) return;
+    const bool is_value = shared >= model.num_kv_heads;
+    write_slot(stores[is_value], static_cast<DType>(run.cache->dtype), run.step->slots[token], model.num_kv_heads, run.cache->block_size, model.dim,
+               is_value ? shared - model.num_kv_heads : shared, 1, x);
+}
+
+void compute_qkv(Run& run, Worker& me, Phase*& phase, const Layer& layer, const Store* stores) {
+    const Model& model = *run.model;
+    const int64_t tokens = run.step->num_tokens, width = num_qkv_heads(model) * model.dim;
+    const Split pieces = split_qkv(run);
+    share_matmul(run, me, phase, {run.all.x, layer.input_norm, tokens, model.hidden}, *layer.qkv, pieces.count, [&](int64_t i) {
+        const int64_t begin = i * pieces.width, end = smaller(begin + pieces.width, width);
+        multiply(*layer.qkv, me.inputs, run.qkv + begin, width, static_cast<int32_t>(begin), static_cast<int32_t>(end));
+        add_bias(run.qkv + begin, layer.qkv_bias == nullptr ? nullptr : layer.qkv_bias + begin, tokens, end - begin, width);
+        for (int64_t token = 0; token < tokens; token++)
+            for (int64_t head = begin / model.dim; head < end / model.dim; head++) finish_head(run, layer, stores, token, head);
+    });
+}
+
+void attend(Run& run, Worker& me, Phase*& phase, const Store* stores) {
+    Attention job = run.attention;
+    job.keys = stores[0], job.values = stores[1];
+    // all heads of a query by one thread, where there are enough for everybody: what they read lies side by side
+    const int64_t units = job.num_units() / job.num_kv_heads >= QUERIES_A_THREAD * run.threads ? job.num_kv_heads : 1;
+    share(*phase++, job.num_units() / units, [&](int64_t i) {
+        for (int64_t unit = i * units; unit < (i + 1) * units; unit++) run.run_unit(job, unit, me.attention);
+    });
+    if (job.is_split) share(*phase++, job.num_tokens(), [&](int64_t token) { merge_query(job, token); });
+}
+
+// stream.x += operand * matrix + bias
+void add_product(Run& run, Worker& me, Phase*& phase, const Stream& stream, const Operand& operand, const Matrix& matrix, const float* bias) {
+    const int64_t hidden = run.model->hidden;
+    const Split pieces = split(hidden, TILE_N, operand.num_rows, run.threads);
+    share_matmul(run, me, phase, operand, matrix, pieces.count, [&](int64_t i) {
+        const int64_t begin = i * pieces.width, width = smaller(pieces.width, hidden - begin);
+        multiply(matrix, me.inputs, me.out, width, static_cast<int32_t>(begin), static_cast<int32_t>(begin + width));
+        add_bias(me.out, bias == nullptr ? nullptr : bias + begin, operand.num_rows, width, width);
+        for (int64_t token = 0; token < operand.num_rows; token++) add(stream.x + token * hidden + begin, me.out + token * width, width);
+    });
+}
+
+void compute_inner(Run& run, Worker& me, Phase*& phase, const Stream& stream, const Layer& layer) {
+    const int64_t tokens = stream.num_tokens, inner = run.model->inner;
+    // a piece takes the gates and the ups of the same places; panels must not straddle the two
+    const Split pieces = inner % TILE_N == 0 ? split(inner, TILE_N, tokens, run.threads) : Split{inner, 1};
+    share_matmul(run, me, phase, {stream.x, layer.post_norm, tokens, run.model->hidden}, *layer.gate_up, pieces.count, [&](int64_t i) {
+        const int64_t begin = i * pieces.width, width = smaller(pieces.width, inner - begin);
+        float *gates = me.out, *ups = me.out + tokens * width;
+        int64_t stride = width;
+        if (pieces.count == 1) {
+            ups = gates + inner, stride = 2 * inner;
+            multiply(*layer.gate_up, me.inputs, gates, stride, 0, static_cast<int32_t>(2 * inner));
+        } else {
+            multiply(*layer.gate_up, me.inputs, gates, stride, static_cast<int32_t>(begin), static_cast<int32_t>(begin + width));
+            multiply(*layer.gate_up, me.inputs, ups, stride, static_cast<int32_t>(inner + begin), static_cast<int32_t>(inner + begin + width));
+        }
+        if (layer.gate_up_bias != nullptr) {
+            add_bias(gates, layer.gate_up_bias + begin, tokens, width, stride);
+            add_bias(ups, layer.gate_up_bias + inner + begin, tokens, width, stride);
+        }
+        for (int64_t token = 0; token < tokens; token++)
+            gate(gates + token * stride, ups + token * stride, width, run.inner + token * inner + begin);
+    });
+}
+
+// The rows' part of the stream, for which there is memory in `last`.
+void keep_rows(Run& run, Phase*& phase) {
+    const int64_t hidden = run.model->hidden, width = run.model->num_heads * run.model->dim;
+    share(*phase++, run.step->num_rows, [&](int64_t row) {
+        const int64_t token = run.step->rows[row];
+        memcpy(run.last.x + row * hidden, run.all.x + token * hidden, sizeof(float) * hidden);
+        memcpy(run.last.heads + row * width, run.all.heads + token * width, sizeof(float) * width);
+    });
+}
+
+void compute_head(Run& run, Worker& me, Phase*& phase) {
+    const Model& model = *run.model;
+    const Step& step = *run.step;
+    const Split pieces = split(model.vocab, TILE_N, step.num_rows, run.threads);
+    share_matmul(run, me, phase, {run.last.x, model.norm, step.num_rows, model.hidden}, *model.head, pieces.count, [&](int64_t i) {
+        const int64_t begin = i * pieces.width, width = smaller(pieces.width, model.vocab - begin);
+        float* out = step.logits == nullptr ? me.out : step.logits + begin;
+        const int64_t stride = step.logits == nullptr ? width : model.vocab;
+        multiply(*model.head, me.inputs, out, stride, static_cast<int32_t>(begin), static_cast<int32_t>(begin + width));
+        for (int64_t row = 0; row < step.num_rows; row++) find_best(me.best[row], out + row * stride, width, begin);
+    });
+}
+
+}  // namespace
+
+void run_step(void* context, int worker) {
+    Run& run = *static_cast<Run*>(context);
+    Worker& me = run.workers[worker];
+    const Model& model = *run.model;
+    Phase* phase = run.phases;
+    embed(run, phase);
+    for (int64_t index = 0; index < model.num_layers; index++) {
+        const Layer& layer = model.layers[index];
+        const Store* stores = run.cache->stores + 2 * index;
+        compute_qkv(run, me, phase, layer, stores);
+        const bool is_last = index == model.num_layers - 1;
+        if (is_last && run.step->num_rows == 0) return;
+        attend(run, me, phase, stores);
+        if (is_last) keep_rows(run, phase);
+        const Stream& stream = is_last ? run.last : run.all;
+        add_product(run, me, phase, stream, {stream.heads, nullptr, stream.num_tokens, model.num_heads * model.dim}, *layer.o, layer.o_bias);
+        compute_inner(run, me, phase, stream, layer);
+        add_product(run, me, phase, stream, {run.inner, nullptr, stream.num_tokens, model.inner}, *layer.down, layer.down_bias);
+    }
+    compute_head(run, me, phase);
+}
+
+}  // namespace penstock

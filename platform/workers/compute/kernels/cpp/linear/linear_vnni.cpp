@@ -1,0 +1,145 @@
+// Products of bytes by AVX-512 VNNI, whose unsigned side are the weights as they are stored.
+//
+// A panel meets up to TILE_M rows at once: a vector of weights is unpacked once and multiplied by as many broadcast activations, high bytes and low
+// ones. Every row has its own chain of sums, the same however many rows go with it. What is read of rows that go side by side lies side by side, so that
+// one pointer is enough for all: with a pointer to each row there are not registers enough; a group took a third longer, seen
+// once.
+
+#include "linear/linear_avx512.hpp"
+
+#if defined(__x86_64__)
+
+namespace penstock {
+namespace {
+
+constexpr int SIDE_BY_SIDE = 4;
+static_assert(TILE_M == 8, "multiply_all_rows and the preparation of rows count on it");
+
+PENSTOCK_INLINE __m512i low_nibbles(__m512i x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+PENSTOCK_INLINE __m512i high_nibbles(__m512i x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+PENSTOCK_INLINE __m512i four(const int8_t* q) { return _mm512_set1_epi32(*reinterpret_cast<const int32_t __attribute__((may_alias))*>(q)); }
+
+// Four columns of R rows, of one term.
+template <int R>
+PENSTOCK_INLINE void add_products(__m512i weights, const int8_t* q, __m512i (&sums)[R]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) sums[r] = _mm512_dpbusd_epi32(sums[r], weights, four(q + 4 * r));
+}
+
+// A block of 32 columns, high or low bytes where there are two terms.
+template <int32_t KIND, int TERMS, int R>
+PENSTOCK_INLINE void add_block(const uint8_t* block, const int8_t* q, __m512i (&sums)[R]) {
+#pragma GCC unroll 8
+    for (int j = 0; j < (KIND == INT4 ? 4 : 8); j++) {
+        const __m512i weights = _mm512_load_si512(block + 64 * j);
+        if (KIND == INT4) {
+            add_products<R>(low_nibbles(weights), q + TERMS * R * 8 * j, sums);
+            add_products<R>(high_nibbles(weights), q + TERMS * R * (8 * j + 4), sums);
+        } else {
+            add_products<R>(weights, q + TERMS * R * 4 * j, sums);
+        }
+    }
+}
+
+template <int32_t KIND>
+PENSTOCK_INLINE void ask_ahead(const uint8_t* data) {
+    for (int64_t line = 0; line < block_bytes(KIND); line += 64) _mm_prefetch(reinterpret_cast<const char*>(data + AHEAD + line), _MM_HINT_T0);
+}
+
+// The products of `blocks` blocks, no more than MOST_BLOCKS, in steps. Few rows take high and low bytes side by side, so that the chains of sums are
+// short; many rows one after the other, so that the sums stay in registers.
+template <int32_t KIND, int R>
+PENSTOCK_INLINE void multiply_two_terms(const uint8_t* data, int64_t blocks, const int8_t* q, __m512i (&dot)[R]) {
+    __m512i low[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) dot[r] = low[r] = _mm512_setzero_si512();
+    if (R <= SIDE_BY_SIDE) {
+        for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += 2 * R * BLOCK_K) {
+            ask_ahead<KIND>(data);
+            add_block<KIND, 2, R>(data, q, dot);
+            add_block<KIND, 2, R>(data, q + 4 * R, low);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) dot[r] = _mm512_add_epi32(_mm512_slli_epi32(dot[r], LOW_BITS), low[r]);
+        return;
+    }
+    for (int64_t block = 0; block < blocks; block++) {
+        ask_ahead<KIND>(data + block * block_bytes(KIND));
+        add_block<KIND, 2, R>(data + block * block_bytes(KIND), q + block * 2 * R * BLOCK_K, dot);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) dot[r] = _mm512_slli_epi32(dot[r], LOW_BITS);
+    for (int64_t block = 0; block < blocks; block++) add_block<KIND, 2, R>(data + block * block_bytes(KIND), q + block * 2 * R * BLOCK_K + 4 * R, dot);
+}
+
+// The same, in one term.
+template <int32_t KIND, int R>
+PENSTOCK_INLINE void multiply_one_term(const uint8_t* data, int64_t blocks, const int8_t* q, __m512i (&dot)[R]) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) dot[r] = _mm512_setzero_si512();
+    for (int64_t block = 0; block < blocks; block++, data += block_bytes(KIND), q += R * BLOCK_K) {
+        ask_ahead<KIND>(data);
+        add_block<KIND, 1, R>(data, q, dot);
+    }
+}
+
+// R rows from `row` on with one panel.
+template <int32_t KIND, int TERMS, int R>
+PENSTOCK_AVX512 __attribute__((noinline)) void multiply_rows(const Matrix& matrix, const Inputs& inputs, int64_t panel, int64_t row, float* out,
+                                                             int64_t out_stride) {
+    const uint8_t* data = panel_of(matrix, panel);
+    const int64_t groups = inputs.num_groups;
+    const int8_t* q = inputs.q + TERMS * row * inputs.k_padded;
+    const float *step = inputs.step + row * groups, *sum = inputs.sum + row * groups;
+    __m512 total[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) total[r] = _mm512_setzero_ps();
+    for (int64_t group = 0; group < groups; group++, step += R, sum += R) {
+        const Scales head = load_head<KIND>(matrix, data);
+        data += HEAD_BYTES;
+        for (int64_t left = num_blocks(matrix, group); left > 0;) {
+            const int64_t blocks = smaller(left, MOST_BLOCKS);
+            __m512i dot[R];
+            if (TERMS == 1)
+                multiply_one_term<KIND, R>(data, blocks, q, dot);
+            else
+                multiply_two_terms<KIND, R>(data, blocks, q, dot);
+            left -= blocks, data += blocks * block_bytes(KIND), q += blocks * TERMS * R * BLOCK_K;
+            __asm__("" : "+r"(step));  // steps are read here, not kept in registers while the sums need those
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+                total[r] = _mm512_fmadd_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(dot[r]), _mm512_set1_ps(step[r])), head.scale, total[r]);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) total[r] = _mm512_fmadd_ps(_mm512_set1_ps(sum[r]), head.offset, total[r]);
+    }
+    const __mmask16 mask = mask_of(lanes_of(matrix, panel));
+    const __m512 unit = _mm512_set1_ps(matrix.unit);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++) _mm512_mask_storeu_ps(out + (row + r) * out_stride + panel * TILE_N, mask, _mm512_mul_ps(total[r], unit));
+}
+
+template <int32_t KIND, int TERMS>
+void multiply_all_rows(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; panel++) {
+        int64_t row = 0;
+        for (; row + 8 <= inputs.m; row += 8) multiply_rows<KIND, TERMS, 8>(matrix, inputs, panel, row, out, out_stride);
+        if (inputs.m - row >= 4) multiply_rows<KIND, TERMS, 4>(matrix, inputs, panel, row, out, out_stride), row += 4;
+        if (inputs.m - row >= 2) multiply_rows<KIND, TERMS, 2>(matrix, inputs, panel, row, out, out_stride), row += 2;
+        if (inputs.m - row >= 1) multiply_rows<KIND, TERMS, 1>(matrix, inputs, panel, row, out, out_stride);
+    }
+}
+
+template <int TERMS>
+Multiply* multiply_of(int32_t kind) {
+    return kind == INT4 ? multiply_all_rows<INT4, TERMS> : multiply_all_rows<INT8, TERMS>;
+}
+
+}  // namespace
+
+void multiply_rounded_vnni(const Matrix& matrix, const Inputs& inputs, float* out, int64_t out_stride, int64_t begin, int64_t end) {
+    (inputs.terms == 1 ? multiply_of<1>(matrix.kind) : multiply_of<2>(matrix.kind))(matrix, inputs, out, out_stride, begin, end);
+}
+
+}  // namespace penstock
+#endif

@@ -1,0 +1,101 @@
+"""A model over its KV cache, as the runner computes steps with it: the logits of a step's rows on the host or, where
+the model's device can choose tokens itself, those tokens.
+
+`Sampler` decides which rows may be chosen there: only those for which the device takes the very token that the
+host would. On the CPU the fused kernels choose greedily; a GPU also samples with noise.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+
+from penstock.workers.compute.batch import Batch
+from penstock.workers.compute.device import fetch
+from penstock.workers.compute.lora import Share
+from penstock.workers.compute.models.fused import Model
+from penstock.workers.compute.models.llama import KvCache, largest
+from penstock.workers.compute.models.replay import Replay
+from penstock.workers.compute.triton.sampling_inputs import SamplingInputs
+
+Wait = Callable[[], Iterable[Tensor]]
+"""Waits for the device: the ids chosen for a step's rows, [R] of any type, and each row's largest logit, [R]."""
+
+
+class StepModel(Protocol):
+    @property
+    def model(self) -> Model: ...
+    @property
+    def cache(self) -> KvCache: ...
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the device still computes when `choose` has returned."""
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether `choose` takes sampling inputs; greedily it may always choose."""
+
+    def logits(self, batch: Batch, shares: list[Share]) -> Tensor:
+        """float32 [R, vocab_size] of the batch's rows, on the host. shares: the adapters of the step."""
+
+    def choose(self, batch: Batch, shares: list[Share], inputs: SamplingInputs | None) -> Wait | None:
+        """Begin the step and the choice of a token for each row: greedily without `inputs`. None: nothing has begun,
+        and the host must choose from the logits."""
+
+
+class HostStepModel:
+    """A model whose logits are on the host; in fused kernels it chooses greedy tokens of steps without adapters."""
+
+    is_asynchronous = False
+    can_sample = False
+
+    def __init__(self, model: Model, cache: KvCache) -> None:
+        self.model = model
+        self.cache = cache
+
+    def logits(self, batch: Batch, shares: list[Share]) -> Tensor:
+        return self.model.logits(batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, shares)
+
+    def choose(self, batch: Batch, shares: list[Share], inputs: SamplingInputs | None) -> Wait | None:
+        if shares or inputs is not None:
+            return None
+        chosen = self.model.greedy_tokens(batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows)
+        return None if chosen is None else lambda: chosen
+
+
+class GpuStepModel:
+    """A model on a GPU, which chooses tokens greedily and with noise; decode steps without adapters are replayed."""
+
+    is_asynchronous = True
+    can_sample = True
+
+    def __init__(self, replay: Replay) -> None:
+        self.model = replay.model
+        self.cache = replay.cache
+        self._replay = replay
+
+    def logits(self, batch: Batch, shares: list[Share]) -> Tensor:
+        if self._is_replayed(batch, shares):
+            return self._replay.logits(batch)
+        return self.model.logits(batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, shares)
+
+    def choose(self, batch: Batch, shares: list[Share], inputs: SamplingInputs | None) -> Wait:
+        if inputs is None and self._is_replayed(batch, shares):
+            return self._replay.greedy_on_device(batch).cpu
+        logits = self._on_device(batch, shares)
+        return partial(fetch, largest(logits) if inputs is None else _sample(logits, inputs))
+
+    def _on_device(self, batch: Batch, shares: list[Share]) -> Tensor:
+        if self._is_replayed(batch, shares):
+            return self._replay.on_device(batch)
+        return self.model.on_device(batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, shares)
+
+    def _is_replayed(self, batch: Batch, shares: list[Share]) -> bool:
+        return not shares and self._replay.covers(batch)
+
+
+def _sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
+    from penstock.workers.compute.triton.sample import sample  # noqa: PLC0415 (Triton may be absent)
+
+    return sample(logits, inputs.on(logits.device))
