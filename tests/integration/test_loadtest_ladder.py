@@ -97,13 +97,13 @@ def test_ctrl_c_leaves_a_ladder_and_its_report_and_the_same_command_goes_on(tmp_
         while not (path.parent / "step-01-15" / "records.jsonl").exists() and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=60)
         stopped_after = steps()
         again = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
 
-    assert process.returncode == 130, said
+    assert process.returncode == 130, printed
     assert stopped_after < 2
-    assert "Not finished after" in said
+    assert "Not finished after" in printed
     assert (path.parent / "report.html").exists()
     assert again.returncode == 0
     ladder = msgspec.convert(json.loads(path.read_text()), Ladder, strict=False)

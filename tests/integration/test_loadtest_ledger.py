@@ -1,4 +1,4 @@
-"""The ledger of whole runs against a fake server that is told what to do wrong: it finds that, names the request, and
+"""The ledger of whole runs against a fake server that is programmed to do wrong: it finds that, names the request, and
 finds nothing else."""
 
 from pathlib import Path

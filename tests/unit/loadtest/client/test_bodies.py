@@ -143,7 +143,7 @@ def test_what_is_no_error_body_says_nothing(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "described"),
     [
         (
             {
@@ -160,5 +160,5 @@ def test_what_is_no_error_body_says_nothing(body: bytes) -> None:
         ({"message": "secret", "code": "x" * 65}, ""),
     ],
 )
-def test_an_error_is_told_by_what_names_it_never_by_its_words(error: dict[str, object], said: str) -> None:
-    assert describe_error(json.dumps({"error": error}).encode()) == said
+def test_an_error_is_described_by_what_names_it_never_by_its_words(error: dict[str, object], described: str) -> None:
+    assert describe_error(json.dumps({"error": error}).encode()) == described

@@ -11,7 +11,7 @@ from penstock_loadtest.client.chunks import Choice, Chunk, Message, PromptDetail
 CACHED = Chunk(usage=Usage(prompt_tokens_details=PromptDetails(cached_tokens=3)))
 
 
-def said(value: object) -> list[tuple[str, str]]:
+def read_texts(value: object) -> list[tuple[str, str]]:
     chunk = read_chunk(json.dumps(value).encode())
     assert chunk is not None
     messages = [choice.delta or choice.message for choice in chunk.choices or ()]
@@ -30,8 +30,8 @@ def said(value: object) -> list[tuple[str, str]]:
     ],
 )
 def test_text_is_read_wherever_servers_put_it(delta: object, found: tuple[str, str]) -> None:
-    assert said({"choices": [{"index": 0, "delta": delta}]}) == [found]
-    assert said({"choices": [{"index": 0, "message": delta}]}) == [found]
+    assert read_texts({"choices": [{"index": 0, "delta": delta}]}) == [found]
+    assert read_texts({"choices": [{"index": 0, "message": delta}]}) == [found]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_text_is_read_wherever_servers_put_it(delta: object, found: tuple[str, s
 def test_chunks_that_say_nothing_are_chunks(value: object) -> None:
     chunk = read_chunk(json.dumps(value).encode())
 
-    assert said(value) == []
+    assert read_texts(value) == []
     assert chunk is not None
     assert not chunk.is_error
 

@@ -465,11 +465,11 @@ def test_a_receipt_of_nonsense_is_left_out(value: str) -> None:
 
 
 def test_requests_go_to_their_endpoint_with_their_tenants_key_and_what_was_said_before() -> None:
-    asked = []
+    received = []
 
     async def script(wire: Wire) -> None:
         while True:
-            asked.append(await wire.read_request())
+            received.append(await wire.read_request())
             await wire.send(whole())
 
     async def test(world: World) -> None:
@@ -478,13 +478,13 @@ def test_requests_go_to_their_endpoint_with_their_tenants_key_and_what_was_said_
 
     run(script, test)
 
-    assert [question.line for question in asked] == [
+    assert [request.line for request in received] == [
         "POST /v1/chat/completions HTTP/1.1",
         "POST /v1/completions HTTP/1.1",
     ]
-    assert asked[0].headers["authorization"] == "Bearer sk-secret"
-    assert "authorization" not in asked[1].headers
-    messages = asked[0].json["messages"]
+    assert received[0].headers["authorization"] == "Bearer sk-secret"
+    assert "authorization" not in received[1].headers
+    messages = received[0].json["messages"]
     assert isinstance(messages, list)
     assert [message["content"] for message in messages] == ["hello", "hi", SECRET]
 
@@ -582,7 +582,7 @@ def test_one_connection_serves_requests_that_follow_each_other() -> None:
 
 
 class Slow(Connections):
-    """Connections are there when the test says so."""
+    """Connections that are made when the test allows it."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world.client._connections.origin)

@@ -55,7 +55,7 @@ class World:
         connection.round_trip_s = 20.0
         return connection
 
-    def hears(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         if not self.line.is_aborted:
             self.connection.data_received(data)
 
@@ -137,11 +137,11 @@ events = st.one_of(
     st.booleans(),
     st.integers(1, 400),
 )
-def test_whatever_comes_there_is_one_record_that_adds_up(said: list[bytes], end: str, stream: bool, size: int) -> None:
+def test_whatever_comes_there_is_one_record_that_adds_up(parts: list[bytes], end: str, stream: bool, size: int) -> None:
     async def test(world: World) -> None:
-        whole = head_of_stream() + b"".join(map(chunked, filter(None, said))) + (LAST if end == "end" else b"")
+        whole = head_of_stream() + b"".join(map(chunked, filter(None, parts))) + (LAST if end == "end" else b"")
         for begin in range(0, len(whole), size):
-            world.hears(whole[begin : begin + size])
+            world.receive(whole[begin : begin + size])
         if end in ("close", "reset") and not world.line.is_aborted:
             world.line.abort()
             world.connection.connection_lost(None if end == "close" else ConnectionResetError())
@@ -188,7 +188,7 @@ def test_a_request_that_expires_before_it_is_sent_again_is_over() -> None:
     assert run(test, is_kept=True).error == "its timeout passed"
 
 
-def test_a_connection_that_broke_since_it_was_made_is_told_at_once() -> None:
+def test_a_connection_that_broke_since_it_was_made_is_reported_at_once() -> None:
     async def test(world: World) -> None:
         world.line.abort()
         closed = world.connect()
@@ -252,12 +252,12 @@ def test_tool_calls_and_parts_of_odd_types_do_not_break_the_record() -> None:
     ]
 
     async def test(world: World) -> None:
-        world.hears(head_of_stream())
+        world.receive(head_of_stream())
         for delta in deltas:
-            world.hears(
+            world.receive(
                 chunked(b"data: " + json.dumps({"choices": [{"delta": delta, "finish_reason": ""}]}).encode() + b"\n\n")
             )
-        world.hears(
+        world.receive(
             chunked(
                 b'data: {"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "usage": {"completion_tokens": '
                 b"3}}\n\ndata: [DONE]\n\n"

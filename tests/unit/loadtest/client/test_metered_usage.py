@@ -1,4 +1,4 @@
-"""Reading what a server says its tenants used."""
+"""Reading what a server reports of its tenants' use."""
 
 import asyncio
 import json
@@ -22,9 +22,9 @@ PAGE = json.dumps(
 ).encode()
 
 
-def read(page: bytes, keys: dict[str, str], asked: list[ReceivedRequest], status: str = "200 OK") -> dict[str, int]:
+def read(page: bytes, keys: dict[str, str], received: list[ReceivedRequest], status: str = "200 OK") -> dict[str, int]:
     async def script(wire: Wire) -> None:
-        asked.append(await wire.read_request())
+        received.append(await wire.read_request())
         await wire.send(response(page, status=status))
         await wire.wait_closed()
 
@@ -37,11 +37,11 @@ def read(page: bytes, keys: dict[str, str], asked: list[ReceivedRequest], status
 
 
 def test_each_tenants_meter_is_read_with_its_own_key() -> None:
-    asked: list[ReceivedRequest] = []
+    received: list[ReceivedRequest] = []
 
-    assert read(PAGE, {"a": "key-a", "b": "key-b"}, asked) == {"a": 7, "b": 7}
-    assert [question.line for question in asked] == ["GET /v1/usage HTTP/1.1"] * 2
-    assert [question.headers["authorization"] for question in asked] == ["Bearer key-a", "Bearer key-b"]
+    assert read(PAGE, {"a": "key-a", "b": "key-b"}, received) == {"a": 7, "b": 7}
+    assert [request.line for request in received] == ["GET /v1/usage HTTP/1.1"] * 2
+    assert [request.headers["authorization"] for request in received] == ["Bearer key-a", "Bearer key-b"]
 
 
 @pytest.mark.parametrize(("page", "status"), [(PAGE, "404 Not Found"), (b"{}", "200 OK"), (b"not json", "200 OK")])

@@ -94,7 +94,7 @@ def test_keys_are_never_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "refusal"),
     [
         (
             response(b"{}", status="401 Unauthorized"),
@@ -130,33 +130,35 @@ def test_keys_are_never_shown() -> None:
     ],
     ids=["401", "403", "404", "html", "bytes", "list", "nothing", "mail", "half", "endless"],
 )
-def test_whatever_is_no_such_server_is_one_sentence(answer: bytes, said: str) -> None:
+def test_whatever_is_no_such_server_is_one_sentence(answer: bytes, refusal: str) -> None:
     async def main() -> str:
         async with site(serves(answer)) as there:
             with pytest.raises(TargetUnreachable) as error:
-                await find_target(there.url, keys={"default": "sk-secret"}, timeout_s=0.3 if "0.3" in said else 20.0)
+                await find_target(there.url, keys={"default": "sk-secret"}, timeout_s=0.3 if "0.3" in refusal else 20.0)
             return str(error.value).removeprefix("http://").removeprefix(f"127.0.0.1:{there.port}")
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(main()) == said
+        assert runner.run(main()) == refusal
 
 
-def test_a_model_that_is_not_served_is_told_with_those_that_are() -> None:
+def test_a_model_that_is_not_served_is_named_with_those_that_are() -> None:
     assert sentence(serves(response(MODELS)), model="three") == "/v1 does not serve three; it serves one, two."
 
 
 @pytest.mark.parametrize("key", ["sk-x\n", "sk-ü", "sk-\x00"])
-def test_a_key_that_no_header_can_hold_is_told_without_being_shown(key: str) -> None:
-    said = sentence(serves(response(MODELS)), keys={"acme": key})
+def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(key: str) -> None:
+    refusal = sentence(serves(response(MODELS)), keys={"acme": key})
 
-    assert said == "The API key of tenant acme can't be sent: it has a line break, or a character that is not ASCII."
+    assert refusal == "The API key of tenant acme can't be sent: it has a line break, or a character that is not ASCII."
 
 
 @pytest.mark.parametrize("end", ["?api-version=1", "#models"])
 def test_a_url_that_no_path_can_follow_is_refused(end: str) -> None:
-    said = sentence(serves(response(MODELS)), url=lambda there: there.url + end)
+    refusal = sentence(serves(response(MODELS)), url=lambda there: there.url + end)
 
-    assert said == f"/v1{end} ends in a query or a fragment; the base URL is followed by /models and /chat/completions."
+    assert refusal == (
+        f"/v1{end} ends in a query or a fragment; the base URL is followed by /models and /chat/completions."
+    )
 
 
 def test_a_server_that_is_not_there_fails_within_a_second() -> None:

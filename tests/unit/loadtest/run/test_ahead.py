@@ -106,9 +106,12 @@ async def test_filling_ends_with_ctrl_c_and_with_its_time(is_stopped: bool) -> N
         assert await drained(ahead) == [0, 1, 2]
 
 
-async def test_leaving_ends_the_thread_wherever_it_is() -> None:
+def test_leaving_ends_the_thread_wherever_it_is() -> None:
+    async def main() -> None:
+        async with Ahead(plan(count()), body, max_items=5):
+            pass
+
     before = threading.active_count()
-    async with Ahead(plan(count()), body, max_items=5):
-        pass
+    asyncio.run(main())
 
     assert threading.active_count() <= before

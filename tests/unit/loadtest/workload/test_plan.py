@@ -341,10 +341,10 @@ def test_a_session_goes_through_a_corpus_rows_turns_and_then_through_another_row
     planned = list(draw_plan(changed(MIXED, kinds=[kind], duration_s=None, requests=10)))
 
     for session in (planned[:5], planned[5:]):
-        said = [str(each.prompt) for each in session]
-        assert [text.split()[0] for text in said] == ["question", "more", "question", "more", "question"]
-        assert [text.split()[-1] for text in said[:4:2]] == [text.split()[-1] for text in said[1:4:2]]
-        assert len({text.split()[-1] for text in said}) == 3
+        prompts = [str(each.prompt) for each in session]
+        assert [text.split()[0] for text in prompts] == ["question", "more", "question", "more", "question"]
+        assert [text.split()[-1] for text in prompts[:4:2]] == [text.split()[-1] for text in prompts[1:4:2]]
+        assert len({text.split()[-1] for text in prompts}) == 3
 
 
 def test_a_trace_sets_times_and_lengths(tmp_path: Path) -> None:
