@@ -289,7 +289,7 @@ class RoutingDispatcher:
         submit = Submit(
             sid=0,
             request_id=generation.request_id,
-            token_ids=_packed(stream, reading),
+            packed_token_ids=_packed(stream, reading),
             block_keys=b"".join(chosen.chain.keys),
             chain_key=chosen.chain.parent,
             sampling=reading.sampling,

@@ -37,14 +37,14 @@ def router_id_of(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
 
 def check(op: Submit) -> None:
     """Raises Broken for lengths that can't be."""
-    has_odd_length = len(op.token_ids) % 4 or len(op.block_keys) % KEY_BYTES or len(op.chain_key) != KEY_BYTES
-    if has_odd_length or not 0 <= op.num_output_tokens <= len(op.token_ids) // 4:
+    has_odd_length = len(op.packed_token_ids) % 4 or len(op.block_keys) % KEY_BYTES or len(op.chain_key) != KEY_BYTES
+    if has_odd_length or not 0 <= op.num_output_tokens <= len(op.packed_token_ids) // 4:
         raise Broken(f"Sequence {op.sid} is malformed.")
 
 
 def sequence_of(op: Submit, now_s: float) -> Sequence:
     """now_s: the clock of `Sequence.arrival_s`."""
-    token_ids = unpack_token_ids(op.token_ids)
+    token_ids = unpack_token_ids(op.packed_token_ids)
     return Sequence(
         request_id=op.request_id,
         token_ids=token_ids,

@@ -369,7 +369,7 @@ def test_a_router_that_does_not_read_is_cut_off_and_its_sequences_aborted(monkey
         ([encode(UpFrame([Hello("r"), Hello("r")]))], "Hello"),
         ([encode(UpFrame([Hello("r"), submit(2), submit(2)]))], "rise"),
         ([encode(UpFrame([Hello("r"), submit(num_output_tokens=5)]))], "malformed"),
-        ([encode(UpFrame([Hello("r"), submit(token_ids=b"abc")]))], "malformed"),
+        ([encode(UpFrame([Hello("r"), submit(packed_token_ids=b"abc")]))], "malformed"),
         ([encode(UpFrame([Hello("r"), submit(block_keys=b"short")]))], "malformed"),
         ([encode(UpFrame([Hello("r")])), b"\xc1"], "decoded"),
         ([encode(UpFrame([Hello("stranger")]))], "secret"),
@@ -450,7 +450,7 @@ def test_steps_that_come_quickly_share_a_frame() -> None:
 def test_token_ids_travel_as_they_are() -> None:
     async def main() -> None:
         async with serving() as bench, bench.router() as router:
-            router.send(submit(1, token_ids=pack_token_ids([0, 2**32 - 1])))
+            router.send(submit(1, packed_token_ids=pack_token_ids([0, 2**32 - 1])))
 
             assert (await soon(bench.engine.submitted)).token_ids == [0, 2**32 - 1]
 
