@@ -76,15 +76,15 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     sid: int
     """Number that the router gives the sequence, from 1 and rising on this stream; deltas carry it back."""
     request_id: str
-    token_ids: bytes
-    """Prompt, and behind it the output so far when a sequence is resumed."""
+    packed_token_ids: bytes
+    """Ids of the prompt, and behind them the output so far when a sequence is resumed; see `pack_token_ids`."""
     block_keys: bytes
-    """Keys of the full blocks of `token_ids`, in order."""
+    """Keys of the full blocks of these tokens, in order."""
     chain_key: bytes
     """The parent key from which the block after the last one in `block_keys` is hashed (salt already mixed in)."""
     sampling: SamplingParams
     num_output_tokens: int = 0
-    """How many of the last `token_ids` are output already: penalties and max_tokens count them."""
+    """How many of the last token ids are output already: penalties and max_tokens count them."""
     adapter: str | None = None
     """Digest of the LoRA adapter; None: the base model."""
     tenant: str = ""

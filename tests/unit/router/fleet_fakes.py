@@ -99,7 +99,7 @@ class FakeReplica:
     def submit(self, submit: Submit) -> None:
         self.submits.append(submit)
         self.last_sid = submit.sid
-        self.running[submit.sid] = Running(submit, unpack_token_ids(submit.token_ids), submit.num_output_tokens)
+        self.running[submit.sid] = Running(submit, unpack_token_ids(submit.packed_token_ids), submit.num_output_tokens)
 
     def abort(self, sid: int) -> None:
         self.aborts.append(sid)

@@ -127,7 +127,7 @@ def submit(sid: int = 1, num_tokens: int = 4, **changes: Any) -> Submit:
     values: dict[str, Any] = {
         "sid": sid,
         "request_id": f"q{sid}",
-        "token_ids": pack_token_ids(range(num_tokens)),
+        "packed_token_ids": pack_token_ids(range(num_tokens)),
         "block_keys": b"",
         "chain_key": b"c" * 16,
     }

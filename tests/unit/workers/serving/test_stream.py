@@ -316,7 +316,7 @@ async def test_a_router_that_does_not_read_is_cut_off_and_its_sequences_aborted(
         ([encode(UpFrame([Hello("r"), Hello("r")]))], "Hello"),
         ([encode(UpFrame([Hello("r"), submit(2), submit(2)]))], "rise"),
         ([encode(UpFrame([Hello("r"), submit(num_output_tokens=5)]))], "malformed"),
-        ([encode(UpFrame([Hello("r"), submit(token_ids=b"abc")]))], "malformed"),
+        ([encode(UpFrame([Hello("r"), submit(packed_token_ids=b"abc")]))], "malformed"),
         ([encode(UpFrame([Hello("r"), submit(block_keys=b"short")]))], "malformed"),
         ([encode(UpFrame([Hello("r")])), b"\xc1"], "decoded"),
         ([encode(UpFrame([Hello("stranger")]))], "secret"),
