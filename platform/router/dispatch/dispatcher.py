@@ -222,7 +222,7 @@ class RoutingDispatcher:
         submit = Submit(
             sid=0,
             request_id=generation.request_id,
-            token_ids=tokenized.packed_token_ids + state.packed_output,
+            packed_token_ids=tokenized.packed_token_ids + state.packed_output,
             block_keys=b"".join(chosen.chain.keys),
             chain_key=chosen.chain.parent,
             sampling=tokenized.sampling,

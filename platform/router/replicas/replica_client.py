@@ -206,7 +206,7 @@ class ReplicaClient:
         self._last_sid = sid = self._last_sid + 1
         self._live[sid] = sink
         self._unreported.append(_UnreportedSubmit(sid, uncached_tokens, self.num_reports))
-        self._count_submit(uncached_tokens, len(submit.token_ids) // 4)
+        self._count_submit(uncached_tokens, len(submit.packed_token_ids) // 4)
         self._link.submit(msgspec.structs.replace(submit, sid=sid))
         return sid
 

@@ -38,14 +38,14 @@ def read_router_id(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
 
 def check_submission(op: Submit) -> None:
     """Check the lengths in a submission. Raises Broken for those that can't be."""
-    has_odd_length = len(op.token_ids) % 4 or len(op.block_keys) % KEY_BYTES or len(op.chain_key) != KEY_BYTES
-    if has_odd_length or not 0 <= op.num_output_tokens <= len(op.token_ids) // 4:
+    has_odd_length = len(op.packed_token_ids) % 4 or len(op.block_keys) % KEY_BYTES or len(op.chain_key) != KEY_BYTES
+    if has_odd_length or not 0 <= op.num_output_tokens <= len(op.packed_token_ids) // 4:
         raise Broken(f"Sequence {op.sid} is malformed.")
 
 
 def make_sequence(op: Submit, now_s: float) -> Sequence:
     """The sequence of a submission. now_s: its arrival, seconds of the monotonic clock."""
-    token_ids = unpack_token_ids(op.token_ids)
+    token_ids = unpack_token_ids(op.packed_token_ids)
     return Sequence(
         request_id=op.request_id,
         token_ids=token_ids,

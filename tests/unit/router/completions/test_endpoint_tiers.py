@@ -89,12 +89,14 @@ async def test_the_model_that_answers_reads_and_writes_with_its_own_tokenizer() 
 
         submit = cluster.replicas["l"].submits[0]
         assert (
-            bytes(token ^ 1 for token in unpack_token_ids(submit.token_ids) if token < 256).count(b"Capital of France?")
+            bytes(token ^ 1 for token in unpack_token_ids(submit.packed_token_ids) if token < 256).count(
+                b"Capital of France?"
+            )
             == 1
         )
         assert body["choices"][0]["message"]["content"] == "Paris."
         assert body["system_fingerprint"] == "fp_" + "l" * 12
-        assert body["usage"]["prompt_tokens"] == len(submit.token_ids) // 4
+        assert body["usage"]["prompt_tokens"] == len(submit.packed_token_ids) // 4
         assert (response.headers["x-penstock-tier"], response.headers["x-penstock-tier-reason"]) == (
             "cloud",
             "predicted_ttft",

@@ -45,7 +45,7 @@ async def test_a_submit_carries_the_whole_chain_of_its_prompt():
         keys = split_keys(submit.block_keys)
         stream.close()
 
-        assert unpack_token_ids(submit.token_ids) == PROMPT
+        assert unpack_token_ids(submit.packed_token_ids) == PROMPT
         assert len(keys) == len(PROMPT) // BLOCK_SIZE
         assert submit.chain_key == keys[-1]
         assert submit.num_output_tokens == 0
@@ -236,9 +236,9 @@ async def test_a_replica_lost_in_the_middle_is_resumed_to_the_token():
 
         assert head.token_ids + tail == answer_to(PROMPT, 8)
         submit = cluster.replicas[stream.receipt.replica].submits[-1]
-        assert unpack_token_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 5)
+        assert unpack_token_ids(submit.packed_token_ids) == PROMPT + answer_to(PROMPT, 5)
         assert (submit.num_output_tokens, submit.sampling.seed, submit.sampling.max_tokens) == (5, 5, 8)
-        whole = cluster.chains.make(next(iter(stream.state.chains.by_kind)), b"salt", submit.token_ids)
+        whole = cluster.chains.make(next(iter(stream.state.chains.by_kind)), b"salt", submit.packed_token_ids)
         assert (split_keys(submit.block_keys), submit.chain_key) == (whole.keys, whole.parent)
         assert cluster.attempts("resume") == 1
 
@@ -287,7 +287,7 @@ async def test_what_a_listener_has_taken_is_part_of_a_resumed_prompt():
         stream.close()
 
         submit = cluster.replicas[stream.receipt.replica].submits[-1]
-        assert unpack_token_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 4)
+        assert unpack_token_ids(submit.packed_token_ids) == PROMPT + answer_to(PROMPT, 4)
         assert len(listened) >= 3
         assert sorted([*head.token_ids, *listened, *tail]) == sorted(answer_to(PROMPT, 8))
 

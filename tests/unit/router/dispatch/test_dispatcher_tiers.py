@@ -103,7 +103,7 @@ async def test_over_the_target_another_tiers_model_gets_its_own_tokens() -> None
 
         submit = cluster.replicas["l"].submits[0]
         receipt = stream.receipt
-        assert unpack_token_ids(submit.token_ids) == OTHER_PROMPT
+        assert unpack_token_ids(submit.packed_token_ids) == OTHER_PROMPT
         assert tokens == answer_to(OTHER_PROMPT, 6)
         assert (receipt.tier, receipt.tier_reason, receipt.pool) == ("cloud", "predicted_ttft", "cloud")
         assert (receipt.answering_model, receipt.num_prompt_tokens) == (ANSWERER, len(OTHER_PROMPT))
