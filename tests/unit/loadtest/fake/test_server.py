@@ -74,48 +74,48 @@ def with_fault(kind: FaultKind, after_tokens: int | None = None) -> Behaviour:
 
 
 async def test_the_openai_client_reads_whole_answers_and_streams_of_both_endpoints() -> None:
-    async with open_world(FAST) as there:
-        async with openai.AsyncOpenAI(base_url=there.server.url, api_key="any", max_retries=0) as client:
-            ids = {"return_token_ids": True}
-            messages: list[openai.types.chat.ChatCompletionMessageParam] = [
-                {"role": "user", "content": "name two rivers"}
-            ]
-            chat = await client.chat.completions.create(model="fake", messages=messages, max_tokens=5, extra_body=ids)
-            stream = await client.chat.completions.create(
-                model="fake",
-                messages=messages,
-                max_tokens=5,
-                stream=True,
-                stream_options={"include_usage": True},
-                extra_body=ids,
+    async with (
+        open_world(FAST) as there,
+        openai.AsyncOpenAI(base_url=there.server.url, api_key="any", max_retries=0) as client,
+    ):
+        ids = {"return_token_ids": True}
+        messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "name two rivers"}]
+        chat = await client.chat.completions.create(model="fake", messages=messages, max_tokens=5, extra_body=ids)
+        stream = await client.chat.completions.create(
+            model="fake",
+            messages=messages,
+            max_tokens=5,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=ids,
+        )
+        chunks = [chunk async for chunk in stream]
+        text = await client.completions.create(model="fake", prompt="name two rivers", max_tokens=5)
+        text_chunks = [
+            chunk
+            async for chunk in await client.completions.create(
+                model="fake", prompt=[7, 8, 9], max_tokens=5, stream=True
             )
-            chunks = [chunk async for chunk in stream]
-            text = await client.completions.create(model="fake", prompt="name two rivers", max_tokens=5)
-            text_chunks = [
-                chunk
-                async for chunk in await client.completions.create(
-                    model="fake", prompt=[7, 8, 9], max_tokens=5, stream=True
-                )
-            ]
+        ]
 
-            token_ids = [token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids]  # type: ignore[attr-defined]
-            assert (
-                chat.choices[0].message.content
-                == "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
-                == join_words(token_ids)
-            )
-            assert chat.choices[0].token_ids == token_ids  # type: ignore[attr-defined]
-            assert chunks[0].choices[0].delta.role == "assistant"
-            assert chunks[-2].choices[0].finish_reason == "length"
-            assert chunks[-1].usage == chat.usage
-            assert chat.usage is not None
-            assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (3, 5)
-            assert chat._request_id == there.server.truths[0].request_id
-            assert text.usage is not None
-            assert len(text.choices[0].text.split()) == text.usage.completion_tokens == 5
-            assert len("".join(chunk.choices[0].text for chunk in text_chunks).split()) == 5
-            assert [truth.outcome for truth in there.server.truths] == ["finished"] * 4
-            assert there.server.metered == {"default": 20}
+        token_ids = [token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids]  # type: ignore[attr-defined]
+        assert (
+            chat.choices[0].message.content
+            == "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+            == join_words(token_ids)
+        )
+        assert chat.choices[0].token_ids == token_ids  # type: ignore[attr-defined]
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert chunks[-2].choices[0].finish_reason == "length"
+        assert chunks[-1].usage == chat.usage
+        assert chat.usage is not None
+        assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (3, 5)
+        assert chat._request_id == there.server.truths[0].request_id
+        assert text.usage is not None
+        assert len(text.choices[0].text.split()) == text.usage.completion_tokens == 5
+        assert len("".join(chunk.choices[0].text for chunk in text_chunks).split()) == 5
+        assert [truth.outcome for truth in there.server.truths] == ["finished"] * 4
+        assert there.server.metered == {"default": 20}
 
 
 async def test_the_same_request_gets_the_same_answer_and_another_seed_another() -> None:
