@@ -3,7 +3,8 @@
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import pytest
@@ -19,6 +20,8 @@ from penstock_loadtest.planned import Message, Planned
 from penstock_loadtest.results.records import Record
 from penstock_loadtest.scenario import Lengths
 from tests.unit.loadtest.raw_server import LAST, Script, Site, Wire, event, head_of_stream, response, site
+
+pytestmark = pytest.mark.uvloop  # the loop that the tester runs on
 
 SECRET = "a prompt that nobody may see"
 LONG_S = 20.0
@@ -63,17 +66,14 @@ class World(NamedTuple):
         return await self.client.send(planned, intended_s=now_s, deadline_s=now_s + deadline_s, history=history)
 
 
-def run(script: Script, test: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with site(script) as there:
-            client = Client(Target(there.url, "m", ["m"], {"acme": "sk-secret"}, None, None), Clock())
-            try:
-                await test(World(client, there))
-            finally:
-                await client.close()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+@asynccontextmanager
+async def open_world(script: Script) -> AsyncIterator[World]:
+    async with site(script) as there:
+        client = Client(Target(there.url, "m", ["m"], {"acme": "sk-secret"}, None, None), Clock())
+        try:
+            yield World(client, there)
+        finally:
+            await client.close()
 
 
 def says(*parts: bytes) -> Script:
@@ -103,13 +103,12 @@ def says_and_waits(*parts: bytes) -> Script:
 
 
 def answered(script: Script, planned: Planned = CHAT, *, deadline_s: float = LONG_S) -> Answer:
-    found: list[Answer] = []
+    async def main() -> Answer:
+        async with open_world(script) as world:
+            return await world.send(planned, deadline_s=deadline_s)
 
-    async def test(world: World) -> None:
-        found.append(await world.send(planned, deadline_s=deadline_s))
-
-    run(script, test)
-    return found[0]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main())
 
 
 def recorded(script: Script, planned: Planned = CHAT, *, deadline_s: float = LONG_S) -> Record:
@@ -464,7 +463,7 @@ def test_a_receipt_of_nonsense_is_left_out(value: str) -> None:
     assert (record.cached_tokens, record.predicted_ttft_s) == (None, None)
 
 
-def test_requests_go_to_their_endpoint_with_their_tenants_key_and_what_was_said_before() -> None:
+async def test_requests_go_to_their_endpoint_with_their_tenants_key_and_what_was_said_before() -> None:
     received = []
 
     async def script(wire: Wire) -> None:
@@ -472,11 +471,9 @@ def test_requests_go_to_their_endpoint_with_their_tenants_key_and_what_was_said_
             received.append(await wire.read_request())
             await wire.send(whole())
 
-    async def test(world: World) -> None:
+    async with open_world(script) as world:
         await world.send(WHOLE, history=(Message("user", "hello"), Message("assistant", "hi")))
         await world.send(changed(stream=False, endpoint="completions", tenant="nobody"))
-
-    run(script, test)
 
     assert [request.line for request in received] == [
         "POST /v1/chat/completions HTTP/1.1",
@@ -507,17 +504,15 @@ def refuses(*names: str, status: str = "400 Bad Request") -> tuple[Script, list[
 
 
 @pytest.mark.parametrize("status", ["400 Bad Request", "422 Unprocessable Entity"])
-def test_refused_fields_are_left_out_from_then_on(status: str) -> None:
+async def test_refused_fields_are_left_out_from_then_on(status: str) -> None:
     script, bodies = refuses("return_token_ids", "ignore_eos", status=status)
     records: list[Record] = []
 
-    async def test(world: World) -> None:
+    async with open_world(script) as world:
         prepared = world.client.prepare(CHAT)
         records.append((await world.send()).record)
         records.append((await world.send()).record)
         records.append((await world.client.send_body(CHAT, prepared, intended_s=0.0, deadline_s=LONG_S)).record)
-
-    run(script, test)
 
     assert [record.outcome for record in records] == ["finished"] * 3
     assert [record.is_resent for record in records] == [True, False, False]
@@ -526,15 +521,13 @@ def test_refused_fields_are_left_out_from_then_on(status: str) -> None:
     assert bodies[2].keys() == bodies[0].keys() - {"return_token_ids", "ignore_eos"}
 
 
-def test_all_requests_that_were_under_way_when_a_field_was_refused_go_again() -> None:
+async def test_all_requests_that_were_under_way_when_a_field_was_refused_go_again() -> None:
     script, bodies = refuses("return_token_ids")
 
-    async def test(world: World) -> None:
+    async with open_world(script) as world:
         answers = await asyncio.gather(*[world.send() for _ in range(8)])
 
         assert [answer.record.outcome for answer in answers] == ["finished"] * 8
-
-    run(script, test)
 
     assert sum("return_token_ids" in body for body in bodies) == 8
 
@@ -571,14 +564,12 @@ def test_a_server_that_refuses_a_field_that_was_not_sent_is_believed() -> None:
 # --- connections
 
 
-def test_one_connection_serves_requests_that_follow_each_other() -> None:
-    async def test(world: World) -> None:
+async def test_one_connection_serves_requests_that_follow_each_other() -> None:
+    async with open_world(says(head_of_stream() + b"".join(TEXT) + DONE + LAST)) as world:
         for _ in range(5):
             assert (await world.send()).record.outcome == "finished"
 
         assert len(world.there.connections) == 1
-
-    run(says(head_of_stream() + b"".join(TEXT) + DONE + LAST), test)
 
 
 class Slow(Connections):
@@ -594,8 +585,8 @@ class Slow(Connections):
         return await super().connect(timeout_s)
 
 
-def test_the_time_that_a_connection_takes_is_no_lateness() -> None:
-    async def test(world: World) -> None:
+async def test_the_time_that_a_connection_takes_is_no_lateness() -> None:
+    async with open_world(says(whole())) as world:
         world.client._connections = slow = Slow(world)
         task = asyncio.create_task(world.send(WHOLE))
         async with asyncio.timeout(LONG_S):
@@ -608,8 +599,6 @@ def test_the_time_that_a_connection_takes_is_no_lateness() -> None:
         assert record.sent_s is not None
         assert record.sent_s <= requested_s + 1e-6
 
-    run(says(whole()), test)
-
 
 def patient(world: World) -> None:
     """Idle connections whose breaking counts as that of a closed one however late it is noticed: the machine may be
@@ -618,7 +607,7 @@ def patient(world: World) -> None:
         connection.round_trip_s = LONG_S
 
 
-def test_a_kept_connection_that_turns_out_closed_is_replaced_once_and_that_is_noted() -> None:
+async def test_a_kept_connection_that_turns_out_closed_is_replaced_once_and_that_is_noted() -> None:
     async def script(wire: Wire) -> None:
         await wire.read_request()
         await wire.send(whole())
@@ -627,7 +616,7 @@ def test_a_kept_connection_that_turns_out_closed_is_replaced_once_and_that_is_no
         else:
             await wire.wait_closed()
 
-    async def test(world: World) -> None:
+    async with open_world(script) as world:
         first = (await world.send(WHOLE)).record
         patient(world)
         second = (await world.send(WHOLE)).record
@@ -638,34 +627,30 @@ def test_a_kept_connection_that_turns_out_closed_is_replaced_once_and_that_is_no
         ]
         assert len(world.there.connections) == 2
 
-    run(script, test)
 
-
-def test_a_kept_connection_that_the_server_closes_later_has_failed_its_request() -> None:
+async def test_a_kept_connection_that_the_server_closes_later_has_failed_its_request() -> None:
     async def script(wire: Wire) -> None:
         await wire.read_request()
         await wire.send(whole())
         await wire.read_request()
         await asyncio.sleep(0.1)  # it has the request, and gives up on it
 
-    async def test(world: World) -> None:
+    async with open_world(script) as world:
         await world.send(WHOLE)
         record = (await world.send(WHOLE)).record
 
         assert (record.outcome, record.is_resent) == ("failed", False)
         assert len(world.there.connections) == 1
 
-    run(script, test)
 
-
-def test_a_request_is_sent_no_third_time() -> None:
+async def test_a_request_is_sent_no_third_time() -> None:
     async def script(wire: Wire) -> None:
         if wire.number == 0:
             await wire.read_request()
             await wire.send(whole())
         await wire.read_request()
 
-    async def test(world: World) -> None:
+    async with open_world(script) as world:
         await world.send()
         patient(world)
         record = (await world.send()).record
@@ -677,35 +662,29 @@ def test_a_request_is_sent_no_third_time() -> None:
         )
         assert len(world.there.connections) == 2
 
-    run(script, test)
 
-
-def test_a_request_is_not_sent_again_on_a_fresh_connection_that_closed() -> None:
-    async def test(world: World) -> None:
+async def test_a_request_is_not_sent_again_on_a_fresh_connection_that_closed() -> None:
+    async with open_world(says_and_closes()) as world:
         record = (await world.send()).record
 
         assert (record.outcome, record.is_resent, record.status, record.violations) == ("failed", False, None, [])
         assert len(world.there.connections) == 1
 
-    run(says_and_closes(), test)
 
-
-def test_a_request_is_not_sent_again_once_anything_was_heard() -> None:
+async def test_a_request_is_not_sent_again_once_anything_was_heard() -> None:
     async def script(wire: Wire) -> None:
         await wire.read_request()
         await wire.send(whole())
         await wire.read_request()
         await wire.send(b"HTTP/1.1 ")
 
-    async def test(world: World) -> None:
+    async with open_world(script) as world:
         await world.send()
         patient(world)
         record = (await world.send()).record
 
         assert (record.outcome, record.is_resent) == ("failed", False)
         assert len(world.there.connections) == 1
-
-    run(script, test)
 
 
 # --- ends from our side
@@ -727,10 +706,10 @@ class Watched:
         self.is_gone.set()
 
 
-def test_a_planned_hanging_up_closes_the_connection_and_keeps_what_came() -> None:
+async def test_a_planned_hanging_up_closes_the_connection_and_keeps_what_came() -> None:
     server = Watched(head_of_stream() + IDS[0] + IDS[1])
 
-    async def test(world: World) -> None:
+    async with open_world(server) as world:
         record = (await world.send(changed(cancel_after_s=0.05))).record
         async with asyncio.timeout(LONG_S):
             await server.is_gone.wait()
@@ -741,18 +720,16 @@ def test_a_planned_hanging_up_closes_the_connection_and_keeps_what_came() -> Non
         assert record.end_s - record.sent_s >= 0.045
         assert record.answer_digest is not None
 
-    run(server, test)
-
 
 def test_an_answer_that_ends_before_the_planned_hanging_up_is_finished() -> None:
     assert recorded(says(whole()), changed(cancel_after_s=LONG_S)).outcome == "finished"
 
 
 @pytest.mark.parametrize(("parts", "tokens"), [((head_of_stream() + IDS[0],), 1), ((), 0)])
-def test_at_its_deadline_a_request_is_unfinished(parts: tuple[bytes, ...], tokens: int) -> None:
+async def test_at_its_deadline_a_request_is_unfinished(parts: tuple[bytes, ...], tokens: int) -> None:
     server = Watched(*parts)
 
-    async def test(world: World) -> None:
+    async with open_world(server) as world:
         record = (await world.send(deadline_s=0.1)).record
         async with asyncio.timeout(LONG_S):
             await server.is_gone.wait()
@@ -763,8 +740,6 @@ def test_at_its_deadline_a_request_is_unfinished(parts: tuple[bytes, ...], token
             tokens,
             False,
         )
-
-    run(server, test)
 
 
 async def test_a_request_without_a_connection_by_its_deadline_is_unfinished() -> None:
@@ -784,10 +759,10 @@ async def test_a_request_without_a_connection_by_its_deadline_is_unfinished() ->
     assert (record.outcome, record.error, record.sent_s) == ("unfinished", "its timeout passed", None)
 
 
-def test_cancelling_the_task_gives_the_record_as_it_stands() -> None:
+async def test_cancelling_the_task_gives_the_record_as_it_stands() -> None:
     server = Watched(head_of_stream() + IDS[0] + IDS[1])
 
-    async def test(world: World) -> None:
+    async with open_world(server) as world:
         task = asyncio.create_task(world.send())
         async with asyncio.timeout(LONG_S):
             await server.started.wait()
@@ -801,11 +776,9 @@ def test_cancelling_the_task_gives_the_record_as_it_stands() -> None:
         assert record.end_s is not None
         assert not world.client._under_way
 
-    run(server, test)
 
-
-def test_cancelling_the_task_of_a_request_that_has_just_ended_changes_nothing() -> None:
-    async def test(world: World) -> None:
+async def test_cancelling_the_task_of_a_request_that_has_just_ended_changes_nothing() -> None:
+    async with open_world(says(whole())) as world:
         task = asyncio.create_task(world.send())
         await asyncio.sleep(0)
         exchange = next(iter(world.client._under_way))
@@ -817,14 +790,12 @@ def test_cancelling_the_task_of_a_request_that_has_just_ended_changes_nothing() 
 
         assert (record.outcome, record.is_cut, record.error) == ("finished", False, None)
 
-    run(says(whole()), test)
 
-
-def test_a_request_that_was_cut_while_a_field_was_refused_does_not_go_again() -> None:
+async def test_a_request_that_was_cut_while_a_field_was_refused_does_not_go_again() -> None:
     refusal = b'HTTP/1.1 400 Bad\r\ncontent-length: 99\r\n\r\n{"error": "return_token_ids"}'
     server = Watched(refusal)
 
-    async def test(world: World) -> None:
+    async with open_world(server) as world:
         task = asyncio.create_task(world.send())
         async with asyncio.timeout(LONG_S):
             await server.started.wait()
@@ -836,11 +807,9 @@ def test_a_request_that_was_cut_while_a_field_was_refused_does_not_go_again() ->
         assert (record.outcome, record.is_cut, record.is_resent) == ("unfinished", True, False)
         assert len(world.there.connections) == 1
 
-    run(server, test)
 
-
-def test_a_request_that_was_cut_just_when_a_field_was_refused_does_not_go_again() -> None:
-    async def test(world: World) -> None:
+async def test_a_request_that_was_cut_just_when_a_field_was_refused_does_not_go_again() -> None:
+    async with open_world(says(response(b'{"error": "no return_token_ids"}', status="400 Bad Request"))) as world:
         task = asyncio.create_task(world.send())
         await asyncio.sleep(0)
         exchange = next(iter(world.client._under_way))
@@ -852,13 +821,12 @@ def test_a_request_that_was_cut_just_when_a_field_was_refused_does_not_go_again(
 
         assert (record.outcome, record.status, record.is_resent, record.is_cut) == ("failed", 400, False, False)
 
-    run(says(response(b'{"error": "no return_token_ids"}', status="400 Bad Request")), test)
 
-
-def test_a_task_whose_request_was_cut_can_go_on() -> None:
+async def test_a_task_whose_request_was_cut_can_go_on() -> None:
     server = Watched(head_of_stream() + IDS[0])
 
-    async def test(world: World) -> None:
+    async with open_world(server) as world:
+
         async def sends() -> tuple[Record, int]:
             answer = await world.send()
             task = asyncio.current_task()
@@ -874,11 +842,9 @@ def test_a_task_whose_request_was_cut_can_go_on() -> None:
         assert record.is_cut
         assert cancelling == 0
 
-    run(server, test)
 
-
-def test_a_request_that_was_cut_while_it_connected_is_never_sent() -> None:
-    async def test(world: World) -> None:
+async def test_a_request_that_was_cut_while_it_connected_is_never_sent() -> None:
+    async with open_world(says(whole())) as world:
         task = asyncio.create_task(world.send())
         await asyncio.sleep(0)
         assert world.client._under_way
@@ -888,13 +854,11 @@ def test_a_request_that_was_cut_while_it_connected_is_never_sent() -> None:
 
         assert (record.outcome, record.is_cut, record.sent_s) == ("unfinished", True, None)
 
-    run(says(whole()), test)
 
-
-def test_closing_the_client_cuts_what_is_under_way() -> None:
+async def test_closing_the_client_cuts_what_is_under_way() -> None:
     server = Watched(head_of_stream() + IDS[0])
 
-    async def test(world: World) -> None:
+    async with open_world(server) as world:
         task = asyncio.create_task(world.send())
         async with asyncio.timeout(LONG_S):
             await server.started.wait()
@@ -903,8 +867,6 @@ def test_closing_the_client_cuts_what_is_under_way() -> None:
             await server.is_gone.wait()
 
         assert (record.outcome, record.is_cut) == ("unfinished", True)
-
-    run(server, test)
 
 
 # --- the fake server, whose truth is known

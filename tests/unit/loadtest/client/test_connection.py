@@ -5,7 +5,8 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import uvloop
 from penstock_loadtest.client.connection import MAX_HEAD_BYTES, Connection, Connections, Headers, Origin, parse_origin
 from penstock_loadtest.errors import TargetUnreachable
 from tests.unit.loadtest.raw_server import LAST, Script, Site, Wire, chunked, response, site
+
+pytestmark = pytest.mark.uvloop  # the loop that the tester runs on
 
 ASK = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
 
@@ -62,24 +65,16 @@ async def send_request(connection: Connection, data: bytes = ASK) -> RecordingLi
     return listener
 
 
-def run(
-    script: Script,
-    test: Callable[[Site, Connections], Awaitable[None]],
-    loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
-) -> None:
-    """Run a test against a server that plays `script`, on the kind of event loop that the tester runs on."""
-
-    async def main() -> None:
-        async with site(script) as there:
-            connections = Connections(parse_origin(there.url))
-            try:
-                await test(there, connections)
-            finally:
-                connections.close()
-                await asyncio.sleep(0)
-
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(main())
+@asynccontextmanager
+async def connected(script: Script) -> AsyncIterator[tuple[Site, Connections]]:
+    """A server that plays `script`, and connections to it."""
+    async with site(script) as there:
+        connections = Connections(parse_origin(there.url))
+        try:
+            yield there, connections
+        finally:
+            connections.close()
+            await asyncio.sleep(0)
 
 
 def answers(*parts: bytes) -> Script:
@@ -104,15 +99,16 @@ def answers_and_closes(*parts: bytes) -> Script:
 def record_one(
     script: Script, loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
 ) -> tuple[RecordingListener, bool]:
-    """The listener of one request, and whether its connection may be used again."""
-    found: list[tuple[RecordingListener, bool]] = []
+    """The listener of one request, on the kind of event loop that the tester runs on, and whether its connection may be
+    used again."""
 
-    async def test(_: Site, connections: Connections) -> None:
-        listener = await send_request(await connections.connect())
-        found.append((listener, connections.take_idle() is not None))
+    async def main() -> tuple[RecordingListener, bool]:
+        async with connected(script) as (_, connections):
+            listener = await send_request(await connections.connect())
+            return listener, connections.take_idle() is not None
 
-    run(script, test, loop)
-    listener, is_kept = found[0]
+    with asyncio.Runner(loop_factory=loop) as runner:
+        listener, is_kept = runner.run(main())
     assert listener.ends == 1
     return listener, is_kept
 
@@ -166,20 +162,18 @@ def test_a_connection_that_the_server_will_close_is_not_kept() -> None:
     assert not is_kept
 
 
-def test_a_response_before_the_request_was_read_is_heard_and_its_connection_is_not_kept() -> None:
+async def test_a_response_before_the_request_was_read_is_heard_and_its_connection_is_not_kept() -> None:
     async def script(wire: Wire) -> None:
         await wire.send(response(b"too large", status="413 Content Too Large"))
         await asyncio.get_running_loop().create_future()  # never reads
 
-    async def test(_: Site, connections: Connections) -> None:
+    async with connected(script) as (_, connections):
         listener = await send_request(
             await connections.connect(), b"POST / HTTP/1.1\r\ncontent-length: 67108864\r\n\r\n" + b"x" * (64 << 20)
         )
 
         assert (listener.status, listener.body) == (413, b"too large")
         assert connections.take_idle() is None
-
-    run(script, test)
 
 
 def test_arrivals_are_timed_apart() -> None:
@@ -273,7 +267,7 @@ def test_a_connection_that_says_more_than_its_response_is_not_kept(surplus: byte
     assert not is_kept
 
 
-def test_a_server_that_speaks_unasked_loses_the_connection() -> None:
+async def test_a_server_that_speaks_unasked_loses_the_connection() -> None:
     async def script(wire: Wire) -> None:
         await wire.read_request()
         await wire.send(response(b"hello"))
@@ -281,7 +275,7 @@ def test_a_server_that_speaks_unasked_loses_the_connection() -> None:
         await wire.send(response(b"hello"), b"and more")
         await wire.wait_closed()
 
-    async def test(_: Site, connections: Connections) -> None:
+    async with connected(script) as (_, connections):
         connection = await connections.connect()
         await send_request(connection)
         listener = await send_request(connection)
@@ -292,10 +286,8 @@ def test_a_server_that_speaks_unasked_loses_the_connection() -> None:
         assert listener.body == b"hello"
         assert connections.take_idle() is None
 
-    run(script, test)
 
-
-def test_after_closing_a_listener_gets_no_calls() -> None:
+async def test_after_closing_a_listener_gets_no_calls() -> None:
     async def script(wire: Wire) -> None:
         await wire.read_request()
         await wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello")
@@ -304,7 +296,7 @@ def test_after_closing_a_listener_gets_no_calls() -> None:
 
     gone = asyncio.Event()
 
-    async def test(_: Site, connections: Connections) -> None:
+    async with connected(script) as (_, connections):
         connection = await connections.connect()
         listener = RecordingListener()
         connection.request(ASK, listener)
@@ -315,8 +307,6 @@ def test_after_closing_a_listener_gets_no_calls() -> None:
 
         assert listener.ends == 0
         assert not connection.is_open
-
-    run(script, test)
 
 
 @pytest.mark.parametrize(
@@ -365,8 +355,8 @@ def test_what_came_before_nonsense_is_reported() -> None:
 # --- the pool
 
 
-def test_an_idle_connection_is_used_again_and_the_last_used_comes_first() -> None:
-    async def test(there: Site, connections: Connections) -> None:
+async def test_an_idle_connection_is_used_again_and_the_last_used_comes_first() -> None:
+    async with connected(answers(response(b"hello"))) as (there, connections):
         first, second = await connections.connect(), await connections.connect()
         await send_request(first)
         await send_request(second)
@@ -376,11 +366,9 @@ def test_an_idle_connection_is_used_again_and_the_last_used_comes_first() -> Non
         assert connections.take_idle() is None
         assert len(there.connections) == 2
 
-    run(answers(response(b"hello")), test)
 
-
-def test_connections_that_the_server_closed_are_forgotten() -> None:
-    async def test(_: Site, connections: Connections) -> None:
+async def test_connections_that_the_server_closed_are_forgotten() -> None:
+    async with connected(answers_and_closes(response(b"hello"))) as (_, connections):
         connection = await connections.connect()
         await send_request(connection)
         async with asyncio.timeout(20):
@@ -391,18 +379,14 @@ def test_connections_that_the_server_closed_are_forgotten() -> None:
         assert not connections._open
         assert not connections._idle
 
-    run(answers_and_closes(response(b"hello")), test)
 
-
-def test_connections_do_not_wait_for_small_packets_to_fill() -> None:
-    async def test(_: Site, connections: Connections) -> None:
+async def test_connections_do_not_wait_for_small_packets_to_fill() -> None:
+    async with connected(answers()) as (_, connections):
         connection = await connections.connect()
         assert connection._transport is not None
         sock = connection._transport.get_extra_info("socket")
 
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-    run(answers(), test)
 
 
 # --- reaching a server
@@ -593,39 +577,29 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return certificate, key
 
 
-def test_tls_speaks_to_a_server_whose_certificate_is_trusted_and_to_no_other(
+async def test_tls_speaks_to_a_server_whose_certificate_is_trusted_and_to_no_other(
     certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(*certificate)
 
-    async def main() -> None:
-        async with site(answers(response(b"hello")), tls=tls) as there:
-            strangers = Connections(parse_origin(there.url))
-            with pytest.raises(TargetUnreachable) as error:
-                await strangers.connect()
-            monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
-            connections = Connections(parse_origin(there.url))
-            listener = await send_request(await connections.connect())
-            connections.close()
-            await asyncio.sleep(0.01)  # TLS is put down in more than one round of the loop
+    async with site(answers(response(b"hello")), tls=tls) as there:
+        strangers = Connections(parse_origin(there.url))
+        with pytest.raises(TargetUnreachable) as error:
+            await strangers.connect()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
+        connections = Connections(parse_origin(there.url))
+        listener = await send_request(await connections.connect())
+        connections.close()
+        await asyncio.sleep(0.01)  # TLS is put down in more than one round of the loop
 
-            assert listener.body == b"hello"
-            assert str(error.value).startswith(
-                f"127.0.0.1:{there.port} can't be spoken to by TLS: its certificate is not trusted (self"
-            )
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+        assert listener.body == b"hello"
+        assert str(error.value).startswith(
+            f"127.0.0.1:{there.port} can't be spoken to by TLS: its certificate is not trusted (self"
+        )
 
 
-def test_tls_to_a_server_without_it_is_one_sentence() -> None:
-    async def main() -> None:
-        async with site(lambda wire: wire.send(response(b"", status="400 Bad Request"))) as there:
-            with pytest.raises(
-                TargetUnreachable, match=r"^127\.0\.0\.1:\d+ can't be (spoken to by TLS|reached): .+\.$"
-            ):
-                await Connections(Origin("127.0.0.1", there.port, True)).connect()
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(main())
+async def test_tls_to_a_server_without_it_is_one_sentence() -> None:
+    async with site(lambda wire: wire.send(response(b"", status="400 Bad Request"))) as there:
+        with pytest.raises(TargetUnreachable, match=r"^127\.0\.0\.1:\d+ can't be (spoken to by TLS|reached): .+\.$"):
+            await Connections(Origin("127.0.0.1", there.port, True)).connect()

@@ -130,15 +130,13 @@ def test_keys_are_never_shown() -> None:
     ],
     ids=["401", "403", "404", "html", "bytes", "list", "nothing", "mail", "half", "endless"],
 )
-def test_whatever_is_no_such_server_is_one_sentence(answer: bytes, refusal: str) -> None:
-    async def main() -> str:
-        async with site(serves(answer)) as there:
-            with pytest.raises(TargetUnreachable) as error:
-                await find_target(there.url, keys={"default": "sk-secret"}, timeout_s=0.3 if "0.3" in refusal else 20.0)
-            return str(error.value).removeprefix("http://").removeprefix(f"127.0.0.1:{there.port}")
+@pytest.mark.uvloop
+async def test_whatever_is_no_such_server_is_one_sentence(answer: bytes, refusal: str) -> None:
+    async with site(serves(answer)) as there:
+        with pytest.raises(TargetUnreachable) as error:
+            await find_target(there.url, keys={"default": "sk-secret"}, timeout_s=0.3 if "0.3" in refusal else 20.0)
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        assert runner.run(main()) == refusal
+    assert str(error.value).removeprefix("http://").removeprefix(f"127.0.0.1:{there.port}") == refusal
 
 
 def test_a_model_that_is_not_served_is_named_with_those_that_are() -> None:

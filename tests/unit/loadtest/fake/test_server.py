@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -56,17 +56,9 @@ def contents(stream: list[Any]) -> list[str]:
 
 
 @asynccontextmanager
-async def world(behaviour: Behaviour) -> AsyncIterator[World]:
+async def open_world(behaviour: Behaviour) -> AsyncIterator[World]:
     async with FakeServer(behaviour) as server, httpx.AsyncClient(base_url=server.url, timeout=20) as http:
         yield World(server, http)
-
-
-def run(behaviour: Behaviour, test: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        async with world(behaviour) as there:
-            await test(there)
-
-    asyncio.run(main())
 
 
 def with_fault(kind: FaultKind, after_tokens: int | None = None) -> Behaviour:
@@ -81,100 +73,92 @@ def with_fault(kind: FaultKind, after_tokens: int | None = None) -> Behaviour:
 # --- answers
 
 
-def test_the_openai_client_reads_whole_answers_and_streams_of_both_endpoints() -> None:
-    async def test(there: World) -> None:
-        async with openai.AsyncOpenAI(base_url=there.server.url, api_key="any", max_retries=0) as client:
-            ids = {"return_token_ids": True}
-            messages: list[openai.types.chat.ChatCompletionMessageParam] = [
-                {"role": "user", "content": "name two rivers"}
-            ]
-            chat = await client.chat.completions.create(model="fake", messages=messages, max_tokens=5, extra_body=ids)
-            stream = await client.chat.completions.create(
-                model="fake",
-                messages=messages,
-                max_tokens=5,
-                stream=True,
-                stream_options={"include_usage": True},
-                extra_body=ids,
+async def test_the_openai_client_reads_whole_answers_and_streams_of_both_endpoints() -> None:
+    async with (
+        open_world(FAST) as there,
+        openai.AsyncOpenAI(base_url=there.server.url, api_key="any", max_retries=0) as client,
+    ):
+        ids = {"return_token_ids": True}
+        messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "name two rivers"}]
+        chat = await client.chat.completions.create(model="fake", messages=messages, max_tokens=5, extra_body=ids)
+        stream = await client.chat.completions.create(
+            model="fake",
+            messages=messages,
+            max_tokens=5,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=ids,
+        )
+        chunks = [chunk async for chunk in stream]
+        text = await client.completions.create(model="fake", prompt="name two rivers", max_tokens=5)
+        text_chunks = [
+            chunk
+            async for chunk in await client.completions.create(
+                model="fake", prompt=[7, 8, 9], max_tokens=5, stream=True
             )
-            chunks = [chunk async for chunk in stream]
-            text = await client.completions.create(model="fake", prompt="name two rivers", max_tokens=5)
-            text_chunks = [
-                chunk
-                async for chunk in await client.completions.create(
-                    model="fake", prompt=[7, 8, 9], max_tokens=5, stream=True
-                )
-            ]
+        ]
 
-            token_ids = [token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids]  # type: ignore[attr-defined]
-            assert (
-                chat.choices[0].message.content
-                == "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
-                == join_words(token_ids)
-            )
-            assert chat.choices[0].token_ids == token_ids  # type: ignore[attr-defined]
-            assert chunks[0].choices[0].delta.role == "assistant"
-            assert chunks[-2].choices[0].finish_reason == "length"
-            assert chunks[-1].usage == chat.usage
-            assert chat.usage is not None
-            assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (3, 5)
-            assert chat._request_id == there.server.truths[0].request_id
-            assert text.usage is not None
-            assert len(text.choices[0].text.split()) == text.usage.completion_tokens == 5
-            assert len("".join(chunk.choices[0].text for chunk in text_chunks).split()) == 5
-            assert [truth.outcome for truth in there.server.truths] == ["finished"] * 4
-            assert there.server.metered == {"default": 20}
-
-    run(FAST, test)
+        token_ids = [token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids]  # type: ignore[attr-defined]
+        assert (
+            chat.choices[0].message.content
+            == "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
+            == join_words(token_ids)
+        )
+        assert chat.choices[0].token_ids == token_ids  # type: ignore[attr-defined]
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert chunks[-2].choices[0].finish_reason == "length"
+        assert chunks[-1].usage == chat.usage
+        assert chat.usage is not None
+        assert (chat.usage.prompt_tokens, chat.usage.completion_tokens) == (3, 5)
+        assert chat._request_id == there.server.truths[0].request_id
+        assert text.usage is not None
+        assert len(text.choices[0].text.split()) == text.usage.completion_tokens == 5
+        assert len("".join(chunk.choices[0].text for chunk in text_chunks).split()) == 5
+        assert [truth.outcome for truth in there.server.truths] == ["finished"] * 4
+        assert there.server.metered == {"default": 20}
 
 
-def test_the_same_request_gets_the_same_answer_and_another_seed_another() -> None:
-    async def test(there: World) -> None:
+async def test_the_same_request_gets_the_same_answer_and_another_seed_another() -> None:
+    async with open_world(FAST) as there:
         texts = [contents(await there.stream(seed=seed)) for seed in (1, 1, 2)]
 
         assert texts[0] == texts[1] != texts[2]
 
-    run(FAST, test)
 
-
-def test_token_ids_and_usage_are_sent_only_when_asked_for_and_allowed() -> None:
-    async def test(there: World) -> None:
+async def test_token_ids_and_usage_are_sent_only_when_asked_for_and_allowed() -> None:
+    async with open_world(FAST) as there:
         bare = events((await there.chat(stream=True)).text)
 
         assert all("usage" not in event and "token_ids" not in event["choices"][0] for event in bare[:-1])
-
-    async def test_without(there: World) -> None:
+    async with open_world(Behaviour(ttft_s=FAST.ttft_s, token_ids=False, usage=False)) as there:
         answer = (await there.chat(return_token_ids=True)).json()
 
         assert "usage" not in answer
         assert "token_ids" not in answer["choices"][0]
 
-    run(FAST, test)
-    run(Behaviour(ttft_s=FAST.ttft_s, token_ids=False, usage=False), test_without)
 
-
-def test_an_answer_ends_early_unless_the_request_ignores_the_end() -> None:
-    async def test(there: World) -> None:
+async def test_an_answer_ends_early_unless_the_request_ignores_the_end() -> None:
+    async with open_world(Behaviour(ttft_s=FAST.ttft_s, gap_s=FAST.gap_s, output_tokens=Lengths(constant=3))) as there:
         early, whole = (await there.chat()).json(), (await there.chat(ignore_eos=True)).json()
 
         assert (early["usage"]["completion_tokens"], early["choices"][0]["finish_reason"]) == (3, "stop")
         assert (whole["usage"]["completion_tokens"], whole["choices"][0]["finish_reason"]) == (8, "length")
 
-    run(Behaviour(ttft_s=FAST.ttft_s, gap_s=FAST.gap_s, output_tokens=Lengths(constant=3)), test)
 
-
-def test_several_tokens_share_a_chunk() -> None:
-    async def test(there: World) -> None:
+async def test_several_tokens_share_a_chunk() -> None:
+    async with open_world(
+        Behaviour(ttft_s=FAST.ttft_s, gap_s=FAST.gap_s, tokens_per_chunk=Lengths(constant=3))
+    ) as there:
         stream = await there.stream(return_token_ids=True)
 
         assert [len(event["choices"][0]["token_ids"]) for event in stream[:-2]] == [3, 3, 2, 0]
         assert [len(content.split()) for content in contents(stream)] == [3, 3, 2]
 
-    run(Behaviour(ttft_s=FAST.ttft_s, gap_s=FAST.gap_s, tokens_per_chunk=Lengths(constant=3)), test)
 
-
-def test_cached_tokens_are_the_leading_blocks_that_were_seen_by_the_same_tenant() -> None:
-    async def test(there: World) -> None:
+async def test_cached_tokens_are_the_leading_blocks_that_were_seen_by_the_same_tenant() -> None:
+    async with open_world(
+        Behaviour(ttft_s=FAST.ttft_s, prefix_block_tokens=4, keys={"one": "alice", "two": "bob"})
+    ) as there:
         prompts = ["a b c d e f g h", "a b c d X Y", "a b c d e f g h i", "X b c d e f g h"]
         alice, bob = {"Authorization": "Bearer one"}, {"Authorization": "Bearer two"}
         bodies = [{"model": "fake", "prompt": prompt, "max_tokens": 1} for prompt in prompts]
@@ -192,8 +176,6 @@ def test_cached_tokens_are_the_leading_blocks_that_were_seen_by_the_same_tenant(
         assert other == 0
         assert there.server.metered == {"alice": 4, "bob": 1}
 
-    run(Behaviour(ttft_s=FAST.ttft_s, prefix_block_tokens=4, keys={"one": "alice", "two": "bob"}), test)
-
 
 # --- times
 
@@ -209,10 +191,10 @@ async def timed_chat(there: World, **fields: object) -> list[float]:
         return arrivals_of([(time.perf_counter(), line) async for line in response.aiter_lines()])
 
 
-def test_tokens_come_when_they_are_due_and_lateness_does_not_add_up() -> None:
+async def test_tokens_come_when_they_are_due_and_lateness_does_not_add_up() -> None:
     behaviour = Behaviour(ttft_s=Lengths(constant=0.1), gap_s=Lengths(constant=0.02), prompt_token_s=0.01)
 
-    async def test(there: World) -> None:
+    async with open_world(behaviour) as there:
         arrivals = await timed_chat(there, max_tokens=20)
         [truth] = there.server.truths
         due = [truth.arrival_s + chunk.offset_s for chunk in truth.chunks(behaviour)]
@@ -224,10 +206,8 @@ def test_tokens_come_when_they_are_due_and_lateness_does_not_add_up() -> None:
         assert min(at - expected for at, expected in zip(arrivals, due, strict=True)) < 0.005
         assert truth.late_s < LATE_S
 
-    run(behaviour, test)
 
-
-def test_what_was_drawn_is_computed_from_seed_and_request_alone() -> None:
+async def test_what_was_drawn_is_computed_from_seed_and_request_alone() -> None:
     spread = Behaviour(
         seed=3,
         ttft_s=Lengths(lognormal=(0.01, 0.04)),
@@ -237,7 +217,7 @@ def test_what_was_drawn_is_computed_from_seed_and_request_alone() -> None:
         drawn_by="seed",
     )
 
-    async def test(there: World) -> None:
+    async with open_world(spread) as there:
         for seed in (5, 6, 5):
             await there.stream(seed=seed)
         first, other, again = there.server.truths
@@ -246,15 +226,13 @@ def test_what_was_drawn_is_computed_from_seed_and_request_alone() -> None:
         assert all(truth.tokens in (2, 4) for truth in there.server.truths)
         assert all(chunk.offset_s > 0 for truth in there.server.truths for chunk in truth.chunks(spread))
 
-    run(spread, test)
 
-
-def test_nothing_is_sent_in_a_stall_and_everything_due_comes_at_its_end() -> None:
+async def test_nothing_is_sent_in_a_stall_and_everything_due_comes_at_its_end() -> None:
     behaviour = Behaviour(
         ttft_s=Lengths(constant=0.05), gap_s=Lengths(constant=0.01), stalls=[Stall(from_s=0.1, for_s=0.3)]
     )
 
-    async def test(there: World) -> None:
+    async with open_world(behaviour) as there:
         arrivals = await timed_chat(there, max_tokens=60)
         zero = there.server.zero_s
         assert zero is not None
@@ -265,22 +243,22 @@ def test_nothing_is_sent_in_a_stall_and_everything_due_comes_at_its_end() -> Non
         assert len([at for at in arrived_s if 0.4 <= at < 0.4 + LATE_S]) >= 30
         assert arrived_s[-1] >= 0.64  # 0.05 + 59 x 0.01: what is due later is not moved
 
-    run(behaviour, test)
 
-
-def test_errors_and_pages_wait_for_the_end_of_a_stall_too() -> None:
-    async def test(there: World) -> None:
+async def test_errors_and_pages_wait_for_the_end_of_a_stall_too() -> None:
+    async with open_world(
+        Behaviour(ttft_s=FAST.ttft_s, gap_s=FAST.gap_s, stalls=[Stall(from_s=0.0, for_s=0.3)])
+    ) as there:
         await there.chat()
         await there.http.get("models")
         assert there.server.zero_s is not None
 
         assert time.perf_counter() - there.server.zero_s >= 0.3
 
-    run(Behaviour(ttft_s=FAST.ttft_s, gap_s=FAST.gap_s, stalls=[Stall(from_s=0.0, for_s=0.3)]), test)
 
-
-def test_connections_can_be_reset_during_a_stall() -> None:
-    async def test(there: World) -> None:
+async def test_connections_can_be_reset_during_a_stall() -> None:
+    async with open_world(
+        Behaviour(ttft_s=FAST.ttft_s, stalls=[Stall(from_s=0.001, for_s=30, accepts=False)])
+    ) as there:
         held = asyncio.create_task(there.chat())  # the first request starts the clock, and is held
         await there.until(lambda: there.server.zero_s is not None and time.perf_counter() > there.server.zero_s + 0.002)
         async with httpx.AsyncClient(base_url=there.server.url) as late:
@@ -290,13 +268,11 @@ def test_connections_can_be_reset_during_a_stall() -> None:
         with pytest.raises(asyncio.CancelledError):
             await held
 
-    run(Behaviour(ttft_s=FAST.ttft_s, stalls=[Stall(from_s=0.001, for_s=30, accepts=False)]), test)
 
-
-def test_requests_wait_for_a_slot_in_the_order_they_came() -> None:
+async def test_requests_wait_for_a_slot_in_the_order_they_came() -> None:
     behaviour = Behaviour(ttft_s=Lengths(constant=0.03), gap_s=Lengths(constant=0.01), slots=2)
 
-    async def test(there: World) -> None:
+    async with open_world(behaviour) as there:
         await asyncio.gather(*(there.chat(max_tokens=3) for _ in range(6)))
         truths = there.server.truths
         starts = [truth.start_s for truth in truths]
@@ -309,11 +285,9 @@ def test_requests_wait_for_a_slot_in_the_order_they_came() -> None:
             [start_s + 0.05 for start_s in starts if start_s is not None]
         )
 
-    run(behaviour, test)
 
-
-def test_a_client_that_hangs_up_frees_its_slot_and_its_place_in_the_queue() -> None:
-    async def test(there: World) -> None:
+async def test_a_client_that_hangs_up_frees_its_slot_and_its_place_in_the_queue() -> None:
+    async with open_world(Behaviour(ttft_s=Lengths(choices=[0.3]), gap_s=FAST.gap_s, slots=1)) as there:
         first, second, third = [asyncio.create_task(there.chat()) for _ in range(3)]
         await there.until(lambda: len(there.server.truths) == 3)
         for task in (second, first):
@@ -323,14 +297,14 @@ def test_a_client_that_hangs_up_frees_its_slot_and_its_place_in_the_queue() -> N
         outcomes = [truth.outcome for truth in there.server.truths]
         assert outcomes == ["gone", "gone", "finished"]
 
-    run(Behaviour(ttft_s=Lengths(choices=[0.3]), gap_s=FAST.gap_s, slots=1), test)
-
 
 # --- shedding, faults, pages
 
 
-def test_requests_above_the_rate_are_shed_with_a_true_retry_after() -> None:
-    async def test(there: World) -> None:
+async def test_requests_above_the_rate_are_shed_with_a_true_retry_after() -> None:
+    async with open_world(
+        Behaviour(ttft_s=FAST.ttft_s, gap_s=FAST.gap_s, shedding=Shedding(rate=0.1, burst=2))
+    ) as there:
         answers = [await there.chat() for _ in range(4)]
 
         assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
@@ -338,30 +312,25 @@ def test_requests_above_the_rate_are_shed_with_a_true_retry_after() -> None:
         assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
         assert [truth.outcome for truth in there.server.truths] == ["finished", "finished", "shed", "shed"]
 
-    run(Behaviour(ttft_s=FAST.ttft_s, gap_s=FAST.gap_s, shedding=Shedding(rate=0.1, burst=2)), test)
 
-
-def test_requests_above_the_concurrency_are_shed() -> None:
-    async def test(there: World) -> None:
+async def test_requests_above_the_concurrency_are_shed() -> None:
+    async with open_world(
+        Behaviour(
+            ttft_s=Lengths(constant=0.5),
+            gap_s=FAST.gap_s,
+            shedding=Shedding(concurrency=2, status=503, retry_after_s=7),
+        )
+    ) as there:
         answers = await asyncio.gather(*(there.chat() for _ in range(3)))
 
         assert sorted(answer.status_code for answer in answers) == [200, 200, 503]
         assert {answer.headers.get("retry-after") for answer in answers} == {None, "7"}
 
-    run(
-        Behaviour(
-            ttft_s=Lengths(constant=0.5),
-            gap_s=FAST.gap_s,
-            shedding=Shedding(concurrency=2, status=503, retry_after_s=7),
-        ),
-        test,
-    )
-
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("kind", ["close_before_headers", "close_mid_stream"])
-def test_a_connection_breaks_off(kind: FaultKind, stream: bool) -> None:
-    async def test(there: World) -> None:
+async def test_a_connection_breaks_off(kind: FaultKind, stream: bool) -> None:
+    async with open_world(with_fault(kind)) as there:
         with pytest.raises(httpx.RemoteProtocolError):
             await there.chat(stream=stream)
         after = await there.chat(stream=stream)
@@ -369,37 +338,31 @@ def test_a_connection_breaks_off(kind: FaultKind, stream: bool) -> None:
         assert after.status_code == 200
         assert [truth.outcome for truth in there.server.truths] == ["failed", "finished"]
 
-    run(with_fault(kind), test)
 
-
-def test_an_error_event_ends_a_stream() -> None:
-    async def test(there: World) -> None:
+async def test_an_error_event_ends_a_stream() -> None:
+    async with open_world(with_fault("error_event", after_tokens=3)) as there:
         stream = await there.stream()
 
         assert len(contents(stream)) == 3
         assert stream[-1]["error"]["code"] == "engine_fault"
         assert there.server.truths[0].sent_tokens == 3
 
-    run(with_fault("error_event", after_tokens=3), test)
 
-
-def test_a_stream_lacks_its_end() -> None:
-    async def test(there: World) -> None:
+async def test_a_stream_lacks_its_end() -> None:
+    async with open_world(with_fault("no_done")) as there:
         bad, good = await there.stream(), await there.stream()
 
         assert bad[-1] != "[DONE]"
         assert good[-1] == "[DONE]"
         assert contents(bad) == contents(good)
 
-    run(with_fault("no_done"), test)
-
 
 @pytest.mark.parametrize(
     ("kind", "finishes", "tokens", "metered"),
     [("double_finish", 2, 8, 8), ("content_after_finish", 1, 9, 8), ("wrong_usage", 1, 8, 9)],
 )
-def test_a_stream_breaks_the_protocol(kind: FaultKind, finishes: int, tokens: int, metered: int) -> None:
-    async def test(there: World) -> None:
+async def test_a_stream_breaks_the_protocol(kind: FaultKind, finishes: int, tokens: int, metered: int) -> None:
+    async with open_world(with_fault(kind)) as there:
         stream = await there.stream()
 
         assert (
@@ -409,53 +372,43 @@ def test_a_stream_breaks_the_protocol(kind: FaultKind, finishes: int, tokens: in
         assert len(contents(stream)) == there.server.truths[0].sent_tokens == tokens
         assert stream[-2]["usage"]["completion_tokens"] == metered
 
-    run(with_fault(kind), test)
 
-
-def test_a_repeated_request_gets_another_answer() -> None:
-    async def test(there: World) -> None:
+async def test_a_repeated_request_gets_another_answer() -> None:
+    async with open_world(with_fault("different_answer")) as there:
         assert contents(await there.stream()) != contents(await there.stream())
 
-    run(with_fault("different_answer"), test)
 
-
-def test_an_internal_error_and_slow_headers_are_sent() -> None:
-    async def test_500(there: World) -> None:
+async def test_an_internal_error_and_slow_headers_are_sent() -> None:
+    async with open_world(with_fault("status_500")) as there:
         assert (await there.chat()).json()["error"]["code"] == "internal_error"
         assert there.server.truths[0].status == 500
-
-    async def test_slow(there: World) -> None:
+    async with open_world(with_fault("slow_headers")) as there:
         assert contents(await there.stream()) == contents(await there.stream())
         slow, fast = [truth.end_s - truth.arrival_s for truth in there.server.truths if truth.end_s is not None]
         assert slow == pytest.approx(0.2)
         assert fast == pytest.approx(0.001)
 
-    run(with_fault("status_500"), test_500)
-    run(with_fault("slow_headers"), test_slow)
 
-
-def test_a_request_that_hangs_ends_when_the_client_goes() -> None:
-    async def test(there: World) -> None:
+async def test_a_request_that_hangs_ends_when_the_client_goes() -> None:
+    async with open_world(with_fault("hang")) as there:
         with pytest.raises(httpx.ReadTimeout):
             await there.http.post("completions", json={"model": "fake", "prompt": "a"}, timeout=0.05)
         await there.until(lambda: there.server.truths[0].outcome != "open")
 
         assert there.server.truths[0].outcome == "gone"
 
-    run(with_fault("hang"), test)
 
-
-def test_faults_hit_about_their_share() -> None:
-    async def test(there: World) -> None:
+async def test_faults_hit_about_their_share() -> None:
+    async with open_world(
+        Behaviour(ttft_s=Lengths(constant=0), faults=[Fault(kind="status_500", share=0.25)])
+    ) as there:
         statuses = [(await there.chat(max_tokens=1)).status_code for _ in range(200)]
 
         assert 30 <= statuses.count(500) <= 80
 
-    run(Behaviour(ttft_s=Lengths(constant=0), faults=[Fault(kind="status_500", share=0.25)]), test)
 
-
-def test_keys_and_models_are_checked() -> None:
-    async def test(there: World) -> None:
+async def test_keys_and_models_are_checked() -> None:
+    async with open_world(Behaviour(ttft_s=FAST.ttft_s, gap_s=FAST.gap_s, keys={"right": "us"})) as there:
         refused = await there.chat()
         there.http.headers["authorization"] = "Bearer right"
         unknown = await there.chat(model="other")
@@ -464,8 +417,6 @@ def test_keys_and_models_are_checked() -> None:
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
         assert (await there.chat()).status_code == 200
         assert [truth.tenant for truth in there.server.truths] == ["us"]
-
-    run(Behaviour(ttft_s=FAST.ttft_s, gap_s=FAST.gap_s, keys={"right": "us"}), test)
 
 
 @pytest.mark.parametrize(
@@ -481,18 +432,19 @@ def test_keys_and_models_are_checked() -> None:
         ),
     ],
 )
-def test_a_bad_body_is_refused_with_a_sentence(body: bytes, sentence: str) -> None:
-    async def test(there: World) -> None:
+async def test_a_bad_body_is_refused_with_a_sentence(body: bytes, sentence: str) -> None:
+    async with open_world(Behaviour(refused_fields=["return_token_ids"])) as there:
         answer = await there.http.post("chat/completions", content=body)
 
         assert answer.status_code == 400
         assert sentence in answer.json()["error"]["message"]
 
-    run(Behaviour(refused_fields=["return_token_ids"]), test)
 
-
-def test_pages_say_what_is_served() -> None:
-    async def test(there: World) -> None:
+async def test_pages_say_what_is_served() -> None:
+    replicas = [Replicas(count=2, pool="p"), Replicas(count=5, pool="p", from_s=0.001)]
+    async with open_world(
+        Behaviour(ttft_s=Lengths(constant=0.01), models=["a", "b"], exact=True, replicas=replicas)
+    ) as there:
         root = there.server.url.removesuffix("/v1")
         assert [(model["id"], model["exact"]) for model in (await there.http.get("models")).json()["data"]] == [
             ("a", True),
@@ -506,12 +458,9 @@ def test_pages_say_what_is_served() -> None:
         await there.chat(model="a")
         assert 'penstock_replicas{pool="p",tier="edge"} 5\n' in (await there.http.get(f"{root}/metrics")).text
 
-    replicas = [Replicas(count=2, pool="p"), Replicas(count=5, pool="p", from_s=0.001)]
-    run(Behaviour(ttft_s=Lengths(constant=0.01), models=["a", "b"], exact=True, replicas=replicas), test)
 
-
-def test_a_connection_is_kept_unless_the_client_wants_it_closed() -> None:
-    async def test(there: World) -> None:
+async def test_a_connection_is_kept_unless_the_client_wants_it_closed() -> None:
+    async with open_world(FAST) as there:
         kept = [await there.chat(), await there.http.get("models")]
         last = [await there.http.get("models", headers={"connection": "close"})]
         body = {"model": "fake", "prompt": "a", "max_tokens": 2, "stream": True}
@@ -520,19 +469,17 @@ def test_a_connection_is_kept_unless_the_client_wants_it_closed() -> None:
         assert [answer.headers.get("connection") for answer in kept] == [None, None]
         assert [answer.headers.get("connection") for answer in last] == ["close", "close"]
 
-    run(FAST, test)
 
-
-def test_a_receipt_is_in_the_headers() -> None:
-    async def test(there: World) -> None:
+async def test_a_receipt_is_in_the_headers() -> None:
+    async with open_world(
+        Behaviour(ttft_s=FAST.ttft_s, tier="cloud", replica_names=["r0", "r1"], cached_tokens=2)
+    ) as there:
         answers = [await there.chat(max_tokens=1) for _ in range(3)]
 
         assert [answer.headers["x-penstock-replica"] for answer in answers] == ["r0", "r1", "r0"]
         assert answers[0].headers["x-penstock-tier"] == "cloud"
         assert answers[0].headers["x-penstock-cached-tokens"] == "2"
         assert float(answers[0].headers["x-penstock-predicted-ttft-ms"]) == pytest.approx(1)
-
-    run(Behaviour(ttft_s=FAST.ttft_s, tier="cloud", replica_names=["r0", "r1"], cached_tokens=2), test)
 
 
 # --- as a command
