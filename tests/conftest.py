@@ -38,7 +38,7 @@ def data_dir() -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test on an event loop of its own, which ends with it: on asyncio's, or uvloop's where it is marked."""
+    """Run an async test on an event loop of its own, which ends with it: asyncio's, or uvloop's where marked."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters

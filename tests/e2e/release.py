@@ -114,10 +114,10 @@ class Release(NamedTuple):
             ["logs", f"--selector=app.kubernetes.io/instance={self.name}", "--all-containers", "--prefix", "--tail=30"],
         )
         said = []
-        for look in looks:
-            command = self.kube.enter("kubectl", "--namespace", self.namespace, *look)
+        for arguments in looks:
+            command = self.kube.enter("kubectl", "--namespace", self.namespace, *arguments)
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-            said.append(f"--- kubectl {' '.join(look)}\n{done.stdout[-6000:]}{done.stderr[-1000:]}")
+            said.append(f"--- kubectl {' '.join(arguments)}\n{done.stdout[-6000:]}{done.stderr[-1000:]}")
         return "\n".join(said)
 
 

@@ -39,7 +39,7 @@ class Pool:
         self.targets: list[int] = []
         self._state = State()
 
-    def look(self, count: int) -> None:
+    def reconcile(self, count: int) -> None:
         for _ in range(count):
             self._turn()
 
@@ -88,7 +88,7 @@ def test_what_the_stretches_gain_is_what_the_gateway_let_in() -> None:
 def test_the_calm_wants_no_more_than_four_replicas() -> None:
     pool = Pool(SETTINGS.min_replicas)
 
-    pool.look(300)
+    pool.reconcile(300)
 
     assert set(pool.targets) == {SETTINGS.min_replicas}
     assert max(pool.demands[10:]) <= SETTINGS.min_replicas * SETTINGS.target_utilisation
@@ -96,16 +96,16 @@ def test_the_calm_wants_no_more_than_four_replicas() -> None:
 
 def test_the_step_wants_forty_and_keeps_them_and_its_end_gives_them_back_one_by_one() -> None:
     pool = Pool(SETTINGS.min_replicas)
-    pool.look(20)
+    pool.reconcile(20)
 
     pool.players.press()
-    pool.look(20)
+    pool.reconcile(20)
     way_up = pool.targets[20:]
-    pool.look(180)
+    pool.reconcile(180)
     kept = pool.targets[40:]
     wanted = [demand / SETTINGS.target_utilisation for demand in pool.demands[40:]]
     pool.players.release()
-    pool.look(150)
+    pool.reconcile(150)
     way_down = pool.targets[220:]
 
     assert sorted(way_up) == way_up

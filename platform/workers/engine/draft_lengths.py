@@ -31,7 +31,7 @@ RETRY_EVERY = 64
 is never tried can't change."""
 
 
-class Guess(NamedTuple):
+class Proposal(NamedTuple):
     """A draft's `length`-th token. Sorted, the best comes first, and none before the shorter ones of its sequence."""
 
     negative_worth: float
@@ -65,8 +65,8 @@ class DraftLengths:
         shape: the step's without drafts. Costs that are all 0 are unknown: everything pays.
         """
         worths = (enumerate(self._worths(chunk.seq, caps[place]), 1) for place, chunk in enumerate(chunks))
-        proposals = sorted(Guess(-worth, place, length) for place, row in enumerate(worths) for length, worth in row)
-        chosen = choose_guesses(proposals, budget, shape, costs) if self._is_adaptive else proposals[:budget]
+        proposals = sorted(Proposal(-worth, place, length) for place, row in enumerate(worths) for length, worth in row)
+        chosen = choose_proposals(proposals, budget, shape, costs) if self._is_adaptive else proposals[:budget]
         chosen = chosen or proposals[: min(budget, self._num_retried())]
         self._num_idle_steps = 0 if chosen else self._num_idle_steps + 1
         counts = [0] * len(chunks)
@@ -97,9 +97,9 @@ class DraftLengths:
         return 1 if self._num_idle_steps >= RETRY_EVERY else 0
 
 
-def choose_guesses(proposals: list[Guess], budget: int, shape: StepShape, costs: StepCosts) -> list[Guess]:
-    """The proposals, at most `budget`, that give the most tokens in the least time; of equals, more. proposals: the best
-    first."""
+def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, costs: StepCosts) -> list[Proposal]:
+    """The proposals, at most `budget`, that give the most tokens in the least time; of equals, the most. They come in
+    with the best first."""
     # where rounds cost nothing, the greatest length decides nothing
     depths = (
         range(1, max((proposal.length for proposal in proposals), default=0) + 1)
@@ -114,7 +114,7 @@ def choose_guesses(proposals: list[Guess], budget: int, shape: StepShape, costs:
         query_context=shape.query_context,
         kv_tokens=shape.kv_tokens,
     )
-    best: list[Guess] = []
+    best: list[Proposal] = []
     best_tokens, best_s = float(shape.decode_rows), max(costs.knee_s, plain_s)
     for depth in depths:
         candidates = [proposal for proposal in proposals if proposal.length <= depth][:budget]

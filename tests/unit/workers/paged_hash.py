@@ -17,7 +17,7 @@ from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 
 VOCAB = 40
 EOS = 3
-Guess = Callable[[Sequence, int], list[int]]
+Proposal = Callable[[Sequence, int], list[int]]
 _PRIME = 2**31 - 1
 _numbers = count()
 
@@ -56,7 +56,7 @@ class HashRunner:
     is_asynchronous = False
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_model_len: int = 10**6, drafter: Guess | None = None
+        self, num_blocks: int, block_size: int, max_model_len: int = 10**6, drafter: Proposal | None = None
     ) -> None:
         """drafter: guesses for a sequence, at most so many."""
         self.num_blocks = num_blocks

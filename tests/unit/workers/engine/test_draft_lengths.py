@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.perf.model import step_time_s
 from penstock.wire.frames import SamplingParams, StepCosts
-from penstock.workers.engine.draft_lengths import RETRY_EVERY, DraftLengths, Guess, choose_guesses
+from penstock.workers.engine.draft_lengths import RETRY_EVERY, DraftLengths, Proposal, choose_proposals
 from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
 
 COSTS = StepCosts(base_s=0.010, row_s=0.001, draft_token_s=0.001)
@@ -159,7 +159,7 @@ def test_a_drafter_whose_passes_cost_as_much_as_steps_is_for_many_sequences_or_n
 
 
 def test_the_best_guesses_are_more_of_equals() -> None:
-    guesses = [Guess(-0.5, 0, 1), Guess(-0.5, 1, 1)]
+    guesses = [Proposal(-0.5, 0, 1), Proposal(-0.5, 1, 1)]
 
-    assert choose_guesses(guesses, 8, shape(1), StepCosts()) == guesses
-    assert choose_guesses([], 8, shape(1), COSTS) == []
+    assert choose_proposals(guesses, 8, shape(1), StepCosts()) == guesses
+    assert choose_proposals([], 8, shape(1), COSTS) == []

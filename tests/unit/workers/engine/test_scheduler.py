@@ -14,7 +14,7 @@ from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Status, Step
-from tests.unit.workers.paged_hash import EOS, VOCAB, Guess, HashRunner, answer, make_sequence
+from tests.unit.workers.paged_hash import EOS, VOCAB, HashRunner, Proposal, answer, make_sequence
 
 MAX_STEPS = 3000
 
@@ -28,7 +28,7 @@ class Bench:
     max_num_seqs: int = 8
     max_batched_tokens: int = 32
     max_model_len: int = 10**6
-    drafter: Guess | None = None
+    drafter: Proposal | None = None
     max_draft_tokens: int = 4
     live: list[Sequence] = field(default_factory=list)
 
@@ -417,7 +417,7 @@ def half_right(seq: Sequence, count: int) -> list[int]:
     return [token_id if rng.random() < 0.6 else rng.randrange(VOCAB) for token_id in oracle(seq, rng.randint(0, count))]
 
 
-def ngram() -> Guess:
+def ngram() -> Proposal:
     drafter = NgramDrafter()
     return lambda seq, count: drafter.propose([Chunk(seq, seq.num_tokens - 1, 1, count)])[0]
 

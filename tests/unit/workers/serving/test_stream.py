@@ -381,6 +381,6 @@ async def test_steps_that_come_quickly_share_a_frame() -> None:
 
 async def test_token_ids_travel_as_they_are() -> None:
     async with serving() as bench, bench.router() as router:
-        router.send(submit(1, token_ids=pack_token_ids([0, 2**32 - 1])))
+        router.send(submit(1, packed_token_ids=pack_token_ids([0, 2**32 - 1])))
 
         assert (await soon(bench.engine.submitted)).token_ids == [0, 2**32 - 1]
