@@ -13,7 +13,7 @@ IMAGE ?= penstock:$(TARGET)
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help up loadtest demo-autoscale test gpu-tests e2e-smoke e2e check format image clean
+.PHONY: help up loadtest demo-autoscale test test-slow gpu-tests e2e-smoke e2e check docs format image clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z%_-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/; s/%/NAME/' | awk -F '\t' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -28,8 +28,11 @@ loadtest: $(VENV)/.installed-loadtest ## load what `make up` started for 60 s, l
 demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a step of load: 1 -> 3 -> 1 replicas, four minutes (ARGS=--record: docs/autoscale.png)
 	@$(BIN)/python -m bench.autoscale $(ARGS)
 
-test: $(VENV)/.installed-dev ## run every test (ARGS="-k name")
+test: $(VENV)/.installed-dev ## run every test but the longest, 11 minutes on 2 cores (ARGS="-k name")
 	@$(BIN)/python -m tests.run $(ARGS)
+
+test-slow: $(VENV)/.installed-dev ## run the longest tests: whole platforms started and killed, the tour; 8 minutes on 2 cores
+	@$(BIN)/python -m tests.run --slow $(ARGS)
 
 gpu-tests: $(VENV)/.installed-dev ## the tests that need an NVIDIA GPU; refused where torch finds none
 	@PYTHON=$(BIN)/python exec tests/gpu/run.sh $(ARGS)
@@ -45,6 +48,10 @@ check: $(VENV)/.installed-dev ## ruff, mypy --strict, import-linter
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.installed-dev ## write the generated documents again: the map of modules, the chart's values
+	@$(BIN)/python -m tests.architecture
+	@$(BIN)/python -m deploy.chart_values
 
 format: $(VENV)/.installed-dev ## sort imports and format the code
 	$(BIN)/ruff check --fix --select I

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import httpx
 import numpy as np
 
-from bench.platform_process import PlatformProcess, read_metric, running_platform
-from bench.report import FOLDER, Row, write_report
+from bench.support.platform_process import PlatformProcess, read_metric, running_platform
+from bench.support.report import FOLDER, Row, write_report
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "autoscale"
@@ -43,15 +43,15 @@ SHOWN = {
 }
 MOST = 3
 SETTLE_S = 60.0
-"""For the last replica to go, after the load."""
+"""Seconds that the last superfluous replica gets to go after the load."""
 TTFT_TARGET_S = 1.0
-"""That of the example's two files."""
+"""Target of the time to first token in both files of the example."""
 
 
 class Seen(NamedTuple):
     unix_s: float
     values: dict[str, float]
-    """By the words of SHOWN."""
+    """Value of each gauge, by its label in SHOWN."""
 
 
 class Watch:
@@ -77,7 +77,7 @@ class Watch:
         return self.wait_until(lambda values: values.get("replicas") == count, within_s)
 
     def wait_until(self, is_so: Callable[[dict[str, float]], bool], within_s: float) -> bool:
-        """Until that is so of the latest sample."""
+        """Wait until the latest sample satisfies `is_so`; False when that took longer than `within_s`."""
         deadline = time.monotonic() + within_s
         while not self.samples or not is_so(self.samples[-1].values):
             if time.monotonic() > deadline:
@@ -100,7 +100,7 @@ def gauges(page: str, pool: str) -> dict[str, float]:
 
 
 def run_load(platform: PlatformProcess, scenario: Path, settings: Sequence[str], out: Path) -> int:
-    """`penstock-loadtest run`; its exit status."""
+    """Run `penstock-loadtest run`; returns its exit status."""
     changed = [word for setting in settings for word in ("--set", setting)]
     command = [
         sys.executable,
@@ -133,7 +133,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def wrongs(counts: Sequence[int], outcomes: Iterable[str], is_balanced: bool) -> list[str]:
-    """What keeps a run from being what it should be, in sentences. counts: replicas over time, without repeats.
+    """Sentences about what went wrong in a run; none where all is well. counts: replicas over time, without repeats.
     outcomes: of every request."""
     peak = counts.index(MOST) if MOST in counts else None
     is_hill = (
@@ -156,16 +156,16 @@ class Course(NamedTuple):
     """A run in figures; times are seconds since the load began."""
 
     at: "np.ndarray[Any, Any]"
-    """When the gauges were read."""
+    """Seconds at which the gauges were read."""
     shown: dict[str, "np.ndarray[Any, Any]"]
-    """And what they said, by the words of SHOWN."""
+    """Values of each gauge at those seconds, by its label in SHOWN."""
     intended: "np.ndarray[Any, Any]"
-    """When requests were to be sent."""
+    """Seconds at which requests were to be sent."""
     ttft: "np.ndarray[Any, Any]"
 
 
 def load_began_s(load: Path) -> float:
-    """Unix time."""
+    """Unix time at which the load in the folder `load` began."""
     return (load / "observed.jsonl").stat().st_mtime - float(
         read_lines(load / "observed.jsonl")[-1]["t_s"]
     )  # its last line was written at once
@@ -184,7 +184,7 @@ def course(load: Path, watch: Watch) -> Course:
 
 
 def figures(run: Course, begin_s: float, length_s: float) -> list[Row]:
-    """begin_s, length_s: of the step."""
+    """Figures of a run before, during and behind the step of load. begin_s, length_s: of that step."""
     is_step = (run.intended >= begin_s) & (run.intended < begin_s + length_s)
     up_s = run.at[run.shown["replicas"] >= MOST][:1]
     down_s = run.at[(run.at > begin_s + length_s) & (run.shown["replicas"] == 1)][:1]
@@ -222,8 +222,8 @@ def _percentile(values: "np.ndarray[Any, Any]", percent: int) -> float | None:
 
 
 def draw(run: Course, picture: Path) -> None:
-    """Replicas, queue and TTFT over time."""
-    from matplotlib.figure import Figure  # half a second that only this needs
+    """Draw replicas, queue and TTFT over time into the file `picture`."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 (half a second that only this needs)
 
     at, shown, intended, ttft = run
     edges = np.arange(0.0, at.max() + 2.0, 2.0)
@@ -284,7 +284,8 @@ def tell(journal: list[dict[str, Any]]) -> None:
         wait = "endless" if line["predicted_wait_s"] is None else f"{line['predicted_wait_s']:.2f} s"
         why = f"{line['reason']}; demand {line['demand']:.2f} replicas, {line['queued']} queued, predicted wait {wait}"
         print(
-            f"{line['unix_s'] - begin:7.1f} s  {line['pool']}: {line['was']} -> {line['target']} ({line['outcome']}{victims}); {states}; {why}"
+            f"{line['unix_s'] - begin:7.1f} s  {line['pool']}: {line['was']} -> {line['target']} "
+            f"({line['outcome']}{victims}); {states}; {why}"
         )
 
 
@@ -322,13 +323,14 @@ def main() -> None:
     wrong = wrongs(counts, outcomes, is_balanced=status == 0)
     conclude(course(load, watch), load, is_record=options.record and not wrong)
     print(
-        f"replicas {' -> '.join(map(str, counts))}; {outcomes.count('finished')} of {len(outcomes)} requests finished; {load / 'report.html'}"
+        f"replicas {' -> '.join(map(str, counts))}; {outcomes.count('finished')} of {len(outcomes)} requests "
+        f"finished; {load / 'report.html'}"
     )
     sys.exit("\n".join(wrong) or None)
 
 
 def conclude(run: Course, load: Path, *, is_record: bool) -> None:
-    """The picture and the figures; only what went as it should is for the record."""
+    """Make the picture and the figures; only a run that went as it should is recorded."""
     arrivals = json.loads((load / "scenario.json").read_text(encoding="utf-8"))["arrivals"]
     draw(run, load / "autoscale.png")
     write_report(

@@ -1,4 +1,4 @@
-"""Our engine beside what a user would install instead: vLLM for CPU in bfloat16, and llama.cpp on the same Q4_1 file;
+"""The engine beside what a user would install instead: vLLM for CPU in bfloat16, and llama.cpp on the same Q4_1 file;
 two cores, in turn, in one run.
 
     PENSTOCK_VLLM_PYTHON=PYTHON PENSTOCK_BENCH_LLAMA=FOLDER PENSTOCK_TEST_DATA=FOLDER python -m bench.engine [--rounds
@@ -12,7 +12,7 @@ End to end, beside vLLM: token ids of real text in, 128 greedy tokens out, each 
 its own; no prompt begins like another, so no prefix is found again. Beside llama.cpp: steps of the runner, as
 llama-bench and llama-batched-bench time theirs, but choosing the tokens is included in ours. While one is timed the
 others' processes are stopped; who goes first changes from round to round; a round before the first warms and does not
-count. For perplexity and memory see bench/engine_quality.py. Fails (status 1) when a goal is not met.
+count. For perplexity and memory see bench/support/engine_quality.py. Fails (status 1) when a goal is not met.
 
 --only NAME ...: just these contenders, and without --quality without perplexity and memory; for work in progress.
 --engine: more of EngineConfig's settings. Recorded is a run of everybody with default settings and at least 5 rounds,
@@ -33,25 +33,25 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from bench.cpu import Spent
-from bench.engine_goals import LLAMA, VLLM, Finding, Goal, Pair, rows, verdict
-from bench.engine_quality import memory, perplexities
-from bench.llama_cpp import LlamaCpp, Speed
 from bench.quantize import find_texts
-from bench.report import print_table, write_report
-from bench.worker import Worker, module_command, worker
+from bench.support.cpu import Spent
+from bench.support.engine_goals import LLAMA, VLLM, Finding, Goal, Pair, rows, verdict
+from bench.support.engine_quality import memory, perplexities
+from bench.support.llama_cpp import LlamaCpp, Speed
+from bench.support.report import print_table, write_report
+from bench.support.worker import Worker, module_command, worker
 from penstock.text.source import resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.workers.compute.kernels.build import load_kernels
-from penstock.workers.vllm.model import hf_folder
+from penstock.workers.vllm.model import prepare_folder
 
 MODEL, THREADS = "demo", 2
 BATCHES = (1, 8, 32)
 LEAST_ROUNDS = 5
-"""Of what is recorded."""
+"""Rounds at least of a run that is recorded."""
 PROMPT_TOKENS, ANSWER_TOKENS = 244, 128
 STEP_PROMPT_TOKENS, SHORT_TOKENS, REPETITIONS = 256, 64, 3
-"""Of llama.cpp's benchmarks: the prompt, and the tokens decoded from an empty context."""
+"""Sizes of llama.cpp's benchmarks: the prompt, the tokens decoded from an empty context, the repetitions."""
 OURS = "penstock"
 CONTENDERS = (OURS, VLLM, LLAMA)
 
@@ -76,7 +76,7 @@ T = TypeVar("T")
 
 
 class Contenders(NamedTuple):
-    """None: that rival is not there."""
+    """Workers and programs that are compared; None: that rival is not there."""
 
     ours: Worker
     vllm: Worker | None
@@ -105,7 +105,7 @@ class Prompts:
 
 
 def in_turn(number: int, ours: Callable[[], T], rival: Callable[[], T] | None) -> tuple[T, T | None]:
-    """What both say, ours asked first in every other round."""
+    """Results of both sides; ours runs first in every other round."""
     if number % 2:
         return ours(), rival and rival()
     theirs = rival and rival()
@@ -146,17 +146,19 @@ def end_to_end(
 
 
 def generated(contender: Worker, prompts: list[list[int]], max_tokens: int) -> float:
-    """Seconds. Raises RuntimeError where an answer is shorter than asked for, or a prefix was found again."""
+    """Seconds that greedy answers to all prompts take. Raises RuntimeError where an answer is shorter than asked for,
+    or a prefix was found again."""
     said = contender.ask("generate", prompts=prompts, max_tokens=max_tokens)
     if said["tokens"] != [max_tokens] * len(prompts) or said.get("cached"):
         raise RuntimeError(
-            f"{len(prompts)} answers have {said['tokens']} tokens, not {max_tokens} each; {said.get('cached')} prompt tokens were cached"
+            f"{len(prompts)} answers have {said['tokens']} tokens, not {max_tokens} each; {said.get('cached')} prompt "
+            "tokens were cached"
         )
     return float(said["seconds"])
 
 
 def our_bench(ours: Worker) -> Speed:
-    """As llama-bench: medians of the repetitions."""
+    """Speeds measured as llama-bench does: medians of the repetitions."""
     read = [stepped(ours, 1, STEP_PROMPT_TOKENS, 1).prefill for _ in range(REPETITIONS)]
     return Speed(
         statistics.median(read), statistics.median(stepped(ours, 1, 0, SHORT_TOKENS).decode for _ in range(REPETITIONS))
@@ -164,7 +166,7 @@ def our_bench(ours: Worker) -> Speed:
 
 
 def our_batched(ours: Worker) -> dict[int, Speed]:
-    """As llama-batched-bench, also with the first batch once before it counts."""
+    """Speeds by batch, measured as llama-batched-bench does; the first batch runs once before it counts."""
     return {batch: stepped(ours, batch, STEP_PROMPT_TOKENS, ANSWER_TOKENS) for batch in (BATCHES[0], *BATCHES)}
 
 
@@ -198,14 +200,14 @@ def _said(pair: Pair, goal: Goal) -> str:
 
 
 def our_command(settings: Mapping[str, object]) -> list[str]:
-    """settings: of EngineConfig."""
+    """Command line of our engine's worker. settings: fields of EngineConfig that differ from its defaults."""
     return module_command(
-        sys.executable, "bench.engine_worker", msgspec.json.encode({"threads": THREADS, **settings}).decode()
+        sys.executable, "bench.support.engine_worker", msgspec.json.encode({"threads": THREADS, **settings}).decode()
     )
 
 
 def vllm_environment(cores: Iterable[int]) -> dict[str, str]:
-    """As vLLM's documentation has it for so few cores; what is set already stays."""
+    """Environment that vLLM's documentation recommends for so few cores; what is set already stays."""
     defaults = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, sorted(cores))),
@@ -217,12 +219,12 @@ def vllm_environment(cores: Iterable[int]) -> dict[str, str]:
 
 
 def has_amx(cpuinfo: str) -> bool:
-    """Whether the text of /proc/cpuinfo says so; llama.cpp is quicker with it."""
+    """Whether the CPU has AMX, by the text of /proc/cpuinfo; llama.cpp is quicker with it."""
     return "amx_tile" in cpuinfo.split()
 
 
 def unrecorded(only: Sequence[str] | None, rounds: int, settings: Mapping[str, object]) -> str | None:
-    """Why such a run is not recorded; None: it is."""
+    """Reason why a run with these options is not recorded; None: it is recorded."""
     if only:
         return f"only {', '.join(only)}"
     if settings:
@@ -264,7 +266,7 @@ def main() -> int:
         folder = Path(name)
         vllm = None
         if options.vllm and VLLM in named:
-            command = module_command(options.vllm, "bench.vllm_worker", str(hf_folder(source)))
+            command = module_command(options.vllm, "bench.support.vllm_worker", str(prepare_folder(source)))
             vllm = stack.enter_context(worker("vllm", command, folder, env=vllm_environment(cores)))
             notes.append(f"vLLM {vllm.ask('version')}")
         ours = stack.enter_context(worker("penstock", our_command(options.engine), folder))
@@ -272,7 +274,8 @@ def main() -> int:
         findings = all_rounds(Contenders(ours, vllm, llama), prompts, options.rounds)
         others, stolen = Spent.now(os.getpid(), cores).others_since(begin)
         notes.append(
-            f"of the cores' time in the rounds, {100 * others:.1f} % went to processes outside of the benchmark and {100 * stolen:.1f} % to other machines"
+            f"of the cores' time in the rounds, {100 * others:.1f} % went to processes outside of the benchmark and "
+            f"{100 * stolen:.1f} % to other machines"
         )
         if not options.only or options.quality:
             findings += perplexities(ours, llama, texts.held_out, folder)
@@ -282,13 +285,13 @@ def main() -> int:
 
 
 def level() -> str:
-    """That our kernels compute at on this CPU."""
+    """Name of the level of instructions that our kernels use on this CPU."""
     kernels = load_kernels()
     return "torch" if kernels is None else kernels.matmul.level().name.lower()
 
 
 def report(findings: list[Finding], notes: list[str], why_not: str | None) -> int:
-    """The status. why_not: it is not recorded."""
+    """Print or record the findings; returns the exit status. why_not: reason not to record them."""
     table = [row for finding in findings for row in rows(finding)]
     notes = [*notes, *filter(None, map(verdict, findings))]
     if why_not is None:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.report import Row, print_table, write_report
+from bench.support.report import Row, print_table, write_report
 from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.model_config import ModelConfig
@@ -40,22 +40,25 @@ from penstock.workers.compute.triton.grouped_matrix import GroupedMatrix
 from penstock.workers.compute.weights import TABLES, layout, parameter_shapes
 
 LLAMA_8B = ModelConfig(
-    family="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128,
-    rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=131072, sliding_window=None, is_tied=False,
-    has_qkv_bias=False, has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
+    family="llama", vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_layers=32, num_heads=32,
+    num_kv_heads=8, head_dim=128, rms_norm_eps=1e-5, rope_theta=500000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=131072, sliding_window=None, is_tied=False, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
 )  # fmt: skip
 TINY = ModelConfig(
-    family="llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5,
-    rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=256, sliding_window=None, is_tied=False, has_qkv_bias=False,
-    has_o_bias=False, has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
+    family="llama", vocab_size=96, hidden_size=64, intermediate_size=96, num_layers=1, num_heads=4,
+    num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+    max_position_embeddings=256, sliding_window=None, is_tied=False, has_qkv_bias=False, has_o_bias=False,
+    has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({2}),
 )  # fmt: skip
 BLOCK_SIZE = 16
 REPEATS, RIVAL_REPEATS = 20, 5
 COPY_BYTES = 4 * 2**30
 SPARE_BYTES = 12 * 2**30
-"""For what torch's side gathers and dequantizes, and the graphs' own memory."""
+"""Bytes left free for what torch's side gathers and dequantizes, and for the graphs' own memory."""
 MOST_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Between ours and torch's logits, of the largest; in bfloat16 both round after each operation."""
+"""Largest difference allowed between our and torch's logits, relative to the largest logit. In bfloat16 both sides
+round after each operation."""
 
 
 class Variant(NamedTuple):
@@ -79,13 +82,13 @@ class Bench(NamedTuple):
     batches: list[int]
     contexts: list[int]
     room_bytes: float
-    """Of the device's memory, for everything."""
+    """Bytes of the device's memory that everything together may take."""
     repeats: int
     rival_repeats: int
 
 
 class TorchMatrix(NamedTuple):
-    """What torch's side dequantizes for each product."""
+    """A quantized matrix that torch's side dequantizes for each product."""
 
     groups: QuantizedTensor
     dtype: torch.dtype
@@ -105,7 +108,7 @@ Weight = Tensor | TorchMatrix
 
 
 def make_weights(bench: Bench, *, is_quantized: bool) -> dict[str, Weight]:
-    """On the device."""
+    """Random weights of the model by name, on the device."""
     torch.manual_seed(1)
     found: dict[str, Weight] = {}
     for name, shape in parameter_shapes(layout(bench.config)).items():
@@ -119,7 +122,8 @@ def make_weights(bench: Bench, *, is_quantized: bool) -> dict[str, Weight]:
 
 
 def _random_groups(bench: Bench, rows: int, columns: int, *, is_table: bool) -> QuantizedTensor:
-    """Of weights about as large as the dense ones; tables in 8 bits and groups of 32, as the engine keeps them."""
+    """Random quantized weights, about as large as the dense ones; tables in 8 bits and groups of 32, as the engine
+    keeps them."""
     if is_table:
         q = torch.randint(-127, 128, (rows, columns), dtype=torch.int8, device=bench.device)
         return QuantizedTensor(
@@ -141,7 +145,7 @@ def packed(weight: Weight, bench: Bench) -> Tensor | GroupedMatrix:
 
 
 def read_bytes(weights: Mapping[str, Tensor | GroupedMatrix]) -> int:
-    """What every step reads: all but the embedding table, of which it reads a few rows."""
+    """Bytes of weights that every step reads: all but the embedding table, of which it reads a few rows."""
     return sum(weight.nbytes for name, weight in weights.items() if name != "embed")
 
 
@@ -162,7 +166,7 @@ def make_cache(bench: Bench, num_blocks: int, dtype: torch.dtype) -> KvCache:
 
 
 def decode_batch(batch: int, context: int, vocab_size: int) -> Batch:
-    """One more token for each of so many sequences, whose blocks lie scattered; on the host."""
+    """A step of one more token for each of `batch` sequences, whose blocks lie scattered; on the host."""
     blocks = -(-context // BLOCK_SIZE)
     tables = torch.randperm(batch * blocks).view(batch, blocks).int()
     place = context - 1
@@ -190,7 +194,7 @@ class TorchStep:
         self._cos, self._sin = (table[batch.positions.to(bench.device)] for table in rope)
 
     def logits(self) -> Tensor:
-        """float32 [batch, vocab_size]."""
+        """Logits of the step, float32 [batch, vocab_size]."""
         config = self._bench.config
         x = self._rows("embed", self._ids)
         for index in range(config.num_layers):
@@ -200,7 +204,7 @@ class TorchStep:
         return self._times(self._norm(x, "norm"), "lm_head").float()
 
     def best(self) -> Tensor:
-        """The tokens, on the host."""
+        """Best token of each sequence, on the host."""
         return self.logits().argmax(1).cpu()
 
     def _attention(self, index: int, x: Tensor) -> Tensor:
@@ -212,7 +216,7 @@ class TorchStep:
         return self._times(out.flatten(1), f"layers.{index}.o")
 
     def _gathered(self, index: int, which: int) -> Tensor:
-        """[batch, num_kv_heads, context, head_dim]."""
+        """Keys or values of the context, gathered from their blocks: [batch, num_kv_heads, context, head_dim]."""
         cache, scales = self._cache.layers[index][which], self._cache.forms[index].scales
         if scales is None:
             found = cache[self._tables].to(self._bench.dtype)
@@ -262,7 +266,7 @@ def copy_rate(bench: Bench) -> float:
 
 
 def variant_rows(bench: Bench, variant: Variant, rate: float, notes: list[str]) -> Iterator[Row]:
-    """Of every batch and context that fits, the smallest first. Raises RuntimeError where ours and torch's logits
+    """Rows for every batch and context that fits, the smallest first. Raises RuntimeError where ours and torch's logits
     differ."""
     weights = make_weights(bench, is_quantized=variant.is_quantized)
     ours = {name: packed(weight, bench) for name, weight in weights.items()}
@@ -326,8 +330,10 @@ def _gpu_notes() -> list[str]:
     capability = torch.cuda.get_device_capability()
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     return [
-        f"GPU: {torch.cuda.get_device_name()}, {memory:.0f} GiB, compute capability {capability[0]}.{capability[1]}; torch {torch.__version__}",
-        "Llama-3.1-8B's shape, random weights; int4 has embedding and head in int8; medians of whole steps, greedy, one token for each sequence",
+        f"GPU: {torch.cuda.get_device_name()}, {memory:.0f} GiB, compute capability {capability[0]}.{capability[1]}; "
+        f"torch {torch.__version__}",
+        "Llama-3.1-8B's shape, random weights; int4 has embedding and head in int8; medians of whole steps, greedy, "
+        "one token for each sequence",
     ]
 
 
@@ -352,7 +358,8 @@ def main() -> int:
         return 0
     if not torch.cuda.is_available():
         print(
-            "This benchmark needs an NVIDIA GPU and torch made for CUDA, and torch finds no GPU here: nothing was measured.",
+            "This benchmark needs an NVIDIA GPU and torch made for CUDA, and torch finds no GPU here: nothing was "
+            "measured.",
             file=sys.stderr,
         )
         return 2

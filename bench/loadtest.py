@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import psutil
 import yaml
 
-from bench.accuracy import BEHAVIOUR, Measured, measure_accuracy, scenario, stalled
-from bench.cpu import process_seconds
-from bench.report import Row, write_report
+from bench.support.accuracy import BEHAVIOUR, Measured, measure_accuracy, scenario, stalled
+from bench.support.cpu import process_seconds
+from bench.support.report import Row, write_report
 from penstock_loadtest.fake.behaviour import Behaviour
 from penstock_loadtest.fake.process import FakeProcess, fake_server_process
 from penstock_loadtest.scenario import Lengths
@@ -47,11 +47,11 @@ class Light(NamedTuple):
     samples: list[Sample]
     summary: dict[str, Any]
     peak_bytes: int
-    """Of the whole run, the report included."""
+    """Resident memory of the tester at its peak, over the whole run with its report."""
 
 
 def run_tester(fake: FakeProcess, requests: int, rate: float, folder: Path) -> Light:
-    """`penstock-loadtest run` from start to report."""
+    """Run `penstock-loadtest run` from start to report, and measure what it takes."""
     load = {
         "duration_s": None,
         "requests": requests,
@@ -87,7 +87,7 @@ def run_tester(fake: FakeProcess, requests: int, rate: float, folder: Path) -> L
 
 
 def _samples(process: "subprocess.Popen[bytes]", server_pid: int, records: Path) -> Iterator[Sample]:
-    """Twice a second until the tester ends."""
+    """Samples of CPU and memory, twice a second until the tester ends."""
     tester = psutil.Process(process.pid)
     ended = offset = 0
     while process.poll() is None:
@@ -159,7 +159,8 @@ def accuracy_rows(measured: Measured, case: str) -> list[Row]:
 def accuracy_note(measured: Measured, case: str) -> str:
     lateness_ms = 1e3 * (measured.summary.lateness.p99_s or 0.0)
     return (
-        f"{case}: {measured.summary.requests} requests; p99 lateness of the tester {lateness_ms:.2f} ms, of the fake server's worst token of a request "
+        f"{case}: {measured.summary.requests} requests; p99 lateness of the tester {lateness_ms:.2f} ms, of the fake "
+        "server's worst token of a request "
         f"{1e3 * measured.server_late_s:.2f} ms; worst figure: {measured.worst.name}"
     )
 

@@ -17,12 +17,12 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from bench.report import Row, write_report
+from bench.support.report import Row, write_report
 from penstock.text.source import resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock_loadtest.scenario import Kind, Prompts, Scenario, Trace
-from penstock_loadtest.workload.hit_rate import ideal_hit_rate
-from penstock_loadtest.workload.plan import plan
+from penstock_loadtest.workload.hit_rate import measure_hit_rate
+from penstock_loadtest.workload.plan import draw_plan
 
 TRACES = ("conversation", "synthetic")
 SCALES = tuple(map(Fraction, ("1", "1/4", "1/8", "1/16", "1/32", "0.07")))
@@ -30,7 +30,7 @@ TOLERANCE = 0.01
 
 
 class Rate(NamedTuple):
-    """Of one trace at one scale: of its ids, of the prompts."""
+    """Hit rates of one trace at one scale: by the trace's ids, and by the prompts."""
 
     name: str
     scale: Fraction
@@ -43,8 +43,8 @@ class Rate(NamedTuple):
 
 
 def rate_in_file(path: Path) -> float:
-    """Straight from the JSON: an id that a trace repeats stands behind the same ids as before, so the leading known ids
-    are the hits."""
+    """Hit rate straight from the JSON of a trace: an id that a trace repeats stands behind the same ids as before, so
+    the leading known ids are the hits."""
     seen: set[int] = set()
     hits = total = 0
     with path.open(encoding="utf-8") as file:
@@ -57,10 +57,10 @@ def rate_in_file(path: Path) -> float:
 
 
 def prompts_of(path: Path, scale: Fraction, source: Literal["words", "tokens"]) -> Iterator[str | list[int]]:
-    """As `penstock-loadtest run` would send them to /v1/completions."""
+    """Prompts of the trace at `path` as `penstock-loadtest run` would send them to /v1/completions."""
     kind = Kind(endpoint="completions", prompts=Prompts(source=source))
     trace = Trace(format="mooncake", path=path, token_scale=float(scale))
-    return (planned.prompt for planned in plan(Scenario(trace=trace, kinds=[kind], duration_s=None)))
+    return (planned.prompt for planned in draw_plan(Scenario(trace=trace, kinds=[kind], duration_s=None)))
 
 
 def as_ids(path: Path, scale: Fraction) -> Iterator[list[int]]:
@@ -83,13 +83,13 @@ def measure(folder: Path) -> Iterator[Rate]:
         for scale in SCALES:
             block_tokens = round(512 * scale)
             yield Rate(
-                f"{name}, s = {scale}, token ids", scale, truth, ideal_hit_rate(as_ids(path, scale), block_tokens)
+                f"{name}, s = {scale}, token ids", scale, truth, measure_hit_rate(as_ids(path, scale), block_tokens)
             )
             yield Rate(
                 f"{name}, s = {scale}, text",
                 scale,
                 truth,
-                ideal_hit_rate(as_text(path, scale, tokenizer), block_tokens),
+                measure_hit_rate(as_text(path, scale, tokenizer), block_tokens),
             )
 
 
@@ -120,7 +120,8 @@ def main() -> None:
     worst = max(rates, key=lambda rate: abs(rate.prompts - rate.trace))
     notes = [
         "ours: ideal hit rate of the prompts; rival: of the trace's hash_ids",
-        f"largest difference: {100 * abs(worst.prompts - worst.trace):.4f} points ({worst.name}); a prompt has {tokens:,.0f} tokens on average",
+        f"largest difference: {100 * abs(worst.prompts - worst.trace):.4f} points ({worst.name}); a prompt has "
+        f"{tokens:,.0f} tokens on average",
     ]
     write_report("mooncake", rows, notes=notes)
     if broken := [rate.name for rate in rates if not rate.is_kept]:

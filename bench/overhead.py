@@ -28,11 +28,11 @@ from typing import NamedTuple
 
 import httpx
 
-from bench.cpu import process_seconds
-from bench.in_process import in_process_load
-from bench.loopback import Answer, ChatClient, closed_loop
-from bench.platform_process import PlatformProcess, free_port, running_platform
-from bench.report import Row, write_report
+from bench.support.cpu import process_seconds
+from bench.support.in_process import in_process_load
+from bench.support.loopback import Answer, ChatClient, closed_loop
+from bench.support.platform_process import PlatformProcess, free_port, running_platform
+from bench.support.report import Row, write_report
 
 STEP_S = 0.010
 CONFIG = """
@@ -65,13 +65,13 @@ class Level(NamedTuple):
 class Rival(NamedTuple):
     url: str
     direct_url: str
-    """One of its engines: what its gateway adds is over this."""
+    """Address of one of the rival's engines, without its gateway."""
     cpu_seconds: Callable[[], float]
 
 
 class Measured(NamedTuple):
     cpu_ms: float
-    """Per answer, idle share subtracted."""
+    """CPU milliseconds per answer, without the idle share."""
     ttft_s: list[float]
     gaps_s: list[float]
 
@@ -163,7 +163,7 @@ def _wait_for(url: str, seconds: float = 60) -> None:
 
 
 class Sides(NamedTuple):
-    """What one level measured, a Measured for each round."""
+    """Measurements of both sides at one level, a Measured for each round."""
 
     ours: list[Measured]
     base: list[Measured]
@@ -199,7 +199,7 @@ def fit(points: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 class Bench:
-    """Our platform and perhaps a rival, measured level by level, both sides in turn."""
+    """A run that measures the platform and perhaps a rival, level by level, both sides in turn."""
 
     def __init__(self, platform: PlatformProcess, rival: Rival | None, loop: asyncio.Runner) -> None:
         self.parts: dict[str, Callable[[], float]] = {
@@ -222,7 +222,7 @@ class Bench:
         return sum(part() for part in self.parts.values())
 
     def level(self, level: Level, rounds: int, seed: int) -> tuple[Sides, str]:
-        """What both sides did, and a line on where our CPU went."""
+        """Measure one level; returns the measurements of both sides, and a line on where our CPU went."""
         sides = Sides([], [], [], [])
         share = level._replace(requests=max(level.streams, level.requests // rounds))
         spent = dict.fromkeys(self.parts, 0.0)
@@ -259,7 +259,8 @@ def run(platform: PlatformProcess, rival: Rival | None, plan: list[Level], round
         bench = Bench(platform, rival, loop)
         rows: list[Row] = []
         notes = [
-            f"idle: our processes {1e3 * bench.idle:.1f} ms of CPU a second (subtracted), Ray's daemons {1e3 * bench.daemons:.1f} (not counted)"
+            f"idle: our processes {1e3 * bench.idle:.1f} ms of CPU a second (subtracted), Ray's daemons "
+            f"{1e3 * bench.daemons:.1f} (not counted)"
         ]
         points: dict[bool, list[tuple[int, float]]] = {False: [], True: []}
         for number, level in enumerate(plan):

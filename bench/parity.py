@@ -24,7 +24,7 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
 
-from bench.report import Row, write_report
+from bench.support.report import Row, write_report
 from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import load_tokenizer
@@ -145,7 +145,7 @@ def first_difference(prompt: int, mine: Generated, other: Generated) -> Differen
 
 
 def logit_difference(mine: Generated, other: Generated, difference: Difference | None) -> float:
-    """Largest over all steps with the same tokens before them."""
+    """Largest difference of logits over all steps with the same tokens before them."""
     assert mine.logits is not None
     assert other.logits is not None
     steps = len(mine.token_ids) if difference is None else difference.position + 1

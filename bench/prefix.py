@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.loopback import WORDS, Answer, ChatClient
-from bench.platform_process import running_platform
-from bench.report import Row, write_report
+from bench.support.loopback import WORDS, Answer, ChatClient
+from bench.support.platform_process import running_platform
+from bench.support.report import Row, write_report
 
 CONFIG = """
 gateway: {{port: {port}}}

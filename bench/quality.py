@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from bench.quantize import MAX_TOKENS, find_texts
-from bench.report import Row, print_table, write_report
+from bench.support.report import Row, print_table, write_report
 from penstock.base.cores import available_cores
 from penstock.text.source import resolve
 from penstock.workers.compute.kernels.build import load_kernels
@@ -42,7 +42,7 @@ from penstock.workers.quantize.perplexity import perplexity
 from penstock.workers.quantize.quantize import EVALUATION_WINDOW, evaluation_tokens
 
 STEP = 8
-"""Tokens."""
+"""Tokens that a step computes."""
 
 
 class Variant(NamedTuple):
@@ -56,7 +56,7 @@ class Comparison(NamedTuple):
     rounded: Variant
     plain: Variant
     most: float | None
-    """Percent that the rounding may cost; None: it is only told."""
+    """Percent that the rounding may cost; None: the cost is reported, and is no bound."""
 
 
 W4A16 = Variant("bfloat16 activations", Activations.BFLOAT16)
@@ -72,7 +72,7 @@ COMPARISONS = (
 
 
 def variant_perplexities(variant: Variant, model: str, held_out: dict[str, Tensor], threads: int) -> dict[str, float]:
-    """By text. Raises RuntimeError where the kernels can't be had."""
+    """Perplexity of each text. Raises RuntimeError where the kernels can't be had."""
     library = load_kernels()
     if library is None:
         raise RuntimeError("the CPU kernels can't be built here, and this measures what they round")

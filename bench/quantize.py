@@ -4,11 +4,12 @@ on text no calibration saw.
     PENSTOCK_TEST_DATA=FOLDER python -m bench.quantize [--group-size 128 64] [--sequences 32]
 
 FOLDER/text holds real text: for calibration chats and questions (aibrix_sharegpt_8min.jsonl, gsm8k_train3000.jsonl),
-for evaluation spec_bench.jsonl and shakespeare.txt.gz. Without it this project's own documents are used, README.md and
-CONTRIBUTING.md for calibration, docs/*.md for evaluation; the report says which. The demo model's weights were rounded
-once already, to groups of 32 (Q4_1), so larger groups lose more on it than on a model that was never rounded. Fails
-(status 1) where AWQ recovers less than 20 % of plain rounding's loss in groups of 128, or in groups of 64 not more than
-in those of 128. What the engine rounds while it computes, and what that costs, is bench.quality's.
+for evaluation spec_bench.jsonl and shakespeare.txt.gz. Without it this project's own documents are used, README.md,
+CONTRIBUTING.md and docs/decisions for calibration, docs/*.md for evaluation; the report says which. The demo model's
+weights were rounded once already, to groups of 32 (Q4_1), so larger groups lose more on it than on a model that was
+never rounded. Fails (status 1) where AWQ recovers less than 20 % of plain rounding's loss in groups of 128, or in
+groups of 64 not more than in those of 128. What the engine rounds while it computes, and what that costs, is
+bench.quality's.
 """
 
 import argparse
@@ -24,15 +25,15 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from bench.report import Row, write_report
+from bench.support.report import Row, write_report
 from penstock.cli.quantize import read_text
 from penstock.workers.quantize.quantize import Plan, evaluation_tokens, model_perplexity, quantize_checkpoint
 
 MAX_TOKENS = 8192
 LEAST_RECOVERED = 20.0
-"""Percent of plain rounding's loss."""
+"""Percent of plain rounding's loss that AWQ must recover."""
 MAX_CHARS = 60_000
-"""Of a file."""
+"""Characters of a file that are read at most."""
 CALIBRATION = ("aibrix_sharegpt_8min.jsonl", "gsm8k_train3000.jsonl")
 EVALUATION = ("spec_bench.jsonl", "shakespeare.txt.gz")
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 class Texts(NamedTuple):
     calibration: str
     held_out: dict[str, str]
-    """By name."""
+    """Texts for evaluation, by name."""
     origin: str
 
 
@@ -54,7 +55,8 @@ def find_texts(data: str | None) -> Texts:
             {name: by_name[name] for name in EVALUATION},
             "public datasets",
         )
-    calibration = "\n\n".join(read_text(ROOT / name) for name in ("README.md", "CONTRIBUTING.md"))
+    written = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs" / "decisions").glob("*.md")))
+    calibration = "\n\n".join(read_text(path) for path in written)
     documents = "\n\n".join(read_text(path) for path in sorted((ROOT / "docs").glob("*.md")))
     return Texts(calibration, {"docs/*.md": documents}, "this project's documents (PENSTOCK_TEST_DATA is not set)")
 
@@ -93,7 +95,7 @@ def recovered(name: str, group_size: int) -> str:
 
 
 def is_good(rows: Iterable[Row], names: Iterable[str], group_sizes: Iterable[int]) -> bool:
-    """Enough is recovered, and the more the smaller the groups."""
+    """Whether enough is recovered, and the more the smaller the groups."""
     found = {row.name: row.ours for row in rows if row.ours is not None}
     by_size = ([found[recovered(name, size)] for size in sorted(group_sizes, reverse=True)] for name in names)
     return all(
@@ -115,7 +117,8 @@ def main() -> int:
             rows += group_rows(group_size, options.sequences, calibration, ids, dense, Path(folder))
     rows.append(Row("most memory, all of it", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3, None, "MB"))
     notes = [
-        f"SmolLM2-135M-Instruct; at most {options.sequences} calibration sequences of 512 tokens; {MAX_TOKENS} tokens of each evaluation text at most",
+        f"SmolLM2-135M-Instruct; at most {options.sequences} calibration sequences of 512 tokens; {MAX_TOKENS} tokens "
+        "of each evaluation text at most",
         f"texts: {origin}",
     ]
     write_report("quantize", rows, notes=notes)

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from bench.loopback import WORDS
-from bench.platform_process import PlatformProcess, running_platform
-from bench.report import Row, write_report
+from bench.support.loopback import WORDS
+from bench.support.platform_process import PlatformProcess, running_platform
+from bench.support.report import Row, write_report
 
 PLAIN, DRAFTING = "plain", ("ngram", "draft")
 POOLS = (PLAIN, *DRAFTING)
@@ -57,7 +57,7 @@ TEMPERATURES = (0.0, 0.8)
 STREAMS, MAX_TOKENS, ROUND = 8, 16, 25
 SPEED_STREAMS, SPEED_TOKENS, SPEED_ROUND = (1, 4), 64, 8
 REPORT_S = 1.5
-"""A replica's counts are on /metrics by then: it reports at least once a second."""
+"""Seconds after which a replica's counts are on /metrics: it reports at least once a second."""
 
 
 class Counts(NamedTuple):
@@ -87,12 +87,12 @@ class Run(NamedTuple):
 
     @property
     def tokens_per_step(self) -> float:
-        """Of a sequence: a step gives the draft tokens it accepts, and one more."""
+        """Tokens that a step gives a sequence: the draft tokens it accepts, and one more."""
         return self.num_tokens / (self.num_tokens - self.counts.accepted)
 
 
 def request(number: int, temperature: float, max_tokens: int, num_words: int = 24) -> dict[str, Any]:
-    """The number-th request, without its model. num_words: of the text that every other one asks to repeat."""
+    """The number-th request, without its model. num_words: length of the text that every other one asks to repeat."""
     rng = random.Random(number)
     text = " ".join(rng.choices(WORDS, k=num_words))
     content = (
@@ -158,7 +158,7 @@ def run_in_turn(
 
 
 def sameness(requests: int) -> Iterator[tuple[float, dict[str, Run]]]:
-    """By temperature."""
+    """Runs with each drafter over the same requests, at one temperature after another."""
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
         running_platform(Path(folder), EXACT) as platform,
@@ -177,7 +177,7 @@ def sameness(requests: int) -> Iterator[tuple[float, dict[str, Run]]]:
 
 
 def speed(requests: int) -> Iterator[tuple[int, dict[str, Run]]]:
-    """By requests at a time."""
+    """Runs with each drafter, at one number of concurrent requests after another."""
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
         running_platform(Path(folder), FAST) as platform,
@@ -228,9 +228,11 @@ def main() -> int:
             )
             rows.append(Row(f"{at}: tokens a step (rival: plain)", found.tokens_per_step, 1.0, ""))
     notes = [
-        f"SmolLM2-135M-Instruct, one CPU replica a pool, 2 threads, pools asked in turn; sameness: {options.requests} requests a temperature of up to "
+        f"SmolLM2-135M-Instruct, one CPU replica a pool, 2 threads, pools asked in turn; sameness: {options.requests} "
+        "requests a temperature of up to "
         f"{MAX_TOKENS} tokens, {STREAMS} at a time, float32, exact, not adaptive",
-        f"speed: {options.speed_requests} requests of {SPEED_TOKENS} tokens, half at temperature 0 and half at 0.8, not exact, adaptive",
+        f"speed: {options.speed_requests} requests of {SPEED_TOKENS} tokens, half at temperature 0 and half at 0.8, "
+        "not exact, adaptive",
     ]
     write_report("speculation", rows, notes=notes)
     return 0 if is_good else 1

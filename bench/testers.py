@@ -1,4 +1,4 @@
-"""Our load tester beside a public one (aiperf): the same load, in turn, against the fake server and against the
+"""The load tester beside a public one (aiperf): the same load, in turn, against the fake server and against the
 platform.
 
     PENSTOCK_BENCH_TESTER=PYTHON PENSTOCK_BENCH_TOKENIZER=FOLDER python -m bench.testers [--against fake|platform|both]
@@ -31,14 +31,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.loopback import WORDS
-from bench.platform_process import running_platform
-from bench.report import Row, write_report
-from bench.rival_tester import EXPORT, Load, Seen, configuration, read_export
-from penstock_loadtest.results.intervals import Estimate, paired_ratio
+from bench.support.loopback import WORDS
+from bench.support.platform_process import running_platform
+from bench.support.report import Row, write_report
+from bench.support.rival_tester import EXPORT, Load, Seen, configuration, read_export
+from penstock_loadtest.results.intervals import Estimate, estimate_ratio
 from penstock_loadtest.results.records import Record, read_records, write_json
 from penstock_loadtest.scenario import load_scenario
-from penstock_loadtest.workload.plan import plan
+from penstock_loadtest.workload.plan import draw_plan
 
 MODEL = "demo"
 FAKE = {
@@ -60,17 +60,17 @@ PLATFORM_LOADS = [Load("0.5 requests/s", requests=12, output_tokens=32, prompt_w
 """An answer ends before the next begins: aiperf's work behind an answer would take a core from the next one's
 prefill."""
 FIELDS = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
-"""Of every request, so that aiperf's are as ours."""
+"""Fields of every request, so that both testers send the same."""
 RUN_S = 300.0
 
 
 class Server(NamedTuple):
     name: str
     url: str
-    """With /v1."""
+    """Address of the API, with /v1."""
     key: str
     bounds: tuple[float, float]
-    """That every interval must lie within."""
+    """Least and largest ratio that every interval must lie within."""
     keeps_prompts: bool
     """Whether a prompt that it has seen is answered sooner: then no run repeats another's."""
 
@@ -101,8 +101,8 @@ class Comparison(NamedTuple):
     theirs: list[Figures]
 
     def ratio(self, figure: Callable[[Figures], float]) -> Estimate:
-        """ours / theirs over the pairs."""
-        return paired_ratio(
+        """Quotient ours / theirs over the pairs, with its interval."""
+        return estimate_ratio(
             [(figure(theirs), figure(ours)) for ours, theirs in zip(self.ours, self.theirs, strict=True)]
         )
 
@@ -127,7 +127,7 @@ def scenario(load: Load, prompts: Path) -> dict[str, object]:
 
 
 def seen(record: Record) -> Seen:
-    """Ours, in the rival's terms. Raises RuntimeError when the request did not finish."""
+    """A record of our tester in the rival's terms. Raises RuntimeError when the request did not finish."""
     if record.outcome != "finished" or record.sent_s is None or record.first_s is None or record.tpot_s is None:
         raise RuntimeError(f"request {record.index} is {record.outcome}: {record.error}")
     return Seen(record.sent_s, record.chunk_s[-1], record.first_s - record.sent_s, record.tpot_s, record.tokens)
@@ -197,7 +197,7 @@ class Testers:
     def theirs(self, load: Load, seed: str) -> Figures:
         folder = self._prepare(load, seed)
         texts = folder / "in-order.jsonl"
-        write_texts(texts, (str(planned.prompt) for planned in plan(load_scenario(folder / "scenario.yaml", []))))
+        write_texts(texts, (str(planned.prompt) for planned in draw_plan(load_scenario(folder / "scenario.yaml", []))))
         settings = configuration(
             load,
             url=self._server.url,
@@ -238,14 +238,18 @@ def compare(testers: Testers, server: Server, load: Load, pairs: int) -> Compari
         for measure, found, side in sides if pair % 2 == 0 else sides[::-1]:
             found.append(measure(load, f"{load.name} {pair} {side if server.keeps_prompts else ''}"))
         print(
-            f"{server.name}, {load.name}, {pair + 1} of {pairs}: ours {_short(comparison.ours[-1])}, aiperf {_short(comparison.theirs[-1])}",
+            f"{server.name}, {load.name}, {pair + 1} of {pairs}: ours {_short(comparison.ours[-1])}, aiperf "
+            f"{_short(comparison.theirs[-1])}",
             file=sys.stderr,
         )
     return comparison
 
 
 def _short(found: Figures) -> str:
-    return f"{found.ttft_ms:.2f} ms, {found.tpot_ms:.3f} ms, {found.tokens_per_s:.2f}/s, CPU {found.cpu_ms:.0f} ms a request"
+    return (
+        f"{found.ttft_ms:.2f} ms, {found.tpot_ms:.3f} ms, {found.tokens_per_s:.2f}/s, CPU {found.cpu_ms:.0f} ms a "
+        "request"
+    )
 
 
 def rows(comparison: Comparison) -> list[Row]:
@@ -352,7 +356,7 @@ def main() -> None:
 
 
 def version(rival: str) -> str:
-    """Of its aiperf."""
+    """Version of aiperf under the Python `rival`."""
     return subprocess.run(
         [rival, "-c", "from importlib.metadata import version; print(version('aiperf'))"],
         capture_output=True,
@@ -364,7 +368,10 @@ def version(rival: str) -> str:
 
 def describe(comparison: Comparison) -> str:
     load = comparison.load
-    return f"{comparison.server.name}, {load.name}: runs of {load.requests} chats of {load.prompt_words} words, {load.output_tokens} tokens each"
+    return (
+        f"{comparison.server.name}, {load.name}: runs of {load.requests} chats of {load.prompt_words} words, "
+        f"{load.output_tokens} tokens each"
+    )
 
 
 if __name__ == "__main__":

@@ -25,15 +25,19 @@ from typing import Any, NamedTuple
 import httpx
 import psutil
 
-from bench.cpu import descendants
-from bench.loopback import WORDS, ChatClient
-from bench.platform_process import running_platform
-from bench.report import Row, write_report
+from bench.support.cpu import descendants
+from bench.support.loopback import WORDS, ChatClient
+from bench.support.platform_process import running_platform
+from bench.support.report import Row, write_report
 
-OURS = "{name: ours, model: demo, served_names: [ours], engine: {threads: 2, max_num_seqs: 16, kv_memory_bytes: 268435456}}"
+OURS = (
+    "{name: ours, model: demo, served_names: [ours], "
+    "engine: {threads: 2, max_num_seqs: 16, kv_memory_bytes: 268435456}}"
+)
 VLLM = (
     "{name: vllm, model: demo, served_names: [vllm], "
-    "engine: {runner: vllm, threads: 2, max_num_seqs: 16, kv_memory_bytes: 268435456, dtype: bfloat16, vllm: {args: %s}}}"
+    "engine: {runner: vllm, threads: 2, max_num_seqs: 16, kv_memory_bytes: 268435456, dtype: bfloat16, "
+    "vllm: {args: %s}}}"
 )
 EAGER = "{enforce_eager: true}"
 
@@ -46,7 +50,7 @@ def config(*pools: str) -> str:
 
 
 CONFIG = config(OURS, VLLM % EAGER)
-"""For the tests: without compiling, vLLM is sooner ready, and slower."""
+"""Configuration of the tests: without compiling, vLLM is sooner ready, and slower."""
 START_S = 900.0
 ROUNDS = 6
 PROMPT_WORDS, ANSWER_TOKENS = 210, 128
@@ -76,7 +80,7 @@ def bridges(root: int) -> list[int]:
 def _is_bridge(process: psutil.Process) -> bool:
     try:
         return process.status() != psutil.STATUS_ZOMBIE and any(
-            part.endswith("vllm_bridge.py") for part in process.cmdline()
+            part.endswith("vllm/bridge.py") for part in process.cmdline()
         )
     except psutil.Error:
         return False
@@ -104,7 +108,7 @@ def shape(value: Any) -> Any:
 
 
 def shapes(url: str, key: str, model: str) -> list[Any]:
-    """Of a whole answer, and of a stream's first, second and last chunk."""
+    """Field names and types of a whole answer, and of a stream's first, second and last chunk."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": "Count."}],
@@ -125,7 +129,7 @@ def shapes(url: str, key: str, model: str) -> list[Any]:
 
 
 def ready_s() -> float:
-    """Of our pool alone."""
+    """Seconds until a platform with our pool alone is ready."""
     begin = time.perf_counter()
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
@@ -176,7 +180,8 @@ def main() -> None:
     both_ready_s, found = run(args)
     rows = [Row("platform ready: our pool alone, and with the vLLM pool", alone_s, both_ready_s, "s")]
     notes = [
-        f"SmolLM2-135M-Instruct, bf16 both (ours from Q4_1, vLLM from the same weights), 2 threads; {ROUNDS} rounds in turn; EngineArgs {args}",
+        f"SmolLM2-135M-Instruct, bf16 both (ours from Q4_1, vLLM from the same weights), 2 threads; {ROUNDS} rounds "
+        f"in turn; EngineArgs {args}",
         "answers of both pools have the same fields of the same types, whole and as a stream",
     ]
     for streams, pairs in found.items():

@@ -1,4 +1,5 @@
-"""What the parts of a scenario check themselves with: a ValueError whose message begins with the key, as in "rate is
+"""Checks that the parts of a scenario apply to themselves: a ValueError whose message begins with the key, as in "rate
+is
 -1; it must be above 0"."""
 
 import math
@@ -9,19 +10,19 @@ def require(is_met: bool, sentence: str) -> None:
         raise ValueError(sentence)
 
 
-def above_zero(part: object, *keys: str) -> None:
+def require_above_zero(part: object, *keys: str) -> None:
     for key in keys:
         value = getattr(part, key)
-        require(value is None or 0 < value < math.inf, f"{key} is {shown(value)}; it must be above 0")
+        require(value is None or 0 < value < math.inf, f"{key} is {show(value)}; it must be above 0")
 
 
-def not_negative(part: object, *keys: str) -> None:
+def require_not_negative(part: object, *keys: str) -> None:
     for key in keys:
         value = getattr(part, key)
-        require(value is None or 0 <= value < math.inf, f"{key} is {shown(value)}; it must be 0 or more")
+        require(value is None or 0 <= value < math.inf, f"{key} is {show(value)}; it must be 0 or more")
 
 
-def shown(value: object) -> str:
+def show(value: object) -> str:
     if isinstance(value, tuple | list):
-        return ", ".join(map(shown, value))
+        return ", ".join(map(show, value))
     return f"{value:g}" if isinstance(value, float) else str(value)

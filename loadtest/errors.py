@@ -2,7 +2,7 @@
 
 
 class LoadtestError(Exception):
-    """Root of what the tester raises on purpose."""
+    """Root of the errors that the tester raises on purpose."""
 
 
 class ScenarioInvalid(LoadtestError):

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from penstock_loadtest.client.destination import reach
+from penstock_loadtest.client.destination import find_destination
 from penstock_loadtest.errors import LoadtestError
 from penstock_loadtest.fake.server import fake_server
-from penstock_loadtest.report.table import summary_table
+from penstock_loadtest.report.table import make_summary_table
 from penstock_loadtest.scenario import load_scenario
 from penstock_loadtest.studies.compare import compare
 from penstock_loadtest.studies.ladder import ladder
@@ -24,7 +24,7 @@ from penstock_loadtest.studies.overhead import overhead
 VIOLATED = 1
 """Exit status of a run whose ledger does not balance."""
 REFUSED = 2
-"""Exit status of what could not be done as asked: the scenario, the server, a file."""
+"""Exit status where the scenario, the server or a file made the command impossible."""
 RESULTS = Path("loadtest-results")
 
 app = typer.Typer(
@@ -87,9 +87,9 @@ def run(
     if concurrency is not None:
         overrides.append("loop=closed")
     if name is not None:
-        overrides.append(f"name={json.dumps(name)}")  # a text, whatever it looks like to YAML
+        overrides.append(f"name={json.dumps(name)}")  # a text, even where YAML would read a number
     loaded = load_scenario(scenario, overrides)
-    target = reach(loaded, url, model, os.environ)
+    target = find_destination(loaded, url, model, os.environ)
     folder = out or RESULTS / f"{_file_name(loaded.name)}-{datetime.now():%Y%m%d-%H%M%S}"
     console = Console(file=sys.stdout)
     console.print(f"{loaded.name} against {target.url}, {target.model}", markup=False, highlight=False)
@@ -97,7 +97,8 @@ def run(
         measured = measure(loaded, target, folder, console=console, plots=plots)
     except KeyboardInterrupt:  # while the report was being written: a load that runs takes Ctrl-C itself
         print(
-            f"penstock-loadtest: {folder} has what was recorded; the rest is made by: penstock-loadtest report {folder}",
+            f"penstock-loadtest: {folder} has what was recorded; the rest is made by: penstock-loadtest report "
+            f"{folder}",
             file=sys.stderr,
         )
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -108,7 +109,8 @@ def run(
 def report(folder: Annotated[Path, typer.Argument(help="What a run left, even one that was killed.")]) -> None:
     """Write plots and report.html of a run once more."""
     must_have_plots()
-    from penstock_loadtest.report.page import write_report  # matplotlib: half a second that only this command needs
+    # matplotlib may be absent, and takes half a second that only this command needs
+    from penstock_loadtest.report.page import write_report  # noqa: PLC0415 (matplotlib is optional)
 
     print(write_report(folder))
 
@@ -119,13 +121,16 @@ app.command("fake-server")(fake_server)
 
 
 def _conclude(measured: Measurement, console: Console) -> None:
-    console.print(summary_table(measured.summary, measured.ledger))
+    console.print(make_summary_table(measured.summary, measured.ledger))
     if measured.interrupted:
         console.print(
             "Interrupted: requests under way were cut and count as unfinished.", style="yellow", soft_wrap=True
         )
     if measured.turns_not_sent:
-        sentence = f"{measured.turns_not_sent:,} later turns of sessions never left: a turn before them did not finish, or the run ended first."
+        sentence = (
+            f"{measured.turns_not_sent:,} later turns of sessions never left: a turn before them did not finish, or "
+            "the run ended first."
+        )
         console.print(sentence, style="yellow", highlight=False, soft_wrap=True)
     page = measured.folder / "report.html"
     console.print(str(page if page.exists() else measured.folder), markup=False, highlight=False, soft_wrap=True)

@@ -15,8 +15,8 @@ class FromCommandLine(str):
 
 
 def override(tree: dict[str, object], text: str) -> None:
-    """Set what `key=value` says; the value is YAML. A part of the key that is a number counts from 0 in a list, and may
-    add one item behind the last.
+    """Apply a setting `key=value`; the value is YAML. A part of the key that is a number counts from 0 in a list, and
+    may add one item behind the last.
 
     What is missing on the way is made. Raises ScenarioInvalid.
     """
@@ -36,14 +36,14 @@ def override(tree: dict[str, object], text: str) -> None:
     _set(place, parts[-1], parsed, key)
 
 
-def path_of(value: object, base: Path) -> Path:
-    """Relative to `base`, when it comes from the file; ~ is the home folder."""
+def resolve_path(value: object, base: Path) -> Path:
+    """The path that a setting names: relative to `base` when it comes from the file; ~ is the home folder."""
     path = Path(str(value)).expanduser()
     return path.absolute() if isinstance(value, FromCommandLine) else base / path
 
 
 def _enter(place: object, part: str, following: str, key: str) -> object:
-    """What stands at `part`; where nothing does, a new list or mapping, whichever the part behind it asks for."""
+    """The value at `part`; where there is none, a new list or mapping, whichever the part after it needs."""
     new: object = [] if following.isdecimal() else {}
     if isinstance(place, dict):
         if place.get(part) is None:

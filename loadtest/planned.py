@@ -1,4 +1,4 @@
-"""What a workload yields: requests, in order of their intended times."""
+"""A planned request: what a workload yields, in order of intended times."""
 
 from typing import Literal
 
@@ -18,14 +18,13 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """One request, or one turn of a session."""
 
     index: int  # 0, 1, 2, ... in the order of intended times
-    at_s: (
-        float  # intended time after the run's start; a later turn's is max(at_s, end of the previous answer + think_s)
-    )
+    # intended time after the run's start; a later turn's is max(at_s, end of the previous answer + think_s)
+    at_s: float
     endpoint: Endpoint = "chat"
-    prompt: Prompt = ""  # completions: the prompt; chat: what the user says in this turn
+    prompt: Prompt = ""  # completions: the prompt; chat: the user's message of this turn
     system: str | None = None  # chat: the system message of the first turn
     max_tokens: int
-    ignore_eos: bool = False  # ask for exactly max_tokens, where the server can
+    ignore_eos: bool = False  # request exactly max_tokens, where the server can
     temperature: float = 0.0
     seed: int | None = None
     stream: bool = True

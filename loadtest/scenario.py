@@ -14,9 +14,9 @@ from typing import Final, Literal
 import msgspec
 import yaml
 
-from penstock_loadtest.checks import above_zero, not_negative, require, shown
+from penstock_loadtest.checks import require, require_above_zero, require_not_negative, show
 from penstock_loadtest.errors import ScenarioInvalid
-from penstock_loadtest.overrides import override, path_of
+from penstock_loadtest.overrides import override, resolve_path
 from penstock_loadtest.planned import Endpoint
 
 EXAMPLES: Final = Path(__file__).parent / "scenarios"
@@ -47,29 +47,30 @@ class Lengths(Struct, frozen=True):
         given = [name for name, value in ways.items() if value is not None]
         require(
             len(given) == 1,
-            f"{' and '.join(given) or 'constant'} {'are' if given else 'is not'} set; it must be exactly one of {', '.join(ways)}",
+            f"{' and '.join(given) or 'constant'} {'are' if given else 'is not'} set; it must be exactly one of "
+            f"{', '.join(ways)}",
         )
         way = ways[given[0]]
         values = list(way) if isinstance(way, tuple | list) else [way or 0.0]
         require(len(values) > 0, f"{given[0]} is empty")
         require(
             all(0 <= value < math.inf for value in values),
-            f"{given[0]} is {shown(way)}; it can't be negative or infinite",
+            f"{given[0]} is {show(way)}; it can't be negative or infinite",
         )
         require(
             given[0] != "uniform" or values[0] <= values[1],
-            f"uniform is {shown(way)}; the first must not be above the second",
+            f"uniform is {show(way)}; the first must not be above the second",
         )
         require(
             given[0] != "lognormal" or 0 < values[0] <= values[1],
-            f"lognormal is {shown(way)}; it is the median, above 0, then the 99th percentile",
+            f"lognormal is {show(way)}; it is the median, above 0, then the 99th percentile",
         )
-        not_negative(self, "min")
+        require_not_negative(self, "min")
         require(self.min <= self.max, f"min is {self.min:g}, above max, {self.max:g}")
 
 
 class Arrivals(Struct, frozen=True):
-    """When requests leave, in the open loop. `rate` is requests per second; every process but `gamma` bursts as Poisson
+    """Intended times of the open loop. `rate` is requests per second; every process but `gamma` bursts as Poisson
     does, `constant` not at all."""
 
     process: Literal["constant", "poisson", "gamma", "step", "ramp", "spike"] = "poisson"
@@ -77,25 +78,24 @@ class Arrivals(Struct, frozen=True):
     cv: float = 1.0  # gamma: coefficient of variation of the gaps; above 1 is burstier than Poisson
     to_rate: float | None = None  # step, ramp, spike: the other rate
     at_s: float | None = None  # step: when the rate changes; spike: when it begins; None: a third of the duration
-    length_s: float | None = (
-        None  # ramp: time from rate to to_rate, None: the duration; spike: its length, None: a sixth of the duration
-    )
+    # ramp: time from rate to to_rate, None: the duration; spike: its length, None: a sixth of the duration
+    length_s: float | None = None
 
     def __post_init__(self) -> None:
         is_changing = self.process in ("step", "ramp", "spike")
         if is_changing:
-            not_negative(self, "rate", "to_rate")
+            require_not_negative(self, "rate", "to_rate")
             require(self.to_rate is not None, f"to_rate is missing; process {self.process} needs the other rate")
             require(self.rate > 0 or (self.to_rate or 0.0) > 0, "rate and to_rate are both 0; one must be above it")
         require(is_changing or self.to_rate is None, f"to_rate is for step, ramp and spike, not for {self.process}")
         if not is_changing:
-            above_zero(self, "rate")
-        above_zero(self, "cv", "length_s")
+            require_above_zero(self, "rate")
+        require_above_zero(self, "cv", "length_s")
         require(
             self.process == "gamma" or self.cv == 1.0,
             f"cv is for gamma; {self.process} can't have another than its own",
         )
-        not_negative(self, "at_s")
+        require_not_negative(self, "at_s")
         require(
             self.at_s is None or self.process in ("step", "spike"),
             f"at_s is for step and spike, not for {self.process}",
@@ -125,8 +125,8 @@ class Trace(Struct, frozen=True):
     lengths: Path | None = None  # servegen client rates: the table of lengths beside it
 
     def __post_init__(self) -> None:
-        above_zero(self, "time_scale", "token_scale", "max_prompt_tokens", "max_output_tokens", "rate")
-        not_negative(self, "start_s")
+        require_above_zero(self, "time_scale", "token_scale", "max_prompt_tokens", "max_output_tokens", "rate")
+        require_not_negative(self, "start_s")
         require(self.start_s < self.end_s, f"start_s is {self.start_s:g}, not before end_s, {self.end_s:g}")
         for key in ("rate", "lengths"):
             require(
@@ -138,23 +138,18 @@ class Trace(Struct, frozen=True):
 class Prompts(Struct, frozen=True):
     """Where prompts come from."""
 
-    source: Literal["words", "tokens", "corpus"] = (
-        "words"  # made-up words; random token ids (completions only); real text
-    )
-    path: Path | None = (
-        None  # corpus: JSON lines (field `prompt`, `question`, `text` or `turns`) or plain text; .gz as it is
-    )
-    tokens: Lengths = Lengths(
-        constant=256
-    )  # length of a whole prompt; corpus: plain text is cut to it, JSON lines go as they are
-    shared_prefix_tokens: int = (
-        0  # so many leading tokens are the same in every prompt of a group; at least one of its own follows
-    )
+    # made-up words; random token ids (completions only); real text
+    source: Literal["words", "tokens", "corpus"] = "words"
+    # corpus: JSON lines (field `prompt`, `question`, `text` or `turns`) or plain text; .gz as it is
+    path: Path | None = None
+    # length of a whole prompt; corpus: plain text is cut to it, JSON lines go as they are
+    tokens: Lengths = Lengths(constant=256)
+    # so many leading tokens are the same in every prompt of a group; at least one of its own follows
+    shared_prefix_tokens: int = 0
     prefix_groups: int = 1
     token_range: tuple[int, int] = (300, 30000)  # ids drawn for `tokens`: from the first, below the second
-    tokenizer: Path | None = (
-        None  # tokenizer.json: made-up text gets exact token counts; without: about one token a word
-    )
+    # tokenizer.json: made-up text gets exact token counts; without: about one token a word
+    tokenizer: Path | None = None
 
     def __post_init__(self) -> None:
         require(self.source != "corpus" or self.path is not None, "path is missing; source corpus needs a file of text")
@@ -165,8 +160,8 @@ class Prompts(Struct, frozen=True):
         require(
             self.source != "tokens" or self.tokenizer is None, "tokenizer is for text; source tokens sends token ids"
         )
-        not_negative(self, "shared_prefix_tokens")
-        above_zero(self, "prefix_groups")
+        require_not_negative(self, "shared_prefix_tokens")
+        require_above_zero(self, "prefix_groups")
         low, high = self.token_range
         require(0 <= low < high, f"token_range is {low}, {high}; the first must be 0 or more, and below the second")
 
@@ -179,7 +174,7 @@ class Sessions(Struct, frozen=True):
     system_tokens: int = 0  # system message, the same in all sessions
 
     def __post_init__(self) -> None:
-        not_negative(self, "system_tokens")
+        require_not_negative(self, "system_tokens")
 
 
 class Kind(Struct, frozen=True):
@@ -198,7 +193,7 @@ class Kind(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         require(self.name != "", "name is empty")
-        not_negative(self, "weight", "temperature")
+        require_not_negative(self, "weight", "temperature")
         is_completions = self.endpoint == "completions"
         require(
             is_completions or self.prompts.source != "tokens",
@@ -224,7 +219,7 @@ class Share(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         require(self.name != "", "name is empty")
-        not_negative(self, "weight")
+        require_not_negative(self, "weight")
 
 
 class Cancel(Struct, frozen=True):
@@ -236,13 +231,13 @@ class Cancel(Struct, frozen=True):
 
 
 class Targets(Struct, frozen=True):
-    """What a request must meet to count as goodput."""
+    """Latencies that a request must meet to count as goodput."""
 
     ttft_s: float = 2.0
     tpot_s: float = 0.2
 
     def __post_init__(self) -> None:
-        above_zero(self, "ttft_s", "tpot_s")
+        require_above_zero(self, "ttft_s", "tpot_s")
 
 
 class Scenario(Struct, frozen=True):
@@ -266,11 +261,12 @@ class Scenario(Struct, frozen=True):
     meter: bool = False  # hold GET /usage of every tenant against the ledger; nobody else may use their keys meanwhile
 
     def __post_init__(self) -> None:
-        above_zero(self, "duration_s", "requests", "timeout_s", "concurrency")
-        not_negative(self, "seed", "warmup_s", "drain_s", "repeat")
+        require_above_zero(self, "duration_s", "requests", "timeout_s", "concurrency")
+        require_not_negative(self, "seed", "warmup_s", "drain_s", "repeat")
         require(
             self._is_finite,
-            "duration_s and requests are both null, and there is no trace; without one of them the load would never end",
+            "duration_s and requests are both null, and there is no trace; without one of them the load would never "
+            "end",
         )
         require(
             self.duration_s is None or self.warmup_s < self.duration_s,
@@ -296,14 +292,15 @@ class Scenario(Struct, frozen=True):
         return self.duration_s is not None or self.requests is not None or self.trace is not None
 
     def _check_times(self) -> None:
-        """What is a share of the duration needs one."""
+        """Check that times which are a share of the duration have one."""
         needed = {"step": ("at_s",), "ramp": ("length_s",), "spike": ("at_s", "length_s")}.get(
             self.arrivals.process, ()
         )
         missing = [key for key in needed if getattr(self.arrivals, key) is None]
         require(
             self.duration_s is not None or not missing,
-            f"arrivals.{' and arrivals.'.join(missing)} must be set where duration_s is null: otherwise they are a part of the duration",
+            f"arrivals.{' and arrivals.'.join(missing)} must be set where duration_s is null: otherwise they are a "
+            "part of the duration",
         )
 
     def _check_trace(self, trace: Trace) -> None:
@@ -317,7 +314,8 @@ class Scenario(Struct, frozen=True):
             if trace.format == "mooncake":
                 require(
                     kind.prompts.source != "corpus",
-                    f"{key}.prompts.source is corpus; a mooncake trace says which prompts begin alike: use words or tokens",
+                    f"{key}.prompts.source is corpus; a mooncake trace says which prompts begin alike: use words or "
+                    "tokens",
                 )
                 require(
                     kind.prompts.shared_prefix_tokens == 0,
@@ -385,10 +383,10 @@ def _read(path: Path) -> dict[str, object]:
 
 
 def _decode(kind: type, value: object, base: Path) -> object:
-    """msgspec knows every type of a scenario but Path."""
+    """Decode a Path, the one type of a scenario that msgspec does not know."""
     if kind is not Path:
         raise NotImplementedError(kind)
-    return path_of(value, base)
+    return resolve_path(value, base)
 
 
 def _explain(error: msgspec.ValidationError) -> str:

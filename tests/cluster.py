@@ -1,4 +1,4 @@
-"""A Kubernetes of a test's own, started and ended by the program that PENSTOCK_TEST_CLUSTER names (CONTRIBUTING.md says
+"""A Kubernetes of a test's own, started and ended by the program that PENSTOCK_TEST_CLUSTER names (docs/testing.md says
 how it is called)."""
 
 import json
@@ -52,7 +52,7 @@ class Cluster:
 
 
 def cluster_program() -> str:
-    """Its path. Skips the test where none is named."""
+    """Path of the program that starts a test cluster. Skips the test where none is named."""
     program = os.environ.get("PENSTOCK_TEST_CLUSTER")
     if not program:
         pytest.skip(ABSENT)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import uvloop
 
 from tests.skips import Skip, parse, unlisted
 
@@ -37,11 +38,13 @@ def data_dir() -> Path:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test on an event loop of its own, which ends with it."""
+    """Run an async test on an event loop of its own, which ends with it: on asyncio's, or uvloop's where it is marked."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    loop_factory = uvloop.new_event_loop if pyfuncitem.get_closest_marker("uvloop") else None
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
     return True
 
 
@@ -55,7 +58,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On several cores, files with tests that take long (a time limit of their own) come first, so that no core ends up
+    """Put files with long tests (those with a time limit of their own) first on several cores, so that no core ends up
     alone with one."""
     if hasattr(config, "workerinput"):
         long = {item.path for item in items if item.get_closest_marker("timeout")}

@@ -4,6 +4,8 @@ A ```console block is a terminal: a line behind `$ ` is a command, one behind `>
 and what follows is its output. In a table, the cell under "one command" is a command. Three or more dots stand for any
 text, as in doctest; what differs from run to run (keys, ids, fractions, dates) is masked on both sides, so that
 documents can show real output.
+
+Decisions: docs/decisions/tests.md
 """
 
 import re
@@ -39,7 +41,7 @@ class CommandHidden(Exception):
 
 
 def steps(markdown: str) -> list[Step]:
-    """Of all console blocks, in order. Raises CommandHidden."""
+    """Commands of all console blocks, in order. Raises CommandHidden."""
     found: list[Step] = []
     kind: str | None = None
     for number, line in enumerate(markdown.splitlines(), 1):
@@ -63,7 +65,7 @@ def _take(found: list[Step], line: str, number: int) -> None:
 
 
 def table_commands(markdown: str) -> list[Step]:
-    """Of all tables with the column "one command", in order: what stands in backquotes there."""
+    """Commands of all tables with the column "one command", in order: what stands in backquotes there."""
     found: list[Step] = []
     column: int | None = None
     for number, line in enumerate(markdown.splitlines(), 1):

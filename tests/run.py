@@ -1,9 +1,10 @@
-"""`make test`: the unit tests on all cores, then the integration tests one after another, because they watch clocks.
+"""`make test` and `make test-slow`: unit tests on all cores, integration tests one after another, because they watch
+clocks.
 
-    python -m tests.run [pytest's arguments]
+    python -m tests.run [--slow] [pytest's arguments]
 
-Arguments that choose tests (a path, -k, -m) are pytest's own affair: one run, as asked. The exit status is the first
-that is not 0.
+Tests with the mark `slow` run with `--slow`, all others without it. Arguments that choose tests (a path, -k, -m) are
+pytest's own affair: one run, as asked, slow tests included. The exit status is the first that is not 0.
 """
 
 import os
@@ -13,19 +14,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ALL = (
-    ("tests/unit", "-n", str(os.cpu_count() or 1), "--dist", "loadfile", "--no-loadscope-reorder"),
-    ("tests/integration",),
+    ("tests/unit", "-m", "not slow", "-n", str(os.cpu_count() or 1), "--dist", "loadfile", "--no-loadscope-reorder"),
+    ("tests/integration", "-m", "not slow"),
 )
+SLOW = (("tests/unit", "tests/integration", "-m", "slow"),)
+SLOW_OPTION = "--slow"
 CHOOSING = ("-k", "-m", "--lf", "--last-failed", "--ff", "--sw", "--collect-only", "--co")
 
 
 def runs(arguments: Sequence[str]) -> list[list[str]]:
-    """What pytest is called with, a call each."""
+    """Arguments of each call of pytest, in order."""
+    if SLOW_OPTION in arguments:
+        return [[*which, *(argument for argument in arguments if argument != SLOW_OPTION)] for which in SLOW]
     is_chosen = any(argument.startswith(CHOOSING) or Path(argument.split("::")[0]).exists() for argument in arguments)
     return [list(arguments)] if is_chosen else [[*which, *arguments] for which in ALL]
 
 
 def main() -> int:
+    """Run pytest as the command line says; the first exit status that is not 0, or 0."""
     statuses = [
         subprocess.run([sys.executable, "-m", "pytest", *arguments], check=False).returncode
         for arguments in runs(sys.argv[1:])

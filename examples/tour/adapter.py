@@ -12,10 +12,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 LAYERS, HIDDEN, OUT = 30, 576, {"q_proj": 576, "v_proj": 192}
-"""Of SmolLM2-135M: layers, inputs and outputs of the two matrices in each that are adapted."""
+"""Shape of SmolLM2-135M: layers, inputs, and outputs of the two matrices in each layer that are adapted."""
 RANK = 8
 SIZE = 0.05
-"""Spread of the numbers: enough to be heard."""
+"""Spread of the numbers: enough to change the answers."""
 
 
 def tensors(seed: int = 1) -> dict[str, np.ndarray]:

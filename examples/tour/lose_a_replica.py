@@ -23,7 +23,7 @@ BODY = {
     "return_token_ids": True,
 }
 KILL_AFTER = 12
-"""Tokens."""
+"""Tokens of the answer after which a replica is killed."""
 
 
 def pieces(client: httpx.Client) -> Iterator[tuple[str, int, str]]:
@@ -37,7 +37,7 @@ def pieces(client: httpx.Client) -> Iterator[tuple[str, int, str]]:
 
 
 def replicas() -> list[psutil.Process]:
-    """Of the platform that runs with the state folder .penstock here."""
+    """Processes of the replicas of the platform that runs with the state folder .penstock here."""
     up = psutil.Process(json.loads(Path(".penstock/state.json").read_text(encoding="utf-8"))["pid"])
     return [
         process
@@ -47,7 +47,7 @@ def replicas() -> list[psutil.Process]:
 
 
 def words(process: psutil.Process) -> list[str]:
-    """Of its command line; none of a process that ends just now."""
+    """Words of a process' command line; none where it ends just now."""
     try:
         return process.cmdline()
     except psutil.Error:
@@ -60,7 +60,8 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def kill_the_busy_one(before_s: dict[int, float]) -> int:
-    """Its process id. before_s: CPU seconds of each before the request."""
+    """Kill the replica that has computed since; returns its process id. before_s: CPU seconds of each before the
+    request."""
     busy = max(replicas(), key=lambda process: cpu_s(process) - before_s[process.pid])
     busy.kill()
     return busy.pid

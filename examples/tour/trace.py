@@ -48,7 +48,7 @@ class Batch(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def ask(model: str, trace_id: str) -> None:

@@ -1,5 +1,5 @@
-"""Where a host's name leads: resolved once, not with every connection, so that a burst of connections does not wait for
-a name server."""
+"""The addresses that a host's name stands for, resolved once and not with every connection, so that a burst of
+connections does not wait for a name server."""
 
 import asyncio
 import ipaddress
@@ -9,21 +9,21 @@ from contextlib import suppress
 
 
 class Addresses:
-    """The addresses of a host. Connections go to them in turn, as if each asked for the name anew; one that failed is
-    left out until none is left."""
+    """The addresses of a host. Connections go to them in turn, as if each resolved the name anew; an address that
+    failed is left out until none is left, and then the name is resolved again."""
 
     def __init__(self, host: str, port: int) -> None:
         self._host = host
         self._port = port
         self._known: list[str] = [host] if is_address(host) else []
-        self._asking: asyncio.Future[list[str]] | None = None
+        self._resolving: asyncio.Future[list[str]] | None = None
 
     async def next(self) -> str:
         """The address whose turn it is. Raises OSError (socket.gaierror: the name is not known)."""
         if not self._known:
-            if self._asking is None or self._asking.done():
-                self._asking = resolved(self._host, self._port)
-            self._known = list(await asyncio.shield(self._asking))
+            if self._resolving is None or self._resolving.done():
+                self._resolving = resolve(self._host, self._port)
+            self._known = list(await asyncio.shield(self._resolving))
         address = self._known.pop(0)
         self._known.append(address)
         return address
@@ -32,13 +32,13 @@ class Addresses:
     def count(self) -> int:
         return len(self._known)
 
-    def failed(self, address: str) -> None:
-        """Leave it out of the turn."""
+    def exclude(self, address: str) -> None:
+        """Leave an address out of the turn, because a connection to it failed."""
         if address in self._known and not is_address(self._host):
             self._known.remove(address)
 
-    def are_left(self, tried: set[str]) -> bool:
-        """Whether there is one that was not tried."""
+    def has_untried(self, tried: set[str]) -> bool:
+        """Whether an address is known that is not among `tried`."""
         return not tried.issuperset(self._known)
 
 
@@ -50,16 +50,18 @@ def is_address(host: str) -> bool:
     return True
 
 
-def resolved(host: str, port: int) -> asyncio.Future[list[str]]:
-    """PromptRequest for the name in a thread that nobody waits for at exit: a name server that does not answer must not
-    keep the command from ending."""
+def resolve(host: str, port: int) -> asyncio.Future[list[str]]:
+    """Resolve the name in a thread that nobody waits for at exit: a name server that does not answer must not keep the
+    command from ending."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[str]] = loop.create_future()
-    threading.Thread(target=_ask, args=(host, port, loop, answer), daemon=True).start()
+    threading.Thread(target=_resolve_in_thread, args=(host, port, loop, answer), daemon=True).start()
     return answer
 
 
-def _ask(host: str, port: int, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[list[str]]) -> None:
+def _resolve_in_thread(
+    host: str, port: int, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[list[str]]
+) -> None:
     found: list[str] | OSError
     try:
         found = list(
@@ -78,6 +80,6 @@ def _settle(answer: asyncio.Future[list[str]], found: list[str] | OSError) -> No
         return
     if isinstance(found, OSError):
         answer.set_exception(found)
-        answer.exception()  # whoever asked may have given up, and that is no mistake
+        answer.exception()  # the caller may have given up, and that is no mistake
     else:
         answer.set_result(found)

@@ -1,5 +1,5 @@
-"""A planned request as the JSON it is sent as, what to leave out for servers that refuse a field, and what an error's
-body says. Pure."""
+"""A planned request as the JSON it is sent as, the fields to leave out for servers that refuse them, and the error that
+a response's body describes. Pure."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -9,7 +9,7 @@ import msgspec
 from penstock_loadtest.planned import Message, Planned
 
 OPTIONAL = ("return_token_ids", "ignore_eos", "seed", "stream_options")
-"""Fields that a server may refuse: requests go without them then, and what they would have told is unverified.
+"""Fields that a server may refuse: requests go without them then, and what they would have shown is unverified.
 `ignore_eos` alone asks for exactly max_tokens; `min_tokens`, which some servers know too, costs a mask per step in
 some, so it would change what is measured."""
 
@@ -18,9 +18,11 @@ PATHS = {"chat": "/chat/completions", "completions": "/completions"}
 _encode = msgspec.json.Encoder().encode
 
 
-def body_of(planned: Planned, model: str, history: Sequence[Message] = (), *, refused: Collection[str] = ()) -> bytes:
-    """The body, with every field that the plan asks for but the refused ones. history: what a session has said so
-    far."""
+def encode_body(
+    planned: Planned, model: str, history: Sequence[Message] = (), *, refused: Collection[str] = ()
+) -> bytes:
+    """The body, with every field that the plan asks for but the refused ones. history: the messages of a
+    session before this turn."""
     body: dict[str, object] = {"model": planned.model or model}
     if planned.endpoint == "chat":
         system = [Message("system", planned.system)] if planned.system is not None and not history else []
@@ -37,14 +39,14 @@ def body_of(planned: Planned, model: str, history: Sequence[Message] = (), *, re
     return _encode({name: value for name, value in body.items() if name not in refused} if refused else body)
 
 
-def has(body: bytes, field: str) -> bool:
-    """Whether a body that `body_of` made has the field. Inside a text the quotes would be escaped."""
+def has_field(body: bytes, field: str) -> bool:
+    """Whether a body that `encode_body` made has the field. Inside a text the quotes would be escaped."""
     return b'"%s":' % field.encode() in body
 
 
-def without(body: bytes, fields: Collection[str]) -> bytes:
-    """The body that `body_of` made, without these fields."""
-    if not any(has(body, field) for field in fields):
+def remove_fields(body: bytes, fields: Collection[str]) -> bytes:
+    """The body that `encode_body` made, without these fields."""
+    if not any(has_field(body, field) for field in fields):
         return body
     decoded = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     return _encode({name: value for name, value in decoded.items() if name not in fields})
@@ -58,7 +60,7 @@ class _Error(msgspec.Struct):
 
 
 class _Invalid(msgspec.Struct):
-    """Of FastAPI's list of what is wrong."""
+    """One entry of FastAPI's list of invalid fields."""
 
     loc: list[str | int] = []
 
@@ -76,18 +78,18 @@ class _ErrorBody(msgspec.Struct):
         if isinstance(self.error, _Error):
             return self.error
         place = self.detail[0].loc[-1] if isinstance(self.detail, list) and self.detail and self.detail[0].loc else None
-        words = self.error or self.message or (self.detail if isinstance(self.detail, str) else None)
-        return _Error(words, self.type, None if place is None else str(place), self.code)
+        message = self.error or self.message or (self.detail if isinstance(self.detail, str) else None)
+        return _Error(message, self.type, None if place is None else str(place), self.code)
 
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][\w.:-]{0,63}")
 _FIELD = re.compile("|".join(rf"\b{name}\b" for name in OPTIONAL))
 
 
-def error_of(body: bytes) -> str:
+def describe_error(body: bytes) -> str:
     """Type, code and parameter that an error's body names. Not its sentence: servers quote prompts and keys in theirs,
     and a record must hold neither."""
-    error = _decoded(body).inner
+    error = _decode_error(body).inner
     kind = next(
         (str(name) for name in (error.code, error.type) if isinstance(name, str) and _IDENTIFIER.fullmatch(name)), ""
     )
@@ -95,16 +97,16 @@ def error_of(body: bytes) -> str:
     return f"{kind} ({place})".lstrip() if _IDENTIFIER.fullmatch(place) else kind
 
 
-def refused_field(body: bytes) -> str | None:
+def find_refused_field(body: bytes) -> str | None:
     """The optional field that the body of a 400 or 422 is about."""
-    error = _decoded(body).inner
+    error = _decode_error(body).inner
     if error.param in OPTIONAL:
         return error.param
     named = _FIELD.search(error.message or "")
     return named[0] if named is not None else None
 
 
-def _decoded(body: bytes) -> _ErrorBody:
+def _decode_error(body: bytes) -> _ErrorBody:
     try:
         return msgspec.json.decode(body, type=_ErrorBody)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""What servers send of an answer: a chunk of a stream, or a whole answer, as far as the tester looks at it. Pure.
+"""What servers send of an answer: a chunk of a stream, or a whole answer, as far as the tester reads it. Pure.
 
 Servers differ in what they add, leave out, set to null or give another type; all of that is read as far as it goes.
 Only what is no JSON object is no chunk.
@@ -13,7 +13,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 class Part(msgspec.Struct, gc=False):
-    """Of a content that is a list."""
+    """One part of a message whose content is a list."""
 
     text: str | None = None
 
@@ -44,7 +44,7 @@ class Message(msgspec.Struct, gc=False):
         return self.content or ""
 
     @property
-    def thought(self) -> str:
+    def reasoning_text(self) -> str:
         return self.reasoning_content or self.reasoning or ""
 
     @property
@@ -55,7 +55,7 @@ class Message(msgspec.Struct, gc=False):
             for call in self.tool_calls or ()
             if call.function is not None
         ]
-        return "".join([self.thought, self.answer, self.refusal or "", *calls])
+        return "".join([self.reasoning_text, self.answer, self.refusal or "", *calls])
 
 
 class Choice(msgspec.Struct, gc=False):
@@ -66,8 +66,8 @@ class Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
     @property
-    def said(self) -> str:
-        """All that was generated."""
+    def generated_text(self) -> str:
+        """All text that was generated, reasoning and tool calls included."""
         message = self.delta or self.message
         return (self.text or "") if message is None else message.text
 
@@ -112,7 +112,7 @@ _LISTS: dict[str, type[msgspec.Struct]] = {"choices": Choice, "tool_calls": Tool
 
 
 def read_chunk(data: bytes) -> Chunk | None:
-    """None: it is none."""
+    """The chunk that an event or a body holds; None where it is no JSON object."""
     try:
         return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -120,38 +120,40 @@ def read_chunk(data: bytes) -> Chunk | None:
 
 
 def _read_odd(data: bytes) -> Chunk | None:
-    """One that has something of another type; bytes that are no UTF-8 are replaced, as readers of event streams do."""
+    """A chunk with fields of unexpected types; bytes that are no UTF-8 are replaced, as readers of event streams do."""
     try:
         found = msgspec.json.decode(data.decode("utf-8", errors="replace"))
     except (msgspec.DecodeError, RecursionError):
         return None
-    return _fitting(found, Chunk) if isinstance(found, dict) else None
+    return _keep_valid_fields(found, Chunk) if isinstance(found, dict) else None
 
 
-def _fitting(found: dict[str, object], kind: type[_Part]) -> _Part:
-    """The fields that are of their type."""
+def _keep_valid_fields(found: dict[str, object], kind: type[_Part]) -> _Part:
+    """An object of `kind` from the fields that have the declared type; the others are left out."""
     fields: dict[str, object] = {}
     for field in msgspec.structs.fields(kind):
         value = found.get(field.encode_name)
         if field.name in _PARTS and isinstance(value, dict):
-            fields[field.name] = _fitting(value, _PARTS[field.name])
+            fields[field.name] = _keep_valid_fields(value, _PARTS[field.name])
         elif field.name in _LISTS and isinstance(value, list):
-            fields[field.name] = [_fitting(each, _LISTS[field.name]) for each in value if isinstance(each, dict)]
+            fields[field.name] = [
+                _keep_valid_fields(each, _LISTS[field.name]) for each in value if isinstance(each, dict)
+            ]
         elif field.name not in _PARTS:
-            fields[field.name] = _converted(value, field.type)
+            fields[field.name] = _convert_or_none(value, field.type)
     return kind(**fields)
 
 
-def _converted(value: object, kind: object) -> object:
+def _convert_or_none(value: object, kind: object) -> object:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:
         return None
 
 
-def spread(tokens: int, chunks: int) -> list[int]:
-    """Tokens of an answer over the chunks they came in, where the server says their sum only: one in the first, which
-    prefill makes; the others evenly."""
+def spread_tokens(tokens: int, chunks: int) -> list[int]:
+    """The number of tokens of each chunk, where the server reports only their sum: one token in the first chunk, which
+    prefill makes; the others evenly over the later chunks."""
     if chunks < 2 or not tokens:
         return [tokens] * chunks
     later, gaps = tokens - 1, chunks - 1

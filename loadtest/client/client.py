@@ -3,6 +3,8 @@
 It never raises for what a server does: refused, broken, late or odd, it is in the record. Cancelling the task of a
 request cuts it: the connection is closed, and the record comes back as it stands, `unfinished` and `is_cut`, in place
 of the cancellation.
+
+Decisions: docs/decisions/load-tester.md
 """
 
 import asyncio
@@ -10,23 +12,23 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from penstock_loadtest.client.bodies import PATHS, body_of, has, refused_field, without
+from penstock_loadtest.client.bodies import PATHS, encode_body, find_refused_field, has_field, remove_fields
 from penstock_loadtest.client.connection import (
     CONNECT_TIMEOUT_S,
     USER_AGENT,
     Connection,
     Connections,
     Origin,
-    origin_of,
+    parse_origin,
 )
 from penstock_loadtest.client.exchange import Exchange
-from penstock_loadtest.client.target import Target, authorization, get, path_of
+from penstock_loadtest.client.target import Target, format_authorization, get_page, path_with_query
 from penstock_loadtest.errors import TargetUnreachable
 from penstock_loadtest.planned import Message, Planned
 from penstock_loadtest.results.records import Record
 
 DEADLINE_MARGIN_S = 0.1
-"""A connection that is not there at the deadline is given up so much later: by then the request has ended as
+"""Seconds after the deadline at which an attempt to connect is given up: by then the request has ended as
 `unfinished`."""
 
 
@@ -44,11 +46,13 @@ class Clock:
 
 
 class Answer(NamedTuple):
+    """How a request went, with what a session or a repeat needs of it."""
+
     record: Record
     text: str
-    """What the server said, kept for turns of a session only."""
+    """The text of the server's answer, kept for turns of a session only."""
     body: bytes
-    """As sent."""
+    """The request's JSON as it was sent."""
 
 
 class Client:
@@ -57,7 +61,7 @@ class Client:
     def __init__(self, target: Target, clock: Clock) -> None:
         self.clock = clock
         self._target = target
-        self._connections = Connections(origin_of(target.url))
+        self._connections = Connections(parse_origin(target.url))
         self._elsewhere: dict[Origin, Connections] = {}
         self._refused: frozenset[str] = frozenset()
         """Optional fields that the server does not take."""
@@ -66,7 +70,7 @@ class Client:
 
     def prepare(self, planned: Planned, history: Sequence[Message] = ()) -> bytes:
         """The body of a request; callable from any thread."""
-        return body_of(planned, self._target.model, history, refused=self._refused)
+        return encode_body(planned, self._target.model, history, refused=self._refused)
 
     async def send(
         self, planned: Planned, *, intended_s: float, deadline_s: float, history: Sequence[Message] = ()
@@ -80,10 +84,12 @@ class Client:
         """`send` of a body that `prepare` made."""
         record = self._record(planned, intended_s)
         while True:
-            body = without(body, self._refused)
+            body = remove_fields(body, self._refused)
             exchange = await self._exchange(planned, record, body, deadline_s)
-            field = refused_field(exchange.error_body) if record.status in (400, 422) and not exchange.is_cut else None
-            if field is None or not has(body, field):
+            field = (
+                find_refused_field(exchange.error_body) if record.status in (400, 422) and not exchange.is_cut else None
+            )
+            if field is None or not has_field(body, field):
                 return Answer(record, exchange.text, body)
             self._refused |= {field}  # and once more without it
             record = self._record(planned, intended_s)
@@ -92,11 +98,11 @@ class Client:
     async def get(self, url: str, timeout_s: float) -> tuple[int, bytes]:
         """Status and body of a small page of any server; a path is one of the target's. Raises TargetUnreachable."""
         if url.startswith("/"):
-            return await get(self._connections, url, timeout_s, next(iter(self._target.keys.values()), None))
-        origin = origin_of(url)
+            return await get_page(self._connections, url, timeout_s, next(iter(self._target.keys.values()), None))
+        origin = parse_origin(url)
         if origin not in self._elsewhere:
             self._elsewhere[origin] = Connections(origin)
-        return await get(self._elsewhere[origin], path_of(url) or "/", timeout_s)
+        return await get_page(self._elsewhere[origin], path_with_query(url) or "/", timeout_s)
 
     async def close(self) -> None:
         """Requests under way are cut."""
@@ -104,10 +110,10 @@ class Client:
             exchange.cut()
         for connections in (self._connections, *self._elsewhere.values()):
             connections.close()
-            await connections.closed()
+            await connections.wait_closed()
 
     async def _exchange(self, planned: Planned, record: Record, body: bytes, deadline_s: float) -> Exchange:
-        wants_usage = has(body, "stream_options")
+        wants_usage = has_field(body, "stream_options")
         exchange = Exchange(
             record,
             self.clock.zero_s,
@@ -129,14 +135,14 @@ class Client:
         return exchange
 
     async def _deliver(self, exchange: Exchange, data: bytes, cancel_after_s: float | None, deadline_s: float) -> None:
-        connection = self._connections.idle()
+        connection = self._connections.take_idle()
         is_kept = connection is not None
         if connection is None:
             connection = await self._connect(exchange, deadline_s)
         if connection is not None and cancel_after_s is not None:
             exchange.hang_up_in(cancel_after_s)
         while connection is not None:
-            await exchange.over(connection, data, is_kept=is_kept)
+            await exchange.send_over(connection, data, is_kept=is_kept)
             if exchange.is_over:
                 return
             # the server had closed a connection that was idle: no failure of this request
@@ -148,14 +154,14 @@ class Client:
         left_s = max(0.0, deadline_s - self.clock.now()) + DEADLINE_MARGIN_S
         began = time.perf_counter()
         try:
-            connection = await self._connections.fresh(min(CONNECT_TIMEOUT_S, left_s))
+            connection = await self._connections.connect(min(CONNECT_TIMEOUT_S, left_s))
         except TargetUnreachable as error:
             exchange.fail(str(error).rstrip("."))
             return None
         if exchange.is_over:
             connection.close()
             return None
-        exchange.leaves(began)  # how long a connection takes is the server's doing
+        exchange.mark_sent(began)  # how long a connection takes is the server's doing
         return connection
 
     def _record(self, planned: Planned, intended_s: float) -> Record:
@@ -177,8 +183,10 @@ class Client:
         if head is None:
             target = self._target
             head = (
-                f"POST {path_of(target.url)}{PATHS[planned.endpoint]} HTTP/1.1\r\nhost: {self._connections.origin.host_header}\r\n"
-                f"user-agent: {USER_AGENT}\r\ncontent-type: application/json\r\n{authorization(target.keys.get(planned.tenant))}content-length: "
+                f"POST {path_with_query(target.url)}{PATHS[planned.endpoint]} HTTP/1.1\r\n"
+                f"host: {self._connections.origin.host_header}\r\nuser-agent: {USER_AGENT}\r\n"
+                "content-type: application/json\r\n"
+                f"{format_authorization(target.keys.get(planned.tenant))}content-length: "
             )
             self._heads[planned.endpoint, planned.tenant] = head
         return f"{head}{length}\r\n\r\n".encode()

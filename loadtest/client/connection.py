@@ -1,7 +1,7 @@
-"""HTTP/1.1 connections of the tester: one request at a time on each, its response told to a listener as it arrives.
+"""HTTP/1.1 connections of the tester: one request at a time on each, its response reported to a listener as it arrives.
 
 Not a general client: no redirects, no proxies, no compression, no pipelining. The time of every arrival is taken as
-soon as the event loop hands the bytes over, before anything is parsed. Small writes leave at once: the event loop sets
+soon as the event loop delivers the bytes, before anything is parsed. Small writes leave at once: the event loop sets
 TCP_NODELAY.
 """
 
@@ -23,26 +23,26 @@ USER_AGENT = "penstock-loadtest"
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
 MAX_HEAD_BYTES = 64 << 10
-"""Of a response's head, and of whatever else is not its body: interim responses, trailers, what servers add to the size
-of a chunk."""
+"""Most bytes of a response's head, and of whatever else is not its body: interim responses, trailers, extensions of a
+chunk's size."""
 Headers = dict[str, str]
 """Names in lower case; of a name that comes twice, the last value."""
 
 
 class Listener(Protocol):
-    """Who hears a response. Times are `time.perf_counter`."""
+    """The receiver of a response. Times are `time.perf_counter`."""
 
     def on_head(self, status: int, headers: Headers, /) -> None: ...
     def on_body(self, data: bytes, at: float, /) -> None: ...
     def on_end(self, at: float, /) -> None:
         """The response is whole; nothing follows."""
 
-    def on_broken(self, reason: str, at: float, is_unheard: bool, /) -> None:
-        """The connection ended before the response did; nothing follows. is_unheard: not a byte had come."""
+    def on_broken(self, reason: str, at: float, is_unanswered: bool, /) -> None:
+        """The connection ended before the response did; nothing follows. is_unanswered: not a byte had come."""
 
 
 class Origin(NamedTuple):
-    """Where connections go."""
+    """Host, port and scheme that connections go to."""
 
     host: str
     port: int
@@ -54,9 +54,9 @@ class Origin(NamedTuple):
         return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
 
 
-def origin_of(url: str) -> Origin:
-    """Raises TargetUnreachable for what is no http or https URL, and for one with a user or password, without repeating
-    it."""
+def parse_origin(url: str) -> Origin:
+    """The origin of a URL. Raises TargetUnreachable for what is no http or https URL, and for one with a user or
+    password, without repeating it."""
     try:
         parts = urlsplit(url)
         port, host = parts.port, (parts.hostname or "").encode("ascii" if url.isascii() else "idna").decode()
@@ -64,7 +64,8 @@ def origin_of(url: str) -> Origin:
         parts, port, host = urlsplit(""), None, ""
     if "@" in url.partition("://")[2].partition("/")[0]:
         raise TargetUnreachable(
-            "The server's URL holds a user or a password; keys are taken from OPENAI_API_KEY, or from a tenant's key_env."
+            "The server's URL holds a user or a password; keys are taken from OPENAI_API_KEY, or from a tenant's "
+            "key_env."
         )
     if parts.scheme not in ("http", "https") or not host or not url.isprintable() or " " in url:
         raise TargetUnreachable(f"{url!r} is no address of a server; one looks like http://127.0.0.1:8000/v1.")
@@ -73,13 +74,13 @@ def origin_of(url: str) -> Origin:
 
 
 class Connection(asyncio.Protocol):
-    """A connection. `request` only while it is idle."""
+    """One HTTP/1.1 connection, which carries one request at a time; `request` may be called only while it is idle."""
 
     def __init__(self, on_idle: Callable[["Connection"], None], on_lost: Callable[["Connection"], None]) -> None:
-        """on_idle: called when a response is whole and the connection may carry another request. on_lost: it is
-        closed."""
+        """`on_idle` is called when a response is whole and the connection may carry another request, `on_lost` when it
+        is closed."""
         self.round_trip_s = 0.0
-        """At most so long; measured by whoever makes the connection."""
+        """Upper bound of a round trip in seconds, measured by whoever makes the connection."""
         self._on_idle = on_idle
         self._on_lost = on_lost
         self._transport: asyncio.Transport | None = None
@@ -88,10 +89,10 @@ class Connection(asyncio.Protocol):
         self._at = 0.0
         self._headers: Headers = {}
         self._bodies: list[bytes] = []
-        """Of the response's body, what the bytes that just came have of it: a chunk of HTTP's own each."""
+        """Parts of the response's body in the bytes that just came, one for each chunk of HTTP's own."""
         self._other_bytes = 0
-        """Since there was something of a body."""
-        self._has_head = self._is_interim = self._is_unheard = self._is_whole = self._is_kept = False
+        """Bytes that came since the last part of a body: of heads, trailers and sizes of chunks."""
+        self._has_head = self._is_interim = self._is_unanswered = self._is_whole = self._is_kept = False
 
     @property
     def is_open(self) -> bool:
@@ -105,15 +106,15 @@ class Connection(asyncio.Protocol):
         self._headers = {}
         self._other_bytes = 0
         self._has_head = self._is_whole = self._is_kept = False
-        self._is_unheard = True
+        self._is_unanswered = True
         if self.is_open:
             self._transport.write(data)
-        else:  # since it was handed out
+        else:  # it was closed after the pool gave it out
             self._at = time.perf_counter()
             self._break("the connection was closed")
 
     def close(self) -> None:
-        """Now; the listener hears no more."""
+        """Close at once; the listener gets no further calls."""
         self._listener = None
         if self._transport is not None:
             self._transport.abort()
@@ -127,9 +128,9 @@ class Connection(asyncio.Protocol):
         self._at = at = time.perf_counter()
         listener, parser = self._listener, self._parser
         if listener is None or parser is None:
-            self.close()  # nobody asked
+            self.close()  # no request is open
             return
-        self._is_unheard = False
+        self._is_unanswered = False
         self._other_bytes += len(data)
         reason = None
         try:
@@ -137,7 +138,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             reason = "the server changed to another protocol"
         except httptools.HttpParserError as error:
-            reason = _why_not_parsed(error)
+            reason = _explain_parse_error(error)
         bodies = self._bodies
         if bodies:
             self._other_bytes = 0
@@ -149,7 +150,7 @@ class Connection(asyncio.Protocol):
             )
 
     def _conclude(self, reason: str, *, is_clean: bool) -> None:
-        """The response is whole, or can't become so for that reason. is_clean: nothing came behind it."""
+        """The response is whole, or can't become so for that reason. is_clean: no bytes followed it."""
         if not self._is_whole:
             self._break(reason)
         elif self._listener is not None:
@@ -179,10 +180,10 @@ class Connection(asyncio.Protocol):
         return not self._headers.get("transfer-encoding", "").lower().endswith("chunked")
 
     def _break(self, reason: str) -> None:
-        listener, is_unheard = self._listener, self._is_unheard
+        listener, is_unanswered = self._listener, self._is_unanswered
         self.close()
         if listener is not None:
-            listener.on_broken(reason, self._at, is_unheard)
+            listener.on_broken(reason, self._at, is_unanswered)
 
     # httptools
 
@@ -222,8 +223,8 @@ class _Surplus(Exception):
     """More than one response came."""
 
 
-def _why_not_parsed(error: httptools.HttpParserError) -> str:
-    """Raises what a listener raised: its own mistake."""
+def _explain_parse_error(error: httptools.HttpParserError) -> str:
+    """The sentence for a parser's error. Raises what a listener raised, since that is no error of the server."""
     cause = error.__context__
     if cause is not None and not isinstance(cause, httptools.HttpParserError | _Surplus):
         raise cause from None
@@ -231,7 +232,7 @@ def _why_not_parsed(error: httptools.HttpParserError) -> str:
 
 
 class Connections:
-    """Connections to one origin, kept while they are idle; as many as are asked for."""
+    """Connections to one origin, kept while they are idle; their number is not limited."""
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
@@ -240,16 +241,16 @@ class Connections:
         self._idle: dict[Connection, None] = {}
         self._open: set[Connection] = set()
 
-    def idle(self) -> Connection | None:
-        """One that is open and does nothing, last used first."""
+    def take_idle(self) -> Connection | None:
+        """An open connection that carries no request, the last used one first; None: there is none."""
         while self._idle:
             connection, _ = self._idle.popitem()
             if connection.is_open:
                 return connection
         return None
 
-    async def fresh(self, timeout_s: float = CONNECT_TIMEOUT_S) -> Connection:
-        """Raises TargetUnreachable."""
+    async def connect(self, timeout_s: float = CONNECT_TIMEOUT_S) -> Connection:
+        """A new connection, made within `timeout_s`. Raises TargetUnreachable."""
         where = self.origin.host_header
         try:
             async with asyncio.timeout(timeout_s):
@@ -257,24 +258,24 @@ class Connections:
         except TimeoutError:
             raise TargetUnreachable(f"{where} did not take the connection within {timeout_s:g} s.") from None
         except ssl.SSLError as error:
-            raise TargetUnreachable(f"{where} can't be spoken to by TLS: {_why_tls(error)}.") from None
+            raise TargetUnreachable(f"{where} can't be spoken to by TLS: {_explain_tls_error(error)}.") from None
         except OSError as error:
-            raise TargetUnreachable(f"{where} can't be reached: {_why(error)}.") from None
+            raise TargetUnreachable(f"{where} can't be reached: {_explain_os_error(error)}.") from None
         if connection.is_open:
             self._open.add(connection)
         return connection
 
     def close(self) -> None:
-        """All of them, whatever they carry."""
+        """Close all connections, whatever they carry."""
         self._idle.clear()
         for connection in list(self._open):
             connection.close()
 
-    async def closed(self) -> None:
-        """Until those that were closed are gone."""
+    async def wait_closed(self) -> None:
+        """Wait until the connections that were closed are gone, at most CLOSE_TIMEOUT_S."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                while self._open:  # noqa: ASYNC110 (they are told in the loop's next rounds)
+                while self._open:  # noqa: ASYNC110 (connection_lost is called in the loop's next rounds)
                     await asyncio.sleep(0)
 
     async def _dial(self, timeout_s: float) -> Connection:
@@ -287,8 +288,8 @@ class Connections:
                     return await self._dial_at(address)
             except OSError:
                 tried.add(address)
-                self._addresses.failed(address)
-                if not self._addresses.are_left(tried):
+                self._addresses.exclude(address)
+                if not self._addresses.has_untried(tried):
                     raise
 
     async def _dial_at(self, address: str) -> Connection:
@@ -302,17 +303,17 @@ class Connections:
         return connection
 
     def _new(self) -> Connection:
-        return Connection(self._now_idle, self._lost)
+        return Connection(self._on_idle, self._on_lost)
 
-    def _now_idle(self, connection: Connection) -> None:
+    def _on_idle(self, connection: Connection) -> None:
         self._idle[connection] = None
 
-    def _lost(self, connection: Connection) -> None:
+    def _on_lost(self, connection: Connection) -> None:
         self._open.discard(connection)
         self._idle.pop(connection, None)
 
 
-def _why(error: OSError) -> str:
+def _explain_os_error(error: OSError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "nothing listens there (connection refused)"
     if isinstance(error, socket.gaierror):
@@ -320,7 +321,7 @@ def _why(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
-def _why_tls(error: ssl.SSLError) -> str:
+def _explain_tls_error(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({error.verify_message})"
     return (error.reason or type(error).__name__).lower().replace("_", " ")

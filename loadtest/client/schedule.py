@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 CALLS_AT_ONCE = 32
-"""Then the event loop has its turn, though more be due: libuv accepts one connection a round, and must not starve of
-rounds."""
+"""Calls made before the event loop has its turn, though more be due: libuv accepts one connection a round, and must not
+starve of rounds."""
 _MONOTONIC, _ABSOLUTE = 1, 1  # CLOCK_MONOTONIC, TFD_TIMER_ABSTIME
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # TFD_NONBLOCK, TFD_CLOEXEC are the same bits
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -46,7 +46,7 @@ class Schedule:
             self._arm(due_s)
 
     def close(self) -> None:
-        """What has not been called is forgotten."""
+        """Forget the calls that are still to come, and close the timer."""
         self._loop.remove_reader(self._fd)
         os.close(self._fd)
         self._heap.clear()

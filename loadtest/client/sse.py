@@ -11,14 +11,14 @@ class EventTooLong(Exception):
 
 
 class EventParser:
-    """Feed it what arrives; lines may end with LF, CR or CRLF and be cut anywhere. Fields other than data are left
-    out."""
+    """Parser that is fed what arrives; lines may end with LF, CR or CRLF and be cut anywhere. Fields other than data
+    are left out."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
         """A line that has no end yet."""
         self._data: list[bytes] = []
-        """Of the event that is not over."""
+        """Values of the `data` lines of the event that is not over."""
         self._data_bytes = 0
         self._has_begun = False
         self._skips_lf = False
@@ -39,7 +39,7 @@ class EventParser:
             return [data[6:-2]]
         if not self._has_begun:
             data = bytes(self._rest) + data
-            if _BOM.startswith(data):  # too short to tell
+            if _BOM.startswith(data):  # too short to know
                 self._rest = bytearray(data)
                 return []
             data = data.removeprefix(_BOM)

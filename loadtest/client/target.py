@@ -5,22 +5,24 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from penstock_loadtest.client.connection import USER_AGENT, Connection, Connections, Headers, origin_of
+from penstock_loadtest.client.connection import USER_AGENT, Connection, Connections, Headers, parse_origin
 from penstock_loadtest.errors import TargetUnreachable
 
 MAX_PAGE_BYTES = 16 << 20
 
 
 class Target(msgspec.Struct, frozen=True):
+    """The server under test, with one of its models and the tenants' keys."""
+
     url: str
-    """Of the API, without a slash at its end."""
+    """Base URL of the API, without a slash at its end."""
     model: str
     models: list[str]
     keys: dict[str, str]
     """API key by tenant."""
     exact: bool | None
-    """Whether the model's greedy and seeded answers never change, as /v1/models says under `exact`; None: it does not
-    say."""
+    """Whether the model's greedy and seeded answers never change, as /v1/models reports under `exact`; None: it does
+    not report it."""
     metrics_url: str | None
 
     def __repr__(self) -> str:
@@ -40,7 +42,7 @@ class _Models(msgspec.Struct):
 
 
 class _Page:
-    """Hears one small response."""
+    """Listener that collects one small response."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -59,7 +61,7 @@ class _Page:
         if not self.done.done():
             self.done.set_result(None)
 
-    def on_broken(self, reason: str, _at: float, _is_unheard: bool) -> None:
+    def on_broken(self, reason: str, _at: float, _is_unanswered: bool) -> None:
         self._fail(f"did not answer: {reason}")
 
     def _fail(self, why: str) -> None:
@@ -67,15 +69,18 @@ class _Page:
             self.done.set_exception(TargetUnreachable(why))
 
 
-async def get(connections: Connections, path: str, timeout_s: float, key: str | None = None) -> tuple[int, bytes]:
+async def get_page(connections: Connections, path: str, timeout_s: float, key: str | None = None) -> tuple[int, bytes]:
     """Status and body of a page, on a connection of its own. Raises TargetUnreachable."""
     where = connections.origin.host_header
     connection: Connection | None = None
     page = _Page()
     try:
         async with asyncio.timeout(timeout_s):
-            connection = await connections.fresh(timeout_s)
-            head = f"GET {path} HTTP/1.1\r\nhost: {where}\r\nuser-agent: {USER_AGENT}\r\naccept: */*\r\nconnection: close\r\n{authorization(key)}\r\n"
+            connection = await connections.connect(timeout_s)
+            head = (
+                f"GET {path} HTTP/1.1\r\nhost: {where}\r\nuser-agent: {USER_AGENT}\r\naccept: */*\r\n"
+                f"connection: close\r\n{format_authorization(key)}\r\n"
+            )
             connection.request(head.encode(), page)
             await page.done
     except TimeoutError:
@@ -88,23 +93,23 @@ async def get(connections: Connections, path: str, timeout_s: float, key: str | 
     return page.status, b"".join(page.body)
 
 
-def authorization(key: str | None) -> str:
+def format_authorization(key: str | None) -> str:
     """The header's line; empty without a key."""
     return f"authorization: Bearer {key}\r\n" if key else ""
 
 
 async def find_target(url: str, *, keys: dict[str, str], model: str | None = None, timeout_s: float = 1.0) -> Target:
-    """PromptRequest the server for its models. url: with or without /v1. model: None takes the first it lists.
+    """The server with the models that it lists. url: with or without /v1. model: None takes the first it lists.
 
     Raises TargetUnreachable within timeout_s, with one sentence: not there, not speaking the API, refusing the key, not
     serving the model.
     """
-    origin = origin_of(url)
+    origin = parse_origin(url)
     if "?" in url or "#" in url:
         raise TargetUnreachable(
             f"{url} ends in a query or a fragment; the base URL is followed by /models and /chat/completions."
         )
-    base = _base(url)
+    base = _make_base_url(url)
     for tenant, key in keys.items():
         if not (key.isascii() and key.isprintable()):
             raise TargetUnreachable(
@@ -112,10 +117,12 @@ async def find_target(url: str, *, keys: dict[str, str], model: str | None = Non
             )
     connections = Connections(origin)
     try:
-        status, body = await get(connections, f"{path_of(base)}/models", timeout_s, next(iter(keys.values()), None))
+        status, body = await get_page(
+            connections, f"{path_with_query(base)}/models", timeout_s, next(iter(keys.values()), None)
+        )
     finally:
-        await connections.closed()
-    listed = _listed(base, status, body)
+        await connections.wait_closed()
+    listed = _decode_models(base, status, body)
     names = [entry.id for entry in listed]
     if model is not None and model not in names:
         raise TargetUnreachable(f"{base} does not serve {model}; it serves {', '.join(names[:10]) or 'nothing'}.")
@@ -128,18 +135,18 @@ async def find_target(url: str, *, keys: dict[str, str], model: str | None = Non
     )
 
 
-def path_of(url: str) -> str:
-    """Behind scheme and host, with the query; empty where there is none."""
+def path_with_query(url: str) -> str:
+    """The part of a URL after scheme and host, with the query; empty where there is none."""
     parts = urlsplit(url)
     return f"{parts.path}?{parts.query}" if parts.query else parts.path
 
 
-def _base(url: str) -> str:
+def _make_base_url(url: str) -> str:
     trimmed = url.rstrip("/")
-    return trimmed if path_of(trimmed) else f"{trimmed}/v1"
+    return trimmed if path_with_query(trimmed) else f"{trimmed}/v1"
 
 
-def _listed(base: str, status: int, body: bytes) -> list[_Model]:
+def _decode_models(base: str, status: int, body: bytes) -> list[_Model]:
     if status in (401, 403):
         raise TargetUnreachable(
             f"{base} refuses the API key (HTTP {status}); it is taken from OPENAI_API_KEY, or from a tenant's key_env."

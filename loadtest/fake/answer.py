@@ -19,25 +19,33 @@ _CONSONANTS, _VOWELS = "bdfghjklmnprstvz", "aiou"
 WORDS = [
     f" {_CONSONANTS[i >> 8]}{_VOWELS[i >> 6 & 3]}{_CONSONANTS[i >> 2 & 15]}{_VOWELS[i & 3]}" for i in range(VOCAB_SIZE)
 ]
-"""Text of every token: a space and four letters, so that a text says how many tokens it has."""
+"""Text of every token: a space and four letters, so that a text shows how many tokens it has."""
 _WORDS = [word.encode() for word in WORDS]
 
-ERROR_EVENT = b'data: {"error":{"message":"The fake engine failed, as it was told to.","type":"server_error","param":null,"code":"engine_fault"}}\n\n'
-ERROR_500 = b'{"error":{"message":"The fake server failed, as it was told to.","type":"server_error","param":null,"code":"internal_error"}}'
+ERROR_EVENT = (
+    b'data: {"error":{"message":"The fake engine failed, as it was told to.",'
+    b'"type":"server_error","param":null,"code":"engine_fault"}}\n\n'
+)
+ERROR_500 = (
+    b'{"error":{"message":"The fake server failed, as it was told to.",'
+    b'"type":"server_error","param":null,"code":"internal_error"}}'
+)
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Frame(NamedTuple):
+    """Bytes that go out at one time."""
+
     offset_s: float
-    """Due so long after the start."""
+    """Seconds after the start at which it is due."""
     data: bytes
     tokens: int = 0
     closes: bool = False
-    """The connection closes behind it."""
+    """Whether the connection closes after it."""
 
 
 class Reply(NamedTuple):
-    """What an answer says, whenever it is sent."""
+    """The content of an answer, whenever it is sent."""
 
     answer_id: str
     created: int
@@ -52,28 +60,26 @@ class Reply(NamedTuple):
     headers: str  # further response headers, a line each, every line with its end
 
 
-def answer_token_ids(digest: bytes, count: int) -> list[int]:
+def make_token_ids(digest: bytes, count: int) -> list[int]:
     """The first `count` tokens of an answer: a longer answer to the same request begins with a shorter one."""
     drawn = array("H", shake_128(digest).digest(2 * count))
     return [token & (VOCAB_SIZE - 1) for token in drawn]
 
 
-def text_of(token_ids: Sequence[int]) -> str:
+def join_words(token_ids: Sequence[int]) -> str:
     return "".join([WORDS[token] for token in token_ids])
 
 
-def response_head(
-    status: str, headers: str, length: int | None = None, content_type: str = "application/json"
-) -> bytes:
+def format_head(status: str, headers: str, length: int | None = None, content_type: str = "application/json") -> bytes:
     """Status line and headers. `length` None: the body comes in chunks."""
     framing = "transfer-encoding: chunked" if length is None else f"content-length: {length}"
     return f"HTTP/1.1 {status}\r\ncontent-type: {content_type}\r\n{framing}\r\n{headers}\r\n".encode()
 
 
-def frames(
+def make_frames(
     reply: Reply, chunks: Sequence[Chunk], fault: Fault | None, *, stream: bool, early_headers: bool
 ) -> Iterator[Frame]:
-    """What is sent, in order of time. A fault that keeps everything back has no frames."""
+    """The frames of an answer, in order of time. A fault that keeps everything back has none."""
     kind = None if fault is None else fault.kind
     if kind == "hang":
         return iter(())
@@ -84,23 +90,23 @@ def frames(
             [
                 Frame(
                     chunks[0].offset_s,
-                    response_head("500 Internal Server Error", reply.headers, len(ERROR_500)) + ERROR_500,
+                    format_head("500 Internal Server Error", reply.headers, len(ERROR_500)) + ERROR_500,
                 )
             ]
         )
     if stream:
-        head = response_head("200 OK", reply.headers, content_type="text/event-stream; charset=utf-8")
+        head = format_head("200 OK", reply.headers, content_type="text/event-stream; charset=utf-8")
         return _with_head(head, _stream(reply, chunks, fault), fault, early=early_headers)
     body = _whole_body(reply, extra=int(kind == "wrong_usage"))
     closes = kind == "close_mid_stream"
     whole = Frame(
         chunks[-1].offset_s, body[: len(body) // 2] if closes else body, 0 if closes else len(reply.token_ids), closes
     )
-    return _with_head(response_head("200 OK", reply.headers, len(body)), iter([whole]), fault, early=early_headers)
+    return _with_head(format_head("200 OK", reply.headers, len(body)), iter([whole]), fault, early=early_headers)
 
 
 def _with_head(head: bytes, rest: Iterator[Frame], fault: Fault | None, *, early: bool) -> Iterator[Frame]:
-    """The head with the first frame, or before it."""
+    """The frames with the head put into the first one, or sent before it."""
     delay_s = 0.0
     if fault is not None and fault.kind == "slow_headers":
         line, _, head = head.partition(b"\r\n")
@@ -117,7 +123,7 @@ def _with_head(head: bytes, rest: Iterator[Frame], fault: Fault | None, *, early
 
 
 def _stream(reply: Reply, chunks: Sequence[Chunk], fault: Fault | None) -> Iterator[Frame]:
-    """Chunk by chunk; the last one brings the end along."""
+    """The frames of a streamed answer, one for each chunk; the last one holds the end too."""
     before, behind = _envelope(reply)
     cut = _cut(fault, len(reply.token_ids))
     sent = 0
@@ -172,7 +178,10 @@ def _envelope(reply: Reply) -> tuple[bytes, bytes]:
     """What every event of a stream has before and behind its own."""
     kind = "chat.completion.chunk" if reply.is_chat else "text_completion"
     model = msgspec.json.encode(reply.model).decode()
-    before = f'data: {{"id":"{reply.answer_id}","object":"{kind}","created":{reply.created},"model":{model},"choices":[{{"index":0,'
+    before = (
+        f'data: {{"id":"{reply.answer_id}","object":"{kind}","created":{reply.created},"model":{model},'
+        '"choices":[{"index":0,'
+    )
     return before.encode(), b'}],"usage":null}\n\n' if reply.has_usage else b"}]}\n\n"
 
 
@@ -193,21 +202,22 @@ def _event(reply: Reply, before: bytes, behind: bytes, begin: int, end: int) -> 
 def _usage(reply: Reply, *, extra: int) -> bytes:
     completion = len(reply.token_ids) + extra
     return (
-        f'{{"prompt_tokens":{reply.prompt_tokens},"completion_tokens":{completion},"total_tokens":{reply.prompt_tokens + completion},'
+        f'{{"prompt_tokens":{reply.prompt_tokens},"completion_tokens":{completion},'
+        f'"total_tokens":{reply.prompt_tokens + completion},'
         f'"prompt_tokens_details":{{"cached_tokens":{reply.cached_tokens}}}}}'
     ).encode()
 
 
 def _whole_body(reply: Reply, *, extra: int) -> bytes:
-    text = text_of(reply.token_ids)
-    said = {"message": {"role": "assistant", "content": text}} if reply.is_chat else {"text": text}
+    text = join_words(reply.token_ids)
+    content = {"message": {"role": "assistant", "content": text}} if reply.is_chat else {"text": text}
     ids = {"token_ids": reply.token_ids} if reply.has_token_ids else {}
     answer = {
         "id": reply.answer_id,
         "object": "chat.completion" if reply.is_chat else "text_completion",
         "created": reply.created,
         "model": reply.model,
-        "choices": [{"index": 0, **said, "logprobs": None, "finish_reason": reply.finish_reason, **ids}],
+        "choices": [{"index": 0, **content, "logprobs": None, "finish_reason": reply.finish_reason, **ids}],
         **({"usage": msgspec.Raw(_usage(reply, extra=extra))} if reply.has_usage else {}),
     }
     return msgspec.json.encode(answer)

@@ -9,25 +9,29 @@ import httptools
 
 
 class Request(NamedTuple):
+    """A whole request, with the time at which its last byte came."""
+
     method: str
     path: str
     key: str
-    """Of `Authorization: Bearer`; empty without one."""
+    """The API key of `Authorization: Bearer`; empty without one."""
     body: bytes
     arrival_s: float
     is_last: bool
-    """The client wants the connection closed behind the answer."""
+    """Whether the client wants the connection closed after the answer."""
 
 
 class Handler(Protocol):
     """The server behind a connection."""
 
-    def opened(self, connection: "Connection") -> None: ...
-    def asked(self, connection: "Connection", request: Request) -> None: ...
-    def closed(self, connection: "Connection") -> None: ...
+    def on_opened(self, connection: "Connection") -> None: ...
+    def on_request(self, connection: "Connection", request: Request) -> None: ...
+    def on_closed(self, connection: "Connection") -> None: ...
 
 
 class Connection(asyncio.Protocol):
+    """One client's connection: gives whole requests to the handler, writes what it sends."""
+
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
         self._transport: asyncio.Transport | None = None
@@ -37,11 +41,11 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are of no asyncio class
         self._parser = httptools.HttpRequestParser(self)
         self._begin()
-        self._handler.opened(self)
+        self._handler.on_opened(self)
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._transport = None
-        self._handler.closed(self)
+        self._handler.on_closed(self)
 
     def data_received(self, data: bytes) -> None:
         self._now = time.perf_counter()
@@ -79,13 +83,13 @@ class Connection(asyncio.Protocol):
             not self._parser.should_keep_alive(),
         )
         self._begin()
-        self._handler.asked(self, request)
+        self._handler.on_request(self, request)
 
     def write(self, data: bytes) -> None:
         if self._transport is not None and data:
             self._transport.write(data)
 
-    def answered(self, *, closes: bool = False) -> None:
+    def finish_answer(self, *, closes: bool = False) -> None:
         """The answer is written; the next request may come."""
         self._is_busy = False
         if self._transport is not None and (closes or not self._parser.should_keep_alive()):

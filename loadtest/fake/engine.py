@@ -1,5 +1,5 @@
-"""What a fake server remembers between requests: who is in service, who was let in, which prefixes it has seen. Pure:
-times are parameters."""
+"""The state of a fake server between requests: which are in service, how many were admitted, which prefixes are cached.
+Pure: times are parameters."""
 
 import math
 from collections import OrderedDict, deque
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Slots(Generic[T]):
-    """So many are served at once, the others in the order they came; None: all at once."""
+    """Slots of service: `count` items are served at once, the others in the order they came; None: all at once."""
 
     def __init__(self, count: int | None) -> None:
         self._count = count
@@ -33,14 +33,14 @@ class Slots(Generic[T]):
         return True
 
     def leave(self) -> T | None:
-        """Whoever has a slot gives it back; returns who has it now."""
+        """Give a slot back; returns the item that has it now, None where none waits."""
         if self._waiting:
             return self._waiting.popleft()
         self.serving -= 1
         return None
 
     def give_up(self, item: T) -> None:
-        """An item that waits goes away."""
+        """Remove an item that waits."""
         self._waiting.remove(item)
 
 
@@ -72,22 +72,22 @@ class Gate:
 
 
 class PrefixCache:
-    """Leading blocks of prompts that were seen before. Only whole blocks count, and never the whole prompt: its last
-    token is always computed."""
+    """Leading blocks of prompts that earlier prompts had too. Only whole blocks count, and never the whole prompt: its
+    last token is always computed."""
 
     def __init__(self, block_tokens: int, capacity: int) -> None:
         self._block_tokens, self._capacity = block_tokens, capacity
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._blocks: OrderedDict[bytes, None] = OrderedDict()
 
     def cached_tokens(self, namespace: str, prompt: Sequence[str | int]) -> int:
         """Cached tokens of a prompt, which is remembered from now on."""
         key, cached, hits = namespace.encode(), 0, True
         for begin in range(0, len(prompt) - self._block_tokens + 1, self._block_tokens):
             key = blake2b(key + repr(prompt[begin : begin + self._block_tokens]).encode(), digest_size=16).digest()
-            hits = hits and key in self._seen
+            hits = hits and key in self._blocks
             cached += self._block_tokens if hits else 0
-            self._seen[key] = None
-            self._seen.move_to_end(key)
-        while len(self._seen) > self._capacity:
-            self._seen.popitem(last=False)
+            self._blocks[key] = None
+            self._blocks.move_to_end(key)
+        while len(self._blocks) > self._capacity:
+            self._blocks.popitem(last=False)
         return min(cached, max(0, len(prompt) - 1) // self._block_tokens * self._block_tokens)

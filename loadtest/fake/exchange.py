@@ -9,8 +9,8 @@ from penstock_loadtest.fake.truth import Truth
 
 
 class Exchange:
-    """`released` turns a due time into the time when something due then goes out; `ended` is called once all is sent,
-    with that frame's time."""
+    """Sends one answer. `shift_due` turns a due time into the time when something due then goes out; `on_ended` is
+    called once all is sent, with the last frame's time."""
 
     def __init__(
         self,
@@ -19,13 +19,13 @@ class Exchange:
         script: Iterator[Frame],
         *,
         schedule: Schedule,
-        released: Callable[[float], float],
-        ended: Callable[["Exchange", float], None],
+        shift_due: Callable[[float], float],
+        on_ended: Callable[["Exchange", float], None],
     ) -> None:
         self.truth = truth
         self.connection = connection
         self._script = script
-        self._schedule, self._released, self._ended = schedule, released, ended
+        self._schedule, self._shift_due, self._on_ended = schedule, shift_due, on_ended
         self._next: Frame | None = None
         self._due_s = 0.0
 
@@ -36,14 +36,14 @@ class Exchange:
             self._schedule.at(self._due_s, self._send)
 
     def cut(self) -> None:
-        """Nothing more is sent."""
+        """Send nothing more."""
         self._next, self._script = None, iter(())
 
     def _pull(self, start_s: float) -> None:
         """Find the next frame and its time."""
         self._next = next(self._script, None)
         if self._next is not None:
-            self._due_s = self._released(start_s + self._next.offset_s)
+            self._due_s = self._shift_due(start_s + self._next.offset_s)
 
     def _send(self, now_s: float) -> None:
         """Send what is due, in one piece: after a stall that may be much, and others wait for theirs."""
@@ -62,5 +62,5 @@ class Exchange:
         if self._next is not None:
             self._schedule.at(self._due_s, self._send)
         else:
-            self._ended(self, self._due_s)
-            self.connection.answered(closes=closes)
+            self._on_ended(self, self._due_s)
+            self.connection.finish_answer(closes=closes)

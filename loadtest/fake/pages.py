@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from penstock_loadtest.fake.answer import response_head
+from penstock_loadtest.fake.answer import format_head
 from penstock_loadtest.fake.behaviour import Behaviour
-from penstock_loadtest.fake.truth import replicas_at
+from penstock_loadtest.fake.truth import count_replicas
 
 STATUS_LINES = {
     200: "200 OK",
@@ -28,7 +28,7 @@ class Page(NamedTuple):
     content_type: str = "application/json"
 
     def encode(self) -> bytes:
-        return response_head(STATUS_LINES[self.status], self.headers, len(self.body), self.content_type) + self.body
+        return format_head(STATUS_LINES[self.status], self.headers, len(self.body), self.content_type) + self.body
 
 
 def error_page(status: int, message: str, code: str | None = None, headers: str = "") -> Page:
@@ -36,12 +36,12 @@ def error_page(status: int, message: str, code: str | None = None, headers: str 
     return Page(status, msgspec.json.encode({"error": error}), headers)
 
 
-def no_model(name: str) -> Page:
+def missing_model_page(name: str) -> Page:
     return error_page(404, f"The model {name!r} does not exist.", "model_not_found")
 
 
 def get_page(behaviour: Behaviour, path: str, since_s: float) -> Page | None:
-    """What a GET gets, `since_s` after the first request; None: there is no such page."""
+    """The page of a path, `since_s` after the first request; None: there is no such page."""
     if path in ("/healthz", "/readyz"):
         return Page(200, b'{"status":"ok"}')
     if path == "/metrics":
@@ -58,11 +58,11 @@ def _models(behaviour: Behaviour, name: str) -> Page:
     }
     if not name:
         return Page(200, msgspec.json.encode({"object": "list", "data": list(models.values())}))
-    return Page(200, msgspec.json.encode(models[name])) if name in models else no_model(name)
+    return Page(200, msgspec.json.encode(models[name])) if name in models else missing_model_page(name)
 
 
 def _metrics(behaviour: Behaviour, since_s: float) -> bytes:
     lines = ["# HELP penstock_replicas Replicas that serve.", "# TYPE penstock_replicas gauge"]
-    for (pool, tier), count in replicas_at(behaviour.replicas, since_s).items():
+    for (pool, tier), count in count_replicas(behaviour.replicas, since_s).items():
         lines.append(f'penstock_replicas{{pool="{pool}",tier="{tier}"}} {count}')
     return ("\n".join(lines) + "\n").encode()

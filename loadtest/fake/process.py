@@ -1,4 +1,4 @@
-"""A fake server in a process of its own: what it does must not disturb who measures it."""
+"""A fake server in a process of its own, so that its work does not disturb the measurement."""
 
 import os
 import subprocess
@@ -20,13 +20,15 @@ STOP_S = 10.0
 
 
 class FakeProcess(NamedTuple):
+    """A fake server that runs in another process."""
+
     url: str
     pid: int
     folder: Path
     process: "subprocess.Popen[str]"
 
     def stop(self) -> list[Truth]:
-        """End it, if it has not ended; returns the truths of all requests."""
+        """End the process, if it has not ended; returns the truths of all requests."""
         self.process.terminate()
         try:
             self.process.wait(STOP_S)
@@ -38,7 +40,8 @@ class FakeProcess(NamedTuple):
 
 @contextmanager
 def fake_server_process(behaviour: Behaviour, *, core: int | None = None) -> Iterator[FakeProcess]:
-    """Serves while the context lasts, on one core if that is named. Raises TargetUnreachable when it does not start."""
+    """A fake server that runs while the context lasts, on one core if that is named. Raises TargetUnreachable when it
+    does not start."""
     with tempfile.TemporaryDirectory(prefix="penstock-fake-") as name:
         folder = Path(name)
         (folder / "behaviour.yaml").write_text(yaml.safe_dump(msgspec.to_builtins(behaviour)), encoding="utf-8")

@@ -8,7 +8,7 @@ import msgspec
 
 
 class BodyInvalid(Exception):
-    """Answered with 400 and this sentence."""
+    """The body can't be served; the answer is 400 with this sentence."""
 
 
 class _Part(msgspec.Struct):
@@ -29,7 +29,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class Body(msgspec.Struct):
-    """Of either endpoint."""
+    """The body of a request to either endpoint, chat or completions."""
 
     model: str
     messages: list[_Message] | None = None
@@ -56,7 +56,7 @@ class Body(msgspec.Struct):
         return [] if self.prompt is None else self.prompt
 
     def digest(self) -> bytes:
-        """Of what an answer depends on: model, prompt and seed."""
+        """16 bytes that stand for what an answer depends on: model, prompt and seed."""
         sum_ = blake2b(f"{self.model} {self.seed} ".encode(), digest_size=16)
         for message in self.messages or ():
             sum_.update(f"{message.role}\0{message.text}\0".encode())
@@ -71,7 +71,7 @@ _decoder = msgspec.json.Decoder(Body)
 
 
 def read_body(data: bytes, endpoint: str, refused_fields: Sequence[str] = ()) -> Body:
-    """Raises BodyInvalid."""
+    """The body of a request to `endpoint` (chat or completions). Raises BodyInvalid."""
     try:
         body = _decoder.decode(data)
         named = msgspec.json.decode(data, type=dict[str, msgspec.Raw]) if refused_fields else {}

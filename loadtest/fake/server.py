@@ -1,8 +1,7 @@
-"""An OpenAI-compatible server that does what it is told: latencies, shedding, stalls and faults are programmed, and the
-truth of every request is kept.
+"""An OpenAI-compatible server whose latencies, shedding, stalls and faults are programmed; the truth of every request
+is kept.
 
-    python -m penstock_loadtest.fake.server --port 8001 --ttft-ms 50 --gap-ms 10 --config behaviour.yaml --truth
-    truth.jsonl
+    python -m penstock_loadtest.fake.server --port 8001 --ttft-ms 50 --gap-ms 10 --config behaviour.yaml
 
 The tester's own figures are checked against it, and a gateway can be measured in front of it. It serves chat and
 completions, whole and as streams, /v1/models, /healthz and /metrics (`penstock_replicas`). Nothing is computed: prompts
@@ -26,24 +25,31 @@ import uvloop
 
 from penstock_loadtest.client.schedule import Schedule
 from penstock_loadtest.errors import LoadtestError
-from penstock_loadtest.fake.answer import Reply, answer_token_ids, frames
+from penstock_loadtest.fake.answer import Reply, make_frames, make_token_ids
 from penstock_loadtest.fake.behaviour import Behaviour, load_behaviour
 from penstock_loadtest.fake.connection import Connection, Request
 from penstock_loadtest.fake.engine import Gate, PrefixCache, Slots
 from penstock_loadtest.fake.exchange import Exchange
-from penstock_loadtest.fake.pages import Page, error_page, get_page, no_model
+from penstock_loadtest.fake.pages import Page, error_page, get_page, missing_model_page
 from penstock_loadtest.fake.request import Body, BodyInvalid, read_body
-from penstock_loadtest.fake.truth import Truth, answer_length, fault_of, refuses_connections, released_s, write_truth
+from penstock_loadtest.fake.truth import (
+    Truth,
+    draw_answer_length,
+    draw_fault,
+    refuses_connections,
+    shift_past_stalls,
+    write_truth,
+)
 from penstock_loadtest.scenario import Lengths
 
 ENDPOINTS = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 
 
 class FakeServer:
-    """Listens from entering to leaving the context; a port of 0 is any free one.
+    """A server that listens from entering to leaving the context; a port of 0 is any free one.
 
-    `truths` holds every request that reached an endpoint and was understood, in order of arrival, `metered` the tokens
-    sent by tenant. With `on_truth` truths are handed over as requests end instead, and not kept.
+    `truths` holds every request to an endpoint whose body could be read, in order of arrival, `metered` the tokens sent
+    by tenant. With `on_truth` each truth is passed to it as its request ends instead, and not kept.
     """
 
     def __init__(
@@ -93,18 +99,18 @@ class FakeServer:
         await self._listener.wait_closed()
         self._schedule.close()
 
-    def released(self, due_s: float) -> float:
-        """When something due at `due_s` goes out."""
+    def shift_due(self, due_s: float) -> float:
+        """The time at which something due at `due_s` goes out: `due_s`, or the end of a stall."""
         if not self.behaviour.stalls or self.zero_s is None:
             return due_s
-        return self.zero_s + released_s(self.behaviour.stalls, due_s - self.zero_s)
+        return self.zero_s + shift_past_stalls(self.behaviour.stalls, due_s - self.zero_s)
 
-    def opened(self, connection: Connection) -> None:
+    def on_opened(self, connection: Connection) -> None:
         self._open[connection] = None
         if self.zero_s is not None and refuses_connections(self.behaviour.stalls, time.perf_counter() - self.zero_s):
             connection.abort()
 
-    def closed(self, connection: Connection) -> None:
+    def on_closed(self, connection: Connection) -> None:
         exchange = self._open.pop(connection)
         if exchange is not None:
             exchange.truth.outcome = "gone"
@@ -112,7 +118,7 @@ class FakeServer:
         if not self._open:
             self._all_closed.set()
 
-    def asked(self, connection: Connection, request: Request) -> None:
+    def on_request(self, connection: Connection, request: Request) -> None:
         endpoint = ENDPOINTS.get(request.path) if request.method == "POST" else None
         if request.path.startswith("/v1/") and self.behaviour.keys and request.key not in self.behaviour.keys:
             self._respond(connection, request, error_page(401, "The API key is missing or unknown.", "invalid_api_key"))
@@ -134,7 +140,7 @@ class FakeServer:
             self._respond(connection, request, error_page(400, str(error)))
             return
         if body.model not in self.behaviour.models:
-            self._respond(connection, request, no_model(body.model))
+            self._respond(connection, request, missing_model_page(body.model))
             return
         if self.zero_s is None:
             self.zero_s = request.arrival_s
@@ -170,34 +176,34 @@ class FakeServer:
     def _shed(self, connection: Connection, request: Request, truth: Truth, retry_after_s: int) -> None:
         assert self.behaviour.shedding is not None
         truth.outcome, truth.status = "shed", self.behaviour.shedding.status
-        truth.end_s = self.released(request.arrival_s)
+        truth.end_s = self.shift_due(request.arrival_s)
         code = "rate_limit_exceeded" if truth.status == 429 else "overloaded"
-        headers = f"{_id_headers(truth)}retry-after: {retry_after_s}\r\n"
+        headers = f"{_make_id_headers(truth)}retry-after: {retry_after_s}\r\n"
         self._respond(
             connection,
             request,
             error_page(truth.status, "The fake server declines this request, as it was told to.", code, headers),
         )
-        self._tell(truth)
+        self._report_truth(truth)
 
     def _serve(self, connection: Connection, request: Request, body: Body, truth: Truth) -> None:
         behaviour = self.behaviour
         self._count_prompt(body, truth)
         max_tokens = body.max_completion_tokens or body.max_tokens or behaviour.default_max_tokens
-        truth.tokens = answer_length(behaviour, truth.key, max_tokens=max_tokens, ignore_eos=bool(body.ignore_eos))
-        fault = fault_of(behaviour, truth.number, stream=truth.stream)
+        truth.tokens = draw_answer_length(behaviour, truth.key, max_tokens=max_tokens, ignore_eos=bool(body.ignore_eos))
+        fault = draw_fault(behaviour, truth.number, stream=truth.stream)
         truth.fault = None if fault is None else fault.kind
         truth.status = 500 if truth.fault == "status_500" else 200
         chunks = truth.chunks(behaviour)
         headers = (
-            _id_headers(truth)
-            + (_receipt(behaviour, truth, chunks[0].offset_s) if behaviour.receipt else "")
-            + _closing(request)
+            _make_id_headers(truth)
+            + (_make_receipt(behaviour, truth, chunks[0].offset_s) if behaviour.receipt else "")
+            + _make_closing_header(request)
         )
         reply = self._reply(body, truth, "length" if truth.tokens == max_tokens else "stop", headers)
-        script = frames(reply, chunks, fault, stream=truth.stream, early_headers=behaviour.early_headers)
+        script = make_frames(reply, chunks, fault, stream=truth.stream, early_headers=behaviour.early_headers)
         exchange = Exchange(
-            connection, truth, script, schedule=self._schedule, released=self.released, ended=self._ended
+            connection, truth, script, schedule=self._schedule, shift_due=self.shift_due, on_ended=self._on_ended
         )
         self._open[connection] = exchange
         if self._slots.enter(exchange):
@@ -219,7 +225,7 @@ class FakeServer:
             created=int(time.time()),
             model=truth.model,
             is_chat=truth.endpoint == "chat",
-            token_ids=answer_token_ids(digest, truth.tokens),
+            token_ids=make_token_ids(digest, truth.tokens),
             finish_reason=finish_reason,
             prompt_tokens=truth.prompt_tokens,
             cached_tokens=truth.cached_tokens,
@@ -228,15 +234,15 @@ class FakeServer:
             headers=headers,
         )
 
-    def _ended(self, exchange: Exchange, due_s: float) -> None:
-        """Its last byte, due at `due_s`, is sent."""
+    def _on_ended(self, exchange: Exchange, due_s: float) -> None:
+        """Conclude an exchange whose last byte, due at `due_s`, is sent."""
         truth = exchange.truth
         truth.outcome = "finished" if truth.status == 200 and truth.sent_tokens >= truth.tokens else "failed"
         self._open[exchange.connection] = None
         self._leave(exchange, due_s)
 
     def _leave(self, exchange: Exchange, at_s: float) -> None:
-        """An exchange is over; whoever waits longest begins at that time."""
+        """Conclude an exchange; the one that waits longest begins at that time."""
         truth = exchange.truth
         exchange.cut()
         truth.end_s = at_s
@@ -245,35 +251,35 @@ class FakeServer:
             self._slots.give_up(exchange)
         elif (following := self._slots.leave()) is not None:
             following.begin(at_s)
-        self._tell(truth)
+        self._report_truth(truth)
 
-    def _tell(self, truth: Truth) -> None:
+    def _report_truth(self, truth: Truth) -> None:
         if self._on_truth is not None:
             self._on_truth(truth)
 
     def _respond(self, connection: Connection, request: Request, page: Page) -> None:
-        """At once, or at the end of a stall."""
+        """Send a page at once, or at the end of a stall."""
 
         def send(_now_s: float) -> None:
-            connection.write(page._replace(headers=page.headers + _closing(request)).encode())
-            connection.answered()
+            connection.write(page._replace(headers=page.headers + _make_closing_header(request)).encode())
+            connection.finish_answer()
 
-        due_s = self.released(request.arrival_s)
+        due_s = self.shift_due(request.arrival_s)
         if due_s > request.arrival_s:
             self._schedule.at(due_s, send)
         else:
             send(due_s)
 
 
-def _id_headers(truth: Truth) -> str:
+def _make_id_headers(truth: Truth) -> str:
     return f"x-request-id: {truth.request_id}\r\nx-penstock-request-id: {truth.request_id}\r\n"
 
 
-def _closing(request: Request) -> str:
+def _make_closing_header(request: Request) -> str:
     return "connection: close\r\n" if request.is_last else ""
 
 
-def _receipt(behaviour: Behaviour, truth: Truth, ttft_s: float) -> str:
+def _make_receipt(behaviour: Behaviour, truth: Truth, ttft_s: float) -> str:
     replica = behaviour.replica_names[truth.number % len(behaviour.replica_names)]
     return (
         f"x-penstock-tier: {behaviour.tier}\r\nx-penstock-tier-reason: only tier\r\nx-penstock-replica: {replica}\r\n"
@@ -321,8 +327,8 @@ def fake_server(
 
 
 async def serve(behaviour: Behaviour, host: str, port: int, truth_path: Path | None) -> None:
-    """Until SIGINT or SIGTERM; the base URL is the first line of standard output. Truths of requests still open are
-    written at the end."""
+    """Serve until SIGINT or SIGTERM; the base URL is the first line of standard output. Truths of requests still open
+    are written at the end."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -3,7 +3,7 @@ clock, no socket.
 
 Everything drawn for a request depends on the behaviour's seed, on what is drawn and on the request's key (its number,
 its `seed` field or its prompt, see `Behaviour.drawn_by`), and on nothing else. So a test computes what was programmed
-without asking the server.
+without a request to the server.
 """
 
 import math
@@ -21,14 +21,16 @@ _P99 = NormalDist().inv_cdf(0.99)
 
 
 class Chunk(NamedTuple):
+    """A programmed chunk of an answer."""
+
     offset_s: float
-    """Due so long after the start."""
+    """Seconds after the start at which it is due."""
     tokens: int
 
 
 class Truth(msgspec.Struct, kw_only=True):
-    """What a request was told to do, and what became of it. Times are CLOCK_MONOTONIC seconds: `time.perf_counter` of
-    any process of the machine."""
+    """What was programmed for a request, and what became of it. Times are CLOCK_MONOTONIC seconds: `time.perf_counter`
+    of any process of the machine."""
 
     number: int
     request_id: str
@@ -50,23 +52,23 @@ class Truth(msgspec.Struct, kw_only=True):
     status: int = 200
 
     def chunks(self, behaviour: Behaviour) -> list[Chunk]:
-        """Its programmed chunks, faults left out."""
-        return programmed_chunks(
+        """The programmed chunks of the request, faults left out."""
+        return program_chunks(
             behaviour, self.key, tokens=self.tokens, uncached_tokens=self.prompt_tokens - self.cached_tokens
         )
 
 
-def programmed_chunks(behaviour: Behaviour, key: int, *, tokens: int, uncached_tokens: int) -> list[Chunk]:
+def program_chunks(behaviour: Behaviour, key: int, *, tokens: int, uncached_tokens: int) -> list[Chunk]:
     """The chunks of an answer of `tokens` tokens."""
     rng = _rng(behaviour, "timing", key)
-    offset_s = quantile(behaviour.ttft_s, rng.random()) + behaviour.prompt_token_s * uncached_tokens
-    gap_s = quantile(behaviour.gap_s, rng.random())
+    offset_s = compute_quantile(behaviour.ttft_s, rng.random()) + behaviour.prompt_token_s * uncached_tokens
+    gap_s = compute_quantile(behaviour.gap_s, rng.random())
     chunks: list[Chunk] = []
     left = tokens
     while left > 0:
-        size = min(left, max(1, round(quantile(behaviour.tokens_per_chunk, rng.random()))))
+        size = min(left, max(1, round(compute_quantile(behaviour.tokens_per_chunk, rng.random()))))
         if chunks and behaviour.gap_per == "token":
-            offset_s += sum(quantile(behaviour.gap_s, rng.random()) for _ in range(size))
+            offset_s += sum(compute_quantile(behaviour.gap_s, rng.random()) for _ in range(size))
         elif chunks:
             offset_s += size * gap_s
         chunks.append(Chunk(offset_s, size))
@@ -74,14 +76,16 @@ def programmed_chunks(behaviour: Behaviour, key: int, *, tokens: int, uncached_t
     return chunks
 
 
-def answer_length(behaviour: Behaviour, key: int, *, max_tokens: int, ignore_eos: bool) -> int:
+def draw_answer_length(behaviour: Behaviour, key: int, *, max_tokens: int, ignore_eos: bool) -> int:
     if behaviour.output_tokens is None or ignore_eos:
         return max_tokens
-    return min(max_tokens, max(1, round(quantile(behaviour.output_tokens, _rng(behaviour, "length", key).random()))))
+    return min(
+        max_tokens, max(1, round(compute_quantile(behaviour.output_tokens, _rng(behaviour, "length", key).random())))
+    )
 
 
-def fault_of(behaviour: Behaviour, number: int, *, stream: bool) -> Fault | None:
-    """The fault of a request, drawn by its number whatever `drawn_by` says; of several that name it, the first."""
+def draw_fault(behaviour: Behaviour, number: int, *, stream: bool) -> Fault | None:
+    """The fault of a request, drawn by its number whatever `drawn_by` is; of several that name it, the first."""
     if not behaviour.faults:
         return None
     named = [fault for fault in behaviour.faults if number in fault.numbers]
@@ -98,8 +102,8 @@ def _by_share(faults: list[Fault], u: float) -> Fault | None:
     return None
 
 
-def released_s(stalls: list[Stall], due_s: float) -> float:
-    """When something due at `due_s` is sent; both in seconds after the first request."""
+def shift_past_stalls(stalls: list[Stall], due_s: float) -> float:
+    """The time at which something due at `due_s` is sent; both in seconds after the first request."""
     for stall in sorted(stalls, key=lambda stall: stall.from_s):
         if stall.from_s <= due_s < stall.from_s + stall.for_s:
             due_s = stall.from_s + stall.for_s
@@ -110,7 +114,7 @@ def refuses_connections(stalls: list[Stall], at_s: float) -> bool:
     return any(not stall.accepts and stall.from_s <= at_s < stall.from_s + stall.for_s for stall in stalls)
 
 
-def replicas_at(replicas: list[Replicas], at_s: float) -> dict[tuple[str, str], int]:
+def count_replicas(replicas: list[Replicas], at_s: float) -> dict[tuple[str, str], int]:
     """Count of every (pool, tier) at a time."""
     counts: dict[tuple[str, str], int] = {}
     for entry in sorted(replicas, key=lambda entry: entry.from_s):
@@ -119,7 +123,7 @@ def replicas_at(replicas: list[Replicas], at_s: float) -> dict[tuple[str, str], 
     return counts
 
 
-def quantile(lengths: Lengths, u: float) -> float:
+def compute_quantile(lengths: Lengths, u: float) -> float:
     """Value of a distribution below which the share `u` in [0, 1) lies."""
     if lengths.constant is not None:
         value = lengths.constant
@@ -142,7 +146,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def write_truth(file: BinaryIO, truth: Truth) -> None:
-    """Append it as a line of JSON."""
+    """Append a truth as a line of JSON."""
     file.write(_encode(truth) + b"\n")
 
 

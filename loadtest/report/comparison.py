@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from penstock_loadtest.report import markup
 from penstock_loadtest.report.folder import read_json
-from penstock_loadtest.report.markup import Card, Column
-from penstock_loadtest.report.shell import page
+from penstock_loadtest.report.parts import Banner, Card, Column, Rows, Table, Top
+from penstock_loadtest.report.render import render_page
 from penstock_loadtest.report.style import (
     BLUE,
     GREY,
@@ -20,34 +19,34 @@ from penstock_loadtest.report.style import (
     PAPER,
     Picture,
     Plot,
-    axes,
+    add_legend,
     drawing,
-    legend,
-    save,
-    seconds_axis,
-    whole_steps,
+    make_tick_locator,
+    new_axes,
+    save_plot,
+    set_seconds_axis,
 )
-from penstock_loadtest.report.words import NONE, duration, number, share
+from penstock_loadtest.report.words import NONE, format_duration, format_number, format_share
 from penstock_loadtest.results.sides import Comparison, Row, Run
 
 _OTHER_UNITS = {
-    "throughput": lambda value: f"{number(value)} tokens/s",
-    "goodput": share,
+    "throughput": lambda value: f"{format_number(value)} tokens/s",
+    "goodput": format_share,
 }  # every other figure is a time
 
 
 def write_comparison_report(folder: Path) -> Path:
-    """From compare.json, however many pairs are there. Raises RecordsInvalid."""
+    """Write plots and report.html from compare.json, however many pairs are there. Raises RecordsInvalid."""
     comparison = read_json(folder / "compare.json", Comparison)
     pictures, path = folder / "plots", folder / "report.html"
     pictures.mkdir(exist_ok=True)
     with drawing():
-        drawn = [save(plot, pictures) for plot in comparison_plots(comparison)]
-    path.write_text(comparison_page(comparison, drawn), encoding="utf-8")
+        drawn = [save_plot(plot, pictures) for plot in draw_comparison_plots(comparison)]
+    path.write_text(render_comparison(comparison, drawn), encoding="utf-8")
     return path
 
 
-def comparison_plots(comparison: Comparison) -> list[Plot]:
+def draw_comparison_plots(comparison: Comparison) -> list[Plot]:
     rows = [row for row in comparison.rows if row.ratio.value is not None]
     if not rows:
         return []
@@ -57,33 +56,43 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
     ]
 
 
-def comparison_page(comparison: Comparison, pictures: Sequence[Picture]) -> str:
+def render_comparison(comparison: Comparison, pictures: Sequence[Picture]) -> str:
+    """The page as HTML."""
     a, b = comparison.a, comparison.b
     title = f"{b.name} against {a.name}"
-    line = " · ".join(" ".join([f"{side.name}: {side.model} at {side.url}", *side.overrides]) for side in (a, b))
+    sides = " · ".join(" ".join([f"{side.name}: {side.model} at {side.url}", *side.overrides]) for side in (a, b))
     pairs = len({run.pair for run in comparison.runs if run.side == "b"})
-    blocks = [markup.header("Load test: comparison", title, f"{pairs} pairs of runs, in turn · {line}")]
+    top = Top(
+        title=title,
+        kicker="Load test: comparison",
+        heading=title,
+        line=f"{pairs} pairs of runs, in turn · {sides}",
+        banners=_list_banners(comparison),
+        cards=[_card(row, title) for row in comparison.rows if row.ratio.value is not None],
+    )
+    sections = {
+        "pictures": pictures,
+        "ratios": _ratio_table(comparison),
+        "sentences": comparison.sentences,
+        "runs": _run_table(comparison),
+    }
+    return render_page("comparison.html.j2", top, sections)
+
+
+def _list_banners(comparison: Comparison) -> list[Banner]:
+    banners = []
     if not comparison.is_complete:
-        blocks.append(markup.banner("This comparison is not finished.", "The same command goes on with it."))
+        banners.append(Banner("This comparison is not finished.", "The same command goes on with it."))
     if any(run.is_late for run in comparison.runs):
-        blocks.append(
-            markup.banner("The tester was late", "in some of the runs: they measured it along with the servers.")
-        )
-    blocks.append(markup.cards([_card(row, title) for row in comparison.rows if row.ratio.value is not None]))
-    if pictures:
-        blocks.append(markup.section("Ratios and runs", markup.figures(pictures)))
-    blocks += [
-        markup.section("Figures", _table(comparison), markup.bullets(comparison.sentences)),
-        markup.section("Runs", _run_table(comparison)),
-    ]
-    return page(title, "\n".join(blocks))
+        banners.append(Banner("The tester was late", "in some of the runs: they measured it along with the servers."))
+    return banners
 
 
 def _card(row: Row, title: str) -> Card:
     return Card(f"{row.figure}, {title}", _ratio(row.ratio.value), f"{_interval(row)}: {_verdict(row)}")
 
 
-def _table(comparison: Comparison) -> str:
+def _ratio_table(comparison: Comparison) -> Table:
     columns = [
         Column("", is_text=True),
         *map(Column, (comparison.a.name, comparison.b.name, "ratio", "95 % interval", "pairs")),
@@ -101,11 +110,14 @@ def _table(comparison: Comparison) -> str:
         ]
         for row in comparison.rows
     ]
-    note = "Medians of the runs. Ratios are of the two runs of a pair; their interval holds the median ratio with at least 95 %."
-    return markup.table(f"{comparison.b.name} / {comparison.a.name}", columns, rows, note=note)
+    note = (
+        "Medians of the runs. Ratios are of the two runs of a pair; their interval holds the median ratio with at "
+        "least 95 %."
+    )
+    return Table(f"{comparison.b.name} / {comparison.a.name}", columns, [Rows("", rows)], note)
 
 
-def _run_table(comparison: Comparison) -> str:
+def _run_table(comparison: Comparison) -> Table:
     names = [row.figure for row in comparison.rows]
     columns = [
         Column("run", is_text=True),
@@ -114,9 +126,8 @@ def _run_table(comparison: Comparison) -> str:
         Column("finished"),
         Column("flaws", is_text=True),
     ]
-    return markup.table(
-        "In the order they were made", columns, [_run_row(run, comparison, names) for run in comparison.runs]
-    )
+    rows = [_run_row(run, comparison, names) for run in comparison.runs]
+    return Table("In the order they were made", columns, [Rows("", rows)])
 
 
 def _run_row(run: Run, comparison: Comparison, names: Sequence[str]) -> list[str]:
@@ -133,7 +144,7 @@ def _run_row(run: Run, comparison: Comparison, names: Sequence[str]) -> list[str
 
 
 def _ratios(comparison: Comparison, rows: Sequence[Row]) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     places = np.arange(len(rows))[::-1]
     drawn.axvline(1.0, color=MUTED.light, linewidth=1.1)
     for place, row in zip(places, rows, strict=True):
@@ -145,7 +156,7 @@ def _ratios(comparison: Comparison, rows: Sequence[Row]) -> Plot:
         )
     drawn.set_yticks(places, [row.figure for row in rows])
     drawn.set_ylim(-0.6, len(rows) - 0.4)
-    drawn.xaxis.set_major_locator(whole_steps(6))
+    drawn.xaxis.set_major_locator(make_tick_locator(6))
     drawn.set_xlabel(f"{comparison.b.name} / {comparison.a.name}")
     drawn.grid(visible=True, axis="x")
     drawn.grid(visible=False, axis="y")
@@ -158,7 +169,7 @@ def _ratios(comparison: Comparison, rows: Sequence[Row]) -> Plot:
 
 
 def _runs(comparison: Comparison, name: str) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     values_of_all = []
     for side, setting, colour, marker in (("a", comparison.a, ORANGE, "o"), ("b", comparison.b, BLUE, "D")):
         points = [
@@ -179,19 +190,20 @@ def _runs(comparison: Comparison, name: str) -> Plot:
     drawn.set_xlabel("pair")
     drawn.xaxis.set_major_locator(MaxNLocator(10, integer=True))
     drawn.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    seconds_axis(drawn, min(values_of_all), max(values_of_all))
-    legend(drawn)
+    set_seconds_axis(drawn, min(values_of_all), max(values_of_all))
+    add_legend(drawn)
     return Plot(
         f"compare_{name.lower().replace(' ', '_').replace('-', '_')}",
         f"{name}, run by run",
         figure,
         "The median of each run.",
-        f"{name} of {len(values_of_all)} runs, {duration(min(values_of_all))} to {duration(max(values_of_all))}.",
+        f"{name} of {len(values_of_all)} runs, {format_duration(min(values_of_all))} to "
+        f"{format_duration(max(values_of_all))}.",
     )
 
 
 def _value(name: str, value: float | None) -> str:
-    return _OTHER_UNITS.get(name, duration)(value)
+    return _OTHER_UNITS.get(name, format_duration)(value)
 
 
 def _ratio(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""A run's folder, read for its report. Works while only scenario and records are there: what a killed run leaves."""
+"""A run's folder, read for its report. Scenario and records are enough: a killed run leaves nothing else."""
 
 import heapq
 import json
@@ -13,7 +13,7 @@ from penstock_loadtest.errors import RecordsInvalid
 from penstock_loadtest.results.columns import Columns, read_columns
 from penstock_loadtest.results.records import Record, read_records, write_json
 from penstock_loadtest.results.series import Observed
-from penstock_loadtest.results.summary import Summary, summary_of
+from penstock_loadtest.results.summary import Summary, summarize_columns
 from penstock_loadtest.scenario import Scenario
 
 SLOWEST = 12
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Verdict(Protocol):
-    """What is shown of a ledger."""
+    """The part of a ledger that is shown."""
 
     @property
     def is_balanced(self) -> bool: ...
@@ -37,14 +37,14 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 class Server(msgspec.Struct, frozen=True):
-    """What was measured, by target.json."""
+    """The server that was measured, from target.json."""
 
     url: str
     model: str
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How the run ended, by run.json."""
+    """How the run ended, from run.json."""
 
     ended: str = ""  # ISO 8601
     is_interrupted: bool = False
@@ -68,28 +68,28 @@ class Run:
 
 
 class Slowest:
-    """Keeps the requests that waited longest for their first token, out of any number."""
+    """Collector of the SLOWEST requests that waited longest for their first token, out of any number."""
 
     def __init__(self, *, warmup_s: float) -> None:
         self._warmup_s = warmup_s
         self._heap: list[tuple[float, int, Record]] = []
-        self._seen = 0
+        self._count = 0
 
-    def watching(self, records: Iterable[Record]) -> Iterator[Record]:
-        """The same records, noted as they pass."""
+    def collect(self, records: Iterable[Record]) -> Iterator[Record]:
+        """Yield the same records, and keep the slowest of them."""
         for record in records:
             self._note(record)
             yield record
 
     def _note(self, record: Record) -> None:
-        waited = waited_s(record)
+        waited = measure_wait_s(record)
         if waited is None or record.intended_s < self._warmup_s:
             return
-        self._seen += 1
+        self._count += 1
         if len(self._heap) < SLOWEST:
-            heapq.heappush(self._heap, (waited, -self._seen, record))
+            heapq.heappush(self._heap, (waited, -self._count, record))
         elif waited > self._heap[0][0]:
-            heapq.heapreplace(self._heap, (waited, -self._seen, record))
+            heapq.heapreplace(self._heap, (waited, -self._count, record))
 
     @property
     def records(self) -> list[Record]:
@@ -97,9 +97,9 @@ class Slowest:
         return [record for _, _, record in sorted(self._heap, reverse=True)]
 
 
-def waited_s(record: Record) -> float | None:
-    """TTFT; of a request that ended without a token how long it took to end; None of one with neither, and of a whole
-    answer."""
+def measure_wait_s(record: Record) -> float | None:
+    """Seconds that a request waited: its TTFT, or how long it took to end where no token came; None for one with
+    neither, and for a whole answer."""
     if record.ttft_s is not None:
         return record.ttft_s
     is_answered = record.is_whole and record.outcome == "finished"
@@ -111,8 +111,8 @@ def read_run(folder: Path) -> Run:
     none."""
     scenario = read_json(folder / "scenario.json", Scenario)
     slowest = Slowest(warmup_s=scenario.warmup_s)
-    columns = read_columns(slowest.watching(read_records(folder / "records.jsonl")), warmup_s=scenario.warmup_s)
-    summary = summary_of(columns, scenario)
+    columns = read_columns(slowest.collect(read_records(folder / "records.jsonl")), warmup_s=scenario.warmup_s)
+    summary = summarize_columns(columns, scenario)
     if not (folder / "summary.json").exists():
         write_json(folder / "summary.json", summary)
     return Run(
@@ -148,8 +148,8 @@ def _if_there(path: Path, kind: type[T]) -> T | None:
 
 
 def read_json(path: Path, kind: type[T]) -> T:
-    """By the standard library's decoder: it reads Infinity, which a scenario's open limits are written as. Raises
-    RecordsInvalid."""
+    """A file's JSON as `kind`, by the standard library's decoder: it reads Infinity, which a scenario's open limits are
+    written as. Raises RecordsInvalid."""
     try:
         return msgspec.convert(json.loads(path.read_text(encoding="utf-8")), kind, strict=False, dec_hook=_path)
     except OSError as error:

@@ -7,10 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
-from penstock_loadtest.report import markup
 from penstock_loadtest.report.folder import read_json
-from penstock_loadtest.report.markup import Card, Column
-from penstock_loadtest.report.shell import page
+from penstock_loadtest.report.parts import Banner, Card, Column, Rows, Table, Top
+from penstock_loadtest.report.render import render_page
 from penstock_loadtest.report.style import (
     BLUE,
     GREEN,
@@ -23,31 +22,31 @@ from penstock_loadtest.report.style import (
     Colour,
     Picture,
     Plot,
-    axes,
-    counts_axis,
+    add_legend,
     drawing,
-    legend,
-    save,
-    seconds_axis,
+    new_axes,
+    save_plot,
+    set_counts_axis,
+    set_seconds_axis,
 )
-from penstock_loadtest.report.words import duration, number, share
+from penstock_loadtest.report.words import format_duration, format_number, format_share
 from penstock_loadtest.results.columns import Floats
 from penstock_loadtest.results.knee import Ladder, Step, is_held
 
 
 def write_ladder_report(folder: Path) -> Path:
-    """From ladder.json, however far the ladder got. Raises RecordsInvalid."""
+    """Write plots and report.html from ladder.json, however far the ladder got. Raises RecordsInvalid."""
     ladder = read_json(folder / "ladder.json", Ladder)
     pictures, path = folder / "plots", folder / "report.html"
     pictures.mkdir(exist_ok=True)
     with drawing():
-        drawn = [save(plot, pictures) for plot in ladder_plots(ladder)]
-    path.write_text(ladder_page(ladder, drawn), encoding="utf-8")
+        drawn = [save_plot(plot, pictures) for plot in draw_ladder_plots(ladder)]
+    path.write_text(render_ladder(ladder, drawn), encoding="utf-8")
     return path
 
 
-def ladder_plots(ladder: Ladder) -> list[Plot]:
-    """Steps in the order of their rates; those that held filled, the others hollow."""
+def draw_ladder_plots(ladder: Ladder) -> list[Plot]:
+    """The plots of a ladder: steps in the order of their rates; those that held are filled dots, the others hollow."""
     steps = sorted(ladder.steps, key=lambda step: (step.rate, step.number))
     if not steps:
         return []
@@ -75,43 +74,38 @@ def ladder_plots(ladder: Ladder) -> list[Plot]:
     return plots
 
 
-def ladder_page(ladder: Ladder, pictures: Sequence[Picture]) -> str:
+def render_ladder(ladder: Ladder, pictures: Sequence[Picture]) -> str:
+    """The page as HTML."""
     title = f"Ladder against {ladder.model}"
-    blocks = [
-        markup.header("Load test", title, f"{len(ladder.steps)} steps · {ladder.url}"),
-        *_banners(ladder),
-        markup.cards(_headline(ladder)),
-    ]
-    if pictures:
-        blocks.append(markup.section("Against the rate", markup.figures(pictures)))
-    blocks.append(markup.section("Steps", _table(ladder)))
-    return page(title, "\n".join(blocks))
+    line = f"{len(ladder.steps)} steps · {ladder.url}"
+    top = Top(title, "Load test", title, line, _list_banners(ladder), _list_cards(ladder))
+    return render_page("ladder.html.j2", top, {"pictures": pictures, "steps": _step_table(ladder)})
 
 
-def _banners(ladder: Ladder) -> list[str]:
+def _list_banners(ladder: Ladder) -> list[Banner]:
     banners = []
     late = [step.number for step in ladder.steps if step.is_late]
     if not ladder.is_complete:
-        banners.append(markup.banner("This ladder is not finished.", "The same command goes on with it."))
+        banners.append(Banner("This ladder is not finished.", "The same command goes on with it."))
     if late:
         banners.append(
-            markup.banner(
+            Banner(
                 "The tester was late",
                 f"in step {', '.join(map(str, late))}: its figures measure the tester along with the server.",
             )
         )
     if any(not step.is_balanced for step in ladder.steps):
         numbers = ", ".join(str(step.number) for step in ladder.steps if not step.is_balanced)
-        banners.append(markup.banner("The ledger does not balance", f"in step {numbers}."))
+        banners.append(Banner("The ledger does not balance", f"in step {numbers}."))
     return banners
 
 
-def _headline(ladder: Ladder) -> list[Card]:
+def _list_cards(ladder: Ladder) -> list[Card]:
     held = [step for step in ladder.steps if step.rate == ladder.knee]
     best = held[-1] if held else None
     knee = Card(
         "Knee",
-        f"{number(ladder.knee)} {ladder.unit}" if ladder.knee is not None else "none",
+        f"{format_number(ladder.knee)} {ladder.unit}" if ladder.knee is not None else "none",
         ladder.verdict,
         is_bad=ladder.knee is None,
     )
@@ -121,25 +115,25 @@ def _headline(ladder: Ladder) -> list[Card]:
         knee,
         Card(
             "Goodput there",
-            share(best.goodput),
-            f"{number(best.goodput_per_s)} good requests/s; at least {share(ladder.rules.share)} is held",
+            format_share(best.goodput),
+            f"{format_number(best.goodput_per_s)} good requests/s; at least {format_share(ladder.rules.share)} is held",
         ),
         Card(
             "TTFT there, median and p99",
-            duration(best.ttft_p50_s),
+            format_duration(best.ttft_p50_s),
             "time to first token",
-            second=f"p99 {duration(best.ttft_p99_s)}",
+            second=f"p99 {format_duration(best.ttft_p99_s)}",
         ),
         Card(
             "TPOT there, median and p99",
-            duration(best.tpot_p50_s),
+            format_duration(best.tpot_p50_s),
             "time per output token",
-            second=f"p99 {duration(best.tpot_p99_s)}",
+            second=f"p99 {format_duration(best.tpot_p99_s)}",
         ),
     ]
 
 
-def _table(ladder: Ladder) -> str:
+def _step_table(ladder: Ladder) -> Table:
     titles = (
         "rate",
         "goodput",
@@ -155,11 +149,8 @@ def _table(ladder: Ladder) -> str:
         "failed",
     )
     columns = [Column("step", is_text=True), *map(Column, titles), Column("why", is_text=True)]
-    return markup.table(
-        f"Steps by {ladder.unit}",
-        columns,
-        [_row(step, ladder) for step in sorted(ladder.steps, key=lambda step: (step.rate, step.number))],
-    )
+    steps = sorted(ladder.steps, key=lambda step: (step.rate, step.number))
+    return Table(f"Steps by {ladder.unit}", columns, [Rows("", [_row(step, ladder) for step in steps])])
 
 
 def _row(step: Step, ladder: Ladder) -> list[str]:
@@ -174,14 +165,17 @@ def _row(step: Step, ladder: Ladder) -> list[str]:
         if is_so
     ]
     rates = [
-        number(value) for value in (step.goodput_per_s, step.offered_rate, step.achieved_rate, step.output_tokens_per_s)
+        format_number(value)
+        for value in (step.goodput_per_s, step.offered_rate, step.achieved_rate, step.output_tokens_per_s)
     ]
-    latencies = [duration(value) for value in (step.ttft_p50_s, step.ttft_p99_s, step.tpot_p50_s, step.tpot_p99_s)]
+    latencies = [
+        format_duration(value) for value in (step.ttft_p50_s, step.ttft_p99_s, step.tpot_p50_s, step.tpot_p99_s)
+    ]
     counts = [f"{step.shed:,}", f"{step.failed + step.unfinished:,}"]
     return [
         f"{step.number}, {held}",
-        number(step.rate),
-        share(step.goodput),
+        format_number(step.rate),
+        format_share(step.goodput),
         *rates,
         *latencies,
         *counts,
@@ -190,21 +184,21 @@ def _row(step: Step, ladder: Ladder) -> list[str]:
 
 
 def _goodput(ladder: Ladder, steps: Sequence[Step]) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     _curve(drawn, steps, _column(steps, lambda step: step.goodput), ladder, GREEN, "goodput")
     drawn.axhline(
         ladder.rules.share,
         color=RED.light,
         linewidth=1.1,
         linestyle=(0, (4, 3)),
-        label=f"{share(ladder.rules.share)} wanted",
+        label=f"{format_share(ladder.rules.share)} wanted",
         zorder=1.5,
     )
     drawn.set_ylim(0, 1.05)
     drawn.yaxis.set_major_formatter(PercentFormatter(1.0))
     _rate_axis(drawn, ladder, steps)
-    legend(drawn)
-    alt = "; ".join(f"{share(step.goodput)} at {number(step.rate)}" for step in steps)
+    add_legend(drawn)
+    alt = "; ".join(f"{format_share(step.goodput)} at {format_number(step.rate)}" for step in steps)
     return Plot(
         "ladder_goodput",
         "Goodput",
@@ -215,7 +209,7 @@ def _goodput(ladder: Ladder, steps: Sequence[Step]) -> Plot:
 
 
 def _rates(ladder: Ladder, steps: Sequence[Step]) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     offered = _column(steps, lambda step: step.offered_rate)
     drawn.plot(
         [step.rate for step in steps], offered, color=MUTED.light, linewidth=1.1, linestyle=(0, (1, 2)), label="offered"
@@ -223,11 +217,12 @@ def _rates(ladder: Ladder, steps: Sequence[Step]) -> Plot:
     _curve(drawn, steps, _column(steps, lambda step: step.achieved_rate), ladder, BLUE, "finished")
     _curve(drawn, steps, _column(steps, lambda step: step.goodput_per_s), ladder, GREEN, "good")
     drawn.set_ylabel("requests/s")
-    counts_axis(drawn)
+    set_counts_axis(drawn)
     _rate_axis(drawn, ladder, steps)
-    legend(drawn)
+    add_legend(drawn)
     alt = "; ".join(
-        f"{number(step.achieved_rate)} finished and {number(step.goodput_per_s)} good at {number(step.rate)}"
+        f"{format_number(step.achieved_rate)} finished and {format_number(step.goodput_per_s)} good at "
+        f"{format_number(step.rate)}"
         for step in steps
     )
     return Plot(
@@ -242,15 +237,15 @@ def _rates(ladder: Ladder, steps: Sequence[Step]) -> Plot:
 def _latencies(
     name: str, title: str, ladder: Ladder, steps: Sequence[Step], figures: list[tuple[str, Colour, Floats]]
 ) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     for label, colour, values in figures:
         _curve(drawn, steps, values, ladder, colour, label)
     values = np.concatenate([values for _, _, values in figures])
-    seconds_axis(drawn, float(np.nanmin(values)), float(np.nanmax(values)))
+    set_seconds_axis(drawn, float(np.nanmin(values)), float(np.nanmax(values)))
     _rate_axis(drawn, ladder, steps)
-    legend(drawn)
+    add_legend(drawn)
     alt = "; ".join(
-        f"{duration(p50)} and {duration(p99)} at {number(step.rate)}"
+        f"{format_duration(p50)} and {format_duration(p99)} at {format_number(step.rate)}"
         for step, p50, p99 in zip(steps, figures[0][2], figures[1][2], strict=True)
     )
     return Plot(name, title, figure, "Median and p99 of each step.", f"{title} p50 and p99 by {ladder.unit}: {alt}.")
@@ -277,7 +272,7 @@ def _rate_axis(drawn: Axes, ladder: Ladder, steps: Sequence[Step]) -> None:
     if ladder.knee is not None:
         drawn.axvline(ladder.knee, color=INK.light, linewidth=1.0, zorder=1.2)
         drawn.annotate(
-            f"knee {number(ladder.knee)}",
+            f"knee {format_number(ladder.knee)}",
             (ladder.knee, 0.04),
             xycoords=("data", "axes fraction"),
             xytext=(4, 0),

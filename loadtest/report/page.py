@@ -4,20 +4,19 @@ from pathlib import Path
 from shlex import quote
 from typing import NamedTuple
 
-from penstock_loadtest.report import markup
 from penstock_loadtest.report.comparison import write_comparison_report
-from penstock_loadtest.report.folder import Ending, Run, Verdict, read_run, waited_s
-from penstock_loadtest.report.glossary import terms
+from penstock_loadtest.report.folder import Ending, Run, Verdict, measure_wait_s, read_run
+from penstock_loadtest.report.glossary import define_terms
 from penstock_loadtest.report.ladder import write_ladder_report
-from penstock_loadtest.report.markup import Card, Column, Rows
-from penstock_loadtest.report.plots import run_plots
-from penstock_loadtest.report.rerun import scenario_yaml
-from penstock_loadtest.report.shell import page
-from penstock_loadtest.report.style import Picture, drawing, save
-from penstock_loadtest.report.table import late_sentence
-from penstock_loadtest.report.words import NONE, duration, number, share
+from penstock_loadtest.report.parts import Banner, Card, Column, Rows, Table, Top
+from penstock_loadtest.report.plots import draw_run_plots
+from penstock_loadtest.report.render import render_page
+from penstock_loadtest.report.rerun import dump_scenario
+from penstock_loadtest.report.style import Picture, drawing, save_plot
+from penstock_loadtest.report.table import describe_lateness
+from penstock_loadtest.report.words import NONE, format_duration, format_number, format_share
 from penstock_loadtest.results.records import Record
-from penstock_loadtest.results.series import replicas, series
+from penstock_loadtest.results.series import collect_replicas, compute_series
 from penstock_loadtest.results.summary import Distribution, Goodput, Group, Summary
 
 MAX_GROUPS = 30
@@ -44,112 +43,118 @@ def write_run_report(folder: Path) -> Path:
     pictures.mkdir(exist_ok=True)
     path = folder / "report.html"
     with drawing():
-        over_time = series(run.columns, run.scenario.targets)
-        plots = run_plots(
-            run.columns, over_time, replicas(run.observed), run.summary.groups.tenant, run.scenario.targets
+        over_time = compute_series(run.columns, run.scenario.targets)
+        plots = draw_run_plots(
+            run.columns, over_time, collect_replicas(run.observed), run.summary.groups.tenant, run.scenario.targets
         )
-        drawn = Pictures(*([save(plot, pictures) for plot in part] for part in plots))
-    path.write_text(run_page(run, drawn), encoding="utf-8")
+        drawn = Pictures(*([save_plot(plot, pictures) for plot in part] for part in plots))
+    path.write_text(render_run(run, drawn), encoding="utf-8")
     return path
 
 
-def run_page(run: Run, pictures: Pictures) -> str:
+def render_run(run: Run, pictures: Pictures) -> str:
+    """The page as HTML."""
     summary = run.summary
-    blocks = [_header(run), *_banners(run), markup.cards(_headline(run))]
-    for title, part in (
-        ("Over time", pictures.over_time),
-        ("Distributions", pictures.distributions),
-        ("Tenants", pictures.tenants),
-    ):
-        if part:
-            blocks.append(markup.section(title, markup.figures(part)))
-    blocks += [
-        markup.section(
-            "Figures", _latency_table(summary), _outcome_table(summary), markup.bullets(_facts(summary, run.ending))
-        ),
-        *_group_sections(summary),
-        *_error_section(summary),
-        *_slowest_section(run.slowest),
-        markup.section(
-            "Ledger",
-            markup.bullets(run.verdict.sentences)
-            if run.verdict
-            else markup.paragraph("Not checked: the run did not get that far."),
-        ),
-        _scenario_section(run),
-        markup.section("What the figures mean", markup.definitions(terms(run.scenario.targets))),
-    ]
-    return page(f"{run.scenario.name}: load test", "\n".join(blocks))
+    server = f"--url {quote(run.server.url)} --model {quote(run.server.model)}" if run.server else "--url URL"
+    top = Top(
+        title=f"{run.scenario.name}: load test",
+        kicker="Load test",
+        heading=run.scenario.name,
+        line=_describe_run(run),
+        banners=_list_banners(run),
+        cards=_list_cards(run),
+    )
+    sections = {
+        "plots": [
+            ("Over time", pictures.over_time),
+            ("Distributions", pictures.distributions),
+            ("Tenants", pictures.tenants),
+        ],
+        "latencies": _latency_table(summary),
+        "outcomes": _outcome_table(summary),
+        "facts": _list_facts(summary, run.ending),
+        "groups": _group_table(summary),
+        "errors": _error_table(summary),
+        "slowest": _slowest_table(run.slowest),
+        "verdict": run.verdict,
+        "run_command": f"penstock-loadtest run scenario.yaml {server}",
+        "scenario": dump_scenario(run.scenario),
+        "report_command": f"penstock-loadtest report {quote(run.name)}",
+        "terms": define_terms(run.scenario.targets),
+    }
+    return render_page("run.html.j2", top, sections)
 
 
-def _header(run: Run) -> str:
+def _describe_run(run: Run) -> str:
+    """The line below the heading: requests, load, length, server, end and folder."""
     summary, scenario = run.summary, run.scenario
     load = (
         f"closed loop of {scenario.concurrency}"
         if scenario.loop == "closed"
-        else f"{number(summary.offered_rate)} requests/s offered, open loop"
+        else f"{format_number(summary.offered_rate)} requests/s offered, open loop"
     )
     server = f" · {run.server.model} at {run.server.url}" if run.server else ""
     ended = f" · {run.ending.ended.replace('T', ' ').replace('+00:00', ' UTC')}" if run.ending else ""
     warmup = f", {summary.warmup_requests:,} more to warm up" if summary.warmup_requests else ""
-    line = f"{_plural(summary.requests, 'request')}{warmup} · {load} · {duration(summary.span_s)}{server}{ended} · {run.name}"
-    return markup.header("Load test", scenario.name, line)
+    requests = f"{_count_of(summary.requests, 'request')}{warmup}"
+    return f"{requests} · {load} · {format_duration(summary.span_s)}{server}{ended} · {run.name}"
 
 
-def _banners(run: Run) -> list[str]:
-    summary, banners = run.summary, []
+def _list_banners(run: Run) -> list[Banner]:
+    summary, banners = run.summary, list[Banner]()
     if summary.lateness.is_late:
-        banners.append(markup.banner("The tester was late.", late_sentence(summary)))
+        banners.append(Banner("The tester was late.", describe_lateness(summary)))
     if run.ending is None:
         banners.append(
-            markup.banner(
+            Banner(
                 "This run was killed.",
                 "The figures are of the requests that were on disk by then; the ledger was not checked.",
             )
         )
     elif run.ending.is_interrupted:
         banners.append(
-            markup.banner(
+            Banner(
                 "This run was interrupted.", "Requests in flight were cut; they are unfinished, and count as missed."
             )
         )
     if run.ending and run.ending.plan_error:
-        banners.append(markup.banner("The load broke off.", run.ending.plan_error))
+        banners.append(Banner("The load broke off.", run.ending.plan_error))
     if run.verdict and not run.verdict.is_balanced:
         banners.append(
-            markup.banner(
-                "The ledger does not balance.", run.verdict.sentences[1] if len(run.verdict.sentences) > 1 else ""
-            )
+            Banner("The ledger does not balance.", run.verdict.sentences[1] if len(run.verdict.sentences) > 1 else "")
         )
     if not summary.requests:
-        banners.append(
-            markup.banner("No requests.", "Nothing was measured: no request was intended after the warm-up.")
-        )
+        banners.append(Banner("No requests.", "Nothing was measured: no request was intended after the warm-up."))
     elif not summary.outcomes.finished:
         banners.append(
-            markup.banner("No request finished.", "Latencies below, if any, are of requests that ended in another way.")
+            Banner("No request finished.", "Latencies below, if any, are of requests that ended in another way.")
         )
     return banners
 
 
-def _headline(run: Run) -> list[Card]:
+def _list_cards(run: Run) -> list[Card]:
     summary, targets = run.summary, run.scenario.targets
     ended, good = summary.outcomes, summary.goodput
     errors = ended.failed + ended.shed + ended.unfinished
     return [
         Card(
             "Goodput",
-            share(good.share),
-            f"{number(good.per_s)} requests/s with TTFT ≤ {duration(targets.ttft_s)}, TPOT ≤ {duration(targets.tpot_s)}",
+            format_share(good.share),
+            f"{format_number(good.per_s)} requests/s with TTFT ≤ {format_duration(targets.ttft_s)}, TPOT ≤ "
+            f"{format_duration(targets.tpot_s)}",
             is_bad=good.share is not None and good.share < 0.9,
         ),
         *_latency_cards(summary),
         Card(
             "Throughput",
-            f"{number(summary.output_tokens_per_s)} tokens/s",
-            f"and {number(summary.prompt_tokens_per_s)} prompt tokens/s",
+            f"{format_number(summary.output_tokens_per_s)} tokens/s",
+            f"and {format_number(summary.prompt_tokens_per_s)} prompt tokens/s",
         ),
-        Card("Finished", f"{number(summary.achieved_rate)} /s", f"of {number(summary.offered_rate)} /s offered"),
+        Card(
+            "Finished",
+            f"{format_number(summary.achieved_rate)} /s",
+            f"of {format_number(summary.offered_rate)} /s offered",
+        ),
         Card(
             "Errors",
             f"{errors:,}",
@@ -158,16 +163,16 @@ def _headline(run: Run) -> list[Card]:
         ),
         Card(
             "Lateness, p99",
-            duration(summary.lateness.p99_s),
-            f"at most {duration(summary.lateness.max_s)}",
+            format_duration(summary.lateness.p99_s),
+            f"at most {format_duration(summary.lateness.max_s)}",
             is_bad=summary.lateness.is_late,
         ),
-        Card("Ledger", *_verdict(run.verdict)),
+        Card("Ledger", *_describe_verdict(run.verdict)),
     ]
 
 
 def _latency_cards(summary: Summary) -> list[Card]:
-    """Where nothing was streamed, the whole answers' time stands for both."""
+    """Cards of TTFT and TPOT; where nothing was streamed, the time of the whole answers in place of both."""
     if not summary.ttft_s.count and summary.e2e_s.count:
         return [_latency_card("End to end", "whole answers: nothing was streamed", summary.e2e_s)]
     return [
@@ -177,10 +182,12 @@ def _latency_cards(summary: Summary) -> list[Card]:
 
 
 def _latency_card(name: str, meaning: str, found: Distribution) -> Card:
-    return Card(f"{name}, median and p99", duration(found.p50), meaning, second=f"p99 {duration(found.p99)}")
+    return Card(
+        f"{name}, median and p99", format_duration(found.p50), meaning, second=f"p99 {format_duration(found.p99)}"
+    )
 
 
-def _verdict(verdict: Verdict | None) -> tuple[str, str, bool]:
+def _describe_verdict(verdict: Verdict | None) -> tuple[str, str, bool]:
     if verdict is None:
         return "Not checked", "the run did not get that far", False
     return (
@@ -190,12 +197,12 @@ def _verdict(verdict: Verdict | None) -> tuple[str, str, bool]:
     )
 
 
-def _latency_table(summary: Summary) -> str:
+def _latency_table(summary: Summary) -> Table:
     columns = [Column("", is_text=True), *(Column(title) for title in ("mean", "p50", "p90", "p99", "max", "of"))]
     rows = [
         [
             name,
-            *(duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)),
+            *(format_duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)),
             _counted(found, unit),
         ]
         for name, found, unit in (
@@ -205,10 +212,10 @@ def _latency_table(summary: Summary) -> str:
             ("End to end", summary.e2e_s, "request"),
         )
     ]
-    return markup.table("Latencies", columns, rows)
+    return Table("Latencies", columns, [Rows("", rows)])
 
 
-def _outcome_table(summary: Summary) -> str:
+def _outcome_table(summary: Summary) -> Table:
     ended, good = summary.outcomes, summary.goodput
     columns = [Column("", is_text=True), Column("requests"), Column("share"), Column("what it means", is_text=True)]
     missed = good.misses
@@ -225,34 +232,38 @@ def _outcome_table(summary: Summary) -> str:
             f"left out of goodput; {ended.cancelled:,} were cancelled in all",
         ),
     ]
-    return markup.table(
-        "What became of the requests",
-        columns,
-        [[name, f"{n:,}", _part(n, summary.requests), what] for name, n, what in rows],
-    )
+    cells = [[name, f"{n:,}", _part(n, summary.requests), what] for name, n, what in rows]
+    return Table("What became of the requests", columns, [Rows("", cells)])
 
 
-def _facts(summary: Summary, ending: Ending | None) -> list[str]:
+def _list_facts(summary: Summary, ending: Ending | None) -> list[str]:
     sources = summary.token_sources
-    counted = f"{sources.ids:,} verified by their ids, {sources.usage:,} by the server's usage, {sources.chunks:,} as one a chunk"
+    counted = (
+        f"{sources.ids:,} verified by their ids, {sources.usage:,} by the server's usage, {sources.chunks:,} as one a "
+        "chunk"
+    )
     facts = [f"{summary.output_tokens:,} output tokens: {counted}."]
     if summary.hit_rate is not None:
-        facts.append(f"Prefix hit rate {share(summary.hit_rate)} of {summary.prompt_tokens:,} prompt tokens.")
+        facts.append(f"Prefix hit rate {format_share(summary.hit_rate)} of {summary.prompt_tokens:,} prompt tokens.")
     if summary.shared_chunk_share:
         facts.append(
-            f"{share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is the chunk's."
+            f"{format_share(summary.shared_chunk_share)} of the tokens came with others in one chunk: their time is "
+            "the chunk's."
         )
     if ending and ending.turns_not_sent:
         facts.append(
-            f"{_plural(ending.turns_not_sent, 'later turn')} of conversations never left: one before them did not finish, or the run ended first."
+            f"{_count_of(ending.turns_not_sent, 'later turn')} of conversations never left: one before them did not "
+            "finish, or the run ended first."
         )
     facts.append(
-        f"Lateness: p50 {duration(summary.lateness.p50_s)}, p99 {duration(summary.lateness.p99_s)}, max {duration(summary.lateness.max_s)}."
+        f"Lateness: p50 {format_duration(summary.lateness.p50_s)}, p99 {format_duration(summary.lateness.p99_s)}, max "
+        f"{format_duration(summary.lateness.max_s)}."
     )
     return facts
 
 
-def _group_sections(summary: Summary) -> list[str]:
+def _group_table(summary: Summary) -> Table | None:
+    """The figures by tenant, kind, model, endpoint, tier and replica; None where no grouping has two groups."""
     groups = summary.groups
     named = (
         ("Tenants", groups.tenant),
@@ -270,19 +281,11 @@ def _group_sections(summary: Summary) -> list[str]:
     parts = [Rows(title, [_group_row(group) for group in found[:MAX_GROUPS]]) for title, found in shown]
     left = [f"{len(found) - MAX_GROUPS:,} more {title.lower()}" for title, found in shown if len(found) > MAX_GROUPS]
     note = f"In summary.json: {', '.join(left)}." if left else ""
-    return (
-        [
-            markup.section(
-                "By group", markup.grouped_table("Main figures of each group", _group_columns(), parts, note=note)
-            )
-        ]
-        if parts
-        else []
-    )
+    return Table("Main figures of each group", _group_columns(), parts, note) if parts else None
 
 
 def _are_same(some: list[Group], others: list[Group]) -> bool:
-    """The same requests under other names: a table that would only repeat figures."""
+    """Whether two groupings hold the same requests under other names, so that a second table would repeat figures."""
     return [(group.requests, group.ttft_s) for group in some] == [(group.requests, group.ttft_s) for group in others]
 
 
@@ -308,15 +311,15 @@ def _group_row(group: Group) -> list[str]:
         group.name or "not said",
         f"{group.requests:,}",
         f"{group.outcomes.finished:,}",
-        share(group.goodput.share),
-        number(group.goodput.per_s),
+        format_share(group.goodput.share),
+        format_number(group.goodput.per_s),
         _commonest_miss(group.goodput),
-        duration(group.ttft_s.p50),
-        duration(group.ttft_s.p99),
-        duration(group.tpot_s.p50),
-        duration(group.tpot_s.p99),
-        number(group.output_tokens_per_s),
-        share(group.hit_rate),
+        format_duration(group.ttft_s.p50),
+        format_duration(group.ttft_s.p99),
+        format_duration(group.tpot_s.p50),
+        format_duration(group.tpot_s.p99),
+        format_number(group.output_tokens_per_s),
+        format_share(group.hit_rate),
     ]
 
 
@@ -332,9 +335,9 @@ def _commonest_miss(good: Goodput) -> str:
     return f"{cause} ({misses[cause]:,})" if misses[cause] else NONE
 
 
-def _error_section(summary: Summary) -> list[str]:
+def _error_table(summary: Summary) -> Table | None:
     if not summary.errors:
-        return []
+        return None
     columns = [
         Column("what happened", is_text=True),
         Column("status"),
@@ -342,17 +345,14 @@ def _error_section(summary: Summary) -> list[str]:
         Column("requests"),
     ]
     rows = [[error.sentence, str(error.status or NONE), error.outcome, f"{error.count:,}"] for error in summary.errors]
-    note = (
-        f"{_plural(summary.other_errors, 'request')} with other errors: see records.jsonl."
-        if summary.other_errors
-        else ""
-    )
-    return [markup.section("Errors", markup.table("Errors by what they said", columns, rows, note=note))]
+    others = _count_of(summary.other_errors, "request")
+    note = f"{others} with other errors: see records.jsonl." if summary.other_errors else ""
+    return Table("Errors by what they said", columns, [Rows("", rows)], note)
 
 
-def _slowest_section(slowest: list[Record]) -> list[str]:
+def _slowest_table(slowest: list[Record]) -> Table | None:
     if not slowest:
-        return []
+        return None
     columns = [
         Column("request", is_text=True),
         Column("TTFT"),
@@ -368,25 +368,21 @@ def _slowest_section(slowest: list[Record]) -> list[str]:
         Column("replica", is_text=True),
     ]
     note = "By the wait for the first token; “none” is followed by how long it took to end."
-    return [
-        markup.section(
-            "Slowest requests",
-            markup.table(
-                "The longest waits for a first token", columns, [_slow_row(record) for record in slowest], note=note
-            ),
-        )
-    ]
+    rows = [_slow_row(record) for record in slowest]
+    return Table("The longest waits for a first token", columns, [Rows("", rows)], note)
 
 
 def _slow_row(record: Record) -> list[str]:
     return [
         record.request_id or f"no. {record.index}",
-        duration(record.ttft_s) if record.ttft_s is not None else f"none, {duration(waited_s(record))}",
-        duration(record.predicted_ttft_s),
-        duration(record.tpot_s),
+        format_duration(record.ttft_s)
+        if record.ttft_s is not None
+        else f"none, {format_duration(measure_wait_s(record))}",
+        format_duration(record.predicted_ttft_s),
+        format_duration(record.tpot_s),
         f"{record.intended_s:,.1f}\N{NO-BREAK SPACE}s",
-        number(record.prompt_tokens),
-        number(record.cached_tokens),
+        format_number(record.prompt_tokens),
+        format_number(record.cached_tokens),
         f"{record.tokens:,}",
         record.outcome,
         record.tenant,
@@ -395,25 +391,13 @@ def _slow_row(record: Record) -> list[str]:
     ]
 
 
-def _scenario_section(run: Run) -> str:
-    server = f"--url {quote(run.server.url)} --model {quote(run.server.model)}" if run.server else "--url URL"
-    return markup.section(
-        "How to run it again",
-        markup.paragraph("Save the scenario as scenario.yaml (what is not in it is at its default), then:"),
-        markup.code(f"penstock-loadtest run scenario.yaml {server}", "Command"),
-        markup.code(scenario_yaml(run.scenario), "Scenario"),
-        markup.paragraph("To make this page again from its records:"),
-        markup.code(f"penstock-loadtest report {quote(run.name)}", "Command"),
-    )
-
-
 def _counted(found: Distribution, unit: str) -> str:
-    return _plural(found.count, unit)
+    return _count_of(found.count, unit)
 
 
 def _part(count: int, whole: int) -> str:
-    return share(count / whole) if whole else NONE
+    return format_share(count / whole) if whole else NONE
 
 
-def _plural(count: int, unit: str) -> str:
+def _count_of(count: int, unit: str) -> str:
     return f"{count:,} {unit}" if count == 1 else f"{count:,} {unit}s"

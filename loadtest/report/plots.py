@@ -22,13 +22,13 @@ from penstock_loadtest.report.style import (
     SKY,
     Colour,
     Plot,
-    axes,
-    counts_axis,
-    legend,
-    seconds_axis,
+    add_legend,
+    new_axes,
+    set_counts_axis,
+    set_seconds_axis,
 )
-from penstock_loadtest.report.words import duration, number, share
-from penstock_loadtest.results.columns import Columns, Floats, Sample, token_gaps
+from penstock_loadtest.report.words import format_duration, format_number, format_share
+from penstock_loadtest.results.columns import Columns, Floats, Sample, measure_token_gaps
 from penstock_loadtest.results.records import Outcome
 from penstock_loadtest.results.series import Percentiles, Replicas, Series
 from penstock_loadtest.results.summary import Group
@@ -54,7 +54,7 @@ class Plots(NamedTuple):
     tenants: list[Plot]
 
 
-def run_plots(
+def draw_run_plots(
     columns: Columns, over_time: Series | None, replicas: Replicas | None, tenants: list[Group], targets: Targets
 ) -> Plots:
     return Plots(
@@ -88,7 +88,7 @@ def _latencies_over_time(found: Series, targets: Targets) -> Iterator[Plot]:
 def _percentiles_over_time(
     name: str, word: str, what: str, values: Percentiles, target_s: float, found: Series
 ) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     scale = _time_axis(drawn, found.edges_s)
     at = found.middle_s / scale
     drawn.fill_between(at, values.p50, values.p99, color=SKY.light, alpha=0.22, linewidth=0)
@@ -103,41 +103,43 @@ def _percentiles_over_time(
         _target_line(drawn.axhline, target_s)
         highest = max(highest, target_s)
     else:
-        drawn.plot([], [], linestyle="", label=f"target {duration(target_s)}, far above")
-    seconds_axis(drawn, _least(values.p50), highest)
-    legend(drawn)
+        drawn.plot([], [], linestyle="", label=f"target {format_duration(target_s)}, far above")
+    set_seconds_axis(drawn, _least(values.p50), highest)
+    add_legend(drawn)
     over = np.nansum(values.p99 > target_s)
     return Plot(
         name,
         f"{word} over time",
         figure,
-        f"{what.capitalize()}, by intended time in windows of {duration(found.width_s)}: half, 9 in 10 and 99 in 100 requests were below the lines.",
-        f"{word} over time: p50 between {_range(values.p50)}, p99 between {_range(values.p99)}; p99 over the target of {duration(target_s)} in {over} of "
-        f"{len(at)} windows.",
+        f"{what.capitalize()}, by intended time in windows of {format_duration(found.width_s)}: half, 9 in 10 and 99 "
+        "in 100 requests were below the lines.",
+        f"{word} over time: p50 between {_range(values.p50)}, p99 between {_range(values.p99)}; p99 over the target "
+        f"of {format_duration(target_s)} in {over} of {len(at)} windows.",
     )
 
 
 def _load_over_time(found: Series) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     scale = _time_axis(drawn, found.edges_s)
     drawn.stairs(found.offered_per_s, found.edges_s / scale, fill=True, color=GREY.light, alpha=0.5, label="offered")
     drawn.stairs(found.good_per_s, found.edges_s / scale, fill=True, color=GREEN.light, alpha=0.75, label="of it good")
     _line(drawn, found.middle_s / scale, found.finished_per_s, NAVY, label="finished")
     drawn.set_ylabel("requests/s")
-    counts_axis(drawn)
-    legend(drawn)
+    set_counts_axis(drawn)
+    add_legend(drawn)
     return Plot(
         "load_over_time",
         "Offered load, throughput and goodput",
         figure,
-        "Offered and good by intended time, finished by the time of the end. Grey above green: load that missed its targets or was cancelled.",
-        f"Requests a second over time: offered {_range(found.offered_per_s, number)}, finished {_range(found.finished_per_s, number)}, "
-        f"good {_range(found.good_per_s, number)}.",
+        "Offered and good by intended time, finished by the time of the end. Grey above green: load that missed its "
+        "targets or was cancelled.",
+        f"Requests a second over time: offered {_range(found.offered_per_s, format_number)}, finished "
+        f"{_range(found.finished_per_s, format_number)}, good {_range(found.good_per_s, format_number)}.",
     )
 
 
 def _outcomes_over_time(found: Series) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     scale = _time_axis(drawn, found.edges_s)
     bottom = np.zeros(len(found.middle_s))
     for outcome, count in found.outcomes.items():
@@ -148,60 +150,60 @@ def _outcomes_over_time(found: Series) -> Plot:
             top, found.edges_s / scale, baseline=bottom, fill=True, color=OUTCOME_COLOURS[outcome].light, label=outcome
         )
         bottom = top
-    drawn.set_ylabel(f"requests / {duration(found.width_s)}")
-    counts_axis(drawn, is_whole=True)
-    legend(drawn)
+    drawn.set_ylabel(f"requests / {format_duration(found.width_s)}")
+    set_counts_axis(drawn, is_whole=True)
+    add_legend(drawn)
     totals = ", ".join(f"{int(count.sum())} {outcome}" for outcome, count in found.outcomes.items() if count.any())
-    caption = f"By intended time, in windows of {duration(found.width_s)}."
+    caption = f"By intended time, in windows of {format_duration(found.width_s)}."
     return Plot("outcomes_over_time", "How requests ended", figure, caption, f"Outcomes over time: {totals}.")
 
 
 def _tokens_over_time(found: Series) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     scale = _time_axis(drawn, found.edges_s)
     drawn.fill_between(found.middle_s / scale, found.output_tokens_per_s, color=BLUE.light, alpha=0.12, linewidth=0)
     _line(drawn, found.middle_s / scale, found.output_tokens_per_s, BLUE)
     drawn.set_ylabel("tokens/s")
-    counts_axis(drawn)
+    set_counts_axis(drawn)
     return Plot(
         "tokens_over_time",
         "Output tokens",
         figure,
         "Tokens by the time they came, of all requests.",
-        f"Output tokens a second over time: {_range(found.output_tokens_per_s, number)}.",
+        f"Output tokens a second over time: {_range(found.output_tokens_per_s, format_number)}.",
     )
 
 
 def _in_flight_over_time(found: Series) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     scale = _time_axis(drawn, found.edges_s)
     drawn.stairs(found.in_flight, found.edges_s / scale, color=PURPLE.light, linewidth=1.6)
     drawn.stairs(found.in_flight, found.edges_s / scale, fill=True, color=PURPLE.light, alpha=0.12)
     drawn.set_ylabel("requests")
-    counts_axis(drawn, is_whole=True)
+    set_counts_axis(drawn, is_whole=True)
     return Plot(
         "in_flight_over_time",
         "Requests in flight",
         figure,
         "The most that were sent and had not ended. A line that climbs all the way says that the server can't keep up.",
-        f"Requests in flight over time: {_range(found.in_flight, number)} at once.",
+        f"Requests in flight over time: {_range(found.in_flight, format_number)} at once.",
     )
 
 
 def _replicas_over_time(found: Replicas) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     scale = _time_axis(drawn, found.at_s)
     for i, (name, count) in enumerate(found.counts.items()):
         drawn.step(
             found.at_s / scale, count, where="post", color=LINES[i % len(LINES)].light, label=name, linewidth=2.0
         )
     drawn.set_ylabel("ready replicas")
-    counts_axis(drawn, is_whole=True)
+    set_counts_axis(drawn, is_whole=True)
     if len(found.counts) <= 4:
-        legend(drawn)
+        add_legend(drawn)
     else:
         drawn.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    counts = "; ".join(f"{name} {_range(count, number)}" for name, count in found.counts.items())
+    counts = "; ".join(f"{name} {_range(count, format_number)}" for name, count in found.counts.items())
     return Plot(
         "replicas_over_time",
         "Replicas",
@@ -215,7 +217,7 @@ def _distributions(columns: Columns, targets: Targets) -> Iterator[Plot]:
     for name, title, what, sample, target_s in (
         ("ttft_cdf", "TTFT", "requests", Sample(columns.ttft_s), targets.ttft_s),
         ("tpot_cdf", "TPOT", "requests", Sample(columns.tpot_s), targets.tpot_s),
-        ("inter_token_cdf", "Time between tokens", "gaps", token_gaps(columns), None),
+        ("inter_token_cdf", "Time between tokens", "gaps", measure_token_gaps(columns), None),
         ("e2e_cdf", "End to end", "finished requests", Sample(columns.e2e_s), None),
     ):
         if len(sample):
@@ -223,7 +225,7 @@ def _distributions(columns: Columns, targets: Targets) -> Iterator[Plot]:
 
 
 def _distribution(name: str, title: str, what: str, sample: Sample, target_s: float | None) -> Plot:
-    figure, drawn = axes()
+    figure, drawn = new_axes()
     values = sample.quantiles(_SHARES)
     p50, p90, p99 = sample.quantiles(np.array([0.5, 0.9, 0.99]))
     low, high = _least(values), max(float(values[-1]), target_s or 0.0)
@@ -233,13 +235,16 @@ def _distribution(name: str, title: str, what: str, sample: Sample, target_s: fl
         drawn.plot([max(value, low) if is_log else value], [level], "o", color=NAVY.light, markersize=4, zorder=4)
     if target_s is not None:
         _target_line(drawn.axvline, target_s)
-    seconds_axis(drawn, low, high, is_x=True)
+    set_seconds_axis(drawn, low, high, is_x=True)
     drawn.grid(visible=True, axis="x")
     drawn.set_ylim(0, 1.03)
     drawn.yaxis.set_major_formatter(PercentFormatter(1.0))
     drawn.yaxis.set_major_locator(MultipleLocator(0.25))
     drawn.set_ylabel(f"of {len(sample):,} {what}")
-    figures = f"p50 {duration(p50)}, p90 {duration(p90)}, p99 {duration(p99)}, max {duration(sample.max)}"
+    figures = (
+        f"p50 {format_duration(p50)}, p90 {format_duration(p90)}, p99 {format_duration(p99)}, max "
+        f"{format_duration(sample.max)}"
+    )
     return Plot(
         name, title, figure, f"{figures}. Dots: p50, p90, p99.", f"Cumulative distribution of {title}: {figures}."
     )
@@ -262,16 +267,18 @@ def _tenants_bars(
     name: str, title: str, caption: str, tenants: list[Group], values: list[float], colour: Colour
 ) -> Plot:
     shown, values = tenants[:MAX_TENANTS][::-1], values[:MAX_TENANTS][::-1]
-    figure, drawn = axes(height_in=_bars_height_in(shown))
+    figure, drawn = new_axes(height_in=_bars_height_in(shown))
     drawn.barh(range(len(shown)), values, color=colour.light, height=0.62, tick_label=_names(shown))
     for place, value in enumerate(values):
-        drawn.text(value + 0.01, place, share(value), va="center", color=MUTED.light, fontsize=8)
+        drawn.text(value + 0.01, place, format_share(value), va="center", color=MUTED.light, fontsize=8)
     drawn.set_xlim(0, 1.12)
     drawn.xaxis.set_major_formatter(PercentFormatter(1.0))
     drawn.xaxis.set_major_locator(MultipleLocator(0.25))
     drawn.grid(visible=False, axis="y")
     drawn.tick_params(axis="y", labelcolor=INK.light)
-    alt = ", ".join(f"{group.name} {share(value)}" for group, value in zip(shown[::-1], values[::-1], strict=True))
+    alt = ", ".join(
+        f"{group.name} {format_share(value)}" for group, value in zip(shown[::-1], values[::-1], strict=True)
+    )
     return Plot(name, title, figure, _of_most(tenants, caption), f"{title} by tenant: {alt}.")
 
 
@@ -285,7 +292,7 @@ def _tenants_latency(tenants: list[Group], targets: Targets) -> Iterator[Plot]:
         ]
         if not rows:
             continue
-        figure, drawn = axes(height_in=_bars_height_in([group for group, _ in rows]))
+        figure, drawn = new_axes(height_in=_bars_height_in([group for group, _ in rows]))
         places = np.arange(len(rows))
         p50, p99 = (
             np.array([getattr(found, share) for _, found in rows], dtype=np.float64) for share in ("p50", "p99")
@@ -296,13 +303,14 @@ def _tenants_latency(tenants: list[Group], targets: Targets) -> Iterator[Plot]:
         drawn.set_yticks(places, _names([group for group, _ in rows]))
         drawn.set_ylim(-0.6, len(rows) - 0.4)
         _target_line(drawn.axvline, target_s)
-        seconds_axis(drawn, _least(p50), max(float(p99.max()), target_s), is_x=True)
+        set_seconds_axis(drawn, _least(p50), max(float(p99.max()), target_s), is_x=True)
         drawn.grid(visible=True, axis="x")
         drawn.grid(visible=False, axis="y")
         drawn.tick_params(axis="y", labelcolor=INK.light)
-        legend(drawn)
+        add_legend(drawn)
         alt = ", ".join(
-            f"{group.name} p50 {duration(found.p50)}, p99 {duration(found.p99)}" for group, found in rows[::-1]
+            f"{group.name} p50 {format_duration(found.p50)}, p99 {format_duration(found.p99)}"
+            for group, found in rows[::-1]
         )
         yield Plot(
             name,
@@ -334,24 +342,25 @@ def _target_line(draw: Callable[..., object], target_s: float) -> None:
         color=RED.light,
         linewidth=1.1,
         linestyle=(0, (4, 3)),
-        label=f"target {duration(target_s)}",
+        label=f"target {format_duration(target_s)}",
         zorder=1.5,
     )
 
 
 def _line(drawn: Axes, at: Floats, values: Floats, colour: Colour, *, label: str = "", width: float = 1.6) -> None:
-    """Few values get markers, and so are seen without a neighbour to draw a line to."""
+    """Draw a line; few values get markers, so that one without a neighbour is visible."""
     marker = "o" if np.isfinite(values).sum() <= 24 else ""
     drawn.plot(at, values, color=colour.light, label=label, linewidth=width, marker=marker, markersize=3.5)
 
 
 def _least(values: Floats) -> float:
-    """The smallest above zero, but not below a thousandth of the largest: what a logarithmic axis may begin at."""
+    """The value at which a logarithmic axis may begin: the smallest above zero, but not below 1/10,000 of the
+    largest."""
     above = values[values > 0]
     return max(float(above.min()), float(above.max()) / 10_000) if len(above) else 0.0
 
 
-def _range(values: Floats, word: Callable[[float], str] = duration) -> str:
+def _range(values: Floats, word: Callable[[float], str] = format_duration) -> str:
     return f"{word(float(np.nanmin(values)))} to {word(float(np.nanmax(values)))}"
 
 

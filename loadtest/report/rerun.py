@@ -1,4 +1,4 @@
-"""A run's scenario as the YAML that makes it again: only what is not the default, so that a reader sees what
+"""A run's scenario as the YAML that makes it again: only what is not the default, so that a reader finds what
 matters."""
 
 from pathlib import Path
@@ -9,13 +9,13 @@ import yaml
 from penstock_loadtest.scenario import Scenario
 
 
-def scenario_yaml(scenario: Scenario) -> str:
-    """`load_scenario` reads it back as the same scenario."""
+def dump_scenario(scenario: Scenario) -> str:
+    """The scenario as YAML; `load_scenario` reads it back as the same scenario."""
     return yaml.safe_dump(_changed(scenario), sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
 
 
 def _changed(part: object) -> object:
-    """Plain values; of a struct the fields that are not at their default."""
+    """Part of a scenario as plain values; for a struct the fields that are not at their default."""
     if isinstance(part, msgspec.Struct):
         fields = {field.name: (getattr(part, field.name), field) for field in msgspec.structs.fields(part)}
         return {name: _changed(value) for name, (value, field) in fields.items() if value != _default(field)}

@@ -1,7 +1,7 @@
-"""How every figure looks: one palette with a light and a dark value a colour, drawn once, saved as PNG (light) and as
-SVG whose colours follow the page.
+"""The style of every figure: one palette with a light and a dark value a colour, drawn once, saved as PNG (light) and
+as SVG whose colours follow the page.
 
-Colours are told apart by lightness too, so that they survive a grey print and the common kinds of colour blindness.
+Colours differ in lightness too, so that they survive a grey print and the common kinds of colour blindness.
 """
 
 import math
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -41,7 +42,7 @@ PURPLE = Colour("purple", "#81519e", "#c598e3")
 GREY = Colour("grey", "#a3acb5", "#6a7580")
 PALETTE = (INK, MUTED, GRID, PAPER, BLUE, SKY, NAVY, GREEN, ORANGE, RED, PURPLE, GREY)
 LINES = (BLUE, ORANGE, GREEN, PURPLE, RED, NAVY, GREY, SKY)
-"""For series that have no colour of their own, in order; they repeat."""
+"""Colours of series that have none of their own, in order; they repeat."""
 
 SIZE_IN = (6.0, 3.1)  # half the report's width; fonts are for this size
 _TITLE_IN = 0.3  # above a PNG; in a page the title is a heading
@@ -91,11 +92,11 @@ class Picture(NamedTuple):
     title: str
     caption: str
     alt: str
-    svg: str
+    svg: Markup
 
 
 class Plot(NamedTuple):
-    """A figure with what is said about it."""
+    """A figure with its title, caption and description."""
 
     name: str  # of its file, without .png
     title: str  # stands above it: in the page as a heading
@@ -106,23 +107,23 @@ class Plot(NamedTuple):
 
 @contextmanager
 def drawing() -> Iterator[None]:
-    """Figures made in it have the house style; nothing outside is changed."""
+    """A context in which figures have the house style; nothing outside is changed."""
     with mpl.rc_context(_RC):
         yield
 
 
-def axes(*, height_in: float = SIZE_IN[1]) -> tuple[Figure, Axes]:
+def new_axes(*, height_in: float = SIZE_IN[1]) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(SIZE_IN[0], height_in))
     return figure, figure.add_subplot()
 
 
-def legend(drawn: Axes) -> None:
-    """In a row above the axes."""
+def add_legend(drawn: Axes) -> None:
+    """Put the legend in a row above the axes."""
     _, labels = drawn.get_legend_handles_labels()
     drawn.legend(loc="lower left", bbox_to_anchor=(0.0, 1.02), ncols=len(labels))
 
 
-def seconds_axis(drawn: Axes, low: float, high: float, *, is_x: bool = False) -> None:
+def set_seconds_axis(drawn: Axes, low: float, high: float, *, is_x: bool = False) -> None:
     """Label an axis of durations with their units; logarithmic where `low` to `high` spans more than 30 times (both
     above 0)."""
     axis = drawn.xaxis if is_x else drawn.yaxis
@@ -132,28 +133,27 @@ def seconds_axis(drawn: Axes, low: float, high: float, *, is_x: bool = False) ->
         axis.set_minor_formatter(NullFormatter())
     else:
         (drawn.set_xlim if is_x else drawn.set_ylim)(0, high * 1.06 or 1.0)
-        axis.set_major_locator(whole_steps())
+        axis.set_major_locator(make_tick_locator())
     axis.set_major_formatter(EngFormatter(unit="s", sep="\N{NO-BREAK SPACE}"))
 
 
-def counts_axis(drawn: Axes, *, is_whole: bool = False) -> None:
+def set_counts_axis(drawn: Axes, *, is_whole: bool = False) -> None:
     highest = drawn.dataLim.ymax  # infinite where nothing was drawn
     drawn.set_ylim(0, highest * 1.06 if 0 < highest < math.inf else 1.0)
-    drawn.yaxis.set_major_locator(whole_steps(is_whole=is_whole))
+    drawn.yaxis.set_major_locator(make_tick_locator(is_whole=is_whole))
     drawn.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
 
 
-def whole_steps(parts: int = 5, *, is_whole: bool = False) -> MaxNLocator:
-    """Ticks at multiples of 1, 2 or 5."""
+def make_tick_locator(parts: int = 5, *, is_whole: bool = False) -> MaxNLocator:
+    """A locator that puts ticks at multiples of 1, 2 or 5."""
     return MaxNLocator(parts, steps=[1, 2, 5, 10], integer=is_whole)
 
 
-def save(plot: Plot, folder: Path) -> Picture:
-    """Writes the PNG, with its title; gives what a page needs."""
+def save_plot(plot: Plot, folder: Path) -> Picture:
+    """Write the PNG, with its title; returns what a page needs."""
     with drawing():
-        ConstrainedLayoutEngine().execute(
-            plot.figure
-        )  # once for both, and not again at every drawing as a figure's own engine would
+        # once for both, and not again at every drawing as a figure's own engine would
+        ConstrainedLayoutEngine().execute(plot.figure)
         picture = Picture(plot.title, plot.caption, plot.alt, _svg(plot))
         (folder / f"{plot.name}.png").write_bytes(_png(plot))
     return picture
@@ -169,7 +169,7 @@ def _png(plot: Plot) -> bytes:
     return data.getvalue()
 
 
-def _svg(plot: Plot) -> str:
+def _svg(plot: Plot) -> Markup:
     """The figure as an <svg> element to stand in a page: colours are the page's CSS variables, text is text in the
     page's font, ids are the figure's own."""
     text = StringIO()
@@ -184,12 +184,12 @@ def _svg(plot: Plot) -> str:
     drawn = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", drawn)
     for colour in PALETTE:
         drawn = drawn.replace(colour.light, f"var(--{colour.name})")
-    return _own_ids(drawn, plot.name)
+    return Markup(_rename_ids(drawn, plot.name))
 
 
-def _own_ids(drawn: str, name: str) -> str:
-    """Ids that nothing refers to are dropped; the others begin with the figure's name, so that figures of one page
-    don't share any."""
+def _rename_ids(drawn: str, name: str) -> str:
+    """The SVG without the ids that nothing refers to; the others begin with the figure's name, so that figures of one
+    page don't share any."""
     used = set(re.findall(r'(?:url\(#|href="#)([^")]+)', drawn))
     drawn = re.sub(r' id="([^"]+)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", drawn)
     return re.sub(r'(url\(#|href="#)([^")]+)', rf"\g<1>{name}-\g<2>", drawn)

@@ -5,16 +5,16 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_loadtest.report.folder import Verdict
-from penstock_loadtest.report.words import duration, number, share
+from penstock_loadtest.report.words import format_duration, format_number, format_share
 from penstock_loadtest.results.summary import Distribution, Summary
 
 MAX_TENANTS = 8
 MAX_ERRORS = 5
 
 
-def summary_table(summary: Summary, ledger: Verdict | None = None) -> RenderableType:
-    """Warnings first, then latencies, figures, tenants (if there are several), errors (if any) and what the ledger
-    says. None: nothing is said of it."""
+def make_summary_table(summary: Summary, ledger: Verdict | None = None) -> RenderableType:
+    """Warnings first, then latencies, figures, tenants (if there are several), errors (if any) and the ledger's
+    sentences. `ledger` None: there are none of those."""
     parts: list[RenderableType] = [*_warnings(summary), _latencies(summary), "", _figures(summary), ""]
     if len(summary.groups.tenant) > 1:
         parts += [_tenants(summary), ""]
@@ -25,17 +25,18 @@ def summary_table(summary: Summary, ledger: Verdict | None = None) -> Renderable
     return Group(*parts, *_verdict(ledger))
 
 
-def late_sentence(summary: Summary) -> str:
+def describe_lateness(summary: Summary) -> str:
     late = summary.lateness
     return (
-        f"Requests left {duration(late.p99_s)} after their intended time at p99 ({duration(late.max_s)} at most); over 10 ms the figures measure "
-        "the tester along with the server. Use a machine with more room, or a lower rate."
+        f"Requests left {format_duration(late.p99_s)} after their intended time at p99 ({format_duration(late.max_s)} "
+        "at most); over 10 ms the figures measure the tester along with the server. Use a machine with more room, or "
+        "a lower rate."
     )
 
 
 def _warnings(summary: Summary) -> list[Text]:
     return (
-        [Text(f"The tester was late. {late_sentence(summary)}", style="bold white on red")]
+        [Text(f"The tester was late. {describe_lateness(summary)}", style="bold white on red")]
         if summary.lateness.is_late
         else []
     )
@@ -77,15 +78,26 @@ def _figures(summary: Summary) -> Table:
     verified = sources.ids / summary.output_tokens if summary.output_tokens else None
     warmup = f" ({summary.warmup_requests:,} more to warm up)" if summary.warmup_requests else ""
     rows = {
-        "goodput": f"{share(good.share)}, {number(good.per_s)} requests/s"
+        "goodput": f"{format_share(good.share)}, {format_number(good.per_s)} requests/s"
         + (f"; missed by {missed_by}" if missed_by else ""),
         "requests": f"{summary.requests:,}{warmup}"
         + "".join(f", {count:,} {kind}" for kind, count in kinds.items() if count),
-        "rate": f"{number(summary.offered_rate)} requests/s offered, {number(summary.achieved_rate)} finished",
-        "throughput": f"{number(summary.output_tokens_per_s)} output and {number(summary.prompt_tokens_per_s)} prompt tokens/s",
-        "tokens": f"{summary.output_tokens:,}, {share(verified)} verified by ids; {share(summary.shared_chunk_share)} shared a chunk",
-        "hit rate": share(summary.hit_rate),
-        "lateness": f"p50 {duration(summary.lateness.p50_s)}, p99 {duration(summary.lateness.p99_s)}, max {duration(summary.lateness.max_s)}",
+        "rate": (
+            f"{format_number(summary.offered_rate)} requests/s offered, {format_number(summary.achieved_rate)} finished"
+        ),
+        "throughput": (
+            f"{format_number(summary.output_tokens_per_s)} output and {format_number(summary.prompt_tokens_per_s)} "
+            "prompt tokens/s"
+        ),
+        "tokens": (
+            f"{summary.output_tokens:,}, {format_share(verified)} verified by ids; "
+            f"{format_share(summary.shared_chunk_share)} shared a chunk"
+        ),
+        "hit rate": format_share(summary.hit_rate),
+        "lateness": (
+            f"p50 {format_duration(summary.lateness.p50_s)}, p99 {format_duration(summary.lateness.p99_s)}, max "
+            f"{format_duration(summary.lateness.max_s)}"
+        ),
     }
     for name, text in rows.items():
         table.add_row(name, Text(text))
@@ -98,14 +110,14 @@ def _tenants(summary: Summary) -> Table:
     table = _plain("tenant", "requests", "goodput", "TTFT p50", "p99", "TPOT p50", "p99", "tokens/s")
     for group in tenants[:MAX_TENANTS]:
         latencies = [
-            duration(value) for value in (group.ttft_s.p50, group.ttft_s.p99, group.tpot_s.p50, group.tpot_s.p99)
+            format_duration(value) for value in (group.ttft_s.p50, group.ttft_s.p99, group.tpot_s.p50, group.tpot_s.p99)
         ]
         table.add_row(
             Text(group.name or ""),
             f"{group.requests:,}",
-            share(group.goodput.share),
+            format_share(group.goodput.share),
             *latencies,
-            number(group.output_tokens_per_s),
+            format_number(group.output_tokens_per_s),
         )
     if left > 0:
         table.caption = f"and {left:,} more"
@@ -133,4 +145,4 @@ def _plain(*titles: str, title: str | None = None) -> Table:
 
 
 def _durations(found: Distribution) -> list[str]:
-    return [duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)]
+    return [format_duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)]

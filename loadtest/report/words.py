@@ -6,8 +6,8 @@ NONE = "–"
 _NBSP = "\N{NO-BREAK SPACE}"
 
 
-def duration(seconds: float | None) -> str:
-    """0.0123 -> 12.3 ms; 95 -> 1 min 35 s."""
+def format_duration(seconds: float | None) -> str:
+    """Seconds with a unit and three digits: 0.0123 -> 12.3 ms; 125 -> 2 min 5 s."""
     if seconds is None or not isfinite(seconds):
         return NONE
     if abs(seconds) >= 120:
@@ -26,15 +26,15 @@ def duration(seconds: float | None) -> str:
     return f"{_digits(seconds * 1e6)}{_NBSP}µs"
 
 
-def number(value: float | None) -> str:
-    """Three digits, or all of those before the point."""
+def format_number(value: float | None) -> str:
+    """A number with three digits, or all of those before the point."""
     if value is None or not isfinite(value):
         return NONE
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else _digits(value)
 
 
-def share(value: float | None) -> str:
-    """0.987 -> 98.7 %; what is not all or nothing never reads as if it were."""
+def format_share(value: float | None) -> str:
+    """A share as percent: 0.987 -> 98.7 %; what is not all or nothing never reads as if it were."""
     if value is None or not isfinite(value):
         return NONE
     percent = value * 100

@@ -80,7 +80,7 @@ class Columns:
 
     @property
     def e2e_s(self) -> Floats:
-        """Of finished requests; NaN else."""
+        """Seconds from intended time to end of finished requests; NaN for the others."""
         return np.where(self.is_outcome("finished"), self.end_s - self.intended_s, _NAN)
 
     def is_outcome(self, outcome: Outcome) -> Mask:
@@ -125,8 +125,8 @@ def read_columns(records: Iterable[Record], *, warmup_s: float = 0.0) -> Columns
         chunk_s.extend(record.chunk_s)
         chunk_tokens.extend(record.chunk_tokens)
         starts.append(len(chunk_s))
-        for label, seen in names.items():
-            codes[label].append(seen.setdefault(getattr(record, label), len(seen)))
+        for label, code_of in names.items():
+            codes[label].append(code_of.setdefault(getattr(record, label), len(code_of)))
         if record.error is not None:
             errors[ErrorKey(record.outcome, record.status, record.error)] += 1
     floats = {
@@ -138,7 +138,7 @@ def read_columns(records: Iterable[Record], *, warmup_s: float = 0.0) -> Columns
         outcome=_ints(outcome),
         source=_ints(source),
         is_whole=_ints(is_whole).astype(np.bool_),
-        labels={label: Label(names=list(seen), codes=_ints(codes[label])) for label, seen in names.items()},
+        labels={label: Label(names=list(code_of), codes=_ints(codes[label])) for label, code_of in names.items()},
         chunk_s=np.frombuffer(chunk_s, dtype=np.float64) if chunk_s else np.empty(0),
         chunk_tokens=_ints(chunk_tokens),
         starts=_ints(starts),
@@ -158,7 +158,7 @@ class Sample:
         return len(self._sorted) + self._zeros
 
     def quantiles(self, shares: Floats) -> Floats:
-        """Linear between the two nearest values, as numpy's default; the sample must not be empty."""
+        """Quantiles, linear between the two nearest values as numpy's default; the sample must not be empty."""
         rank = shares * (len(self) - 1)
         low = np.floor(rank).astype(np.int64)
         high = np.minimum(low + 1, len(self) - 1)
@@ -178,7 +178,7 @@ class Sample:
         return float(self._sorted[-1]) if len(self._sorted) else 0.0
 
 
-def token_gaps(columns: Columns) -> Sample:
+def measure_token_gaps(columns: Columns) -> Sample:
     """Time between successive tokens of a request: between chunks as they came, inside a chunk zero."""
     inside = int(np.maximum(columns.streamed_chunk_tokens - 1, 0).sum())
     return Sample(columns.chunk_gaps_s(), zeros=inside)

@@ -13,12 +13,12 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from penstock_loadtest.results.intervals import Estimate, Floats, bootstrap_interval, paired_difference
+from penstock_loadtest.results.intervals import Estimate, Floats, bootstrap, estimate_difference
 from penstock_loadtest.results.summary import Summary
 
 Path = Literal["platform", "direct"]
 MIN_RUNS = 6
-"""A bootstrap of fewer points says nothing."""
+"""Fewest points for an interval: a bootstrap of fewer is meaningless."""
 
 
 class Cell(NamedTuple):
@@ -41,7 +41,7 @@ class CpuUse(msgspec.Struct, frozen=True, kw_only=True):
 class CellRun(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     concurrency: int
-    output_tokens: int  # asked for
+    output_tokens: int  # of every request
     path: Path
     folder: str
     requests: int
@@ -59,7 +59,7 @@ class CellRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cpu_ms(self) -> float | None:
-        """Per request, idle share subtracted."""
+        """CPU milliseconds per finished request, idle share subtracted; None: not measured."""
         return (
             None if self.cpu is None or not self.finished else 1e3 * (self.cpu.busy_s - self.cpu.idle_s) / self.finished
         )
@@ -96,7 +96,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):
-    """overhead.json."""
+    """The content of overhead.json."""
 
     url: str
     direct: str | None
@@ -108,7 +108,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-def grid(rounds: int, concurrencies: Sequence[int], lengths: Sequence[int], *, is_direct_too: bool) -> list[Cell]:
+def list_cells(rounds: int, concurrencies: Sequence[int], lengths: Sequence[int], *, is_direct_too: bool) -> list[Cell]:
     """Every cell once a round; platform and direct next to each other, which of them first changing with every cell."""
     cells: list[Cell] = []
     for number in range(1, rounds + 1):
@@ -121,20 +121,20 @@ def grid(rounds: int, concurrencies: Sequence[int], lengths: Sequence[int], *, i
     return cells
 
 
-def missing(cells: Sequence[Cell], runs: Sequence[CellRun]) -> list[Cell]:
+def find_missing_cells(cells: Sequence[Cell], runs: Sequence[CellRun]) -> list[Cell]:
     """Cells that are still to be run, in their order."""
     made = {run.cell for run in runs}
     return [cell for cell in cells if cell not in made]
 
 
-def whole_cells(runs: Sequence[CellRun], *, is_direct_too: bool) -> list[CellRun]:
+def keep_whole_cells(runs: Sequence[CellRun], *, is_direct_too: bool) -> list[CellRun]:
     """Runs to go on with: those whose neighbour on the other path is there too."""
     made = {run.cell for run in runs}
     paths: tuple[Path, ...] = ("platform", "direct") if is_direct_too else ("platform",)
     return [run for run in runs if all(run.cell._replace(path=path) in made for path in paths)]
 
 
-def cell_run(cell: Cell, folder: str, summary: Summary, cpu: CpuUse | None) -> CellRun:
+def make_cell_run(cell: Cell, folder: str, summary: Summary, cpu: CpuUse | None) -> CellRun:
     return CellRun(
         **cell._asdict(),
         folder=folder,
@@ -156,7 +156,7 @@ class Straight(NamedTuple):
     slope: Floats
 
 
-def least_squares(points: Floats) -> Straight:
+def fit_line(points: Floats) -> Straight:
     """The line through points (x, y); shape (..., n, 2) gives (...). NaN where all x of a set are the same."""
     x, y = points[..., 0], points[..., 1]
     from_mean = x - x.mean(axis=-1, keepdims=True)
@@ -165,8 +165,8 @@ def least_squares(points: Floats) -> Straight:
     return Straight(y.mean(axis=-1) - slope * x.mean(axis=-1), slope)
 
 
-def fit(runs: Sequence[CellRun], concurrency: int | None, rng: np.random.Generator) -> Fit | None:
-    """None without two different lengths of answer."""
+def fit_cost(runs: Sequence[CellRun], concurrency: int | None, rng: np.random.Generator) -> Fit | None:
+    """The fit over the runs of one concurrency (None: of all); None without two different lengths of answer."""
     points = np.array(
         [
             (run.tokens_each, run.cpu_ms)
@@ -177,24 +177,22 @@ def fit(runs: Sequence[CellRun], concurrency: int | None, rng: np.random.Generat
     ).reshape(-1, 2)
     if len(set(points[:, 0].round())) < 2:
         return None
-    fixed, slope = map(float, least_squares(points))
+    fixed, slope = map(float, fit_line(points))
     has_interval = len(points) >= MIN_RUNS
     return Fit(
         concurrency=concurrency,
         runs=len(points),
         fixed_ms=fixed,
-        fixed_interval_ms=bootstrap_interval(points, lambda drawn: least_squares(drawn).fixed, rng)
-        if has_interval
-        else None,
+        fixed_interval_ms=bootstrap(points, lambda drawn: fit_line(drawn).fixed, rng) if has_interval else None,
         per_token_us=1e3 * slope,
-        per_token_interval_us=bootstrap_interval(points, lambda drawn: 1e3 * least_squares(drawn).slope, rng)
+        per_token_interval_us=bootstrap(points, lambda drawn: 1e3 * fit_line(drawn).slope, rng)
         if has_interval
         else None,
         worst_ms=float(np.abs(points[:, 1] - fixed - slope * points[:, 0]).max()),
     )
 
 
-def lines_of(runs: Sequence[CellRun]) -> list[Line]:
+def make_lines(runs: Sequence[CellRun]) -> list[Line]:
     cells = dict.fromkeys((run.concurrency, run.output_tokens) for run in runs)
     return [
         _line([run for run in runs if (run.concurrency, run.output_tokens) == cell], *cell) for cell in sorted(cells)
@@ -229,10 +227,10 @@ def _added(
         base = by_cell.get(cell._replace(path="direct"))
         if cell.path == "platform" and value is not None and base is not None:
             pairs.append((1e3 * base, 1e3 * value))
-    return paired_difference(pairs) if pairs else None
+    return estimate_difference(pairs) if pairs else None
 
 
-def overhead_of(
+def make_overhead(
     url: str,
     direct: str | None,
     settings: dict[str, object],
@@ -242,35 +240,37 @@ def overhead_of(
 ) -> Overhead:
     rng = np.random.default_rng(seed)
     concurrencies = sorted({run.concurrency for run in runs})
-    fits = [fit(runs, concurrency, rng) for concurrency in (concurrencies if len(concurrencies) > 1 else [])]
-    fits.append(fit(runs, None, rng))
+    fits = [fit_cost(runs, concurrency, rng) for concurrency in (concurrencies if len(concurrencies) > 1 else [])]
+    fits.append(fit_cost(runs, None, rng))
     return Overhead(
         url=url,
         direct=direct,
         settings=settings,
         runs=list(runs),
-        lines=lines_of(runs),
+        lines=make_lines(runs),
         fits=[found for found in fits if found],
-        is_complete=not missing(cells, runs),
+        is_complete=not find_missing_cells(cells, runs),
         notes=_notes(runs, cells),
     )
 
 
 def _notes(runs: Sequence[CellRun], cells: Sequence[Cell]) -> list[str]:
     notes = []
-    left = len(missing(cells, runs))
+    left = len(find_missing_cells(cells, runs))
     if left:
         notes.append(f"Not finished: {len(cells) - left} of {len(cells)} runs.")
     used = [run.cpu for run in runs if run.cpu is not None]
     if used:
         wall_s, idle_s, busy_s = (sum(getattr(cpu, name) for cpu in used) for name in ("wall_s", "idle_s", "busy_s"))
         notes.append(
-            f"Idle, the processes spend {1e3 * idle_s / wall_s:.1f} ms of CPU a second; under load {1e3 * busy_s / wall_s:.1f}. The idle share is subtracted."
+            f"Idle, the processes spend {1e3 * idle_s / wall_s:.1f} ms of CPU a second; under load "
+            f"{1e3 * busy_s / wall_s:.1f}. The idle share is subtracted."
         )
     lost = sum(run.requests - run.finished for run in runs)
     if lost:
         notes.append(
-            f"{lost} of {sum(run.requests for run in runs)} requests did not finish; the cost is counted per finished one."
+            f"{lost} of {sum(run.requests for run in runs)} requests did not finish; the cost is counted per finished "
+            "one."
         )
     if any(run.is_late for run in runs):
         notes.append("In some runs the tester sent late; its host is too busy for the latencies to count.")

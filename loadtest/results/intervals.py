@@ -18,14 +18,14 @@ import numpy.typing as npt
 
 CONFIDENCE = 0.95
 MIN_PAIRS = 6
-"""With fewer, even the interval from the least to the largest value covers the median less often than 95 %: 1 - 2 /
-2**5 is 93.75 %."""
+"""Fewest pairs for an interval: with fewer, even the interval from the least to the largest value covers the median
+less often than 95 %: 1 - 2 / 2**5 is 93.75 %."""
 
 Floats = npt.NDArray[np.float64]
 
 
 class OrderInterval(NamedTuple):
-    """From the `rank`-th smallest of n values to the `rank`-th largest, counted from 1."""
+    """An interval from the `rank`-th smallest of n values to the `rank`-th largest, counted from 1."""
 
     rank: int
     coverage: float
@@ -45,11 +45,11 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_distinguishable(self) -> bool:
-        """The interval excludes no difference; never without an interval."""
+        """Whether the interval excludes `neutral`, the value of no difference; False without an interval."""
         return self.low is not None and self.high is not None and not self.low <= self.neutral <= self.high
 
 
-def median_interval(n: int, confidence: float = CONFIDENCE) -> OrderInterval | None:
+def find_median_interval(n: int, confidence: float = CONFIDENCE) -> OrderInterval | None:
     """The narrowest symmetric pair of order statistics that holds the median of n independent values with at least
     `confidence`; None: none does.
 
@@ -64,7 +64,7 @@ def median_interval(n: int, confidence: float = CONFIDENCE) -> OrderInterval | N
         rank, outside = rank + 1, further
 
 
-def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Estimate:
+def estimate_ratio(pairs: Sequence[tuple[float, float]]) -> Estimate:
     """The median of b / a over pairs (a, b), the geometric mean of the middle two when their number is even, with its
     exact 95 % interval.
 
@@ -80,15 +80,15 @@ def paired_ratio(pairs: Sequence[tuple[float, float]]) -> Estimate:
     return msgspec.structs.replace(estimate, neutral=1.0, **exponentials)
 
 
-def paired_difference(pairs: Sequence[tuple[float, float]]) -> Estimate:
-    """The median of b - a over pairs (a, b), with its exact 95 % interval; see `paired_ratio`."""
+def estimate_difference(pairs: Sequence[tuple[float, float]]) -> Estimate:
+    """The median of b - a over pairs (a, b), with its exact 95 % interval; see `estimate_ratio`."""
     return _estimate([b - a for a, b in pairs], dropped=0, neutral=0.0)
 
 
 def _estimate(values: list[float], *, dropped: int, neutral: float) -> Estimate:
     ordered = sorted(values)
     notes = [f"{dropped} pairs have no ratio: a value is not above 0"] if dropped else []
-    interval = median_interval(len(ordered))
+    interval = find_median_interval(len(ordered))
     if interval is None:
         notes.append(f"a 95 % interval needs at least {MIN_PAIRS} pairs, there are {len(ordered)}")
     return Estimate(
@@ -102,7 +102,7 @@ def _estimate(values: list[float], *, dropped: int, neutral: float) -> Estimate:
     )
 
 
-def bootstrap_interval(
+def bootstrap(
     rows: Floats,
     statistic: Callable[[Floats], Floats],
     rng: np.random.Generator,

@@ -15,7 +15,7 @@ import msgspec
 
 Purpose = Literal["raise", "lower", "bisect", "confirm"]
 LOWEST = 6
-"""So many times a first rate that does not hold is lowered by the factor, before there is no rate that holds."""
+"""How many times a first rate that does not hold is lowered by the factor, before no rate is taken to hold."""
 
 
 class Rules(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,11 +78,11 @@ class Bracket(NamedTuple):
     missed: float | None
     """The lowest rate that did not hold."""
     runs: int
-    """At `held`."""
+    """Number of runs at `held`."""
 
 
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
-    """ladder.json."""
+    """The content of ladder.json."""
 
     url: str
     model: str
@@ -101,19 +101,19 @@ def is_held(step: Step, rules: Rules) -> bool:
     return step.goodput is not None and step.goodput >= rules.share and not step.is_dead
 
 
-def bracket(steps: Sequence[Step], rules: Rules) -> Bracket:
+def find_bracket(steps: Sequence[Step], rules: Rules) -> Bracket:
     missed = min((step.rate for step in steps if not is_held(step, rules)), default=None)
     held = max((step.rate for step in steps if missed is None or step.rate < missed), default=None)
     return Bracket(held, missed, sum(step.rate == held for step in steps))
 
 
-def next_step(steps: Sequence[Step], rules: Rules, unit: str = "requests/s") -> Next | Done:
-    """What to do after these steps, in the order they were made."""
+def choose_next_step(steps: Sequence[Step], rules: Rules, unit: str = "requests/s") -> Next | Done:
+    """The next step after these, which are in the order they were made, or the end of the ladder."""
     if not steps:
         return Next(rules.start_rate, "raise", "the first rate")
     if steps[-1].is_dead:
         return Done(False, f"The server stopped answering at {_rate(steps[-1].rate, unit)}.")
-    found = bracket(steps, rules)
+    found = find_bracket(steps, rules)
     if found.missed is None and found.held is not None and found.held >= rules.max_rate:
         return Done(False, f"Goodput holds up to {_rate(found.held, unit)}, the highest rate that was allowed.")
     if found.held is None and found.missed is not None and found.missed <= rules.start_rate / rules.factor**LOWEST:
@@ -126,7 +126,8 @@ def next_step(steps: Sequence[Step], rules: Rules, unit: str = "requests/s") -> 
     ):
         return Done(
             True,
-            f"The knee is at {_rate(found.held, unit)}: goodput held {found.runs} times, and did not at {_rate(found.missed, unit)}.",
+            f"The knee is at {_rate(found.held, unit)}: goodput held {found.runs} times, and did not at "
+            f"{_rate(found.missed, unit)}.",
         )
     if len(steps) >= rules.max_steps:
         return Done(False, f"{len(steps)} steps did not settle it.")
@@ -150,11 +151,11 @@ def _rate(rate: float, unit: str) -> str:
     return f"{rate:.3g} {unit}"
 
 
-def ladder_of(
+def make_ladder(
     url: str, model: str, unit: str, rules: Rules, settings: dict[str, object], steps: Sequence[Step]
 ) -> Ladder:
-    """What is known after these steps."""
-    found, following = bracket(steps, rules), next_step(steps, rules, unit)
+    """The ladder as it is known after these steps."""
+    found, following = find_bracket(steps, rules), choose_next_step(steps, rules, unit)
     if isinstance(following, Done):
         verdict = following.reason
     else:

@@ -3,11 +3,11 @@ repeated answers the same.
 
 Pure: records in, findings out. A request is accepted when a response with status 200 began. `Record.violations` (what
 the protocol forbids, as the client saw it) are taken over as kinds of their own; everything else is concluded here.
-Only tokens counted by their ids are verified: tokens by usage are the server's word, chunks a guess, and both are
+Only tokens counted by their ids are verified: tokens by usage are the server's own figure, chunks a guess, and both are
 counted apart.
 
 What a tenant's meter should show is known exactly for requests that finished or were declined. Of one that ended
-otherwise (we hung up, it broke) the server may have made more tokens than reached us, up to those asked for, so the sum
+otherwise (we hung up, it broke) the server may have made more tokens than came here, up to max_tokens, so the sum
 has a lower and an upper bound.
 """
 
@@ -48,7 +48,7 @@ class Repeat(msgspec.Struct, frozen=True):
 
 
 class Example(msgspec.Struct, frozen=True):
-    """A request to look at."""
+    """A request that shows the violation."""
 
     index: int
     request_id: str | None
@@ -64,9 +64,9 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
     """Completion tokens of requests, by how far they are checked."""
 
     verified: int = 0  # delivered, counted by id
-    by_usage: int = 0  # delivered, by the server's word
+    by_usage: int = 0  # delivered, by the server's own figure
     by_chunks: int = 0  # delivered, one assumed per chunk
-    matched: int = 0  # of the verified: equal to what the same request's usage says, request by request
+    matched: int = 0  # of the verified: equal to the usage of the same request
     unmetered: int = 0  # of the verified: their request's usage never came
 
 
@@ -74,17 +74,17 @@ class TenantTotals(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str
     requests: int
     accepted: int
-    prompt_tokens: int  # where the server says
-    cached_tokens: int  # where the server says
+    prompt_tokens: int  # where the server reports them
+    cached_tokens: int  # where the server reports them
     completion_tokens: int  # delivered, however counted
-    usage_tokens: int  # sum of the completion tokens that usage says
+    usage_tokens: int  # sum of the completion tokens of usage
     least_metered: int  # what a meter must show at least
     most_metered: int | None  # and at most; None: a request without max_tokens was cut short
-    metered: int | None  # what the tenant's meter shows; None: not asked
+    metered: int | None  # what the tenant's meter shows; None: not read
 
 
 class Repeats(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the seeded or greedy requests that were sent twice."""
+    """Comparison of the answers to seeded or greedy requests that were sent twice."""
 
     compared: int = 0
     different: int = 0
@@ -119,7 +119,7 @@ class _Account:
         self.cached += record.cached_tokens or 0
         self.completion += record.tokens
         self.usage += record.metered_tokens or 0
-        least, most = metered_bounds(record)
+        least, most = bound_metered_tokens(record)
         self.least += least
         self.most = None if self.most is None or most is None else self.most + most
 
@@ -156,7 +156,7 @@ class _Findings:
         return [Violation(kind=kind, count=count, examples=self._examples[kind]) for kind, count in by_count]
 
 
-def metered_bounds(record: Record) -> tuple[int, int | None]:
+def bound_metered_tokens(record: Record) -> tuple[int, int | None]:
     """The fewest and the most completion tokens that a meter may show for a request; most is None where nothing bounds
     it."""
     if record.outcome == "shed" or record.sent_s is None or (record.status is not None and record.status != 200):
@@ -168,7 +168,7 @@ def metered_bounds(record: Record) -> tuple[int, int | None]:
     return least, None if record.wanted_tokens is None else max(least, record.wanted_tokens)
 
 
-def violations_of(record: Record) -> list[str]:
+def find_violations(record: Record) -> list[str]:
     """What is wrong with how one request ended; nothing can be with one that was not accepted."""
     if record.status != 200:
         return []
@@ -190,23 +190,23 @@ def _metering_violations(record: Record) -> list[str]:
     return [METERED_LESS] if record.tokens > record.metered_tokens else []
 
 
-class _Books:
-    """What is written down request by request."""
+class _OpenLedger:
+    """A ledger in the making: what is summed up request by request."""
 
     def __init__(self) -> None:
         self.findings = _Findings()
         self.accounts: dict[str, _Account] = {}
         self.tokens = dict.fromkeys(Tokens.__struct_fields__, 0)
         self.ends: dict[Outcome, int] = {}
-        self._seen: set[int] = set()
+        self._indexes: set[int] = set()
 
     def add(self, record: Record) -> None:
         self.accounts.setdefault(record.tenant, _Account()).add(record)
-        for kind in violations_of(record):
+        for kind in find_violations(record):
             self.findings.add(kind, record)
-        if record.index in self._seen:
+        if record.index in self._indexes:
             self.findings.add(RECORDED_TWICE, record)
-        self._seen.add(record.index)
+        self._indexes.add(record.index)
         if record.status == 200:
             self.ends[record.outcome] = self.ends.get(record.outcome, 0) + 1
             self._count(record)
@@ -219,7 +219,7 @@ class _Books:
             self.tokens["matched"] += record.tokens
 
 
-def check(
+def check_ledger(
     records: Iterable[Record],
     repeats: Sequence[Repeat] = (),
     *,
@@ -228,31 +228,31 @@ def check(
 ) -> Ledger:
     """The ledger of all requests of a run, warm-up included, in one pass.
 
-    `exact`: what the server says of itself; only True makes a differing repeat a violation. `metered`: completion
-    tokens by tenant, as an account of the server's that covers exactly these records shows them. `repeats` are compared
-    only: a second answer that should be accounted for belongs in `records`.
+    `exact`: whether the server calls itself exact; only True makes a differing repeat a violation. `metered`:
+    completion tokens by tenant, as an account of the server's that covers exactly these records shows them. `repeats`
+    are compared only: a second answer that should be accounted for belongs in `records`.
     """
-    books = _Books()
+    ledger = _OpenLedger()
     for record in records:
-        books.add(record)
-    compared = _compare(repeats, exact is True, books.findings)
+        ledger.add(record)
+    compared = _compare(repeats, exact is True, ledger.findings)
     tenants = [
         account.totals(name, None if metered is None else metered.get(name, 0))
-        for name, account in sorted(books.accounts.items())
+        for name, account in sorted(ledger.accounts.items())
     ]
     for wrong in filter(_is_wrong, tenants):
-        books.findings.add(f"{TENANT_DIFFERS}: {wrong.tenant}")
-    violations, tokens = books.findings.violations(), Tokens(**books.tokens)
+        ledger.findings.add(f"{TENANT_DIFFERS}: {wrong.tenant}")
+    violations, tokens = ledger.findings.violations(), Tokens(**ledger.tokens)
     return Ledger(
         is_balanced=not violations,
         requests=sum(tenant.requests for tenant in tenants),
-        accepted=sum(books.ends.values()),
-        ends=books.ends,
+        accepted=sum(ledger.ends.values()),
+        ends=ledger.ends,
         tokens=tokens,
         violations=violations,
         repeats=compared,
         tenants=tenants,
-        sentences=_sentences(books.ends, violations, tokens, compared, tenants),
+        sentences=_sentences(ledger.ends, violations, tokens, compared, tenants),
     )
 
 
@@ -284,7 +284,10 @@ def _sentences(
 ) -> list[str]:
     accepted, unfinished = sum(ends.values()), ends.get("unfinished", 0)
     if violations:
-        verdict = f"The ledger does not balance: {sum(violation.count for violation in violations):,} violations in {accepted:,} accepted requests."
+        verdict = (
+            f"The ledger does not balance: {sum(violation.count for violation in violations):,} violations in "
+            f"{accepted:,} accepted requests."
+        )
     else:
         cut = f", but {unfinished:,} that were still open when the run ended" if unfinished else ""
         verdict = f"The ledger balances: each of {accepted:,} accepted requests ended in exactly one way{cut}."
@@ -311,13 +314,15 @@ def _token_sentences(tokens: Tokens) -> list[str]:
     sentences = []
     if tokens.verified:
         sentences.append(
-            f"{tokens.verified:,} delivered tokens were counted by their ids; {tokens.matched:,} of them equal their request's usage exactly."
+            f"{tokens.verified:,} delivered tokens were counted by their ids; {tokens.matched:,} of them equal their "
+            "request's usage exactly."
         )
     if tokens.unmetered:
         sentences.append(f"{tokens.unmetered:,} delivered tokens are of requests whose usage never came.")
     if unverified:
         sentences.append(
-            f"{unverified:,} delivered tokens are unverified: {tokens.by_usage:,} by the server's usage, {tokens.by_chunks:,} as one a chunk."
+            f"{unverified:,} delivered tokens are unverified: {tokens.by_usage:,} by the server's usage, "
+            f"{tokens.by_chunks:,} as one a chunk."
         )
     return sentences
 
@@ -349,6 +354,7 @@ def _tenant_sentences(tenants: list[TenantTotals]) -> list[str]:
             )
             verdict = "does not agree" if _is_wrong(tenant) else "agrees"
             sentences.append(
-                f"The meter of tenant {tenant.tenant} shows {tenant.metered:,} completion tokens and {verdict} with the {expected} expected."
+                f"The meter of tenant {tenant.tenant} shows {tenant.metered:,} completion tokens and {verdict} with "
+                f"the {expected} expected."
             )
     return sentences

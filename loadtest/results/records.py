@@ -30,42 +30,35 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     index: int  # place in the plan
     intended_s: float  # when it should have left; for a later turn of a session never before its previous answer's end
-    sent_s: float | None = (
-        None  # when it left: was handed to the socket, or to a connection that was made for it; None: never
-    )
-    first_s: float | None = (
-        None  # arrival of the first chunk with a token; None also for a whole answer, whose first token nobody sees
-    )
+    # when it left: was given to the socket, or to a connection that was made for it; None: never
+    sent_s: float | None = None
+    # arrival of the first chunk with a token; None also for a whole answer, whose first token can't be observed
+    first_s: float | None = None
     end_s: float | None = None  # arrival of its end: the last byte, the error, our hanging up
-    chunk_s: list[float] = msgspec.field(
-        default_factory=list
-    )  # arrival of every chunk with tokens; not streamed: of the answer
-    chunk_tokens: list[int] = msgspec.field(
-        default_factory=list
-    )  # tokens in each; tokens of one chunk share the chunk's time
+    # arrival of every chunk with tokens; not streamed: of the answer
+    chunk_s: list[float] = msgspec.field(default_factory=list)
+    # tokens in each; tokens of one chunk share the chunk's time
+    chunk_tokens: list[int] = msgspec.field(default_factory=list)
     outcome: Outcome = "unfinished"
     status: int | None = None  # HTTP status; None: no response
     error: str | None = None  # why it did not finish, in one line, without content
     finish_reason: str | None = None
-    prompt_tokens: int | None = None  # as the server says
-    cached_tokens: int | None = None  # as the server says
+    prompt_tokens: int | None = None  # as the server reports them
+    cached_tokens: int | None = None  # as the server reports them
     tokens: int = 0  # tokens delivered
     tokens_from: TokenCount = "chunks"
     metered_tokens: int | None = None  # completion tokens of the server's usage
     wanted_tokens: int | None = None  # max_tokens of the request
-    violations: list[str] = msgspec.field(
-        default_factory=list
-    )  # what the answer did that the protocol forbids: two ends, tokens behind the end, no [DONE], broken off
-    is_whole: bool = False  # not asked for as a stream: its tokens come with its end
+    # what the answer did that the protocol forbids: two ends, tokens behind the end, no [DONE], broken off
+    violations: list[str] = msgspec.field(default_factory=list)
+    is_whole: bool = False  # not requested as a stream: its tokens come with its end
     # sent twice: the kept connection turned out to be closed, or the server refused an optional field; its times
     # include both
     is_resent: bool = False
-    is_cut: bool = (
-        False  # unfinished because the run ended (Ctrl-C, drain), not because the request's own timeout passed
-    )
-    answer_digest: str | None = (
-        None  # of the token ids (of the text where there are none), to compare answers without keeping them
-    )
+    # unfinished because the run ended (Ctrl-C, drain), not because the request's own timeout passed
+    is_cut: bool = False
+    # of the token ids (of the text where there are none), to compare answers without keeping them
+    answer_digest: str | None = None
     tenant: str = "default"
     kind: str = "requests"  # of the scenario's mixed load
     model: str = ""
@@ -80,13 +73,13 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def lateness_s(self) -> float | None:
-        """How much later than intended it left: the tester's own fault."""
+        """Seconds after the intended time at which it left: the tester's own fault."""
         return None if self.sent_s is None else self.sent_s - self.intended_s
 
     @property
     def ttft_s(self) -> float | None:
-        """From the intended time, so that a stall of the server or the tester is not left out (coordinated
-        omission)."""
+        """Seconds from the intended time to the first token, so that a stall of the server or the tester is not left
+        out (coordinated omission); None: no token came, or not as a stream."""
         return None if self.first_s is None else self.first_s - self.intended_s
 
     @property
@@ -97,7 +90,7 @@ class Record(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def e2e_s(self) -> float | None:
-        """Intended time to end, of a request that finished."""
+        """Seconds from intended time to end, of a request that finished."""
         return self.end_s - self.intended_s if self.end_s is not None and self.outcome == "finished" else None
 
     @property

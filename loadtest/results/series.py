@@ -18,12 +18,12 @@ from penstock_loadtest.scenario import Targets
 
 WIDTHS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600, 86400)
 _MAX_WINDOWS = 120
-_REQUESTS_A_WINDOW = 30  # wanted on average: a percentile of two requests says nothing
+_REQUESTS_A_WINDOW = 30  # wanted on average: a percentile of two requests is meaningless
 _MIN_WINDOWS = 12  # even where that leaves fewer
 
 
 class Observed(msgspec.Struct, frozen=True):
-    """What the server said about itself at one time (a line of observed.jsonl)."""
+    """The server's report of its replicas at one time (a line of observed.jsonl)."""
 
     t_s: float
     replicas: dict[str, float] = {}  # by "pool/tier"
@@ -42,7 +42,7 @@ class Series:
     since the run's start."""
 
     edges_s: Floats
-    ttft_s: Percentiles  # by intended time, as all here that says nothing else
+    ttft_s: Percentiles  # by intended time, as every field without another remark
     tpot_s: Percentiles
     offered_per_s: Floats
     good_per_s: Floats
@@ -63,18 +63,18 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """How many replicas each "pool/tier" had at each time that the server was asked."""
+    """How many replicas each "pool/tier" had at each time that its metrics were read."""
 
     at_s: Floats
     counts: dict[str, Floats]  # NaN: not named that time
 
 
-def series(columns: Columns, targets: Targets, *, width_s: float | None = None) -> Series | None:
+def compute_series(columns: Columns, targets: Targets, *, width_s: float | None = None) -> Series | None:
     """The figures in windows of `width_s` (None: by the run's length and requests); None without requests."""
     if not len(columns):
         return None
     begin_s, end_s = _extent(columns)
-    width_s = width_s or window_width_s(end_s - begin_s, len(columns))
+    width_s = width_s or choose_window_width_s(end_s - begin_s, len(columns))
     begin_s = np.floor(begin_s / width_s) * width_s
     edges_s = begin_s + width_s * np.arange(max(int(np.ceil((end_s - begin_s) / width_s)), 1) + 1)
     windows = len(edges_s) - 1
@@ -100,14 +100,14 @@ def series(columns: Columns, targets: Targets, *, width_s: float | None = None) 
     )
 
 
-def window_width_s(span_s: float, requests: int) -> float:
+def choose_window_width_s(span_s: float, requests: int) -> float:
     """The least width of WIDTHS_S with not too many windows, nor too few requests in them."""
     wanted = min(_MAX_WINDOWS, max(_MIN_WINDOWS, requests / _REQUESTS_A_WINDOW))
     return next((width for width in WIDTHS_S if span_s / width <= wanted), WIDTHS_S[-1])
 
 
-def replicas(observed: Sequence[Observed]) -> Replicas | None:
-    """None if the server never named any."""
+def collect_replicas(observed: Sequence[Observed]) -> Replicas | None:
+    """Counts of replicas over time; None if the server never reported any."""
     names = sorted({name for sample in observed for name in sample.replicas})
     if not names:
         return None
@@ -151,7 +151,7 @@ def _share(part: Ints, whole: Ints) -> Floats:
 
 
 def _most_in_flight(columns: Columns, edges_s: Floats) -> Floats:
-    """A request that was sent and has no end stays in flight to the last window."""
+    """The most requests in flight in each window; one that was sent and has no end stays in flight to the last."""
     sent = ~np.isnan(columns.sent_s)
     starts_s = np.sort(columns.sent_s[sent])
     ends_s = columns.end_s[sent]

@@ -1,4 +1,4 @@
-"""Two sides measured in pairs: what to run next, and what the runs say. Pure; `compare.py` makes the runs, and
+"""Two sides measured in pairs: what to run next, and the ratios of the runs. Pure; `compare.py` makes the runs, and
 compare.json is a Comparison.
 
 Pairs go A B, B A, A B, ...: what drifts over the time of a measurement (heat, caches, neighbours) hits both sides
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock_loadtest.results.intervals import Estimate, paired_ratio
+from penstock_loadtest.results.intervals import Estimate, estimate_ratio
 from penstock_loadtest.results.summary import Summary
 
 Side = Literal["a", "b"]
@@ -25,11 +25,11 @@ FIGURES: dict[str, Callable[[Summary], float | None]] = {
     "throughput": lambda summary: summary.output_tokens_per_s,
     "goodput": lambda summary: summary.goodput.share,
 }
-"""What is compared: medians in seconds, delivered tokens per second, share of requests."""
+"""Figures that are compared: medians in seconds, delivered tokens per second, share of requests."""
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What one side is."""
+    """One side: its server, model and overrides."""
 
     name: str
     url: str
@@ -57,11 +57,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """compare.json."""
+    """The content of compare.json."""
 
     a: Setting
     b: Setting
-    pairs: int  # asked for
+    pairs: int  # wanted
     settings: dict[str, object]  # everything else that a comparison that goes on must have in common with its beginning
     runs: list[Run]
     rows: list[Row]
@@ -74,7 +74,7 @@ class NextRun(NamedTuple):
     side: Side
 
 
-def next_run(runs: Sequence[Run], pairs: int) -> NextRun | None:
+def choose_next_run(runs: Sequence[Run], pairs: int) -> NextRun | None:
     """The first run that is missing, in the order A B, B A, ...; None: all are there."""
     made = {(run.pair, run.side) for run in runs}
     orders: tuple[tuple[Side, Side], ...] = (("a", "b"), ("b", "a"))
@@ -82,26 +82,26 @@ def next_run(runs: Sequence[Run], pairs: int) -> NextRun | None:
     return next((run for run in plan if run not in made), None)
 
 
-def whole_pairs(runs: Sequence[Run]) -> list[Run]:
+def keep_whole_pairs(runs: Sequence[Run]) -> list[Run]:
     """Runs to go on with: one without its other half is made again, so that the two of a pair stay next to each other
     in time."""
     made = {(run.pair, run.side) for run in runs}
     return [run for run in runs if {(run.pair, "a"), (run.pair, "b")} <= made]
 
 
-def seed_of(seed: int, run: NextRun, *, same_server: bool) -> int:
-    """Both sides of a pair get the same requests; on one server not the same prompts, which the second run would find
-    cached."""
+def choose_seed(seed: int, run: NextRun, *, same_server: bool) -> int:
+    """The seed of a run: both sides of a pair get the same requests; on one server not the same prompts, which the
+    second run would find cached."""
     return seed + 2 * (run.pair - 1) + (same_server and run.side == "b")
 
 
-def figures_of(summary: Summary) -> dict[str, float | None]:
+def pick_figures(summary: Summary) -> dict[str, float | None]:
     return {name: figure(summary) for name, figure in FIGURES.items()}
 
 
-def compared(runs: Sequence[Run]) -> list[Row]:
-    """Every figure over the whole pairs."""
-    sides = {(run.pair, run.side): run for run in whole_pairs(runs)}
+def compare_figures(runs: Sequence[Run]) -> list[Row]:
+    """A row for every figure, over the whole pairs."""
+    sides = {(run.pair, run.side): run for run in keep_whole_pairs(runs)}
     numbers = sorted({pair for pair, _ in sides})
     return [
         _row(name, [(sides[number, "a"].figures.get(name), sides[number, "b"].figures.get(name)) for number in numbers])
@@ -111,15 +111,15 @@ def compared(runs: Sequence[Run]) -> list[Row]:
 
 def _row(name: str, pairs: list[tuple[float | None, float | None]]) -> Row:
     both = [(a, b) for a, b in pairs if a is not None and b is not None]
-    ratio = paired_ratio(both)
+    ratio = estimate_ratio(both)
     a, b = (
         (statistics.median(values) if values else None for values in zip(*both, strict=True)) if both else (None, None)
     )
     return Row(figure=name, a=a, b=b, ratio=ratio, is_distinguishable=ratio.is_distinguishable)
 
 
-def comparison_of(a: Setting, b: Setting, pairs: int, settings: dict[str, object], runs: Sequence[Run]) -> Comparison:
-    rows = compared(runs)
+def make_comparison(a: Setting, b: Setting, pairs: int, settings: dict[str, object], runs: Sequence[Run]) -> Comparison:
+    rows = compare_figures(runs)
     return Comparison(
         a=a,
         b=b,
@@ -127,7 +127,7 @@ def comparison_of(a: Setting, b: Setting, pairs: int, settings: dict[str, object
         settings=settings,
         runs=list(runs),
         rows=rows,
-        is_complete=next_run(runs, pairs) is None,
+        is_complete=choose_next_run(runs, pairs) is None,
         sentences=[*(_sentence(row, a.name, b.name) for row in rows), *_warnings(runs, pairs)],
     )
 
@@ -136,16 +136,19 @@ def _sentence(row: Row, a: str, b: str) -> str:
     ratio = row.ratio
     if ratio.value is None:
         return f"{row.figure}: nothing to compare."
-    said = f"{row.figure} of {b} is {ratio.value:.3f} times that of {a}"
+    sentence = f"{row.figure} of {b} is {ratio.value:.3f} times that of {a}"
     if ratio.low is None or ratio.high is None:
-        return f"{said}; {ratio.note}."
+        return f"{sentence}; {ratio.note}."
     verdict = "the difference is real" if row.is_distinguishable else "not distinguishable from 1"
-    return f"{said} (95 % interval {ratio.low:.3f} to {ratio.high:.3f}, {ratio.pairs} pairs): {verdict}{f'; {ratio.note}' if ratio.note else ''}."
+    return (
+        f"{sentence} (95 % interval {ratio.low:.3f} to {ratio.high:.3f}, {ratio.pairs} pairs): "
+        f"{verdict}{f'; {ratio.note}' if ratio.note else ''}."
+    )
 
 
 def _warnings(runs: Sequence[Run], pairs: int) -> list[str]:
     warnings = []
-    done = len(whole_pairs(runs)) // 2
+    done = len(keep_whole_pairs(runs)) // 2
     if done < pairs:
         warnings.append(f"Not finished: {done} of {pairs} pairs.")
     late, unbalanced = sum(run.is_late for run in runs), sum(not run.is_balanced for run in runs)

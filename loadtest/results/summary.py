@@ -18,8 +18,8 @@ from penstock_loadtest.results.columns import (
     Label,
     Mask,
     Sample,
+    measure_token_gaps,
     read_columns,
-    token_gaps,
 )
 from penstock_loadtest.results.records import Outcome, Record
 from penstock_loadtest.scenario import Scenario, Targets
@@ -31,7 +31,7 @@ _RESOLUTION_S = 5e-7  # records are to the microsecond: half of it is rounding
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the requests (inter-token: the gaps) that have the figure at all; None where `count` is 0."""
+    """Mean and percentiles over the requests (inter-token: the gaps) that have the figure; None where `count` is 0."""
 
     count: int = 0
     mean: float | None = None
@@ -68,7 +68,7 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lateness(msgspec.Struct, frozen=True, kw_only=True):
-    """Sent - intended."""
+    """Seconds between intended and actual sending."""
 
     p50_s: float | None = None
     p99_s: float | None = None
@@ -94,7 +94,7 @@ class Errors(msgspec.Struct, frozen=True, kw_only=True):
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """The main figures of the requests that share a label."""
 
-    name: str | None  # None: the server did not say
+    name: str | None  # None: the server did not report it
     requests: int
     outcomes: Outcomes
     goodput: Goodput
@@ -107,7 +107,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """Largest first."""
+    """The groups of each label, largest first."""
 
     tenant: list[Group]
     kind: list[Group]
@@ -122,11 +122,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     warmup_requests: int  # left out
     outcomes: Outcomes
-    span_s: (
-        float | None
-        # first intended time to the last token or finished answer: what achieved rate and throughput are over; None: no
-        # time passed
-    )
+    # first intended time to the last token or finished answer, over which achieved rate and throughput are taken;
+    # None: no time passed
+    span_s: float | None
     offered_rate: float | None  # requests a second between the first and the last intended time
     achieved_rate: float | None  # finished requests a second
     ttft_s: Distribution
@@ -136,9 +134,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     goodput: Goodput
     output_tokens: int  # delivered, whatever became of their request
     output_tokens_per_s: float | None
-    prompt_tokens: int  # where the server says
+    prompt_tokens: int  # where the server reports them
     prompt_tokens_per_s: float | None
-    hit_rate: float | None  # cached / prompt tokens, of the requests that have both; None: the server does not say
+    hit_rate: float | None  # cached / prompt tokens, of the requests that have both; None: the server reports none
     shared_chunk_share: float | None  # of delivered tokens: came with others in one chunk, so their time is the chunk's
     token_sources: TokenSources
     lateness: Lateness
@@ -148,11 +146,11 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarize(records: Iterable[Record], scenario: Scenario) -> Summary:
-    """One pass; about 1.5 kB of memory a request with 64 chunks."""
-    return summary_of(read_columns(records, warmup_s=scenario.warmup_s), scenario)
+    """The summary of records, in one pass; takes about 1.5 kB of memory a request with 64 chunks."""
+    return summarize_columns(read_columns(records, warmup_s=scenario.warmup_s), scenario)
 
 
-def summary_of(columns: Columns, scenario: Scenario) -> Summary:
+def summarize_columns(columns: Columns, scenario: Scenario) -> Summary:
     everyone = np.ones(len(columns), dtype=np.bool_)
     span_s = _span_s(columns)
     good, causes = judge(columns, scenario.targets)
@@ -173,7 +171,7 @@ def summary_of(columns: Columns, scenario: Scenario) -> Summary:
         achieved_rate=_per_s(int(columns.is_outcome("finished").sum()), span_s),
         ttft_s=_distribution(Sample(columns.ttft_s)),
         tpot_s=_distribution(Sample(columns.tpot_s)),
-        inter_token_s=_distribution(token_gaps(columns)),
+        inter_token_s=_distribution(measure_token_gaps(columns)),
         e2e_s=_distribution(Sample(columns.e2e_s)),
         goodput=_goodput(good, causes, everyone, span_s),
         output_tokens=output_tokens,
@@ -261,8 +259,8 @@ def _outcomes(columns: Columns, among: Mask) -> Outcomes:
 
 
 def _span_s(columns: Columns) -> float | None:
-    """Not to the end of requests that hang until their timeout: that would dilute the rates of those that were
-    served."""
+    """Seconds from the first intended time to the last token or finished answer. Requests that hang until their timeout
+    don't prolong it: that would dilute the rates of those that were served."""
     served = np.concatenate([columns.end_s[columns.is_outcome("finished")], columns.chunk_s])
     ends = served if len(served) else columns.end_s
     if np.isnan(ends).all():
@@ -279,9 +277,9 @@ def _per_s(count: int, span_s: float | None) -> float | None:
 
 
 def _hit_rate(columns: Columns, among: Mask) -> float | None:
-    told = among & ~np.isnan(columns.prompt_tokens) & ~np.isnan(columns.cached_tokens)
-    prompt = float(columns.prompt_tokens[told].sum())
-    return float(columns.cached_tokens[told].sum()) / prompt if prompt else None
+    reported = among & ~np.isnan(columns.prompt_tokens) & ~np.isnan(columns.cached_tokens)
+    prompt = float(columns.prompt_tokens[reported].sum())
+    return float(columns.cached_tokens[reported].sum()) / prompt if prompt else None
 
 
 def _shared_chunk_share(columns: Columns) -> float | None:

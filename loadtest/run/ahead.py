@@ -46,13 +46,13 @@ class Ahead:
         self._bytes = 0
         self._room = threading.Condition()
         self._is_closed = False
-        self._news = asyncio.Event()  # something arrived, or the thread waits or ended
+        self._changed = asyncio.Event()  # something arrived, or the thread waits or ended
 
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "loadtest-plan")
         self._filling: Future[None] = self._thread.submit(self._fill)
-        self._filling.add_done_callback(lambda _: self._tell())
+        self._filling.add_done_callback(lambda _: self._notify())
         return self
 
     async def __aexit__(
@@ -63,9 +63,9 @@ class Ahead:
             self._room.notify()
         await self._loop.run_in_executor(None, self._thread.shutdown)
 
-    async def filled(self, timeout_s: float, stop: asyncio.Event) -> None:
-        """Until the queue is full, the plan is drawn, time is up or `stop` is set. Raises what the thread raised, even
-        behind items that are there."""
+    async def wait_filled(self, timeout_s: float, stop: asyncio.Event) -> None:
+        """Wait until the queue is full, the plan is drawn, time is up or `stop` is set. Raises what the thread raised,
+        even where items before it are still queued."""
         filling = asyncio.ensure_future(self._fill_up())
         stopped = asyncio.ensure_future(stop.wait())
         try:
@@ -103,14 +103,14 @@ class Ahead:
         return len(self._queue) <= self._max_items // 2 and self._bytes <= self._max_bytes // 2
 
     async def _wait(self) -> None:
-        await self._news.wait()
-        self._news.clear()
+        await self._changed.wait()
+        self._changed.clear()
 
-    def _tell(self) -> None:
-        self._loop.call_soon_threadsafe(self._news.set)
+    def _notify(self) -> None:
+        self._loop.call_soon_threadsafe(self._changed.set)
 
     def _fill(self) -> None:
-        """The thread."""
+        """The work of the thread: draw the plan and build bodies while there is room."""
         for planned in self._plan:
             item = Prepared(planned, None if planned.turn else self._prepare(planned))
             with self._room:
@@ -121,7 +121,7 @@ class Ahead:
                 self._bytes += len(item.body or b"")
                 is_full = self._is_full
             if was_empty or is_full:
-                self._tell()
+                self._notify()
             if is_full:
                 with self._room:
                     self._room.wait_for(lambda: self._is_closed or self._is_half_empty)

@@ -1,4 +1,4 @@
-"""Signals while a load runs: SIGTERM asks to send no more, Ctrl-C to stop, what comes after that to hurry."""
+"""Signals while a load runs: SIGTERM means to send no more, Ctrl-C to stop, a further signal to exit at once."""
 
 import asyncio
 import signal
@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stopped_by_signals(
+def stop_by_signals(
     stop: asyncio.Event, *, hurry: Callable[[], None], enough: asyncio.Event | None = None
 ) -> Iterator[None]:
     """The first SIGTERM sets `enough`, where there is one; else it is as SIGINT, of which the first sets `stop` and a

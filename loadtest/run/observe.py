@@ -1,5 +1,5 @@
-"""What the server says about itself while it is loaded: its replicas, from /metrics, once a second. A server that says
-nothing is left alone."""
+"""The server's replicas while it is loaded, read from its /metrics once a second. A server that does not report them is
+left alone."""
 
 import asyncio
 import re
@@ -12,7 +12,7 @@ METRIC = "penstock_replicas"
 PERIOD_S = 1.0
 TIMEOUT_S = 2.0
 TRIES = 3
-"""So many pages in a row without the metric, and it is not asked for any more."""
+"""Pages in a row without the metric after which it is not requested any more."""
 
 Get = Callable[[str, float], Awaitable[tuple[int, bytes]]]
 """Status and body of a URL, within so many seconds; raises TargetUnreachable."""
@@ -21,9 +21,9 @@ _LINE = re.compile(rf"^{METRIC}\{{(?P<labels>.*)\}}\s+(?P<value>\d+(?:\.\d+)?(?:
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
-def replicas_of(page: bytes) -> dict[str, float]:
+def read_replicas(page: bytes) -> dict[str, float]:
     """Replicas by "pool/tier" (summed over other labels) in a page of the Prometheus text format; empty: it does not
-    say."""
+    report them."""
     replicas: dict[str, float] = {}
     if METRIC.encode() in page:
         for line in _LINE.finditer(page.decode("utf-8", errors="replace")):
@@ -36,17 +36,17 @@ def replicas_of(page: bytes) -> dict[str, float]:
 async def observe(
     get: Get, url: str, now: Callable[[], float], note: Callable[[Observed], None], *, period_s: float = PERIOD_S
 ) -> None:
-    """Until cancelled, or until the server turns out not to say anything. One question at a time, however slow the
-    answers are."""
+    """Read the replicas until cancelled, or until the server turns out not to report any. One request at a time,
+    however slow the answers are."""
     silent = 0
     while silent < TRIES:
-        asked_s = now()
+        requested_s = now()
         try:
             status, page = await get(url, TIMEOUT_S)
         except TargetUnreachable:
             status, page = 0, b""
-        replicas = replicas_of(page) if status == 200 else {}
+        replicas = read_replicas(page) if status == 200 else {}
         if replicas:
-            note(Observed(t_s=round(asked_s, 6), replicas=replicas))
+            note(Observed(t_s=round(requested_s, 6), replicas=replicas))
         silent = 0 if replicas or not status else silent + 1
-        await asyncio.sleep(max(0.0, asked_s + period_s - now()))
+        await asyncio.sleep(max(0.0, requested_s + period_s - now()))

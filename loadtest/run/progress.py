@@ -1,8 +1,8 @@
 """The figures shown while a run goes on: totals, and rates and percentiles of its last seconds. Pure: times come in.
 
 Not the run's result (`summary.py`): latencies here are those of requests that ended lately, and of at most KEPT of
-them. `sent` and `ended` are for the event loop; a snapshot may be taken by another thread meanwhile, so that counting
-up is no burden of the load.
+them. `note_sent` and `note_ended` are for the event loop; a snapshot may be taken by another thread meanwhile, so that
+counting up is no burden of the load.
 """
 
 from collections import Counter, deque
@@ -36,7 +36,8 @@ class Percentiles(NamedTuple):
 class Snapshot(NamedTuple):
     elapsed_s: float
     total_s: float | None
-    """When sending ends, as far as it is known: the duration, or estimated from the requests left and the rate."""
+    """Seconds after the start at which sending ends: the duration, or estimated from the requests left and the rate;
+    None: not known."""
     sent: int
     in_flight: int
     offered_per_s: float
@@ -63,12 +64,12 @@ class Progress:
         self._sent = 0
         self._in_flight = 0
 
-    def sent(self, now_s: float) -> None:
+    def note_sent(self, now_s: float) -> None:
         self._sent += 1
         self._in_flight += 1
         self._sent_s.append(now_s)
 
-    def ended(self, record: Record, now_s: float) -> None:
+    def note_ended(self, record: Record, now_s: float) -> None:
         self._in_flight -= 1
         self._outcomes[record.outcome] += 1
         self._ended.append(
@@ -108,7 +109,7 @@ class Progress:
 
 
 def _rate(times_s: Sequence[float], count: int, now_s: float) -> float:
-    """Per second of the window; where more was dropped than is old, of the part of it that `times_s` reach back."""
+    """Count per second of the window; where younger times were dropped too, of the part of it that `times_s` cover."""
     span_s = min(now_s, WINDOW_S)
     if len(times_s) == KEPT:
         span_s = min(span_s, now_s - times_s[0])
@@ -116,6 +117,6 @@ def _rate(times_s: Sequence[float], count: int, now_s: float) -> float:
 
 
 def _percentiles(values: list[float]) -> Percentiles | None:
-    """By nearest rank."""
+    """p50 and p99 by nearest rank; None without values."""
     values.sort()
     return Percentiles(*(values[int(q * (len(values) - 1) + 0.5)] for q in (0.5, 0.99))) if values else None

@@ -28,13 +28,13 @@ from penstock_loadtest.run.sessions import Sessions, Turn
 from penstock_loadtest.scenario import Scenario
 
 FILL_S = 10.0
-"""At most so long is spent on preparing the first requests before the run starts."""
+"""Most seconds spent on preparing the first requests before the run starts."""
 REPEATS_AT_ONCE = 8
 INFINITE_S = float("inf")
 
 
 class RunFacts(NamedTuple):
-    """What the records of a run don't say. Times are the clock's."""
+    """Facts of a run that its records don't hold. Times are the clock's."""
 
     sent: int
     turns_not_sent: int
@@ -42,7 +42,7 @@ class RunFacts(NamedTuple):
     most_in_flight: int
     last_sent_s: float
     ended_s: float
-    """When the last request had ended or was cut; repeats come after it."""
+    """Time at which the last request had ended or was cut; repeats come after it."""
     is_interrupted: bool
     repeats: list[tuple[Record, Record]]
     """First and second time of the requests that were sent twice; the second has an index of its own, beyond the
@@ -77,7 +77,7 @@ async def run_load(
     What `on_sent` or `on_ended` raises ends the run, and is raised.
     """
     async with Ahead(planned, client.prepare) as ahead:
-        await ahead.filled(FILL_S, stop)
+        await ahead.wait_filled(FILL_S, stop)
         client.clock.start()
         on_start()
         try:
@@ -137,7 +137,7 @@ class _Run:
         self._turns: set[asyncio.Task[None]] = set()  # later turns that wait for their time
         self._ready: deque[Ready] = deque()  # closed loop: later turns that wait for a slot
         self._free_s: deque[float] = deque()  # closed loop: since when each free slot is free
-        self._news = asyncio.Event()  # something changed that somebody may wait for
+        self._changed = asyncio.Event()  # something changed that somebody may wait for
         self._is_cutting = False
         self._sent = self._most_in_flight = self._next_index = 0
         self._last_sent_s = 0.0
@@ -170,9 +170,9 @@ class _Run:
     # sending
 
     async def _send_all(self) -> None:
-        """Until the plan has been sent and no session has turns left, or the duration is over."""
+        """Send until the plan is through and no session has turns left, or the duration is over."""
         pump = self._group.create_task(self._pump(self._open_loop if self._is_open else self._closed_loop))
-        pump.add_done_callback(lambda _: self._news.set())
+        pump.add_done_callback(lambda _: self._changed.set())
         # open loop: what was intended before the end leaves, however late
         await self._wait(lambda: pump.done() or self._enough.is_set(), INFINITE_S if self._is_open else self._until_s)
         await self._wait(lambda: self._enough.is_set() or (pump.done() and not self._turns_left), self._until_s)
@@ -202,7 +202,7 @@ class _Run:
         self._free_s.extend([self._now()] * self._scenario.concurrency)
         while (ready := await self._next_ready()) is not None:
             while not self._free_s:
-                await self._next_news()
+                await self._wait_change()
             self._send(ready.planned, ready.body, max(self._free_s.popleft(), ready.due_s))
             await asyncio.sleep(0)
 
@@ -213,7 +213,7 @@ class _Run:
             if item is None:
                 if not self._turns_left:
                     return None
-                await self._next_news()
+                await self._wait_change()
                 continue
             turn = self._sessions.arrive(item.planned)
             if turn is not None and item.body is not None:
@@ -242,7 +242,7 @@ class _Run:
             self._send(*ready)
         else:
             self._ready.append(ready)
-        self._news.set()
+        self._changed.set()
 
     # requests
 
@@ -269,7 +269,9 @@ class _Run:
             return
         record = answer.record
         end_s = self._now() if record.end_s is None else record.end_s
-        turn = self._sessions.ended(planned, is_finished=record.outcome == "finished", answer=answer.text, end_s=end_s)
+        turn = self._sessions.finish_turn(
+            planned, is_finished=record.outcome == "finished", answer=answer.text, end_s=end_s
+        )
         if turn is not None:
             self._start_turn(turn)
 
@@ -280,7 +282,7 @@ class _Run:
 
     def _is_gone(self, task: asyncio.Task[None]) -> None:
         self._requests.discard(task)
-        self._news.set()
+        self._changed.set()
 
     async def _cut(self) -> None:
         """End what is still under way; each becomes a record."""
@@ -328,18 +330,18 @@ class _Run:
         self._schedule.at(time.perf_counter() + left_s, lambda _: None if due.done() else due.set_result(None))
         await due
 
-    async def _next_news(self) -> None:
-        self._news.clear()
-        await self._news.wait()
+    async def _wait_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     async def _wait(self, is_over: Callable[[], bool], until_s: float) -> None:
-        """Until it is over, that time has come, or Ctrl-C."""
+        """Wait until `is_over`, that time, or Ctrl-C."""
         timeout_s = None if until_s == INFINITE_S else max(0.0, until_s - self._now())
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while not (is_over() or self._stop.is_set()):
-                    await self._next_news()
+                    await self._wait_change()
 
     async def _watch(self, event: asyncio.Event) -> None:
         await event.wait()
-        self._news.set()
+        self._changed.set()

@@ -20,11 +20,12 @@ class Sampler:
     def __init__(self, size: int, rng: random.Random) -> None:
         self._size = size
         self._rng = rng
-        self._seen = 0
+        self._offered = 0
         self.kept: list[Repeatable] = []
 
     def offer(self, planned: Planned, answer: Answer) -> None:
-        """Left out unless it finished, with an answer to compare, and is greedy or seeded."""
+        """Take a request into the sample by chance; left out unless it finished, with an answer to compare, and is
+        greedy or seeded."""
         record = answer.record
         if (
             not self._size
@@ -33,8 +34,8 @@ class Sampler:
             or (planned.temperature > 0 and planned.seed is None)
         ):
             return
-        self._seen += 1
+        self._offered += 1
         if len(self.kept) < self._size:
             self.kept.append(Repeatable(planned, answer.body, record))
-        elif (place := self._rng.randrange(self._seen)) < self._size:
+        elif (place := self._rng.randrange(self._offered)) < self._size:
             self.kept[place] = Repeatable(planned, answer.body, record)

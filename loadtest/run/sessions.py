@@ -15,7 +15,7 @@ class Turn(NamedTuple):
     planned: Planned
     due_s: float
     history: tuple[Message, ...]
-    """What was said before, the system message first."""
+    """The messages before this turn, the system message first."""
 
 
 class _Session:
@@ -33,8 +33,8 @@ class Sessions:
         self.parked = 0
 
     def arrive(self, planned: Planned) -> Turn | None:
-        """A request in the plan's order. Its turn, if it may leave at `due_s`; None: it waits for the answer before it,
-        or never leaves."""
+        """Take a request in the plan's order. Returns its turn, if it may leave at `due_s`; None: it waits for the
+        answer before it, or never leaves."""
         if planned.session is None or (planned.turn == 0 and planned.is_last_turn):
             return Turn(planned, planned.at_s, ())
         session = self._sessions.get(planned.session)
@@ -50,8 +50,8 @@ class Sessions:
         self.parked += 1
         return self._next(session)
 
-    def ended(self, planned: Planned, *, is_finished: bool, answer: str, end_s: float) -> Turn | None:
-        """A turn has ended. The session's next one, if the plan has come to it."""
+    def finish_turn(self, planned: Planned, *, is_finished: bool, answer: str, end_s: float) -> Turn | None:
+        """Conclude a turn. Returns the session's next one, if the plan has come to it."""
         session = self._sessions.get(planned.session) if planned.session is not None else None
         if session is None or planned.session is None:
             return None
@@ -61,12 +61,12 @@ class Sessions:
         if not is_finished:
             self._end(planned.session, session)
             return None
-        session.history += _said(planned, answer, is_first=not session.history)
+        session.history += _make_messages(planned, answer, is_first=not session.history)
         session.free_s = end_s
         return self._next(session)
 
     def drop(self, planned: Planned) -> None:
-        """A turn that came out here will not leave; nor will those behind it."""
+        """Give up a turn that was returned here, and those after it."""
         session = self._sessions.get(planned.session) if planned.session is not None else None
         if session is None or planned.session is None:
             return
@@ -77,8 +77,7 @@ class Sessions:
             self._end(planned.session, session)
 
     def abandon(self, *, waiting: int) -> None:
-        """No further turn leaves: neither those parked here nor the `waiting` ones that came out and have not left
-        yet."""
+        """Give up all turns: those parked here, and the `waiting` ones that were returned and have not left yet."""
         self.not_sent += self.parked + waiting
         self.parked = 0
         self._sessions.clear()
@@ -103,7 +102,7 @@ class Sessions:
             session.history = ()
 
 
-def _said(planned: Planned, answer: str, *, is_first: bool) -> tuple[Message, ...]:
+def _make_messages(planned: Planned, answer: str, *, is_first: bool) -> tuple[Message, ...]:
     """What a turn adds to the history; nothing to that of completions, whose prompts are whole."""
     if planned.endpoint != "chat" or not isinstance(planned.prompt, str):
         return ()

@@ -30,7 +30,7 @@ def measure_without_plots(scenario: Scenario, target: Target, folder: Path, cons
 
 
 def is_there(target: Target) -> bool:
-    """Whether the server lists its models; asked TRIES times, since one that was just overloaded may need a while."""
+    """Whether the server lists its models, in TRIES attempts, since one that was just overloaded may need a while."""
     for _ in range(TRIES):
         with suppress(TargetUnreachable):
             asyncio.run(find_target(target.url, keys=target.keys, model=target.model, timeout_s=ANSWERS_S))
@@ -38,13 +38,13 @@ def is_there(target: Target) -> bool:
     return False
 
 
-def say(console: Console, sentences: Iterable[str]) -> None:
+def print_sentences(console: Console, sentences: Iterable[str]) -> None:
     for sentence in sentences:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
-def settings_of(scenario: Scenario, **others: object) -> dict[str, object]:
-    """What defines a command's runs, as JSON gives it back: to be compared with what a file says."""
+def encode_settings(scenario: Scenario, **others: object) -> dict[str, object]:
+    """The settings that define a command's runs, as JSON gives them back: to be compared with those in a file."""
     tree: dict[str, object] = json.loads(
         json.dumps(
             {"scenario": to_tree(scenario), **{name: msgspec.to_builtins(value) for name, value in others.items()}}
@@ -54,7 +54,7 @@ def settings_of(scenario: Scenario, **others: object) -> dict[str, object]:
 
 
 def read_if_there(path: Path, kind: type[T]) -> T | None:
-    """What an earlier run of the command left; None: nothing. Raises RecordsInvalid."""
+    """The file that an earlier run of the command left; None: there is none. Raises RecordsInvalid."""
     if not path.exists():
         return None
     try:

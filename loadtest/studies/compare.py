@@ -1,8 +1,8 @@
 """`compare`: the same load against two servers, or in two settings against one, run by run in turn; which differences
 are more than chance.
 
-What to run and what it says is in `sides.py`. compare.json is written after every run, so that the same command goes on
-where it was stopped.
+What to run, and the ratios, are in `sides.py`. compare.json is written after every run, so that the same command goes
+on where it was stopped.
 """
 
 import os
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock_loadtest.client.destination import reach
+from penstock_loadtest.client.destination import find_destination
 from penstock_loadtest.client.target import Target
 from penstock_loadtest.results.intervals import MIN_PAIRS
 from penstock_loadtest.results.records import write_json
@@ -29,11 +29,11 @@ from penstock_loadtest.results.sides import (
     Run,
     Setting,
     Side,
-    comparison_of,
-    figures_of,
-    next_run,
-    seed_of,
-    whole_pairs,
+    choose_next_run,
+    choose_seed,
+    keep_whole_pairs,
+    make_comparison,
+    pick_figures,
 )
 from penstock_loadtest.scenario import Scenario, load_scenario
 from penstock_loadtest.studies import campaign
@@ -90,8 +90,8 @@ def compare(
     a = _contender(scenario, name_a, url, model, [*(settings or []), *(set_a or [])], run_s)
     b = _contender(scenario, name_b, url_b or url, model_b or model, [*(settings or []), *(set_b or [])], run_s)
     found = run_comparison(a, b, out, pairs=pairs, settle_s=settle_s, console=console)
-    console.print(comparison_table(found))
-    campaign.say(console, [*found.sentences, str(_report(out))])
+    console.print(make_comparison_table(found))
+    campaign.print_sentences(console, [*found.sentences, str(_report(out))])
     if not found.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -102,7 +102,7 @@ def _contender(
     scenario = load_scenario(path, overrides)
     if run_s is not None:
         scenario = msgspec.structs.replace(scenario, duration_s=scenario.warmup_s + run_s, requests=None)
-    target = reach(scenario, url, model, os.environ)
+    target = find_destination(scenario, url, model, os.environ)
     return Contender(Setting(name=name, url=target.url, model=target.model, overrides=overrides), scenario, target)
 
 
@@ -121,23 +121,26 @@ def run_comparison(
     Raises ScenarioInvalid when the folder's comparison is another one; it may have other `pairs`.
     """
     settings, path = (
-        {f"scenario_{side}": campaign.settings_of(each.scenario)["scenario"] for side, each in (("a", a), ("b", b))},
+        {
+            f"scenario_{side}": campaign.encode_settings(each.scenario)["scenario"]
+            for side, each in (("a", a), ("b", b))
+        },
         out / "compare.json",
     )
     contenders: dict[Side, Contender] = {"a": a, "b": b}
 
     def so_far(runs: Sequence[Run]) -> Comparison:
-        return comparison_of(a.setting, b.setting, pairs, settings, runs)
+        return make_comparison(a.setting, b.setting, pairs, settings, runs)
 
     def make(following: NextRun) -> Run | None:
         side = contenders[following.side]
-        seed = seed_of(side.scenario.seed, following, same_server=a.target.url == b.target.url)
+        seed = choose_seed(side.scenario.seed, following, same_server=a.target.url == b.target.url)
         folder = campaign.new_folder(out, f"pair-{following.pair:02}-{following.side}")
         scenario = msgspec.structs.replace(
             side.scenario, seed=seed, repeat=0, name=f"{side.scenario.name}, {side.setting.name}, pair {following.pair}"
         )
         measured = run(scenario, side.target, folder, console)
-        return None if measured.interrupted else run_of(following, folder.name, measured)
+        return None if measured.interrupted else make_run(following, folder.name, measured)
 
     runs = _begun(path, so_far([]))
     out.mkdir(parents=True, exist_ok=True)
@@ -162,7 +165,7 @@ def alternate(
     save: Callable[[Sequence[Run]], None],
 ) -> None:
     """Add runs until all pairs are there, or `make` was interrupted and gives None."""
-    while (following := next_run(runs, pairs)) is not None:
+    while (following := choose_next_run(runs, pairs)) is not None:
         if runs:
             settle()
         run = make(following)
@@ -172,13 +175,13 @@ def alternate(
         save(runs)
 
 
-def run_of(made: NextRun, folder: str, measured: Measurement) -> Run:
+def make_run(made: NextRun, folder: str, measured: Measurement) -> Run:
     summary = measured.summary
     return Run(
         pair=made.pair,
         side=made.side,
         folder=folder,
-        figures=figures_of(summary),
+        figures=pick_figures(summary),
         requests=summary.requests,
         finished=summary.outcomes.finished,
         is_balanced=measured.ledger.is_balanced,
@@ -190,9 +193,8 @@ def _report(out: Path) -> Path:
     """report.html, or the folder where plots can't be drawn."""
     if find_spec("matplotlib") is None:
         return out
-    from penstock_loadtest.report.comparison import (
-        write_comparison_report,
-    )  # matplotlib: memory that the runs should not carry
+    # matplotlib may be absent, and takes memory that the runs should not carry
+    from penstock_loadtest.report.comparison import write_comparison_report  # noqa: PLC0415 (matplotlib is optional)
 
     return write_comparison_report(out)
 
@@ -204,14 +206,14 @@ def _begun(path: Path, wanted: Comparison) -> list[Run]:
         return []
     here, there = ({"a": _identity(each.a), "b": _identity(each.b), **each.settings} for each in (wanted, found))
     campaign.must_be_same(path, there, here)
-    return whole_pairs(found.runs)
+    return keep_whole_pairs(found.runs)
 
 
 def _identity(setting: Setting) -> dict[str, object]:
     return {"url": setting.url, "model": setting.model}
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def make_comparison_table(comparison: Comparison) -> Table:
     """Medians of the runs, and the ratio of the pairs with its interval."""
     a, b = escape(comparison.a.name), escape(comparison.b.name)
     table = Table(title=f"{b} against {a}")

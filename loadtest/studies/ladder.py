@@ -19,22 +19,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock_loadtest.client.destination import reach
+from penstock_loadtest.client.destination import find_destination
 from penstock_loadtest.client.target import Target
 from penstock_loadtest.errors import ScenarioInvalid
-from penstock_loadtest.results.knee import Ladder, Next, Rules, Step, is_held, ladder_of, next_step
+from penstock_loadtest.results.knee import Ladder, Next, Rules, Step, choose_next_step, is_held, make_ladder
 from penstock_loadtest.results.records import write_json
 from penstock_loadtest.results.summary import Summary
 from penstock_loadtest.scenario import Scenario, load_scenario
 from penstock_loadtest.studies.campaign import (
     Run,
+    encode_settings,
     is_there,
     measure_without_plots,
     must_be_same,
     new_folder,
+    print_sentences,
     read_if_there,
-    say,
-    settings_of,
 )
 from penstock_loadtest.studies.measure import EXIT_INTERRUPTED
 
@@ -43,14 +43,14 @@ SPEED = "x the trace's speed"
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a step is."""
+    """The length of a step."""
 
     warmup_s: float = 5.0  # left out of its figures
     step_s: float = 30.0  # at least so long after the warm-up
     min_requests: int = 100  # and long enough for so many requests; not with a trace
 
 
-def unit_of(scenario: Scenario) -> str:
+def find_unit(scenario: Scenario) -> str:
     """What a rate of the ladder counts. Raises ScenarioInvalid where the load has no steady rate to raise."""
     if scenario.loop != "open":
         raise ScenarioInvalid("A ladder raises the rate of an open loop; a closed loop has none (loop: closed).")
@@ -63,8 +63,8 @@ def unit_of(scenario: Scenario) -> str:
     return PER_SECOND
 
 
-def at_rate(scenario: Scenario, rate: float, *, number: int, pace: Pace) -> Scenario:
-    """The scenario of step `number` at a rate, in the unit of `unit_of`."""
+def set_rate(scenario: Scenario, rate: float, *, number: int, pace: Pace) -> Scenario:
+    """The scenario of step `number` at a rate, in the unit of `find_unit`."""
     changes: dict[str, object] = {}
     measured_s = pace.step_s
     if scenario.trace is not None:
@@ -84,8 +84,8 @@ def at_rate(scenario: Scenario, rate: float, *, number: int, pace: Pace) -> Scen
     )
 
 
-def step_of(number: int, following: Next, folder: str, summary: Summary, *, is_balanced: bool) -> Step:
-    """What a run says."""
+def make_step(number: int, following: Next, folder: str, summary: Summary, *, is_balanced: bool) -> Step:
+    """The step that a run amounts to."""
     outcomes = summary.outcomes
     return Step(
         number=number,
@@ -120,8 +120,8 @@ def climb(
     settle: Callable[[], None],
     save: Callable[[Sequence[Step]], None],
 ) -> None:
-    """Add steps until the rules say that it is done, or `make` was interrupted and gives None."""
-    while isinstance(following := next_step(steps, rules), Next):
+    """Add steps until the rules want no more, or `make` was interrupted and gives None."""
+    while isinstance(following := choose_next_step(steps, rules), Next):
         if steps:
             settle()
         step = make(len(steps) + 1, following)
@@ -131,8 +131,8 @@ def climb(
         save(steps)
 
 
-def without_dead(steps: Sequence[Step]) -> list[Step]:
-    """Steps to go on with: what was measured of a server that had gone says nothing."""
+def drop_dead_steps(steps: Sequence[Step]) -> list[Step]:
+    """Steps to go on with: what was measured of a server that had gone is meaningless."""
     return [step for step in steps if not step.is_dead]
 
 
@@ -186,10 +186,10 @@ def ladder(
         max_steps=max_steps,
     )
     pace = Pace(warmup_s=warmup_s, step_s=step_s, min_requests=min_requests)
-    target = reach(loaded, url, model, os.environ)
+    target = find_destination(loaded, url, model, os.environ)
     found = run_ladder(loaded, target, out, rules=rules, pace=pace, settle_s=settle_s, console=console)
-    console.print(ladder_table(found))
-    say(console, [found.verdict, str(_report(out))])
+    console.print(make_ladder_table(found))
+    print_sentences(console, [found.verdict, str(_report(out))])
     if not found.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -210,17 +210,17 @@ def run_ladder(
 
     Raises ScenarioInvalid when the folder's ladder has other settings; its rules may be others.
     """
-    unit, settings, path = unit_of(scenario), settings_of(scenario, pace=pace), out / "ladder.json"
+    unit, settings, path = find_unit(scenario), encode_settings(scenario, pace=pace), out / "ladder.json"
 
     def so_far(steps: Sequence[Step]) -> Ladder:
-        return ladder_of(target.url, target.model, unit, rules, settings, steps)
+        return make_ladder(target.url, target.model, unit, rules, settings, steps)
 
     def make(number: int, following: Next) -> Step | None:
         folder = new_folder(out, f"step-{number:02}-{following.rate:.4g}")
-        measured = run(at_rate(scenario, following.rate, number=number, pace=pace), target, folder, console)
+        measured = run(set_rate(scenario, following.rate, number=number, pace=pace), target, folder, console)
         if measured.interrupted:
             return None
-        step = step_of(number, following, folder.name, measured.summary, is_balanced=measured.ledger.is_balanced)
+        step = make_step(number, following, folder.name, measured.summary, is_balanced=measured.ledger.is_balanced)
         return step if is_held(step, rules) or answers(target) else msgspec.structs.replace(step, is_dead=True)
 
     steps = _begun(path, so_far([]))
@@ -241,9 +241,8 @@ def _report(out: Path) -> Path:
     """report.html, or the folder where plots can't be drawn."""
     if find_spec("matplotlib") is None:
         return out
-    from penstock_loadtest.report.ladder import (
-        write_ladder_report,
-    )  # matplotlib: memory that the steps should not carry
+    # matplotlib may be absent, and takes memory that the steps should not carry
+    from penstock_loadtest.report.ladder import write_ladder_report  # noqa: PLC0415 (matplotlib is optional)
 
     return write_ladder_report(out)
 
@@ -255,10 +254,10 @@ def _begun(path: Path, wanted: Ladder) -> list[Step]:
         return []
     here, there = ({"url": ladder.url, "model": ladder.model, **ladder.settings} for ladder in (wanted, found))
     must_be_same(path, there, here)
-    return without_dead(found.steps)
+    return drop_dead_steps(found.steps)
 
 
-def ladder_table(ladder: Ladder) -> Table:
+def make_ladder_table(ladder: Ladder) -> Table:
     """A row a step by rate; latencies are p50 and p99 in milliseconds."""
     table = Table(
         title=escape(f"Ladder against {ladder.url}, {ladder.model}"),
@@ -283,14 +282,14 @@ def _row(step: Step) -> list[str]:
         finished,
         *latencies,
         lost,
-        ", ".join(flaws(step)),
+        ", ".join(list_flaws(step)),
     ]
 
 
-def flaws(step: Step) -> list[str]:
+def list_flaws(step: Step) -> list[str]:
     """Why a step's figures are doubtful."""
-    said = (("sent late", step.is_late), ("not balanced", not step.is_balanced), ("server gone", step.is_dead))
-    return [text for text, is_so in said if is_so]
+    found = (("sent late", step.is_late), ("not balanced", not step.is_balanced), ("server gone", step.is_dead))
+    return [text for text, is_so in found if is_so]
 
 
 def _both_ms(p50_s: float | None, p99_s: float | None) -> str:

@@ -1,10 +1,11 @@
 """One run from start to report: what `run`, `ladder`, `compare` and `overhead` share.
 
 The folder of a run:
-    scenario.json   what was asked for          target.json    of which server
-    records.jsonl   a line a request            repeats.jsonl  the records of requests that were sent again at the end, where there are any
-    observed.jsonl  what the server said of itself over time, where it did
-    run.json        what the records don't say  summary.json, ledger.json, plots/, report.html
+    scenario.json   the load                    target.json    the server
+    records.jsonl   a line a request
+    repeats.jsonl   the records of requests that were sent again at the end, where there are any
+    observed.jsonl  replicas over time, where the server's /metrics has them
+    run.json        further facts of the run    summary.json, ledger.json, plots/, report.html
 Ctrl-C ends the load and leaves all of it, SIGTERM lets what is under way end first; a second one exits at once, and
 `penstock-loadtest report` makes the rest.
 """
@@ -30,21 +31,21 @@ import uvloop
 from rich.console import Console
 
 from penstock_loadtest.client.client import Answer, Client, Clock
-from penstock_loadtest.client.metered_usage import read_meters, settled_meters
+from penstock_loadtest.client.metered_usage import read_metered_usage, wait_for_settled_usage
 from penstock_loadtest.client.target import Target
 from penstock_loadtest.errors import LoadtestError, RecordsInvalid, ScenarioInvalid, TargetUnreachable
 from penstock_loadtest.planned import Planned
-from penstock_loadtest.results.ledger import Ledger, Repeat, check
+from penstock_loadtest.results.ledger import Ledger, Repeat, check_ledger
 from penstock_loadtest.results.records import RecordWriter, read_records, write_json
 from penstock_loadtest.results.series import Observed
 from penstock_loadtest.results.summary import Summary, summarize
-from penstock_loadtest.run.interrupts import stopped_by_signals
+from penstock_loadtest.run.interrupts import stop_by_signals
 from penstock_loadtest.run.live import show
 from penstock_loadtest.run.observe import observe
 from penstock_loadtest.run.progress import Progress
 from penstock_loadtest.run.runner import RunFacts, run_load
 from penstock_loadtest.scenario import Scenario, to_tree
-from penstock_loadtest.workload.plan import plan
+from penstock_loadtest.workload.plan import draw_plan
 
 GC_THRESHOLD = 50_000
 SWITCH_INTERVAL_S = 2e-4
@@ -91,7 +92,8 @@ def must_have_plots() -> None:
     """Raises ScenarioInvalid where the library that draws plots is missing."""
     if find_spec("matplotlib") is None:
         raise ScenarioInvalid(
-            "The report's plots need matplotlib: pip install 'penstock[loadtest]'; a load runs without it with --no-plots."
+            "The report's plots need matplotlib: pip install 'penstock[loadtest]'; a load runs without it with "
+            "--no-plots."
         )
 
 
@@ -107,7 +109,7 @@ def _begin(folder: Path, scenario: Scenario, target: Target) -> None:
 
 
 def _leave(folder: Path) -> None:
-    """As it was before, if nothing was sent."""
+    """Restore the folder to what it was, if nothing was sent."""
     if (folder / "records.jsonl").stat().st_size:
         return
     for name in ("scenario.json", "target.json", "records.jsonl"):
@@ -119,15 +121,15 @@ def _leave(folder: Path) -> None:
 async def _load(
     scenario: Scenario, target: Target, folder: Path, console: Console | None
 ) -> tuple[RunFacts, dict[str, int] | None]:
-    """Also completion tokens by the tenants' meters, where they are asked."""
+    """Run the load; returns its facts, and completion tokens by the tenants' meters where those are read."""
     clock, progress = Clock(), Progress(scenario)
     stop, enough, started = asyncio.Event(), asyncio.Event(), asyncio.Event()
     async with AsyncExitStack() as stack:
-        stack.enter_context(stopped_by_signals(stop, hurry=lambda: _exit_at_once(records, console), enough=enough))
+        stack.enter_context(stop_by_signals(stop, hurry=lambda: _exit_at_once(records, console), enough=enough))
         client = Client(target, clock)
         stack.push_async_callback(client.close)
         records = stack.enter_context(RecordWriter(folder / "records.jsonl"))
-        before = await read_meters(target) if scenario.meter else None
+        before = await read_metered_usage(target) if scenario.meter else None
         if target.metrics_url is not None:
             note = stack.enter_context(_Notes(folder / "observed.jsonl")).write
             await stack.enter_async_context(_beside(started, observe(client.get, target.metrics_url, clock.now, note)))
@@ -135,18 +137,18 @@ async def _load(
             await stack.enter_async_context(_beside(started, show(progress, clock.now, console)))
 
         def on_sent(_: Planned) -> None:
-            progress.sent(clock.now())
+            progress.note_sent(clock.now())
 
-        told: Counter[str] = Counter()
+        reported: Counter[str] = Counter()
 
         def on_ended(answer: Answer) -> None:
             records.write(answer.record)
-            told[answer.record.tenant] += answer.record.metered_tokens or 0
-            progress.ended(answer.record, clock.now())
+            reported[answer.record.tenant] += answer.record.metered_tokens or 0
+            progress.note_ended(answer.record, clock.now())
 
         facts = await run_load(
             scenario,
-            plan(scenario),
+            draw_plan(scenario),
             client,
             on_sent=on_sent,
             on_ended=on_ended,
@@ -154,15 +156,17 @@ async def _load(
             enough=enough,
             on_start=started.set,
         )
-        return facts, None if before is None else await _since(target, before, told)
+        return facts, None if before is None else await _read_usage_since(target, before, reported)
 
 
-async def _since(target: Target, before: dict[str, int], told: Counter[str]) -> dict[str, int] | None:
-    """told: completion tokens of each tenant's answers, by the answers.
+async def _read_usage_since(target: Target, before: dict[str, int], reported: Counter[str]) -> dict[str, int] | None:
+    """Completion tokens by the tenants' meters since `before`; None: the server does not answer any more, and the run
+    is concluded without.
 
-    None: the server has nothing to say any more, and the run is concluded without."""
+    reported: completion tokens of each tenant's answers, by the answers' usage.
+    """
     try:
-        return await settled_meters(target, before, told)
+        return await wait_for_settled_usage(target, before, reported)
     except TargetUnreachable:
         return None
 
@@ -176,16 +180,15 @@ def _conclude(
                 again.write(second)
     summary = summarize(read_records(folder / "records.jsonl"), scenario)
     all_records = chain(read_records(folder / "records.jsonl"), (second for _, second in facts.repeats))
-    ledger = check(
+    ledger = check_ledger(
         all_records, [Repeat(first, second) for first, second in facts.repeats], exact=target.exact, metered=metered
     )
     write_json(folder / "run.json", _facts(facts) | {"metered": metered})
     write_json(folder / "summary.json", summary)
     write_json(folder / "ledger.json", ledger)
     if plots:
-        from penstock_loadtest.report.page import (
-            write_report,
-        )  # matplotlib: half a second and 50 MiB that the load should not carry
+        # matplotlib may be absent, and takes half a second and 50 MiB that the load should not carry
+        from penstock_loadtest.report.page import write_report  # noqa: PLC0415 (matplotlib is optional)
 
         write_report(folder)
     return Measurement(folder, summary, ledger, facts.is_interrupted, facts.turns_not_sent)
@@ -212,7 +215,7 @@ def _facts(facts: RunFacts) -> dict[str, object]:
 
 
 class _Notes:
-    """Lines of observations; the file is there from the first one on. A context manager."""
+    """Writer of observations, a line each; the file exists from the first one on. A context manager."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -235,7 +238,7 @@ class _Notes:
 
 @asynccontextmanager
 async def _beside(started: asyncio.Event, work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """The work goes on beside the context, from when the run has started."""
+    """A context beside which the work goes on, from when the run has started."""
 
     async def run() -> None:
         with closing(work):
@@ -260,8 +263,8 @@ def _exit_at_once(records: RecordWriter, console: Console | None) -> None:
 
 @contextmanager
 def _fast_interpreter() -> Iterator[None]:
-    """What lives now is left out of garbage collection, which comes less often; threads give way to the event loop
-    sooner."""
+    """A context in which objects that exist now are left out of garbage collection, which comes less often, and threads
+    give way to the event loop sooner."""
     thresholds, interval_s = gc.get_threshold(), sys.getswitchinterval()
     gc.collect()
     gc.freeze()

@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock_loadtest.client.destination import reach
+from penstock_loadtest.client.destination import find_destination
 from penstock_loadtest.client.target import Target
 from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.results import cost
@@ -29,18 +29,18 @@ from penstock_loadtest.results.cost import (
     Fit,
     Line,
     Overhead,
-    cell_run,
-    grid,
-    missing,
-    overhead_of,
-    whole_cells,
+    find_missing_cells,
+    keep_whole_cells,
+    list_cells,
+    make_cell_run,
+    make_overhead,
 )
 from penstock_loadtest.results.intervals import Estimate
 from penstock_loadtest.results.records import write_json
 from penstock_loadtest.scenario import Kind, Lengths, Prompts, Scenario
 from penstock_loadtest.studies import campaign
 from penstock_loadtest.studies.measure import EXIT_INTERRUPTED, Measurement
-from penstock_loadtest.studies.process_tree import tree_cpu_s
+from penstock_loadtest.studies.process_tree import read_tree_cpu_s
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,7 +53,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
 
     def cells(self, *, is_direct_too: bool) -> list[Cell]:
-        return grid(self.rounds, self.concurrencies, self.lengths, is_direct_too=is_direct_too)
+        return list_cells(self.rounds, self.concurrencies, self.lengths, is_direct_too=is_direct_too)
 
     def scenario(self, cell: Cell) -> Scenario:
         """Greedy answers of exactly the length; prompts differ from run to run."""
@@ -83,7 +83,7 @@ class Meter(NamedTuple):
     rest: Callable[[float], None] = time.sleep
 
     def around(self, run: Callable[[], Measurement]) -> tuple[Measurement, CpuUse]:
-        """What a run cost, and then what the same time costs without it."""
+        """Make a run; returns it with its CPU use, and that of the same time without it."""
         before_s, began_s = self.cpu_s(), self.now_s()
         measured = run()
         busy_s, wall_s = self.cpu_s() - before_s, self.now_s() - began_s
@@ -124,26 +124,26 @@ def overhead(
     goes on from there."""
     console = Console()
     load = Load(
-        lengths=numbers(lengths, "--lengths"),
-        concurrencies=numbers(concurrency, "--concurrency"),
+        lengths=parse_numbers(lengths, "--lengths"),
+        concurrencies=parse_numbers(concurrency, "--concurrency"),
         requests=requests,
         prompt_tokens=prompt_tokens,
         rounds=rounds,
     )
     left_out = [*(exclude_pid or []), os.getpid()]
-    meter = Meter(lambda: tree_cpu_s(pid, left_out))
+    meter = Meter(lambda: read_tree_cpu_s(pid, left_out))
     meter.cpu_s()  # a process that is not there is refused before any load
-    targets: dict[cost.Path, Target] = {"platform": reach(Scenario(), url, model, os.environ)}
+    targets: dict[cost.Path, Target] = {"platform": find_destination(Scenario(), url, model, os.environ)}
     if direct is not None:
-        targets["direct"] = reach(Scenario(), direct, direct_model, os.environ)
+        targets["direct"] = find_destination(Scenario(), direct, direct_model, os.environ)
     found = run_overhead(targets, load, meter, out, console=console)
-    console.print(cost_table(found.lines))
-    campaign.say(console, [*map(fit_sentence, found.fits), *found.notes, str(out / "overhead.json")])
+    console.print(make_cost_table(found.lines))
+    campaign.print_sentences(console, [*map(describe_fit, found.fits), *found.notes, str(out / "overhead.json")])
     if not found.is_complete:
         raise typer.Exit(EXIT_INTERRUPTED)
 
 
-def numbers(text: str, option: str) -> list[int]:
+def parse_numbers(text: str, option: str) -> list[int]:
     """`16,64,256` as numbers above 0. Raises ScenarioInvalid."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
@@ -169,10 +169,12 @@ def run_overhead(
     is_direct_too, path = "direct" in targets, out / "overhead.json"
     cells = load.cells(is_direct_too=is_direct_too)
     urls = {name: target.url for name, target in targets.items()}
-    settings = campaign.settings_of(load.scenario(cells[0]), load=msgspec.structs.replace(load, rounds=0), urls=urls)
+    settings = campaign.encode_settings(
+        load.scenario(cells[0]), load=msgspec.structs.replace(load, rounds=0), urls=urls
+    )
 
     def so_far(runs: Sequence[CellRun]) -> Overhead:
-        return overhead_of(urls["platform"], urls.get("direct"), settings, runs, cells)
+        return make_overhead(urls["platform"], urls.get("direct"), settings, runs, cells)
 
     def make(cell: Cell) -> CellRun | None:
         folder = campaign.new_folder(
@@ -183,12 +185,12 @@ def run_overhead(
             return run(load.scenario(cell), targets[cell.path], folder, console)
 
         measured, cpu = meter.around(measure_cell) if cell.path == "platform" else (measure_cell(), None)
-        return None if measured.interrupted else cell_run(cell, folder.name, measured.summary, cpu)
+        return None if measured.interrupted else make_cell_run(cell, folder.name, measured.summary, cpu)
 
     runs = _begun(path, so_far([]), is_direct_too=is_direct_too)
     out.mkdir(parents=True, exist_ok=True)
     with suppress(KeyboardInterrupt):
-        if missing(cells, runs):
+        if find_missing_cells(cells, runs):
             _warm_up(targets, load, out, console, run)
         fill(runs, cells, make=make, save=lambda made: write_json(path, so_far(made)))
     write_json(path, so_far(runs))
@@ -203,7 +205,7 @@ def fill(
     save: Callable[[Sequence[CellRun]], None],
 ) -> None:
     """Add the runs of the grid that are missing, or those until `make` was interrupted and gives None."""
-    for cell in missing(cells, runs):
+    for cell in find_missing_cells(cells, runs):
         made = make(cell)
         if made is None:
             return
@@ -231,10 +233,10 @@ def _begun(path: Path, wanted: Overhead, *, is_direct_too: bool) -> list[CellRun
     if found is None:
         return []
     campaign.must_be_same(path, found.settings, wanted.settings)
-    return whole_cells(found.runs, is_direct_too=is_direct_too)
+    return keep_whole_cells(found.runs, is_direct_too=is_direct_too)
 
 
-def cost_table(lines: Sequence[Line]) -> Table:
+def make_cost_table(lines: Sequence[Line]) -> Table:
     """A row a cell of the grid, in milliseconds; added latencies with their intervals where there are enough rounds."""
     caption = "ms; CPU of a request less the idle share; +: platform less engine"
     table = Table(title="Cost of the platform", caption=caption)
@@ -250,11 +252,14 @@ def cost_table(lines: Sequence[Line]) -> Table:
     return table
 
 
-def fit_sentence(fit: Fit) -> str:
+def describe_fit(fit: Fit) -> str:
     where = "over all concurrencies" if fit.concurrency is None else f"at {fit.concurrency} at once"
     fixed = f"{fit.fixed_ms:.3f} ms{_interval(fit.fixed_interval_ms, 3)}"
     token = f"{fit.per_token_us:.2f} us{_interval(fit.per_token_interval_us, 2)}"
-    return f"CPU {where}: {fixed} a request + {token} a token; {fit.runs} runs, the worst {fit.worst_ms:.3f} ms off the line."
+    return (
+        f"CPU {where}: {fixed} a request + {token} a token; {fit.runs} runs, the worst {fit.worst_ms:.3f} ms off the "
+        "line."
+    )
 
 
 def _interval(interval: tuple[float, float] | None, digits: int) -> str:

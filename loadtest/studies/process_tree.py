@@ -8,7 +8,7 @@ import psutil
 from penstock_loadtest.errors import ScenarioInvalid
 
 
-def tree_cpu_s(pids: Sequence[int], without: Sequence[int] = ()) -> float:
+def read_tree_cpu_s(pids: Sequence[int], without: Sequence[int] = ()) -> float:
     """CPU seconds, user and system, that these processes and their descendants have spent, those of `without` and
     theirs left out.
 

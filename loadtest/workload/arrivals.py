@@ -1,4 +1,4 @@
-"""When requests of the open loop leave: a unit process (mean gap 1) whose time is stretched so that its rate is the
+"""Intended times of the open loop: a unit process (mean gap 1) whose time is stretched so that its rate is the
 scenario's, exactly, at every moment.
 
 Time-rescaling: the k-th arrival is where the integral of the rate reaches the k-th time of the unit process. The rate
@@ -16,8 +16,8 @@ from penstock_loadtest.scenario import Arrivals
 
 
 class Segment(NamedTuple):
-    """The rate goes in a straight line from `rate` to `end_rate` (requests per second) within `length_s`; of the last
-    one, without end, both are equal."""
+    """A part of the rate's profile: a straight line from `rate` to `end_rate` (requests per second) within `length_s`;
+    in the last part, which has no end, both are equal."""
 
     start_s: float
     length_s: float
@@ -31,21 +31,21 @@ class Segment(NamedTuple):
         return mean * self.length_s if mean > 0 else 0.0
 
     def time_of(self, requests: float) -> float:
-        """When so many (fewer than all) have arrived, in expectation: the root of rate x t + slope x t^2 / 2 =
-        requests."""
+        """Time at which `requests` (fewer than all) have arrived, in expectation: the root of rate x t + slope x t^2 /
+        2 = requests."""
         slope = (self.end_rate - self.rate) / self.length_s
         end_rate = math.sqrt(max(0.0, self.rate**2 + 2 * slope * requests))
         passed_s = 2 * requests / (self.rate + end_rate) if requests > 0 else 0.0
         return self.start_s + min(passed_s, self.length_s)
 
 
-def arrival_times(arrivals: Arrivals, duration_s: float | None, rng: np.random.Generator) -> Iterator[float]:
-    """Seconds after the run's start, ascending, not ended by the duration: that only says where step, ramp and spike
-    are when the scenario does not."""
-    return _rescale(unit_times(arrivals, rng), rate_profile(arrivals, duration_s))
+def draw_arrival_times(arrivals: Arrivals, duration_s: float | None, rng: np.random.Generator) -> Iterator[float]:
+    """Seconds after the run's start, ascending, not ended by the duration: that only places step, ramp and spike
+    where the scenario does not."""
+    return _rescale(draw_unit_times(arrivals, rng), make_rate_profile(arrivals, duration_s))
 
 
-def unit_times(arrivals: Arrivals, rng: np.random.Generator) -> Iterator[float]:
+def draw_unit_times(arrivals: Arrivals, rng: np.random.Generator) -> Iterator[float]:
     """Arrivals at rate 1 from the first moment on: random processes begin in equilibrium, not with an arrival at 0;
     `constant` is 0, 1, 2, ..."""
     if arrivals.process == "constant":
@@ -61,7 +61,7 @@ def unit_times(arrivals: Arrivals, rng: np.random.Generator) -> Iterator[float]:
         yield time
 
 
-def rate_profile(arrivals: Arrivals, duration_s: float | None) -> list[Segment]:
+def make_rate_profile(arrivals: Arrivals, duration_s: float | None) -> list[Segment]:
     """The rate over time, from 0 without end."""
     rate, to_rate = arrivals.rate, arrivals.to_rate
     if arrivals.process == "ramp":
@@ -100,7 +100,7 @@ def _rescale(times: Iterator[float], profile: list[Segment]) -> Iterator[float]:
 
 
 def _segments(*parts: tuple[float, float, float]) -> list[Segment]:
-    """Of (length_s, rate, end_rate), one behind the other; empty ones are left out."""
+    """Segments from (length_s, rate, end_rate), one after the other; empty ones are left out."""
     segments, start_s = [], 0.0
     for length_s, rate, end_rate in parts:
         if length_s > 0:

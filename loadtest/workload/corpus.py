@@ -11,10 +11,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from penstock_loadtest.errors import TraceInvalid
-from penstock_loadtest.workload.lines import invalid, read_json, read_lines
+from penstock_loadtest.workload.lines import make_line_error, read_json, read_lines
 
 TOKENS_PER_WORD: Final = 4 / 3
-"""Of English prose in the usual vocabularies, with its punctuation: how plain text is cut without a tokenizer."""
+"""Ratio for English prose in the usual vocabularies, with its punctuation: by it plain text is cut without a
+tokenizer."""
 
 _WORD: Final = re.compile(r"\S+")
 
@@ -36,7 +37,7 @@ class CorpusLine(msgspec.Struct):
 
 
 class Corpus:
-    """Either rows (one or more turns each) or plain text. The whole of it is held in memory."""
+    """Rows (one or more turns each) or plain text, all held in memory."""
 
     def __init__(self, rows: list[list[str]], plain: str, seed: int, tokenizer: Tokenizer | None) -> None:
         self._rows = rows
@@ -83,13 +84,13 @@ def _read_rows(path: Path) -> list[list[str]]:
     for number, line in read_json(path, msgspec.json.Decoder(CorpusLine)):
         turns = line.all_turns
         if turns is None:
-            raise invalid(path, number, "none of the fields turns, prompt, question, text")
+            raise make_line_error(path, number, "none of the fields turns, prompt, question, text")
         rows.append(turns)
     return rows
 
 
 def _cut(text: str, tokens: int, tokenizer: Tokenizer) -> str:
-    """The beginning of `text` that is so many tokens; some more where a character of several tokens, an emoji say,
+    """The beginning of `text` with `tokens` tokens; some more where a character of several tokens, such as an emoji,
     would be cut."""
     ends = [end for _, end in tokenizer.encode(text, add_special_tokens=False).offsets]
     return text[: ends[min(tokens, len(ends)) - 1]]

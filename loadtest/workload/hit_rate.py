@@ -7,17 +7,17 @@ from hashlib import blake2b
 import numpy as np
 
 
-def ideal_hit_rate(prompts: Iterable[Sequence[int]], block_tokens: int) -> float:
-    """Of prompts of token ids, in the order they are sent, with blocks of `block_tokens`.
+def measure_hit_rate(prompts: Iterable[Sequence[int]], block_tokens: int) -> float:
+    """The ideal hit rate of prompts of token ids, in the order they are sent, with blocks of `block_tokens` tokens.
 
     A block is a hit when an earlier prompt had the same block behind the same blocks. As in traces, the last block of a
     prompt counts even when it is not full, and is equal to another only with the same length.
     """
-    return ideal_hit_rate_of_ids(_blocks(prompt, block_tokens) for prompt in prompts)
+    return measure_hit_rate_of_ids(_blocks(prompt, block_tokens) for prompt in prompts)
 
 
-def ideal_hit_rate_of_ids(rows: Iterable[Iterable[Hashable]]) -> float:
-    """The same of a trace's hash_ids."""
+def measure_hit_rate_of_ids(rows: Iterable[Iterable[Hashable]]) -> float:
+    """The ideal hit rate of rows of block ids, such as a trace's hash_ids."""
     nodes: dict[tuple[int, Hashable], int] = {}
     hits = total = 0
     for row in rows:
@@ -31,7 +31,7 @@ def ideal_hit_rate_of_ids(rows: Iterable[Iterable[Hashable]]) -> float:
 
 
 def _blocks(prompt: Sequence[int], block_tokens: int) -> Iterator[bytes]:
-    """Digests, so that a whole trace fits into memory."""
+    """A digest for each block, so that a whole trace fits into memory."""
     data = np.asarray(prompt, np.uint32).tobytes()
     step = 4 * block_tokens
     for start in range(0, len(data), step):

@@ -1,7 +1,7 @@
-"""What requests of one kind ask: prompts, answers' lengths, turns.
+"""Contents of the requests of one kind: prompts, lengths of answers, turns.
 
-Each concern draws from a generator of its own, so that a change of one (say, longer answers) leaves the others as they
-were.
+Each concern draws from a generator of its own, so that a change of one (such as longer answers) leaves the others as
+they were.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ PREFIX: Final = 1
 SYSTEM: Final = 2
 OWN: Final = 3
 SESSION: Final = 4
-"""What a text is for: a part of its key, so that no two are equal by chance."""
+"""Purposes of a text: a part of its key, so that no two texts are equal by chance."""
 
 
-class PromptRequest(NamedTuple):
-    """One turn."""
+class DrawnTurn(NamedTuple):
+    """One turn of a session, or a request without one, as it was drawn."""
 
     prompt: Prompt
     max_tokens: int
@@ -34,7 +34,8 @@ class PromptRequest(NamedTuple):
 
 
 class KindDraws:
-    """corpus_rows: numbers of the corpus's rows, shared by all kinds, so that none is sent twice before all were."""
+    """Draws the requests of one kind. corpus_rows: numbers of the corpus's rows, shared by all kinds, so that none is
+    sent twice before all were."""
 
     def __init__(
         self, kind: Kind, place: int, seeds: np.random.SeedSequence, texts: TextMaker, corpus_rows: Iterator[int]
@@ -49,11 +50,11 @@ class KindDraws:
         system_tokens = kind.sessions.system_tokens if kind.sessions is not None else 0
         self._system = texts.words(system_tokens, place, SYSTEM) if system_tokens else None
 
-    def draw_turns(self) -> int:
+    def draw_turn_count(self) -> int:
         return draw_tokens(self.kind.sessions.turns, self._turns) if self.kind.sessions is not None else 1
 
-    def asks(self, arrival: int, turns: int) -> Iterator[PromptRequest]:
-        """The turns of the arrival-th request or session of the plan. To be drawn to the end before the next one's."""
+    def draw_turns(self, arrival: int, turns: int) -> Iterator[DrawnTurn]:
+        """The turns of the arrival-th request or session of the plan; to be drawn to the end before the next one's."""
         corpus: list[str] = []
         for turn in range(turns):
             count = draw_tokens(self.kind.prompts.tokens, self._prompts)
@@ -66,7 +67,7 @@ class KindDraws:
             think_s = (
                 draw(self.kind.sessions.think_s, self._thinking) if self.kind.sessions is not None and turn else 0.0
             )
-            yield PromptRequest(
+            yield DrawnTurn(
                 prompt=text if turn else self._with_prefix(text),
                 max_tokens=draw_tokens(self.kind.output_tokens, self._outputs),
                 seed=self._draw_seed(),
@@ -74,7 +75,7 @@ class KindDraws:
                 system=None if turn else self._system,
             )
 
-    def replay(self, arrival: int, row: TraceRow) -> PromptRequest:
+    def draw_replay(self, arrival: int, row: TraceRow) -> DrawnTurn:
         """A trace's request: with its lengths, and with the leading tokens that others have too.
 
         Requests of one session of a trace without hash_ids begin alike as far as both go: each carries the conversation
@@ -88,12 +89,10 @@ class KindDraws:
         elif source == "corpus":
             text = self._with_prefix(self._texts.corpus(next(self._corpus_rows), count)[0])
         elif row.session is not None:
-            text = self._make(count, SESSION, number_of(row.session))
+            text = self._make(count, SESSION, hash_name(row.session))
         else:
             text = self._with_prefix(self._make(max(1, count - shared), OWN, arrival))
-        return PromptRequest(
-            prompt=text, max_tokens=row.output_tokens, seed=self._draw_seed(), think_s=0.0, system=None
-        )
+        return DrawnTurn(prompt=text, max_tokens=row.output_tokens, seed=self._draw_seed(), think_s=0.0, system=None)
 
     def _make(self, count: int, *key: int) -> Prompt:
         make = self._texts.tokens if self.kind.prompts.source == "tokens" else self._texts.words
@@ -112,6 +111,6 @@ class KindDraws:
         return int(self._seeds.integers(1 << 31)) if self.kind.seeded and self.kind.temperature > 0 else None
 
 
-def number_of(name: str) -> int:
+def hash_name(name: str) -> int:
     """64 bits that stand for a name, in every process the same."""
     return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")

@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 class Fields(NamedTuple):
     number: int  # of the line, from 1
-    values: list[str]  # of the columns asked for, in that order; "" for an optional one that the file lacks
+    values: list[str]  # of the wanted columns, in that order; "" for an optional one that the file lacks
 
 
-def invalid(path: Path, number: int, problem: str) -> TraceInvalid:
+def make_line_error(path: Path, number: int, problem: str) -> TraceInvalid:
     return TraceInvalid(f"{path}, line {number}: {problem}.")
 
 
@@ -45,7 +45,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 if stripped:
                     yield number, stripped
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise invalid(path, number + 1, f"the gzip data are damaged or cut short ({error})") from None
+        raise make_line_error(path, number + 1, f"the gzip data are damaged or cut short ({error})") from None
     except OSError as error:
         raise TraceInvalid(f"{path} can't be read: {error.strerror}.") from None
 
@@ -56,7 +56,7 @@ def read_json(path: Path, decoder: msgspec.json.Decoder[T]) -> Iterator[tuple[in
         try:
             value = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise invalid(path, number, str(error)) from None
+            raise make_line_error(path, number, str(error)) from None
         yield number, value
 
 
@@ -68,21 +68,21 @@ def read_header(path: Path) -> list[str]:
 
 
 def read_csv(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Fields]:
-    """The columns asked for, by name, of every line behind the header; others are passed over.
+    """The wanted columns, by name, of every line after the header; others are passed over.
 
     Raises TraceInvalid when the header lacks one, or a line has more or fewer fields than the header.
     """
     header = read_header(path)
     missing = [name for name in required if name not in header]
     if missing:
-        raise invalid(path, 1, f"the header lacks {', '.join(missing)}; it reads {','.join(header)!r}")
+        raise make_line_error(path, 1, f"the header lacks {', '.join(missing)}; it reads {','.join(header)!r}")
     places = [header.index(name) if name in header else None for name in (*required, *optional)]
     lines = read_lines(path)
     next(lines)
     for number, line in lines:
         fields = _split(line)
         if len(fields) != len(header):
-            raise invalid(path, number, f"{len(fields)} fields where the header has {len(header)}")
+            raise make_line_error(path, number, f"{len(fields)} fields where the header has {len(header)}")
         yield Fields(number, ["" if place is None else fields[place] for place in places])
 
 

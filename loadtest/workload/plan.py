@@ -13,8 +13,8 @@ import numpy as np
 
 from penstock_loadtest.planned import Planned
 from penstock_loadtest.scenario import Cancel, Scenario
-from penstock_loadtest.workload.arrivals import arrival_times
-from penstock_loadtest.workload.kinds import KindDraws, PromptRequest, number_of
+from penstock_loadtest.workload.arrivals import draw_arrival_times
+from penstock_loadtest.workload.kinds import DrawnTurn, KindDraws, hash_name
 from penstock_loadtest.workload.lengths import draw
 from penstock_loadtest.workload.text import TextMaker
 from penstock_loadtest.workload.trace_row import TraceRow
@@ -23,9 +23,9 @@ from penstock_loadtest.workload.traces import read_trace
 T = TypeVar("T")
 
 
-def plan(scenario: Scenario) -> Iterator[Planned]:
-    """In the order of at_s. The turns of a session come right behind its first one, at the same at_s: nobody knows yet
-    when their turn is.
+def draw_plan(scenario: Scenario) -> Iterator[Planned]:
+    """The requests of a scenario in the order of at_s. The turns of a session come right after its first one, at the
+    same at_s: their time depends on answers that are not there yet.
 
     Ends with the scenario's requests, its duration (arrivals; later turns may leave behind it) or its trace. In the
     closed loop every at_s is 0 and the duration ends nothing: the runner knows when it is over. Raises ScenarioInvalid
@@ -52,7 +52,7 @@ class _Streams(NamedTuple):
     models: np.random.SeedSequence
     cancels: np.random.SeedSequence
     texts: np.random.SeedSequence
-    asks: np.random.SeedSequence
+    contents: np.random.SeedSequence
 
     @classmethod
     def of(cls, seed: int) -> "_Streams":
@@ -70,7 +70,7 @@ def _arrivals(scenario: Scenario, streams: _Streams) -> Iterator[_Arrival]:
         rows = read_trace(scenario.trace, _number(streams.times))
         drawn = (_Arrival(row.at_s if is_open else 0.0, row) for row in rows)
     elif is_open:
-        times = arrival_times(scenario.arrivals, scenario.duration_s, np.random.default_rng(streams.times))
+        times = draw_arrival_times(scenario.arrivals, scenario.duration_s, np.random.default_rng(streams.times))
         drawn = (_Arrival(at_s, None) for at_s in times)
     else:
         return repeat(_Arrival(0.0, None))
@@ -84,7 +84,7 @@ class _Draws:
         kinds = [
             KindDraws(kind, place, seeds, TextMaker(kind.prompts, text_seed), corpus_rows)
             for place, (kind, seeds) in enumerate(
-                zip(scenario.kinds, streams.asks.spawn(len(scenario.kinds)), strict=True)
+                zip(scenario.kinds, streams.contents.spawn(len(scenario.kinds)), strict=True)
             )
         ]
         models: dict[str | None, float] = {model.name: model.weight for model in scenario.models} or {None: 1.0}
@@ -105,24 +105,24 @@ class _Draws:
         session, client = (row.session, row.client or row.session) if row is not None else (None, None)
         draws, tenant, model = self._kinds.pick(session), self._tenants.pick(client), self._models.pick(session)
         kind = draws.kind
-        asks: Iterator[PromptRequest]
+        drawn: Iterator[DrawnTurn]
         if row is None:
-            turns = draws.draw_turns()
+            turns = draws.draw_turn_count()
             turns = turns if room is None else min(turns, room)
-            asks = draws.asks(arrival, turns)
+            drawn = draws.draw_turns(arrival, turns)
         else:
-            turns, asks = 1, iter((draws.replay(arrival, row),))
-        for turn, ask in enumerate(asks):
+            turns, drawn = 1, iter((draws.draw_replay(arrival, row),))
+        for turn, content in enumerate(drawn):
             yield Planned(
                 index=index + turn,
                 at_s=at_s,
                 endpoint=kind.endpoint,
-                prompt=ask.prompt,
-                system=ask.system,
-                max_tokens=ask.max_tokens,
+                prompt=content.prompt,
+                system=content.system,
+                max_tokens=content.max_tokens,
                 ignore_eos=kind.ignore_eos,
                 temperature=kind.temperature,
-                seed=ask.seed,
+                seed=content.seed,
                 stream=kind.stream,
                 tenant=tenant,
                 kind=kind.name,
@@ -131,7 +131,7 @@ class _Draws:
                 session=None if kind.sessions is None else f"{arrival}",
                 turn=turn,
                 is_last_turn=turn == turns - 1,
-                think_s=ask.think_s,
+                think_s=content.think_s,
             )
 
 
@@ -148,7 +148,7 @@ class _Weighted(Generic[T]):
     def pick(self, owner: str | None = None) -> T:
         """The same item for the same owner."""
         drawn = self._rng.random()
-        share = drawn if owner is None else number_of(f"{self._salt} {owner}") / 2**64
+        share = drawn if owner is None else hash_name(f"{self._salt} {owner}") / 2**64
         return self._items[bisect_right(self._bounds, share * self._bounds[-1], hi=self._last)]
 
 
@@ -158,7 +158,7 @@ class _Cancels:
         self._which, self._when = map(np.random.default_rng, seeds.spawn(2))
 
     def draw(self) -> float | None:
-        """Of every request: when it hangs up; None: it does not."""
+        """Seconds after which the next request hangs up; None: it does not."""
         return draw(self._cancel.after_s, self._when) if self._which.random() < self._cancel.share else None
 
 

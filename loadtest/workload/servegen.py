@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.scenario import Trace
-from penstock_loadtest.workload.lines import invalid, read_csv, read_header, to_number, to_whole
+from penstock_loadtest.workload.lines import make_line_error, read_csv, read_header, to_number, to_whole
 from penstock_loadtest.workload.servegen_lengths import LengthTable
 from penstock_loadtest.workload.trace_row import Forward, TraceRow
 
@@ -95,18 +95,18 @@ def read_requests(path: Path) -> Iterator[TraceRow]:
                 client=client,
             )
         except ValueError as error:
-            raise invalid(path, number, str(error)) from None
+            raise make_line_error(path, number, str(error)) from None
         yield row
 
 
-def draw(trace: Trace, seed: int) -> Iterator[TraceRow]:
+def draw_requests(trace: Trace, seed: int) -> Iterator[TraceRow]:
     """Requests of a file of client rates, in the trace's own time, from the window that holds trace.start_s on.
 
     trace.rate: every client's rate is multiplied by the same number so that the replayed part has this mean, after time
     scaling; burstiness stays. Raises TraceInvalid, and ScenarioInvalid when there is no table of lengths.
     """
     lengths = LengthTable.read(_lengths_path(trace), seed)
-    factor = 1.0 if trace.rate is None else trace.rate * trace.time_scale / mean_rate(trace)
+    factor = 1.0 if trace.rate is None else trace.rate * trace.time_scale / measure_mean_rate(trace)
     processes: dict[int, Renewal] = {}
     for t_s, group in groupby(read_client_rates(trace.path), key=lambda row: row.t_s):
         if t_s >= trace.end_s:
@@ -115,7 +115,7 @@ def draw(trace: Trace, seed: int) -> Iterator[TraceRow]:
             yield from _draw_window(t_s, list(group), factor, processes, lengths, seed)
 
 
-def mean_rate(trace: Trace) -> float:
+def measure_mean_rate(trace: Trace) -> float:
     """Requests per second over the part of the trace that is replayed, all clients together. Raises TraceInvalid, and
     ScenarioInvalid when it is 0."""
     requests, end_s = 0.0, trace.start_s
@@ -125,7 +125,8 @@ def mean_rate(trace: Trace) -> float:
         end_s = max(end_s, window_end_s)
     if requests == 0:
         raise ScenarioInvalid(
-            f"trace.rate can't be met: {trace.path} has no requests between {trace.start_s:g} s and {trace.end_s:g} s of its time."
+            f"trace.rate can't be met: {trace.path} has no requests between {trace.start_s:g} s and {trace.end_s:g} s "
+            "of its time."
         )
     return requests / (end_s - trace.start_s)
 
@@ -147,7 +148,7 @@ def read_client_rates(path: Path) -> Iterator[ClientRate]:
             if row.client in clients:
                 raise ValueError(f"client {row.client} has a row in this window already")
         except ValueError as error:
-            raise invalid(path, number, str(error)) from None
+            raise make_line_error(path, number, str(error)) from None
         last = row.t_s
         clients.add(row.client)
         yield row

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock_loadtest.errors import TraceInvalid
-from penstock_loadtest.workload.lines import MAX_TOKENS, invalid, read_json
+from penstock_loadtest.workload.lines import MAX_TOKENS, make_line_error, read_json
 
 QUANTILES: Final = (0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
 
@@ -38,7 +38,7 @@ class LengthLine(msgspec.Struct):
 
 
 class LengthTable:
-    """lines: at least one, of every client in order of time."""
+    """The table; `lines` has at least one line, and those of a client in order of time."""
 
     def __init__(self, lines: dict[int, list[LengthLine]], seed: int) -> None:
         self._lines = lines
@@ -47,13 +47,13 @@ class LengthTable:
 
     @classmethod
     def read(cls, path: Path, seed: int) -> Self:
-        """Raises TraceInvalid."""
+        """The table of a file. Raises TraceInvalid."""
         lines: defaultdict[int, list[LengthLine]] = defaultdict(list)
         for number, line in read_json(path, msgspec.json.Decoder(LengthLine)):
             if not line.prompt_parts:
-                raise invalid(path, number, "neither input_tokens nor text_tokens")
+                raise make_line_error(path, number, "neither input_tokens nor text_tokens")
             if any(part[1:] != sorted(part[1:]) for part in (line.output_tokens, *line.prompt_parts)):
-                raise invalid(path, number, "quantiles that fall")
+                raise make_line_error(path, number, "quantiles that fall")
             lines[line.client].append(line)
         if not lines:
             raise TraceInvalid(f"{path} is empty.")
@@ -77,5 +77,6 @@ class LengthTable:
 
 
 def _draw(row: Row, count: int, rng: np.random.Generator) -> Floats:
-    """Between two quantiles every length is equally likely; below the first it is the first."""
+    """Random lengths of a row: between two quantiles every length is equally likely; below the first it is the
+    first."""
     return np.interp(rng.uniform(size=count), QUANTILES, row[1:])

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.scenario import Prompts
 from penstock_loadtest.workload.corpus import Corpus
-from penstock_loadtest.workload.vocabulary import WORDS, load_tokenizer, single_token_words
+from penstock_loadtest.workload.vocabulary import WORDS, find_single_token_words, load_tokenizer
 
 MAX_TOKEN_ID: Final = (1 << 31) - 1
 
@@ -40,7 +40,7 @@ class TextMaker:
         tokenizer = load_tokenizer(prompts.tokenizer) if prompts.tokenizer is not None else None
         self._low, self._span = low, high - low  # ids in [low, high)
         self._seed = seed
-        self._words = single_token_words(tokenizer) if tokenizer is not None else WORDS
+        self._words = find_single_token_words(tokenizer) if tokenizer is not None else WORDS
         self._corpus = (
             Corpus.read(prompts.path, seed, tokenizer)
             if prompts.source == "corpus" and prompts.path is not None
@@ -61,11 +61,11 @@ class TextMaker:
         return self._to_ids(_draw_blocks(_stream(self._seed, 1), hash_ids, block_tokens, count))
 
     def block_words(self, hash_ids: Sequence[int], block_tokens: int, count: int) -> str:
-        """The same as made-up words, one for every token."""
+        """Blocks as made-up words, one word for every token; see `block_tokens`."""
         return self._to_text(_draw_blocks(_stream(self._seed, 1), hash_ids, block_tokens, count))
 
     def corpus(self, index: int, count: int) -> list[str]:
-        """What the user says, turn by turn, in the index-th request that draws on the corpus.
+        """The user's messages, turn by turn, of the index-th request that draws on the corpus.
 
         Rows of JSON lines go as they are, in shuffled order, and again from the first when they are used up. Plain text
         is cut to `count` tokens.
@@ -89,7 +89,7 @@ def _mix(number: int) -> int:
 
 
 def _mix_all(numbers: Numbers) -> Numbers:
-    """_mix of every number, in place."""
+    """Apply `_mix` to every number, in place."""
     numbers ^= numbers >> np.uint64(30)
     numbers *= np.uint64(0xBF58476D1CE4E5B9)
     numbers ^= numbers >> np.uint64(27)
@@ -116,7 +116,7 @@ def _draw(stream: int, count: int) -> Numbers:
 
 
 def _draw_blocks(stream: int, hash_ids: Sequence[int], block_tokens: int, count: int) -> Numbers:
-    """For every hash id the first block_tokens numbers of a stream of its own, one behind the other."""
+    """The first block_tokens numbers of a stream of its own for every hash id, one block after the other."""
     if count > len(hash_ids) * block_tokens:
         raise ValueError(f"{len(hash_ids)} blocks of {block_tokens} tokens are fewer than {count} tokens")
     starts = _mix_all(np.array(hash_ids, np.uint64) * np.uint64(_GOLDEN) + np.uint64(stream))

@@ -16,8 +16,8 @@ UNSHARED: Final = 1 << 63
 
 
 class TraceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """hash_ids: one for every block of `block_tokens` that the prompt fills or begins, None where the trace has none;
-    equal leading ids are a shared prefix."""
+    """A request of a trace. hash_ids: one for every block of `block_tokens` that the prompt fills or begins, None where
+    the trace has none; equal leading ids are a shared prefix."""
 
     at_s: float  # as read: in the trace's own time; replayed: after the replay's start
     prompt_tokens: int
@@ -37,7 +37,7 @@ class Forward:
         self._last_s = 0.0
 
     def __call__(self, at_s: float) -> float:
-        """ValueError, with a sentence, for a row earlier than that."""
+        """The time at which the row leaves. ValueError, with a sentence, for a row earlier than that."""
         if at_s < self._last_s - MAX_DISORDER_S:
             raise ValueError(f"the time runs back by {self._last_s - at_s:g} s")
         self._last_s = max(self._last_s, at_s)
@@ -59,7 +59,7 @@ def complete_ids(hash_ids: Sequence[int], prompt_tokens: int, block_tokens: int,
     return hash_ids if len(hash_ids) == blocks else [*hash_ids, *range(first + len(hash_ids), first + blocks)]
 
 
-def replayed(row: TraceRow, trace: Trace) -> TraceRow:
+def fit_to_replay(row: TraceRow, trace: Trace) -> TraceRow:
     """The row at its time and with its lengths in the replay.
 
     With hash_ids every block but the last becomes round(block_tokens * token_scale) tokens, so that blocks begin where

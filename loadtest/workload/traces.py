@@ -1,6 +1,6 @@
 """Published traces, as they were published, row by row: what arrived when, how long, and with which shared prefixes.
 
-Lazy: a file is read as far as its rows are asked for, and memory does not grow with it (BurstGPT's sessions apart: one
+Lazy: a file is read as far as its rows are drawn, and memory does not grow with it (BurstGPT's sessions apart: one
 number each).
 """
 
@@ -15,8 +15,8 @@ import msgspec
 from penstock_loadtest.errors import ScenarioInvalid, TraceInvalid
 from penstock_loadtest.scenario import Trace
 from penstock_loadtest.workload import servegen
-from penstock_loadtest.workload.lines import MAX_TOKENS, invalid, read_csv, read_json, to_number, to_whole
-from penstock_loadtest.workload.trace_row import Forward, TraceRow, complete_ids, replayed
+from penstock_loadtest.workload.lines import MAX_TOKENS, make_line_error, read_csv, read_json, to_number, to_whole
+from penstock_loadtest.workload.trace_row import Forward, TraceRow, complete_ids, fit_to_replay
 
 MOONCAKE_BLOCK: Final = 512
 BAILIAN_BLOCK: Final = 16
@@ -46,14 +46,14 @@ def read_trace(trace: Trace, seed: int = 0) -> Iterator[TraceRow]:
         raise ScenarioInvalid(
             f"trace.rate is for ServeGen's client rates, which {trace.path} does not hold; use trace.time_scale."
         )
-    rows = servegen.draw(trace, seed) if is_client_rates else READERS[trace.format](trace.path)
+    rows = servegen.draw_requests(trace, seed) if is_client_rates else READERS[trace.format](trace.path)
     is_empty = True
     for row in rows:
         if row.at_s >= trace.end_s:
             break
         if row.at_s >= trace.start_s:
             is_empty = False
-            yield replayed(row, trace)
+            yield fit_to_replay(row, trace)
     if is_empty:
         raise TraceInvalid(
             f"{trace.path} has no request between {trace.start_s:g} s and {trace.end_s:g} s of its time."
@@ -72,7 +72,7 @@ def read_mooncake(path: Path) -> Iterator[TraceRow]:
             at_s = forward(line.timestamp * unit_s)
             hash_ids = complete_ids(line.hash_ids, prompt_tokens, block_tokens, number)
         except ValueError as error:
-            raise invalid(path, number, str(error)) from None
+            raise make_line_error(path, number, str(error)) from None
         yield TraceRow(
             at_s=at_s,
             prompt_tokens=prompt_tokens,
@@ -144,12 +144,12 @@ def _read_csv(
             zero_s = row.at_s if zero_s is None else zero_s
             at_s = forward(round(row.at_s - zero_s, 6))
         except ValueError as error:
-            raise invalid(path, number, str(error)) from None
+            raise make_line_error(path, number, str(error)) from None
         yield msgspec.structs.replace(row, at_s=at_s)
 
 
 def _to_epoch_s(text: str) -> float:
-    """Of a time in UTC; digits below the microsecond are dropped. ValueError with a sentence."""
+    """Seconds since 1970 of a time in UTC; digits below the microsecond are dropped. ValueError with a sentence."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:

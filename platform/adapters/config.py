@@ -6,14 +6,16 @@ from penstock.base.errors import ConfigError
 
 
 class AdaptersConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The section `adapters` of the configuration."""
+
     folder: str | None = None
-    """Their files, by digest; gateways and replicas share it (in a cluster: a volume that all mount). None: `adapters`
-    in the state folder."""
+    """Folder of the adapters' files, by digest; gateways and replicas share it (in a cluster: a volume that all mount).
+    None: `adapters` in the state folder."""
     import_folder: str | None = None
     """Where `path` of POST /v1/adapters is looked up: in a folder of the tenant's id in here. None: adapters are only
     uploaded."""
     max_bytes: int = 512 * 2**20
-    """Of one adapter."""
+    """Most bytes of one adapter's files."""
     max_per_tenant: int = 64
     """Adapters that a tenant may have at once."""
     load_timeout_s: float = 10.0

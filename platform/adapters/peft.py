@@ -31,20 +31,26 @@ MAX_HEADER_BYTES = 4 * 2**20
 MAX_DIMENSIONS = 8
 
 _NAME = re.compile(
-    r"base_model\.model\.(?:model\.)?layers\.(0|[1-9]\d{0,4})\.(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)\.lora_([AB])\.weight"
+    r"base_model\.model\.(?:model\.)?layers\.(0|[1-9]\d{0,4})"
+    r"\.(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)\.lora_([AB])\.weight"
 )
 _HARMLESS = frozenset(
     {
-        "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying", "eva_config", "exclude_modules",
-        "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "peft_type",
-        "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type", "use_rslora",
+        "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "ensure_weight_tying",
+        "eva_config", "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform",
+        "lora_alpha", "lora_dropout", "megatron_core", "peft_type", "peft_version", "qalora_group_size", "r",
+        "rank_pattern", "revision", "target_modules", "task_type", "use_rslora",
     }
 )  # fmt: skip
 """Options that are read, or that say only how the adapter was made: which modules it has is read off its tensors."""
 _SENTENCES = {
     "use_dora": "DoRA (use_dora) is not supported; train it as plain LoRA",
-    "modules_to_save": "whole modules beside the adapter (modules_to_save) are not supported; train it with modules_to_save=None",
-    "fan_in_fan_out": "transposed weights (fan_in_fan_out) are not supported: no linear layer of this model is stored that way",
+    "modules_to_save": (
+        "whole modules beside the adapter (modules_to_save) are not supported; train it with modules_to_save=None"
+    ),
+    "fan_in_fan_out": (
+        "transposed weights (fan_in_fan_out) are not supported: no linear layer of this model is stored that way"
+    ),
     "lora_bias": "biases of the adapter (lora_bias) are not supported",
     "layer_replication": "replicated layers (layer_replication) are not supported",
     "trainable_token_indices": "trained token embeddings (trainable_token_indices) are not supported",
@@ -52,7 +58,8 @@ _SENTENCES = {
     "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens) is not supported",
 }
 _INITS_THAT_KEEP_THE_BASE = (True, False, None, "gaussian", "orthogonal", "eva")
-"""The others (PiSSA, OLoRA, LoftQ, CorDA) train against a changed base model."""
+"""Values of init_lora_weights that leave the base model as it is. The others (PiSSA, OLoRA, LoftQ, CorDA) train against
+a changed one."""
 
 
 class BaseShapes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,11 +78,13 @@ class Pair(NamedTuple):
 
 
 class Checked(NamedTuple):
+    """An adapter that fits its base model."""
+
     rank: int
     scaling: float
-    """B A is multiplied by it."""
+    """Factor of the product B A."""
     pairs: dict[tuple[int, str], Pair]
-    """By layer and module."""
+    """Names of the two tensors of each adapted module, by layer and module."""
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -84,19 +93,22 @@ class Checked(NamedTuple):
 
 
 class Tensor(msgspec.Struct, frozen=True):
+    """An entry of a safetensors header."""
+
     dtype: str
     shape: tuple[int, ...]
     data_offsets: tuple[int, int]
 
 
 def check_folder(folder: Path, base: BaseShapes, max_rank: int) -> Checked:
-    """The adapter in a folder. Raises InvalidRequest with a sentence, OSError where a file can't be read."""
+    """Read and check the adapter in a folder. Raises InvalidRequest with a sentence, OSError where a file can't be
+    read."""
     rank, scaling = check_config(_small_file(folder / CONFIG_FILE), max_rank)
     return Checked(rank, scaling, check_tensors(read_header(folder / WEIGHTS_FILE), rank, base))
 
 
 def check_config(data: bytes, max_rank: int) -> tuple[int, float]:
-    """Rank and scaling. data: of adapter_config.json."""
+    """Rank and scaling of an adapter. data: the content of adapter_config.json. Raises InvalidRequest."""
     try:
         config = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -111,7 +123,8 @@ def check_config(data: bytes, max_rank: int) -> tuple[int, float]:
         raise InvalidRequest(f"{CONFIG_FILE} must have a rank r of 1 or more, not {_shown(rank)}.")
     if rank > max_rank:
         raise InvalidRequest(
-            f"The adapter's rank is {_shown(rank)}; this model serves ranks up to {max_rank} (engine.adapters.max_rank)."
+            f"The adapter's rank is {_shown(rank)}; this model serves ranks up to {max_rank}"
+            " (engine.adapters.max_rank)."
         )
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not abs(alpha) <= MAX_ALPHA:
         raise InvalidRequest(
@@ -126,7 +139,8 @@ def _refuse_options(config: Mapping[str, Any]) -> None:
             raise InvalidRequest(f"The adapter can't be served: {_SENTENCES[name]}.")
         if value and name not in _HARMLESS:
             raise InvalidRequest(
-                f"The adapter can't be served: its option {_shown(name)} is not known here, and it is switched on ({_shown(value)})."
+                f"The adapter can't be served: its option {_shown(name)} is not known here, and it is switched on"
+                f" ({_shown(value)})."
             )
     for name in ("rank_pattern", "alpha_pattern"):
         if config.get(name):
@@ -135,13 +149,14 @@ def _refuse_options(config: Mapping[str, Any]) -> None:
             )
     if config.get("bias") not in (None, "none"):
         raise InvalidRequest(
-            f"The adapter can't be served: trained biases of the base model (bias: {_shown(config['bias'])}) are not supported."
+            f"The adapter can't be served: trained biases of the base model (bias: {_shown(config['bias'])}) are not"
+            " supported."
         )
     init = config.get("init_lora_weights", True)
     if init not in _INITS_THAT_KEEP_THE_BASE:
         raise InvalidRequest(
-            f"The adapter can't be served: it was trained with init_lora_weights {_shown(init)}, which changes the base model; "
-            "convert it to plain LoRA with peft."
+            f"The adapter can't be served: it was trained with init_lora_weights {_shown(init)}, which changes the base"
+            " model; convert it to plain LoRA with peft."
         )
 
 
@@ -194,7 +209,8 @@ def check_tensors(tensors: Mapping[str, Tensor], rank: int, base: BaseShapes) ->
         module = "" if match is None else match[2].rpartition(".")[2]
         if match is None or module not in base.modules:
             raise InvalidRequest(
-                f"The adapter has a tensor {_shown(name)}; of this model only {', '.join(sorted(base.modules))} can be adapted."
+                f"The adapter has a tensor {_shown(name)}; of this model only {', '.join(sorted(base.modules))} can be"
+                " adapted."
             )
         layer, side = int(match[1]), match[3]
         if layer >= base.num_layers:
@@ -205,7 +221,8 @@ def check_tensors(tensors: Mapping[str, Tensor], rank: int, base: BaseShapes) ->
         wanted = (rank, columns) if side == "A" else (rows, rank)
         if tensor.shape != wanted:
             raise InvalidRequest(
-                f"Tensor {_shown(name)} has the shape {list(tensor.shape)}; rank {rank} and the base model ask for {list(wanted)}."
+                f"Tensor {_shown(name)} has the shape {list(tensor.shape)}; rank {rank} and the base model ask for"
+                f" {list(wanted)}."
             )
         if found.setdefault((layer, module), {}).setdefault(side, name) != name:
             raise InvalidRequest(
@@ -220,10 +237,11 @@ def check_tensors(tensors: Mapping[str, Tensor], rank: int, base: BaseShapes) ->
 
 
 def refused_name(name: str) -> InvalidRequest:
-    """For a file that is none of the two."""
+    """The error that answers an upload of a file of any other name than the two."""
     if name.endswith((".bin", ".pt", ".pth", ".pkl", ".ckpt")):
         return InvalidRequest(
-            f"{_shown(name)} is a pickle, which can run code when it is read; save the adapter as safetensors ({WEIGHTS_FILE})."
+            f"{_shown(name)} is a pickle, which can run code when it is read; save the adapter as safetensors"
+            f" ({WEIGHTS_FILE})."
         )
     return InvalidRequest(f"An adapter is the two files {' and '.join(FILES)}, not {_shown(name)}.")
 

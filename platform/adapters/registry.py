@@ -1,8 +1,8 @@
-"""Whose adapter is which: per tenant a name to digest and version, in Redis.
+"""The registry of adapters in Redis: for each tenant, names with the digest and version that they stand for.
 
-Not the files (store). Names belong to a tenant: another tenant's can't be asked for, because the tenant is part of
-every key. A look-up goes to Redis each time, so that what was put or removed through any gateway counts from the next
-request on; while Redis is away, what was known goes on. All keys of a tenant share one hash tag.
+Not the files (`store`). Names belong to a tenant: no tenant can ask for another's, because the tenant is part of every
+key. A look-up goes to Redis each time, so that what was put or removed through any gateway counts from the next request
+on; while Redis is away, what was known goes on. All keys of a tenant share one hash tag.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import redis.asyncio
@@ -20,23 +21,12 @@ from penstock.wire.errors import InvalidRequest, Overloaded
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOOKUP_TIMEOUT_S = 0.5
 AWAY_S = 0.5
-"""After a failed look-up Redis is left alone for that long."""
+"""How long Redis is left alone after a failed look-up."""
 MAX_KNOWN = 4096
 """Records remembered for when Redis is away."""
 TENANTS_AT_ONCE = 256
-"""In one round trip."""
+"""Tenants whose adapters are read in one round trip."""
 _TENANTS = "penstock:adapter-tenants"
-
-_PUT = """
-local old = redis.call('HGET', KEYS[1], ARGV[1])
-if old and string.sub(old, string.find(old, ' ') + 1, string.find(old, ' ') + #ARGV[3]) == ARGV[3] then return old end
-if not old and redis.call('HLEN', KEYS[1]) >= tonumber(ARGV[4]) then return false end
-local record = redis.call('HINCRBY', KEYS[2], ARGV[1], 1) .. ' ' .. ARGV[3] .. ' ' .. ARGV[2]
-redis.call('HSET', KEYS[1], ARGV[1], record)
-return record
-"""
-"""KEYS: records, versions. ARGV: name, adapter, digest and base, most adapters. A record is `version digest/base JSON`;
-the same files for the same base again change nothing."""
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -54,19 +44,24 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True):
+    """An adapter and the version of its name."""
+
     adapter: Adapter
     version: int
-    """Of the name: 1, and one more with every change of what it stands for; goes on behind a removal."""
+    """Number of the adapter under its name: 1, and one more with every change of what the name stands for; a removal
+    does not set it back."""
 
 
 class Registry:
+    """The adapters of all tenants. max_per_tenant: adapters that one tenant may have. clock: monotonic, seconds."""
+
     def __init__(
         self, client: redis.asyncio.Redis, max_per_tenant: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._client = client
         self._max_per_tenant = max_per_tenant
         self._clock = clock
-        self._put = client.register_script(_PUT)
+        self._put = client.register_script(Path(__file__).with_name("register.lua").read_text(encoding="utf-8"))
         self._known: OrderedDict[tuple[str, str], Registered] = OrderedDict()
         self._away_until = float("-inf")
 
@@ -92,8 +87,8 @@ class Registry:
         return self._remember(tenant, name, _registered(value))
 
     async def get(self, tenant: str, name: str) -> Registered | None:
-        """On the way of every request that names an adapter: one look-up. Raises Overloaded when that is not possible
-        and nothing is known."""
+        """Look up what a name stands for; None: nothing. One round trip, made for every request that names an adapter.
+        Raises Overloaded when that is not possible and nothing is known."""
         if NAME_PATTERN.fullmatch(name) is None:
             return None
         if self._clock() >= self._away_until:
@@ -113,7 +108,7 @@ class Registry:
         return known
 
     async def all(self, tenant: str) -> dict[str, Registered]:
-        """By name, sorted. Raises Overloaded."""
+        """Adapters of a tenant by name, sorted. Raises Overloaded."""
         try:
             values = await self._client.hgetall(_records(tenant))
         except (RedisError, OSError) as error:
@@ -121,7 +116,7 @@ class Registry:
         return {_text(name): _registered(value) for name, value in sorted(values.items())}
 
     async def remove(self, tenant: str, name: str) -> Registered | None:
-        """What was registered; no request finds it any more. Raises Overloaded."""
+        """Remove a name; returns what was registered under it. No request finds it any more. Raises Overloaded."""
         registered = await self.get(tenant, name)
         if registered is None:
             return None
@@ -133,7 +128,7 @@ class Registry:
         return registered
 
     async def owned_digests(self) -> set[str]:
-        """Of all tenants. Raises Overloaded."""
+        """Digests of the adapters of all tenants. Raises Overloaded."""
         try:
             tenants = sorted(_text(tenant) for tenant in await self._client.smembers(_TENANTS))
             found: set[str] = set()
@@ -157,7 +152,7 @@ class Registry:
 
 
 async def forget_tenant(client: redis.asyncio.Redis, tenant: str) -> None:
-    """A tenant is gone: it owns nothing any more. Its files go with a later sweep. Raises RedisError."""
+    """Remove all adapters of a tenant that was deleted. Its files go with a later sweep. Raises RedisError."""
     await client.delete(_records(tenant), _versions(tenant))
     await client.srem(_TENANTS, tenant)
 

@@ -1,6 +1,6 @@
-"""The files of adapters by what they hold: a folder for each digest, the same for every gateway and replica.
+"""The files of adapters, by digest: a folder for each digest, the same for every gateway and replica.
 
-Not who owns them (registry), only who has brought them: the empty file `brought/{tenant}/{digest}` says it, until the
+Not who owns them (`registry`), only who has brought them: the empty file `brought/{tenant}/{digest}` marks it until the
 digest's folder is swept. Every method blocks. Files appear whole (a draft is renamed into place) and never change; what
 nobody owns any more is kept for a while, because answers under way may need it on another replica. Invariant: a folder
 named by a digest holds exactly the files of that digest.
@@ -45,17 +45,19 @@ def _is_whole(folder: Path, digest: str) -> bool:
 
 
 class Room(NamedTuple):
-    """Bytes."""
+    """Disk space, in bytes."""
 
     held: int
-    """By files that the tenant has brought and that have not been swept; what several have brought counts for each."""
+    """Bytes of the files that the tenant has brought and that have not been swept; what several have brought counts for
+    each."""
     free: int
-    """On the disk."""
+    """Bytes free on the disk."""
 
 
 class AdapterStore:
+    """The folder of all adapters' files. folder: made when the first adapter comes."""
+
     def __init__(self, folder: Path) -> None:
-        """Made when the first adapter comes."""
         self._folder = folder
 
     def path(self, digest: str) -> Path:
@@ -71,6 +73,7 @@ class AdapterStore:
         shutil.rmtree(draft, ignore_errors=True)
 
     def room(self, tenant: str) -> Room:
+        """Space that a tenant takes, and that is left."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
             files = [
@@ -82,8 +85,8 @@ class AdapterStore:
         """Keep a draft's files, which the tenant has brought, under their digest, which is returned; the draft is gone.
         now: Unix time.
 
-        What lies there is looked at, not trusted: a sweep that was killed, or a power failure, may have left less than
-        both files.
+        Files that are there already are hashed, not trusted: a sweep that was killed, or a power failure, may have left
+        less than both files.
         """
         digest = digest_of(draft)
         place = self.path(digest)
@@ -100,7 +103,7 @@ class AdapterStore:
         return digest
 
     def touch(self, digest: str, now: float) -> None:
-        """Its time to be kept begins again."""
+        """Keep an adapter's files as if they had been put now (Unix time)."""
         with self._locked():
             if self.path(digest).is_dir():
                 os.utime(self.path(digest), (now, now))
@@ -125,7 +128,7 @@ class AdapterStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Against another gateway, which may sweep what is just being put again."""
+        """Hold the lock that keeps another gateway from sweeping what is just being put again."""
         descriptor = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

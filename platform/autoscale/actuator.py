@@ -23,7 +23,8 @@ T = TypeVar("T")
 
 
 class ServeActuator:
-    """Every call raises what Ray raises, ValueError while there is no controller, and TimeoutError."""
+    """Calls to Serve's controller. Each raises what Ray raises, ValueError while there is no controller, and
+    TimeoutError."""
 
     def __init__(self, apps: Mapping[str, str]) -> None:
         """apps: Serve application of each pool; each is deployed with `external_scaler_enabled`."""
@@ -33,13 +34,13 @@ class ServeActuator:
         }
 
     async def read(self) -> dict[str, ServeState]:
-        """The pools that Serve knows, but for those of which it is finding the replicas again."""
+        """State of the pools that Serve knows, but for those whose replicas it is recovering."""
         controller = await asyncio.to_thread(_controller)
         found = await _answer(controller.__ray_call__.remote(serve_controller.read, list(self._deployments.values())))
-        return {pool: placed for pool, placed in zip(self._deployments, found, strict=True) if placed is not None}
+        return {pool: state for pool, state in zip(self._deployments, found, strict=True) if state is not None}
 
     async def locate(self) -> list[AppPlaces]:
-        """Where every replica is."""
+        """Places of all replicas."""
         controller = await asyncio.to_thread(_controller)
         found = await _answer(controller.__ray_call__.remote(serve_controller.locate, list(self._deployments.values())))
         rows = [
@@ -50,12 +51,14 @@ class ServeActuator:
         return [AppPlaces(app, target, [Place(*place) for place in places]) for app, target, places in rows]
 
     async def set_target(self, pool: str, target: int) -> None:
-        """As Serve sees fit: it starts what is missing, and stops what does not run yet, then the newest."""
+        """Sets the target and leaves the rest to Serve: it starts what is missing, and stops what does not run yet,
+        then the newest."""
         controller = await asyncio.to_thread(_controller)
         await _answer(controller.update_deployment_replicas.remote(self._deployments[pool], target))
 
     async def step_down(self, pool: str, victims: tuple[str, ...], target: int) -> bool:
-        """Those victims drain and end, and `target` is what is left. False: it is not so any more, nothing was done."""
+        """Lets those victims drain and end, and `target` is what is left. False: the state has changed, and nothing was
+        done."""
         controller = await asyncio.to_thread(_controller)
         return bool(
             await _answer(

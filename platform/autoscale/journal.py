@@ -16,19 +16,25 @@ log = logging.getLogger("penstock.autoscale")
 
 
 class Journal:
-    """path: of the file, which is added to; None: the process's log alone."""
+    """Appends to the file `path`; None: to the process's log alone."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._last: dict[str, tuple[object, ...]] = {}
 
     def note(
-        self, pool: str, seen: Observation, decision: Decision, outcome: str, victims: tuple[str, ...], unix_s: float
+        self,
+        pool: str,
+        observation: Observation,
+        decision: Decision,
+        outcome: str,
+        victims: tuple[str, ...],
+        unix_s: float,
     ) -> None:
-        """outcome: kept, applied, refused (Serve's state had changed), failed or dry run."""
-        placed = seen.placed
+        """Notes a decision. outcome: kept, applied, refused (Serve's state had changed), failed or dry run."""
+        serve_state = observation.serve_state
         is_news = decision.reason in _WORTH_A_LINE
-        state = (placed, decision.target, outcome, decision.reason if is_news else None)
+        state = (serve_state, decision.target, outcome, decision.reason if is_news else None)
         if self._last.get(pool) == state:
             return
         self._last[pool] = state
@@ -36,19 +42,19 @@ class Journal:
             "unix_s": round(unix_s, 3),
             "pool": pool,
             "target": decision.target,
-            "was": placed.target,
+            "was": serve_state.target,
             "reason": decision.reason.value,
             "outcome": outcome,
             "victims": list(victims),
-            "running": list(placed.running),
-            "starting": placed.num_starting,
-            "stopping": placed.num_stopping,
+            "running": list(serve_state.running),
+            "starting": serve_state.num_starting,
+            "stopping": serve_state.num_stopping,
             "demand": _rounded(decision.demand),
             "capacity_rps": _rounded(decision.capacity_rps),
             "predicted_wait_s": _rounded(decision.predicted_wait_s),
-            "queued": seen.num_queued,
-            "present": seen.num_present,
-            "age_s": _rounded(seen.age_s),
+            "queued": observation.num_queued,
+            "present": observation.num_present,
+            "age_s": _rounded(observation.age_s),
         }
         log.info("autoscale", extra=line)
         if self._path is not None:

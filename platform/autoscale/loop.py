@@ -22,27 +22,24 @@ from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, redis_url
 from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.redis import connect
+from penstock.base.serve_options import serve_options
 from penstock.wire.discovery import AUTOSCALER_APP
 
 PERIOD_S = 1.0
-"""Between two looks."""
+"""Seconds from the beginning of one turn to that of the next."""
 STOP_S = 5.0
-HEALTH_PERIOD_S = 1.0
-HEALTH_TIMEOUT_S = 10.0
-NUM_CPUS = 0.001
-"""Ray's count, for placement only."""
 
 log = logging.getLogger("penstock.autoscale")
 
 
 class Autoscaler:
-    """The Serve deployment."""
+    """The Serve deployment that runs the loop."""
 
     async def __init__(self, pools: tuple[ScaledPool, ...], journal: str | None) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.configure()
         url = redis_url()
         if url is None:
-            raise ConfigError(f"{REDIS_URL} is not set: the autoscaler hears of the load through Redis")
+            raise ConfigError(f"{REDIS_URL} is not set: the autoscaler learns the load through Redis")
         self._client = connect(url)
         actuator = ServeActuator({pool.name: pool.app_name for pool in pools})
         name = f"autoscaler-{uuid.uuid4().hex[:8]}"
@@ -67,29 +64,20 @@ class Autoscaler:
 
 
 async def run(scaler: Scaler, period_s: float = PERIOD_S) -> None:
-    """Until cancelled, whatever a look raises."""
+    """Takes a turn each period until cancelled, whatever a turn raises."""
     loop = asyncio.get_running_loop()
     while True:
         began = loop.time()
         try:
             await scaler.reconcile()
-        except Exception:  # the top: one look that fails must not be the last
-            log.exception("look failed")
+        except Exception:  # the top: one turn that fails must not be the last
+            log.exception("turn failed")
         await asyncio.sleep(max(0.0, began + period_s - loop.time()))
 
 
 def autoscaler_app(pools: Sequence[ScaledPool], journal: str | None) -> serve.Application:
     """The Serve application of the autoscaler, to be run as AUTOSCALER_APP with `route_prefix=None`. journal: path of
     the event log."""
-    deployment = serve.deployment(
-        name=AUTOSCALER_APP,
-        num_replicas=1,
-        ray_actor_options={"num_cpus": NUM_CPUS},
-        health_check_period_s=HEALTH_PERIOD_S,
-        health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=2 * STOP_S,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config={"enable_access_log": False},
-    )
+    deployment = serve.deployment(**serve_options(AUTOSCALER_APP, 2 * STOP_S))
     application: serve.Application = deployment(Autoscaler).bind(tuple(pools), journal)
     return application

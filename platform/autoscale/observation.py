@@ -1,4 +1,5 @@
-"""A pool as the autoscaler sees it at one moment: what gateways and replicas report, and what Serve runs. Data only."""
+"""A pool's state at one moment, on which a decision rests: what gateways and replicas report, and what Serve runs. Data
+only."""
 
 from typing import NamedTuple
 
@@ -8,8 +9,8 @@ from penstock.wire.frames import Load, StepCosts
 from penstock.wire.scaling import PoolFlow
 
 
-class ReplicaSeen(NamedTuple):
-    """A replica that gateways route to, as the gateway with the latest report sees it."""
+class ReplicaSnapshot(NamedTuple):
+    """A replica that gateways route to, by the gateway with the latest report."""
 
     replica_id: str
     load: Load
@@ -20,44 +21,46 @@ class ReplicaSeen(NamedTuple):
 
 
 class ServeState(NamedTuple):
-    """A pool in Serve's own words."""
+    """A pool as Serve has it."""
 
     target: int
     running: tuple[str, ...]
-    """Replica ids; those that are on their way out are not among them."""
+    """Ids of the replicas that run; those that are draining are not among them."""
     num_starting: int = 0
     num_stopping: int = 0
 
 
 class Observation(NamedTuple):
-    placed: ServeState
+    """One pool, from all gateways that report."""
+
+    serve_state: ServeState
     flows: dict[str, PoolFlow]
-    """By gateway, since its start."""
+    """Each gateway's totals since its start."""
     num_queued: int
     """Requests that wait in gateways."""
     oldest_wait_s: float
-    replicas: tuple[ReplicaSeen, ...]
+    replicas: tuple[ReplicaSnapshot, ...]
     age_s: float
-    """Of the oldest report in this; infinite where there is none."""
+    """Seconds since the oldest report that was used; infinite where there is none."""
 
     @property
     def num_present(self) -> int:
         """Sequences on replicas."""
-        return sum(seen.load.num_running + seen.load.num_waiting for seen in self.replicas)
+        return sum(replica.load.num_running + replica.load.num_waiting for replica in self.replicas)
 
     @property
     def num_waiting(self) -> int:
         """Requests in queues, and sequences that wait on replicas."""
-        return self.num_queued + sum(seen.load.num_waiting for seen in self.replicas)
+        return self.num_queued + sum(replica.load.num_waiting for replica in self.replicas)
 
     @property
     def num_serving(self) -> int:
-        return sum(not seen.load.is_draining for seen in self.replicas)
+        return sum(not replica.load.is_draining for replica in self.replicas)
 
 
-def mean_costs(replicas: tuple[ReplicaSeen, ...]) -> StepCosts | None:
-    """Of a pool's replicas, coefficient by coefficient; None where none has measured any."""
-    costs = [seen.load.costs for seen in replicas if seen.load.costs != StepCosts()]
+def mean_costs(replicas: tuple[ReplicaSnapshot, ...]) -> StepCosts | None:
+    """The mean of the replicas' step costs, coefficient by coefficient; None where none has measured any."""
+    costs = [replica.load.costs for replica in replicas if replica.load.costs != StepCosts()]
     if not costs:
         return None
     columns = zip(*map(msgspec.structs.astuple, costs), strict=True)

@@ -1,5 +1,5 @@
-"""What gateways report, read from Redis, as observations of pools. Age is counted from when a report was new here, so
-no two clocks meet."""
+"""Gateways' reports, read from Redis, as observations of pools. A report's age is counted from when it was new here, so
+no two clocks are compared."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 
 import redis.asyncio
 
-from penstock.autoscale.observation import Observation, ReplicaSeen, ServeState
+from penstock.autoscale.observation import Observation, ReplicaSnapshot, ServeState
 from penstock.wire.scaling import (
     GATEWAYS_KEY,
     LAPSE_MS,
@@ -21,22 +21,25 @@ from penstock.wire.scaling import (
 )
 
 SILENT_S = 2.5
-"""A gateway whose last report is older is left out while another one is heard: it may have died."""
+"""Seconds after which a gateway's report is left out while another gateway reports: it may have died."""
 
 
 class AgedReport(NamedTuple):
+    """A gateway's report and the seconds since it was new here."""
+
     report: GatewayReport
     age_s: float
 
 
 class Reports:
-    """client: without `decode_responses`. Raises redis-py's errors. clock: monotonic seconds."""
+    """The reports in one Redis. client: without `decode_responses`. clock: monotonic seconds. Raises redis-py's
+    errors."""
 
     def __init__(self, client: redis.asyncio.Redis, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
         self._news: dict[str, tuple[int, float]] = {}
-        """By gateway: number of its last report, and when that was new."""
+        """Each gateway's last report: its number, and when it was new."""
 
     async def read(self) -> list[AgedReport]:
         """The latest report of every gateway."""
@@ -49,7 +52,8 @@ class Reports:
         self._news = {report.gateway: self._since(report) for report in reports}
         return [AgedReport(report, self._clock() - self._news[report.gateway][1]) for report in reports]
 
-    async def tell(self, targets: Targets) -> None:
+    async def publish(self, targets: Targets) -> None:
+        """Writes the pools' targets for gateways to show in their metrics."""
         await self._client.set(TARGETS_KEY, encode(targets), px=LAPSE_MS)
 
     def _since(self, report: GatewayReport) -> tuple[int, float]:
@@ -57,23 +61,23 @@ class Reports:
         return known if known is not None and known[0] == report.number else (report.number, self._clock())
 
 
-def observe(pool: str, placed: ServeState, heard: Iterable[AgedReport]) -> Observation:
-    """A pool in the words of all gateways that are heard; of a replica's load the youngest report counts, for each says
-    the same."""
-    fresh = sorted((item for item in heard if item.age_s <= SILENT_S), key=lambda item: -item.age_s)
+def observe(pool: str, serve_state: ServeState, reports: Iterable[AgedReport]) -> Observation:
+    """A pool by the reports of all gateways; of a replica's load the youngest report counts, for all gateways report
+    the same load."""
+    fresh = sorted((item for item in reports if item.age_s <= SILENT_S), key=lambda item: -item.age_s)
     rows = {item.report.gateway: row for item in fresh for row in item.report.pools if row.pool == pool}
     flows: dict[str, PoolFlow] = {gateway: row.flow for gateway, row in rows.items()}
-    replicas: dict[str, ReplicaSeen] = {}
+    replicas: dict[str, ReplicaSnapshot] = {}
     for item in fresh:
         for row in item.report.replicas:
             if row.pool == pool:
                 before = replicas.get(row.replica_id)
                 hit_tokens = row.hit_tokens + (0 if before is None else before.hit_tokens)
-                replicas[row.replica_id] = ReplicaSeen(
+                replicas[row.replica_id] = ReplicaSnapshot(
                     row.replica_id, row.load, row.block_size, row.cached_blocks, hit_tokens
                 )
     return Observation(
-        placed=placed,
+        serve_state=serve_state,
         flows=flows,
         num_queued=sum(row.num_waiting for row in rows.values()),
         oldest_wait_s=max((row.oldest_wait_s for row in rows.values()), default=0.0),

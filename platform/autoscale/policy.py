@@ -1,4 +1,4 @@
-"""How many replicas a pool should have. Pure: `decide(settings, state, observation, now) -> (state, Decision)`.
+"""Number of replicas that a pool should have. Pure: `decide(settings, state, observation, now) -> (state, Decision)`.
 
 Not the way there (the actuator), not which one goes (victim). Demand is token work: arrivals a second of the average
 request over what one replica takes for good by the performance model, and the sequences that are there over the rows a
@@ -9,6 +9,8 @@ more each start-up time while that does not help, since a model can be wrong.
 Up in one go, down one at a time: only after fewer were enough, with a margin, for the whole delay. Invariants: the
 target is within the bounds; without news from gateways nothing changes, and on less than a window of it only for a
 deadline; the same load never moves it both ways; more demand never means fewer replicas.
+
+Decisions: docs/decisions/autoscaling.md
 """
 
 import math
@@ -23,12 +25,12 @@ from penstock.autoscale.demand import (
     Learned,
     Sample,
     Total,
-    extended,
-    learned,
-    measured,
-    remembered,
-    sample,
-    summed,
+    extend_window,
+    learn,
+    measure_demand,
+    remember_totals,
+    sum_flows,
+    take_sample,
 )
 from penstock.autoscale.observation import Observation, mean_costs
 from penstock.perf.capacity import Bounds, Shape, capacity_rps, rows_at
@@ -36,7 +38,7 @@ from penstock.perf.model import Work, predict_ttft_s
 from penstock.wire.frames import StepCosts
 
 STALE_S = 5.0
-"""Older than this, what gateways say is not acted on."""
+"""Seconds after which what gateways report is not acted on any more."""
 ROUNDING = 1e-6
 """Demand that exceeds a whole number of replicas by so little does not ask for another."""
 
@@ -49,7 +51,7 @@ class Reason(StrEnum):
     DEADLINE = "deadline"
     """What waits would get its first token too late."""
     STARTING = "starting"
-    """More are needed, and on their way: what was asked for is not there yet, or has had no time to help."""
+    """More are needed, and on their way: the replicas asked for are not ready yet, or have had no time to help."""
     FULL = "full"
     """More are needed than the bounds allow."""
     IDLE = "idle"
@@ -61,7 +63,7 @@ class Reason(StrEnum):
     BOUNDS = "bounds"
     """The target lay outside of the bounds."""
     STALE = "stale"
-    """No gateway has said anything lately: nothing changes."""
+    """No gateway has reported lately: nothing changes."""
     UNKNOWN = "unknown"
     """The load is not known for a window yet, or not how quick replicas are: only a deadline in danger changes
     anything."""
@@ -71,88 +73,96 @@ class Decision(NamedTuple):
     target: int
     reason: Reason
     demand: float = 0.0
-    """In replicas at full use."""
+    """Demand in replicas at full use."""
     capacity_rps: float = 0.0
     """Requests a second that one replica takes."""
     predicted_wait_s: float = 0.0
-    """For the first token of a request that comes now."""
+    """Seconds to the first token of a request that comes now."""
 
 
 class State(NamedTuple):
-    """What the policy remembers of a pool."""
+    """What the policy remembers of a pool between two decisions."""
 
     samples: tuple[Sample, ...] = ()
     totals: Mapping[str, Total] = MappingProxyType({})
-    """By gateway."""
+    """Each gateway's totals since its start."""
     known: Learned = Learned()
     costs: StepCosts | None = None
     low_since_s: float | None = None
-    """Since when fewer replicas would have been enough."""
+    """Time since which fewer replicas would have been enough; None: they would not."""
     pressed_s: float = -math.inf
-    """When a queue last asked for one more than the model did."""
+    """Time at which a queue last asked for more than the model did."""
 
 
 class _Need(NamedTuple):
     demand: float
     latest_demand: float
-    """By what came in the last moments, which is less sure."""
+    """Demand by the arrivals of the last moments, which is less sure."""
     capacity_rps: float
     wait_s: float
 
 
 def decide(
-    settings: AutoscaleConfig, state: State, seen: Observation, max_rows: int, now: float
+    settings: AutoscaleConfig, state: State, observation: Observation, max_rows: int, now: float
 ) -> tuple[State, Decision]:
     """The state to decide with next time, and what to do now. max_rows: sequences that a replica runs at once. now:
     monotonic seconds."""
-    bounded = min(max(seen.placed.target, settings.min_replicas), settings.max_replicas)
-    if bounded != seen.placed.target:
+    bounded = min(max(observation.serve_state.target, settings.min_replicas), settings.max_replicas)
+    if bounded != observation.serve_state.target:
         return state, Decision(bounded, Reason.BOUNDS)
-    if seen.age_s > STALE_S:
+    if observation.age_s > STALE_S:
         return state._replace(samples=(), low_since_s=None), Decision(bounded, Reason.STALE)
-    state = _noted(settings, state, seen, now)
+    state = _note_sample(settings, state, observation, now)
     if state.costs is None:
         return state, Decision(bounded, Reason.UNKNOWN)
-    need = _need(settings, state.costs, measured(state.samples, state.known.shape), seen, max_rows)
-    pressed = _pressed(settings, state, seen, need, now)
+    need = _estimate_need(
+        settings, state.costs, measure_demand(state.samples, state.known.shape), observation, max_rows
+    )
+    pressed = _protect_deadline(settings, state, observation, need, now)
     if pressed is not None:
         return pressed
     if now - state.samples[0].at_s < settings.window_s:
-        return state, _decision(bounded, Reason.UNKNOWN, need)
-    return _planned(settings, state, seen, need, now)
+        return state, _make_decision(bounded, Reason.UNKNOWN, need)
+    return _plan(settings, state, observation, need, now)
 
 
-def _noted(settings: AutoscaleConfig, state: State, seen: Observation, now: float) -> State:
-    newest = sample(state.totals, seen, now)
-    taught = (
-        newest.flow if state.totals else summed(seen.flows.values())
-    )  # who has just begun learns from all that has ever come
+def _note_sample(settings: AutoscaleConfig, state: State, observation: Observation, now: float) -> State:
+    newest = take_sample(state.totals, observation, now)
+    # a policy that has just begun learns from all that has ever come
+    taught = newest.flow if state.totals else sum_flows(observation.flows.values())
     return state._replace(
-        samples=extended(state.samples, newest, settings.window_s),
-        totals=remembered(state.totals, seen.flows, now),
-        known=learned(state.known, taught),
-        costs=mean_costs(seen.replicas) or state.costs,
+        samples=extend_window(state.samples, newest, settings.window_s),
+        totals=remember_totals(state.totals, observation.flows, now),
+        known=learn(state.known, taught),
+        costs=mean_costs(observation.replicas) or state.costs,
     )
 
 
-def _need(settings: AutoscaleConfig, costs: StepCosts, demand: Demand, seen: Observation, max_rows: int) -> _Need:
-    kv_tokens = min((replica.load.total_blocks * replica.block_size for replica in seen.replicas), default=math.inf)
+def _estimate_need(
+    settings: AutoscaleConfig, costs: StepCosts, demand: Demand, observation: Observation, max_rows: int
+) -> _Need:
+    kv_tokens = min(
+        (replica.load.total_blocks * replica.block_size for replica in observation.replicas), default=math.inf
+    )
     capacity = capacity_rps(costs, demand.shape, Bounds(max_rows, kv_tokens, settings.tpot_target_s))
     if math.isinf(capacity):
         return _Need(0.0, 0.0, capacity, 0.0)
     rows = max(1.0, rows_at(costs, demand.shape, capacity))
     known = max(demand.rate / capacity, demand.num_present / rows)
     return _Need(
-        known, max(known, demand.latest_rate / capacity), capacity, _wait_s(costs, demand.shape, seen, capacity)
+        known,
+        max(known, demand.latest_rate / capacity),
+        capacity,
+        _predict_wait_s(costs, demand.shape, observation, capacity),
     )
 
 
-def _wait_s(costs: StepCosts, shape: Shape, seen: Observation, capacity: float) -> float:
-    """For the first token of a request that comes now: behind the queue at the pace of full replicas, then on the least
-    busy one."""
-    if not seen.num_serving:
-        return math.inf if seen.num_queued else 0.0
-    loads = [replica.load for replica in seen.replicas if not replica.load.is_draining]
+def _predict_wait_s(costs: StepCosts, shape: Shape, observation: Observation, capacity: float) -> float:
+    """Seconds to the first token of a request that comes now: behind the queue at the pace of full replicas, then on
+    the least busy one."""
+    if not observation.num_serving:
+        return math.inf if observation.num_queued else 0.0
+    loads = [replica.load for replica in observation.replicas if not replica.load.is_draining]
     works = [
         (Work(load.num_running, 0, load.prefill_tokens_outstanding, load.kv_tokens), load.max_batched_tokens)
         for load in loads
@@ -161,58 +171,60 @@ def _wait_s(costs: StepCosts, shape: Shape, seen: Observation, capacity: float) 
         predict_ttft_s(costs, work, round(shape.prefill_tokens), round(shape.cached_tokens), budget)
         for work, budget in works
     )
-    return max(seen.oldest_wait_s, seen.num_waiting / (seen.num_serving * capacity)) + (
-        ttft_s if seen.num_waiting else 0.0
+    return max(observation.oldest_wait_s, observation.num_waiting / (observation.num_serving * capacity)) + (
+        ttft_s if observation.num_waiting else 0.0
     )
 
 
-def _pressed(
-    settings: AutoscaleConfig, state: State, seen: Observation, need: _Need, now: float
+def _protect_deadline(
+    settings: AutoscaleConfig, state: State, observation: Observation, need: _Need, now: float
 ) -> tuple[State, Decision] | None:
-    """The fast path; None: no deadline is in danger."""
-    current = seen.placed.target
-    if need.wait_s <= settings.ttft_target_s or not seen.num_waiting:
+    """The fast path, for a queue whose first tokens would come too late; None: no deadline is in danger."""
+    current = observation.serve_state.target
+    if need.wait_s <= settings.ttft_target_s or not observation.num_waiting:
         return None
-    backlog = seen.num_waiting / (need.capacity_rps * (settings.start_s + settings.ttft_target_s))
+    backlog = observation.num_waiting / (need.capacity_rps * (settings.start_s + settings.ttft_target_s))
     wanted = max(
-        _replicas(need.latest_demand, settings.target_utilisation), _replicas(need.latest_demand + backlog, 1.0)
+        _count_replicas(need.latest_demand, settings.target_utilisation),
+        _count_replicas(need.latest_demand + backlog, 1.0),
     )
-    is_settled = seen.num_serving >= current and now - state.pressed_s >= settings.start_s
+    is_settled = observation.num_serving >= current and now - state.pressed_s >= settings.start_s
     if is_settled and wanted <= current:
         wanted = current + 1
     target = min(max(wanted, current), settings.max_replicas)
     state = state._replace(low_since_s=None, pressed_s=now if target > current else state.pressed_s)
     if target > current:
-        return state, _decision(target, Reason.DEADLINE, need)
-    return state, _decision(target, Reason.FULL if wanted > current else Reason.STARTING, need)
+        return state, _make_decision(target, Reason.DEADLINE, need)
+    return state, _make_decision(target, Reason.FULL if wanted > current else Reason.STARTING, need)
 
 
-def _planned(
-    settings: AutoscaleConfig, state: State, seen: Observation, need: _Need, now: float
+def _plan(
+    settings: AutoscaleConfig, state: State, observation: Observation, need: _Need, now: float
 ) -> tuple[State, Decision]:
-    current = seen.placed.target
-    wanted = _replicas(need.demand, settings.target_utilisation)
+    current = observation.serve_state.target
+    wanted = _count_replicas(need.demand, settings.target_utilisation)
     if wanted > current:
         target = min(wanted, settings.max_replicas)
-        return state._replace(low_since_s=None), _decision(
+        return state._replace(low_since_s=None), _make_decision(
             target, Reason.DEMAND if target > current else Reason.FULL, need
         )
     enough = max(
-        _replicas(need.demand, settings.target_utilisation * (1 - settings.scale_down_margin)), settings.min_replicas
+        _count_replicas(need.demand, settings.target_utilisation * (1 - settings.scale_down_margin)),
+        settings.min_replicas,
     )
     if enough >= current:
-        return state._replace(low_since_s=None), _decision(current, Reason.STEADY, need)
+        return state._replace(low_since_s=None), _make_decision(current, Reason.STEADY, need)
     since_s = now if state.low_since_s is None else state.low_since_s
     if now - since_s < settings.scale_down_delay_s:
-        return state._replace(low_since_s=since_s), _decision(current, Reason.COOLING, need)
-    if seen.placed.num_stopping:
-        return state._replace(low_since_s=since_s), _decision(current, Reason.DRAINING, need)
-    return state._replace(low_since_s=now), _decision(current - 1, Reason.IDLE, need)
+        return state._replace(low_since_s=since_s), _make_decision(current, Reason.COOLING, need)
+    if observation.serve_state.num_stopping:
+        return state._replace(low_since_s=since_s), _make_decision(current, Reason.DRAINING, need)
+    return state._replace(low_since_s=now), _make_decision(current - 1, Reason.IDLE, need)
 
 
-def _replicas(demand: float, utilisation: float) -> int:
+def _count_replicas(demand: float, utilisation: float) -> int:
     return math.ceil(demand / utilisation - ROUNDING)
 
 
-def _decision(target: int, reason: Reason, need: _Need) -> Decision:
+def _make_decision(target: int, reason: Reason, need: _Need) -> Decision:
     return Decision(target, reason, need.demand, need.capacity_rps, need.wait_s)

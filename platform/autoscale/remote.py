@@ -1,6 +1,6 @@
-"""Serve seen from outside of its Ray cluster: the scaler's actuator by way of the hand, see `wire.serve_agent`.
+"""Serve from outside of its Ray cluster: the scaler's actuator by way of the serve agent, see `wire.serve_agent`.
 
-It speaks to one Ray cluster, which may be another one next time (the active one of a RayService).
+Each call goes to one Ray cluster, which may be another one next time (the active one of a RayService).
 """
 
 import time
@@ -28,14 +28,14 @@ from penstock.wire.serve_agent import (
 )
 
 SLICE_S = 1
-"""Below the time that the Redis client gives a command."""
+"""Seconds that one read of the answer waits: fewer than the Redis client gives a command."""
 STARTING = ("STARTING", "UPDATING")
 RUNNING, STOPPING = "RUNNING", "STOPPING"
 
 
 class RemoteServe:
-    """Every call raises TimeoutError where no answer comes, Redis being away included, and ValueError where there is no
-    Ray cluster to ask or Serve could not do it."""
+    """The calls of an actuator. Each raises TimeoutError where no answer comes, Redis being away included, and
+    ValueError where there is no Ray cluster to ask or Serve could not do it."""
 
     def __init__(
         self,
@@ -53,23 +53,23 @@ class RemoteServe:
         self._mandate = mandate
         self._clock = clock
         self._targets: dict[str, int] = {}
-        """As last read."""
+        """Targets by application, as last read."""
 
     async def read(self) -> dict[str, ServeState]:
-        """The pools that Serve knows and is not finding again."""
-        found = await self.locate(self._named())
+        """State of the pools that Serve knows and is not recovering."""
+        found = await self.locate(self._active_cluster())
         by_name = {places.app: places for places in found}
         self._targets = {places.app: places.target for places in found}
-        return {pool: placed(by_name[app]) for pool, app in self._apps.items() if app in by_name}
+        return {pool: serve_state_of(by_name[app]) for pool, app in self._apps.items() if app in by_name}
 
     async def locate(self, cluster: str) -> list[AppPlaces]:
-        """Where every replica is, in that Ray cluster."""
+        """Places of all replicas in that Ray cluster."""
         return (await self._ask(cluster, Call(_new_id(), self._mandate(), "read"))).apps
 
     async def set_target(self, pool: str, target: int) -> None:
         app = self._apps[pool]
         answer = await self._ask(
-            self._named(), Call(_new_id(), self._mandate(), "set", app, self._targets[app], target)
+            self._active_cluster(), Call(_new_id(), self._mandate(), "set", app, self._targets[app], target)
         )
         if not answer.is_done:
             raise ValueError("the target has changed meanwhile")
@@ -78,15 +78,16 @@ class RemoteServe:
         app = self._apps[pool]
         return (
             await self._ask(
-                self._named(), Call(_new_id(), self._mandate(), "down", app, self._targets[app], target, victims)
+                self._active_cluster(),
+                Call(_new_id(), self._mandate(), "down", app, self._targets[app], target, victims),
             )
         ).is_done
 
     async def remember(self, apps: Iterable[AppPlaces]) -> None:
-        """Their targets, for whoever builds those anew. Raises redis-py's errors."""
+        """Writes the applications' targets, for the process that builds them anew. Raises redis-py's errors."""
         await self._client.set(WANTED_KEY, encode({places.app: places.target for places in apps}), px=WANTED_MS)
 
-    def _named(self) -> str:
+    def _active_cluster(self) -> str:
         cluster = self._cluster()
         if cluster is None:
             raise ValueError("the RayService has no active Ray cluster")
@@ -98,7 +99,7 @@ class RemoteServe:
         except (RedisError, OSError) as error:
             raise TimeoutError(f"Redis is away: {type(error).__name__}") from error
         if answer.error is not None:
-            raise ValueError(f"the hand says: {answer.error}")
+            raise ValueError(f"the serve agent answered: {answer.error}")
         return answer
 
     async def _exchange(self, cluster: str, call: Call) -> Answer:
@@ -114,17 +115,17 @@ class RemoteServe:
             answer = None if found is None else decode_answer(found[1])
             if answer is not None:
                 return answer
-        raise TimeoutError("the hand does not answer")
+        raise TimeoutError("the serve agent does not answer")
 
 
-def placed(app: AppPlaces) -> ServeState:
-    """In the scaler's words."""
-    words = [replica.state for replica in app.replicas]
+def serve_state_of(app: AppPlaces) -> ServeState:
+    """An application's places as the scaler's state of a pool."""
+    states = [replica.state for replica in app.replicas]
     return ServeState(
         target=app.target,
         running=tuple(replica.replica_id for replica in app.replicas if replica.state == RUNNING),
-        num_starting=sum(word in STARTING for word in words),
-        num_stopping=words.count(STOPPING),
+        num_starting=sum(state in STARTING for state in states),
+        num_stopping=states.count(STOPPING),
     )
 
 

@@ -1,8 +1,7 @@
-"""One look at every pool, and what follows from it: observe, decide, act, tell. Not a loop; it receives its
-collaborators.
+"""One turn over all pools: observe, decide, act, publish. Not a loop; it receives its collaborators.
 
 Invariant: what is away (Redis, Serve's controller) changes nothing while it is; what one pool's change raises does not
-keep the others from their turn, and a pool that could not be changed is decided on anew next time, from what Serve says
+keep the others from their turn, and a pool that could not be changed is decided on anew next time, from Serve's state
 then.
 """
 
@@ -26,7 +25,7 @@ from penstock.autoscale.victim import choose_victims
 from penstock.wire.scaling import PoolTarget, Targets
 
 HITS_S = 60.0
-"""What a cache has saved in so long says what it is worth."""
+"""Seconds over which the tokens that a cache saved tell what it is worth."""
 
 log = logging.getLogger("penstock.autoscale")
 
@@ -41,7 +40,7 @@ class ScaledPool(NamedTuple):
 
 class Source(Protocol):
     async def read(self) -> Sequence[AgedReport]: ...
-    async def tell(self, targets: Targets) -> None: ...
+    async def publish(self, targets: Targets) -> None: ...
 
 
 class Actuator(Protocol):
@@ -51,12 +50,14 @@ class Actuator(Protocol):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _PoolState:
+    """What the scaler remembers of a pool between two turns."""
+
     state: State = field(default_factory=State)
     target: int | None = None
     reasons: Counter[str] = field(default_factory=Counter)
     hits: deque[tuple[float, dict[str, int]]] = field(default_factory=deque)
-    """By time, oldest first: prompt tokens that each replica's cache was expected to save."""
+    """Time, and prompt tokens that each replica's cache was expected to save so far; the oldest first."""
 
 
 class Scaler:
@@ -78,75 +79,85 @@ class Scaler:
         self._journal = journal
         self._clock = clock
         self._unix_clock = unix_clock
-        self._kept = {pool.name: _Kept() for pool in pools}
+        self._pool_states = {pool.name: _PoolState() for pool in pools}
         self._away: set[str] = set()
-        """What did not answer the last time it was asked."""
+        """Services that did not answer their last request."""
 
     async def reconcile(self) -> None:
-        heard = await self._read_reports()
-        placed = await self._read_replicas()
+        reports = await self._read_reports()
+        serve_states = await self._read_replicas()
         for pool in self._pools:
-            if pool.name in placed:
-                await self._reconcile_pool(pool, observe(pool.name, placed[pool.name], heard))
-        with self._reaching("Redis for targets", (RedisError, OSError)):
-            await self._source.tell(self._targets())
+            if pool.name in serve_states:
+                await self._reconcile_pool(pool, observe(pool.name, serve_states[pool.name], reports))
+        with self._tolerate("Redis for targets", (RedisError, OSError)):
+            await self._source.publish(self._targets())
 
     async def _read_reports(self) -> Sequence[AgedReport]:
-        """Nothing, while Redis is away: then there is no news, and nothing changes."""
-        with self._reaching("Redis for reports", (RedisError, OSError)):
+        """Reports of all gateways; none while Redis is away: then nothing changes."""
+        with self._tolerate("Redis for reports", (RedisError, OSError)):
             return await self._source.read()
         return []
 
     async def _read_replicas(self) -> Mapping[str, ServeState]:
-        """No pool, while Serve's controller is away or has to find its replicas again: then no pool has its turn."""
-        with self._reaching("Serve's controller", (RayError, ValueError, TimeoutError)):
+        """State of all pools; none while Serve's controller is away or recovers its replicas: then no pool has its
+        turn."""
+        with self._tolerate("Serve's controller", (RayError, ValueError, TimeoutError)):
             return await self._actuator.read()
         return {}
 
     @contextmanager
-    def _reaching(self, whom: str, errors: tuple[type[Exception], ...]) -> Iterator[None]:
-        """Swallows these errors; a line of the log when somebody stops to answer, and one when he does again."""
+    def _tolerate(self, service: str, errors: tuple[type[Exception], ...]) -> Iterator[None]:
+        """Swallows these errors; logs a line when a service stops to answer, and one when it answers again."""
         try:
             yield
         except errors as error:
-            if whom not in self._away:
-                log.warning("not reached", extra={"whom": whom, "error": type(error).__name__})
-            self._away.add(whom)
+            if service not in self._away:
+                log.warning("not reached", extra={"service": service, "error": type(error).__name__})
+            self._away.add(service)
         else:
-            if whom in self._away:
-                log.info("reached again", extra={"whom": whom})
-            self._away.discard(whom)
+            if service in self._away:
+                log.info("reached again", extra={"service": service})
+            self._away.discard(service)
 
-    async def _reconcile_pool(self, pool: ScaledPool, seen: Observation) -> None:
-        kept, now = self._kept[pool.name], self._clock()
-        hits = {replica.replica_id: replica.hit_tokens for replica in seen.replicas}
-        kept.hits.append((now, hits))
-        while now - kept.hits[0][0] > HITS_S:
-            kept.hits.popleft()
-        kept.state, decision = decide(pool.settings, kept.state, seen, pool.max_rows, now)
-        kept.reasons[decision.reason.value] += 1
-        kept.target = decision.target
-        victims = self._victims(seen, decision, kept.hits[0][1])
+    async def _reconcile_pool(self, pool: ScaledPool, observation: Observation) -> None:
+        pool_state, now = self._pool_states[pool.name], self._clock()
+        hits = {replica.replica_id: replica.hit_tokens for replica in observation.replicas}
+        pool_state.hits.append((now, hits))
+        while now - pool_state.hits[0][0] > HITS_S:
+            pool_state.hits.popleft()
+        pool_state.state, decision = decide(pool.settings, pool_state.state, observation, pool.max_rows, now)
+        pool_state.reasons[decision.reason.value] += 1
+        pool_state.target = decision.target
+        victims = self._choose_victims(observation, decision, pool_state.hits[0][1])
         outcome = (
-            "kept" if decision.target == seen.placed.target else await self._act(pool, seen.placed, decision, victims)
+            "kept"
+            if decision.target == observation.serve_state.target
+            else await self._act(pool, observation.serve_state, decision, victims)
         )
-        self._journal.note(pool.name, seen, decision, outcome, victims, self._unix_clock())
+        self._journal.note(pool.name, observation, decision, outcome, victims, self._unix_clock())
 
-    def _victims(self, seen: Observation, decision: Decision, hits_before: Mapping[str, int]) -> tuple[str, ...]:
-        """None while replicas that are still starting can go instead: Serve stops those first."""
-        count = seen.placed.target - decision.target
-        if count <= 0 or seen.placed.num_starting:
+    def _choose_victims(
+        self, observation: Observation, decision: Decision, hits_before: Mapping[str, int]
+    ) -> tuple[str, ...]:
+        """Ids of the replicas that go; none while replicas that are still starting can go instead: Serve stops those
+        first."""
+        count = observation.serve_state.target - decision.target
+        if count <= 0 or observation.serve_state.num_starting:
             return ()
-        return choose_victims(seen.placed.running, seen.replicas, hits_before, count)
+        return choose_victims(observation.serve_state.running, observation.replicas, hits_before, count)
 
-    async def _act(self, pool: ScaledPool, placed: ServeState, decision: Decision, victims: tuple[str, ...]) -> str:
+    async def _act(
+        self, pool: ScaledPool, serve_state: ServeState, decision: Decision, victims: tuple[str, ...]
+    ) -> str:
         if pool.settings.dry_run:
             return "dry run"
         try:
             if victims:
-                is_done = await self._actuator.step_down(pool.name, victims, placed.target - len(victims))
+                is_done = await self._actuator.step_down(pool.name, victims, serve_state.target - len(victims))
                 return "applied" if is_done else "refused"
-            await self._actuator.set_target(pool.name, max(decision.target, placed.target - placed.num_starting))
+            await self._actuator.set_target(
+                pool.name, max(decision.target, serve_state.target - serve_state.num_starting)
+            )
         except (RayError, ValueError, TimeoutError) as error:
             log.warning("target not set", extra={"pool": pool.name, "error": type(error).__name__})
             return "failed"
@@ -154,8 +165,8 @@ class Scaler:
 
     def _targets(self) -> Targets:
         rows = [
-            PoolTarget(name, kept.target, dict(kept.reasons))
-            for name, kept in self._kept.items()
-            if kept.target is not None
+            PoolTarget(name, pool_state.target, dict(pool_state.reasons))
+            for name, pool_state in self._pool_states.items()
+            if pool_state.target is not None
         ]
         return Targets(self._name, rows)

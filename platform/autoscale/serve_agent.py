@@ -1,8 +1,9 @@
-"""The autoscaler's hand inside a Ray cluster: executes its calls, one after another, through Serve's controller. See
+"""The autoscaler's agent inside a Ray cluster: executes its calls, one after another, through Serve's controller. See
 `wire.serve_agent`.
 
 It decides nothing. Serve places it and replaces it when it dies; then the calls that wait are executed by the next one,
-if they have not lapsed. Invariant: a call is executed at most once, and only while things are as its caller saw them.
+if they have not lapsed. Invariant: a call is executed at most once, and only while Serve's state is what its
+caller read.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from penstock.base import log as logs
 from penstock.base.environment import REDIS_URL, ray_cluster, redis_url
 from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.redis import connect
+from penstock.base.serve_options import serve_options
 from penstock.wire.serve_agent import (
     LAPSE_MS,
     SERVE_AGENT_APP,
@@ -35,57 +37,53 @@ from penstock.wire.serve_agent import (
 )
 
 WAIT_S = 1
-"""For the next call, below the time that the Redis client gives a command."""
+"""Seconds that one read waits for the next call: fewer than the Redis client gives a command."""
 PAUSE_S = 0.5
-"""Until Redis is tried again."""
+"""Seconds until Redis is tried again."""
 STOP_S = 5.0
-HEALTH_PERIOD_S = 1.0
-HEALTH_TIMEOUT_S = 10.0
-NUM_CPUS = 0.001
-"""Ray's count, for placement only."""
 
-log = logging.getLogger("penstock.hand")
+log = logging.getLogger("penstock.serve_agent")
 
 
 class ServeControl(Protocol):
-    """What `autoscale.actuator.ServeActuator` can do."""
+    """The calls of `autoscale.actuator.ServeActuator`."""
 
     async def locate(self) -> list[AppPlaces]: ...
     async def set_target(self, name: str, target: int) -> None: ...
     async def step_down(self, name: str, victims: tuple[str, ...], target: int) -> bool: ...
 
 
-class Executor:
-    """What becomes of a call."""
+class CallExecutor:
+    """Executes calls, those of the latest leader only."""
 
-    def __init__(self, reach: ServeControl) -> None:
-        self._reach = reach
+    def __init__(self, control: ServeControl) -> None:
+        self._control = control
         self._term = 0
-        """The latest leader's, as far as it was heard."""
+        """Term of the latest leader that sent a call."""
 
     async def execute(self, call: Call) -> Answer:
         if call.term < self._term:
-            return Answer(is_done=False, error="another leader was heard since")
+            return Answer(is_done=False, error="a later leader has sent a call")
         self._term = call.term
         try:
-            return await self._done(call)
+            return await self._call_serve(call)
         except (RayError, ValueError, TimeoutError) as error:
             return Answer(is_done=False, error=type(error).__name__)
 
-    async def _done(self, call: Call) -> Answer:
+    async def _call_serve(self, call: Call) -> Answer:
         if call.op == "down":
-            return Answer(is_done=await self._reach.step_down(call.app, call.victims, call.target))
-        apps = await self._reach.locate()
+            return Answer(is_done=await self._control.step_down(call.app, call.victims, call.target))
+        apps = await self._control.locate()
         if call.op == "read":
             return Answer(apps=apps)
         if not any(app.app == call.app and app.target == call.was for app in apps):
             return Answer(is_done=False)
-        await self._reach.set_target(call.app, call.target)
+        await self._control.set_target(call.app, call.target)
         return Answer()
 
 
-async def serve_calls(client: redis.asyncio.Redis, cluster: str, executor: Executor) -> None:
-    """Until cancelled. Redis may go and come back."""
+async def serve_calls(client: redis.asyncio.Redis, cluster: str, executor: CallExecutor) -> None:
+    """Executes calls as they come, until cancelled. Redis may go and come back."""
     while True:
         try:
             call = await next_call(client, cluster)
@@ -97,7 +95,7 @@ async def serve_calls(client: redis.asyncio.Redis, cluster: str, executor: Execu
 
 
 async def next_call(client: redis.asyncio.Redis, cluster: str) -> Call | None:
-    """None: there was none within WAIT_S, or it has lapsed. Raises redis-py's errors."""
+    """The next call; None: there was none within WAIT_S, or it has lapsed. Raises redis-py's errors."""
     found = cast(tuple[bytes, bytes] | None, await client.blpop([calls_key(cluster)], timeout=WAIT_S))
     data = None if found is None else cast(bytes | None, await client.getdel(call_key(found[1].decode())))
     return None if data is None else decode_call(data)
@@ -123,7 +121,7 @@ async def _reply(client: redis.asyncio.Redis, call: Call, answer: Answer) -> Non
 
 
 class ServeAgent:
-    """The Serve deployment."""
+    """The Serve deployment that runs the agent."""
 
     async def __init__(self, apps: Sequence[str]) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.configure()
@@ -133,14 +131,15 @@ class ServeAgent:
         self._client = connect(url)
         cluster = ray_cluster(os.environ)
         self._main = asyncio.create_task(
-            serve_calls(self._client, cluster, Executor(ServeActuator({app: app for app in apps}))), name="hand"
+            serve_calls(self._client, cluster, CallExecutor(ServeActuator({app: app for app in apps}))),
+            name="serve-agent",
         )
-        log.info("hand ready", extra={"ray_cluster": cluster, "apps": list(apps)})
+        log.info("serve agent ready", extra={"ray_cluster": cluster, "apps": list(apps)})
 
     async def check_health(self) -> None:
-        """Serve replaces a hand for which this raises time and again."""
+        """Serve replaces an agent for which this raises time and again."""
         if self._main.done():
-            raise PenstockError("The hand's loop has ended; its log has the cause.")
+            raise PenstockError("The serve agent's loop has ended; its log has the cause.")
 
     async def __del__(self) -> None:
         self._main.cancel()
@@ -148,17 +147,8 @@ class ServeAgent:
 
 
 def serve_agent_app(apps: Sequence[str], resource: str | None = None) -> serve.Application:
-    """The Serve application of the hand, to be run as SERVE_AGENT_APP with `route_prefix=None`. apps: the Serve
-    applications that it reaches. resource: Ray's, of which it takes one unit."""
-    deployment = serve.deployment(
-        name=SERVE_AGENT_APP,
-        num_replicas=1,
-        ray_actor_options={"num_cpus": NUM_CPUS} | ({"resources": {resource: 1}} if resource is not None else {}),
-        health_check_period_s=HEALTH_PERIOD_S,
-        health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=2 * STOP_S,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config={"enable_access_log": False},
-    )
+    """The Serve application of the agent, to be run as SERVE_AGENT_APP with `route_prefix=None`. apps: the Serve
+    applications that it reports and scales. resource: Ray's, of which it takes one unit."""
+    deployment = serve.deployment(**serve_options(SERVE_AGENT_APP, 2 * STOP_S, resource=resource))
     application: serve.Application = deployment(ServeAgent).bind(tuple(apps))
     return application

@@ -15,17 +15,19 @@ from penstock.autoscale.observation import ServeState
 
 
 def read(controller: Any, deployment_ids: list[Any]) -> list[ServeState | None]:
-    """As Serve has it now; None: it does not know that deployment (yet, or any more), or not yet again: a controller
-    that was replaced asks the replicas that it finds, and until each has answered it would take them for ones that are
-    only starting."""
+    """State of each deployment as Serve has it now; None: Serve does not know that deployment (yet, or any more), or
+    not yet again: a controller that was replaced asks the replicas that it finds, and until each has answered it would
+    take them for ones that are only starting."""
     states = controller.deployment_state_manager._deployment_states
-    return [_placed(states[deployment_id]) if deployment_id in states else None for deployment_id in deployment_ids]
+    return [
+        _serve_state_of(states[deployment_id]) if deployment_id in states else None for deployment_id in deployment_ids
+    ]
 
 
 def locate(controller: Any, deployment_ids: list[Any]) -> list[tuple[int, list[tuple[str, str, str | None]]] | None]:
     """Target and, oldest first, id, state and node address of every replica; None as for `read`."""
     states = controller.deployment_state_manager._deployment_states
-    return [_located(states[deployment_id]) if deployment_id in states else None for deployment_id in deployment_ids]
+    return [_places_of(states[deployment_id]) if deployment_id in states else None for deployment_id in deployment_ids]
 
 
 def step_down(controller: Any, deployment_id: Any, victims: tuple[str, ...], target: int) -> bool:
@@ -47,26 +49,26 @@ def step_down(controller: Any, deployment_id: Any, victims: tuple[str, ...], tar
     return True
 
 
-def _placed(state: Any) -> ServeState | None:
+def _serve_state_of(state: Any) -> ServeState | None:
     replicas = state._replicas.get()
-    words = [replica.actor_details.state.value for replica in replicas]
-    if "RECOVERING" in words:
+    states = [replica.actor_details.state.value for replica in replicas]
+    if "RECOVERING" in states:
         return None
     return ServeState(
         target=state.target_num_replicas,
         running=tuple(replica.replica_id.unique_id for replica in sorted(replicas, key=_age) if _is_running(replica)),
-        num_starting=sum(word in ("STARTING", "UPDATING") for word in words),
-        num_stopping=words.count("STOPPING"),
+        num_starting=sum(name in ("STARTING", "UPDATING") for name in states),
+        num_stopping=states.count("STOPPING"),
     )
 
 
-def _located(state: Any) -> tuple[int, list[tuple[str, str, str | None]]] | None:
+def _places_of(state: Any) -> tuple[int, list[tuple[str, str, str | None]]] | None:
     replicas = sorted(state._replicas.get(), key=_age)
     found = [
         (replica.replica_id.unique_id, replica.actor_details.state.value, replica.actor_details.node_ip)
         for replica in replicas
     ]
-    return None if any(word == "RECOVERING" for _, word, _ in found) else (state.target_num_replicas, found)
+    return None if any(name == "RECOVERING" for _, name, _ in found) else (state.target_num_replicas, found)
 
 
 def _is_running(replica: Any) -> bool:

@@ -1,5 +1,5 @@
-"""What comes by environment variables: secrets, where Redis is (its address may hold a password) and vLLM; and what Ray
-must find there.
+"""The environment variables that are read: secrets, the address of Redis (it may hold a password), vLLM's Python; and
+those that Ray must find.
 
 Read by composition roots only.
 """
@@ -14,13 +14,14 @@ CLUSTER_SECRET = "PENSTOCK_CLUSTER_SECRET"
 REDIS_URL = "PENSTOCK_REDIS_URL"
 """redis://, rediss:// or unix://; may be missing on a replica."""
 VLLM_PYTHON = "PENSTOCK_VLLM_PYTHON"
-"""Where this machine keeps vLLM."""
+"""Path of the Python interpreter that has vLLM, on this machine."""
 RAY_CLUSTER = "RAY_CLUSTER_NAME"
 """KubeRay sets it in every pod of a Ray cluster."""
 
 
 def cluster_secret() -> bytes:
-    """Raises ConfigError when it is missing or malformed; the sentence does not hold it."""
+    """The secret that gateways and replicas share. Raises ConfigError when it is missing or malformed; the error's text
+    does not hold it."""
     try:
         secret = bytes.fromhex(os.environ[CLUSTER_SECRET])
     except KeyError:
@@ -33,18 +34,20 @@ def cluster_secret() -> bytes:
 
 
 def redis_url() -> str | None:
+    """Address of Redis, where the environment names one."""
     return os.environ.get(REDIS_URL) or None
 
 
 def provider_key(provider: str, variable: str) -> str:
-    """Without the line end that a key read from a file has. Raises ConfigError when it is missing, or could not stand
-    in a header; the sentence does not hold it."""
+    """API key of a provider, without the line end that a key read from a file has. Raises ConfigError when it is
+    missing, or could not stand in a header; the error's text does not hold it."""
     key = os.environ.get(variable, "").strip()
     if not key:
         raise ConfigError(f"{variable} is not set: the provider {provider} takes its API key from there (api_key_env)")
     if not (key.isascii() and key.isprintable()):
         raise ConfigError(
-            f"{variable}, the API key of the provider {provider}, holds characters that no key has (line ends, or letters beyond ASCII)"
+            f"{variable}, the API key of the provider {provider}, holds characters that no key has (line ends, or"
+            " letters beyond ASCII)"
         )
     return key
 
@@ -55,7 +58,7 @@ def vllm_python() -> str | None:
 
 
 def ray_cluster(environment: Mapping[str, str]) -> str:
-    """The Ray cluster that this process is part of; `local` where nobody has named it."""
+    """Name of the Ray cluster that this process is part of; `local` where it has none."""
     return environment.get(RAY_CLUSTER) or "local"
 
 

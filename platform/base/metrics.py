@@ -15,10 +15,12 @@ TOKEN_BUCKETS_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.
 REQUEST_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""Of what `Metrics.render` returns: Prometheus' text format."""
+"""Content type of what `Metrics.render` returns: Prometheus' text format."""
 
 
 class Metric(NamedTuple):
+    """A row of the table."""
+
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     help: str
@@ -217,5 +219,5 @@ class Metrics:
         assert not rows, f"no instrument for {sorted(rows)}"
 
     def render(self) -> bytes:
-        """All of it in Prometheus' text format (CONTENT_TYPE)."""
+        """All metrics in Prometheus' text format (CONTENT_TYPE)."""
         return generate_latest(self.registry)

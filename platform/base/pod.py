@@ -1,8 +1,9 @@
-"""What the one gateway or replica of a Kubernetes pod and the pod's hooks tell each other, by files in a folder that
+"""Signals between the one gateway or replica of a Kubernetes pod and the pod's hooks: files in a folder that
 PENSTOCK_POD_DIR names.
 
-`ready`: it serves; its process id. `drain`: the pod is to go, so take nothing new and finish what runs. `drained`: that
-is done. Elsewhere than in a pod there is no folder, and nobody asks for anything.
+`ready` holds the id of the process that serves. `drain` asks that process to take nothing new and to finish what runs,
+because the pod is going to be deleted. `drained` says that this is done. Outside of a pod there is no folder, and
+nothing is signalled.
 """
 
 import asyncio
@@ -16,17 +17,18 @@ POD_DIR = "PENSTOCK_POD_DIR"
 DRAIN_S = "PENSTOCK_DRAIN_S"
 """Longest wait of `penstock drain`, seconds."""
 SPREAD_S = 8.0
-"""How long a gateway that is to go still answers: for probes to fail (two, a second apart, in our chart), and for
-endpoints, proxies and idle connections to follow, on a busy node too."""
+"""How long a gateway that is asked to drain still answers: for probes to fail (two, a second apart, in our chart), and
+for endpoints, proxies and idle connections to follow, on a busy node too."""
 AFTER_GATEWAYS_S = SPREAD_S + 4.0
-"""How long a replica whose pod is to go takes new work: where a whole cluster goes, its gateways have nobody else for
-what still reaches them."""
+"""How long a replica that is asked to drain still takes new work: where a whole cluster is deleted, its gateways have
+no other replica for the requests that still come."""
 POLL_S = 0.2
+"""Pause between two checks of the folder."""
 _READY, _DRAIN, _DRAINED = "ready", "drain", "drained"
 
 
 class Pod:
-    """folder: None where this is no pod of ours."""
+    """The side of the process that serves. folder: None outside of a pod."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
@@ -35,29 +37,33 @@ class Pod:
             for name in (_READY, _DRAIN, _DRAINED):
                 (folder / name).unlink(missing_ok=True)
 
-    def serves(self) -> None:
+    def mark_ready(self) -> None:
+        """Signal that this process serves."""
         if self.folder is not None:
             (self.folder / _READY).write_text(f"{os.getpid()}\n", encoding="ascii")
 
-    def has_stopped(self) -> None:
+    def mark_stopped(self) -> None:
+        """Signal that this process serves no more."""
         if self.folder is not None:
             with suppress(OSError):
                 (self.folder / _READY).unlink(missing_ok=True)
 
-    def has_drained(self) -> None:
-        self.has_stopped()
+    def mark_drained(self) -> None:
+        """Signal that nothing runs any more."""
+        self.mark_stopped()
         if self.folder is not None:
             (self.folder / _DRAINED).touch()
 
-    async def until_asked(self) -> None:
-        """Until the pod is asked to drain."""
+    async def wait_for_drain(self) -> None:
+        """Return when the pod is asked to drain; never outside of a pod."""
         while True:
-            if self.folder is not None and (self.folder / _DRAIN).exists():  # a look at memory
+            if self.folder is not None and (self.folder / _DRAIN).exists():  # the folder is in memory
                 return
             await asyncio.sleep(POLL_S)
 
 
 def this_pod() -> Pod:
+    """The pod of this process, as the environment names it."""
     folder = os.environ.get(POD_DIR)
     return Pod(Path(folder) if folder else None)
 
@@ -68,8 +74,8 @@ def drain(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Ask who serves in this pod to drain, and wait for it; not where nobody serves (any more). Whether nothing is left
-    to wait for."""
+    """Ask the process that serves in this pod to drain, and wait until it has; returns at once where none serves (any
+    more). True: nothing runs any more; False: the time was over first."""
     serving = _serving(folder)
     if serving is None:
         return True
@@ -83,7 +89,7 @@ def drain(
 
 
 def _serving(folder: Path) -> Path | None:
-    """The folder in /proc of the process that serves; one that was killed could not take back what it had said."""
+    """Folder in /proc of the process that serves; None where it was killed and left its `ready` behind."""
     try:
         found = Path("/proc") / (folder / _READY).read_text(encoding="ascii").strip()
     except FileNotFoundError:

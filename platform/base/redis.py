@@ -10,7 +10,7 @@ from redis.backoff import NoBackoff
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 2.0
 MAX_CONNECTIONS = 32
-"""Of one client; a command that finds none free waits up to COMMAND_TIMEOUT_S."""
+"""Connections of one client; a command that finds none free waits up to COMMAND_TIMEOUT_S."""
 
 
 def connect(url: str) -> redis.asyncio.Redis:

@@ -71,7 +71,7 @@ class EmbeddedRedis:
 
     @property
     def pid(self) -> int | None:
-        """Of the present process; None before start and after stop."""
+        """Process id of the server that runs now; None before start and after stop."""
         return self._process.pid if self._process is not None else None
 
     @property

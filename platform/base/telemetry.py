@@ -37,6 +37,8 @@ FINISH = "penstock.finish"
 
 
 class Attribute(NamedTuple):
+    """A row of the attributes' table."""
+
     name: str
     kind: Literal["string", "int", "double", "bool"]
     help: str
@@ -72,9 +74,11 @@ ATTRIBUTES: tuple[Attribute, ...] = (
 
 
 class SpanRow(NamedTuple):
+    """A row of the spans' table."""
+
     name: str
     parent: str | None
-    """None: the client's span, where it sent one."""
+    """Name of the span above; None: the client's span, where it sent one."""
     help: str
     attributes: tuple[str, ...]
 
@@ -123,6 +127,8 @@ SPANS: tuple[SpanRow, ...] = (
 
 
 class TelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The section `telemetry` of the configuration."""
+
     otlp_endpoint: str | None = None
     """Base URL of an OTLP/HTTP collector (its path /v1/traces gets the spans). None: what OTEL_EXPORTER_OTLP_ENDPOINT
     names; without either, no tracing."""

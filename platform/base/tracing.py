@@ -1,9 +1,9 @@
 """Traces of requests, recorded with OpenTelemetry's SDK and sent away over OTLP/HTTP by a thread of its own.
 
 Not the names (see `telemetry`), and not what they mean (`router.completions.spans`). Whether a request is traced is
-decided before anything is made of it: who brings a `traceparent` (W3C Trace Context, level 1) has decided, for others a
-coin does. Invariants: nobody who records ever waits; what the collector does not take in time is dropped and counted;
-what a caller's headers say wrong is ignored, and never logged.
+decided when it arrives: by the caller where it sends a `traceparent` (W3C Trace Context, level 1), else at random, by
+the sample ratio. Invariants: recording never waits; what the collector does not take in time is dropped and counted;
+malformed headers of a caller are ignored, and never logged.
 """
 
 import os
@@ -26,18 +26,18 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from penstock.base.telemetry import ERROR, PROVIDER, REQUEST, SPANS, TelemetryConfig
 
 MAX_HELD_SPANS = 2048
-"""Ended and not sent; more are dropped."""
+"""Spans that have ended and are not sent; more are dropped."""
 BATCH_SPANS = 64
-"""Encoded at once. Little, since meanwhile the event loop may have to wait for the interpreter."""
+"""Spans encoded at once. Few, because meanwhile the event loop may have to wait for the interpreter."""
 EXPORT_EVERY_S = 1.0
 EXPORT_TIMEOUT_S = 5.0
-"""For one batch, tries included."""
+"""Timeout of sending one batch, retries included."""
 CLOSE_S = 2.0
-"""What the last batches get."""
+"""Time that the last batches get at the end of the process."""
 MAX_PARENT_CHARS = 128
-"""Of a `traceparent`; version 00 has 55, and later ones may have more."""
+"""Longest `traceparent` that is read; version 00 has 55 characters, and later ones may have more."""
 MAX_STATE_CHARS = 512
-"""Of a `tracestate`: what the recommendation wants everybody to pass on. More is not passed on."""
+"""Longest `tracestate` that is passed on: the recommendation asks for as much."""
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
@@ -45,7 +45,7 @@ EXPORTED, DROPPED = "exported", "dropped"
 
 Value = str | int | float | bool
 Attributes = Mapping[str, Value | None]
-"""None: nothing is known, so nothing is said."""
+"""Values of attributes by name; None: not known, and left out."""
 
 _ALLOWED = {row.name: frozenset(row.attributes) for row in SPANS}
 _propagator = TraceContextTextMapPropagator()
@@ -56,17 +56,18 @@ _state_member = re.compile(
 
 
 class Started(NamedTuple):
-    """traceparent: for the answer, and for who else works on the request. trace: where spans go; None: nobody records
-    this request."""
+    """A request whose tracing has been decided."""
 
     traceparent: str | None
+    """Header for the response, and for other servers that work on the request."""
     trace: "Trace | None"
+    """Where the request's spans go; None: it is not recorded."""
     tracestate: str = ""
-    """The caller's, for who else works on the request."""
+    """Header of the caller's, for other servers that work on the request."""
 
     @property
     def headers(self) -> dict[str, str]:
-        """For a request to another server on its behalf."""
+        """Headers to send to another server that works on the request."""
         if self.traceparent is None:
             return {}
         return {"traceparent": self.traceparent} | ({"tracestate": self.tracestate} if self.tracestate else {})
@@ -76,8 +77,11 @@ NOT_TRACED = Started(None, None)
 
 
 class Tracing:
-    """count: told how many spans were EXPORTED or DROPPED, from any thread. now: Unix time; clock: the monotonic one of
-    who records; seconds."""
+    """Decides which requests are traced, and sends their spans.
+
+    count: called with how many spans were EXPORTED or DROPPED, from any thread. now: Unix time, seconds. clock: the
+    monotonic clock on which callers measure, seconds.
+    """
 
     def __init__(
         self,
@@ -102,8 +106,8 @@ class Tracing:
         self._clock = clock
 
     def begin(self, traceparent: str | None, began_s: float, tracestate: str = "") -> Started:
-        """A request came with these headers. began_s: when, by the clock. tracestate: several such headers joined by
-        commas."""
+        """Decide whether a request with these headers is traced. began_s: when it came, by the clock. tracestate:
+        several such headers are joined by commas."""
         parent = None if traceparent is None else _context_of(traceparent, tracestate)
         if parent is None:
             return self._record(None, began_s) if self._random.random() < self._sample_ratio else NOT_TRACED
@@ -124,14 +128,14 @@ class Tracing:
 
 
 class Trace:
-    """A request's: its own span, and those below it. Their times are Unix time, in seconds."""
+    """The trace of one request: its own span, and those below it. Times are Unix time, in seconds."""
 
     __slots__ = ("_ahead_s", "_context", "_now", "_span", "_tracer", "traceparent")
 
     def __init__(
         self, tracer: otel.Tracer, parent: SpanContext | None, began_s: float, ahead_s: float, now: Callable[[], float]
     ) -> None:
-        """began_s: of the monotonic clock, which Unix time is `ahead_s` ahead of."""
+        """began_s: when the request came, by the monotonic clock. ahead_s: Unix time less the monotonic clock."""
         remote = otel.set_span_in_context(otel.NonRecordingSpan(parent or otel.INVALID_SPAN_CONTEXT))
         self._tracer = tracer
         self._ahead_s = ahead_s
@@ -144,30 +148,30 @@ class Trace:
         return self._now()
 
     def unix_s(self, monotonic_s: float) -> float:
-        """What is measured on the monotonic clock, as the spans want it."""
+        """Unix time of a moment that was measured on the monotonic clock."""
         return monotonic_s + self._ahead_s
 
     def note(self, attributes: Attributes) -> None:
-        """Of the request itself."""
+        """Set attributes of the request's own span."""
         _note(self._span, REQUEST, attributes)
 
     def add(self, name: str, began_s: float, ended_s: float, attributes: Attributes, error: str | None = None) -> None:
-        """A span below the request's, which is over. error: its class."""
+        """Record a span below the request's, which is over. error: the class of what went wrong."""
         kind = SpanKind.CLIENT if name == PROVIDER else SpanKind.INTERNAL
         span = self._tracer.start_span(name, self._context, kind, start_time=_ns(began_s))
         _note(span, name, attributes)
         _end(span, ended_s, error)
 
     def end(self, error: str | None = None) -> None:
-        """The request is over. error: its class."""
+        """End the request's own span. error: the class of what went wrong."""
         _end(self._span, self._now(), error)
 
 
 def open_tracing(
     config: TelemetryConfig, instance: str, count: Callable[[str, int], None], random: Random
 ) -> Tracing | None:
-    """To the collector that the settings name, or else OpenTelemetry's environment variables, which also hold headers
-    and certificates.
+    """Start tracing to the collector that the settings name, or else OpenTelemetry's environment variables, which also
+    hold headers and certificates.
 
     None: neither names one, or OTEL_SDK_DISABLED is true.
     """
@@ -180,13 +184,13 @@ def open_tracing(
 
 
 def format_context(context: SpanContext) -> str:
-    """As the value of a `traceparent` header."""
+    """Value of the `traceparent` header for a context."""
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & TraceFlags.SAMPLED:02x}"
 
 
 def _context_of(traceparent: str, tracestate: str) -> SpanContext | None:
-    """None: the parent is malformed, and counts as not sent. A malformed state alone is left out. (The SDK would log
-    both, in the caller's words.)"""
+    """Context that the caller's headers hold; None: the parent is malformed, and counts as not sent. A malformed state
+    alone is left out. (The SDK would log both, with the caller's text.)"""
     if len(traceparent) > MAX_PARENT_CHARS:
         return None
     carrier = {"traceparent": traceparent} | ({"tracestate": tracestate} if _is_state(tracestate) else {})

@@ -29,13 +29,13 @@ class Placement(NamedTuple):
     """Ray's custom resource of which each takes a whole unit: where a node has one of it, one to a node. None:
     anywhere."""
     host: str | None = "127.0.0.1"
-    """Of a replica's token stream; None: the address of its node."""
+    """Address that a replica's token stream listens on; None: the address of its node."""
     drain_s: int | None = None
-    """What runs gets so long to finish when its process is to go; None: each kind's own."""
+    """Seconds that requests under way get when their process is to end; None: each kind's own default."""
 
 
 def gateway_application(config: PlatformConfig, placement: Placement) -> serve.Application:
-    """Raises ConfigError for a pool whose checkpoint can't be read."""
+    """The application of all gateways. Raises ConfigError for a pool whose checkpoint can't be read."""
     specs = [pool_spec(pool) for pool in config.pools]
     return gateway_app(
         config.gateway,
@@ -50,7 +50,7 @@ def gateway_application(config: PlatformConfig, placement: Placement) -> serve.A
 
 
 def pool_application(pool: PoolConfig, adapters: AdaptersConfig, placement: Placement) -> serve.Application:
-    """To be run with `external_scaler_enabled`."""
+    """The application of one pool, to be run with `external_scaler_enabled`."""
     return pool_app(
         pool.name,
         pool.model,
@@ -64,7 +64,7 @@ def pool_application(pool: PoolConfig, adapters: AdaptersConfig, placement: Plac
 
 
 def pool_spec(pool: PoolConfig) -> PoolSpec:
-    """What a gateway is told of a pool. Raises ConfigError for a checkpoint that can't be read."""
+    """A pool as gateways are configured with it. Raises ConfigError for a checkpoint that can't be read."""
     engine = pool.engine
     configured = engine.max_model_len
     if engine.runner == "timed":
@@ -88,8 +88,8 @@ def pool_spec(pool: PoolConfig) -> PoolSpec:
 
 
 def _adapter_base(pool: PoolConfig) -> AdapterBase | None:
-    """None where the pool serves no adapters: it has no slots for them, or its checkpoint is none that our engine
-    computes."""
+    """What the pool's adapters are checked against. None where it serves none: it has no slots for them, or its
+    checkpoint is none that our engine computes."""
     engine = pool.engine
     if engine.runner == "vllm" or not engine.adapters.slots:
         return None
@@ -101,7 +101,7 @@ def _adapter_base(pool: PoolConfig) -> AdapterBase | None:
 
 
 def _check_vocabulary(pool: PoolConfig) -> None:
-    """A timed runner makes up token ids; the tokenizer must have them. Raises ConfigError."""
+    """Refuse a timed pool whose runner makes up token ids that the tokenizer has not. Raises ConfigError."""
     has, made_up = load_tokenizer(resolve(pool.model)).vocab_size, pool.engine.timed.vocab_size
     if made_up > has:
         raise ConfigError(

@@ -11,7 +11,8 @@ from penstock.wire.discovery import pool_app_name
 
 
 def run(config: Path, options: Options) -> None:
-    """Until told to end. Where no pool is scaled, worker pods still follow what Serve is told. Raises ConfigError."""
+    """Runs until SIGTERM or SIGINT. Where no pool is scaled, worker pods still follow Serve's targets. Raises
+    ConfigError."""
     pools = scaled_pools(load_platform(config))
     logs.configure()
     asyncio.run(autoscale(options, pools))

@@ -1,7 +1,9 @@
-"""Ray's driver seen from `penstock up`: a child process, its events, and its end within a bound.
+"""Ray's driver as a child process of `penstock up`: its events, and its end within a bound.
 
 Private: an own temp folder, a token that only this run knows and that is written nowhere, no dashboard, no usage
 report, nothing in the home folder.
+
+Decisions: docs/decisions/one-machine.md
 """
 
 import os
@@ -23,15 +25,15 @@ from penstock.cli.config import PlatformConfig
 from penstock.cli.events import FAILED, Event
 
 STOP_S = 30.0
-"""For requests under way, then Serve, then Ray."""
+"""Seconds that requests under way, then Serve, then Ray get to end."""
 POLL_S = 0.1
 TAIL_LINES = 15
 RAY_FOLDER = "ray"
-"""In the run's temp folder."""
+"""Name of Ray's own folder in the run's temp folder."""
 
 
 class StartFailed(PenstockError):
-    """The platform did not come up, or ended by itself; the sentence says why, `detail` is what the log said."""
+    """The platform did not come up, or ended by itself; the sentence gives the reason, `detail` the end of the log."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -39,7 +41,7 @@ class StartFailed(PenstockError):
 
 
 def ray_environment() -> dict[str, str]:
-    """What Ray and all that it starts must find in their environment."""
+    """Environment variables for Ray and all that it starts."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -49,7 +51,8 @@ def ray_environment() -> dict[str, str]:
 
 
 def driver_command(config: PlatformConfig, temp_dir: Path, journal: Path) -> list[str]:
-    """Without the descriptor for events, which is the last argument. journal: the autoscaler's event log."""
+    """Command line of the driver, without its last argument, the descriptor for events. journal: the autoscaler's event
+    log."""
     path = temp_dir / "config.json"
     path.write_bytes(msgspec.json.encode(config))
     return [
@@ -73,7 +76,7 @@ class Cluster:
             name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"
         }  # a cluster of someone else's
         try:
-            # A session of its own: the terminal's Ctrl-C must reach `penstock up` alone, which ends things in order.
+            # A session of its own: the terminal's Ctrl-C must go to `penstock up` alone, which ends things in order.
             self._process = subprocess.Popen(
                 [*command, str(writer)],
                 stdin=subprocess.DEVNULL,
@@ -88,7 +91,7 @@ class Cluster:
         self._unread = b""
 
     def wait_for(self, name: str, timeout_s: float) -> None:
-        """Until the driver tells that event. Raises StartFailed when it fails, ends or takes longer."""
+        """Wait for the driver's event `name`. Raises StartFailed when the driver fails, ends or takes longer."""
         deadline = time.monotonic() + timeout_s
         while (event := self._next_event(deadline)) is not None:
             if event.name == FAILED:
@@ -104,11 +107,11 @@ class Cluster:
         raise StartFailed(f"Ray's driver process ended with status {status}.", self.log_tail())
 
     def wait_until_ended(self) -> int:
-        """The exit status of a driver that ended though nobody asked it to."""
+        """Wait for a driver that ends by itself; returns its exit status."""
         return self._process.wait()
 
     def stop(self, hurry: threading.Event) -> None:
-        """Asks the driver to end and waits STOP_S at most, less when `hurry` is set. What is left then is for the
+        """Ask the driver to end and waits STOP_S at most, less when `hurry` is set. What is left then is for the
         caller to end."""
         self._process.terminate()
         deadline = time.monotonic() + STOP_S
@@ -128,7 +131,7 @@ class Cluster:
         )
 
     def _next_event(self, deadline: float) -> Event | None:
-        """None at the deadline, or when the driver has closed its end and is about to end."""
+        """The driver's next event; None at the deadline, or when the driver has closed its end and is about to end."""
         while b"\n" not in self._unread:
             ready, _, _ = select.select([self._events], [], [], max(0.0, deadline - time.monotonic()))
             data = os.read(self._events, 65536) if ready else b""

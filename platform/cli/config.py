@@ -21,7 +21,8 @@ from penstock.workers.config import EngineConfig
 
 class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     url: str | None = None
-    """redis://, rediss:// or unix://; None: an embedded server, kept alive, with its data in the state folder."""
+    """Address of Redis: redis://, rediss:// or unix://; None: an embedded server, kept alive, with its data in the
+    state folder."""
 
     def __post_init__(self) -> None:
         if self.url is not None and not self.url.startswith(("redis://", "rediss://", "unix://")):
@@ -32,7 +33,7 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Equal replicas of one model."""
 
     name: str
-    """Part of process names and metric labels: letters, digits, dashes."""
+    """Name of the pool, part of process names and metric labels: letters, digits, dashes."""
     model: str = "demo"
     """Checkpoint: path of a GGUF file or safetensors directory, hub id, or `demo` (SmolLM2-135M-Instruct). A timed pool
     takes its tokenizer and chat template from it."""
@@ -40,9 +41,9 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Model names of the API; none: the model's own."""
     tier: Literal["edge", "cloud"] = "cloud"
     replicas: int = 1
-    """Where the pool is scaled: how many it starts with."""
+    """Number of replicas; where the pool is scaled, the number that it starts with."""
     autoscale: AutoscaleConfig | None = None
-    """None: always that many."""
+    """Settings of scaling; None: the pool always has `replicas`."""
     engine: EngineConfig = msgspec.field(default_factory=EngineConfig)
 
     @property
@@ -52,7 +53,7 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     @property
     def most_replicas(self) -> int:
-        """That there may be at once."""
+        """Largest number of replicas at one time: the autoscaler's bound where the pool is scaled."""
         return self.replicas if self.autoscale is None else self.autoscale.max_replicas
 
     def __post_init__(self) -> None:
@@ -66,7 +67,8 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             and not self.autoscale.min_replicas <= self.replicas <= self.autoscale.max_replicas
         ):
             raise ConfigError(
-                f"{where}.replicas ({self.replicas}) must lie between autoscale.min_replicas ({self.autoscale.min_replicas}) "
+                f"{where}.replicas ({self.replicas}) must lie between autoscale.min_replicas "
+                f"({self.autoscale.min_replicas}) "
                 f"and autoscale.max_replicas ({self.autoscale.max_replicas})"
             )
         for name, count in Counter(self.served_names).items():
@@ -123,18 +125,20 @@ class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 other = first.setdefault((name, pool.tier), pool)
                 if other.model != pool.model:
                     raise ConfigError(
-                        f"the served name {name!r} means {other.model!r} in pool {other.name!r} and {pool.model!r} in pool {pool.name!r}: "
+                        f"the served name {name!r} means {other.model!r} in pool {other.name!r} and {pool.model!r} in "
+                        f"pool {pool.name!r}: "
                         "pools of one tier that share a name must share the model"
                     )
                 if other.engine.block_size != pool.engine.block_size:
                     raise ConfigError(
-                        f"pools {other.name!r} and {pool.name!r} share the served name {name!r} but not engine.block_size "
+                        f"pools {other.name!r} and {pool.name!r} share the served name {name!r} but not "
+                        "engine.block_size "
                         f"({other.engine.block_size} and {pool.engine.block_size})"
                     )
 
 
 def load_platform(path: Path) -> PlatformConfig:
-    """Raises ConfigError, with one sentence."""
+    """The configuration in the file `path`. Raises ConfigError, with one sentence."""
     return load(path, PlatformConfig)
 
 
@@ -157,13 +161,14 @@ def check_gpus(config: PlatformConfig, available: float) -> None:
     wanted = sum(pool.most_replicas * pool.engine.num_gpus for pool in config.pools)
     if wanted > available:
         raise ConfigError(
-            f"engine.device: cuda gives each replica a GPU of its own, {wanted} altogether, and this machine has {available:.0f} "
+            f"engine.device: cuda gives each replica a GPU of its own, {wanted} altogether, and this machine has "
+            f"{available:.0f} "
             "that Ray can see (nvidia-smi; CUDA_VISIBLE_DEVICES)"
         )
 
 
 def start_timeout_s(config: PlatformConfig, usual_s: float) -> float:
-    """What the replicas get to come up."""
+    """Seconds that the replicas get to come up."""
     return max([usual_s, *(pool.engine.vllm.start_timeout_s for pool in config.pools if pool.engine.runner == "vllm")])
 
 

@@ -1,7 +1,7 @@
 """The process that is Ray's driver: starts Ray and Serve, deploys gateway and pools, stays until SIGTERM, stops both in
 order.
 
-A process of its own because Ray ends its driver without a word when the raylet dies, takes its signals and writes to
+A process of its own because Ray ends its driver without a message when the raylet dies, takes its signals and writes to
 its output: what must outlive that (Redis, the temp folder, the person's terminal) belongs to `penstock up`. Everything
 it needs comes as arguments and environment, set before Ray is imported; what happens goes as one `Event` a line to the
 descriptor it was given.
@@ -32,17 +32,18 @@ from penstock.cli.events import DEPLOYED, FAILED, RAY, Event
 from penstock.wire.discovery import AUTOSCALER_APP, GATEWAY_APP, pool_app_name
 
 OBJECT_STORE_BYTES = 96 * 2**20
-"""Ray's shared memory. Tokens don't pass through it."""
+"""Size of Ray's shared memory. Tokens don't pass through it."""
 LOGICAL_CPUS = 64
-"""Ray's count for placement; threads are divided by us, so it must never be what refuses a replica."""
+"""Number of CPUs that Ray counts with for placement; threads are divided by us, so it must never be what refuses a
+replica."""
 RUNNING_TIMEOUT_S = 180.0
-"""The first start of a checkpoint may build a kernel."""
+"""Seconds until all applications must run. The first start of a checkpoint may build a kernel."""
 POLL_S = 0.1
 TAIL_LINES = 15
 REFUSAL = f"{ConfigError.__module__}.{ConfigError.__qualname__}: "
-"""How a traceback begins the line of a ConfigError."""
+"""Beginning of the line of a ConfigError in a traceback."""
 PR_SET_PDEATHSIG = 1
-"""prctl(2)."""
+"""Option of prctl(2): a signal for this process when its parent dies."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -61,36 +62,36 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def stop_with_parent(parent: int) -> None:
-    """SIGTERM for this process when the one that started it dies, however that happens. Its number is 1 in a
+    """Have SIGTERM sent to this process when the one that started it dies, however that happens. Its number is 1 in a
     container."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit("the parent is gone already")
 
 
-def _run(config: PlatformConfig, temp_dir: Path, journal: str, tell: Callable[[Event], object]) -> None:
+def _run(config: PlatformConfig, temp_dir: Path, journal: str, report: Callable[[Event], object]) -> None:
     _start_ray(temp_dir)
     signal.signal(signal.SIGTERM, _stop)  # Ray has taken it for itself
-    tell(Event(RAY))
+    report(Event(RAY))
     try:
         check_gpus(config, ray.cluster_resources().get("GPU", 0.0))
     except ConfigError as error:
-        tell(Event(FAILED, str(error)))
+        report(Event(FAILED, str(error)))
         return
     names = deploy(config, journal)
     failed = await_running(names, start_timeout_s(config, RUNNING_TIMEOUT_S))
     if failed is not None:
-        tell(failed)
+        report(failed)
         return
-    tell(Event(DEPLOYED))
+    report(Event(DEPLOYED))
     while True:
         signal.pause()
 
 
 def deploy(config: PlatformConfig, journal: str) -> list[str]:
-    """ServeAgent gateway, pools and, where one is scaled, the autoscaler to Serve, all at once and without waiting;
-    returns the names of their applications. No proxy: the gateway answers for itself. journal: path of the autoscaler's
-    event log."""
+    """Submit gateway, pools and, where one is scaled, the autoscaler to Serve, all at once and without waiting; returns
+    the names of their applications. No proxy: the gateway answers for itself. journal: path of the autoscaler's event
+    log."""
     gateway = serve.RunTarget(gateway_application(config, Placement(replicas=1)), GATEWAY_APP, route_prefix=None)
     pools = [
         serve.RunTarget(
@@ -108,7 +109,7 @@ def deploy(config: PlatformConfig, journal: str) -> list[str]:
 
 
 def _autoscaler(config: PlatformConfig, journal: str) -> list[serve.RunTarget]:
-    """None where no pool is scaled."""
+    """The application of the autoscaler, in a list that is empty where no pool is scaled."""
     pools = scaled_pools(config)
     return [serve.RunTarget(autoscaler_app(pools, journal), AUTOSCALER_APP, route_prefix=None)] if pools else []
 
@@ -129,7 +130,7 @@ def _start_ray(temp_dir: Path) -> None:
 
 
 def await_running(names: Sequence[str], timeout_s: float = RUNNING_TIMEOUT_S) -> Event | None:
-    """Until Serve says that every application runs (None), one has failed, or time is up."""
+    """Wait until every application runs (None), one has failed, or time is up (an event that says so)."""
     deadline = time.monotonic() + timeout_s
     while True:
         found = serve.status().applications
@@ -146,8 +147,8 @@ def await_running(names: Sequence[str], timeout_s: float = RUNNING_TIMEOUT_S) ->
 
 
 def failure(name: str, reasons: str) -> Event:
-    """What became of an application: our own refusal where there is one in Serve's account of it, else the end of that
-    account."""
+    """The event about an application that failed: our own refusal where there is one in Serve's account of it, else the
+    end of that account."""
     lines = reasons.strip().splitlines()
     for line in reversed(lines):
         if line.startswith(REFUSAL):

@@ -1,18 +1,18 @@
-"""What Ray's driver process tells `penstock up`: one JSON object a line."""
+"""Events of Ray's driver process, reported to `penstock up`: one JSON object a line."""
 
 import msgspec
 
 RAY = "ray"
 """Ray runs."""
 DEPLOYED = "deployed"
-"""Serve says that every application runs."""
+"""Every application runs, by Serve's account."""
 FAILED = "failed"
-"""It will not come up; message and detail say why."""
+"""The platform will not come up; message and detail give the reason."""
 
 
 class Event(msgspec.Struct, frozen=True):
     name: str
     message: str = ""
-    """For FAILED: one sentence."""
+    """Reason of FAILED, one sentence."""
     detail: str = ""
-    """What Serve or a log said."""
+    """Further lines of that reason, from Serve or a log."""

@@ -3,6 +3,8 @@
 What the file says of a tenant is how it begins. One that is there stays as it is, with what an operator has set since,
 and so do tenants that the file doesn't name; keys are added. What an operator took away stays away: a deleted tenant is
 not made again, nor a revoked key accepted. So it can run at every start.
+
+Decisions: docs/decisions/kubernetes.md
 """
 
 import time
@@ -20,19 +22,20 @@ from penstock.wire.errors import InvalidRequest
 class FirstTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     name: str
     keys: tuple[str, ...] = ()
-    """As `penstock key create` makes them."""
+    """API keys in the form that `penstock key create` prints."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_parallel: int | None = None
     models: tuple[str, ...] | None = None
-    """Null: all."""
+    """Models that the tenant may use; null: all."""
     tier_policy: str | None = None
 
     def __post_init__(self) -> None:
         for number, key in enumerate(self.keys):
             if KEY_PATTERN.fullmatch(key) is None:
                 raise ConfigError(
-                    f"tenants[{self.name!r}].keys[{number}] is no key: sk-penstock- and 48 hex digits, as openssl rand -hex 24 gives them"
+                    f"tenants[{self.name!r}].keys[{number}] is no key: sk-penstock- and 48 hex digits, as openssl "
+                    "rand -hex 24 gives them"
                 )
 
     @property
@@ -52,7 +55,8 @@ class FirstTenants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 async def apply(client: redis.asyncio.Redis, secret: bytes, wanted: FirstTenants) -> list[str]:
-    """A line about each tenant. Raises RedisError, and InvalidRequest for settings that can't be."""
+    """Make tenants and keys that are not there yet; returns a line about each tenant. Raises RedisError, and
+    InvalidRequest for settings that can't be."""
     return [f"{tenant.name}: {await _apply(client, secret, tenant)}" for tenant in wanted.tenants]
 
 

@@ -25,7 +25,7 @@ from penstock.cli.up import up as run
 FAILED = 1
 DEFAULT_DRAIN_S = 60.0
 INTERRUPTED = 130
-"""As shells have it of a command that Ctrl-C ended."""
+"""Exit status of a command that Ctrl-C ended, by the convention of shells."""
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Multi-replica LLM serving."
 )
@@ -59,7 +59,7 @@ def status(
     state: StateOption = DEFAULT_STATE,
     as_json: Annotated[bool, typer.Option("--json", help="For scripts.")] = False,
 ) -> None:
-    """What runs here, and whether it is well; exit status 0 only when ready."""
+    """Show what runs here and whether it is well; exit status 0 only when ready."""
     try:
         found = StateDir(state).read()
     except PenstockError as error:
@@ -98,7 +98,7 @@ def quantize(
     # read when torch is loaded: its threads else spin while they wait for each other, which on a busy machine takes
     # three times the CPU time
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    from penstock.cli import quantize as command  # here: torch takes seconds to import
+    from penstock.cli import quantize as command  # noqa: PLC0415 (torch takes seconds to import)
 
     try:
         command.quantize(
@@ -126,9 +126,9 @@ def autoscale(
         "/var/run/secrets/kubernetes.io/serviceaccount"
     ),
 ) -> None:
-    """In Kubernetes: scale the pools of a RayService. Stays until it is ended."""
-    from penstock.autoscale.kubernetes.run import Options  # here: Ray takes a second to import
-    from penstock.cli import autoscale as command
+    """Scale the pools of a RayService, in Kubernetes. Stays until it is ended."""
+    from penstock.autoscale.kubernetes.run import Options  # noqa: PLC0415 (Ray takes a second to import)
+    from penstock.cli import autoscale as command  # noqa: PLC0415 (imports Ray too)
 
     with refusing():
         if (rayservice is None) == (raycluster is None):
@@ -142,8 +142,7 @@ def drain(
         float | None, typer.Option("--timeout", help="Longest wait, seconds; default: PENSTOCK_DRAIN_S, else 60.")
     ] = None,
 ) -> None:
-    """In a pod that is to go: have its gateway or replica finish what runs; exit status 0 when it has, or nobody serves
-    there."""
+    """Let the gateway or replica of this pod finish what runs; exit status 0 when it has, or nobody serves there."""
     folder = os.environ.get(POD_DIR)
     if not folder:
         complain(ConfigError(f"{POD_DIR} is not set: this is no pod of the platform"))
@@ -156,7 +155,7 @@ def drain(
 
 @app.command()
 def version() -> None:
-    """The installed version."""
+    """Print the installed version."""
     print(installed_version("penstock"))
 
 

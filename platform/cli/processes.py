@@ -10,13 +10,13 @@ import signal
 import psutil
 
 PR_SET_CHILD_SUBREAPER = 36
-"""prctl(2)."""
+"""Option of prctl(2): orphaned descendants become children of this process."""
 KILL_ROUNDS = 5
-"""A killed process may have been about to start another."""
+"""Rounds of SIGKILL at most: a killed process may have been about to start another."""
 
 
 def become_subreaper() -> None:
-    """From now on, a descendant whose parent dies becomes our child. Raises OSError where the kernel refuses."""
+    """Adopt, from now on, every descendant whose parent dies. Raises OSError where the kernel refuses."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         error = ctypes.get_errno()

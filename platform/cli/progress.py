@@ -1,4 +1,4 @@
-"""What a person sees while things start and stop: one line a step, with a spinner on a terminal and plain lines
+"""Progress of a start or stop, for a person: one line a step, with a spinner on a terminal and plain lines
 elsewhere."""
 
 import time
@@ -14,7 +14,7 @@ class Progress:
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """Shows `what` while the body runs, and how long it took when it succeeded."""
+        """Show `what` while the body runs, and how long it took when it succeeded."""
         start = time.monotonic()
         if self._console.is_terminal:
             with self._console.status(what):
@@ -24,6 +24,6 @@ class Progress:
             yield
         self._console.print(f"[green]ok[/green]  {what} ({time.monotonic() - start:.1f} s)", highlight=False)
 
-    def say(self, text: str) -> None:
-        """A line as it is: nothing wrapped, nothing coloured, so that it can be copied."""
+    def print_line(self, text: str) -> None:
+        """Print a line as it is: nothing wrapped, nothing coloured, so that it can be copied."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -22,7 +22,7 @@ from penstock.workers.quantize.quantize import (
 )
 
 FIELDS = ("prompt", "text", "question", "turns")
-"""Of a JSON line: the first that is there."""
+"""Fields of a JSON line that may hold its text; the first that is there counts."""
 EVALUATED_TOKENS = 16384
 
 
@@ -36,7 +36,8 @@ def quantize(
     sequences: int,
     console: Console,
 ) -> None:
-    """Raises ConfigError. evaluation: text whose perplexity is printed, before and after; None: none is."""
+    """Make the checkpoint `out` and print what it cost. Raises ConfigError. evaluation: text whose perplexity is
+    printed, before and after; None: none is."""
     text = read_text(calibration)
     held_out = None if evaluation is None else evaluation_tokens(model, read_text(evaluation), EVALUATED_TOKENS)
     with _layers_shown(console) as on_layer:

@@ -1,4 +1,4 @@
-"""What can't be done as asked: one sentence on standard error, and an exit status."""
+"""Refusals of a command: one sentence on standard error, and an exit status."""
 
 import sys
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def complain(error: PenstockError) -> None:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """A mistake of the user's ends the command, without a traceback."""
+    """End the command at a mistake of the user's, without a traceback."""
     try:
         yield
     except PenstockError as error:

@@ -32,9 +32,9 @@ T = TypeVar("T")
 class GatewayArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     config: PlatformConfig
     replicas: int = 1
-    """As many as there are gateway pods."""
+    """Number of gateway processes: as many as there are gateway pods."""
     drain_s: int | None = None
-    """What answers under way get when a gateway is to go, seconds; null: 10."""
+    """Seconds that answers under way get when a gateway is to go; null: 10."""
 
     def __post_init__(self) -> None:
         if self.replicas < 1:
@@ -46,53 +46,54 @@ class PoolArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     adapters: AdaptersConfig | None = None
     """null: no adapters are served."""
     drain_s: int | None = None
-    """What running sequences get when a replica is to go, seconds; null: 30."""
+    """Seconds that running sequences get when a replica is to go; null: 30."""
 
 
-class HandArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ServeAgentArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     config: PlatformConfig
 
 
 def gateway(args: dict[str, object]) -> serve.Application:
-    """Of all gateways; `external_scaler_enabled` stays off. Raises ConfigError."""
+    """The application of all gateways; `external_scaler_enabled` stays off. Raises ConfigError."""
     found = convert(args, GatewayArguments, name="args of the application gateway")
     if found.config.redis.url is not None:
         raise ConfigError(
-            "redis.url in the args of the application gateway would stand in the open: PENSTOCK_REDIS_URL names the Redis here"
+            "redis.url in the args of the application gateway would stand in the open: PENSTOCK_REDIS_URL names the "
+            "Redis here"
         )
     return gateway_application(found.config, Placement(found.replicas, GATEWAY_RESOURCE, drain_s=found.drain_s))
 
 
 def pool(args: dict[str, object]) -> serve.Application:
-    """Of one pool, to be named `pool-NAME`, with `external_scaler_enabled`. Raises ConfigError."""
+    """The application of one pool, to be named `pool-NAME`, with `external_scaler_enabled`. Raises ConfigError."""
     found = convert(args, PoolArguments, name="args of a pool's application")
-    replicas = first_replicas(found.pool, asyncio.run(_wanted()))
+    replicas = first_replicas(found.pool, asyncio.run(_read_targets()))
     placement = Placement(replicas, pool_app_name(found.pool.name), host=None, drain_s=found.drain_s)
     return pool_application(found.pool, found.adapters or AdaptersConfig(), placement)
 
 
-def hand(args: dict[str, object]) -> serve.Application:
-    """Of the autoscaler's hand, to be named `hand`. Raises ConfigError."""
-    found = convert(args, HandArguments, name="args of the application hand")
+def serve_agent(args: dict[str, object]) -> serve.Application:
+    """The application of the autoscaler's agent, to be named `serve-agent`. Raises ConfigError."""
+    found = convert(args, ServeAgentArguments, name="args of the application serve-agent")
     return serve_agent_app(
         [GATEWAY_APP, *(pool_app_name(pool.name) for pool in found.config.pools)], SERVE_AGENT_RESOURCE
     )
 
 
-def first_replicas(pool: PoolConfig, wanted: dict[str, int]) -> int:
-    """With how many a pool begins. Serve takes what a builder says for the new target whenever it has changed in
+def first_replicas(pool: PoolConfig, targets: dict[str, int]) -> int:
+    """Replicas with which a pool begins. Serve takes what a builder says for the new target whenever it has changed in
     anything, and a second Ray cluster begins at the beginning: a pool that is scaled goes on with what the autoscaler
     last had it at."""
     if pool.autoscale is None:
         return pool.replicas
     return min(
-        max(wanted.get(pool_app_name(pool.name), pool.replicas), pool.autoscale.min_replicas),
+        max(targets.get(pool_app_name(pool.name), pool.replicas), pool.autoscale.min_replicas),
         pool.autoscale.max_replicas,
     )
 
 
-async def _wanted() -> dict[str, int]:
-    """Nothing, where no autoscaler has said anything or Redis does not answer."""
+async def _read_targets() -> dict[str, int]:
+    """The autoscaler's last targets by application; empty where it has written none, or Redis does not answer."""
     url = redis_url()
     if url is None:
         return {}

@@ -35,7 +35,7 @@ class PoolState(msgspec.Struct, frozen=True):
 
 
 class RunState(msgspec.Struct, frozen=True):
-    """What a running `penstock up` says about itself."""
+    """A running `penstock up`, as it describes itself for `penstock status`."""
 
     pid: int
     pid_started: float
@@ -83,7 +83,8 @@ class StateDir:
             state = self.read()
             who = f"process {state.pid}, {state.gateway}" if state is not None else "starting"
             raise ConfigError(
-                f"Penstock is already running with the state folder {self.path} ({who}); stop it, or name another folder with --state."
+                f"Penstock is already running with the state folder {self.path} ({who}); stop it, or name another "
+                "folder with --state."
             ) from error
         try:
             self._remove_leftovers()
@@ -104,7 +105,7 @@ class StateDir:
             raise ConfigError(f"{self._state_path} can't be read: {error}.") from error
 
     def open_log(self) -> TextIO:
-        """penstock.log, begun anew, as is the autoscaler's: they tell of one run."""
+        """penstock.log, begun anew, as is the autoscaler's: each is about one run."""
         self.journal_path.unlink(missing_ok=True)
         descriptor = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         return open(descriptor, "w", encoding="utf-8", buffering=1)
@@ -138,12 +139,13 @@ class StateDir:
             ) from error
         if len(found) != SECRET_BYTES:
             raise ConfigError(
-                f"{self._secret_path} must hold {SECRET_BYTES} bytes in hex digits, not {len(found)}; delete it to have a new one made."
+                f"{self._secret_path} must hold {SECRET_BYTES} bytes in hex digits, not {len(found)}; delete it to "
+                "have a new one made."
             )
         return found
 
     def _remove_leftovers(self) -> None:
-        """What a killed `penstock up` could not remove itself. Its processes are ended by their own means."""
+        """Remove what a killed `penstock up` could not remove itself. Its processes are ended by their own means."""
         state = self.read()
         if state is None:
             return

@@ -1,4 +1,4 @@
-"""`penstock status`: what a running platform says of itself, from its state folder and its gateway."""
+"""`penstock status`: the health of a running platform, from its state folder and its gateway."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType

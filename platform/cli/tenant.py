@@ -1,7 +1,7 @@
 """`penstock tenant`, `penstock key` and `penstock usage`: what an operator does to tenants, in the Redis of a platform.
 
 That Redis is the running platform's, found by its state folder; where none runs, the one that the configuration names.
-A gateway asks Redis again after gateway.key_cache_s, so nothing has to be told to it.
+A gateway asks Redis again after gateway.key_cache_s, so nothing has to be sent to it.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ T = TypeVar("T")
 
 EMBEDDED = "embedded"
 NO_LIMIT = 0
-"""As an operator writes it."""
+"""Number by which an operator asks for no limit."""
 
 
 def redis_of(state: StateDir, config: Path | None) -> str:
-    """Its URL. config: where given, it decides; else what runs here, else PENSTOCK_REDIS_URL. Raises ConfigError with
-    what to do."""
+    """URL of the platform's Redis. config: where given, it decides; else what runs here, else PENSTOCK_REDIS_URL.
+    Raises ConfigError with what to do."""
     run = state.read() if config is None else None
     if run is not None and run.is_alive:
         return _redis_of_run(run)
@@ -47,7 +47,8 @@ def redis_of(state: StateDir, config: Path | None) -> str:
         return named
     if config is None:
         raise ConfigError(
-            f"nothing runs with the state folder {state.path}; start it with `penstock up`, or name a configuration with a redis.url by --config"
+            f"nothing runs with the state folder {state.path}; start it with `penstock up`, or name a configuration "
+            "with a redis.url by --config"
         )
     url = load_platform(config).redis.url
     if url is None:
@@ -73,7 +74,8 @@ def secret_of(state: StateDir) -> bytes:
         return cluster_secret()
     if not (state.path / "secret").exists():
         raise ConfigError(
-            f"the state folder {state.path} holds no cluster secret, from which keys derive; name the platform's by --state, or set {CLUSTER_SECRET}"
+            f"the state folder {state.path} holds no cluster secret, from which keys derive; name the platform's by "
+            f"--state, or set {CLUSTER_SECRET}"
         )
     return state.secret()
 
@@ -107,7 +109,7 @@ class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
     created: str
     updated: str
     keys: tuple[str, ...]
-    """Their ids."""
+    """Ids of the tenant's keys."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,7 +182,7 @@ async def delete(client: redis.asyncio.Redis, tenant_id: str) -> int:
 
 
 async def revoke(client: redis.asyncio.Redis, secret: bytes, key_or_id: str) -> str:
-    """What to say. A key that nobody knows is refused already."""
+    """Revoke a key; returns the line to print. A key that nobody knows is refused already."""
     if KEY_PATTERN.fullmatch(key_or_id):
         await revoke_key(client, secret, key_or_id)
         return "revoked"
@@ -226,7 +228,7 @@ def show_usage(usage: dict[str, list[UsageRow]], console: Console) -> None:
 
 
 def usage_tree(usage: dict[str, list[UsageRow]]) -> list[dict[str, object]]:
-    """For JSON."""
+    """The usage of all tenants as it is printed with --json."""
     return [
         {"tenant": tenant_id, "day": row.day, "model": row.model, "adapter": row.adapter or None, **row.used._asdict()}
         for tenant_id, rows in usage.items()

@@ -117,7 +117,7 @@ def list_tenants(as_json: AsJson = False, state: State = DEFAULT_STATE, config: 
 
 @tenants.command("delete")
 def delete_tenant(name: Name, state: State = DEFAULT_STATE, config: Config = None) -> None:
-    """For good: its keys are refused, and its id is not used again. Its usage can still be read."""
+    """Delete a tenant for good: its keys are refused, and its id is not used again. Its usage can still be read."""
     with refusing():
         if name == DEMO_TENANT:
             raise ConfigError(
@@ -175,7 +175,7 @@ def revoke_one(
     state: State = DEFAULT_STATE,
     config: Config = None,
 ) -> None:
-    """Every gateway refuses it within gateway.key_cache_s; requests under way may finish."""
+    """Revoke a key: every gateway refuses it within gateway.key_cache_s; requests under way may finish."""
     with refusing():
         folder = StateDir(state)
         url, secret = redis_of(folder, config), secret_of(folder)

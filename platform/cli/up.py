@@ -1,8 +1,10 @@
 """`penstock up`: the composition root of a whole platform on one machine.
 
-Starts Redis, Ray, the pools and the gateway; waits until requests are answered; stays until told to stop; then stops
-everything in order. Invariant: however it ends, no process, socket or temp folder of this run is left. What stays is
-the state folder.
+Starts Redis, Ray, the pools and the gateway; waits until requests are answered; stays until it is interrupted; then
+stops everything in order. Invariant: however it ends, no process, socket or temp folder of this run is left. What stays
+is the state folder.
+
+Decisions: docs/decisions/one-machine.md
 """
 
 import asyncio
@@ -43,9 +45,9 @@ DEMO_TENANT = "demo"
 RAY_TIMEOUT_S = 90.0
 READY_TIMEOUT_S = 180.0
 MARGIN_S = 20.0
-"""More than the driver itself waits, so that its reason is heard."""
+"""Seconds more than the driver itself waits, so that its own reason arrives first."""
 GRACE_S = 3.0
-"""Between asking what is left to end, and ending it."""
+"""Seconds between SIGTERM and SIGKILL for processes that are left at the end."""
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ def up(config: PlatformConfig, config_path: Path, state: StateDir, console: Cons
 
 
 def check_port(host: str, port: int) -> None:
-    """Raises ConfigError when the gateway could not listen there."""
+    """Refuse an address that the gateway could not listen on. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -82,7 +84,8 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"The gateway can't listen on {host}:{port} ({error.strerror}); free it, or set gateway.host and gateway.port."
+                f"The gateway can't listen on {host}:{port} ({error.strerror}); free it, or set gateway.host and "
+                "gateway.port."
             ) from error
 
 
@@ -116,8 +119,8 @@ class Run:
                 log.info("interrupted")
             finally:
                 self._interrupts.begin_stopping()
-                self._progress.say("stopping (once more to hurry)")
-        self._progress.say("stopped")
+                self._progress.print_line("stopping (once more to hurry)")
+        self._progress.print_line("stopped")
 
     def _start(self, cleanup: ExitStack) -> tuple[Cluster, str]:
         """Everything up to the first answer; also returns the demo tenant's key. What it starts, `cleanup` ends, last
@@ -179,16 +182,18 @@ class Run:
 
     def _announce(self, api_key: str, took_s: float) -> None:
         model = self._config.pools[0].names[0]
-        self._progress.say(
+        self._progress.print_line(
             f"\nPenstock answers on {self._address} after {took_s:.0f} s. For scripts: . {self._state.env_path}\n\n"
             f"  export OPENAI_BASE_URL={self._address}/v1 OPENAI_API_KEY={api_key}\n\n"
-            f"  curl {self._address}/v1/chat/completions -H 'Authorization: Bearer {api_key}' -H 'Content-Type: application/json' \\\n"
-            f'    -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}], "temperature": 0}}\'\n\n'
+            f"  curl {self._address}/v1/chat/completions "
+            f"-H 'Authorization: Bearer {api_key}' -H 'Content-Type: application/json' \\\n"
+            f'    -d \'{{"model": "{model}", '
+            '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}\'\n\n'
             "Ctrl-C stops it."
         )
 
     def _await_ready(self, cluster: Cluster) -> None:
-        """Until /readyz answers 200. Raises StartFailed."""
+        """Wait until /readyz answers 200. Raises StartFailed."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         last = "no answer"
         with httpx.Client(timeout=2.0, trust_env=False) as client:

@@ -1,5 +1,5 @@
-"""What one replica can take for good: requests a second of a given shape, and the rows it then has. Pure; all times are
-seconds.
+"""How much load one replica can carry permanently: requests a second of a given shape, and the rows it then has. Pure;
+all times are seconds.
 
 In a steady state a request is a row for as many steps as it has output tokens, and a step carries its share of the
 prefill that arrives while it runs. With `rate` requests a second, `work_s` of token work each and a fixed part `a` of
@@ -30,15 +30,17 @@ class Shape(NamedTuple):
 
     @property
     def context_tokens(self) -> float:
-        """That a row attends to, half way through its output."""
+        """Tokens that a row attends to, half way through its output."""
         return self.prefill_tokens + self.cached_tokens + self.output_tokens / 2
 
 
 class Bounds(NamedTuple):
+    """What limits a replica."""
+
     max_rows: float
-    """Sequences at once."""
+    """Sequences that decode at once."""
     kv_tokens: float
-    """That the KV cache holds."""
+    """Tokens that the KV cache holds."""
     tpot_s: float
     """Target for the time per output token. Where even a row alone takes longer, one row at a time is what is left."""
 
@@ -55,7 +57,7 @@ def work_s(costs: StepCosts, shape: Shape) -> float:
 
 
 def capacity_rps(costs: StepCosts, shape: Shape, bounds: Bounds) -> float:
-    """Requests a second that one replica takes; infinite for costs that say nothing (all zero)."""
+    """Requests a second that one replica can carry; infinite where all costs are zero."""
     fixed_s, added_s, steps = costs.base_s, work_s(costs, shape), _steps(shape)
     rows = max(1.0, min(bounds.max_rows, bounds.kv_tokens / max(1.0, shape.context_tokens)))
     by_rows = rows / max(1e-12, steps * fixed_s + rows * added_s)
@@ -73,5 +75,5 @@ def rows_at(costs: StepCosts, shape: Shape, rate: float) -> float:
 
 
 def _steps(shape: Shape) -> float:
-    """In which a request has a row."""
+    """Number of steps in which a request has a row."""
     return max(1.0, shape.output_tokens)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.perf.model import scaled, step_time_s
+from penstock.perf.model import scale_costs, step_time_s
 from penstock.wire.frames import StepCosts
 
 Matrix = NDArray[np.float64]
@@ -77,11 +77,11 @@ def adapt(costs: StepCosts, sample: StepSample, rate: float) -> StepCosts:
     if predicted_s <= 0 or sample.seconds <= 0:
         return costs
     ratio = min(max(sample.seconds / predicted_s, 1 / ADAPT_BOUND), ADAPT_BOUND)
-    return scaled(costs, ratio**rate)
+    return scale_costs(costs, ratio**rate)
 
 
 def predict_sample_s(costs: StepCosts, sample: StepSample) -> float:
-    """What the model says of a measured step."""
+    """Seconds that the model predicts for a measured step."""
     return step_time_s(
         costs,
         rows=sample.rows,

@@ -41,7 +41,7 @@ def step_time_s(
 
     rows: sequences in it. prefill_tokens: prompt tokens computed in it. query_context: sum over those of the context
     each attends to. kv_tokens: context tokens that the decode rows read. draft_tokens: drafted tokens verified in it.
-    draft_rounds: of the longest draft in it.
+    draft_rounds: passes of the drafter, as many as the longest draft in the step has tokens.
     """
     linear = (
         costs.base_s
@@ -55,7 +55,7 @@ def step_time_s(
     return max(costs.knee_s, linear)
 
 
-def scaled(costs: StepCosts, factor: float) -> StepCosts:
+def scale_costs(costs: StepCosts, factor: float) -> StepCosts:
     """Every coefficient times `factor`."""
     return costs if factor == 1.0 else StepCosts(*(value * factor for value in msgspec.structs.astuple(costs)))
 
@@ -63,8 +63,8 @@ def scaled(costs: StepCosts, factor: float) -> StepCosts:
 def predict_prefill_s(
     costs: StepCosts, work: Work, uncached_tokens: int, cached_tokens: int, max_batched_tokens: int
 ) -> float:
-    """From the next step's begin until a new prompt is computed, behind the prefill outstanding and beside the running
-    rows.
+    """Seconds from the beginning of the next step until a new prompt is computed, behind the prefill outstanding and
+    beside the running rows.
 
     The budget of a step, less a row of each running sequence, goes to prefill. The prompts ahead are taken as equally
     long, half done on average, so that each of their tokens attends to half of one.
@@ -93,7 +93,7 @@ def predict_prefill_s(
 def predict_ttft_s(
     costs: StepCosts, work: Work, uncached_tokens: int, cached_tokens: int, max_batched_tokens: int
 ) -> float:
-    """Submission to first token: half of the step that is under way, then `predict_prefill_s`."""
+    """Seconds from submission to first token: half of the step that is under way, then `predict_prefill_s`."""
     prefill_s = predict_prefill_s(costs, work, uncached_tokens, cached_tokens, max_batched_tokens)
     if not work.num_running and not work.prefill_tokens:
         return prefill_s
@@ -108,7 +108,7 @@ def predict_ttft_s(
 
 
 def predict_tpot_s(costs: StepCosts, work: Work, context_tokens: int = 0) -> float:
-    """Time per output token of a sequence of `context_tokens` that joins `work`, once the prefill outstanding is done.
+    """Seconds per output token of a sequence of `context_tokens` that joins `work`, after the prefill outstanding.
 
     Sequences that wait now decode by then: they count as rows.
     """

@@ -63,7 +63,7 @@ class ChainHasher:
         return self.extend_packed(parent, pack_token_ids(token_ids))
 
     def extend_packed(self, parent: bytes, packed_token_ids: bytes) -> list[bytes]:
-        """`extend` over ids as they travel (little-endian uint32)."""
+        """The same as `extend`, of packed token ids (little-endian uint32)."""
         size = 4 * self.block_size
         keys: list[bytes] = []
         for end in range(size, len(packed_token_ids) + 1, size):

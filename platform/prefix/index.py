@@ -21,11 +21,13 @@ MAX_PREDICTIONS = 2**17
 
 
 class Applied(Enum):
+    """What became of a replica's block events."""
+
     OK = "ok"
     STALE = "stale"
-    """Older than what is known; ignored."""
+    """The events are older than the last that were applied; ignored."""
     GAP = "gap"
-    """Something was missed: the replica's entries are dropped, and a snapshot is needed."""
+    """Events in between were missed: the replica's entries are dropped, and a snapshot is needed."""
 
 
 @dataclass(slots=True)
@@ -33,7 +35,7 @@ class _Replica:
     bit: int
     epoch: str
     event_seq: int | None = None
-    """Of the last events applied; None: unknown until a snapshot."""
+    """Number of the last events applied; None: unknown until a snapshot."""
     held: set[bytes] = field(default_factory=set)
     predicted: dict[bytes, float] = field(default_factory=dict)
     """Keys not in `held`, and when the prediction lapses."""
@@ -54,7 +56,7 @@ class PrefixIndex:
         self._lapses: list[tuple[float, int, str, list[bytes]]] = []
         """Heap, an entry for each `expect`; keys that were confirmed, renewed or removed meanwhile are passed over."""
         self._num_lapses = 0
-        """Keys in there."""
+        """Keys in `_lapses`, all entries together."""
         self._order = itertools.count()
 
     def held(self, replica_id: str) -> frozenset[bytes]:
@@ -63,13 +65,13 @@ class PrefixIndex:
         return frozenset(replica.held) if replica else frozenset()
 
     def num_held(self, replica_id: str) -> int:
-        """How many those are."""
+        """Number of keys that the replica announced and still holds."""
         replica = self._replicas.get(replica_id)
         return len(replica.held) if replica else 0
 
     def apply(self, replica_id: str, epoch: str, events: BlockEvents) -> Applied:
-        """Take over what a replica's cache gained and lost. Another epoch is another cache: the old one's entries
-        go."""
+        """Record what a replica's cache gained and lost. Another epoch is another cache: the entries of the old one are
+        removed."""
         replica = self._replicas.get(replica_id)
         if replica is None or replica.epoch != epoch:
             self.remove(replica_id)
@@ -106,8 +108,8 @@ class PrefixIndex:
         return found
 
     def expect(self, replica_id: str, keys: Sequence[bytes], now: float, ttl_s: float) -> None:
-        """A request with these blocks has just gone to the replica: count them as there until it says so, or for
-        `ttl_s`.
+        """Predict that the replica will hold these blocks, because a request with them has just gone there: they count
+        until its events confirm them, or for `ttl_s`.
 
         Without this, requests of one burst that share a prefix would scatter. Unknown replicas are ignored.
         """
@@ -128,7 +130,7 @@ class PrefixIndex:
             self._end_predictions()
 
     def remove(self, replica_id: str) -> None:
-        """The replica is gone, and its cache with it. Unknown ones are ignored."""
+        """Remove a replica that is gone, and all its entries. Unknown ones are ignored."""
         replica = self._replicas.pop(replica_id, None)
         if replica is not None:
             self._forget(replica)
@@ -151,7 +153,7 @@ class PrefixIndex:
         return Applied.OK
 
     def _forget(self, replica: _Replica) -> None:
-        """All entries, predictions too."""
+        """Remove all entries of a replica, predictions too."""
         self._drop(replica, list(replica.held))
         self._unmark(replica, list(replica.predicted))
         replica.predicted.clear()
@@ -183,7 +185,7 @@ class PrefixIndex:
             self._end_predictions()
 
     def _end_predictions(self) -> None:
-        """Those of the `expect` that lapses first."""
+        """Remove the predictions of the `expect` that lapses first."""
         until, _, replica_id, keys = heapq.heappop(self._lapses)
         self._num_lapses -= len(keys)
         replica = self._replicas.get(replica_id)

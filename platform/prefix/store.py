@@ -4,7 +4,9 @@ The replica writes (`IndexWriter`), a new router reads (`IndexStore`). Layout, i
 `penstock:prefix:{EPOCH}:blocks`, a set of 16-byte keys, and `penstock:prefix:{EPOCH}:meta`, a hash of seq (last events
 applied), count (size of the set) and replica. Only hashes, never text. Invariant: where meta exists and its count is
 the set's size, the set is what the replica held at event_seq; anything else (lease over, Redis restarted, flushed,
-evicted, write half done) reads as "no copy", and the writer announces the replica's truth again.
+evicted, write half done) reads as "no copy", and the writer writes a whole snapshot again.
+
+Decisions: docs/decisions/prefix.md
 """
 
 import asyncio
@@ -13,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import redis.asyncio
 from redis.exceptions import RedisError
@@ -25,31 +28,10 @@ CHUNK = 4096
 """Keys to a command: Lua's stack holds 8,000, and a command should not hold Redis up for more than milliseconds."""
 _AWAY = (RedisError, OSError, TimeoutError)
 
-_APPLY = """
-local blocks, meta = KEYS[1], KEYS[2]
-local known = redis.call('HMGET', meta, 'seq', 'count')
-if known[1] ~= ARGV[1] or tonumber(known[2]) ~= redis.call('SCARD', blocks) then return 0 end
-local function each(command, packed, size, chunk)
-  for first = 1, #packed, size * chunk do
-    local keys = {}
-    for at = first, math.min(#packed, first + size * chunk - 1), size do keys[#keys + 1] = string.sub(packed, at, at + size - 1) end
-    redis.call(command, blocks, unpack(keys))
-  end
-end
-each('SREM', ARGV[4], tonumber(ARGV[6]), tonumber(ARGV[7]))
-each('SADD', ARGV[3], tonumber(ARGV[6]), tonumber(ARGV[7]))
-redis.call('HSET', meta, 'seq', ARGV[2], 'count', redis.call('SCARD', blocks))
-redis.call('PEXPIRE', blocks, ARGV[5])
-redis.call('PEXPIRE', meta, ARGV[5])
-return 1
-"""
-"""ARGV: event_seq known, event_seq new, stored, removed, lease in ms, bytes to a key, keys to a command. 1: applied; 0:
-Redis holds something else."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreTimes:
-    """Seconds."""
+    """Periods and timeouts of the copies, in seconds."""
 
     lease_s: float = 15.0
     """A replica that stops writing vanishes after this long."""
@@ -58,7 +40,7 @@ class StoreTimes:
     command_s: float = 1.0
     """Timeout of a command."""
     snapshot_s: float = 10.0
-    """Timeout of the engine's answer to a request for its truth."""
+    """Timeout of the engine's answer to a request for a snapshot."""
     retry_s: float = 1.0
     """Pause while Redis is away."""
 
@@ -75,8 +57,8 @@ class IndexStore:
         self._times = times or StoreTimes()
 
     async def snapshot(self, epoch: str) -> BlockEvents | None:
-        """What that epoch's replica held; None when there is no valid copy or Redis is away, and then the replica
-        itself must be asked."""
+        """Blocks that the replica of this epoch held, as a snapshot; None when there is no valid copy or Redis is away,
+        and then the replica itself must be asked."""
         blocks, meta = _names(epoch)
         try:
             async with asyncio.timeout(self._times.command_s), self._client.pipeline(transaction=True) as pipe:
@@ -94,8 +76,8 @@ class IndexWriter:
     """A replica's own copy: `push` its block events in order, and let `run` be a task of the replica for as long as it
     lives.
 
-    snapshot: gives all that the replica holds, as events with `is_snapshot`. max_pending_bytes: events held while Redis
-    is slow; more than that, and they are dropped in favour of a snapshot. Nothing here raises towards the engine.
+    snapshot: returns all that the replica holds, as events with `is_snapshot`. max_pending_bytes: events held while
+    Redis is slow; more than that, and they are dropped in favour of a snapshot. Nothing here raises towards the engine.
     """
 
     def __init__(
@@ -113,20 +95,20 @@ class IndexWriter:
         self._snapshot = snapshot
         self._times = times or StoreTimes()
         self._max_pending_bytes = max_pending_bytes
-        self._apply = client.register_script(_APPLY)
+        self._apply = client.register_script(Path(__file__).with_name("apply_events.lua").read_text(encoding="utf-8"))
         self._pending: deque[BlockEvents] = deque()
         self._pending_bytes = 0
         self._wake = asyncio.Event()
-        self._seq: int | None = None
-        """Of the last events that Redis has; None: unknown, so only a snapshot can follow."""
+        self._event_seq: int | None = None
+        """Number of the last events that Redis has; None: unknown, so only a snapshot can follow."""
         self._has_dropped = False
-        """Events were dropped since the last snapshot was asked for."""
+        """Whether events were dropped since the last snapshot was asked for."""
         self._is_away = False
         self.num_announced = 0
-        """Snapshots written: 1 is normal, more mean that Redis lost something."""
+        """Snapshots written, counted when Redis has answered: 1 is normal, more mean that Redis lost something."""
 
     def push(self, events: BlockEvents) -> None:
-        """Events to be written soon. On the event loop; O(1)."""
+        """Queue events to be written soon. On the event loop; O(1)."""
         self._pending.append(events)
         self._pending_bytes += len(events.stored) + len(events.removed)
         if self._pending_bytes > self._max_pending_bytes:
@@ -148,8 +130,8 @@ class IndexWriter:
                     await self._client.delete(self._blocks, self._meta)
 
     async def _pause(self) -> None:
-        """Until there are events, or until the lease wants renewing."""
-        if self._seq is None:
+        """Wait until there are events, or until the lease must be renewed."""
+        if self._event_seq is None:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._times.heartbeat_s):
@@ -160,10 +142,10 @@ class IndexWriter:
         False: try later."""
         self._wake.clear()
         try:
-            if self._seq is None:
+            if self._event_seq is None:
                 await self._announce()
             else:
-                await self._continue(self._seq)
+                await self._continue(self._event_seq)
         except _AWAY as error:
             self._lose_track()  # whether the last command arrived is unknown
             self._note(is_away=True, cause=type(error).__name__)
@@ -175,20 +157,20 @@ class IndexWriter:
         self._forget_pending()
         self._has_dropped = False
         async with asyncio.timeout(self._times.snapshot_s):
-            truth = await self._snapshot()
-        keys = split_keys(truth.stored)
+            snapshot = await self._snapshot()
+        keys = split_keys(snapshot.stored)
         await self._command(self._client.delete(self._meta, self._blocks))
         for start in range(0, len(keys), CHUNK):
             await self._command(self._client.sadd(self._blocks, *keys[start : start + CHUNK]))
             await self._command(self._client.pexpire(self._blocks, self._lease_ms))
         async with asyncio.timeout(self._times.command_s), self._client.pipeline(transaction=True) as pipe:
             pipe.hset(
-                self._meta, mapping={"seq": truth.event_seq, "count": len(set(keys)), "replica": self._replica_id}
+                self._meta, mapping={"seq": snapshot.event_seq, "count": len(set(keys)), "replica": self._replica_id}
             )
             pipe.pexpire(self._meta, self._lease_ms)
             pipe.pexpire(self._blocks, self._lease_ms)
             await pipe.execute()
-        self._seq = truth.event_seq
+        self._event_seq = snapshot.event_seq
         self.num_announced += 1
 
     async def _continue(self, known: int) -> None:
@@ -198,12 +180,12 @@ class IndexWriter:
         if self._has_dropped or not is_consecutive or any(events.is_snapshot for events in batch):
             self._lose_track()
             return
-        stored, removed = _net(batch)
+        stored, removed = _merge_events(batch)
         event_seq = known + len(batch)
         arguments: list[str | int | bytes] = [known, event_seq, stored, removed, self._lease_ms, KEY_BYTES, CHUNK]
         is_applied = await self._command(self._apply(keys=[self._blocks, self._meta], args=arguments))
         if is_applied:
-            self._seq = event_seq
+            self._event_seq = event_seq
         else:
             self._lose_track()
 
@@ -216,7 +198,7 @@ class IndexWriter:
         return int(self._times.lease_s * 1000)
 
     def _lose_track(self) -> None:
-        self._seq = None
+        self._event_seq = None
         self._forget_pending()
 
     def _forget_pending(self) -> None:
@@ -224,7 +206,7 @@ class IndexWriter:
         self._pending_bytes = 0
 
     def _note(self, *, is_away: bool, cause: str) -> None:
-        """A line in the log when Redis goes and when it is back."""
+        """Write a line to the log when Redis goes away and when it is back."""
         if is_away != self._is_away:
             self._is_away = is_away
             log.warning(
@@ -233,8 +215,8 @@ class IndexWriter:
             )
 
 
-def _net(batch: list[BlockEvents]) -> tuple[bytes, bytes]:
-    """Several events as one: what is there in the end, and what is not."""
+def _merge_events(batch: list[BlockEvents]) -> tuple[bytes, bytes]:
+    """Keys that are stored after several events, and keys that are not."""
     is_stored: dict[bytes, bool] = {}
     for events in batch:
         is_stored.update(dict.fromkeys(split_keys(events.removed), False))

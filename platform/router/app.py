@@ -28,28 +28,29 @@ from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.metrics import Metrics
 from penstock.base.pod import SPREAD_S, this_pod
 from penstock.base.redis import connect as connect_redis
+from penstock.base.serve_options import serve_options
 from penstock.base.telemetry import TelemetryConfig
 from penstock.base.tracing import open_tracing
 from penstock.prefix.index import PrefixIndex
 from penstock.prefix.store import IndexStore
 from penstock.router.api.asgi import make_app
 from penstock.router.completions.admission import Admission
-from penstock.router.completions.dependencies import GatewayDeps, PoolReplicas
+from penstock.router.completions.dependencies import GatewayDependencies, PoolReplicas
 from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch.dispatcher import RoutingDispatcher
 from penstock.router.dispatch.waiting import WaitQueue
-from penstock.router.models.adapter_models import AdapterDeps, AdapterModels
-from penstock.router.models.catalogue import Checkpoint, served_models
+from penstock.router.models.adapter_models import AdapterDependencies, AdapterModels
+from penstock.router.models.catalogue import Checkpoint, build_served_models
 from penstock.router.models.served_model import ServedModel
 from penstock.router.providers.provider import Providers
-from penstock.router.replicas.adapter_placement import Spreader
+from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.replicas.discovery import ReplicaDiscovery
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.link import connect
-from penstock.router.replicas.replica_client import Link, Member, counted
+from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.replicas.report import Reporter, Waiting
 from penstock.router.routing.chains import Chains
-from penstock.router.transport.drain import Leaving, arrived
+from penstock.router.transport.drain import DrainingApp, wait_until_known
 from penstock.router.transport.listener import Listener
 from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.tenancy.limits import Limiter
@@ -58,16 +59,14 @@ from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
 from penstock.wire.frames import DownFrame
-from penstock.wire.proof import hello
+from penstock.wire.proof import make_hello
 
 DRAIN_S = 10
-"""What answers under way get when the gateway is to go, where nothing else is said."""
+"""Time for answers under way when the gateway is to go, where nothing else is configured, seconds."""
 STOP_S = 5.0
-"""For what comes after the drain."""
+"""Longest time for what comes after the drain."""
 HEALTH_PERIOD_S = 0.5
 HEALTH_TIMEOUT_S = 5.0
-NUM_CPUS = 0.001
-"""Ray's count, for placement only."""
 
 log = logging.getLogger("penstock.gateway")
 
@@ -101,7 +100,7 @@ class Core:
             self._pools,
             self._connect,
             self._index,
-            counted(self._metrics, self._queue.wake),
+            make_pool_callbacks(self._metrics, self._queue.wake),
             Random(),
             IndexStore(client).snapshot,
         )
@@ -114,8 +113,8 @@ class Core:
         self.members = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
         self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
-        models = served_models(pools, providers, checkpoints, partial(_context, self.fleet))
-        self.deps = GatewayDeps(
+        models = build_served_models(pools, providers, checkpoints, partial(_context, self.fleet))
+        self.deps = GatewayDependencies(
             config=config,
             models=models,
             dispatcher=RoutingDispatcher(
@@ -147,16 +146,16 @@ class Core:
     def _connect(
         self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
     ) -> AbstractAsyncContextManager[Link]:
-        return connect(member.address, hello(self._secret, self._router_id, member.epoch), on_frame, on_lost)
+        return connect(member.address, make_hello(self._secret, self._router_id, member.epoch), on_frame, on_lost)
 
     def _adapters(
         self, config: AdaptersConfig, client: redis.asyncio.Redis, models: Mapping[str, ServedModel]
-    ) -> AdapterDeps:
-        assert config.folder is not None, "who starts a gateway says where the adapters lie"
+    ) -> AdapterDependencies:
+        assert config.folder is not None, "a gateway with adapters is started with their folder"
         registry = Registry(client, config.max_per_tenant)
-        spreader = Spreader(self.fleet.remotes)
-        return AdapterDeps(
-            config, registry, AdapterStore(Path(config.folder)), AdapterModels(registry, models, self._pools), spreader
+        placer = AdapterPlacer(self.fleet.ready_clients)
+        return AdapterDependencies(
+            config, registry, AdapterStore(Path(config.folder)), AdapterModels(registry, models, self._pools), placer
         )
 
     def _replicas(self) -> list[PoolReplicas]:
@@ -178,13 +177,13 @@ class Core:
             metrics.kv_blocks.labels(name).set(status.total_blocks)
             metrics.queue_length.labels(name).set(self._queue.num_waiting(name))
             metrics.index_blocks.labels(name).set(
-                sum(self._index.num_held(remote.member.replica_id) for remote in self.fleet.remotes([name]))
+                sum(self._index.num_held(client.member.replica_id) for client in self.fleet.ready_clients([name]))
             )
 
 
 def _context(fleet: Fleet, pools: Sequence[PoolSpec]) -> int:
-    """The longest context among pools: as their replicas say, and as configured while there are none."""
-    found = [remote.member.max_model_len for remote in fleet.remotes(pool.name for pool in pools)]
+    """The longest context among pools, in tokens: of their replicas, or as configured while there are none."""
+    found = [client.member.max_model_len for client in fleet.ready_clients(pool.name for pool in pools)]
     return max(found, default=max(pool.max_model_len for pool in pools))
 
 
@@ -206,7 +205,7 @@ class Gateway:
         url = redis_url()
         if url is None:
             raise ConfigError(f"{REDIS_URL} is not set: a gateway looks API keys up in Redis")
-        checkpoints = await asyncio.to_thread(_load, pools)
+        checkpoints = await asyncio.to_thread(_load_checkpoints, pools)
         keys = {
             provider.name: provider_key(provider.name, provider.api_key_env)
             for provider in providers
@@ -225,9 +224,9 @@ class Gateway:
             keys,
             adapters,
         )
-        self._leaving = Leaving(core.app)
+        self._drain = DrainingApp(core.app)
         self._listener = Listener(
-            self._leaving, config.host, [port for port in (config.port, config.admin_port) if port is not None], drain_s
+            self._drain, config.host, [port for port in (config.port, config.admin_port) if port is not None], drain_s
         )
         self._stopping = asyncio.Event()
         self._main = asyncio.create_task(self._run(core), name="gateway")
@@ -236,7 +235,8 @@ class Gateway:
         )
         if self._pod.folder is not None:
             await asyncio.wait(
-                [self._main, asyncio.create_task(arrived(core.deps.can_serve))], return_when=asyncio.FIRST_COMPLETED
+                [self._main, asyncio.create_task(wait_until_known(core.deps.can_serve))],
+                return_when=asyncio.FIRST_COMPLETED,
             )
 
     async def check_health(self) -> None:
@@ -250,7 +250,7 @@ class Gateway:
         await asyncio.wait([self._main], timeout=SPREAD_S + self._drain_s + STOP_S)
 
     async def _run(self, core: Core) -> None:
-        """Until told to stop, by Serve or by the pod, or something that never ends has ended."""
+        """Serve until Serve or the pod ends the gateway, or a task that never ends has ended."""
         async with core.providers, core.fleet:
             discovering = asyncio.create_task(core.members.run(), name="discovery")
             admitting = asyncio.create_task(core.admission.run(), name="admission")
@@ -258,36 +258,38 @@ class Gateway:
             if core.reporter is not None:
                 tasks.append(asyncio.create_task(core.reporter.run(), name="reports"))
             stopping = asyncio.create_task(self._stopping.wait())
-            asked = asyncio.create_task(self._pod.until_asked())
+            pod_ending = asyncio.create_task(self._pod.wait_for_drain())
             try:
                 serving = self._listener.start()
-                self._pod.serves()
-                done, _ = await asyncio.wait([*tasks, stopping, asked, serving], return_when=asyncio.FIRST_COMPLETED)
-                for task in done - {stopping, asked}:
+                self._pod.mark_ready()
+                done, _ = await asyncio.wait(
+                    [*tasks, stopping, pod_ending, serving], return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done - {stopping, pod_ending}:
                     log.error("part ended", extra={"part": task.get_name()}, exc_info=task.exception())
-                await self._leave()
-                if done == {asked}:
+                await self._stop_listening()
+                if done == {pod_ending}:
                     await stopping  # the pod goes, and Serve must not put another gateway into it before
             finally:
-                for task in (*tasks, stopping, asked):
+                for task in (*tasks, stopping, pod_ending):
                     task.cancel()
                 await asyncio.wait([admitting])  # it writes what is left of usage
                 if core.tracing is not None:
                     await asyncio.to_thread(core.tracing.close)
 
-    async def _leave(self) -> None:
-        """No more connections, then the answers under way. In a pod there is a load balancer in front, which hears of
-        it first."""
+    async def _stop_listening(self) -> None:
+        """Take no more connections, then let the answers under way finish. In a pod the load balancer in front learns
+        of it first."""
         if self._pod.folder is not None:
-            self._leaving.begin()
-            self._pod.has_stopped()
+            self._drain.begin()
+            self._pod.mark_stopped()
             await asyncio.sleep(SPREAD_S)
         await self._listener.stop()
-        self._pod.has_drained()
+        self._pod.mark_drained()
 
 
-def _load(pools: Sequence[PoolSpec]) -> dict[str, Checkpoint]:
-    """Tokenizer and identity of each model, once. Blocks; raises ConfigError."""
+def _load_checkpoints(pools: Sequence[PoolSpec]) -> dict[str, Checkpoint]:
+    """Tokenizer and identity of each model, by `PoolSpec.model`. Blocks; raises ConfigError."""
     found: dict[str, Checkpoint] = {}
     for model in {pool.model for pool in pools}:
         source = resolve(model)
@@ -306,19 +308,18 @@ def gateway_app(
     drain_s: int = DRAIN_S,
 ) -> serve.Application:
     """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry None: nothing
-    is traced, whatever the environment says. adapters None: none are served. num_replicas: all listen on the same port,
-    so on a node of its own each. resource: Ray's, of which each takes one. drain_s: what answers under way get when a
-    gateway is to go."""
-    deployment = serve.deployment(
-        name=GATEWAY_APP,
+    is traced, whatever the environment has. adapters None: none are served. num_replicas: all listen on the same port,
+    so each is on a node of its own. resource: Ray's, of which each takes one. drain_s: time for answers under way when
+    a gateway is to go."""
+    options = serve_options(
+        GATEWAY_APP,
+        SPREAD_S + drain_s + 2 * STOP_S,
         num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": NUM_CPUS} | ({"resources": {resource: 1}} if resource is not None else {}),
-        health_check_period_s=HEALTH_PERIOD_S,
-        health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=SPREAD_S + drain_s + 2 * STOP_S,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config={"enable_access_log": False},
+        resource=resource,
+        health_period_s=HEALTH_PERIOD_S,
+        health_timeout_s=HEALTH_TIMEOUT_S,
     )
+    deployment = serve.deployment(**options)
     application: serve.Application = deployment(Gateway).bind(
         config, tuple(pools), telemetry, tuple(providers), adapters, drain_s
     )

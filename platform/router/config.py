@@ -8,20 +8,23 @@ from penstock.adapters.peft import BaseShapes
 from penstock.base.errors import ConfigError
 
 EXTENSIONS = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens"})
-"""Parameters of ours that OpenAI's API has not and that need no vocabulary."""
+"""Parameters of requests that OpenAI's API has not and that need no vocabulary."""
 
 
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Settings of one gateway: the section `gateway` of the configuration."""
+
     host: str = "127.0.0.1"
     port: int = 8000
-    """Of the one gateway of a node."""
+    """Port of the API; a node has one gateway."""
     admin_port: int | None = None
-    """Where /metrics is answered, with /healthz and /readyz, so that tenants don't reach it; None: on `port`, like
-    everything."""
+    """Port of /metrics, /healthz and /readyz, which tenants then cannot get at; None: they are on `port`, like
+    everything else."""
     max_ongoing_requests: int = 2048
-    """Generations one gateway has in hand, from the head of the request to the end of its answer, waiting ones
+    """Posts that one gateway works on at once, from the head of the request to the end of its response, waiting ones
     included; one more is refused with Retry-After."""
     max_body_bytes: int = 8 * 2**20
+    """Largest body of a generation request."""
     body_timeout_s: float = 30.0
     """Longest wait for the rest of a request's body."""
     max_queue: int = 1024
@@ -64,14 +67,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class AdapterBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What an adapter must be like to be served by a pool."""
+    """Shapes and rank that an adapter must have to be served by a pool."""
 
     shapes: BaseShapes
     max_rank: int
 
 
 class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a gateway knows of a pool before it has met a replica."""
+    """A pool as its configuration describes it, which a gateway knows before a replica is there."""
 
     name: str
     served_names: tuple[str, ...]
@@ -82,12 +85,13 @@ class PoolSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     app_name: str
     """Serve application of its replicas."""
     exact: bool = False
-    """Its answers do not depend on what runs beside them."""
+    """Whether the pool's answers are independent of what runs beside them."""
     adapters: AdapterBase | None = None
-    """None: it serves no adapters."""
+    """Requirements on adapters; None: the pool serves none."""
     is_scaled: bool = False
-    """An autoscaler wants to hear what goes on there."""
+    """Whether an autoscaler needs reports about this pool."""
     max_model_len: int
+    """Longest context, prompt and answer, in tokens."""
 
 
 class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -96,32 +100,33 @@ class ProviderConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     name: str
     """Part of metric labels and receipts: letters, digits, dashes."""
     base_url: str
-    """Up to and with /v1."""
+    """URL up to and including /v1."""
     model: str
-    """What that server calls it."""
+    """Name of the model on that server."""
     served_names: tuple[str, ...]
-    """Model names of the API that it may answer to; a pool serves each of them too."""
+    """Model names of the API that the provider may answer to; a pool serves each of them too."""
     api_key_env: str | None = None
-    """Name of the environment variable that holds its key; None: it wants none."""
+    """Name of the environment variable that holds the server's key; None: the server wants none."""
     tier: Literal["cloud"] = "cloud"
     ttft_s: float = 1.0
-    """Expected time to first token, until it has answered; then the mean of what was seen."""
+    """Expected time to first token until the server has answered once; then the mean of its answers counts."""
     max_concurrency: int = 32
-    """Requests that one gateway has there at once."""
+    """Most requests of one gateway to the server at once."""
     timeout_s: float = 60.0
-    """Longest wait for its first byte, and for each further one."""
+    """Longest wait for the first byte of an answer, and for each further one."""
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    """What it calls the bound of an answer in chats."""
+    """Field of a chat request that bounds the answer on that server."""
     extra_fields: tuple[str, ...] = ()
-    """Parameters beyond OpenAI's that it understands (top_k, min_p, repetition_penalty, ignore_eos, min_tokens). A
-    request that sets another one stays away from it."""
+    """Parameters beyond OpenAI's that the server understands (top_k, min_p, repetition_penalty, ignore_eos,
+    min_tokens). A request that sets another one is not sent there."""
     breaker_failures: int = 3
-    """Failures in a row after which it is left alone."""
+    """Failures in a row after which no request is sent there for a while."""
     breaker_open_s: float = 5.0
-    """For how long, at first; doubled with each failed trial."""
+    """Length of that while at first, seconds; doubled with each failed trial."""
     input_price: float | None = None
-    """Per million prompt tokens, in any currency; with output_price it makes penstock_provider_cost_total."""
+    """Price per million prompt tokens, in any currency; with output_price it makes penstock_provider_cost_total."""
     output_price: float | None = None
+    """Price per million output tokens, in the same currency."""
 
     def __post_init__(self) -> None:
         where = f"providers[{self.name!r}]"

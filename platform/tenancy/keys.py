@@ -3,7 +3,7 @@
 A key is `sk-penstock-` and 48 hex digits (192 bits). Redis knows it only by its blake2b keyed with the cluster secret,
 so a copy of Redis opens nothing; the beginning of that digest is the key's id, which may be shown. Revoking leaves a
 tombstone, for that is what tells "revoked" from "Redis lost its data": a key a gateway knew goes on for `STALE_S` when
-Redis is away or empty, a tombstoned one ends with the next look-up.
+Redis is away or empty, a revoked one ends with the next look-up.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ from penstock.wire.errors import InvalidRequest, Overloaded, Unauthenticated
 
 KEY_PATTERN = re.compile(r"sk-penstock-[0-9a-f]{48}")
 ID_DIGITS = 12
-"""Of the digest; a key's id."""
+"""Length of a key's id: the first digits of its digest."""
 LOOKUP_TIMEOUT_S = 0.5
 AWAY_S = 0.5
-"""After a failed look-up Redis is left alone for that long."""
+"""How long Redis is left alone after a failed look-up."""
 STALE_S = 12 * 3600.0
 """How long a known key goes on without Redis confirming it."""
 TOMBSTONE_S = 400 * 86400
 """Must exceed STALE_S, and the time for which somebody may still put a revoked key back (`penstock up` does, from its
 state folder)."""
 UNKNOWN_S = 2.0
-"""How long an unknown key is refused without asking again: also the longest a new key may take to work."""
+"""How long an unknown key is refused without another look-up: also the longest a new key may take to work."""
 MAX_KNOWN = 65536
 MAX_UNKNOWN = 16384
 MAX_LOOKUPS = 256
@@ -60,19 +60,25 @@ class KeyInfo(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    """A key that Redis has confirmed. Times are those of the store's clock."""
+
     tenant: Tenant
     fresh_until: float
+    """Time from which on the key is looked up again."""
     stale_until: float
+    """Time from which on the key is refused if Redis has not confirmed it again."""
 
 
 class _Outcome(NamedTuple):
-    """Of a look-up. All of it empty: Redis has no such key, or not its tenant."""
+    """The outcome of a look-up; with defaults only: Redis has no such key, or not its tenant."""
 
-    asked_at: float
+    began_at: float
+    """Beginning of the look-up, by the store's clock."""
     tenant: Tenant | None = None
     is_revoked: bool = False
-    """Or its tenant deleted."""
+    """Whether the key was revoked, or its tenant deleted."""
     has_failed: bool = False
+    """Whether Redis did not answer."""
 
 
 class KeyReader(Protocol):
@@ -82,7 +88,7 @@ class KeyReader(Protocol):
 
 
 async def create_key(client: redis.asyncio.Redis, secret: bytes, tenant_id: str) -> str:
-    """A new key of that tenant, who is made if need be; shown now and never again.
+    """Create a key of a tenant, and the tenant where it does not exist; the key can't be read again later.
 
     Raises RedisError, or InvalidRequest for an id that is not a plain name, or of a tenant that was deleted.
     """
@@ -92,8 +98,8 @@ async def create_key(client: redis.asyncio.Redis, secret: bytes, tenant_id: str)
 
 
 async def put_key(client: redis.asyncio.Redis, secret: bytes, tenant_id: str, key: str) -> bool:
-    """Make a key that was created before known again, for instance after Redis lost its data; its tenant too. False: it
-    was revoked, and stays so."""
+    """Store a key that was created before, and its tenant, for instance after Redis lost its data. False: it was
+    revoked, and stays so."""
     if KEY_PATTERN.fullmatch(key) is None:
         raise InvalidRequest("that is not a key that create_key made")
     now = time.time()
@@ -113,7 +119,7 @@ def record_of(secret: bytes, tenant_id: str, key: str) -> tuple[str, bytes]:
 
 
 async def list_keys(client: redis.asyncio.Redis, tenant_id: str) -> list[KeyInfo]:
-    """Those not revoked, oldest first. Raises RedisError."""
+    """Keys of a tenant that are not revoked, oldest first. Raises RedisError."""
     found = await cast("Awaitable[dict[bytes, bytes]]", client.hgetall(keys_key(tenant_id)))
     return sorted(
         (KeyInfo(_text(digest)[:ID_DIGITS], tenant_id, int(created)) for digest, created in found.items()),
@@ -122,12 +128,12 @@ async def list_keys(client: redis.asyncio.Redis, tenant_id: str) -> list[KeyInfo
 
 
 async def revoke_key(client: redis.asyncio.Redis, secret: bytes, key: str) -> None:
-    """No gateway accepts it after its `cache_s`. Unknown keys are fine. Raises RedisError."""
+    """Revoke a key: no gateway accepts it after its `cache_s`. Unknown keys are ignored. Raises RedisError."""
     await _revoke(client, _digest(secret, key))
 
 
 async def revoke_id(client: redis.asyncio.Redis, key_id: str) -> KeyInfo:
-    """Of the one key whose digest begins so. Raises RedisError, and InvalidRequest where there is none, or more than
+    """Revoke the one key whose id begins so. Raises RedisError, and InvalidRequest where there is none, or more than
     one."""
     found = []
     for tenant_id in await Tenants(client).all() if key_id else ():
@@ -147,7 +153,7 @@ async def revoke_id(client: redis.asyncio.Redis, key_id: str) -> KeyInfo:
 
 
 async def revoke_all(client: redis.asyncio.Redis, tenant_id: str) -> int:
-    """How many there were. Raises RedisError."""
+    """Revoke all keys of a tenant; returns how many there were. Raises RedisError."""
     digests = await cast("Awaitable[list[bytes]]", client.hkeys(keys_key(tenant_id)))
     for digest in digests:
         await _revoke(client, _text(digest))
@@ -180,8 +186,8 @@ class KeyStore:
     """A gateway's view of the keys. Every method runs on one event loop.
 
     secret: the cluster's, 16 to 64 bytes. cache_s: age at which a key and its tenant's settings are looked up again,
-    counted from when they were asked for; so a change, or a revocation, is effective that long after it at the latest,
-    while Redis answers. now: a monotonic clock, seconds.
+    counted from the beginning of the last look-up; so a change, or a revocation, is effective that long after it at the
+    latest, while Redis answers. now: a monotonic clock, seconds.
     """
 
     def __init__(
@@ -203,7 +209,7 @@ class KeyStore:
         self._away_until = float("-inf")
 
     def cached(self, key: str) -> Tenant | None:
-        """Without waiting: the key's tenant where nothing has to be asked, else None."""
+        """The key's tenant where no look-up is needed, else None. Never waits."""
         known = self._known.get(_digest(self._secret, key))
         if known is None:
             return None
@@ -213,8 +219,8 @@ class KeyStore:
         return None
 
     async def tenant(self, key: str) -> Tenant:
-        """Raises Unauthenticated for a key that is malformed, unknown or revoked, Overloaded when that can't be found
-        out now."""
+        """The key's tenant. Raises Unauthenticated for a key that is malformed, unknown or revoked, Overloaded when
+        Redis can't be asked now."""
         if (tenant := self.cached(key)) is not None:
             return tenant
         if KEY_PATTERN.fullmatch(key) is None:
@@ -222,52 +228,52 @@ class KeyStore:
         digest = _digest(self._secret, key)
         if self._unknown.get(digest, float("-inf")) > self._now():
             raise Unauthenticated("the API key is unknown or revoked")
-        outcome = await self._ask(digest) if self._may_ask(digest) else _Outcome(self._now(), has_failed=True)
+        outcome = await self._look_up(digest) if self._may_look_up(digest) else _Outcome(self._now(), has_failed=True)
         return self._conclude(digest, outcome)
 
-    def _may_ask(self, digest: str) -> bool:
+    def _may_look_up(self, digest: str) -> bool:
         return self._now() >= self._away_until and (digest in self._lookups or len(self._lookups) < MAX_LOOKUPS)
 
-    async def _ask(self, digest: str) -> _Outcome:
-        """Joins the look-up under way. Shielded: one caller that hangs up must not fail the others."""
+    async def _look_up(self, digest: str) -> _Outcome:
+        """Start a look-up or join the one under way. Shielded: one caller that hangs up must not fail the others."""
         task = self._lookups.get(digest)
         if task is None:
-            task = self._lookups[digest] = asyncio.create_task(self._look_up(digest))
+            task = self._lookups[digest] = asyncio.create_task(self._try_to_read(digest))
             task.add_done_callback(lambda _: self._lookups.pop(digest, None))
         return await asyncio.shield(task)
 
-    async def _look_up(self, digest: str) -> _Outcome:
-        """Ends within the timeout and never raises."""
-        asked_at = self._now()
+    async def _try_to_read(self, digest: str) -> _Outcome:
+        """Read the key and its tenant from Redis. Ends within the timeout and never raises."""
+        began_at = self._now()
         try:
             async with asyncio.timeout(self._lookup_timeout_s):
-                return await self._read(digest, asked_at)
+                return await self._read(digest, began_at)
         except (RedisError, OSError, TimeoutError, msgspec.MsgspecError):
             self._away_until = self._now() + AWAY_S
-            return _Outcome(asked_at, has_failed=True)
+            return _Outcome(began_at, has_failed=True)
 
-    async def _read(self, digest: str, asked_at: float) -> _Outcome:
+    async def _read(self, digest: str, began_at: float) -> _Outcome:
         data = await self._client.get(_redis_key(digest))
         if data is None:
-            return _Outcome(asked_at)
+            return _Outcome(began_at)
         record = msgspec.json.decode(data, type=_Record)
         if record.revoked:
-            return _Outcome(asked_at, is_revoked=True)
+            return _Outcome(began_at, is_revoked=True)
         data = await self._client.get(settings_key(record.tenant))
         if data is None:
-            return _Outcome(asked_at)
+            return _Outcome(began_at)
         tenant = decode_record(data)
         if tenant.deleted:
-            return _Outcome(asked_at, is_revoked=True)
-        return _Outcome(asked_at, tenant_of(self._secret, record.tenant, tenant.settings))
+            return _Outcome(began_at, is_revoked=True)
+        return _Outcome(began_at, tenant_of(self._secret, record.tenant, tenant.settings))
 
     def _conclude(self, digest: str, outcome: _Outcome) -> Tenant:
         now = self._now()
         known = self._known.get(digest)
         if outcome.tenant is not None:
-            return self._learn(digest, outcome.tenant, outcome.asked_at)
+            return self._remember(digest, outcome.tenant, outcome.began_at)
         if not outcome.is_revoked and known is not None and now < known.stale_until:
-            if not outcome.has_failed:  # Redis is there but empty; ask again at the usual pace
+            if not outcome.has_failed:  # Redis is there but empty; look up again at the usual pace
                 self._known[digest] = _Known(known.tenant, now + self._cache_s, known.stale_until)
             return known.tenant
         if outcome.has_failed:
@@ -277,14 +283,14 @@ class KeyStore:
         _trim(self._unknown, MAX_UNKNOWN)
         raise Unauthenticated("the API key is unknown or revoked")
 
-    def _learn(self, digest: str, tenant: Tenant, asked_at: float) -> Tenant:
-        self._known[digest] = _Known(tenant, asked_at + self._cache_s, asked_at + STALE_S)
+    def _remember(self, digest: str, tenant: Tenant, began_at: float) -> Tenant:
+        self._known[digest] = _Known(tenant, began_at + self._cache_s, began_at + STALE_S)
         self._known.move_to_end(digest)
         _trim(self._known, MAX_KNOWN)
         return tenant
 
 
 def _trim(entries: OrderedDict[str, _Known] | OrderedDict[str, float], limit: int) -> None:
-    """Oldest first."""
+    """Drop the oldest entries beyond the limit."""
     while len(entries) > limit:
         entries.popitem(last=False)

@@ -23,18 +23,19 @@ from penstock.wire.errors import InvalidRequest
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 TIER_POLICIES = ("edge_first", "cloud_first", "edge_only", "never_leave")
-"""never_leave is another word for edge_only; what they mean is the router's affair."""
+"""Names of the policies by which the router orders tiers (`router.routing.tiers`). never_leave is another name of
+edge_only."""
 DEFAULT_TIER_POLICY = "edge_first"
 MAX_CHANGE_ATTEMPTS = 16
 _TENANTS = "penstock:tenants"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """None: no such limit."""
+    """The limits of a tenant; None: no such limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Of prompts and answers together."""
+    """Tokens of prompts and answers together."""
     max_parallel: int | None = None
     """Requests at once."""
 
@@ -47,11 +48,11 @@ NO_LIMITS = Limits()
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an operator says about a tenant. `check` it before it is written."""
+    """What an operator sets for a tenant. `check` it before it is written."""
 
     limits: Limits = NO_LIMITS
     models: tuple[str, ...] | None = None
-    """Served names that it may use; None: all."""
+    """Served names of the models that the tenant may use; None: all."""
     tier_policy: str = DEFAULT_TIER_POLICY
 
     def check(self) -> None:
@@ -85,7 +86,7 @@ class Tenant:
     salt: bytes
     """Cache salt: what makes this tenant's KV blocks its own. Derived, never stored."""
     limits: Limits | None = None
-    """None: there are none, and nothing has to be asked before a request."""
+    """Limits of the tenant; None: there are none, and a request needs no admission."""
     models: tuple[str, ...] | None = None
     tier_policy: str = DEFAULT_TIER_POLICY
 
@@ -94,7 +95,8 @@ class Tenant:
 
 
 def tenant_of(secret: bytes, tenant_id: str, settings: Settings | None = None) -> Tenant:
-    """The same on every gateway and replica that shares the cluster secret."""
+    """Derive a tenant's salt and take over its settings. The salt is the same on every gateway and replica that shares
+    the cluster secret."""
     salt = hashlib.blake2b(tenant_id.encode(), key=secret, digest_size=32, person=b"penstock-tenant").digest()
     if settings is None:
         return Tenant(tenant_id, salt)
@@ -135,7 +137,8 @@ class Tenants:
         self._client = client
 
     async def create(self, tenant_id: str, settings: Settings, now: float) -> Record:
-        """Raises InvalidRequest when the id is taken, was used before, or is not a plain name. now: Unix time."""
+        """Create a tenant. now: Unix time. Raises InvalidRequest when the id is taken, was used before, or is not a
+        plain name."""
         check_id(tenant_id)
         settings.check()
         record = Record(settings=settings, created=int(now), updated=int(now))
@@ -143,14 +146,15 @@ class Tenants:
             found = await self.find(tenant_id)
             if found is None:
                 raise InvalidRequest(
-                    f"a tenant {tenant_id!r} was deleted; its id is not used again, because its usage and cache stay its own"
+                    f"a tenant {tenant_id!r} was deleted; its id is not used again, because its usage and cache stay"
+                    " its own"
                 )
             raise InvalidRequest(f"there is a tenant {tenant_id!r} already")
         await self._list(tenant_id)
         return record
 
     async def ensure(self, tenant_id: str, now: float, settings: Settings = NO_SETTINGS) -> None:
-        """The tenant is there afterwards, with these settings if it is new. Raises InvalidRequest for one that was
+        """Create the tenant with these settings where it does not exist. Raises InvalidRequest for one that was
         deleted."""
         check_id(tenant_id)
         if await self.find(tenant_id) is None:
@@ -159,13 +163,13 @@ class Tenants:
             await self._list(tenant_id)
 
     async def find(self, tenant_id: str) -> Record | None:
-        """None: not there, or deleted."""
+        """Record of a tenant; None: there is none, or it was deleted."""
         data = await self._client.get(settings_key(tenant_id))
         record = None if data is None else _decoded(tenant_id, data)
         return None if record is None or record.deleted else record
 
     async def get(self, tenant_id: str) -> Record:
-        """Raises InvalidRequest where there is none."""
+        """Record of a tenant. Raises InvalidRequest where there is none."""
         check_id(tenant_id)
         record = await self.find(tenant_id)
         if record is None:
@@ -173,14 +177,14 @@ class Tenants:
         return record
 
     async def all(self) -> dict[str, Record]:
-        """By id, in alphabetical order."""
+        """Records of all tenants by id, in alphabetical order."""
         ids = sorted(_text(member) for member in await cast("Awaitable[set[bytes]]", self._client.smembers(_TENANTS)))
         found = [(tenant_id, await self.find(tenant_id)) for tenant_id in ids]
         return {tenant_id: record for tenant_id, record in found if record is not None}
 
     async def change(self, tenant_id: str, change: Callable[[Settings], Settings], now: float) -> Record:
-        """What `change` makes of the settings, which may be called again if others change them too. Raises
-        InvalidRequest where there is no such tenant."""
+        """Replace a tenant's settings by what `change` makes of them; it is called again if others change them at the
+        same time. Raises InvalidRequest where there is no such tenant."""
 
         def edit(record: Record) -> Record:
             settings = change(record.settings)
@@ -190,7 +194,8 @@ class Tenants:
         return await self._edit(tenant_id, edit)
 
     async def delete(self, tenant_id: str, now: float) -> None:
-        """From the next look-up on its keys are refused. Raises InvalidRequest where there is no such tenant."""
+        """Delete a tenant: from the next look-up on its keys are refused. Raises InvalidRequest where there is no such
+        tenant."""
         await self._edit(tenant_id, lambda record: msgspec.structs.replace(record, updated=int(now), deleted=True))
         await self._client.srem(_TENANTS, tenant_id)
 

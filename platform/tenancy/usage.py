@@ -1,9 +1,9 @@
 """What tenants have used: requests and tokens by day, model and adapter, in Redis.
 
-Not the limits, and nothing that is asked before an answer. A gateway adds up what has ended and writes it about once a
-second, in batches that carry a number: a batch that is repeated because its answer got lost is not counted twice. While
-Redis is away, sums are kept and written when it is back. A gateway that is killed takes the last second with it.
-Layout, under the tenant's hash tag:
+Not the limits, and nothing that a request waits for. A gateway adds up what has ended and writes it about once a
+second, in batches that carry a number: a batch that is repeated because Redis's answer got lost is not counted twice.
+While Redis is away, sums are kept and written when it is back. A gateway that is killed loses the last second. Layout,
+under the tenant's hash tag:
     penstock:tenant:{id}:usage:2026-11-21             [model, adapter, kind] as JSON -> count; days are UTC
     penstock:tenant:{id}:usage:2026-11-21:{gateway}   number of that gateway's last batch
 """
@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import msgspec
@@ -30,31 +31,22 @@ KEPT_S = 400 * 86400
 BATCH_KEPT_S = 7 * 86400
 """How long a batch may be repeated."""
 MAX_ROWS = 65536
-"""Kept while Redis is away; a row more is lost, and the log says so. Rows are tenants times models times days: few."""
+"""Rows kept while Redis is away; a row more is lost, with a line in the log. Rows are tenants times models times days:
+few."""
 DAY_S = 86400
 _EPOCH = date(1970, 1, 1)
 _AWAY = (RedisError, OSError, TimeoutError)
 
 log = logging.getLogger(__name__)
 
-_ADD = """
-local last = redis.call('GET', KEYS[2])
-if last and tonumber(last) >= tonumber(ARGV[1]) then return 0 end
-for at = 4, #ARGV, 2 do redis.call('HINCRBY', KEYS[1], ARGV[at], ARGV[at + 1]) end
-redis.call('EXPIRE', KEYS[1], ARGV[2])
-redis.call('SET', KEYS[2], ARGV[1], 'EX', ARGV[3])
-return 1
-"""
-"""ARGV: number of the batch, seconds that counts and number are kept, then fields and counts."""
-
 
 class Used(NamedTuple):
-    """By one request, or by many."""
+    """What one request has used, or many together."""
 
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    """Of the prompt tokens, those whose KV was found."""
+    """Prompt tokens whose KV was found in a cache."""
     completion_tokens: int = 0
 
     def plus(self, other: "Used") -> "Used":
@@ -67,30 +59,38 @@ class Used(NamedTuple):
 
 
 class UsageRow(NamedTuple):
+    """Usage of one model, or of one adapter of it, on one day."""
+
     day: str
-    """As 2026-11-21, UTC."""
+    """Date such as 2026-11-21, UTC."""
     model: str
     adapter: str
-    """Empty: none."""
+    """Name of the adapter; empty: none."""
     used: Used
 
 
-class _Of(NamedTuple):
+class _TenantDay(NamedTuple):
+    """One hash in Redis: a tenant's usage of one day."""
+
     tenant: str
     day: int
-    """Since 1970."""
+    """Days since 1970."""
 
 
-class _What(NamedTuple):
+class _ModelKey(NamedTuple):
+    """What a row is about."""
+
     model: str
     adapter: str
 
 
-_Rows = dict[_What, Used]
+_Rows = dict[_ModelKey, Used]
 
 
 @dataclass(slots=True)
 class _Batch:
+    """Rows of one tenant and day that are written under one number."""
+
     number: int
     rows: _Rows
 
@@ -100,67 +100,69 @@ def day_name(day: int) -> str:
 
 
 def last_days(count: int, now: float) -> list[str]:
-    """Oldest first; the last one is that of `now`, Unix time."""
+    """Names of that many days, oldest first; the last one is that of `now`, Unix time."""
     today = datetime.fromtimestamp(now, UTC).date()
     return [(today - timedelta(days=back)).isoformat() for back in reversed(range(count))]
 
 
 async def read_usage(client: redis.asyncio.Redis, tenant_id: str, days: Sequence[str]) -> list[UsageRow]:
-    """Sorted by day, model and adapter. Raises RedisError, OSError or TimeoutError."""
+    """Rows of a tenant, sorted by day, model and adapter. Raises RedisError, OSError or TimeoutError."""
     async with asyncio.timeout(TIMEOUT_S), client.pipeline(transaction=False) as pipe:
         for day in days:
             pipe.hgetall(tenant_key(tenant_id, f"usage:{day}"))
         replies = await pipe.execute()
     rows = [
-        UsageRow(day, *what, used)
+        UsageRow(day, *key, used)
         for day, counts in zip(days, replies, strict=True)
-        for what, used in _rows(counts).items()
+        for key, used in _decode_rows(counts).items()
     ]
     return sorted(rows)
 
 
-def _rows(counts: dict[bytes, bytes]) -> _Rows:
+def _decode_rows(counts: dict[bytes, bytes]) -> _Rows:
     rows: _Rows = {}
     for field, count in counts.items():
         model, adapter, kind = msgspec.json.decode(field, type=tuple[str, str, str])
-        what = _What(model, adapter)
-        rows[what] = rows.get(what, Used())._replace(**{kind: int(count)})
+        key = _ModelKey(model, adapter)
+        rows[key] = rows.get(key, Used())._replace(**{kind: int(count)})
     return rows
 
 
 class UsageLog:
-    """What one gateway has still to write. Methods run on one event loop; `run` is a task of the gateway's. now: Unix
-    time, seconds."""
+    """Usage that one gateway has still to write. Methods run on one event loop; `run` is a task of the gateway's. now:
+    Unix time, seconds."""
 
     def __init__(self, client: redis.asyncio.Redis, gateway_id: str, now: Callable[[], float] = time.time) -> None:
         self._client = client
-        self._script = client.register_script(_ADD)
+        self._script = client.register_script(Path(__file__).with_name("usage.lua").read_text(encoding="utf-8"))
         self._gateway_id = gateway_id
         self._now = now
-        self._open: dict[_Of, _Rows] = {}
-        self._sealed: dict[_Of, _Batch] = {}
-        """Written perhaps, so they must stay as they are."""
+        self._open: dict[_TenantDay, _Rows] = {}
+        """Rows that still grow."""
+        self._sealed: dict[_TenantDay, _Batch] = {}
+        """Batches that may have been written already, so they must stay as they are."""
         self.num_rows = 0
+        """Rows held, of both kinds."""
         self._number = 0
         self._num_lost = 0
         self._flushing = asyncio.Lock()
         self._is_away = False
 
     def add(self, tenant_id: str, model: str, adapter: str, used: Used) -> None:
-        """Once for every request that is over; O(1)."""
-        rows = self._open.setdefault(_Of(tenant_id, int(self._now()) // DAY_S), {})
-        what = _What(model, adapter)
-        before = rows.get(what)
+        """Add what a request has used; called once for every request that is over. O(1)."""
+        rows = self._open.setdefault(_TenantDay(tenant_id, int(self._now()) // DAY_S), {})
+        key = _ModelKey(model, adapter)
+        before = rows.get(key)
         if before is not None:
-            rows[what] = before.plus(used)
+            rows[key] = before.plus(used)
         elif self.num_rows < MAX_ROWS:
-            rows[what] = used
+            rows[key] = used
             self.num_rows += 1
         else:
             self._lose()
 
     async def run(self) -> None:
-        """Writes until cancelled, and then what is left."""
+        """Write every second until cancelled, and then what is left."""
         try:
             while True:
                 await asyncio.sleep(FLUSH_S)
@@ -169,7 +171,7 @@ class UsageLog:
             await self.flush()
 
     async def flush(self) -> bool:
-        """All that was added before is in Redis; False: Redis is away, and it is kept."""
+        """Write all that was added before; False: Redis is away, and it is kept."""
         async with self._flushing:
             if not await self._write():
                 return False
@@ -177,7 +179,8 @@ class UsageLog:
             return await self._write()
 
     async def read(self, tenant_id: str, days: Sequence[str]) -> list[UsageRow]:
-        """See `read_usage`; what was added here before is in it. Raises Overloaded when Redis is away."""
+        """Rows of a tenant as `read_usage` returns them, with what was added here before. Raises Overloaded when Redis
+        is away."""
         try:
             if await self.flush():
                 return await read_usage(self._client, tenant_id, days)
@@ -187,20 +190,20 @@ class UsageLog:
 
     def _seal(self) -> None:
         assert not self._sealed
-        for of, rows in self._open.items():
+        for tenant_day, rows in self._open.items():
             self._number += 1
-            self._sealed[of] = _Batch(self._number, rows)
+            self._sealed[tenant_day] = _Batch(self._number, rows)
         self._open = {}
 
     async def _write(self) -> bool:
-        for of, batch in list(self._sealed.items()):
-            name = tenant_key(of.tenant, f"usage:{day_name(of.day)}")
+        for tenant_day, batch in list(self._sealed.items()):
+            name = tenant_key(tenant_day.tenant, f"usage:{day_name(tenant_day.day)}")
             counts = [
                 part
-                for what, used in batch.rows.items()
+                for key, used in batch.rows.items()
                 for kind, count in zip(Used._fields, used, strict=True)
                 if count
-                for part in (_field(what, kind), count)
+                for part in (_encode_field(key, kind), count)
             ]
             arguments: list[bytes | int] = [batch.number, KEPT_S, BATCH_KEPT_S, *counts]
             try:
@@ -211,7 +214,7 @@ class UsageLog:
             except _AWAY as error:
                 self._note(error)
                 return False
-            self.num_rows -= len(self._sealed.pop(of).rows)
+            self.num_rows -= len(self._sealed.pop(tenant_day).rows)
             self._note(None)
         return True
 
@@ -221,7 +224,7 @@ class UsageLog:
             log.error("usage_lost", extra={"rows": MAX_ROWS})
 
     def _note(self, error: BaseException | None) -> None:
-        """A line in the log when Redis goes and when it is back."""
+        """Write a line to the log when Redis goes away and when it is back."""
         if self._is_away != (error is not None):
             self._is_away = error is not None
             log.warning(
@@ -231,5 +234,5 @@ class UsageLog:
             self._num_lost = 0
 
 
-def _field(what: _What, kind: str) -> bytes:
-    return msgspec.json.encode((*what, kind))
+def _encode_field(key: _ModelKey, kind: str) -> bytes:
+    return msgspec.json.encode((*key, kind))

@@ -10,8 +10,8 @@ from penstock.text.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """Of one sequence. About a microsecond a token: a look-up in the table of bytes and an incremental UTF-8
-    decoder."""
+    """The detokenizer of one sequence. About a microsecond a token: a look-up in the table of bytes and an incremental
+    UTF-8 decoder."""
 
     __slots__ = ("_held", "_table")
 

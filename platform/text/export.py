@@ -10,7 +10,7 @@ from penstock.text.vocabulary import load_vocabulary
 
 
 def save_tokenizer(source: ModelSource, folder: Path) -> None:
-    """Writes tokenizer.json and tokenizer_config.json. Raises ConfigError for a tokenizer that can't be read,
+    """Write tokenizer.json and tokenizer_config.json. Raises ConfigError for a tokenizer that can't be read,
     OSError."""
     vocabulary = load_vocabulary(source)
     raw = vocabulary.raw

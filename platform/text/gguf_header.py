@@ -28,7 +28,7 @@ class Strings:
     ask for it."""
 
     data: bytes
-    """Each with its length, 8 bytes, before it."""
+    """The strings one after the other, each with its length (8 bytes) before it."""
 
     def decoded(self) -> list[Scalar]:
         data, at, unpack = self.data, 0, _U64.unpack_from

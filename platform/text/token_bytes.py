@@ -36,7 +36,8 @@ def bytes_of_tokens(raw: RawTokenizer, size: int) -> list[bytes]:
         }
     else:
         raise ConfigError(
-            f"a tokenizer that decodes by {', '.join(sorted(kinds)) or 'nothing'} is not supported; supported are byte-level BPE and SentencePiece"
+            f"a tokenizer that decodes by {', '.join(sorted(kinds)) or 'nothing'} is not supported; supported are"
+            " byte-level BPE and SentencePiece"
         )
     return [known.get(index, b"") for index in range(size)]
 

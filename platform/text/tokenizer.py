@@ -1,5 +1,5 @@
-"""Text to token ids and the bytes of every token: what of a tokenizer the platform needs. Thread safe; no weights, no
-network.
+"""Text to token ids, and the bytes of every token: the part of a tokenizer that the platform needs. Thread safe; no
+weights, no network.
 
 Special tokens are cut out here, not by the library, for two reasons. The control tokens of a chat template are
 recognised while those that a user wrote into a message are plain text: nobody can forge a turn. And what lies between
@@ -34,9 +34,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary, template: ChatTemplate | None) -> None:
         raw = vocabulary.raw
-        raw.encode_special_tokens = (
-            True  # from here on the library takes special tokens for text: they are cut out beforehand
-        )
+        raw.encode_special_tokens = True  # the library takes special tokens for text: they are cut out beforehand
         self._vocabulary = vocabulary
         self._template = template
         added = raw.get_added_tokens_decoder()
@@ -69,7 +67,7 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object] | None = None
     ) -> list[int]:
-        """Token ids of a conversation up to where the assistant is to speak.
+        """Token ids of a conversation up to where the assistant's answer begins.
 
         messages: as in OpenAI's API. options: further variables of the template, such as `tools` or `enable_thinking`.
         Raises InvalidRequest when the model has no template or the template refuses.
@@ -89,7 +87,8 @@ class Tokenizer:
         return b"".join([table[index] for index in token_ids]).decode("utf-8", "replace")
 
     def _encode(self, text: str, guard: str | None = None) -> list[int]:
-        """guard: a character to take out again, which keeps what a user wrote from being a special token."""
+        """Token ids of a text. guard: a character to remove again, which keeps what a user wrote from being a special
+        token."""
         ids: list[int] = []
         at = 0
         for match in self._added.finditer(text) if self._added else ():
@@ -100,7 +99,7 @@ class Tokenizer:
         return ids
 
     def _id_of(self, found: str) -> int:
-        """Of an added token as it stands in a text: some take the space around them along."""
+        """Id of an added token as it stands in a text: some include the space around them."""
         return self._added_ids[found if found in self._added_ids else found.strip()]
 
     def _append(self, ids: list[int], piece: str, is_first: bool, guard: str | None) -> None:
@@ -128,7 +127,7 @@ class Tokenizer:
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
-    """Raises ConfigError when the checkpoint's tokenizer is missing or of a kind that is not supported."""
+    """The tokenizer of a checkpoint. Raises ConfigError when it is missing or of a kind that is not supported."""
     vocabulary = load_vocabulary(source)
     template = (
         ChatTemplate(source.chat_template, vocabulary.special_tokens) if source.chat_template is not None else None

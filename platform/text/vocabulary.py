@@ -1,6 +1,6 @@
-"""A checkpoint's vocabulary as a `tokenizers.Tokenizer` plus what that object does not tell: bos, eos, special ids.
+"""A checkpoint's vocabulary as a `tokenizers.Tokenizer` plus what that object lacks: bos, eos, special ids.
 
-From tokenizer.json as it stands, or built from GGUF metadata. GGUF names its pre-tokenizer by a word (llama.cpp's
+Read from tokenizer.json as it stands, or built from GGUF metadata. GGUF names its pre-tokenizer by a word (llama.cpp's
 `tokenizer.ggml.pre`); the words supported are in `PRE_TOKENIZERS`, any other is refused by name, because a near miss
 would tokenize almost right.
 """
@@ -17,7 +17,10 @@ from penstock.base.errors import ConfigError
 from penstock.text.gguf_header import GgufHeader
 from penstock.text.source import ModelSource
 
-LLAMA3_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 QWEN2_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -27,7 +30,7 @@ END_OF_TURN = frozenset({"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn
 
 
 class _Kind(IntEnum):
-    """tokenizer.ggml.token_type."""
+    """Values of tokenizer.ggml.token_type."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -39,6 +42,8 @@ class _Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Vocabulary:
+    """A tokenizer of the library, and what is known of its ids."""
+
     raw: RawTokenizer
     size: int
     """Token ids lie in [0, size); padded to the model's logits."""
@@ -46,14 +51,16 @@ class Vocabulary:
     """Ids below this are in the model's embedding. Tokens that somebody added to the tokenizer alone are not."""
     eos_token_ids: frozenset[int]
     prefix_ids: tuple[int, ...]
-    """What a text begins with when special tokens are added (bos)."""
+    """Token ids before a text when special tokens are added (bos)."""
     suffix_ids: tuple[int, ...]
+    """Token ids behind a text when special tokens are added (eos, in some)."""
     special_tokens: dict[str, str]
     """bos_token, eos_token and so on, as chat templates want them."""
 
 
 def load_vocabulary(source: ModelSource) -> Vocabulary:
-    """Raises ConfigError when the tokenizer is missing, malformed or of a kind that is not supported."""
+    """The vocabulary of a checkpoint. Raises ConfigError when the tokenizer is missing, malformed or of a kind that is
+    not supported."""
     return _from_gguf(source) if source.format == "gguf" else _from_directory(source)
 
 
@@ -64,7 +71,8 @@ def _from_directory(source: ModelSource) -> Vocabulary:
     path = source.path / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(
-            f"{source.path} has no tokenizer.json; a SentencePiece tokenizer.model alone is not supported (transformers' save_pretrained writes one)"
+            f"{source.path} has no tokenizer.json; a SentencePiece tokenizer.model alone is not supported"
+            " (transformers' save_pretrained writes one)"
         )
     try:
         raw = RawTokenizer.from_file(str(path))
@@ -89,7 +97,7 @@ def _from_directory(source: ModelSource) -> Vocabulary:
 
 
 def _content(token: Any) -> str | None:
-    """tokenizer_config.json spells a token as text or as an AddedToken object."""
+    """Text of a token of tokenizer_config.json, which spells it as text or as an AddedToken object."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None
 
@@ -170,7 +178,8 @@ def _from_gguf(source: ModelSource) -> Vocabulary:
     tokens, kinds = header.texts("tokenizer.ggml.tokens"), header.integers("tokenizer.ggml.token_type")
     if not tokens or len(kinds) != len(tokens):
         raise ConfigError(
-            f"{source.path} holds {len(tokens)} tokens and {len(kinds)} token types; a tokenizer needs one type for each token"
+            f"{source.path} holds {len(tokens)} tokens and {len(kinds)} token types; a tokenizer needs one type for"
+            " each token"
         )
     model = header.text("tokenizer.ggml.model")
     if model == "gpt2":
@@ -179,7 +188,8 @@ def _from_gguf(source: ModelSource) -> Vocabulary:
         raw, adds_bos = _sentencepiece(header, tokens), True
     else:
         raise ConfigError(
-            f"{source.path} has a tokenizer of the kind {model!r}; supported are gpt2 (byte-level BPE) and llama (SentencePiece BPE)"
+            f"{source.path} has a tokenizer of the kind {model!r}; supported are gpt2 (byte-level BPE) and llama"
+            " (SentencePiece BPE)"
         )
     raw.add_special_tokens(
         [
@@ -199,14 +209,15 @@ def _from_gguf(source: ModelSource) -> Vocabulary:
 
 
 def _gguf_vocabulary(header: GgufHeader, raw: RawTokenizer, tokens: list[str], adds_bos: bool) -> Vocabulary:
-    """adds_bos: what llama.cpp assumes for this kind when the file does not say."""
+    """The vocabulary with what the GGUF metadata declares. adds_bos: llama.cpp's default for this kind of tokenizer,
+    where the file does not declare it."""
     ids = {
         name: header.integer(f"tokenizer.ggml.{name}_token_id")
         for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
     }
     bos, eos = ids["bos"], ids["eos"]
-    says_bos = header.flag("tokenizer.ggml.add_bos_token")
-    has_bos = bos is not None and (adds_bos if says_bos is None else says_bos)
+    declared_bos = header.flag("tokenizer.ggml.add_bos_token")
+    has_bos = bos is not None and (adds_bos if declared_bos is None else declared_bos)
     has_eos = eos is not None and bool(header.flag("tokenizer.ggml.add_eos_token"))
     names = {"bos_token": bos, "eos_token": eos, "unk_token": ids["unknown"], "pad_token": ids["padding"]}
     return Vocabulary(
@@ -247,7 +258,8 @@ def _sentencepiece(header: GgufHeader, tokens: list[str]) -> RawTokenizer:
     unknown = header.integer("tokenizer.ggml.unknown_token_id") or 0
     if len(scores) != len(tokens):
         raise ConfigError(
-            f"the GGUF holds {len(tokens)} tokens and {len(scores)} scores; a SentencePiece tokenizer needs one score for each token"
+            f"the GGUF holds {len(tokens)} tokens and {len(scores)} scores; a SentencePiece tokenizer needs one score"
+            " for each token"
         )
     vocab = {text: index for index, text in enumerate(tokens)}
     model = models.BPE(

@@ -37,11 +37,13 @@ LLAMA3: Final = re.compile(_LLAMA3.replace("{DIGITS}", "{1,3}"))
 QWEN2: Final = re.compile(_LLAMA3.replace("{DIGITS}", ""))
 # digits are cut out first, so that what precedes a number ends there: a space before it stands alone
 SMOLLM: Final = re.compile(
-    rf"[{_NUMBER}]|'s|'t|'re|'ve|'m|'ll|'d| ?[{_LETTER}]+| ?[^{_SPACE}{_LETTER}{_NUMBER}]+|[{_SPACE}]+(?![^{_SPACE}{_NUMBER}])|[{_SPACE}]+"
+    rf"[{_NUMBER}]|'s|'t|'re|'ve|'m|'ll|'d| ?[{_LETTER}]+| ?[^{_SPACE}{_LETTER}{_NUMBER}]+"
+    rf"|[{_SPACE}]+(?![^{_SPACE}{_NUMBER}])|[{_SPACE}]+"
 )
 
 _LINES: Final = re.compile(r"(?<=\S\n)(?=\S)")
-"""Where all four patterns end a word whatever stands around: behind a single line break between visible characters."""
+"""Places where all four patterns end a word whatever stands around: behind a single line break between visible
+characters."""
 
 MAX_WORDS: Final = 65536
 MAX_WORD_CHARS: Final = 64
@@ -64,8 +66,8 @@ class _Table(dict[str, list[int]]):
 
 
 class WordEncoder:
-    """encode: the library's answer for a text without special tokens; pattern: one of the four above, its own
-    pre-tokenizer's twin."""
+    """Encodes texts without special tokens, word by word. encode: the library's function, for new words; pattern: the
+    one of the four above that does the same as the library's pre-tokenizer."""
 
     def __init__(self, pattern: re.Pattern[str], encode: Callable[[str], list[int]]) -> None:
         self._findall = pattern.findall

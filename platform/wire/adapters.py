@@ -19,26 +19,26 @@ class AdapterImport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 class AdapterReplicas(msgspec.Struct, frozen=True, kw_only=True):
     live: int
-    """That could serve it."""
+    """Replicas that could serve the adapter."""
     loaded: int
-    """That have it in memory now; the others load it when a request comes to them."""
+    """Replicas that have the adapter in memory now; the others load it when a request comes to them."""
 
 
 class AdapterOut(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    """The name; requests name it as their model."""
+    """Name of the adapter, which requests give as their model."""
     object: Literal["adapter"] = "adapter"
     created: int
     base_model: str
     digest: str
-    """Of its two files."""
+    """Digest of the adapter's two files."""
     version: int
     """1, and one more with every change under this name."""
     rank: int
     target_modules: tuple[str, ...]
     size_bytes: int
     state: Literal["loaded", "partly_loaded", "stored"]
-    """In all live replicas, in some of them, in none: requests work in any case."""
+    """Whether all live replicas have the adapter in memory, some of them, or none: requests work in any case."""
     replicas: AdapterReplicas
     error: str | None = None
     """Why a replica could not load it."""

@@ -34,17 +34,17 @@ MAX_SHOWN_CHARS = 40
 
 
 def decode_chat(body: bytes) -> ChatRequest:
-    """Raises InvalidRequest."""
+    """Body of POST /v1/chat/completions. Raises InvalidRequest."""
     return _decode(_chat, body)
 
 
 def decode_adapter_import(body: bytes) -> AdapterImport:
-    """Raises InvalidRequest."""
+    """Body of POST /v1/adapters as JSON. Raises InvalidRequest."""
     return _decode(_adapter_import, body)
 
 
 def decode_completion(body: bytes) -> CompletionRequest:
-    """Raises InvalidRequest."""
+    """Body of POST /v1/completions. Raises InvalidRequest."""
     return _decode(_completion, body)
 
 

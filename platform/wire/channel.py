@@ -1,11 +1,13 @@
 """A TCP connection that carries messages: four bytes of length, little-endian, then so many bytes. Both ends of the
 token stream are one.
 
-What the bytes mean is the owner's affair. It runs in callbacks of the event loop, without tasks or threads: at a frame
-every few milliseconds a frame costs its wake-ups, and this takes one on each side. (Measured at a frame every 10 ms on
-2 cores: both ends together 206 us of CPU; a gRPC stream 550 us, and 354 us without gRPC's event engine.) Who the peer
-is, `wire.proof` shows, not this: keep the port on a private network. Invariant: messages arrive whole and in order;
-`on_end` is called once, and nothing after it.
+Not the meaning of the messages: `wire.frames` has that. A channel runs in callbacks of the event loop, without tasks or
+threads: at a frame every few milliseconds a frame costs its wake-ups, and this takes one on each side. (Measured at a
+frame every 10 ms on 2 cores: both ends together 206 us of CPU; a gRPC stream 550 us, and 354 us without gRPC's event
+engine.) It does not authenticate the peer, `wire.proof` does: keep the port on a private network. Invariant: messages
+arrive whole and in order; `on_end` is called once, and nothing after it.
+
+Decisions: docs/decisions/stream.md
 """
 
 import asyncio
@@ -15,26 +17,29 @@ from typing import cast
 
 HEADER_BYTES = 4
 MAX_MESSAGE_BYTES = 64 * 2**20
-"""A snapshot of four million blocks."""
+"""Longest message: enough for a snapshot of four million blocks."""
 WRITE_BUFFER_BYTES = 256 * 2**10
-"""Held for a peer that doesn't read, beyond the kernel's buffers, before `is_writable` is false."""
+"""Bytes held for a peer that doesn't read, beyond the kernel's buffers, before `is_writable` is false."""
 UNACKED_MS = 5000
-"""A peer's machine that doesn't acknowledge what was sent to it for so long is gone."""
+"""How long a peer's machine may leave sent data unacknowledged before the connection is given up."""
 
 
-def _nothing() -> None:
-    """For owners that never hold anything back."""
+def _do_nothing() -> None:
+    """Default of `on_writable`, for owners that never wait to write."""
 
 
 class Channel(asyncio.Protocol):
-    """on_message: a whole message. on_end: the connection is gone, whoever ended it. on_writable: `is_writable` is true
-    again."""
+    """One end of a connection.
+
+    on_message: called with each whole message. on_end: called when the connection is gone, whoever ended it.
+    on_writable: called when `is_writable` is true again.
+    """
 
     def __init__(
         self,
         on_message: Callable[[bytes], None],
         on_end: Callable[[Exception | None], None],
-        on_writable: Callable[[], None] = _nothing,
+        on_writable: Callable[[], None] = _do_nothing,
     ) -> None:
         self.is_writable = True
         self.is_open = False
@@ -43,21 +48,21 @@ class Channel(asyncio.Protocol):
         self._on_end = on_end
         self._on_writable = on_writable
         self._buffer = bytearray()
-        """The beginning of a message."""
+        """Bytes of a message that is not complete yet."""
         self._transport: asyncio.Transport
 
     def send(self, message: bytes) -> None:
-        """Never waits; nothing happens after the end. Who sends much looks at `is_writable`."""
+        """Send a message. Never waits; does nothing after the end. Callers that send much check `is_writable`."""
         if self.is_open:
             self._transport.write(len(message).to_bytes(HEADER_BYTES, "little") + message)
 
     def close(self) -> None:
-        """End it when all that was sent is on its way."""
+        """End the connection when all that was sent has been written."""
         self.is_open = False
         self._transport.close()
 
     def abort(self) -> None:
-        """End it now."""
+        """End the connection now."""
         self.is_open = False
         self._transport.abort()
 
@@ -74,15 +79,15 @@ class Channel(asyncio.Protocol):
         buffer = self._buffer
         if buffer:
             buffer += data
-            used = self._pass_on(buffer)
+            used = self._deliver(buffer)
             del buffer[:used]
         else:
-            used = self._pass_on(data)
+            used = self._deliver(data)
             if used < len(data):
                 buffer += data[used:]
 
-    def _pass_on(self, data: bytes | bytearray) -> int:
-        """The whole messages at the beginning of `data`; how many bytes they are."""
+    def _deliver(self, data: bytes | bytearray) -> int:
+        """Call `on_message` with each whole message at the beginning of `data`; returns how many bytes they are."""
         begin, end = 0, len(data)
         while end - begin >= HEADER_BYTES and self.is_open:
             size = int.from_bytes(data[begin : begin + HEADER_BYTES], "little")

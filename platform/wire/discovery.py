@@ -19,10 +19,12 @@ def pool_app_name(pool: str) -> str:
 
 
 class ReplicaMetadata(msgspec.Struct, frozen=True):
+    """What a replica publishes of itself."""
+
     address: str
-    """host:port of its token stream."""
+    """Address (host:port) of the replica's token stream."""
     epoch: str
-    """Of this process; another one has another, also under the same replica id."""
+    """Identity of the replica's process; a new process has a new one, also under the same replica id."""
     pool: str
     model_digest: str
     max_model_len: int
@@ -30,13 +32,13 @@ class ReplicaMetadata(msgspec.Struct, frozen=True):
 
 
 def to_metadata(metadata: ReplicaMetadata) -> dict[str, Any]:
-    """As Serve wants it."""
+    """Metadata in the form that Serve broadcasts."""
     found: dict[str, Any] = msgspec.to_builtins(metadata)
     return found
 
 
 def from_metadata(data: dict[str, Any]) -> ReplicaMetadata | None:
-    """None for what is not a replica of this version."""
+    """Metadata out of Serve's broadcast; None for what is not a replica of this version."""
     try:
         return msgspec.convert(data, ReplicaMetadata)
     except msgspec.ValidationError:

@@ -1,7 +1,9 @@
-"""The exception tree, and the one table that maps it to HTTP status and OpenAI error JSON.
+"""The exceptions of a request, and the one table that maps them to HTTP status and OpenAI error JSON.
 
-PenstockError
- |- ConfigError            a configuration that can't work; fails at start
+`penstock.base.errors` defines the root of the tree and the error of a configuration; this module defines the rest:
+
+PenstockError              the root (base.errors)
+ |- ConfigError            a configuration that can't work; fails at start (base.errors)
  |- RequestError           the caller's mistake
  |   |- InvalidRequest     malformed JSON, badly typed or impossible parameter
  |   |- ContextTooLong     prompt + max_tokens exceed the model's context
@@ -18,7 +20,7 @@ PenstockError
  |- ReplicaLost            the replica died and no other could go on
  `- EngineFault            the engine failed on this request
 
-Any other exception is a 500 without detail: what it says is for the log, not for the caller.
+Any other exception is a 500 without detail: its text is for the log, not for the caller.
 """
 
 from typing import Any, NamedTuple
@@ -69,7 +71,7 @@ class MethodNotAllowed(RequestError):
 
 
 class RateLimited(PenstockError):
-    """A tenant's limit is reached. `headers`: of the response, about the limits."""
+    """A tenant's limit is reached. `headers`: headers of the response that describe the limits."""
 
     def __init__(
         self, message: str, *, retry_after_s: float | None = None, headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -95,6 +97,8 @@ class EngineFault(PenstockError):
 
 
 class HttpError(NamedTuple):
+    """A row of the table."""
+
     status: int
     type: str
     code: str | None

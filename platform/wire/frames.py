@@ -1,9 +1,9 @@
 """The token stream between a router copy and a replica: msgspec messages over one `wire.channel`.
 
-Not a transport, and not an API for tenants. Up go submits and aborts; down come frames with the deltas of all this
-router's sequences, block events and the replica's load. Invariant: a submitted sequence gets exactly one delta with a
-`finish`, and nothing after it, unless the stream itself ends. Text never travels here, only token ids: stop strings are
-the gateway's affair.
+Not a transport, and not an API for tenants. Up, from router to replica, go submits and aborts; down come frames with
+the deltas of all this router's sequences, block events and the replica's load. Invariant: a submitted sequence gets
+exactly one delta with a `finish`, and nothing after it, unless the stream itself ends. The stream carries token ids and
+never text: stop strings are found in the gateway.
 
 Arrays of numbers travel as bytes (token ids: little-endian uint32; block keys: 16 bytes each), which costs a copy
 instead of an object per element. `pack_token_ids` and `unpack_token_ids` are the only codec.
@@ -13,6 +13,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import TypeAlias
 
 import msgspec
 
@@ -32,11 +33,11 @@ class Finish(StrEnum):
     """The router asked for it."""
     DEADLINE = "deadline"
     ERROR = "error"
-    """The engine failed on it; `Delta.error` says how."""
+    """The engine failed on the sequence; `Delta.error` describes how."""
     REFUSED = "refused"
-    """Not admitted: the replica is draining, or the sequence can never fit. Safe to send elsewhere."""
+    """Not admitted: the replica is draining, or the sequence can never fit. Another replica may be tried."""
     INVALID = "invalid"
-    """The pool's engine can't do what is asked; `Delta.error` says what."""
+    """The pool's engine does not support a parameter of the request; `Delta.error` names it."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
@@ -73,7 +74,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """A request for one sequence."""
 
     sid: int
-    """This router's number for the sequence, from 1 and rising on this stream; deltas carry it back."""
+    """Number that the router gives the sequence, from 1 and rising on this stream; deltas carry it back."""
     request_id: str
     token_ids: bytes
     """Prompt, and behind it the output so far when a sequence is resumed."""
@@ -90,8 +91,7 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     deadline: float | None = None
     """Unix time, seconds."""
     traceparent: str | None = None
-    """W3C Trace Context, of the request's span; only of a request that is traced, and only then its deltas have a
-    `timing`."""
+    """W3C Trace Context of the request's span; None: the request is not traced, and its deltas have no `timing`."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="a"):
@@ -106,7 +106,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, tag="h"):
     router_id: str
     protocol: int = PROTOCOL_VERSION
     proof: bytes = b""
-    """See `wire.proof`."""
+    """Proof that the router knows the cluster secret; see `wire.proof`."""
 
 
 class Announce(msgspec.Struct, frozen=True, array_like=True, tag="n"):
@@ -114,19 +114,26 @@ class Announce(msgspec.Struct, frozen=True, array_like=True, tag="n"):
 
 
 class LoadAdapter(msgspec.Struct, frozen=True, array_like=True, tag="l"):
-    """Load an adapter now, if there is a slot that no sequence needs; the next loads tell what came of it."""
+    """Load an adapter now, if there is a slot that no sequence needs; the next `Load` reports show the outcome."""
 
     digest: str
 
 
 class DropAdapter(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """Nobody will name this adapter any more: sequences that run with it finish, then its slot is free."""
+    """Unload an adapter that no request will name any more: sequences with it finish, then its slot is free."""
 
     digest: str
 
 
+Op: TypeAlias = Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter
+"""What a router may ask of a replica."""
+
+
 class UpFrame(msgspec.Struct, frozen=True, array_like=True):
-    ops: list[Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter]
+    """One message from a router to a replica."""
+
+    ops: list[Op]
+    """Operations in the order in which they are to be done."""
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
@@ -138,15 +145,15 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True):
-    """When a traced sequence was computed, by the engine's clock: Unix time, seconds."""
+    """Times at which a traced sequence was computed, by the engine's clock: Unix time, seconds."""
 
     wait_s: float
-    """In the replica, before the first step that computed it."""
+    """Seconds in the replica before the first step that computed the sequence."""
     admitted_s: float
-    """That step's beginning."""
+    """Beginning of that step."""
     first_token_s: float
     last_token_s: float
-    """So far."""
+    """Time of the newest token so far."""
     num_preemptions: int = 0
 
 
@@ -161,7 +168,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     timing: Timing | None = None
-    """Of a traced sequence, on its first and its last delta."""
+    """Times of a traced sequence; on its first and its last delta only."""
 
 
 class BlockEvents(msgspec.Struct, frozen=True, array_like=True):
@@ -180,23 +187,25 @@ class StepCosts(msgspec.Struct, frozen=True, array_like=True):
     """Coefficients of the performance model (seconds); see `penstock.perf.model`."""
 
     base_s: float = 0.0
+    """Fixed cost of a step."""
     row_s: float = 0.0
-    """Per sequence in the step."""
+    """Cost of each sequence in the step."""
     prefill_token_s: float = 0.0
+    """Cost of each prompt token computed in the step."""
     attention_s: float = 0.0
-    """Per query token times context token."""
+    """Cost of each pair of a query token and a context token."""
     kv_token_s: float = 0.0
-    """Per context token read by decode rows."""
+    """Cost of each context token read by decode rows."""
     draft_token_s: float = 0.0
-    """Per drafted token that is verified."""
+    """Cost of each drafted token that is verified."""
     draft_round_s: float = 0.0
-    """Per pass of the drafter over the step's rows: as many as the longest draft has tokens."""
+    """Cost of each pass of the drafter over the step's rows: as many passes as the longest draft has tokens."""
     knee_s: float = 0.0
-    """A step takes at least this long, whatever it holds."""
+    """Shortest time of a step, whatever it holds."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
-    """The replica's true load, all routers' traffic included."""
+    """A replica's report of its true load, all routers' traffic included."""
 
     epoch: str
     event_seq: int
@@ -216,21 +225,23 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     resident_adapters: tuple[str, ...] = ()
     last_sid: int = 0
     """Highest sid received on this stream before this report: what the router sent after it is not in these numbers. 0:
-    not told, or none yet."""
+    none yet, or the replica does not report it."""
     num_drafted: int = 0
     """Draft tokens verified since the replica's start."""
     num_accepted: int = 0
-    """Those of them that were what the model would have said."""
+    """Draft tokens accepted since the replica's start: the model would have chosen the same."""
     failed_adapters: tuple[tuple[str, str], ...] = ()
     """Adapters that could not be loaded lately, each with a sentence."""
 
 
 class DownFrame(msgspec.Struct, frozen=True, array_like=True):
+    """One message from a replica to a router."""
+
     deltas: list[Delta]
     load: Load | None = None
     events: list[BlockEvents] | None = None
     error: str | None = None
-    """The replica ends the stream with this frame; why."""
+    """Reason for which the replica ends the stream with this frame; None: it goes on."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -244,7 +244,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """The same greedy or seeded request always gets the same tokens, whatever runs beside it; false: but for
     near-ties."""
     root: str | UnsetType = UNSET
-    """Of an adapter: the model it was made for; `parent` is the same."""
+    """Model that an adapter was made for, the same as `parent`; only for adapters."""
     parent: str | UnsetType = UNSET
 
 
@@ -263,10 +263,10 @@ class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):
     tier: str
     tier_reason: str
     pool: str
-    """Or provider."""
+    """Name of the pool, or of the provider."""
     replica: str
     reason: str
-    """Why that replica of the tier."""
+    """Reason for that replica of the tier."""
     predicted_ttft_s: float | None
     predicted_cached_tokens: int
     cached_tokens: int
@@ -275,7 +275,7 @@ class ChoiceReceipt(msgspec.Struct, frozen=True, kw_only=True):
     scores: dict[str, float]
     """Predicted time to first token, by replica and provider."""
     considered: list[ConsideredRoute]
-    """In the order of the tenant's tier policy, as far as they were looked at; empty where there was one only."""
+    """Routes in the order of the tenant's tier policy, as far as they were examined; empty where there was only one."""
 
 
 class RequestReceipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -292,14 +292,14 @@ class DayUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a tenant used of a model on one day."""
 
     day: str
-    """As 2026-11-21, UTC."""
+    """Date such as 2026-11-21, UTC."""
     model: str
     adapter: str | None
     requests: int
-    """That reached a replica or provider."""
+    """Requests that reached a replica or provider."""
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt tokens."""
+    """Prompt tokens whose KV was found in a cache."""
     completion_tokens: int
 
 
@@ -307,7 +307,7 @@ class TenantUsage(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["usage"] = "usage"
     tenant: str
     data: list[DayUsage]
-    """Of the last 31 days, oldest first."""
+    """Usage of the last 31 days, oldest first."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
-"""What gateways and the autoscaler tell each other, and under which keys of Redis: numbers only, no text of anyone.
+"""Messages between gateways and the autoscaler, and their keys in Redis: numbers only, no text of anyone.
 
-Every gateway writes a report of what it sees twice a second under a key of its own that lapses; the autoscaler reads
-all of them, and writes what it wants of each pool for gateways to show in their metrics. Nobody needs to know how many
-of the others there are.
+Every gateway writes a report of its pools and replicas twice a second under a key of its own that lapses; the
+autoscaler reads all of them, and writes the target of each pool for gateways to show in their metrics. None of them
+needs to know how many of the others there are.
 """
 
 import msgspec
@@ -10,11 +10,11 @@ import msgspec
 from penstock.wire.frames import Load
 
 REPORT_S = 0.5
-"""A gateway reports so often."""
+"""Seconds between two reports of a gateway."""
 LAPSE_MS = 10_000
-"""A report that is not followed by another is gone after that."""
+"""Milliseconds after which a report that no other follows is gone."""
 GATEWAYS_KEY = "penstock:scaling:gateways"
-"""A set of the ids of gateways that may have reports."""
+"""Key of the set of ids of gateways that may have reports."""
 TARGETS_KEY = "penstock:scaling:targets"
 
 
@@ -23,20 +23,22 @@ def report_key(gateway: str) -> str:
 
 
 class PoolFlow(msgspec.Struct, frozen=True, array_like=True):
-    """What went through one gateway to a pool since the gateway's start."""
+    """Totals of what went through one gateway to a pool since the gateway's start."""
 
     num_started: int = 0
     """Sequences submitted to replicas; one that is moved counts again."""
     num_ended: int = 0
-    """Of those, over for whatever reason."""
+    """Submitted sequences that are over, for whatever reason."""
     prefill_tokens: int = 0
-    """Of those submitted, to be computed."""
+    """Prompt tokens of the submitted sequences that had to be computed."""
     cached_tokens: int = 0
-    """Of those submitted, expected in the replica's cache."""
+    """Prompt tokens of the submitted sequences that were expected in the replica's cache."""
     output_tokens: int = 0
 
 
 class PoolReport(msgspec.Struct, frozen=True, array_like=True):
+    """A pool as one gateway has it."""
+
     pool: str
     flow: PoolFlow
     num_waiting: int
@@ -52,15 +54,15 @@ class ReplicaReport(msgspec.Struct, frozen=True, array_like=True):
     load: Load
     block_size: int
     cached_blocks: int
-    """In the gateway's mirror of the prefix index."""
+    """Number of the replica's blocks in the gateway's mirror of the prefix index."""
     hit_tokens: int
-    """That this gateway sent there expecting them in the cache, since the link began."""
+    """Prompt tokens that this gateway expected in the replica's cache, since the link began."""
 
 
 class GatewayReport(msgspec.Struct, frozen=True, array_like=True):
     gateway: str
     number: int
-    """Rises with every report: one that is read twice is old."""
+    """Number of the report, which rises with each: one that is read twice is old."""
     pools: list[PoolReport]
     replicas: list[ReplicaReport]
 
@@ -68,14 +70,14 @@ class GatewayReport(msgspec.Struct, frozen=True, array_like=True):
 class PoolTarget(msgspec.Struct, frozen=True, array_like=True):
     pool: str
     target: int
-    """Replicas wanted."""
+    """Number of replicas that the pool should have."""
     reasons: dict[str, int]
-    """Decisions by reason, since the autoscaler's start."""
+    """Number of decisions by reason, since the autoscaler's start."""
 
 
 class Targets(msgspec.Struct, frozen=True, array_like=True):
     autoscaler: str
-    """Another process has another: its counts begin again."""
+    """Id of the autoscaler's process: another process has another, and its counts begin again."""
     pools: list[PoolTarget]
 
 
@@ -89,7 +91,7 @@ def encode(message: GatewayReport | Targets) -> bytes:
 
 
 def decode_report(data: bytes) -> GatewayReport | None:
-    """None for what is not of this version."""
+    """The report; None: the bytes are no report of this version."""
     try:
         return _reports.decode(data)
     except msgspec.MsgspecError:
@@ -97,7 +99,7 @@ def decode_report(data: bytes) -> GatewayReport | None:
 
 
 def decode_targets(data: bytes) -> Targets | None:
-    """None for what is not of this version."""
+    """The targets; None: the bytes are none of this version."""
     try:
         return _targets.decode(data)
     except msgspec.MsgspecError:

@@ -1,47 +1,53 @@
-"""What the autoscaler asks of its hand inside a Ray cluster, and what that answers, by way of Redis.
+"""Messages between the autoscaler of a Kubernetes cluster, which runs outside of Ray, and its agent inside a Ray
+cluster, and the keys of Redis by which they travel.
 
-The autoscaler of a Kubernetes cluster runs outside of Ray. Its calls wait in a list, each under a key of its own that
-lapses, so that none is executed after the asker has given up on it; the answer goes to a key of its own, which lapses
-as well. A RayService may have two Ray clusters at once: each has its own list.
+Calls wait in a list, each under a key of its own that lapses, so that none is executed after its sender has given up on
+it; the answer goes to a key of its own, which lapses as well. A RayService may have two Ray clusters at once: each has
+its own list.
+
+The keys keep the name that the agent had before (`hand`): while a platform is upgraded, the new autoscaler speaks to
+the agent of the old Ray cluster, and hands its targets over to the new one.
 """
 
 from typing import Literal
 
 import msgspec
 
-SERVE_AGENT_APP = "hand"
-SERVE_AGENT_RESOURCE = "hand"
-"""Ray's custom resource that says where it may live."""
+SERVE_AGENT_APP = "serve-agent"
+SERVE_AGENT_RESOURCE = "serve_agent"
+"""Ray's custom resource of the nodes on which the agent may run."""
 ANSWER_S = 6.0
-"""An answer comes within that, or not at all."""
+"""Longest wait for an answer, in seconds."""
 LAPSE_MS = round(ANSWER_S * 1000)
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """A replica as Serve has it."""
+    """One replica and where it runs."""
 
     replica_id: str
     state: str
-    """Serve's word: STARTING, UPDATING, RUNNING, STOPPING, ..."""
+    """Serve's name of the state: STARTING, UPDATING, RUNNING, STOPPING, ..."""
     address: str | None
-    """Of its node: in Kubernetes, its pod's. None: it has none yet."""
+    """IP address of its node, which in Kubernetes is its pod; None: it has none yet."""
 
 
 class AppPlaces(msgspec.Struct, frozen=True, array_like=True):
+    """Target and replicas of one Serve application."""
+
     app: str
-    """A Serve application: a pool's, or the gateways'."""
+    """A pool's application, or the gateways'."""
     target: int
     replicas: list[Place]
-    """Oldest first."""
+    """All replicas, the oldest first."""
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """read: nothing else counts. set: the application's target, which was `was`. down: the victims go, and `target` is
-    left."""
+    """A request to the agent. read: the other fields do not count. set: sets the application's target, which was `was`.
+    down: stops the victims and leaves `target` replicas."""
 
     id: str
     term: int
-    """Of the leader: a call of an earlier term than one that was heard is refused."""
+    """The leader's term: a call of an earlier term than one that was received is refused."""
     op: Literal["read", "set", "down"]
     app: str = ""
     was: int = 0
@@ -50,21 +56,23 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """The agent's answer to a call."""
+
     is_done: bool = True
-    """False: things are not as the caller thought, and nothing was done."""
+    """False: the state is not what the caller assumed, and nothing was done."""
     apps: list[AppPlaces] = []
-    """To a read: those that Serve knows and is not finding again."""
+    """Result of a read: the applications that Serve knows and is not recovering."""
     error: str | None = None
-    """What Ray or Serve raised; it may have been done or not."""
+    """Class of the exception that Ray or Serve raised; the call may have been executed or not."""
 
 
 WANTED_KEY = "penstock:hand:wanted"
-"""What the autoscaler last saw as each application's target, for whoever builds one anew."""
+"""Every application's target as the autoscaler last read it, for the process that builds the application anew."""
 WANTED_MS = 3_600_000
 
 
 def calls_key(cluster: str) -> str:
-    """A list of call ids."""
+    """Key of the list of call ids for a Ray cluster."""
     return f"penstock:hand:calls:{cluster}"
 
 
@@ -87,7 +95,7 @@ def encode(message: Call | Answer | dict[str, int]) -> bytes:
 
 
 def decode_call(data: bytes) -> Call | None:
-    """None for what is not of this version."""
+    """The call; None: the bytes are no call of this version."""
     try:
         return _calls.decode(data)
     except msgspec.MsgspecError:
@@ -95,7 +103,7 @@ def decode_call(data: bytes) -> Call | None:
 
 
 def decode_answer(data: bytes) -> Answer | None:
-    """None for what is not of this version."""
+    """The answer; None: the bytes are no answer of this version."""
     try:
         return _answers.decode(data)
     except msgspec.MsgspecError:
@@ -103,7 +111,7 @@ def decode_answer(data: bytes) -> Answer | None:
 
 
 def decode_wanted(data: bytes) -> dict[str, int]:
-    """Nothing, of what is not of this version."""
+    """Targets by application; empty where the bytes are none of this version."""
     try:
         return _wanted.decode(data)
     except msgspec.MsgspecError:

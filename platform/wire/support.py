@@ -1,8 +1,8 @@
-"""Which fields of OpenAI's API are ignored, which are refused, and with what sentence; all others of `wire.openai` are
-honoured.
+"""The fields of OpenAI's API that are ignored or refused, and the sentence of each refusal; all others of `wire.openai`
+are honoured.
 
-Ignored is what changes nothing of the answer: labels, hints, storage. Refused is what would change it and is not there;
-a refused field is still accepted with the values that ask for nothing.
+Fields that change nothing of the answer are ignored: labels, hints, storage. Fields that would change it and are not
+implemented are refused, except with the values that have no effect.
 """
 
 from typing import Literal, NamedTuple
@@ -14,9 +14,11 @@ Verdict = Literal["honoured", "ignored", "400"]
 
 
 class Refusal(NamedTuple):
+    """Why a field is refused."""
+
     sentence: str
     accepted: tuple[object, ...] = ()
-    """Values besides null that are fine."""
+    """Values besides null that are accepted."""
 
 
 _TOOLS = "Tool and function calling is not supported"
@@ -69,7 +71,7 @@ IGNORED: dict[type, frozenset[str]] = {
 
 
 def verdict(struct: type, field: str) -> Verdict:
-    """What becomes of a declared field."""
+    """Whether a declared field is honoured, ignored or refused (400)."""
     return "ignored" if field in IGNORED[struct] else "400" if field in REFUSED[struct] else "honoured"
 
 

@@ -55,7 +55,7 @@ class SpeculationConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     """Tokens guessed ahead and verified in one step. Changes when an answer comes, never its tokens."""
 
     method: Literal["none", "ngram", "draft"] = "none"
-    """Who guesses. ngram: looks up what followed the last tokens where they stood before. draft: a smaller model."""
+    """Kind of drafter. ngram: finds what followed the last tokens where they stood before. draft: a smaller model."""
     model: str | None = None
     """Draft model of `method: draft`, written like a pool's model; it must have the same vocabulary. The pool's own is
     allowed."""
@@ -119,7 +119,7 @@ class AdapterSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Everything that a replica's engine can be told, the same for all replicas of a pool."""
+    """Settings of a replica's engine, the same for all replicas of a pool."""
 
     runner: Literal["torch", "timed", "vllm"] = "torch"
     """What computes. torch: our own engine with the model. timed: our own engine with made-up tokens in steps of a

@@ -1,8 +1,8 @@
 """A replica as Ray Serve runs it: composition root of runner, engine, token stream and index writer, in one process.
 
-No request passes through Serve: routers come to the stream's port, which they learn from the metadata. Redis is
-optional at every moment. Its life: built and probed off the event loop, healthy while the engine is, drained by the
-destructor, for which Serve waits.
+No request passes through Serve: routers connect to the stream's port, which they learn from the metadata. Redis is
+optional at every moment. A replica is built and probed off the event loop, healthy while its engine is, and drained by
+the destructor, for which Serve waits.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from penstock.base import log as logs
 from penstock.base.environment import cluster_secret, redis_url, vllm_python
 from penstock.base.pod import AFTER_GATEWAYS_S, this_pod
 from penstock.base.redis import connect
+from penstock.base.serve_options import serve_options
 from penstock.prefix.hashing import ChainHasher
 from penstock.prefix.store import IndexWriter
 from penstock.text.source import ModelSource, resolve
@@ -35,21 +36,18 @@ from penstock.workers.engine.engine import Engine, EngineLoad, Runner, StepRepor
 from penstock.workers.engine.probe import measure
 from penstock.workers.engine.timed import TimedRunner
 from penstock.workers.serving.adapters import Adapters
-from penstock.workers.serving.stream import StreamInfo, StreamServer
+from penstock.workers.serving.load import StreamInfo
+from penstock.workers.serving.stream import StreamServer
 from penstock.workers.vllm.engine import Launch, VllmEngine
-from penstock.workers.vllm.launch import find_python, launch_of
+from penstock.workers.vllm.launch import find_python, make_launch
 
 DRAIN_S = 30.0
-"""What running sequences get when the replica is to go, where nothing else is said."""
+"""Time that running sequences get to finish when the replica is to go, seconds; the default."""
 STOP_S = 10.0
-"""For what comes after the drain."""
+"""Time for the steps after the drain, seconds."""
 WRITE_EVERY_S = 0.25
-"""Block events are written to Redis in batches: a write costs more than a frame. Gateways have them from the stream
-already."""
-HEALTH_PERIOD_S = 1.0
-HEALTH_TIMEOUT_S = 10.0
-NUM_CPUS = 0.001
-"""Ray's count, for placement only: cores are divided by us, so it must never be what refuses a replica."""
+"""Time between two batches of block events that are written to Redis, seconds: a write costs more than a frame.
+Gateways have the events from the stream already."""
 
 log = logging.getLogger("penstock.replica")
 
@@ -67,37 +65,37 @@ class Replica:
         secret = cluster_secret()
         hasher = ChainHasher(secret, config.block_size)
         self._streams = StreamServer(
-            StreamInfo.of(epoch, config), self._on_events, lambda said: is_proved(said, secret, epoch)
+            StreamInfo.of(epoch, config), self._on_events, lambda hello: is_proved(hello, secret, epoch)
         )
-        started = await asyncio.to_thread(_start, model, config, hasher, self._streams.on_step)
+        started = await asyncio.to_thread(_start_engine, model, config, hasher, self._streams.on_step)
         self._engine = started.engine
         _name_engine_thread()
         self._start_writer(epoch)
         host = host or str(ray.util.get_node_ip_address())
         port = await self._streams.start(
-            self._engine, started.idle, host, adapters=_adapters(started.runner, config, adapters_folder)
+            self._engine, started.idle, host, adapters=_make_adapters(started.runner, config, adapters_folder)
         )
         self._metadata = ReplicaMetadata(
             f"{host}:{port}", epoch, pool, started.model_digest, started.max_model_len, config.block_size
         )
         self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
-        self._pod.serves()
+        self._pod.mark_ready()
         log.info("replica ready", extra=to_metadata(self._metadata))
 
     def record_replica_metadata(self) -> dict[str, Any]:
-        """Serve broadcasts it to the gateways."""
+        """The replica's address and identity, which Serve broadcasts to the gateways."""
         return to_metadata(self._metadata)
 
     async def check_health(self) -> None:
-        """Serve replaces a replica for which this raises time and again."""
+        """Raise when the replica can't serve; Serve replaces it when this raises time and again."""
         if not self._engine.is_healthy(time.monotonic()):
             raise EngineFault("The engine's thread has ended, stalls, or fails step after step.")
         if self._writing is not None and self._writing.done():
             raise EngineFault("The index writer has ended.")
 
     async def __del__(self) -> None:
-        """Serve's graceful end: refuse, drain, withdraw the index's copy, stop."""
-        self._pod.has_stopped()
+        """The end that Serve waits for: refuse new sequences, drain, withdraw the index's copy, stop."""
+        self._pod.mark_stopped()
         has_drained = await self._streams.drain(self._drain_s)
         log.info("replica drained", extra={"num_aborted": 0 if has_drained else self._streams.num_inflight})
         self._streams.stop()
@@ -108,15 +106,16 @@ class Replica:
         await asyncio.to_thread(self._engine.stop, timeout_s=STOP_S / 2)
 
     async def _leave_with_pod(self) -> None:
-        """The pod is to go: routers hear it by a load report, later than clients that gateways of the same fate leave.
-        The process stays, for Serve would put another into this pod."""
-        await self._pod.until_asked()
+        """Drain when the pod is to go. Load reports tell the routers, after the pod's gateways have told their clients.
+        The process stays, since Serve would start another one in this pod."""
+        await self._pod.wait_for_drain()
         await asyncio.sleep(AFTER_GATEWAYS_S)
         await self._streams.drain(self._drain_s)
-        self._pod.has_drained()
+        self._pod.mark_drained()
 
     def _start_writer(self, epoch: str) -> None:
-        """Without a Redis there is none, and routers have only what the streams say."""
+        """Start to write block events to Redis. Without a Redis nothing is written, and routers have the events of the
+        streams only."""
         self._unwritten: list[BlockEvents] = []
         self._writer: IndexWriter | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -143,15 +142,15 @@ class Replica:
         loop = asyncio.get_running_loop()
         found: asyncio.Future[BlockEvents] = loop.create_future()
 
-        def settle(snapshot: BlockEvents) -> None:
-            loop.call_soon_threadsafe(_settle, found, snapshot)
+        def deliver(snapshot: BlockEvents) -> None:
+            loop.call_soon_threadsafe(_set_result, found, snapshot)
 
-        self._engine.request_snapshot(settle)
+        self._engine.request_snapshot(deliver)
         return await found
 
 
 class _Probe:
-    """The engine's measurement at start, remembered: an engine that has not stepped has reported nothing."""
+    """Measures the engine's costs at start and keeps them: an engine that has not stepped has reported nothing."""
 
     costs = StepCosts()
 
@@ -174,44 +173,44 @@ def pool_app(
     `external_scaler_enabled=True`.
 
     host: where the token streams listen; None: on the address of the replica's node, for gateways elsewhere.
-    adapters_folder: of the store that the gateways share; None: no adapters are served. resource: Ray's, of which each
-    replica takes one. drain_s: what running sequences get when a replica is to go.
+    adapters_folder: the store that the gateways share; None: no adapters are served. resource: a custom resource of
+    Ray, of which each replica takes one. drain_s: time that running sequences get when a replica is to go, seconds.
     """
-    resources = {"resources": {resource: 1}} if resource is not None else {}
-    deployment = serve.deployment(
-        name=REPLICA_DEPLOYMENT,
+    options = serve_options(
+        REPLICA_DEPLOYMENT,
+        drain_s + STOP_S,
         num_replicas=num_replicas,
-        ray_actor_options={"num_cpus": NUM_CPUS}
-        | ({"num_gpus": config.num_gpus} if config.num_gpus else {})
-        | resources,
-        health_check_period_s=HEALTH_PERIOD_S,
-        health_check_timeout_s=HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=drain_s + STOP_S,
-        graceful_shutdown_wait_loop_s=0.1,
-        logging_config={"enable_access_log": False},
+        num_gpus=config.num_gpus,
+        resource=resource,
     )
+    deployment = serve.deployment(**options)
     application: serve.Application = deployment(Replica).bind(pool, model, config, host, adapters_folder, drain_s)
     return application
 
 
 class _Started(NamedTuple):
+    """An engine that serves, and what the replica reports of it."""
+
     engine: Engine | VllmEngine
     idle: EngineLoad
-    """Before the first sequence."""
+    """The engine's load before the first sequence."""
     model_digest: str
     max_model_len: int
+    """Longest sequence, prompt and output, in tokens."""
     runner: Runner | None = None
-    """What loads adapters, where the engine serves any."""
+    """Runner that loads adapters; None with vLLM, which serves none."""
 
 
-def _start(model: str, config: EngineConfig, hasher: ChainHasher, on_step: Callable[[StepReport], None]) -> _Started:
-    """The engine, serving. Blocks for seconds, with vLLM for a minute. Raises ConfigError or EngineFault."""
+def _start_engine(
+    model: str, config: EngineConfig, hasher: ChainHasher, on_step: Callable[[StepReport], None]
+) -> _Started:
+    """Start a pool's engine. Blocks for seconds, with vLLM for a minute. Raises ConfigError or EngineFault."""
     source = resolve(model)
     if config.runner == "vllm":
-        vllm = VllmEngine(_launch(source, config), config, on_step)
+        vllm = VllmEngine(_plan_launch(source, config), config, on_step)
         vllm.start()
         return _Started(vllm, vllm.load, source.digest, vllm.max_model_len)
-    runner = _load(source, config)
+    runner = _load_runner(source, config)
     probe = _Probe()
     engine = Engine(runner, config, hasher, on_step, measure_costs=probe)
     engine.start()
@@ -224,29 +223,28 @@ def _start(model: str, config: EngineConfig, hasher: ChainHasher, on_step: Calla
     )
 
 
-def _launch(source: ModelSource, config: EngineConfig) -> Launch:
+def _plan_launch(source: ModelSource, config: EngineConfig) -> Launch:
     python = find_python(config, vllm_python())
-    from penstock.workers.vllm.model import hf_folder  # torch takes seconds to import
+    from penstock.workers.vllm.model import prepare_folder  # noqa: PLC0415 (torch takes seconds to import)
 
-    return launch_of(source, str(hf_folder(source)), config, python, os.environ)
+    return make_launch(source, str(prepare_folder(source)), config, python, os.environ)
 
 
-def _load(source: ModelSource, config: EngineConfig) -> Runner:
-    """What computes the checkpoint. Blocks for seconds. Raises ConfigError."""
+def _load_runner(source: ModelSource, config: EngineConfig) -> Runner:
+    """The runner that computes the checkpoint. Blocks for seconds. Raises ConfigError."""
     if config.runner == "timed":
         runner: Runner = TimedRunner(config)
     else:
-        from penstock.workers.compute.loading import (
-            load_runner,
-        )  # torch takes seconds to import, and a timed replica never needs it
+        # a timed replica never needs torch
+        from penstock.workers.compute.loading import load_runner  # noqa: PLC0415 (torch takes seconds to import)
 
         runner = load_runner(source, config)
     log.info("model loaded", extra={"model_digest": source.digest})
     return runner
 
 
-def _adapters(runner: Runner | None, config: EngineConfig, folder: str | None) -> Adapters | None:
-    """None: this replica serves none."""
+def _make_adapters(runner: Runner | None, config: EngineConfig, folder: str | None) -> Adapters | None:
+    """The replica's adapter slots; None: it serves no adapters."""
     if runner is None or folder is None or not config.adapters.slots:
         return None
     return Adapters(
@@ -254,13 +252,14 @@ def _adapters(runner: Runner | None, config: EngineConfig, folder: str | None) -
     )
 
 
-def _settle(found: asyncio.Future[BlockEvents], snapshot: BlockEvents) -> None:
+def _set_result(found: asyncio.Future[BlockEvents], snapshot: BlockEvents) -> None:
     if not found.done():
         found.set_result(snapshot)
 
 
 def _name_engine_thread() -> None:
-    """So that `top -H` and the benchmarks can tell the engine's CPU time from the stream's."""
+    """Name the engine's thread for the kernel, so that `top -H` and the benchmarks can tell its CPU time from the
+    stream's."""
     for thread in threading.enumerate():
         if thread.name == "penstock-engine":
             Path(f"/proc/self/task/{thread.native_id}/comm").write_text("engine", encoding="ascii")

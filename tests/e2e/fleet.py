@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from penstock.autoscale.kubernetes.api import Api
 from tests.cluster import Cluster, running_cluster
 from tests.e2e.kube import Kube
+from tests.e2e.objects import open_objects
 from tests.e2e.ray_objects import account_of
 from tests.e2e.rig import beat
 
@@ -182,7 +182,7 @@ def beating(cluster: Cluster) -> Iterator[None]:
     """Nodes without a kubelet count as lost after 50 s, unless somebody renews their Leases."""
 
     async def main(folder: Path) -> None:
-        async with Api(account_of(cluster, folder)) as api:
+        async with open_objects(account_of(cluster, folder)) as api:
             await beat(api)
 
     async def ended(task: asyncio.Task[None]) -> None:

@@ -9,8 +9,8 @@ from typing import Protocol
 import redis.asyncio
 
 from penstock.autoscale.config import AutoscaleConfig
+from penstock.autoscale.kubernetes.mirror import Mirror
 from penstock.autoscale.kubernetes.resources import Pod
-from penstock.autoscale.kubernetes.watched import Watched
 from penstock.autoscale.scaler import ScaledPool
 from penstock.wire.frames import Load, StepCosts
 from penstock.wire.scaling import (
@@ -47,7 +47,7 @@ class Replica:
 class PlayedServe:
     """One application. Its own choice, on the way down, are replicas that still start, then the newest."""
 
-    pods: Watched[Pod]
+    pods: Mirror[Pod]
     target: int
     replicas: list[Replica] = field(default_factory=list)
     robbed: list[str] = field(default_factory=list)
@@ -157,7 +157,7 @@ class Gateway:
             for name in self.serve.running
         ]
         pools = [PoolReport(POOL, PoolFlow(), self.num_waiting, 30.0 if self.num_waiting else 0.0)]
-        await told(self.client, [GatewayReport("g1", self.number, pools, rows)])
+        await write_reports(self.client, [GatewayReport("g1", self.number, pools, rows)])
 
 
 @dataclass
@@ -184,11 +184,11 @@ class RecordedGateways:
         while self.next_s <= now_s:
             self.next_s += REPORT_S
             reports = self.players.reports(int(name[1:]) for name in self.serve.running)
-        await told(self.client, reports)
+        await write_reports(self.client, reports)
 
 
-async def told(client: redis.asyncio.Redis, reports: Sequence[GatewayReport]) -> None:
-    """As gateways do. Raises redis-py's errors."""
+async def write_reports(client: redis.asyncio.Redis, reports: Sequence[GatewayReport]) -> None:
+    """Writes reports as gateways do. Raises redis-py's errors."""
     async with client.pipeline(transaction=False) as pipe:
         for report in reports:
             pipe.sadd(GATEWAYS_KEY, report.gateway)

@@ -8,9 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.autoscale.kubernetes.api import Account, Api, Document, Missing
-from penstock.autoscale.kubernetes.resources import service_of
+from kubernetes.aio.client.exceptions import NotFoundException
+
+from penstock.autoscale.kubernetes.client import Account
+from penstock.autoscale.kubernetes.resources import Document, service_of
 from tests.cluster import Cluster
+from tests.e2e.objects import Objects
 
 APP = "pool-a"
 RAY_CLUSTERS = "/apis/ray.io/v1/namespaces/default/rayclusters"
@@ -89,7 +92,7 @@ def a_ray_cluster(cluster: Cluster, replicas: int) -> str:
     return name
 
 
-async def a_ray_service(cluster: Cluster, api: Api, replicas: int) -> str:
+async def a_ray_service(cluster: Cluster, api: Objects, replicas: int) -> str:
     """The name of the Ray cluster that KubeRay made for it, which counts as the active one from now on: here nobody
     answers as Ray's dashboard, so KubeRay itself would never call it ready."""
     spec = {"serveConfigV2": "applications: []", "rayClusterConfig": ray_cluster_spec(replicas)}
@@ -109,13 +112,13 @@ async def a_ray_service(cluster: Cluster, api: Api, replicas: int) -> str:
     return name
 
 
-async def made(api: Api) -> str:
+async def made(api: Objects) -> str:
     """The Ray cluster that the RayService has got."""
     async with asyncio.timeout(30):
         while True:
             name = service_of(await api.get(f"{RAY_SERVICES}/{SERVICE}")).pending
             if name is not None:
-                with suppress(Missing):
+                with suppress(NotFoundException):
                     await api.get(f"{RAY_CLUSTERS}/{name}")
                     return name
             await asyncio.sleep(0.2)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.autoscale.config import AutoscaleConfig
-from penstock.autoscale.demand import summed
+from penstock.autoscale.demand import sum_flows
 from penstock.wire.scaling import GatewayReport, PoolFlow, PoolReport, ReplicaReport
 
 RECORDING = Path(__file__).with_name("reports.jsonl.gz")
@@ -117,7 +117,7 @@ class Player:
 
     def go_on(self) -> Frame:
         frame = next(self.coming)
-        self.flow = summed((self.flow, frame.gain))
+        self.flow = sum_flows((self.flow, frame.gain))
         return frame
 
 

@@ -17,21 +17,31 @@ from random import Random
 from typing import Any, NamedTuple
 
 import msgspec
+from kubernetes.aio.client import ApiException
+from kubernetes.aio.client.exceptions import NotFoundException
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from bench.platform_process import free_port
-from penstock.autoscale.kubernetes.api import Api, ApiAway, Document, Missing
+from bench.support.platform_process import free_port
 from penstock.autoscale.kubernetes.elector import end
 from penstock.autoscale.kubernetes.lease import Times
-from penstock.autoscale.kubernetes.resources import CLUSTER_LABEL, WORKERS, Pod, RayCluster, cluster_of, pod_of
-from penstock.autoscale.kubernetes.watched import Watched
+from penstock.autoscale.kubernetes.mirror import Mirror, list_pods, list_ray
+from penstock.autoscale.kubernetes.resources import (
+    CLUSTER_LABEL,
+    WORKERS,
+    Document,
+    Pod,
+    RayCluster,
+    cluster_of,
+    pod_of,
+)
 from penstock.autoscale.scaler import ScaledPool
-from penstock.autoscale.serve_agent import Executor, serve_calls
+from penstock.autoscale.serve_agent import CallExecutor, serve_calls
 from penstock.base.redis import connect
 from tests.cluster import Cluster
+from tests.e2e.objects import Objects, open_objects
 from tests.e2e.played_serve import Gateway, Gateways, PlayedServe
-from tests.e2e.ray_objects import RAY_CLUSTERS, RBAC, SERVICE, a_ray_cluster, a_ray_service, account_of, server_of
+from tests.e2e.ray_objects import RBAC, SERVICE, a_ray_cluster, a_ray_service, account_of, server_of
 
 LEAST = 4
 """Replicas, by the autoscaler's settings."""
@@ -42,13 +52,13 @@ class Rig:
     cluster: Cluster
     name: str
     """Of the RayCluster; no other has had it."""
-    api: Api
+    api: Objects
     redis_url: str
     folder: Path
     serve: PlayedServe
     gateway: Gateways
-    clusters: Watched[RayCluster]
-    pods: Watched[Pod]
+    clusters: Mirror[RayCluster]
+    pods: Mirror[Pod]
     counts: list[int]
     """Every `replicas` that the RayCluster's group has had, in order, as a watch brought it."""
     seen: list[Document]
@@ -162,11 +172,11 @@ def page(port: int, path: str) -> tuple[int, str]:
         connection.close()
 
 
-async def beat(api: Api) -> None:
+async def beat(api: Objects) -> None:
     """The heartbeat of nodes that have no kubelet: without it they count as lost after 50 s, and all their pods as not
     ready."""
     path = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-    names = [node["metadata"]["name"] for node in (await api.find("/api/v1/nodes"))["items"]]
+    names = [node["metadata"]["name"] for node in (await api.get("/api/v1/nodes"))["items"]]
     while True:
         for name in names:
             spec = {
@@ -180,11 +190,11 @@ async def beat(api: Api) -> None:
                 "metadata": {"name": name},
                 "spec": spec,
             }
-            with suppress(ApiAway):
+            with suppress(ApiException):
                 try:
                     found = await api.get(f"{path}/{name}")
                     await api.update(f"{path}/{name}", found | {"spec": spec})
-                except Missing:
+                except NotFoundException:
                     await api.create(path, lease)
         await asyncio.sleep(5)
 
@@ -204,7 +214,7 @@ async def a_rig(
     account_of(cluster, folder / "account", cluster.kubectl("create", "token", "autoscaler").strip())
     client = connect(redis_url)
     await client.flushall()
-    async with Api(account_of(cluster, folder / "admin")) as api:
+    async with open_objects(account_of(cluster, folder / "admin")) as api:
         name = await a_ray_service(cluster, api, replicas) if is_of_service else a_ray_cluster(cluster, replicas)
         counts: list[int] = []
         seen: list[Document] = []
@@ -216,12 +226,14 @@ async def a_rig(
                 counts.append(found.groups[0].replicas)
             return found
 
-        clusters: Watched[RayCluster] = Watched(
-            api, RAY_CLUSTERS, noted, Random(1), fieldSelector=f"metadata.name={name}"
+        clusters: Mirror[RayCluster] = Mirror(
+            "rayclusters",
+            list_ray(api.client, "default", "rayclusters", field_selector=f"metadata.name={name}"),
+            noted,
+            Random(1),
         )
-        pods: Watched[Pod] = Watched(
-            api, "/api/v1/namespaces/default/pods", pod_of, Random(2), labelSelector=f"{WORKERS},{CLUSTER_LABEL}={name}"
-        )
+        selected = f"{WORKERS},{CLUSTER_LABEL}={name}"
+        pods: Mirror[Pod] = Mirror("pods", list_pods(api.client, "default", selected), pod_of, Random(2))
         serve = PlayedServe(pods, replicas)
         rig = Rig(
             cluster,
@@ -237,7 +249,7 @@ async def a_rig(
             seen,
             is_of_service,
         )
-        parts = [beat(api), clusters.run(), pods.run(), rig._play(), serve_calls(client, name, Executor(serve))]
+        parts = [beat(api), clusters.run(), pods.run(), rig._play(), serve_calls(client, name, CallExecutor(serve))]
         tasks = [asyncio.create_task(part) for part in parts]
         try:
             await until(lambda: serve.num_running == replicas, 60)

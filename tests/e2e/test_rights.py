@@ -6,6 +6,7 @@ are not there: were one allowed, nothing would happen.
 import asyncio
 import ssl
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -15,11 +16,20 @@ import httpx
 import pytest
 import yaml
 
-from penstock.autoscale.kubernetes.api import Api, Document
+from penstock.autoscale.kubernetes.client import open_client
 from penstock.autoscale.kubernetes.elector import Elector, end
 from penstock.autoscale.kubernetes.lease import Times
-from penstock.autoscale.kubernetes.resources import WORKERS, Pod, RayCluster, Service, cluster_of, pod_of, service_of
-from penstock.autoscale.kubernetes.watched import Watched
+from penstock.autoscale.kubernetes.mirror import Mirror, list_pods, list_ray
+from penstock.autoscale.kubernetes.resources import (
+    WORKERS,
+    Document,
+    Pod,
+    RayCluster,
+    Service,
+    cluster_of,
+    pod_of,
+    service_of,
+)
 from penstock.autoscale.kubernetes.workers import Workers
 from penstock.wire.serve_agent import AppPlaces
 from tests.cluster import Cluster, running_cluster
@@ -270,7 +280,8 @@ def test_it_can_be_nobody_else_and_sees_nothing_of_the_servers_inside(cluster: C
 
 
 def test_with_these_rights_it_leads_and_scales(cluster: Cluster, tmp_path: Path) -> None:
-    """Its own calls, all of them, on objects that are there."""
+    """The autoscaler's own calls, all of them, on objects that are there."""
+    calls: Counter[tuple[str, ...]] = Counter()
 
     async def main() -> None:
         token = cluster.kubectl("create", "token", LEASE, f"--namespace={NAMESPACE}").strip()
@@ -281,29 +292,28 @@ def test_with_these_rights_it_leads_and_scales(cluster: Cluster, tmp_path: Path)
             "spec": ray_cluster_spec(1),
         }
         cluster.apply(document)
-        async with Api(account_of(cluster, tmp_path / "account", token)) as api:
-            ray = f"/apis/ray.io/v1/namespaces/{NAMESPACE}"
-            services: Watched[Service] = Watched(
-                api, f"{ray}/rayservices", service_of, Random(1), fieldSelector=f"metadata.name={FULLNAME}"
+        account = account_of(cluster, tmp_path / "account", token)
+        async with open_client(account, lambda *call: calls.update([call])) as client:
+            named = list_ray(client, NAMESPACE, "rayservices", field_selector=f"metadata.name={FULLNAME}")
+            services: Mirror[Service] = Mirror("rayservices", named, service_of, Random(1))
+            clusters: Mirror[RayCluster] = Mirror(
+                "rayclusters", list_ray(client, NAMESPACE, "rayclusters"), cluster_of, Random(2)
             )
-            clusters: Watched[RayCluster] = Watched(api, f"{ray}/rayclusters", cluster_of, Random(2))
-            pods: Watched[Pod] = Watched(
-                api, f"/api/v1/namespaces/{NAMESPACE}/pods", pod_of, Random(3), labelSelector=WORKERS
-            )
-            elector = Elector(api, NAMESPACE, LEASE, "me", Times(retry_s=0.2))
+            pods: Mirror[Pod] = Mirror("pods", list_pods(client, NAMESPACE, WORKERS), pod_of, Random(3))
+            elector = Elector(client, NAMESPACE, LEASE, "me", Times(retry_s=0.2))
             tasks = [asyncio.create_task(part) for part in (services.run(), clusters.run(), pods.run(), elector.run())]
             try:
                 await until(
                     lambda: services.is_current and clusters.is_current and pods.is_current and elector.is_leader(), 30
                 )
-                await until(lambda: api.calls["update", "leases", "200"] >= 2, 30)
-                assert await Workers(api, NAMESPACE, clusters, pods, elector.is_leader).follow(
+                await until(lambda: calls["update", "leases", "200"] >= 2, 30)
+                assert await Workers(client, NAMESPACE, clusters, pods, elector.is_leader).follow(
                     "c", [AppPlaces(APP, 3, [])]
                 )
                 await until(lambda: clusters.objects["c"].groups[0].replicas == 3, 30)
             finally:
                 await end(tasks)
-            assert {key[2] for key in api.calls} == {"200"}, api.calls
+            assert {key[2] for key in calls} == {"200"}, calls
 
     asyncio.run(main())
 

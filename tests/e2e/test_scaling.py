@@ -5,16 +5,17 @@ is played; the rest is real.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from bench.platform_process import free_port
-from penstock.autoscale.kubernetes.api import Account, Api
+from bench.support.platform_process import free_port
+from penstock.autoscale.kubernetes.client import Account, open_client
+from penstock.autoscale.kubernetes.mirror import Mirror, list_ray
 from penstock.autoscale.kubernetes.resources import RayCluster, cluster_of
-from penstock.autoscale.kubernetes.watched import Watched
 from penstock.autoscale.kubernetes.workers import Workers
 from penstock.wire.serve_agent import AppPlaces
 from tests.cluster import Cluster, running_cluster
@@ -81,20 +82,28 @@ async def write_over(rig: Rig, replicas: int) -> None:
 def test_a_write_over_what_has_changed_is_refused_and_made_again(
     cluster: Cluster, redis_url: str, tmp_path: Path
 ) -> None:
+    calls: Counter[tuple[str, ...]] = Counter()
+
     async def main() -> None:
         async with (
             a_rig(cluster, redis_url, tmp_path, 1) as rig,
-            Api(Account(server_of(cluster), tmp_path / "account")) as api,
+            open_client(
+                Account(server_of(cluster), tmp_path / "account"), lambda *call: calls.update([call])
+            ) as client,
         ):
             named = f"metadata.name={rig.name}"
-            late: Watched[RayCluster] = Watched(api, RAY_CLUSTERS, cluster_of, Random(3), fieldSelector=named)
+            late: Mirror[RayCluster] = Mirror(
+                "rayclusters", list_ray(client, "default", "rayclusters", field_selector=named), cluster_of, Random(3)
+            )
             late.objects = await late.read()
             await write_over(rig, 2)
 
-            assert await Workers(api, "default", late, rig.pods, lambda: True).follow(rig.name, [AppPlaces(APP, 3, [])])
+            assert await Workers(client, "default", late, rig.pods, lambda: True).follow(
+                rig.name, [AppPlaces(APP, 3, [])]
+            )
 
-            assert api.calls["patch", "rayclusters", "422"] >= 1
-            assert api.calls["patch", "rayclusters", "200"] == 1
+            assert calls["patch", "rayclusters", "422"] >= 1
+            assert calls["patch", "rayclusters", "200"] == 1
             await until(lambda: rig.replicas == 3, 10)
 
     asyncio.run(main())

@@ -7,7 +7,7 @@ import openai
 import pytest
 import torch
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.base.errors import ConfigError
 from penstock.text.source import resolve
 from penstock.wire.frames import SamplingParams

@@ -3,7 +3,7 @@
 import asyncio
 import time
 
-from bench.platform_process import PlatformProcess
+from bench.support.platform_process import PlatformProcess
 from penstock.base.redis import connect
 from penstock.cli.state import StateDir
 from penstock.tenancy.keys import create_key
@@ -11,7 +11,7 @@ from penstock.tenancy.tenants import Settings, Tenants
 
 
 def new_key(platform: PlatformProcess, tenant: str, settings: Settings) -> str:
-    """Of a new tenant with these settings."""
+    """Create a tenant with these settings; returns a key of it."""
 
     async def create() -> str:
         async with connect(f"unix://{platform.redis_socket}") as client:

@@ -19,7 +19,7 @@ from ray import serve
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.schema import ServeDeploySchema
 
-from bench.platform_process import read_metric
+from bench.support.platform_process import read_metric
 from penstock.autoscale.remote import RemoteServe
 from penstock.base.redis import connect
 from penstock.tenancy.keys import create_key
@@ -31,7 +31,7 @@ POOL: dict[str, Any] = {
     "autoscale": {"max_replicas": 3},
     "engine": {"runner": "timed", "timed": {"base_s": 0.02, "num_blocks": 512}},
 }
-RESOURCES = {"gateway": 1, "hand": 1, "pool-played": 3}
+RESOURCES = {"gateway": 1, "serve_agent": 1, "pool-played": 3}
 """As worker groups have them, altogether."""
 
 
@@ -55,7 +55,12 @@ def config(port: int, base_s: float = 0.02) -> dict[str, Any]:
                 "args": {"pool": pool, "adapters": None, "drain_s": 20},
                 "external_scaler_enabled": True,
             },
-            {"name": "hand", "route_prefix": None, "import_path": f"{names}:hand", "args": {"config": platform}},
+            {
+                "name": "serve-agent",
+                "route_prefix": None,
+                "import_path": f"{names}:serve_agent",
+                "args": {"config": platform},
+            },
         ],
     }
 

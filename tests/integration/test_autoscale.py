@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from bench.autoscale import Watch, read_lines, steps, wrongs
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.base.environment import serve_environment
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
@@ -123,6 +123,7 @@ def long_answers(platform: PlatformProcess, num_callers: int = 2) -> Iterator[li
             stop.set()
 
 
+@pytest.mark.slow
 def test_a_pool_goes_from_one_replica_to_three_and_back_and_nothing_fails(
     tmp_path: Path, record_property: Record
 ) -> None:

@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from bench.loopback import ChatClient
-from bench.platform_process import PlatformProcess, running_platform
 from bench.prefix import CONFIG, SYSTEM_TOKENS, cached, share_a_prompt
+from bench.support.loopback import ChatClient
+from bench.support.platform_process import PlatformProcess, running_platform
 from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
@@ -113,14 +113,11 @@ async def _finishes(pending: Any) -> list[str]:
     return [choice.finish_reason async for chunk in chunks for choice in chunk.choices if choice.finish_reason]
 
 
-def test_64_concurrent_mixed_requests_all_finish(platform: PlatformProcess) -> None:
-    async def main() -> list[list[str]]:
-        async with openai.AsyncOpenAI(
-            base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=200
-        ) as client:
-            return await asyncio.gather(*(ask(client, number) for number in range(64)))
-
-    finishes = asyncio.run(main())
+async def test_64_concurrent_mixed_requests_all_finish(platform: PlatformProcess) -> None:
+    async with openai.AsyncOpenAI(
+        base_url=f"{platform.url}/v1", api_key=platform.key, max_retries=0, timeout=200
+    ) as client:
+        finishes = await asyncio.gather(*(ask(client, number) for number in range(64)))
 
     assert [len(found) for found in finishes] == [2 if number % 8 == 2 else 1 for number in range(64)]
     assert {finish for found in finishes for finish in found} <= {"stop", "length"}

@@ -103,7 +103,7 @@ class Adversary:
         return found
 
     def forget(self, seq: Sequence) -> None:
-        """It remembers nothing."""
+        """Do nothing: this drafter keeps no state."""
 
 
 DRAFTERS = ("none", "ngram", "adversary", "first layer", "oracle")
@@ -112,9 +112,10 @@ DRAFTERS = ("none", "ngram", "adversary", "first layer", "oracle")
 @cache
 def make_model(family: str, num_layers: int = 2) -> Llama:
     config = ModelConfig(
-        family=family, vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_layers=2, num_heads=6, num_kv_heads=2, head_dim=16,
-        rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False, max_position_embeddings=MAX_LEN, sliding_window=None,
-        is_tied=family == "llama", has_qkv_bias=family == "qwen2", has_o_bias=False, has_mlp_bias=False, has_qk_norm=family == "qwen3",
+        family=family, vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_layers=2, num_heads=6,
+        num_kv_heads=2, head_dim=16, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None, has_rope_factors=False,
+        max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=family == "llama",
+        has_qkv_bias=family == "qwen2", has_o_bias=False, has_mlp_bias=False, has_qk_norm=family == "qwen3",
         eos_token_ids=frozenset({3}),
     )  # fmt: skip
     generator = torch.Generator().manual_seed(5)

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(900)]
 START_S = 240.0
 GRACE_S = 60
 ANSWER_S = 4.0
-"""Of the answer under way when it is told to stop; a gateway gives 10 s."""
+"""Seconds of the answer that is under way when SIGTERM comes; a gateway gives 10 s."""
 UID = 1000
 NAMESPACE = "restricted"
 STATE = "/tmp/penstock"
@@ -36,11 +36,12 @@ RAY_HEALTH = (
     "wget --tries 1 -T 2 -q -O- http://localhost:52365/api/local_raylet_healthz | grep success && "
     "wget --tries 1 -T 2 -q -O- http://localhost:8265/api/gcs_healthz | grep success"
 )
-"""As KubeRay's probes ask."""
+"""Commands of KubeRay's probes."""
 RAY_TASK = """
 import importlib, os, ray
 ray.init(address="auto", log_to_driver=False)
-print(*ray.get(ray.remote(num_cpus=0)(lambda: (os.getuid(), importlib.import_module("penstock.workers.replica").__name__)).remote()))
+found = ray.remote(num_cpus=0)(lambda: (os.getuid(), importlib.import_module("penstock.workers.replica").__name__))
+print(*ray.get(found.remote()))
 """
 
 
@@ -91,7 +92,7 @@ def engine(image: str) -> str:
 
 @pytest.fixture(scope="module")
 def cluster(engine: str, image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """With the image on its node, and a namespace that admits nothing but restricted pods."""
+    """A cluster with the image on its node, and a namespace that admits nothing but restricted pods."""
     archive = tmp_path_factory.mktemp("archive") / "image.tar"
     with running_cluster("--nodes", "real") as found:
         _said(engine, "save", "-o", str(archive), image)
@@ -249,7 +250,8 @@ def test_no_process_of_it_is_root(running: Running) -> None:
 
 def test_nothing_but_tmp_can_be_written(running: Running) -> None:
     said = running.inside(
-        "for folder in / /opt /opt/venv /etc /usr/local $HOME; do touch $folder/x 2>/dev/null && echo $folder; done; grep ' / ' /proc/mounts | tail -n 1"
+        "for folder in / /opt /opt/venv /etc /usr/local $HOME; do touch $folder/x 2>/dev/null && echo $folder; done; "
+        "grep ' / ' /proc/mounts | tail -n 1"
     )
 
     written, root = said.splitlines()
@@ -258,7 +260,10 @@ def test_nothing_but_tmp_can_be_written(running: Running) -> None:
 
 
 def test_what_kuberay_calls_is_there_also_for_a_login_shell(running: Running) -> None:
-    look_up = "for tool in bash wget ray serve python penstock penstock-loadtest; do command -v $tool >/dev/null || echo no $tool; done"
+    look_up = (
+        "for tool in bash wget ray serve python penstock penstock-loadtest; do command -v $tool >/dev/null || echo no "
+        "$tool; done"
+    )
 
     assert running.inside(f"{look_up}; bash -lc '{look_up}'") == ""
 

@@ -19,24 +19,25 @@ from hypothesis import strategies as st
 
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
-from penstock.tenancy.limits import Limiter, LimitScript
+from penstock.tenancy.limit_script import LimitScript
+from penstock.tenancy.limits import Limiter
 from penstock.tenancy.tenants import Limits
 from penstock.tenancy.usage import UsageLog, Used, day_name, read_usage
 from penstock.tenancy.window import LimitLedger, LimitRequest, Settled, UnsettledUsage, Window
 from penstock.wire.errors import Overloaded
 
 WINDOW = Window(bucket_ms=10_000, num_buckets=6, lease_ms=200_000)
-"""Wide enough for the time that Redis itself lets its keys live to be none of the test's."""
+"""Window of most tests, so wide that no key of a test expires in Redis meanwhile."""
 TENANTS = itertools.count()
 START_MS = 1_700_000_000_003
 LIMITS = Limits(requests_per_minute=5, tokens_per_minute=100, max_parallel=3)
 
 NAMES = st.sampled_from([f"r{number}" for number in range(12)])
 AMOUNTS = st.integers(0, 60)
-ASKS = st.builds(
+REQUESTS = st.builds(
     LimitRequest,
     settled=st.lists(st.builds(Settled, NAMES, AMOUNTS), max_size=2),
-    debts=st.lists(
+    unsettled=st.lists(
         st.builds(UnsettledUsage, NAMES, st.integers(0, 90_000), st.just(1), AMOUNTS, st.just(True))
         | st.builds(UnsettledUsage, st.just(""), st.integers(0, 90_000), st.integers(1, 3), AMOUNTS, st.just(False)),
         max_size=2,
@@ -71,7 +72,7 @@ def new_tenant() -> str:
 
 
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Asks until it is: what happens is in another process, or behind a batch."""
+    """Poll until the condition holds: what happens is in another process, or behind a batch."""
     async with asyncio.timeout(10):
         while not await is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -91,60 +92,54 @@ async def gateway(client: redis.asyncio.Redis, name: str, window: Window) -> Asy
             await task
 
 
-@given(st.lists(st.tuples(st.integers(0, 40_000), ASKS), max_size=25))
+@given(st.lists(st.tuples(st.integers(0, 40_000), REQUESTS), max_size=25))
 @settings(max_examples=60, deadline=None)
 def test_the_script_does_what_the_arithmetic_says(url: str, steps: list[tuple[int, LimitRequest]]) -> None:
     async def main() -> None:
         async with connect(url) as client:
             tenant = new_tenant()
-            script, book, now_ms = LimitScript(client, WINDOW), LimitLedger(WINDOW), START_MS
-            for pause_ms, ask in steps:
+            script, ledger, now_ms = LimitScript(client, WINDOW), LimitLedger(WINDOW), START_MS
+            for pause_ms, request in steps:
                 now_ms += pause_ms
-                ask = msgspec.structs.replace(ask, now_ms=now_ms)
+                request = msgspec.structs.replace(request, now_ms=now_ms)
 
-                assert await script.apply(tenant, ask) == book.apply(ask, now_ms)
-
-    asyncio.run(main())
-
-
-def test_of_many_at_once_exactly_as_many_are_admitted_as_fit(url: str) -> None:
-    async def main() -> None:
-        async with connect(url) as client, gateway(client, "one", WINDOW) as one, gateway(client, "two", WINDOW) as two:
-            tenant, limits = new_tenant(), Limits(tokens_per_minute=1000)
-            verdicts = await asyncio.gather(
-                *((one, two)[number % 2].reserve(tenant, limits, f"r{number}", 90) for number in range(50))
-            )
-
-            assert sum(verdict.is_admitted for verdict in verdicts) == 11
-            refused = [verdict for verdict in verdicts if not verdict.is_admitted]
-            assert {verdict.limit for verdict in refused} == {"tokens"}
-            assert all(verdict.tokens == 990 for verdict in refused)
-            assert all(60_000 < (verdict.wait_ms or 0) <= 70_000 for verdict in refused)
+                assert await script.apply(tenant, request) == ledger.apply(request, now_ms)
 
     asyncio.run(main())
 
 
-def test_a_burst_beyond_all_connections_is_not_taken_for_an_outage(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with connect(url) as client, gateway(client, "one", WINDOW) as limiter:
-            tenant, limits = new_tenant(), Limits(requests_per_minute=1000)
-            verdicts = await asyncio.gather(
-                *(limiter.reserve(tenant, limits, f"r{number}", 1) for number in range(2000))
-            )
+async def test_of_many_at_once_exactly_as_many_are_admitted_as_fit(url: str) -> None:
+    async with connect(url) as client, gateway(client, "one", WINDOW) as one, gateway(client, "two", WINDOW) as two:
+        tenant, limits = new_tenant(), Limits(tokens_per_minute=1000)
+        verdicts = await asyncio.gather(
+            *((one, two)[number % 2].reserve(tenant, limits, f"r{number}", 90) for number in range(50))
+        )
 
-            assert sum(verdict.is_admitted for verdict in verdicts) == 1000
+        assert sum(verdict.is_admitted for verdict in verdicts) == 11
+        refused = [verdict for verdict in verdicts if not verdict.is_admitted]
+        assert {verdict.limit for verdict in refused} == {"tokens"}
+        assert all(verdict.tokens == 990 for verdict in refused)
+        assert all(60_000 < (verdict.wait_ms or 0) <= 70_000 for verdict in refused)
 
-    asyncio.run(main())
+
+async def test_a_burst_beyond_all_connections_is_not_taken_for_an_outage(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(url) as client, gateway(client, "one", WINDOW) as limiter:
+        tenant, limits = new_tenant(), Limits(requests_per_minute=1000)
+        verdicts = await asyncio.gather(*(limiter.reserve(tenant, limits, f"r{number}", 1) for number in range(2000)))
+
+        assert sum(verdict.is_admitted for verdict in verdicts) == 1000
     assert "limits_alone" not in caplog.text
 
 
-def test_two_gateways_never_exceed_a_limit_in_any_window_and_use_it_up(url: str) -> None:
+async def test_two_gateways_never_exceed_a_limit_in_any_window_and_use_it_up(url: str) -> None:
     window = Window(bucket_ms=50, num_buckets=10, lease_ms=5000)
     window_s, limit, tokens, used = 0.5, 400, 30, 20
     spans: list[tuple[float, float]] = []
     until = time.monotonic() + 4 * window_s
 
-    async def ask(limiter: Limiter, tenant: str, name: str) -> None:
+    async def reserve_until_the_end(limiter: Limiter, tenant: str, name: str) -> None:
         for number in itertools.count():
             begun = time.monotonic()
             if begun > until:
@@ -155,12 +150,11 @@ def test_two_gateways_never_exceed_a_limit_in_any_window_and_use_it_up(url: str)
                 limiter.settle(tenant, f"{name}-{number}", used)
             await asyncio.sleep(0.01)
 
-    async def main() -> None:
-        tenant = new_tenant()
-        async with connect(url) as client, gateway(client, "one", window) as one, gateway(client, "two", window) as two:
-            await asyncio.gather(*(ask((one, two)[number % 2], tenant, f"c{number}") for number in range(20)))
-
-    asyncio.run(main())
+    tenant = new_tenant()
+    async with connect(url) as client, gateway(client, "one", window) as one, gateway(client, "two", window) as two:
+        await asyncio.gather(
+            *(reserve_until_the_end((one, two)[number % 2], tenant, f"c{number}") for number in range(20))
+        )
     spans.sort()
     for begun, _ in spans:
         inside = [span for span in spans if span[0] >= begun and span[1] <= begun + window_s]
@@ -168,147 +162,125 @@ def test_two_gateways_never_exceed_a_limit_in_any_window_and_use_it_up(url: str)
     assert len(spans) * used >= 2.5 * limit, "what is not used is given to others, window after window"
 
 
-def test_a_request_at_the_same_gateway_finds_what_the_one_before_it_gave_back(url: str) -> None:
-    async def main() -> None:
-        async with connect(url) as client, gateway(client, "one", WINDOW) as limiter:
-            tenant, limits = new_tenant(), Limits(max_parallel=1, tokens_per_minute=100)
-            for number in range(20):
-                assert (await limiter.reserve(tenant, limits, f"r{number}", 80)).is_admitted
-                limiter.settle(tenant, f"r{number}", 1)
-
-    asyncio.run(main())
+async def test_a_request_at_the_same_gateway_finds_what_the_one_before_it_gave_back(url: str) -> None:
+    async with connect(url) as client, gateway(client, "one", WINDOW) as limiter:
+        tenant, limits = new_tenant(), Limits(max_parallel=1, tokens_per_minute=100)
+        for number in range(20):
+            assert (await limiter.reserve(tenant, limits, f"r{number}", 80)).is_admitted
+            limiter.settle(tenant, f"r{number}", 1)
 
 
-def test_a_caller_that_leaves_while_it_asks_holds_nothing(url: str) -> None:
-    async def main() -> None:
-        async with connect(url) as client, gateway(client, "one", WINDOW) as limiter:
-            tenant, limits = new_tenant(), Limits(max_parallel=1)
-            leaving = asyncio.create_task(limiter.reserve(tenant, limits, "a", 80))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            leaving.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await leaving
+async def test_a_caller_that_leaves_while_it_asks_holds_nothing(url: str) -> None:
+    async with connect(url) as client, gateway(client, "one", WINDOW) as limiter:
+        tenant, limits = new_tenant(), Limits(max_parallel=1)
+        leaving = asyncio.create_task(limiter.reserve(tenant, limits, "a", 80))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+
+        async def is_admitted() -> bool:
+            return (await limiter.reserve(tenant, limits, "b", 80)).is_admitted
+
+        await until(is_admitted)
+
+
+async def test_a_dead_gateways_requests_stop_counting_as_running_when_their_lease_is_over(url: str) -> None:
+    window = Window(bucket_ms=100, num_buckets=20, lease_ms=300)
+    tenant, limits = new_tenant(), Limits(max_parallel=1, tokens_per_minute=100)
+    async with connect(url) as client:
+        script = LimitScript(client, window)
+        assert (await script.apply(tenant, LimitRequest(id="dead", tokens=60, limits=limits))).is_admitted
+        async with gateway(client, "one", window) as limiter:
 
             async def is_admitted() -> bool:
-                return (await limiter.reserve(tenant, limits, "b", 80)).is_admitted
+                return (await limiter.reserve(tenant, limits, "next", 40)).is_admitted
 
+            begun = time.monotonic()
             await until(is_admitted)
-
-    asyncio.run(main())
-
-
-def test_a_dead_gateways_requests_stop_counting_as_running_when_their_lease_is_over(url: str) -> None:
-    window = Window(bucket_ms=100, num_buckets=20, lease_ms=300)
-
-    async def main() -> None:
-        tenant, limits = new_tenant(), Limits(max_parallel=1, tokens_per_minute=100)
-        async with connect(url) as client:
-            script = LimitScript(client, window)
-            assert (await script.apply(tenant, LimitRequest(id="dead", tokens=60, limits=limits))).is_admitted
-            async with gateway(client, "one", window) as limiter:
-
-                async def is_admitted() -> bool:
-                    return (await limiter.reserve(tenant, limits, "next", 40)).is_admitted
-
-                begun = time.monotonic()
-                await until(is_admitted)
-                assert time.monotonic() - begun > 0.2
-                assert (await limiter.reserve(tenant, Limits(tokens_per_minute=100), "more", 1)).limit == "tokens", (
-                    "but all it reserved stays charged"
-                )
-
-    asyncio.run(main())
+            assert time.monotonic() - begun > 0.2
+            assert (await limiter.reserve(tenant, Limits(tokens_per_minute=100), "more", 1)).limit == "tokens", (
+                "but all it reserved stays charged"
+            )
 
 
-def test_while_redis_is_away_one_gateway_goes_on_within_the_limit_and_charges_it_afterwards(tmp_path: Path) -> None:
-    async def main() -> None:
-        limits = Limits(tokens_per_minute=100)
-        with running_redis(tmp_path) as server:
-            async with connect(server.url) as client, gateway(client, "one", WINDOW) as limiter:
-                assert (await limiter.reserve("acme", limits, "before", 40)).is_admitted
-                assert server.pid is not None
-                os.kill(server.pid, signal.SIGSTOP)  # away, and not coming back by itself
-                try:
-                    meanwhile = await limiter.reserve("acme", limits, "meanwhile", 50)
-                    refused = await limiter.reserve("acme", limits, "too much", 20)
-                finally:
-                    os.kill(server.pid, signal.SIGCONT)
-                limiter.settle("acme", "meanwhile", 30)
+async def test_while_redis_is_away_one_gateway_goes_on_within_the_limit_and_charges_it_afterwards(
+    tmp_path: Path,
+) -> None:
+    limits = Limits(tokens_per_minute=100)
+    with running_redis(tmp_path) as server:
+        async with connect(server.url) as client, gateway(client, "one", WINDOW) as limiter:
+            assert (await limiter.reserve("acme", limits, "before", 40)).is_admitted
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGSTOP)  # away, and not coming back by itself
+            try:
+                meanwhile = await limiter.reserve("acme", limits, "meanwhile", 50)
+                refused = await limiter.reserve("acme", limits, "too much", 20)
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            limiter.settle("acme", "meanwhile", 30)
 
-                assert meanwhile.is_admitted
-                assert (refused.is_admitted, refused.limit, refused.tokens) == (False, "tokens", 90)
-                script = LimitScript(client, WINDOW)
+            assert meanwhile.is_admitted
+            assert (refused.is_admitted, refused.limit, refused.tokens) == (False, "tokens", 90)
+            script = LimitScript(client, WINDOW)
 
-                async def is_charged() -> bool:
-                    status = await script.apply("acme", LimitRequest())
-                    # the request that Redis did not answer may count twice as a request, its tokens count once
-                    return (status.parallel, status.tokens) == (1, 70) and status.requests >= 2
+            async def is_charged() -> bool:
+                status = await script.apply("acme", LimitRequest())
+                # the request that Redis did not answer may count twice as a request, its tokens count once
+                return (status.parallel, status.tokens) == (1, 70) and status.requests >= 2
 
-                await until(is_charged)
-
-    asyncio.run(main())
-
-
-def test_while_redis_is_away_each_of_two_gateways_has_half_of_the_limit(tmp_path: Path) -> None:
-    async def main() -> None:
-        limits = Limits(requests_per_minute=5)
-        with running_redis(tmp_path) as server:
-            async with (
-                connect(server.url) as client,
-                gateway(client, "one", WINDOW),
-                gateway(client, "two", WINDOW) as two,
-            ):
-                assert two.num_gateways == 2
-                server.stop()
-                verdicts = [await two.reserve("acme", limits, f"r{number}", 1) for number in range(5)]
-
-                assert [verdict.is_admitted for verdict in verdicts] == [True, True, False, False, False]
-
-    asyncio.run(main())
+            await until(is_charged)
 
 
-def test_a_gateway_that_never_met_redis_refuses_rather_than_guess(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with connect(f"unix://{tmp_path}/nobody.sock") as client:
-            limiter = Limiter(client, "one", WINDOW)
-            for _ in range(2):
-                with pytest.raises(Overloaded):
-                    await limiter.reserve("acme", Limits(requests_per_minute=5), "a", 1)
+async def test_while_redis_is_away_each_of_two_gateways_has_half_of_the_limit(tmp_path: Path) -> None:
+    limits = Limits(requests_per_minute=5)
+    with running_redis(tmp_path) as server:
+        async with (
+            connect(server.url) as client,
+            gateway(client, "one", WINDOW),
+            gateway(client, "two", WINDOW) as two,
+        ):
+            assert two.num_gateways == 2
+            server.stop()
+            verdicts = [await two.reserve("acme", limits, f"r{number}", 1) for number in range(5)]
 
-    asyncio.run(main())
+            assert [verdict.is_admitted for verdict in verdicts] == [True, True, False, False, False]
 
 
-def test_usage_is_counted_once_whatever_gets_lost_and_kept_while_redis_is_away(tmp_path: Path) -> None:
+async def test_a_gateway_that_never_met_redis_refuses_rather_than_guess(tmp_path: Path) -> None:
+    async with connect(f"unix://{tmp_path}/nobody.sock") as client:
+        limiter = Limiter(client, "one", WINDOW)
+        for _ in range(2):
+            with pytest.raises(Overloaded):
+                await limiter.reserve("acme", Limits(requests_per_minute=5), "a", 1)
+
+
+async def test_usage_is_counted_once_whatever_gets_lost_and_kept_while_redis_is_away(tmp_path: Path) -> None:
     now = [20_000 * 86400.0]
 
-    async def main() -> None:
-        with running_redis(tmp_path) as server:
-            async with connect(server.url) as client:
-                usage = UsageLog(client, "one", now=lambda: now[0])
-                usage.add("acme", "demo", "", Used(1, 10, 0, 5))
-                usage.add("acme", "demo", "", Used(1, 10, 8, 7))
-                usage.add("acme", "demo", "lora", Used(1, 1, 0, 1))
-                usage.add("other", "demo", "", Used(1, 2, 0, 3))
-                assert await usage.flush()
+    with running_redis(tmp_path) as server:
+        async with connect(server.url) as client:
+            usage = UsageLog(client, "one", now=lambda: now[0])
+            usage.add("acme", "demo", "", Used(1, 10, 0, 5))
+            usage.add("acme", "demo", "", Used(1, 10, 8, 7))
+            usage.add("acme", "demo", "lora", Used(1, 1, 0, 1))
+            usage.add("other", "demo", "", Used(1, 2, 0, 3))
+            assert await usage.flush()
 
-                assert server.pid is not None
-                os.kill(server.pid, signal.SIGSTOP)
-                usage.add("acme", "demo", "", Used(1, 100, 0, 50))
-                assert not await usage.flush()  # Redis has it in its socket, and will do it; nobody knows
-                now[0] += 86400
-                usage.add("acme", "demo", "", Used(1, 1000, 0, 500))
-                os.kill(server.pid, signal.SIGCONT)
-                await until(usage.flush)
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGSTOP)
+            usage.add("acme", "demo", "", Used(1, 100, 0, 50))
+            assert not await usage.flush()  # Redis has it in its socket, and will do it; nobody knows
+            now[0] += 86400
+            usage.add("acme", "demo", "", Used(1, 1000, 0, 500))
+            os.kill(server.pid, signal.SIGCONT)
+            await until(usage.flush)
 
-                rows = await read_usage(client, "acme", [day_name(20_000), day_name(20_001)])
-                assert [(row.day, row.model, row.adapter, tuple(row.used)) for row in rows] == [
-                    ("2024-10-04", "demo", "", (3, 120, 8, 62)),
-                    ("2024-10-04", "demo", "lora", (1, 1, 0, 1)),
-                    ("2024-10-05", "demo", "", (1, 1000, 0, 500)),
-                ]
-                assert [tuple(row.used) for row in await read_usage(client, "other", [day_name(20_000)])] == [
-                    (1, 2, 0, 3)
-                ]
-
-    asyncio.run(main())
+            rows = await read_usage(client, "acme", [day_name(20_000), day_name(20_001)])
+            assert [(row.day, row.model, row.adapter, tuple(row.used)) for row in rows] == [
+                ("2024-10-04", "demo", "", (3, 120, 8, 62)),
+                ("2024-10-04", "demo", "lora", (1, 1, 0, 1)),
+                ("2024-10-05", "demo", "", (1, 1000, 0, 500)),
+            ]
+            assert [tuple(row.used) for row in await read_usage(client, "other", [day_name(20_000)])] == [(1, 2, 0, 3)]

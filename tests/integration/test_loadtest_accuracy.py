@@ -7,7 +7,7 @@ time.
 
 import pytest
 
-from bench.accuracy import BEHAVIOUR, Measured, measure_accuracy, scenario, stalled
+from bench.support.accuracy import BEHAVIOUR, Measured, measure_accuracy, scenario, stalled
 from penstock_loadtest.fake.behaviour import Behaviour
 
 RUNS = 3

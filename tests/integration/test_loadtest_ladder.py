@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock_loadtest.client.destination import reach
+from penstock_loadtest.client.destination import find_destination
 from penstock_loadtest.client.target import Target
 from penstock_loadtest.fake.behaviour import Behaviour
 from penstock_loadtest.fake.process import fake_server_process
@@ -25,7 +25,7 @@ from penstock_loadtest.scenario import Arrivals, Kind, Lengths, Prompts, Scenari
 from penstock_loadtest.studies.compare import Contender, run_comparison
 from penstock_loadtest.studies.ladder import Pace, run_ladder
 from penstock_loadtest.studies.overhead import Load, Meter, run_overhead
-from penstock_loadtest.studies.process_tree import tree_cpu_s
+from penstock_loadtest.studies.process_tree import read_tree_cpu_s
 
 TOKENS = 8
 SLOTS, TTFT_S, GAP_S = 4, 0.041, 0.010
@@ -43,7 +43,7 @@ STEADY = Scenario(
 
 
 def target(url: str) -> Target:
-    return reach(STEADY, url, None, {})
+    return find_destination(STEADY, url, None, {})
 
 
 def test_the_knee_of_a_server_with_a_known_capacity_is_found(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_the_cost_of_a_process_is_read_while_it_serves(tmp_path: Path) -> None:
     load = Load(lengths=[4, 64], concurrencies=[4], requests=16, prompt_tokens=8, rounds=1)
     quick = Behaviour(ttft_s=Lengths(constant=0.002), gap_s=Lengths(constant=0.002))
     with fake_server_process(quick) as platform, fake_server_process(quick) as engine:
-        meter = Meter(lambda: tree_cpu_s([platform.pid]))
+        meter = Meter(lambda: read_tree_cpu_s([platform.pid]))
         targets: dict[Way, Target] = {"platform": target(platform.url), "direct": target(engine.url)}
         found = run_overhead(targets, load, meter, tmp_path, console=None)
 

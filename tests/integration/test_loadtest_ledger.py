@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock_loadtest.client.destination import reach
+from penstock_loadtest.client.destination import find_destination
 from penstock_loadtest.fake.behaviour import Behaviour, Fault, FaultKind, Shedding
 from penstock_loadtest.fake.process import fake_server_process
 from penstock_loadtest.results import ledger as entries
@@ -19,7 +19,9 @@ KIND = Kind(prompts=Prompts(tokens=Lengths(constant=8)), output_tokens=Lengths(c
 
 def ledger(folder: Path, behaviour: Behaviour, scenario: Scenario) -> Ledger:
     with fake_server_process(behaviour) as fake:
-        return measure(scenario, reach(scenario, fake.url, None, {}), folder, console=None, plots=False).ledger
+        return measure(
+            scenario, find_destination(scenario, fake.url, None, {}), folder, console=None, plots=False
+        ).ledger
 
 
 def load(requests: int, *, repeat: int = 0, cancel: Cancel | None = None) -> Scenario:

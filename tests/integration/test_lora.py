@@ -19,7 +19,7 @@ import pytest
 import torch
 import transformers
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
 from penstock.adapters.registry import Adapter, Registry
 from penstock.adapters.store import digest_of
@@ -44,7 +44,8 @@ pools:
   - name: demo
     served_names: [demo]
     replicas: 2
-    engine: {{dtype: float32, threads: 1, kv_memory_bytes: 67108864, max_num_seqs: 32, adapters: {{slots: 3, max_rank: 16}}}}
+    engine: {{dtype: float32, threads: 1, kv_memory_bytes: 67108864, max_num_seqs: 32, \
+adapters: {{slots: 3, max_rank: 16}}}}
 """
 STREAM_TOKENS = 64
 """Many times what a stream says while an adapter comes and another one goes."""
@@ -163,6 +164,7 @@ def _torch_threads() -> Iterator[None]:
     torch.set_num_threads(count)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_torch_threads")
 def test_two_adapters_and_the_base_in_one_batch_have_the_logits_of_peft(
     oracle: tuple[Any, Path], record_property: Callable[[str, object], None]
@@ -213,7 +215,7 @@ def test_two_adapters_and_the_base_in_one_batch_have_the_logits_of_peft(
     assert (expected[0] - base).abs().max() > 0.5, "the adapter moves nothing, so nothing was compared"
 
 
-def test_two_tenants_adapters_and_the_base_answer_side_by_side_as_peft_does(
+async def test_two_tenants_adapters_and_the_base_answer_side_by_side_as_peft_does(
     tenants: Tenants, oracle: tuple[Any, Path]
 ) -> None:
     first, second = tenants.upload("acme", "tone", "a"), tenants.upload("other", "tone", "b", base_model="demo")
@@ -225,10 +227,7 @@ def test_two_tenants_adapters_and_the_base_answer_side_by_side_as_peft_does(
     prompt = load_tokenizer(resolve("demo")).encode(PROMPT, add_special=True)
     asks = [("acme", "tone", "a"), ("other", "tone", "b"), ("acme", "demo", None), ("other", "demo:tone", "b")]
 
-    async def all_at_once() -> list[dict[str, Any]]:
-        return await asyncio.gather(*(asyncio.to_thread(tenants.answer, tenant, model) for tenant, model, _ in asks))
-
-    answers = asyncio.run(all_at_once())
+    answers = await asyncio.gather(*(asyncio.to_thread(tenants.answer, tenant, model) for tenant, model, _ in asks))
 
     texts = []
     for (_, model, adapter), answer in zip(asks, answers, strict=True):
@@ -272,7 +271,8 @@ def test_a_tenants_adapters_are_listed_for_it_and_do_not_exist_for_another(tenan
         }
 
 
-def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: Tenants) -> None:
+@pytest.mark.slow
+async def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: Tenants) -> None:
     """A third one is loaded and used beside the two that run; a deleted one ends for new requests at once, not for its
     streams."""
     for tenant, name, which in (("acme", "kept", "a"), ("other", "kept", "b")):
@@ -295,41 +295,38 @@ def test_adapters_come_and_go_under_eight_streams_and_none_fails(tenants: Tenant
             num_tokens = chunk.usage.completion_tokens if chunk.usage is not None else num_tokens + 1
         return num_tokens
 
-    async def main() -> tuple[list[int], list[int], list[int]]:
-        started: asyncio.Queue[str] = asyncio.Queue()
-        async with tenants.openai("acme") as acme, tenants.openai("other") as other:
-            asks = [
-                (acme, "kept"),
-                (other, "kept"),
-                (acme, "demo"),
-                (acme, "tone"),
-                (other, "demo"),
-                (other, "tone"),
-                (acme, "kept"),
-                (other, "kept"),
-            ]
-            streams = [asyncio.create_task(stream(client, model, started)) for client, model in asks]
-            async with asyncio.timeout(60):
-                for _ in asks:
-                    await started.get()
-            running = []
-            uploaded = await asyncio.to_thread(tenants.upload, "acme", "late", "c")
+    started: asyncio.Queue[str] = asyncio.Queue()
+    async with tenants.openai("acme") as acme, tenants.openai("other") as other:
+        asks = [
+            (acme, "kept"),
+            (other, "kept"),
+            (acme, "demo"),
+            (acme, "tone"),
+            (other, "demo"),
+            (other, "tone"),
+            (acme, "kept"),
+            (other, "kept"),
+        ]
+        streams = [asyncio.create_task(stream(client, model, started)) for client, model in asks]
+        async with asyncio.timeout(60):
+            for _ in asks:
+                await started.get()
+        running = []
+        uploaded = await asyncio.to_thread(tenants.upload, "acme", "late", "c")
+        running.append(sum(not task.done() for task in streams))
+        with tenants.client("acme") as client:
+            deleted = await asyncio.to_thread(client.delete, "/v1/adapters/kept")
             running.append(sum(not task.done() for task in streams))
-            with tenants.client("acme") as client:
-                deleted = await asyncio.to_thread(client.delete, "/v1/adapters/kept")
-                running.append(sum(not task.done() for task in streams))
-                gone = await asyncio.to_thread(client.post, "/v1/completions", json={"model": "kept", "prompt": "x"})
-                used = await asyncio.to_thread(tenants.answer, "acme", "late", 4)
-                statuses = [
-                    uploaded.status_code,
-                    deleted.status_code,
-                    gone.status_code,
-                    len(used["choices"][0]["token_ids"]),
-                ]
-                statuses.append((await asyncio.to_thread(client.delete, "/v1/adapters/late")).status_code)
-            return await asyncio.gather(*streams), statuses, running
-
-    num_tokens, statuses, running = asyncio.run(main())
+            gone = await asyncio.to_thread(client.post, "/v1/completions", json={"model": "kept", "prompt": "x"})
+            used = await asyncio.to_thread(tenants.answer, "acme", "late", 4)
+            statuses = [
+                uploaded.status_code,
+                deleted.status_code,
+                gone.status_code,
+                len(used["choices"][0]["token_ids"]),
+            ]
+            statuses.append((await asyncio.to_thread(client.delete, "/v1/adapters/late")).status_code)
+        num_tokens = await asyncio.gather(*streams)
 
     assert running == [8, 8], "a load and a deletion under streams that all run"
     assert statuses == [201, 200, 404, 4, 200]
@@ -420,46 +417,43 @@ def server(tmp_path: Path, socket_dir: Path) -> Iterator[EmbeddedRedis]:
     embedded.stop()
 
 
-def test_the_registry_keeps_tenants_apart_counts_versions_and_outlives_redis_for_what_it_knows(
+async def test_the_registry_keeps_tenants_apart_counts_versions_and_outlives_redis_for_what_it_knows(
     server: EmbeddedRedis,
 ) -> None:
     def adapter(digest: str) -> Adapter:
         return Adapter(digest, "demo", "m" * 32, 8, ("q_proj",), 100, 1)
 
-    async def main() -> None:
-        async with connect(server.url) as client:
-            registry, elsewhere = Registry(client, max_per_tenant=2), Registry(client, max_per_tenant=2)
-            put = [(await registry.put("acme", "a", adapter(digest))).version for digest in ("d1", "d1", "d2", "d1")]
-            await registry.put("acme", "b", adapter("d3"))
-            await registry.put("other", "a", adapter("d1"))
-            with pytest.raises(InvalidRequest, match="2 adapters already"):
-                await registry.put("acme", "c", adapter("d4"))
-            with pytest.raises(InvalidRequest, match="name is 1 to 64"):
-                await registry.put("acme", "no name", adapter("d4"))
+    async with connect(server.url) as client:
+        registry, elsewhere = Registry(client, max_per_tenant=2), Registry(client, max_per_tenant=2)
+        put = [(await registry.put("acme", "a", adapter(digest))).version for digest in ("d1", "d1", "d2", "d1")]
+        await registry.put("acme", "b", adapter("d3"))
+        await registry.put("other", "a", adapter("d1"))
+        with pytest.raises(InvalidRequest, match="2 adapters already"):
+            await registry.put("acme", "c", adapter("d4"))
+        with pytest.raises(InvalidRequest, match="name is 1 to 64"):
+            await registry.put("acme", "no name", adapter("d4"))
 
-            assert put == [1, 2 - 1, 2, 3]
-            assert {
-                name: (found.adapter.digest, found.version) for name, found in (await registry.all("acme")).items()
-            } == {"a": ("d1", 3), "b": ("d3", 1)}
-            assert await registry.owned_digests() == {"d1", "d3"}
-            assert await registry.get("other", "b") is None
-            assert await elsewhere.get("acme", "a") == await registry.get("acme", "a"), "another gateway knows at once"
-            removed = await registry.remove("acme", "a")
-            assert removed is not None
-            assert removed.version == 3
-            assert await registry.get("acme", "a") is None
-            assert await elsewhere.get("acme", "a") is None
-            assert await registry.remove("acme", "a") is None
-            assert (await registry.put("acme", "a", adapter("d1"))).version == 4
-            known = await registry.get("other", "a")
-            server.stop()
+        assert put == [1, 2 - 1, 2, 3]
+        assert {
+            name: (found.adapter.digest, found.version) for name, found in (await registry.all("acme")).items()
+        } == {"a": ("d1", 3), "b": ("d3", 1)}
+        assert await registry.owned_digests() == {"d1", "d3"}
+        assert await registry.get("other", "b") is None
+        assert await elsewhere.get("acme", "a") == await registry.get("acme", "a"), "another gateway knows at once"
+        removed = await registry.remove("acme", "a")
+        assert removed is not None
+        assert removed.version == 3
+        assert await registry.get("acme", "a") is None
+        assert await elsewhere.get("acme", "a") is None
+        assert await registry.remove("acme", "a") is None
+        assert (await registry.put("acme", "a", adapter("d1"))).version == 4
+        known = await registry.get("other", "a")
+        server.stop()
 
-            with pytest.raises(Overloaded):
-                await registry.remove("other", "a")
-            assert await registry.get("other", "a") == known, "what could not be deleted is still there"
-            with pytest.raises(Overloaded):
-                await registry.get("acme", "never-asked")
-            with pytest.raises(Overloaded):
-                await registry.all("acme")
-
-    asyncio.run(main())
+        with pytest.raises(Overloaded):
+            await registry.remove("other", "a")
+        assert await registry.get("other", "a") == known, "what could not be deleted is still there"
+        with pytest.raises(Overloaded):
+            await registry.get("acme", "never-asked")
+        with pytest.raises(Overloaded):
+            await registry.all("acme")

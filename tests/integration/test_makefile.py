@@ -1,4 +1,4 @@
-"""What `make` would do, by its own account (`make -n`): a second start installs nothing, a changed list of packages
+"""The actions of `make`, by its own account (`make -n`): a second start installs nothing, a changed list of packages
 does."""
 
 import os
@@ -13,7 +13,7 @@ MAKEFILE = Path(__file__).resolve().parents[2] / "Makefile"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """As `make test` leaves it: everything is installed, and the stamps say so."""
+    """A checkout as `make test` leaves it: everything is installed, and the stamps say so."""
     shutil.copy(MAKEFILE, tmp_path)
     (tmp_path / ".venv").mkdir()
     for second, name in enumerate(
@@ -33,7 +33,7 @@ def plan(checkout: Path, target: str) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("target", ["up", "loadtest", "test", "check", "bench-prefix"])
+@pytest.mark.parametrize("target", ["up", "loadtest", "test", "test-slow", "check", "docs", "bench-prefix"])
 def test_what_is_installed_is_not_installed_again(checkout: Path, target: str) -> None:
     planned = plan(checkout, target)
 

@@ -23,6 +23,8 @@ from bench.parity import (
 from penstock.text.source import ModelSource, resolve
 from penstock.workers.config import EngineConfig
 
+pytestmark = pytest.mark.slow
+
 NEW_TOKENS = 24
 TEXTS = [
     "What is the capital of France?",

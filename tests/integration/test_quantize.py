@@ -10,9 +10,9 @@ from typing import NamedTuple
 import openai
 import pytest
 
-from bench.platform_process import penstock, running_platform
+from bench.support.platform_process import penstock, running_platform
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(400)]
 
 CONFIG = """
 gateway: {{port: {port}}}
@@ -37,7 +37,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     folder = tmp_path_factory.mktemp("awq")
     calibration, evaluation = folder / "calibration.txt", folder / "evaluation.txt"
     calibration.write_text(
-        "".join((ROOT / name).read_text(encoding="utf-8")[:8000] for name in ("README.md", "CONTRIBUTING.md")),
+        "".join(
+            (ROOT / name).read_text(encoding="utf-8")[:8000] for name in ("README.md", "docs/decisions/kernels.md")
+        ),
         encoding="utf-8",
     )
     evaluation.write_text((ROOT / "docs" / "openai-api.md").read_text(encoding="utf-8")[:6000], encoding="utf-8")

@@ -15,9 +15,9 @@ import httpx
 import psutil
 import pytest
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.platform, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CONFIG = """
 gateway: {{port: {port}}}

@@ -16,8 +16,8 @@ import psutil
 import pytest
 import redis
 
-from bench.cpu import descendants
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.cpu import descendants
+from bench.support.platform_process import PlatformProcess, running_platform
 from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 CONFIG = """
 gateway: {{port: {port}}}
 pools:
-- {{name: timed, served_names: [timed], replicas: 2, engine: {{runner: timed, timed: {{base_s: 0.01, kv_token_s: 0.00002}}}}}}
+- {{name: timed, served_names: [timed], replicas: 2, \
+engine: {{runner: timed, timed: {{base_s: 0.01, kv_token_s: 0.00002}}}}}}
 """
 SLOW_CONTEXT, SLOW_STEP_S = 7500, 0.16
 """Tokens of a context so long that a step takes that many seconds: 0.01 and 0.00002 a token."""
@@ -96,7 +97,7 @@ def token_ids(answer: dict[str, Any]) -> list[int]:
 
 
 def num_replicas(platform: PlatformProcess) -> int:
-    """That the gateway is connected to; 0 also while it does not answer."""
+    """Number of replicas that the gateway is connected to; 0 also while it does not answer."""
     try:
         return int(platform.metric("penstock_replicas"))
     except httpx.TransportError:

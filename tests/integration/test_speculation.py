@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from bench.platform_process import running_platform
 from bench.speculation import Run, request, run_in_turn
+from bench.support.platform_process import running_platform
 from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
@@ -71,7 +71,7 @@ def engine_config(method: str) -> EngineConfig:
 
 @functools.cache
 def demo_runner() -> TorchRunner:
-    """It looks up where the scheduler has places for drafts."""
+    """A runner of the demo model that looks up n-grams where the scheduler has places for drafts."""
     return load_runner(resolve("demo"), engine_config("ngram"))
 
 
@@ -96,7 +96,7 @@ def engine_answers(method: str) -> Answers:
 
 @pytest.fixture(scope="module")
 def drafted(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """By the draft model, through the platform."""
+    """Answers with the draft model, through the platform."""
     with running_platform(tmp_path_factory.mktemp("platform"), CONFIG) as platform:
         return run_in_turn(platform, ("draft",), BODIES, STREAMS, REQUESTS)["draft"]
 
@@ -114,10 +114,12 @@ def test_seeded_and_greedy_answers_are_the_same_with_look_up_as_without(
     )
 
 
+@pytest.mark.slow
 def test_seeded_and_greedy_answers_of_the_platform_are_the_same_with_a_draft_model(drafted: Run) -> None:
     assert drafted.token_ids == engine_answers("none").token_ids
 
 
+@pytest.mark.slow
 def test_accepted_drafts_are_counted_on_metrics(drafted: Run, record_property: Callable[[str, object], None]) -> None:
     record_property("drafted_and_accepted", list(drafted.counts))
 

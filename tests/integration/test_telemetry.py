@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.base import telemetry as names
 from penstock.base.metrics import TABLE
 from penstock.tenancy.tenants import Limits, Settings
@@ -46,11 +46,12 @@ pools:
       speculation: {{{{method: ngram}}}}
       timed: {{{{base_s: 0.02}}}}
 providers:
-  - {{{{name: far, base_url: "{endpoint}/v1", model: large, served_names: [either], ttft_s: 0.05, input_price: 1.0, output_price: 2.0}}}}
+  - {{{{name: far, base_url: "{endpoint}/v1", model: large, served_names: [either], \
+ttft_s: 0.05, input_price: 1.0, output_price: 2.0}}}}
 """
 PROMPT = "Where does the quokka-zanzibar-heliotrope live?"
 SKEW_S = 0.005
-"""Between two readings of the same machine's clocks."""
+"""Largest difference allowed between two readings of the same machine's clocks."""
 WITHIN_S = 20.0
 REPORT_S = 3.0
 """Ample for a replica's load and a batch of spans."""
@@ -58,15 +59,20 @@ ELSEWHERE = {
     # a TCP stream loses no block event
     "penstock_index_gaps_total": "unit/router/replicas/test_fleet.py::test_a_gap_asks_once_for_a_snapshot",
     # loopback takes megabytes before a writer must wait
-    "penstock_slow_clients_total": "unit/router/dispatch/test_dispatcher.py::test_a_reader_that_is_too_slow_loses_its_sequence_but_not_what_has_come",
+    "penstock_slow_clients_total": (
+        "unit/router/dispatch/test_dispatcher.py"
+        "::test_a_reader_that_is_too_slow_loses_its_sequence_but_not_what_has_come"
+    ),
     # only an autoscaler in Kubernetes has them, on a page of its own
     "penstock_autoscaler_is_leader": "unit/autoscale/kubernetes/test_pages.py::test_the_metrics_say_who_leads",
-    "penstock_kubernetes_calls_total": "unit/autoscale/kubernetes/test_api.py::test_every_call_counts_by_verb_resource_and_status",
+    "penstock_kubernetes_calls_total": (
+        "unit/autoscale/kubernetes/test_api.py::test_every_call_counts_by_verb_resource_and_status"
+    ),
 }
 """Metrics that stay at zero here, and the test that makes each of them count."""
 ANSWER = ["Far ", "away."]
 SETTINGS = Settings(tier_policy="cloud_first", limits=Limits(requests_per_minute=1))
-"""Of a tenant whose first request goes to the provider, and whose second is refused."""
+"""Settings of a tenant whose first request goes to the provider, and whose second is refused."""
 
 
 class Collector(ThreadingHTTPServer):
@@ -171,7 +177,7 @@ def attributes(span: Span) -> dict[str, Any]:
 
 
 def values(client: httpx.Client) -> dict[str, float]:
-    """Of each metric's family, summed; a histogram's is its count."""
+    """Value of each metric, summed over its labels; a histogram's is its count."""
     found: dict[str, float] = {}
     for line in client.get("/metrics").text.splitlines():
         if line.startswith("# TYPE "):

@@ -20,9 +20,9 @@ import pytest
 import redis
 from typer.testing import CliRunner
 
-from bench.platform_process import PlatformProcess, penstock, running_platform
+from bench.support.platform_process import PlatformProcess, penstock, running_platform
 from penstock.cli.main import app
-from penstock_loadtest.client.destination import reach
+from penstock_loadtest.client.destination import find_destination
 from penstock_loadtest.scenario import Arrivals, Cancel, Kind, Lengths, Prompts, Scenario, Share
 from penstock_loadtest.studies.measure import measure
 from tests.integration.waiting import wait_for
@@ -37,7 +37,7 @@ pools:
 BLOCK_SIZE = 16
 WITHIN_S = 5.0
 SETTINGS_S = 1.0
-"""By then every gateway knows of a change: gateway.key_cache_s is half of it."""
+"""Time within which every gateway applies a change of settings: twice gateway.key_cache_s."""
 
 Record = Callable[[str, object], None]
 """pytest's `record_property`: a figure for the report (`--junitxml`)."""
@@ -50,14 +50,14 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
 
 
 def run(platform: PlatformProcess, *arguments: str) -> str:
-    """What the command prints."""
+    """Run a command of `penstock`; returns what it prints."""
     result = CliRunner().invoke(app, [*arguments, "--state", str(platform.state)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
 def new_tenant(platform: PlatformProcess, name: str, *settings: str) -> str:
-    """Its key."""
+    """Create a tenant by the command; returns a key of it."""
     run(platform, "tenant", "create", name, *settings)
     return run(platform, "key", "create", name).strip()
 
@@ -127,33 +127,29 @@ def test_a_revoked_key_is_refused_within_a_second_and_what_is_under_way_ends_wel
     assert "demo" in run(platform, "key", "list")
 
 
-def test_fifty_clients_never_exceed_a_limit_of_a_thousand_tokens_a_minute(
+async def test_fifty_clients_never_exceed_a_limit_of_a_thousand_tokens_a_minute(
     platform: PlatformProcess, record_property: Record
 ) -> None:
     key = new_tenant(platform, "limited", "--tokens-per-minute", "1000")
     answers: list[httpx.Response] = []
-
-    async def main() -> None:
-        limits = httpx.Limits(max_connections=50)
-        headers = {"authorization": f"Bearer {key}"}
-        async with httpx.AsyncClient(
-            base_url=platform.url, headers=headers, limits=limits, timeout=30, trust_env=False
-        ) as http:
-
-            async def keep_asking(number: int) -> None:
-                for round_ in range(4):
-                    prompt = [1000 + number, 2000 + round_, *range(300, 318)]  # 20 tokens, and 30 may come
-                    answers.append(
-                        await http.post(
-                            "/v1/completions",
-                            json=body(30, prompt, ignore_eos=False, stop_token_ids=[*range(0, 49152, 13)][:256]),
-                        )
-                    )
-
-            await asyncio.gather(*(keep_asking(number) for number in range(50)))
-
+    limits = httpx.Limits(max_connections=50)
+    headers = {"authorization": f"Bearer {key}"}
     begun = time.monotonic()
-    asyncio.run(main())
+    async with httpx.AsyncClient(
+        base_url=platform.url, headers=headers, limits=limits, timeout=30, trust_env=False
+    ) as http:
+
+        async def keep_asking(number: int) -> None:
+            for round_ in range(4):
+                prompt = [1000 + number, 2000 + round_, *range(300, 318)]  # 20 tokens, and 30 may come
+                answers.append(
+                    await http.post(
+                        "/v1/completions",
+                        json=body(30, prompt, ignore_eos=False, stop_token_ids=[*range(0, 49152, 13)][:256]),
+                    )
+                )
+
+        await asyncio.gather(*(keep_asking(number) for number in range(50)))
     took_s = time.monotonic() - begun
 
     assert took_s < 60, "one minute's limit is what was given out"
@@ -255,7 +251,7 @@ def test_usage_is_what_the_load_testers_ledger_counted(platform: PlatformProcess
         meter=True,
     )
     measured = measure(
-        scenario, reach(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False
+        scenario, find_destination(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False
     )
 
     assert measured.ledger.is_balanced, measured.ledger.sentences
@@ -288,7 +284,7 @@ def test_usage_equals_the_load_testers_ledger_where_nobody_hangs_up(platform: Pl
         meter=True,
     )
     measured = measure(
-        scenario, reach(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False
+        scenario, find_destination(scenario, platform.url, "timed", keys), tmp_path / "run", console=None, plots=False
     )
 
     assert measured.ledger.ends == {"finished": 30}

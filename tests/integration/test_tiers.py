@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.tenancy.tenants import Settings
 from penstock_loadtest.fake.behaviour import Behaviour
 from penstock_loadtest.fake.server import FakeServer
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
 TARGET_S = 0.7
 PREFILL_TOKEN_S = 0.002
 WORDS = 60
-"""Of a prompt; a token each at least, so that its prefill takes a good part of the target."""
+"""Words of a prompt; a token each at least, so that its prefill takes a good part of the target."""
 AT_ONCE = 16
 Record = Callable[[str, object], None]
 """pytest's `record_property`: a figure for the report (`--junitxml`)."""
@@ -43,7 +43,8 @@ pools:
   tier: edge
   engine: {{{{runner: timed, timed: {{{{base_s: 0.01, prefill_token_s: {PREFILL_TOKEN_S}, max_model_len: 2048}}}}}}}}
 providers:
-- {{{{name: upstream, base_url: "URL", model: large, served_names: [chat], api_key_env: TEST_TIERS_KEY, ttft_s: 0.05, extra_fields: [ignore_eos]}}}}
+- {{{{name: upstream, base_url: "URL", model: large, served_names: [chat], \
+api_key_env: TEST_TIERS_KEY, ttft_s: 0.05, extra_fields: [ignore_eos]}}}}
 """
 
 
@@ -55,7 +56,7 @@ class World:
     leaving: str
     """Key of a tenant whose policy is edge_first."""
     staying: str
-    """And of one whose policy is never_leave."""
+    """Key of a tenant whose policy is never_leave."""
 
     @property
     def num_left(self) -> int:
@@ -91,7 +92,7 @@ def bearer(key: str) -> dict[str, str]:
 
 @contextmanager
 def listening(behaviour: Behaviour) -> Iterator[FakeServer]:
-    """On an event loop in a thread of its own."""
+    """A fake server on an event loop in a thread of its own."""
     ready, found = threading.Event(), []
 
     async def main() -> None:

@@ -17,32 +17,39 @@ from pathlib import Path
 
 import pytest
 
-from bench.platform_process import STOP_S, free_port
+from bench.support.platform_process import STOP_S, free_port
 from tests.documents import INTERRUPT, Step, masked, matches, steps, table_commands
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS = ("8000", "9000", "4318")
-"""Of gateway, provider and collector."""
+"""Ports that the documents name: of gateway, provider and collector."""
 NAMING_PORTS = ("penstock.yaml", "examples")
 COPIED = (*NAMING_PORTS, "pyproject.toml", "constraints.txt")
-"""Those, and what `make` compares with its stamps; the rest of the checkout is links."""
+"""Files that are copied: those that name ports, and what `make` compares with its stamps; the rest of the checkout is
+links."""
 STAYS = {"make up": "Ctrl-C stops it.", "penstock-loadtest fake-server": "http://"}
 """Commands that run until they are interrupted, each in a terminal of its own, and what they say when they are
 ready."""
 OF_MAKE = {"MFLAGS", "ARGS"}
 """What `make test ARGS=...` leaves in the environment, and another make would take up."""
 NOT_RUN = {
-    "make demo-autoscale": "takes four minutes; test_autoscale runs its steps with shorter horizons, and the tour's load scales a pool too",
+    "make demo-autoscale": (
+        "takes four minutes; test_autoscale runs its steps with shorter horizons, and the tour's load scales a pool too"
+    ),
     "make image": "wants docker, podman or buildah; test_image runs an image where one is named",
-    "PENSTOCK_VLLM_PYTHON=~/vllm/bin/python make test ARGS=tests/integration/test_vllm_pool.py": "wants vLLM; is a test itself",
+    "PENSTOCK_VLLM_PYTHON=~/vllm/bin/python make test ARGS=tests/integration/test_vllm_pool.py": (
+        "wants vLLM; is a test itself"
+    ),
     "make gpu-tests": "wants an NVIDIA GPU",
 }
 """Commands of README's table that are not run here, and why."""
 SAYS = {
     '"The capital of France is"': '{"id":"cmpl-...":" Paris...',
-    '"Why this replica?"': "HTTP/1.1 200 OK...x-penstock-replica: ...x-penstock-cached-tokens: 0...x-penstock-predicted-ttft-ms: ...",
+    '"Why this replica?"': (
+        "HTTP/1.1 200 OK...x-penstock-replica: ...x-penstock-cached-tokens: 0...x-penstock-predicted-ttft-ms: ..."
+    ),
     "penstock tenant create team": "...│ team   │ 60           │ none       │ 4       │ all    │ edge_first  │...",
     "penstock usage": "...│ acme ...│ demo ...│ tone ...",
     "/adapters": '...{"id":"tone",..."state":"loaded",...',
@@ -51,7 +58,7 @@ SAYS = {
 }
 """What commands say that stand only in README's table, by a part of them; dots and masks as in the tour."""
 MADE = {"loadtest-results", "demo-autoscale", "build", "dist"}
-"""By commands: not part of a checkout."""
+"""Folders that commands make: not part of a checkout."""
 DONE = "that was"
 COMMAND_S = 240.0
 START_S = 180.0
@@ -169,7 +176,7 @@ def ready_text(command: str) -> str | None:
 
 
 def checkout(folder: Path, ports: dict[str, str]) -> Path:
-    """As `make loadtest` leaves one, with other ports."""
+    """A checkout as `make loadtest` leaves one, with other ports."""
     for path in ROOT.iterdir():
         if path.name in COPIED:
             shutil.copytree(path, folder / path.name) if path.is_dir() else shutil.copy(path, folder)
@@ -223,6 +230,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
     reader.close()
 
 
+@pytest.mark.slow
 def test_every_command_of_the_tour_and_of_the_table_says_what_the_documents_say(
     reader: Reader, record_property: Callable[[str, object], None]
 ) -> None:
@@ -234,7 +242,8 @@ def test_every_command_of_the_tour_and_of_the_table_says_what_the_documents_say(
         expected = says(step.command) if step.expected is None else step.expected
         if status != 0 or not matches(expected, output):
             differences.append(
-                f"line {step.line}, status {status}: {step.command}\n--- expected\n{masked(expected)}\n--- came\n{masked(output)}\n"
+                f"line {step.line}, status {status}: {step.command}\n--- expected\n{masked(expected)}\n"
+                f"--- came\n{masked(output)}\n"
             )
 
     record_property("seconds", sorted(slowest, reverse=True)[:12])

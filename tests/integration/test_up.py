@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from bench.platform_process import STOP_S, free_port, penstock, read_env, start_up
+from bench.support.platform_process import STOP_S, free_port, penstock, read_env, start_up
 from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
@@ -166,6 +166,7 @@ def test_one_command_answers_survives_its_redis_and_leaves_nothing(
     assert_nothing_is_left(second, processes)
 
 
+@pytest.mark.slow
 def test_whatever_is_killed_the_rest_goes_too_and_the_next_start_is_clean(start: Callable[[], Platform]) -> None:
     first = start()
     first.wait_until_ready()

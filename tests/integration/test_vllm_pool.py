@@ -17,7 +17,7 @@ import openai
 import psutil
 import pytest
 
-from bench.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform
 from bench.vllm_pool import CONFIG, MODELS, START_S, bridges, config, shape
 from tests.integration.waiting import wait_for
 
@@ -124,8 +124,8 @@ def test_stop_strings_stop_tokens_and_bounds_end_an_answer(client: openai.OpenAI
 def test_every_parameter_of_ours_is_understood(client: openai.OpenAI) -> None:
     body = {"top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1, "min_tokens": 4, "stop_token_ids": [5]}
     answer = client.chat.completions.create(
-        model="vllm", messages=PARIS, max_tokens=12, temperature=0.8, top_p=0.9, seed=2**62, frequency_penalty=0.5, presence_penalty=-0.5,
-        logit_bias={"100": -5}, extra_body=body,
+        model="vllm", messages=PARIS, max_tokens=12, temperature=0.8, top_p=0.9, seed=2**62,
+        frequency_penalty=0.5, presence_penalty=-0.5, logit_bias={"100": -5}, extra_body=body,
     )  # fmt: skip
 
     assert answer.usage is not None

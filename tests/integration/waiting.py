@@ -6,7 +6,7 @@ from typing import Any
 
 
 def wait_for(condition: Callable[[], Any], within_s: float, every_s: float = 0.05) -> Any:
-    """What the condition says when it is true at last. Fails the test where that takes longer."""
+    """Wait until the condition returns something true, and return that. Fails the test where it takes longer."""
     deadline = time.monotonic() + within_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {within_s} s"

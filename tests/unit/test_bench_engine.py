@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.cpu import Spent
 from bench.engine import PROMPT_TOKENS, Prompts, has_amx, in_turn, report, unrecorded
-from bench.engine_goals import LLAMA, VLLM, Finding, Goal, Pair, rows, verdict
-from bench.engine_quality import FIRST, NUM_WINDOWS, WINDOW, perplexity, windows_of
-from bench.engine_worker import Steps
-from bench.llama_cpp import Speed, read_batched, read_bench, read_build, read_perplexity
-from bench.worker import ROOT, module_command, peak_bytes, worker
+from bench.support.cpu import Spent
+from bench.support.engine_goals import LLAMA, VLLM, Finding, Goal, Pair, rows, verdict
+from bench.support.engine_quality import FIRST, NUM_WINDOWS, WINDOW, perplexity, windows_of
+from bench.support.engine_worker import Steps
+from bench.support.llama_cpp import Speed, read_batched, read_bench, read_build, read_perplexity
+from bench.support.worker import ROOT, module_command, peak_bytes, worker
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.workers.compute.loading import load_runner
@@ -127,7 +127,10 @@ def test_llama_bench_is_read_by_medians_of_prefill_and_decode() -> None:
 
 
 def test_of_a_batch_that_llama_batched_bench_ran_twice_the_second_counts() -> None:
-    line = '{"n_kv_max": 384, "n_batch": 2048, "pp": 256, "tg": 128, "pl": %d, "t_pp": 0.5, "speed_pp": %f, "t_tg": 1.0, "speed_tg": %f}'
+    line = (
+        '{"n_kv_max": 384, "n_batch": 2048, "pp": 256, "tg": 128, "pl": %d, "t_pp": 0.5, "speed_pp": %f, "t_tg": 1.0, '
+        '"speed_tg": %f}'
+    )
     printed = "\n".join(
         [
             "main: loading",
@@ -143,7 +146,10 @@ def test_of_a_batch_that_llama_batched_bench_ran_twice_the_second_counts() -> No
 
 
 def test_llama_perplexity_is_the_one_behind_its_last_window() -> None:
-    printed = "perplexity: 2.38 seconds per pass - ETA 0.63 minutes\n[1]21.6121,[2]19.7000,\n[3]20.5012,\nFinal estimate: PPL = 20.5012 +/- 0.3\n"
+    printed = (
+        "perplexity: 2.38 seconds per pass - ETA 0.63 minutes\n[1]21.6121,[2]19.7000,\n[3]20.5012,\nFinal estimate: "
+        "PPL = 20.5012 +/- 0.3\n"
+    )
 
     assert read_perplexity(printed) == (3, 20.5012)
     with pytest.raises(RuntimeError, match="failed to load"):
@@ -201,7 +207,7 @@ def test_losses_are_those_of_the_second_halves_in_float32(batch: int, tmp_path: 
 
 CHILD = """
 import time
-from bench.worker import answer
+from bench.support.worker import answer
 def fail():
     raise SystemExit("nothing to say")
 def start():
@@ -244,7 +250,7 @@ def test_a_worker_that_ends_or_does_not_answer_is_reported_with_what_it_printed_
 
 
 def test_a_workers_command_takes_nothing_of_the_repository_for_the_environments_own(tmp_path: Path) -> None:
-    command = module_command(sys.executable, "bench.worker")
+    command = module_command(sys.executable, "bench.support.worker")
 
     assert command[3] == str(ROOT)
     assert "sys.path.append" in command[2]

@@ -1,10 +1,11 @@
-"""When the benchmarks of quality fail: bounds on what roundings cost, and on what AWQ gets back."""
+"""bench.quality and bench.quantize: when they fail, that is bounds on what roundings cost, and on what AWQ gets
+back."""
 
 import pytest
 
 from bench.quality import W4A8, W4A16, Comparison, cost_rows
 from bench.quantize import is_good, recovered
-from bench.report import Row
+from bench.support.report import Row
 
 
 @pytest.mark.parametrize(

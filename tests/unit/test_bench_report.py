@@ -1,11 +1,11 @@
-"""bench.report: the table and the file that every benchmark leaves."""
+"""bench.support.report: the table and the file that every benchmark leaves."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from bench.report import Row, write_report
+from bench.support.report import Row, write_report
 
 
 def test_a_report_says_where_and_how_it_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,12 +1,12 @@
-"""bench.rival_tester: what a recorded export of aiperf 0.13 says (two chats of 8 tokens, from a server told 150 ms and
-20 ms a token)."""
+"""bench.support.rival_tester: what a recorded export of aiperf 0.13 says (two chats of 8 tokens, from a server told 150
+ms and 20 ms a token)."""
 
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from bench.rival_tester import Load, configuration, read_export
+from bench.support.rival_tester import Load, configuration, read_export
 
 EXPORT = Path(__file__).with_name("aiperf_export.jsonl")
 
@@ -20,7 +20,10 @@ def test_an_export_gives_times_in_seconds_and_tokens() -> None:
 
 
 def test_a_request_that_failed_is_not_passed_over(tmp_path: Path) -> None:
-    failed = b'{"metadata":{"request_start_ns":1,"request_end_ns":1},"metrics":{},"error":{"code":404,"type":"Not Found","message":"no such model"}}\n'
+    failed = (
+        b'{"metadata":{"request_start_ns":1,"request_end_ns":1},"metrics":{},'
+        b'"error":{"code":404,"type":"Not Found","message":"no such model"}}\n'
+    )
     path = tmp_path / "export.jsonl"
     path.write_bytes(EXPORT.read_bytes() + failed)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.rival_tester import Load, Seen
+from bench.support.rival_tester import Load, Seen
 from bench.testers import FIGURES, Comparison, Figures, Server, figures, is_within, prompts, rows, run, seen
 from penstock_loadtest.results.records import Record
 

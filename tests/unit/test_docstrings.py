@@ -1,4 +1,5 @@
-"""Docstrings stand alone: each is a sentence or a noun phrase, none begins with a bare preposition, pronoun or conjunction."""
+"""Docstrings stand alone: each is a sentence or a noun phrase, none begins with a bare preposition, pronoun or
+conjunction."""
 
 import ast
 import re

@@ -16,7 +16,10 @@ def test_a_block_in_which_commands_would_hide_is_refused(kind: str) -> None:
 
 
 def test_a_table_has_commands_in_their_column_only() -> None:
-    text = "| feature | one command | where |\n|---|---|---|\n| `a` | `b \\| c` | `d` |\n| **group** | | |\n\n| x | y |\n|---|---|\n| e | `f` |\n"
+    text = (
+        "| feature | one command | where |\n|---|---|---|\n| `a` | `b \\| c` | `d` |\n| **group** | | |\n\n| x | y "
+        "|\n|---|---|\n| e | `f` |\n"
+    )
 
     assert table_commands(text) == [Step("b | c", None, 3)]
 

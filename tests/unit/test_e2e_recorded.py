@@ -49,9 +49,9 @@ class Pool:
             self.due.popleft()
         running = range(1, 1 + self.target - len(self.due))
         reports = [self.players.reports(running) for _ in range(round(1 / REPORT_S))][-1]
-        placed = ServeState(self.target, tuple(f"r{number}" for number in running), num_starting=len(self.due))
-        seen = observe("a", placed, [AgedReport(report, 0.0) for report in reports])
-        self._state, decision = decide(SETTINGS, self._state, seen, MAX_ROWS, self.now_s)
+        serve_state = ServeState(self.target, tuple(f"r{number}" for number in running), num_starting=len(self.due))
+        observed = observe("a", serve_state, [AgedReport(report, 0.0) for report in reports])
+        self._state, decision = decide(SETTINGS, self._state, observed, MAX_ROWS, self.now_s)
         self.due.extend([self.now_s + START_S] * max(0, decision.target - self.target))
         self.target = decision.target
         self.demands.append(decision.demand)

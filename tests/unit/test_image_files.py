@@ -14,7 +14,7 @@ DOCKERFILE = (ROOT / "deploy" / "docker" / "Dockerfile").read_text(encoding="utf
 
 
 def stages() -> dict[str, str]:
-    """By name, in the file's order, without comments."""
+    """Instructions of each stage by its name, in the file's order, without comments."""
     instructions = re.sub(r"^#.*\n", "", DOCKERFILE, flags=re.MULTILINE)
     found = re.split(r"^FROM \S+ AS (\S+)\n", instructions, flags=re.MULTILINE)[1:]
     return dict(zip(found[::2], found[1::2], strict=True))

@@ -69,24 +69,6 @@ def test_the_layer_contract_names_every_package() -> None:
     }
 
 
-def test_the_readme_has_a_line_for_every_module_and_no_other() -> None:
-    tree = (ROOT / "README.md").read_text(encoding="utf-8").split("## What is where")[1].split("```")[1]
-    folders: list[str] = []
-    shown = set()
-    for line in tree.strip().splitlines():
-        name, depth = line.split()[0], (len(line) - len(line.lstrip())) // 2
-        folders[depth:] = [name] if name.endswith("/") else []
-        shown.add("".join([*folders[:depth], name]))
-
-    modules = {
-        str(path.relative_to(ROOT))
-        for package in ("platform", "loadtest")
-        for path in (ROOT / package).rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    assert {name for name in shown if name.endswith(".py")} == modules
-
-
 def test_triton_is_imported_only_by_the_gpus_kernels_and_those_only_where_a_gpu_computes() -> None:
     kernels = {
         f"penstock.workers.compute.triton.{name}"

@@ -29,7 +29,7 @@ pools:
 providers: {{- toYaml .Values.providers | nindent 2 }}
 {{- end }}
 
-{{/* Serve's declarative configuration: an application for the gateways, one for the autoscaler's hand, one for each pool. No proxy: gateways listen for themselves. */}}
+{{/* Serve's declarative configuration: an application for the gateways, one for the autoscaler's agent in Ray, one for each pool. No proxy: gateways listen for themselves. */}}
 {{- define "penstock.serveConfig" -}}
 proxy_location: Disabled
 applications:
@@ -41,8 +41,8 @@ applications:
       drain_s: {{ include "penstock.gatewayDrainSeconds" . }}
       config: {{- include "penstock.yaml" . | nindent 8 }}
   # What the autoscaler asks of Serve goes through Redis to this one: so nobody but KubeRay needs Ray's dashboard.
-  - name: hand
-    import_path: penstock.cli.serve_apps:hand
+  - name: serve-agent
+    import_path: penstock.cli.serve_apps:serve_agent
     route_prefix: null
     args:
       config: {{- include "penstock.yaml" . | nindent 8 }}

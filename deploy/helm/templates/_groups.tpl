@@ -58,7 +58,7 @@ groupName: gateway
 replicas: {{ $gateway.replicas }}
 minReplicas: 0
 maxReplicas: 1000
-rayStartParams: {{- include "penstock.rayStartParams" (dict "gateway" 1 "hand" 1) | nindent 2 }}
+rayStartParams: {{- include "penstock.rayStartParams" (dict "gateway" 1 "serve_agent" 1) | nindent 2 }}
 template:
   metadata:
     labels: {{- include "penstock.selector" (list . "gateway") | nindent 6 }}

@@ -1,8 +1,8 @@
 """Takes part in an election by a Lease, for as long as it runs; see `lease` for the rules.
 
-One call an attempt: a leader renews, another reads and takes what is free. While the API server is away a leader stops
-being one at its deadline. A Lease that nobody has held yet (the chart makes one, without a spec) is free; where there
-is none it is made, as far as the rights go.
+One call an attempt: a leader renews, another process reads and takes what is free. While the API server is away a
+leader stops being one at its deadline. A Lease that nobody has held yet (the chart makes one, without a spec) is free;
+where there is none it is created, as far as the rights go.
 """
 
 import asyncio
@@ -13,52 +13,67 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-from penstock.autoscale.kubernetes.api import Api, ApiAway, ApiRefused, Conflict, Document, Missing
-from penstock.autoscale.kubernetes.lease import Record, State, Times, is_leader, noticed, wanted, written
+from kubernetes.aio.client import ApiClient, ApiException, CoordinationV1Api, V1Lease, V1LeaseSpec, V1ObjectMeta
+from kubernetes.aio.client.exceptions import ConflictException, NotFoundException
+
+from penstock.autoscale.kubernetes.client import describe
+from penstock.autoscale.kubernetes.lease import (
+    Record,
+    State,
+    Times,
+    is_leader,
+    next_record,
+    observe,
+    record_written,
+)
 
 AGAIN_S = 2.0
+"""Time after which a task that has not ended is cancelled once more."""
+GIVE_BACK_S = 1.0
+"""Longest time that giving the Lease back may take at the end."""
 CHECK_S = 0.1
-"""Between two looks at the clock by who waits for a change."""
+"""Time between two checks of the clock by who waits for a change of leader."""
 
 log = logging.getLogger("penstock.elector")
 
 
 class Elector:
+    """One process's part in the election."""
+
     def __init__(
         self,
-        api: Api,
+        client: ApiClient,
         namespace: str,
         name: str,
         me: str,
         times: Times | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """name: of the Lease. me: unlike any other process that has ever stood for it."""
-        self._api = api
-        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        """name: of the Lease. me: an identity that no other process has ever used for it."""
+        self._leases = CoordinationV1Api(client)
         self._namespace = namespace
         self._name = name
         self._me = me
         self._times = times or Times()
         self._clock = clock
         self._state = State()
-        self._document: Document = {}
-        """The Lease as it was last read or written, empty where there is none. It is written over exactly that; labels
+        self._lease: V1Lease | None = None
+        """The Lease as it was last read or written; None where there is none. A write replaces exactly that; labels
         that others put there stay."""
         self._has_read = False
-        """What is remembered of the Lease is worth a try to write over."""
+        """Whether what is remembered of the Lease may still be the server's, so that a write may succeed."""
 
     @property
     def term(self) -> int:
-        """Rises with every change of leader."""
-        return self._state.seen.record.transitions if self._state.seen is not None else 0
+        """The leader's term: rises with every change of leader."""
+        return self._state.observed.record.transitions if self._state.observed is not None else 0
 
     def is_leader(self, margin_s: float = 0.0) -> bool:
-        """And will be for so long."""
+        """Whether this process is the leader, and will be for `margin_s` seconds more."""
         return is_leader(self._state, self._clock(), margin_s)
 
     async def run(self) -> None:
-        """Until cancelled; then the Lease is free for the others at once."""
+        """Takes part until cancelled; then the Lease is free for the others at once."""
         try:
             while True:
                 await self._attempt()
@@ -67,7 +82,7 @@ class Elector:
             await self._give_back()
 
     async def until(self, is_leader: bool) -> None:
-        """It is so. By the clock: a leader that can't renew hears nothing."""
+        """Returns when this process is the leader, or is not. By the clock: a leader that can't renew gets no news."""
         while True:
             if self.is_leader() is is_leader:
                 return
@@ -78,15 +93,16 @@ class Elector:
         try:
             if not (was_leader and self._has_read):
                 await self._read()
-            record = wanted(self._state, self._me, self._times, self._clock(), _now())
+            record = next_record(self._state, self._me, self._times, self._clock(), _now())
             if record is not None:
                 await self._write(record)
-        except Conflict:
+        except ConflictException:
             self._has_read = False
-        except (ApiAway, ApiRefused) as error:
+        except ApiException as error:
             self._has_read = False
             log.warning(
-                "lease not reached", extra={"lease": self._name, "error": error.message, "is_leader": self.is_leader()}
+                "lease not reached",
+                extra={"lease": self._name, "error": describe(error), "is_leader": self.is_leader()},
             )
         if self.is_leader() != was_leader:
             log.info(
@@ -96,69 +112,81 @@ class Elector:
 
     async def _read(self) -> None:
         try:
-            found = self._document = await self._api.get(f"{self._path}/{self._name}")
-            self._state = noticed(
-                self._state, self._me, record_of(found), found["metadata"]["resourceVersion"], self._clock()
-            )
-        except Missing:
-            self._document = {}
-            self._state = self._state._replace(seen=None)
+            found = self._lease = await self._leases.read_namespaced_lease(self._name, self._namespace)
+            version = found.metadata.resource_version
+            self._state = observe(self._state, self._me, record_of(found), version, self._clock())
+        except NotFoundException:
+            self._lease = None
+            self._state = self._state._replace(observed=None)
         self._has_read = True
 
     async def _write(self, record: Record) -> None:
-        seen, sent_s = self._state.seen, self._clock()
-        document = self._document_of(record)
-        if seen is None:
-            found = await self._api.create(self._path, document)
+        sent_s, lease = self._clock(), self._lease_of(record)
+        if self._state.observed is None:
+            found = await self._leases.create_namespaced_lease(self._namespace, lease)
         else:
-            found = await self._api.update(f"{self._path}/{self._name}", document)
-        self._document = found
-        self._state = written(record, found["metadata"]["resourceVersion"], self._times, sent_s, self._clock())
+            found = await self._leases.replace_namespaced_lease(self._name, self._namespace, lease)
+        self._lease = found
+        version = found.metadata.resource_version
+        self._state = record_written(record, version, self._times, sent_s, self._clock())
 
     async def _give_back(self) -> None:
-        if not self.is_leader() or self._state.seen is None:
+        if not self.is_leader():
             return
-        record = self._state.seen.record
         self._state = self._state._replace(sure_until_s=float("-inf"))
         try:
-            async with asyncio.timeout(1.0):
-                await self._write(record._replace(holder="", renewed=_now()))
-        except (ApiAway, ApiRefused, TimeoutError) as error:
+            async with asyncio.timeout(GIVE_BACK_S):
+                try:
+                    await self._write_free()
+                except ConflictException:  # a renewal that was cancelled on its way has been applied
+                    await self._read()
+                    await self._write_free()
+        except (ApiException, TimeoutError) as error:
             log.info("lease not given back", extra={"error": type(error).__name__})
 
-    def _document_of(self, record: Record) -> Document:
-        metadata = {"name": self._name, "namespace": self._namespace} | self._document.get("metadata", {})
-        spec = {
-            "holderIdentity": record.holder,
-            "leaseDurationSeconds": record.duration_s if record.holder else 1,
-            "renewTime": record.renewed,
-            "leaseTransitions": record.transitions,
+    async def _write_free(self) -> None:
+        """Writes that nobody holds the Lease, if it is still ours."""
+        observed = self._state.observed
+        if observed is not None and observed.record.holder == self._me:
+            await self._write(observed.record._replace(holder="", renewed=_now()))
+
+    def _lease_of(self, record: Record) -> V1Lease:
+        """The Lease with that record in it, and all else as it was last read."""
+        before = self._lease or V1Lease(metadata=V1ObjectMeta(name=self._name, namespace=self._namespace))
+        fields = {
+            "holder_identity": record.holder,
+            "lease_duration_seconds": record.duration_s if record.holder else 1,
+            "renew_time": datetime.fromisoformat(record.renewed),
+            "lease_transitions": record.transitions,
         }
-        return {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": metadata,
-            "spec": (self._document.get("spec") or {}) | spec,
-        }
+        spec = (before.spec or V1LeaseSpec()).model_copy(update=fields)
+        if spec.acquire_time is not None:  # another's
+            spec.acquire_time = micro_time(spec.acquire_time)
+        return V1Lease(api_version="coordination.k8s.io/v1", kind="Lease", metadata=before.metadata, spec=spec)
 
 
-def record_of(document: Document) -> Record:
-    spec: dict[str, Any] = document.get("spec") or {}
+def record_of(lease: V1Lease) -> Record:
+    spec = lease.spec or V1LeaseSpec()
     return Record(
-        holder=spec.get("holderIdentity") or "",
-        transitions=spec.get("leaseTransitions") or 0,
-        duration_s=spec.get("leaseDurationSeconds") or 1,
-        renewed=spec.get("renewTime") or "",
+        holder=spec.holder_identity or "",
+        transitions=spec.lease_transitions or 0,
+        duration_s=spec.lease_duration_seconds or 1,
+        renewed="" if spec.renew_time is None else spec.renew_time.isoformat(),
     )
 
 
+def micro_time(moment: datetime) -> datetime:
+    """A time that the API server takes as its MicroTime, which must have a fraction: the client writes none for a whole
+    second."""
+    return moment.replace(microsecond=moment.microsecond or 1)
+
+
 def _now() -> str:
-    """Kubernetes' MicroTime."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return micro_time(datetime.now(UTC)).isoformat()
 
 
 async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel them until they have ended: a client library may take one cancellation for its own timeout."""
+    """Cancels the tasks until they have ended: a client library may take one cancellation for its own timeout."""
     pending: Collection[asyncio.Task[Any]] = tasks
     while pending:
         for task in pending:
@@ -168,7 +196,7 @@ async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 @asynccontextmanager
 async def standing(elector: Elector) -> AsyncIterator[None]:
-    """Runs it beside what is inside, and gives the Lease back behind it."""
+    """Runs the elector beside what is inside the context, and gives the Lease back behind it."""
     running = asyncio.create_task(elector.run(), name="elector")
     try:
         yield

@@ -10,11 +10,11 @@ from starlette.types import Receive, Scope, Send
 from penstock.base.metrics import CONTENT_TYPE, Metrics
 
 STUCK_S = 60.0
-"""A leader whose turn takes longer is not well."""
+"""A leader whose turn takes longer counts as stuck."""
 
 
 class Pages:
-    """An ASGI app."""
+    """An ASGI app of two pages."""
 
     def __init__(
         self, metrics: Metrics, lease: str, is_leader: Callable[[], bool], clock: Callable[[], float] = time.monotonic
@@ -26,7 +26,7 @@ class Pages:
         self._turned_s = clock()
 
     def turned(self) -> None:
-        """The leader has had a turn."""
+        """Notes that the leader has had a turn."""
         self._turned_s = self._clock()
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
@@ -56,7 +56,7 @@ class Pages:
 
 
 async def serve_pages(pages: Pages, port: int) -> None:
-    """Until cancelled, or the process is asked to end."""
+    """Serves them until cancelled, or until the process is asked to end."""
     config = uvicorn.Config(
         pages, host="", port=port, loop="none", lifespan="off", access_log=False, log_config=None, server_header=False
     )

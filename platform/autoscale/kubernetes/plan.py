@@ -1,5 +1,5 @@
-"""How many worker pods a group should have, and which of them go. Pure, and without memory: it follows from what Serve
-says now.
+"""How many worker pods a group should have, and which of them go. Pure, and without memory: a plan follows from Serve's
+state alone.
 
 Serve's target is the truth. Pods are added for it at once. They are taken away only by name, and only such as have no
 replica in any state: a victim has drained and ended before its pod is named. A pod whose replica is on its way out is
@@ -9,24 +9,25 @@ kept, and never a reason for a new one.
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from penstock.autoscale.kubernetes.api import Document
-from penstock.autoscale.kubernetes.resources import Group, Pod
+from penstock.autoscale.kubernetes.resources import Document, Group, Pod
 from penstock.wire.serve_agent import AppPlaces
 
 STOPPING = "STOPPING"
 
 
 class Change(NamedTuple):
-    """Of one group."""
+    """A change of one worker group."""
 
     group: Group
-    """As it was."""
+    """The group as it was read."""
     replicas: int
+    """Number of pods from now on."""
     to_delete: tuple[str, ...]
+    """Names of pods that go, those named before included."""
 
 
 def plan(group: Group, pods: Iterable[Pod], app: AppPlaces) -> Change | None:
-    """pods: of that group. None: it is right as it is, or can't be made so yet."""
+    """The change that a group needs; None: it is right as it is, or can't be made so yet. pods: those of the group."""
     pods = list(pods)
     num_stopping = sum(replica.state == STOPPING for replica in app.replicas)
     keep = max(app.target, min(group.replicas, app.target + num_stopping))
@@ -52,18 +53,18 @@ def free_pods(pods: Sequence[Pod], named: Collection[str], occupied: Collection[
 
 
 def patch_of(changes: Iterable[Change]) -> list[Document]:
-    """A JSON patch. It applies only where these groups are as they were seen, else the server answers 422. What others
+    """A JSON patch that applies only where these groups are as they were read; else the server answers 422. What others
     write meanwhile, KubeRay its status all the time, is no reason to refuse it, and stays: a patch that named the
     object's resourceVersion would hardly get through."""
     operations: list[Document] = []
     for change in changes:
-        path, seen = f"/spec/workerGroupSpecs/{change.group.place}", change.group
+        path, before = f"/spec/workerGroupSpecs/{change.group.place}", change.group
         operations += [
-            {"op": "test", "path": f"{path}/groupName", "value": seen.name},
-            {"op": "test", "path": f"{path}/replicas", "value": seen.replicas},
+            {"op": "test", "path": f"{path}/groupName", "value": before.name},
+            {"op": "test", "path": f"{path}/replicas", "value": before.replicas},
             *(
-                [{"op": "test", "path": f"{path}/scaleStrategy/workersToDelete", "value": list(seen.to_delete)}]
-                if seen.to_delete
+                [{"op": "test", "path": f"{path}/scaleStrategy/workersToDelete", "value": list(before.to_delete)}]
+                if before.to_delete
                 else []
             ),
             {"op": "add", "path": f"{path}/replicas", "value": change.replicas},

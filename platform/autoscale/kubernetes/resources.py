@@ -6,11 +6,14 @@ A worker group has the name of the Serve application whose replicas live there.
 
 from typing import Any, NamedTuple
 
-from penstock.autoscale.kubernetes.api import Document
+Document = dict[str, Any]
+"""An object of the Kubernetes API as it is in JSON."""
 
+RAY_GROUP, RAY_VERSION = "ray.io", "v1"
+"""API group and version of KubeRay's resources."""
 CLUSTER_LABEL, GROUP_LABEL, TYPE_LABEL = "ray.io/cluster", "ray.io/group", "ray.io/node-type"
 WORKERS = f"{TYPE_LABEL}=worker"
-"""Label selector."""
+"""Label selector of the pods that run Ray workers."""
 UNBOUNDED = 2**31 - 1
 
 
@@ -18,14 +21,16 @@ class Service(NamedTuple):
     """A RayService: the Ray clusters behind it."""
 
     active: str | None
-    """What serves."""
+    """Name of the Ray cluster that serves; None: there is none yet."""
     pending: str | None = None
-    """What is being built to take its place."""
+    """Name of the Ray cluster that is being built to take its place."""
 
 
 class Group(NamedTuple):
+    """A worker group of a RayCluster."""
+
     place: int
-    """In spec.workerGroupSpecs."""
+    """Index in spec.workerGroupSpecs; 0 is the first."""
     name: str
     replicas: int
     """KubeRay's resource definition makes it 0 where it is not given."""

@@ -1,8 +1,8 @@
 """The autoscaler as a process of its own beside a RayService: composition root of `penstock autoscale`.
 
-Any number of them may run; the one that holds the Lease looks and acts, the others watch and wait. A new leader knows
-nothing of the load: it learns it within a window, and until then moves nothing down. Whatever is away (the API server,
-Redis, the hand, Serve), the last targets hold.
+Any number of them may run; the one that holds the Lease observes and acts, the others watch and wait. A new leader
+knows nothing of the load: it learns it within a window, and until then moves nothing down. Whatever does not answer
+(the API server, Redis, the serve agent, Serve), the last targets hold.
 """
 
 import asyncio
@@ -17,16 +17,17 @@ from random import Random
 from typing import NamedTuple
 
 import redis.asyncio
+from kubernetes.aio.client import ApiClient
 from redis.exceptions import RedisError
 
 from penstock.autoscale.journal import Journal
-from penstock.autoscale.kubernetes.api import ACCOUNT, CALL_S, Api, account_of
+from penstock.autoscale.kubernetes.client import ACCOUNT, CALL_S, account_of, open_client
 from penstock.autoscale.kubernetes.elector import Elector, end, standing
 from penstock.autoscale.kubernetes.lease import Times
+from penstock.autoscale.kubernetes.mirror import Mirror, list_pods, list_ray
 from penstock.autoscale.kubernetes.pages import Pages, serve_pages
 from penstock.autoscale.kubernetes.resources import WORKERS, Pod, RayCluster, Service, cluster_of, pod_of, service_of
-from penstock.autoscale.kubernetes.watched import Watched
-from penstock.autoscale.kubernetes.workers import GROUP, Workers, follow_all
+from penstock.autoscale.kubernetes.workers import Workers, follow_all
 from penstock.autoscale.observe import Reports
 from penstock.autoscale.remote import RemoteServe
 from penstock.autoscale.scaler import ScaledPool, Scaler
@@ -37,7 +38,7 @@ from penstock.base.redis import connect
 from penstock.wire.serve_agent import ANSWER_S, AppPlaces
 
 PERIOD_S = 1.0
-"""Between two looks."""
+"""Time from the beginning of one turn to that of the next."""
 RAY_CLUSTERS_OF = "ray.io/originated-from-cr-name"
 """Label of the Ray clusters that a RayService has made."""
 
@@ -45,39 +46,50 @@ log = logging.getLogger("penstock.autoscale")
 
 
 class Options(NamedTuple):
+    """What `penstock autoscale` was given on its command line."""
+
     namespace: str
     rayservice: str | None
-    """Whose Ray clusters to scale: the active one, and the one that is to take its place."""
+    """RayService whose Ray clusters are scaled: the active one, and the one that is to take its place."""
     raycluster: str | None
-    """Instead: this one."""
+    """RayCluster that is scaled instead, where no RayService is named."""
     lease: str
     port: int
-    """Of /healthz and /metrics."""
+    """TCP port of /healthz and /metrics."""
     account: Path = ACCOUNT
     times: Times = Times()
 
 
 class Autoscaler:
-    """What one process holds, wired."""
+    """Everything that one process holds, wired."""
 
     def __init__(
-        self, options: Options, pools: Sequence[ScaledPool], api: Api, client: redis.asyncio.Redis, metrics: Metrics
+        self,
+        options: Options,
+        pools: Sequence[ScaledPool],
+        kubernetes: ApiClient,
+        client: redis.asyncio.Redis,
+        metrics: Metrics,
     ) -> None:
         random = Random()
         name = f"{os.environ.get('HOSTNAME', 'autoscaler')}_{uuid.uuid4().hex[:8]}"
-        ray = f"{GROUP}/namespaces/{options.namespace}"
         named = f"metadata.name={options.rayservice or options.raycluster}"
-        query = (
-            {"fieldSelector": named}
+        selected = (
+            {"field_selector": named}
             if options.raycluster
-            else {"labelSelector": f"{RAY_CLUSTERS_OF}={options.rayservice}"}
+            else {"label_selector": f"{RAY_CLUSTERS_OF}={options.rayservice}"}
         )
-        self.services: Watched[Service] = Watched(api, f"{ray}/rayservices", service_of, random, fieldSelector=named)
-        self.clusters: Watched[RayCluster] = Watched(api, f"{ray}/rayclusters", cluster_of, random, **query)
-        self.pods: Watched[Pod] = Watched(
-            api, f"/api/v1/namespaces/{options.namespace}/pods", pod_of, random, labelSelector=WORKERS
+        self.services: Mirror[Service] = Mirror(
+            "rayservices",
+            list_ray(kubernetes, options.namespace, "rayservices", field_selector=named),
+            service_of,
+            random,
         )
-        self.elector = Elector(api, options.namespace, options.lease, name, options.times)
+        self.clusters: Mirror[RayCluster] = Mirror(
+            "rayclusters", list_ray(kubernetes, options.namespace, "rayclusters", **selected), cluster_of, random
+        )
+        self.pods: Mirror[Pod] = Mirror("pods", list_pods(kubernetes, options.namespace, WORKERS), pod_of, random)
+        self.elector = Elector(kubernetes, options.namespace, options.lease, name, options.times)
         self.pages = Pages(metrics, options.lease, self.elector.is_leader)
         self._name = name
         self._options = options
@@ -85,11 +97,11 @@ class Autoscaler:
         self._client = client
         self._serve = RemoteServe(client, {pool.name: pool.app_name for pool in pools}, self._active, self._mandate)
         self._workers = Workers(
-            api, options.namespace, self.clusters, self.pods, lambda: self.elector.is_leader(CALL_S)
+            kubernetes, options.namespace, self.clusters, self.pods, lambda: self.elector.is_leader(CALL_S)
         )
 
     async def lead(self) -> None:
-        """Looks and acts whenever this is the leader, until cancelled."""
+        """Observes and acts whenever this process is the leader, until cancelled."""
         while True:
             await self.elector.until(is_leader=True)
             scaler = Scaler(self._name, self._pools, Reports(self._client), self._serve, Journal(None))
@@ -100,7 +112,7 @@ class Autoscaler:
                 await end([turns])
 
     async def _turns(self, scaler: Scaler) -> None:
-        """Until cancelled, whatever a turn raises."""
+        """Takes a turn each period until cancelled, whatever a turn raises."""
         while True:
             began_s = time.monotonic()
             try:
@@ -118,7 +130,7 @@ class Autoscaler:
             try:
                 places[cluster] = await self._serve.locate(cluster)
             except (TimeoutError, ValueError) as error:
-                log.info("hand not reached", extra={"ray_cluster": cluster, "error": str(error)})
+                log.info("serve agent not reached", extra={"ray_cluster": cluster, "error": str(error)})
         if self.elector.is_leader(ANSWER_S):
             await follow_all(self._workers, places)
         if service.active in places:
@@ -142,32 +154,32 @@ class Autoscaler:
 
 
 async def autoscale(options: Options, pools: Sequence[ScaledPool]) -> None:
-    """Until SIGTERM or SIGINT. Raises ConfigError at once where something is missing, and what ends one of its
+    """Runs until SIGTERM or SIGINT. Raises ConfigError at once where something is missing, and what ends one of its
     tasks."""
     url = redis_url()
     if url is None:
-        raise ConfigError(f"{REDIS_URL} is not set: the autoscaler hears of the load through Redis")
+        raise ConfigError(f"{REDIS_URL} is not set: the autoscaler learns the load through Redis")
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     metrics = Metrics()
     client = connect(url)
     account = account_of(os.environ, options.account)
-    async with Api(
-        account, count=lambda verb, kind, status: metrics.kubernetes_calls.labels(verb, kind, status).inc()
-    ) as api:
-        scaler = Autoscaler(options, pools, api, client, metrics)
+    async with open_client(
+        account, lambda verb, resource, status: metrics.kubernetes_calls.labels(verb, resource, status).inc()
+    ) as kubernetes:
+        scaler = Autoscaler(options, pools, kubernetes, client, metrics)
         log.info(
             "autoscaler ready",
             extra={"of": options.rayservice or options.raycluster, "pools": [pool.name for pool in pools]},
         )
         async with standing(scaler.elector):
-            watched = [
+            mirrors = [
                 scaler.clusters.run(),
                 scaler.pods.run(),
                 *([scaler.services.run()] if options.rayservice is not None else []),
             ]
-            parts = [*watched, scaler.lead(), serve_pages(scaler.pages, options.port), stopped.wait()]
+            parts = [*mirrors, scaler.lead(), serve_pages(scaler.pages, options.port), stopped.wait()]
             tasks = [asyncio.create_task(part) for part in parts]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
-"""Keeps the worker groups of a RayCluster at what Serve wants; the only one that writes to it.
+"""Keeps the worker groups of a RayCluster at Serve's targets; the only writer of them on our side.
 
-It is told what Serve says and compares: what KubeRay's operator, an upgrade of it or a person has written over our
+It compares the groups with Serve's state: what KubeRay's operator, an upgrade of it or a person has written over our
 numbers is put back the same way as a new target is carried out. One patch for all groups of a cluster, at most a few
 tries; what did not succeed is due next time.
 """
@@ -8,35 +8,44 @@ tries; what did not succeed is due next time.
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from penstock.autoscale.kubernetes.api import Api, ApiAway, ApiRefused, Conflict, Unfit
+from kubernetes.aio.client import ApiClient, ApiException, CustomObjectsApi
+from kubernetes.aio.client.exceptions import ConflictException, UnprocessableEntityException
+
+from penstock.autoscale.kubernetes.client import JSON_PATCH, describe
+from penstock.autoscale.kubernetes.mirror import Mirror
 from penstock.autoscale.kubernetes.plan import Change, patch_of, plan
-from penstock.autoscale.kubernetes.resources import Pod, RayCluster
-from penstock.autoscale.kubernetes.watched import Watched
+from penstock.autoscale.kubernetes.resources import RAY_GROUP, RAY_VERSION, Pod, RayCluster
 from penstock.wire.serve_agent import AppPlaces
 
 TRIES = 3
-GROUP = "/apis/ray.io/v1"
 
 log = logging.getLogger("penstock.workers")
 
 
 class Workers:
+    """The worker groups of all Ray clusters in a namespace."""
+
     def __init__(
-        self, api: Api, namespace: str, clusters: Watched[RayCluster], pods: Watched[Pod], may_write: Callable[[], bool]
+        self,
+        client: ApiClient,
+        namespace: str,
+        clusters: Mirror[RayCluster],
+        pods: Mirror[Pod],
+        may_write: Callable[[], bool],
     ) -> None:
-        """may_write: looked at right before every write, since what was read for it may have taken long (or this
-        process was paused meanwhile)."""
-        self._api = api
-        self._path = f"{GROUP}/namespaces/{namespace}/rayclusters"
+        """may_write: checked right before every write, since what was read for it may have taken long (or this process
+        was paused meanwhile)."""
+        self._objects = CustomObjectsApi(client)
+        self._namespace = namespace
         self._clusters = clusters
         self._pods = pods
         self._may_write = may_write
         self._last: dict[tuple[str, str], int] = {}
-        """By cluster and group: what we made it."""
+        """Replicas that we last wrote, by cluster and group."""
 
     async def follow(self, name: str, apps: Iterable[AppPlaces]) -> bool:
-        """Make that Ray cluster's groups what Serve wants of these applications; others stay. Whether nothing is left
-        to do. Raises ApiAway, ApiRefused."""
+        """Brings the groups of that Ray cluster to Serve's targets for these applications; other groups stay. Returns
+        whether nothing is left to do. Raises ApiException."""
         wanted = {app.app: app for app in apps}
         clusters, pods = self._clusters.objects, self._pods.objects
         refused = ""
@@ -50,15 +59,26 @@ class Workers:
             if not self._may_write():
                 return False
             try:
-                await self._api.patch(f"{self._path}/{name}", patch_of(changes))
-            except (Conflict, Unfit) as error:
-                refused = error.message
+                await self._patch(name, changes)
+            except (ConflictException, UnprocessableEntityException) as error:
+                refused = describe(error)
                 clusters = await self._clusters.read()
                 continue
             self._note(name, changes)
             return True
         log.warning("workers not set", extra={"ray_cluster": name, "error": f"{TRIES} times: {refused}"})
         return False
+
+    async def _patch(self, name: str, changes: Iterable[Change]) -> None:
+        await self._objects.patch_namespaced_custom_object(
+            RAY_GROUP,
+            RAY_VERSION,
+            self._namespace,
+            "rayclusters",
+            name,
+            patch_of(changes),
+            _content_type=JSON_PATCH,
+        )
 
     def _note(self, name: str, changes: Iterable[Change]) -> None:
         for group, replicas, to_delete in changes:
@@ -76,7 +96,7 @@ class Workers:
 
 
 def changes_of(cluster: RayCluster | None, pods: Iterable[Pod], wanted: Mapping[str, AppPlaces]) -> list[Change]:
-    """Of all its groups. cluster None: it is not known (yet)."""
+    """The changes that the cluster's groups need. cluster None: it is not known (yet)."""
     if cluster is None:
         return []
     by_group: dict[str, list[Pod]] = {}
@@ -92,10 +112,10 @@ def changes_of(cluster: RayCluster | None, pods: Iterable[Pod], wanted: Mapping[
 
 
 async def follow_all(workers: Workers, places: Mapping[str, Iterable[AppPlaces]]) -> None:
-    """Of every cluster on its own: what the API server refuses or fails to answer for one leaves the others their turn,
-    and is due next time."""
+    """Follows every cluster on its own: what the API server refuses or fails to answer for one leaves the others their
+    turn, and is due next time."""
     for name, apps in places.items():
         try:
             await workers.follow(name, apps)
-        except (ApiAway, ApiRefused) as error:
-            log.warning("workers not set", extra={"ray_cluster": name, "error": error.message})
+        except ApiException as error:
+            log.warning("workers not set", extra={"ray_cluster": name, "error": describe(error)})

@@ -1,9 +1,9 @@
-"""/v1/adapters: a tenant brings, lists and deletes its LoRA adapters, while replicas serve.
+"""/v1/adapters: a tenant uploads, lists and deletes its LoRA adapters, while replicas serve.
 
 An upload counts among its tenant's requests per minute, and begins only where the tenant's share of the disk, and the
-disk, have room for it. What is brought is checked against the base model before anything is kept; then the replicas
-load it, and the answer tells how far they are. Deleting ends it for new requests at once; those under way keep what
-they have. Invariant: whatever fails, no draft is left, and what was registered under the name before still is.
+disk, have room for it. The files are checked against the base model before anything is kept; then the replicas load the
+adapter, and the response states how many have. Deleting ends an adapter for new requests at once; those under way keep
+it. Invariant: whatever fails, no draft is left, and what was registered under the name before still is.
 """
 
 import asyncio
@@ -18,12 +18,11 @@ from penstock.adapters.config import AdaptersConfig
 from penstock.adapters.peft import FILES, check_folder, refused_name
 from penstock.adapters.registry import NAME_PATTERN, Adapter, Registered
 from penstock.base.errors import PenstockError
-from penstock.router.completions.admission import check_model
-from penstock.router.completions.dependencies import GatewayDeps
-from penstock.router.completions.endpoint import authenticate
-from penstock.router.models.adapter_models import AdapterDeps
+from penstock.router.completions.admission import authenticate, check_model
+from penstock.router.completions.dependencies import GatewayDependencies
+from penstock.router.models.adapter_models import AdapterDependencies
 from penstock.router.models.served_model import ServedModel
-from penstock.router.replicas.adapter_placement import Spread
+from penstock.router.replicas.adapter_placement import AdapterPlacement
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.upload import boundary_of, receive
 from penstock.tenancy.tenants import Tenant
@@ -34,28 +33,31 @@ from penstock.wire.errors import InvalidRequest, NotFound, Overloaded, RateLimit
 ADAPTERS_PATH = "/v1/adapters"
 UPLOAD_TIMEOUT_S = 600.0
 MAX_UPLOADS = 4
+"""Uploads of all tenants at once in one gateway; one more is refused with Retry-After."""
 MAX_TENANT_UPLOADS = 2
-"""At once in one gateway, of all and of one tenant; another one is refused with Retry-After."""
+"""Uploads of one tenant at once in one gateway; one more is refused with Retry-After."""
 KEEP_S = UPLOAD_TIMEOUT_S + 900.0
-"""How long files that nobody owns any more stay, beyond the longest request."""
+"""How long files without an owner stay, beyond the longest request, seconds."""
 FORM_BYTES = 2**16
-"""What a form may hold beside the adapter."""
+"""Most bytes that a form may hold beside the adapter."""
 MIN_FREE_BYTES = 2**30
-"""Of the disk, left free by all uploads under way, however large they become."""
+"""Bytes of the disk that stay free whatever size all uploads under way grow to."""
 FULL_RETRY_S = 60.0
-"""Of a full disk, which others may empty at any time."""
+"""Retry-After of a full disk, which others may empty at any time, seconds."""
 
 log = logging.getLogger("penstock.adapters")
 
 
 class AdapterPages:
-    def __init__(self, deps: GatewayDeps) -> None:
+    """Handlers of /v1/adapters and /v1/adapters/{name}."""
+
+    def __init__(self, deps: GatewayDependencies) -> None:
         self._deps = deps
         self._uploading: list[str] = []
-        """Tenants, one entry for each upload under way."""
+        """Tenant of each upload under way."""
 
     async def create(self, exchange: Exchange) -> None:
-        tenant = await authenticate(self._deps, exchange)
+        tenant = await authenticate(self._deps.keys, exchange)
         adapters = self._adapters()
         num_uploads, num_own = len(self._uploading), self._uploading.count(tenant.id)
         if num_uploads >= MAX_UPLOADS or num_own >= MAX_TENANT_UPLOADS:
@@ -85,41 +87,40 @@ class AdapterPages:
         await self._sweep(adapters)
 
     async def list(self, exchange: Exchange) -> None:
-        tenant = await authenticate(self._deps, exchange)
+        tenant = await authenticate(self._deps.keys, exchange)
         adapters = self._adapters()
         found = await adapters.registry.all(tenant.id)
         await exchange.answer(
             msgspec.json.encode(
-                AdapterList(data=[_out(adapters, name, registered) for name, registered in found.items()])
+                AdapterList(data=[_describe_now(adapters, name, registered) for name, registered in found.items()])
             )
         )
 
     async def retrieve(self, exchange: Exchange) -> None:
-        tenant = await authenticate(self._deps, exchange)
+        tenant = await authenticate(self._deps.keys, exchange)
         adapters, name = self._adapters(), _name(exchange)
         registered = await adapters.registry.get(tenant.id, name)
         if registered is None:
             raise _not_found(name)
-        await exchange.answer(msgspec.json.encode(_out(adapters, name, registered)))
+        await exchange.answer(msgspec.json.encode(_describe_now(adapters, name, registered)))
 
     async def delete(self, exchange: Exchange) -> None:
-        tenant = await authenticate(self._deps, exchange)
+        tenant = await authenticate(self._deps.keys, exchange)
         adapters, name = self._adapters(), _name(exchange)
         registered = await adapters.registry.remove(tenant.id, name)
         if registered is None:
             raise _not_found(name)
-        await self._forsake(adapters, registered)
+        await self._release(adapters, registered)
         log.info("adapter deleted", extra={"request_id": exchange.request_id, "tenant": tenant.id, "adapter": name})
         await exchange.answer(msgspec.json.encode(AdapterDeleted(id=name)))
         await self._sweep(adapters)
 
-    async def _make_room(self, adapters: AdapterDeps, tenant: str) -> None:
-        """Sweeps where that is needed. Raises RateLimited when the tenant's files are more than its share, Overloaded
-        when the disk is full.
+    async def _make_room(self, adapters: AdapterDependencies, tenant: str) -> None:
+        """Check that there is room for one more upload, after a sweep where there is none. Raises RateLimited when the
+        tenant's files are more than its share, Overloaded when the disk is full.
 
         The share is a full set of the largest adapters, and one more in each upload under way: what replaces one lies
-        beside it until that is swept.
-        """
+        beside it until that is swept."""
         config = adapters.config
         share = config.max_per_tenant * config.max_bytes
         floor = MIN_FREE_BYTES + len(self._uploading) * config.max_bytes
@@ -129,8 +130,9 @@ class AdapterPages:
             room = await asyncio.to_thread(adapters.store.room, tenant)
         if room.held > share:
             raise RateLimited(
-                f"Your adapters take {room.held} bytes of the disk, those that were replaced or deleted lately included; more are taken up to {share} bytes "
-                f"(adapters.max_per_tenant times adapters.max_bytes). Files of replaced and deleted ones are gone after {self._kept_s:.0f} s.",
+                f"Your adapters take {room.held} bytes of the disk, those that were replaced or deleted lately"
+                f" included; more are taken up to {share} bytes (adapters.max_per_tenant times adapters.max_bytes)."
+                f" Files of replaced and deleted ones are gone after {self._kept_s:.0f} s.",
                 retry_after_s=self._kept_s,
             )
         if room.free < floor:
@@ -139,11 +141,11 @@ class AdapterPages:
             )
 
     async def _create(
-        self, exchange: Exchange, tenant: Tenant, adapters: AdapterDeps, draft: Path
+        self, exchange: Exchange, tenant: Tenant, adapters: AdapterDependencies, draft: Path
     ) -> tuple[str, AdapterOut]:
-        fields = await self._bring(exchange, tenant, adapters, draft)
-        name = self._free_name(fields.get("name", ""))
-        base = self._base(adapters, tenant, fields.get("base_model"))
+        fields = await self._receive_files(exchange, tenant, adapters, draft)
+        name = self._check_name(fields.get("name", ""))
+        base = self._find_base(adapters, tenant, fields.get("base_model"))
         requirements = adapters.models.requirements(base)
         checked = await asyncio.to_thread(check_folder, draft, requirements.shapes, requirements.max_rank)
         size_bytes = sum((draft / file).stat().st_size for file in FILES)
@@ -154,29 +156,30 @@ class AdapterPages:
         before = await adapters.registry.get(tenant.id, name)
         registered = await adapters.registry.put(tenant.id, name, adapter)
         if before is not None and before.adapter.digest != digest:
-            await self._forsake(adapters, before)
-        spread = await adapters.spreader.load(
+            await self._release(adapters, before)
+        placement = await adapters.placer.load(
             adapters.models.pools_for(base.digest), digest, adapters.config.load_timeout_s
         )
-        return name, _as_out(name, registered, spread)
+        return name, _describe(name, registered, placement)
 
-    async def _bring(self, exchange: Exchange, tenant: Tenant, adapters: AdapterDeps, draft: Path) -> Mapping[str, str]:
-        """The two files into the draft; returns what else was said."""
-        content_type = exchange.header(b"content-type") or b""
-        boundary = boundary_of(content_type)
-        length = exchange.header(b"content-length")
-        content_length = int(length[:20]) if length is not None and length.isdigit() else None
+    async def _receive_files(
+        self, exchange: Exchange, tenant: Tenant, adapters: AdapterDependencies, draft: Path
+    ) -> Mapping[str, str]:
+        """Write the two files into the draft; returns the name and, where it is given, the base model."""
+        boundary = boundary_of(exchange.header(b"content-type") or b"")
         config = self._deps.config
         if boundary is not None:
             parts = exchange.client.parts(
-                content_length, adapters.config.max_bytes + FORM_BYTES, config.body_timeout_s, UPLOAD_TIMEOUT_S
+                exchange.content_length, adapters.config.max_bytes + FORM_BYTES, config.body_timeout_s, UPLOAD_TIMEOUT_S
             )
             return await receive(boundary, parts, draft)
-        asked = decode_adapter_import(await exchange.client.body(content_length, FORM_BYTES, config.body_timeout_s))
-        await asyncio.to_thread(_import, adapters.config, tenant.id, asked.path, draft)
-        return {"name": asked.name} | ({} if asked.base_model is None else {"base_model": asked.base_model})
+        body = await exchange.client.body(exchange.content_length, FORM_BYTES, config.body_timeout_s)
+        wanted = decode_adapter_import(body)
+        await asyncio.to_thread(_import, adapters.config, tenant.id, wanted.path, draft)
+        return {"name": wanted.name} | ({} if wanted.base_model is None else {"base_model": wanted.base_model})
 
-    def _free_name(self, name: str) -> str:
+    def _check_name(self, name: str) -> str:
+        """The name. Raises InvalidRequest where an adapter may not be called so."""
         if NAME_PATTERN.fullmatch(name) is None:
             raise InvalidRequest(
                 f"'name' must be 1 to 64 letters, digits, dots, dashes or underscores, not {name[:100]!r}.",
@@ -186,16 +189,17 @@ class AdapterPages:
             raise InvalidRequest(f"'{name}' is the name of a model; choose another one.", param="name")
         return name
 
-    def _base(self, adapters: AdapterDeps, tenant: Tenant, asked: str | None) -> ServedModel:
+    def _find_base(self, adapters: AdapterDependencies, tenant: Tenant, base_name: str | None) -> ServedModel:
+        """The base model of that name, or without a name the only one. Raises Forbidden or InvalidRequest."""
         bases = {name: model for name, model in adapters.models.bases().items() if tenant.may_use(name)}
-        if asked is not None:
-            check_model(tenant, asked)
-            if asked not in bases:
+        if base_name is not None:
+            check_model(tenant, base_name)
+            if base_name not in bases:
                 raise InvalidRequest(
-                    f"No model '{asked[:100]}' is served with adapters; there are: {', '.join(bases) or 'none'}.",
+                    f"No model '{base_name[:100]}' is served with adapters; there are: {', '.join(bases) or 'none'}.",
                     param="base_model",
                 )
-            return bases[asked]
+            return bases[base_name]
         if not bases:
             raise InvalidRequest("No model here is served with adapters.", param="base_model")
         if len({model.digest for model in bases.values()}) > 1:
@@ -205,15 +209,16 @@ class AdapterPages:
             )
         return next(iter(bases.values()))
 
-    async def _forsake(self, adapters: AdapterDeps, registered: Registered) -> None:
-        """What a name stood for; another name, perhaps of another tenant, may stand for the same files."""
+    async def _release(self, adapters: AdapterDependencies, registered: Registered) -> None:
+        """Have replicas drop what a name no longer stands for, unless another name, perhaps of another tenant, stands
+        for the same files."""
         digest = registered.adapter.digest
         await asyncio.to_thread(adapters.store.touch, digest, self._deps.now())
         if digest not in await adapters.registry.owned_digests():
-            adapters.spreader.drop(adapters.models.pools_for(registered.adapter.model_digest), digest)
+            adapters.placer.drop(adapters.models.pools_for(registered.adapter.model_digest), digest)
 
-    async def _sweep(self, adapters: AdapterDeps) -> None:
-        """What goes wrong here is only told to the log, and the next one tries again."""
+    async def _sweep(self, adapters: AdapterDependencies) -> None:
+        """Remove files without an owner that are old enough. A failure is only logged; the next sweep tries again."""
         try:
             owned = await adapters.registry.owned_digests()
             removed = await asyncio.to_thread(adapters.store.sweep, owned, self._deps.now() - self._kept_s)
@@ -225,10 +230,11 @@ class AdapterPages:
 
     @property
     def _kept_s(self) -> float:
-        """How long files that nobody owns any more stay."""
+        """How long files without an owner stay, seconds."""
         return self._deps.config.request_timeout_s + KEEP_S
 
-    def _adapters(self) -> AdapterDeps:
+    def _adapters(self) -> AdapterDependencies:
+        """Raises NotFound where the gateway serves no adapters."""
         if self._deps.adapters is None:
             raise NotFound("This gateway serves no adapters.")
         return self._deps.adapters
@@ -242,7 +248,7 @@ def _import(config: AdaptersConfig, tenant: str, path: str, draft: Path) -> None
             param="path",
         )
     try:
-        files = _found((Path(config.import_folder) / tenant).resolve(), path, config.max_bytes)
+        files = _find_files((Path(config.import_folder) / tenant).resolve(), path, config.max_bytes)
     except (OSError, ValueError, RuntimeError) as error:  # too long, a byte 0, a ring of links, not readable
         raise InvalidRequest(
             f"The folder {path[:200]!r} can't be read ({type(error).__name__}).", param="path"
@@ -251,9 +257,9 @@ def _import(config: AdaptersConfig, tenant: str, path: str, draft: Path) -> None
         shutil.copyfile(file, draft / name)
 
 
-def _found(home: Path, path: str, max_bytes: int) -> list[Path]:
-    """The two files in a folder under `home`, without links in them. Raises InvalidRequest where they are not there, or
-    elsewhere."""
+def _find_files(home: Path, path: str, max_bytes: int) -> list[Path]:
+    """The two files in a folder under `home`, links resolved. Raises InvalidRequest where they are missing, or lie
+    outside of `home`."""
     folder = (home / path).resolve()
     if not folder.is_relative_to(home) or not folder.is_dir():
         raise InvalidRequest(f"There is no folder {path[:200]!r} in your import folder.", param="path")
@@ -279,14 +285,14 @@ def _not_found(name: str) -> NotFound:
     return NotFound(f"You have no adapter '{name[:100]}'.")
 
 
-def _out(adapters: AdapterDeps, name: str, registered: Registered) -> AdapterOut:
+def _describe_now(adapters: AdapterDependencies, name: str, registered: Registered) -> AdapterOut:
     adapter = registered.adapter
-    return _as_out(
-        name, registered, adapters.spreader.look(adapters.models.pools_for(adapter.model_digest), adapter.digest)
+    return _describe(
+        name, registered, adapters.placer.find(adapters.models.pools_for(adapter.model_digest), adapter.digest)
     )
 
 
-def _as_out(name: str, registered: Registered, spread: Spread) -> AdapterOut:
+def _describe(name: str, registered: Registered, placement: AdapterPlacement) -> AdapterOut:
     adapter = registered.adapter
     return AdapterOut(
         id=name,
@@ -297,7 +303,7 @@ def _as_out(name: str, registered: Registered, spread: Spread) -> AdapterOut:
         rank=adapter.rank,
         target_modules=adapter.targets,
         size_bytes=adapter.size_bytes,
-        state="stored" if not spread.loaded else "loaded" if spread.loaded == spread.live else "partly_loaded",
-        replicas=AdapterReplicas(live=spread.live, loaded=spread.loaded),
-        error=spread.error,
+        state="stored" if not placement.loaded else "loaded" if placement.loaded == placement.live else "partly_loaded",
+        replicas=AdapterReplicas(live=placement.live, loaded=placement.loaded),
+        error=placement.error,
     )

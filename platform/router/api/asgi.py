@@ -14,10 +14,10 @@ from penstock.base.errors import PenstockError
 from penstock.router.api.adapters import ADAPTERS_PATH, AdapterPages
 from penstock.router.api.pages import MODELS_PATH, RECEIPTS_PATH, Pages
 from penstock.router.completions import spans
-from penstock.router.completions.dependencies import GatewayDeps
-from penstock.router.completions.endpoint import Generator
+from penstock.router.completions.dependencies import GatewayDependencies
+from penstock.router.completions.endpoint import CompletionsEndpoint
 from penstock.router.completions.receipts import Receipts
-from penstock.router.completions.request_metrics import CLIENT_GONE, Meters
+from penstock.router.completions.request_metrics import CLIENT_GONE, RequestMetrics
 from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import Exchange
 from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloaded, http_error
@@ -25,34 +25,35 @@ from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloade
 BUSY_RETRY_AFTER_S = 1.0
 METRICS_PATH = "/metrics"
 ADMIN_PATHS = frozenset({METRICS_PATH, "/healthz", "/readyz"})
-"""All that there is on `gateway.admin_port`."""
+"""All paths of `gateway.admin_port`."""
 
 Handler = Callable[[Exchange], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
 
-def make_app(deps: GatewayDeps) -> ASGIApp:
-    """Serves /v1/chat/completions, /v1/completions, /v1/models, /v1/receipts, /v1/usage, /healthz, /readyz, /metrics
-    and /openapi.json; with `gateway.admin_port` what ADMIN_PATHS names there, and /metrics nowhere else."""
+def make_app(deps: GatewayDependencies) -> ASGIApp:
+    """An app that serves /v1/chat/completions, /v1/completions, /v1/models, /v1/adapters, /v1/receipts, /v1/usage,
+    /healthz, /readyz, /metrics and /openapi.json; with `gateway.admin_port` what ADMIN_PATHS names there, and /metrics
+    nowhere else."""
     return _App(deps)
 
 
 class _App:
-    def __init__(self, deps: GatewayDeps) -> None:
+    def __init__(self, deps: GatewayDependencies) -> None:
         self._clock = deps.clock
         self._random = deps.random
         self._max_held = deps.config.max_ongoing_requests
         self._admin_port = deps.config.admin_port
         self._num_held = 0
-        """Posts to the API that are not over."""
-        self._meters = Meters(deps.metrics, deps.models)
+        """Posts to the API that are under way."""
+        self._request_metrics = RequestMetrics(deps.metrics, deps.models)
         receipts = Receipts(deps.config.max_receipts)
-        generator, pages = Generator(deps, self._meters, receipts), Pages(deps, receipts)
-        adapters = AdapterPages(deps)
+        completions = CompletionsEndpoint(deps, self._request_metrics, receipts)
+        pages, adapters = Pages(deps, receipts), AdapterPages(deps)
         self._routes: Mapping[str, Mapping[str, Handler]] = {
-            "/v1/chat/completions": {"POST": generator.chat},
-            "/v1/completions": {"POST": generator.complete},
+            "/v1/chat/completions": {"POST": completions.chat},
+            "/v1/completions": {"POST": completions.complete},
             MODELS_PATH: _page(pages.models),
             ADAPTERS_PATH: {**_page(adapters.list), "POST": adapters.create},
             "/v1/usage": _page(pages.usage),
@@ -90,13 +91,13 @@ class _App:
             if is_api:
                 self._count(exchange)
             if exchange.traced.trace is not None:
-                spans.ended(exchange, exchange.traced.trace)
+                spans.end(exchange, exchange.traced.trace)
 
     async def _respond(self, exchange: Exchange) -> None:
         try:
             await self._dispatch(exchange)
         except ClientGone:
-            self._meters.of(exchange.model).gone()
+            self._request_metrics.for_model(exchange.model).record_disconnect()
         except PenstockError as error:
             if http_error(error).status >= INTERNAL.status and not isinstance(error, Overloaded):
                 log.warning("request failed", extra={"request_id": exchange.request_id, "error": type(error).__name__})
@@ -132,7 +133,7 @@ class _App:
 
     def _count(self, exchange: Exchange) -> None:
         code = CLIENT_GONE if exchange.status is None else str(exchange.status)
-        self._meters.of(exchange.model).answered(code, self._clock() - exchange.began_s)
+        self._request_metrics.for_model(exchange.model).record_response(code, self._clock() - exchange.began_s)
 
 
 def _nothing_at(path: str) -> NotFound:
@@ -147,11 +148,11 @@ async def _fail(exchange: Exchange, error: BaseException) -> None:
     try:
         await exchange.fail(error)
     except ClientGone:
-        return  # nobody is left to be told
+        return  # no client is left to read it
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:
-    """Nothing is opened or closed here: what the app uses belongs to who made it."""
+    """ASGI's lifespan protocol. Nothing is opened or closed here: what the app uses belongs to whoever made it."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

@@ -67,7 +67,7 @@ _PROMPT = {
         },
     ]
 }
-"""What msgspec's types can't say: an array holds one kind."""
+"""Schema of a legacy prompt, which msgspec's types cannot express: an array holds one kind of items."""
 
 _SECURED = (401, 404, 503)
 _GENERATION = tuple(sorted({row.status for row in HTTP_ERRORS.values()} - {405}))
@@ -256,7 +256,7 @@ def _reference(struct: type) -> dict[str, Any]:
 
 
 def _describe_support(properties: dict[str, Any], struct: type) -> None:
-    """What the types can't say: which fields are ignored, and which are refused."""
+    """Mark the fields that are ignored or refused, which the types cannot express."""
     for name in IGNORED[struct]:
         properties[name]["description"] = "Accepted and ignored"
     for name, refusal in REFUSED[struct].items():

@@ -1,4 +1,5 @@
-"""The small pages beside the two hot routes: models, health, readiness, metrics, the API's description."""
+"""The small pages beside the two completion endpoints: models, usage, receipts, health, readiness, metrics, the API's
+description."""
 
 import math
 from functools import cached_property
@@ -8,9 +9,8 @@ from msgspec import UNSET
 
 from penstock.base.metrics import CONTENT_TYPE
 from penstock.router.api.openapi import document
-from penstock.router.completions.admission import check_model
-from penstock.router.completions.dependencies import GatewayDeps
-from penstock.router.completions.endpoint import authenticate, find_model
+from penstock.router.completions.admission import authenticate
+from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.receipts import Receipts
 from penstock.router.models.served_model import ServedModel
 from penstock.router.transport.exchange import Exchange
@@ -23,52 +23,52 @@ USAGE_DAYS = 31
 
 
 class Pages:
-    def __init__(self, deps: GatewayDeps, receipts: Receipts) -> None:
+    """Handlers of the pages that only read."""
+
+    def __init__(self, deps: GatewayDependencies, receipts: Receipts) -> None:
         self._deps = deps
         self._receipts = receipts
-        self._served_at = -math.inf
-        """When the gateway was last asked whether it is ready and had somebody to serve requests; by the monotonic
-        clock."""
+        self._could_serve_s = -math.inf
+        """Time of the last readiness check that found a replica or a provider; monotonic, seconds."""
 
     async def models(self, exchange: Exchange) -> None:
-        tenant = await authenticate(self._deps, exchange)
+        tenant = await authenticate(self._deps.keys, exchange)
         models = list(self._deps.models.values())
         if self._deps.adapters is not None:
             models += await self._deps.adapters.models.all(tenant.id)
         await _send(exchange, ModelList(data=[_model(model) for model in models if tenant.may_use(model.label)]))
 
     async def model(self, exchange: Exchange) -> None:
-        """The rest of the path is the name: one from the hub has a slash in it."""
-        tenant = await authenticate(self._deps, exchange)
-        model = await find_model(self._deps, tenant, exchange.path.removeprefix(f"{MODELS_PATH}/"))
-        check_model(tenant, model.label)
+        """One model; the rest of the path is its name, which may have a slash in it."""
+        tenant = await authenticate(self._deps.keys, exchange)
+        model = await self._deps.find_model(tenant, exchange.path.removeprefix(f"{MODELS_PATH}/"))
         await _send(exchange, _model(model))
 
     async def usage(self, exchange: Exchange) -> None:
-        """The tenant's own, of the last days."""
-        tenant = await authenticate(self._deps, exchange)
-        rows = await self._deps.admission.usage(tenant.id, last_days(USAGE_DAYS, self._deps.now()))
+        """The tenant's own usage in the last USAGE_DAYS days, today included."""
+        tenant = await authenticate(self._deps.keys, exchange)
+        rows = await self._deps.admission.read_usage(tenant.id, last_days(USAGE_DAYS, self._deps.now()))
         data = [
             DayUsage(day=row.day, model=row.model, adapter=row.adapter or None, **row.used._asdict()) for row in rows
         ]
         await _send(exchange, TenantUsage(tenant=tenant.id, data=data))
 
     async def receipt(self, exchange: Exchange) -> None:
-        tenant = await authenticate(self._deps, exchange)
+        tenant = await authenticate(self._deps.keys, exchange)
         await _send(exchange, self._receipts.find(exchange.path.removeprefix(RECEIPTS_PATH), tenant.id))
 
     async def health(self, exchange: Exchange) -> None:
-        """The process answers; nothing is said of replicas."""
+        """Whether the process answers, whatever its replicas do."""
         await _send(exchange, Health(status="ok"))
 
     async def readiness(self, exchange: Exchange) -> None:
-        """Also for as long as a request may wait in the queue since there was somebody to serve it: while replicas are
-        replaced, or one that was alone is, a load balancer that sends requests nowhere would lose those that only have
-        to wait."""
+        """Whether requests can be served, or could be so lately that one that comes now may wait in the queue: while
+        the only replica is replaced, a load balancer that sends requests nowhere would lose those that only have to
+        wait."""
         now = self._deps.clock()
         if self._deps.can_serve():
-            self._served_at = now
-        if now - self._served_at <= self._deps.config.queue_timeout_s:
+            self._could_serve_s = now
+        if now - self._could_serve_s <= self._deps.config.queue_timeout_s:
             await _send(exchange, Health(status="ready"))
         else:
             await _send(exchange, Health(status="no replica is connected"), status=503)

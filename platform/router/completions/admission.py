@@ -1,13 +1,13 @@
-"""Whether a tenant may have this request now, and what it has used of it in the end.
+"""Admission of requests: whose a request is, whether its tenant may have it now, and what it has used in the end.
 
-Not who the tenant is (`tenancy.keys`), not the arithmetic (`tenancy.window`). A request of a tenant with limits
-reserves what it may use at most, prompt and `max_tokens` of every choice, before anything is asked of the dispatcher.
-However it ends, it is settled with what it has used: the prompts that a replica or provider took, and the tokens that
-came back. What was turned away before that, or failed on our side before its first token, has used nothing. Invariant:
-what was admitted is ended exactly once. For a tenant without limits nothing is asked, and `admit` need not be called.
+Not the keys themselves (`tenancy.keys`), not the arithmetic of limits (`tenancy.window`). A request of a tenant with
+limits reserves what it may use at most, prompt and `max_tokens` of every choice, before the dispatcher starts any of
+its sequences. However it ends, it is settled with what it has used: the prompts that a replica or provider took, and
+the tokens that came back. What was refused before that, or failed on our side before its first token, has used nothing.
+Invariant: what was admitted is settled exactly once. For a tenant without limits `admit` need not be called.
 
-A provider, or another model of the same name, may count more tokens than the first model's tokenizer did: settled is
-what it counted.
+A provider, or another model of the same name, may count more tokens than the first model's tokenizer did; what that
+one counted is settled.
 """
 
 import asyncio
@@ -15,22 +15,30 @@ from collections.abc import Sequence
 
 from penstock.base.metrics import Metrics
 from penstock.router.completions.completion import Completion, Prompt
+from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.headers import Headers
+from penstock.tenancy.keys import KeyStore
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.tenants import Limits, Tenant
 from penstock.tenancy.usage import UsageLog, UsageRow, Used
 from penstock.tenancy.window import LimitName, Verdict
-from penstock.wire.errors import Forbidden, InvalidRequest, RateLimited
+from penstock.wire.errors import Forbidden, InvalidRequest, RateLimited, Unauthenticated
 
 _SENTENCES: dict[LimitName, str] = {
-    "requests": "the limit of {limits.requests_per_minute} requests per minute is reached: {verdict.requests} were admitted in the last minute",
-    "tokens": "the limit of {limits.tokens_per_minute} tokens per minute is reached: {verdict.tokens} are used or reserved, and this request may use {tokens}",
+    "requests": (
+        "the limit of {limits.requests_per_minute} requests per minute is reached:"
+        " {verdict.requests} were admitted in the last minute"
+    ),
+    "tokens": (
+        "the limit of {limits.tokens_per_minute} tokens per minute is reached:"
+        " {verdict.tokens} are used or reserved, and this request may use {tokens}"
+    ),
     "parallel": "the limit of {limits.max_parallel} requests at once is reached: {verdict.parallel} are under way",
 }
 
 
 class Admission:
-    """limiter, usage: `run` is theirs too."""
+    """Limits and usage of every tenant, as the endpoints need them; `run` runs the limiter and the usage log."""
 
     def __init__(self, limiter: Limiter, usage: UsageLog, metrics: Metrics) -> None:
         self._limiter = limiter
@@ -38,29 +46,29 @@ class Admission:
         self._metrics = metrics
 
     async def run(self) -> None:
-        """A task of the gateway's, for as long as it lives."""
+        """The background work of limits and usage: a task of the gateway's, for as long as the gateway lives."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._limiter.run())
             tasks.create_task(self._usage.run())
 
     async def admit(self, tenant_id: str, limits: Limits, request_id: str, prompts: Sequence[Prompt]) -> Headers:
-        """The response's headers about the limits; `ended` must follow.
+        """The response's headers about the limits; `settle` must follow.
 
         Raises InvalidRequest for what can never fit, RateLimited with those headers for what does not fit now, and
-        Overloaded when nobody can tell.
+        Overloaded when the limits cannot be checked.
         """
-        tokens = _wanted_tokens(prompts)
+        tokens = _count_reserved_tokens(prompts)
         if limits.tokens_per_minute is not None and tokens > limits.tokens_per_minute:
             raise InvalidRequest(
-                f"The request may use {tokens} tokens, its prompt and 'max_tokens' of all choices together. That can never fit into the limit of "
-                f"{limits.tokens_per_minute} tokens per minute; shorten one of them.",
+                f"The request may use {tokens} tokens, its prompt and 'max_tokens' of all choices together. That can"
+                f" never fit into the limit of {limits.tokens_per_minute} tokens per minute; shorten one of them.",
                 param="max_tokens",
             )
         return await self._reserve(tenant_id, limits, request_id, tokens)
 
     async def charge(self, tenant_id: str, limits: Limits, request_id: str) -> Headers:
-        """A request that generates nothing, an upload for instance: it counts against the requests per minute and no
-        other limit, and has no end.
+        """Admission of a request that generates nothing, an upload for instance: it counts against the requests per
+        minute and no other limit, and is settled at once.
 
         Returns and raises as `admit` does.
         """
@@ -83,12 +91,12 @@ class Admission:
             f"{sentence[0].upper()}{sentence[1:]}.", retry_after_s=verdict.wait_ms / 1000, headers=tuple(headers)
         )
 
-    async def usage(self, tenant_id: str, days: Sequence[str]) -> list[UsageRow]:
-        """Sorted; this gateway's up to now, of other gateways up to a second ago. Raises Overloaded when Redis is
-        away."""
+    async def read_usage(self, tenant_id: str, days: Sequence[str]) -> list[UsageRow]:
+        """Rows of what the tenant has used, sorted: through this gateway up to now, through others up to a second ago.
+        Raises Overloaded when Redis is away."""
         return await self._usage.read(tenant_id, days)
 
-    def ended(
+    def settle(
         self,
         tenant_id: str,
         limits: Limits | None,
@@ -97,36 +105,48 @@ class Admission:
         completion: Completion,
         adapter: str = "",
     ) -> None:
-        """However it ended. Never waits."""
-        used = used_by(completion)
+        """Replace what the request has reserved by what it has used, however it ended. Never waits."""
+        used = count_usage(completion)
         if used.requests:
             self._usage.add(tenant_id, model, adapter, used)
         if limits is not None:
             self._limiter.settle(tenant_id, request_id, used.prompt_tokens + used.completion_tokens)
 
 
+async def authenticate(keys: KeyStore, exchange: Exchange) -> Tenant:
+    """The tenant whose key the request carries. Raises Unauthenticated, or Overloaded when keys can't be checked."""
+    header = exchange.header(b"authorization")
+    if header is None:
+        raise Unauthenticated("No API key was sent; use the header 'Authorization: Bearer YOUR_KEY'.")
+    scheme, _, key = header.decode("latin-1").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthenticated("The Authorization header must be 'Bearer' and an API key.")
+    return keys.cached(key.strip()) or await keys.tenant(key.strip())
+
+
 def check_model(tenant: Tenant, model: str) -> None:
-    """Raises Forbidden."""
+    """Raises Forbidden where the tenant may not use the model."""
     if not tenant.may_use(model):
         raise Forbidden(f"This API key may not use the model '{model[:100]}'.", param="model")
 
 
 def default_max_tokens(limits: Limits | None, default: int, num_prompt_tokens: int, num_sequences: int) -> int:
-    """Output bound of a request that names none: no more than lets it fit into the tenant's limit at all."""
+    """Output bound, in tokens, of a request that names none: at most what lets it fit into the tenant's limit at
+    all."""
     if limits is None or limits.tokens_per_minute is None:
         return default
     return max(1, min(default, (limits.tokens_per_minute - num_prompt_tokens) // num_sequences))
 
 
-def used_by(completion: Completion) -> Used:
-    """So far. A prompt counts once, however many choices it has."""
+def count_usage(completion: Completion) -> Used:
+    """What the request has used so far. A prompt counts once, however many choices it has."""
     num_prompt = num_cached = num_output = 0
     has_begun = False
     for choices in completion.prompts:
         receipt = choices[0].receipt
         num_tokens = sum([choice.num_tokens for choice in choices])
         if receipt is None or not (receipt.is_taken or num_tokens):
-            continue  # nobody has it, and its siblings wait for its first token
+            continue  # nobody took it, and its other choices wait for its first token
         has_begun = True
         num_prompt += (
             choices[0].generation.num_prompt_tokens if receipt.num_prompt_tokens is None else receipt.num_prompt_tokens
@@ -137,7 +157,7 @@ def used_by(completion: Completion) -> Used:
 
 
 def limit_headers(limits: Limits, verdict: Verdict) -> Headers:
-    """As OpenAI names them, for the limits that there are; durations as Go writes them."""
+    """The x-ratelimit headers of OpenAI's API, for the limits that there are; durations in Go's notation."""
     headers: list[tuple[bytes, bytes]] = []
     for name, limit, count, reset_ms in (
         (b"requests", limits.requests_per_minute, verdict.requests, verdict.reset_requests_ms),
@@ -152,7 +172,8 @@ def limit_headers(limits: Limits, verdict: Verdict) -> Headers:
     return headers
 
 
-def _wanted_tokens(prompts: Sequence[Prompt]) -> int:
+def _count_reserved_tokens(prompts: Sequence[Prompt]) -> int:
+    """Tokens that the request may use at most: each prompt once, and the output bound of every choice."""
     return sum(
         choices[0].generation.num_prompt_tokens + sum(choice.generation.sampling.max_tokens for choice in choices)
         for choices in prompts

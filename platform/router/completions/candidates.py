@@ -1,7 +1,8 @@
-"""Where one request may be answered: what model and tenant allow, less what can't do what it asks for; and how other
-models read it.
+"""The places where one request may be answered: what its model and its tenant allow, less what cannot do what the
+request asks for; and the prompt in the tokens of each further model.
 
-Not the choice among those (tiers, by dispatch), for it rests on the state of things when the request's turn comes.
+Not the choice among those (`routing.tiers`, called by dispatch), for it rests on the state of things when the request's
+turn comes.
 """
 
 import sys
@@ -9,7 +10,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from penstock.router.completions.parameters import bounded, sibling
+from penstock.router.completions.parameters import sampling_for_choice
+from penstock.router.completions.prompts import fit_prompt
 from penstock.router.config import ProviderConfig
 from penstock.router.models.served_model import ServedModel
 from penstock.router.providers.provider_api import is_bound_to_tokens, is_understood
@@ -17,26 +19,28 @@ from penstock.router.routing.request import AnsweringModel, LazyPrompt, Route, T
 from penstock.router.routing.tiers import TierPolicy, TierReason, in_order, parse_policy
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import Forbidden
-from penstock.wire.frames import SamplingParams, pack_token_ids
+from penstock.wire.frames import SamplingParams
 from penstock.wire.openai import ChatRequest, CompletionRequest
 
-Read = Callable[[Tokenizer], Awaitable[list[list[int]]]]
-"""A request's prompts as token ids."""
+Tokenize = Callable[[Tokenizer], Awaitable[list[list[int]]]]
+"""A function that returns the prompts of one request in a tokenizer's token ids."""
 
 
 class Candidates(NamedTuple):
+    """The routes that are open to one request, and the models behind them."""
+
     model: ServedModel
-    """Its tokenizer reads the request first."""
+    """The model whose tokenizer reads the request first."""
     routes: tuple[Route, ...]
-    """In the order of the policy; empty: all pools of the model are one."""
+    """Open routes in the order of the tenant's policy; empty: all pools of the model are one route."""
     others: tuple[ServedModel, ...] = ()
-    """Models of further routes."""
+    """Models of further routes: `Route.model` n is `others[n - 1]`."""
     skipped: TierReason | None = None
-    """Why the policy's first route is not among these."""
+    """Why the policy's first route is not among these; None: it is."""
 
     @property
     def pools(self) -> tuple[str, ...]:
-        """And providers, by name."""
+        """Names of all pools and providers on the routes."""
         if not self.routes:
             return self.model.pools
         return tuple(
@@ -48,21 +52,25 @@ class Candidates(NamedTuple):
         )
 
     @property
+    def has_pool(self) -> bool:
+        return not self.routes or any(route.provider is None for route in self.routes)
+
+    @property
     def has_provider(self) -> bool:
         return any(route.provider is not None for route in self.routes)
 
     def max_model_len(self) -> int:
-        """Of the first model; what a provider's is, only it can tell."""
-        is_computed_here = not self.routes or any(route.provider is None for route in self.routes)
-        return self.model.max_model_len() if is_computed_here else sys.maxsize
+        """Context of the first model, in tokens; where only providers are left no bound, for theirs is not known
+        here."""
+        return self.model.max_model_len() if self.has_pool else sys.maxsize
 
     def beyond_first_model(self) -> "Candidates | None":
-        """For a request that is too long for it; None: there is nothing else."""
+        """The rest, for a request that is too long for the first model; None: there is no rest."""
         rest = [route for route in self.routes if route.provider is not None or route.model]
         if not rest or len(rest) == len(self.routes):
             return None
         skipped = self.skipped or (TierReason.CONTEXT_TOO_LONG if rest[0] is not self.routes[0] else None)
-        return _indexed((self.model, *self.others), rest, skipped)
+        return _renumber_models((self.model, *self.others), rest, skipped)
 
 
 def find_candidates(
@@ -75,17 +83,19 @@ def find_candidates(
     allowed = in_order(model.routes, order)
     if not allowed:
         raise Forbidden(
-            f"The model '{model.name}' is only served outside of the tier that your organization's policy '{policy}' allows.",
+            f"The model '{model.name}' is only served outside of the tier that your organization's policy '{policy}'"
+            " allows.",
             param="model",
         )
-    able = _able(allowed, request, providers)
-    return _indexed((model, *model.others), able, None if able[0] is allowed[0] else TierReason.CAPABILITY)
+    capable = _select_capable(allowed, request, providers)
+    skipped = None if capable[0] is allowed[0] else TierReason.CAPABILITY
+    return _renumber_models((model, *model.others), capable, skipped)
 
 
-def _able(
+def _select_capable(
     routes: Sequence[Route], request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]
 ) -> list[Route]:
-    """There is a pool for every served name, so something is left."""
+    """The routes that can do what the request asks for; never empty, since every served name has a pool."""
     home = next(route.model for route in routes if route.provider is None)
     is_bound = is_bound_to_tokens(request)
     return [
@@ -99,44 +109,42 @@ def _able(
     ]
 
 
-def _indexed(models: Sequence[ServedModel], routes: Sequence[Route], skipped: TierReason | None) -> Candidates:
-    """With the models that the routes name, in the order in which they are come to."""
+def _renumber_models(models: Sequence[ServedModel], routes: Sequence[Route], skipped: TierReason | None) -> Candidates:
+    """Candidates with the models that the routes name, numbered in the order in which the routes name them."""
     named = list(dict.fromkeys(route.model for route in routes if route.provider is None))
-    renamed = tuple(
+    renumbered = tuple(
         route._replace(model=named.index(route.model)) if route.provider is None else route._replace(model=0)
         for route in routes
     )
     found = [models[index] for index in named]
-    return Candidates(found[0] if found else models[0], renamed, tuple(found[1:]), skipped)
+    return Candidates(found[0] if found else models[0], renumbered, tuple(found[1:]), skipped)
 
 
 class LazyPrompts:
-    """A request for its further models: tokenized once for each, and only when somebody wants it."""
+    """The prompts of a request for its further models: tokenized once for each model, and only when one is wanted."""
 
     def __init__(
-        self, models: Sequence[ServedModel], read: Read, sampling: SamplingParams, default_max_tokens: int
+        self, models: Sequence[ServedModel], tokenize: Tokenize, sampling: SamplingParams, default_max_tokens: int
     ) -> None:
-        """sampling: as asked, not yet bounded by a context."""
+        """sampling: as the request has it, not yet bounded by a context."""
         self._models = models
-        self._read = read
+        self._tokenize = tokenize
         self._sampling = sampling
         self._default_max_tokens = default_max_tokens
         self._token_ids: dict[int, list[list[int]]] = {}
 
-    def of(self, prompt: int, choice: int) -> tuple[LazyPrompt, ...]:
-        """For one sequence."""
+    def for_sequence(self, prompt: int, choice: int) -> tuple[LazyPrompt, ...]:
+        """One for each further model. prompt: number of the prompt in the request; choice: number within the prompt."""
         return tuple(
-            LazyPrompt(
-                partial(self._reading, index, prompt, choice), AnsweringModel(model.fingerprint, model.tokenizer)
-            )
+            LazyPrompt(partial(self._load, index, prompt, choice), AnsweringModel(model.fingerprint, model.tokenizer))
             for index, model in enumerate(self._models)
         )
 
-    async def _reading(self, index: int, prompt: int, choice: int) -> TokenizedPrompt:
-        """Raises RequestError where that model can't take it."""
+    async def _load(self, index: int, prompt: int, choice: int) -> TokenizedPrompt:
+        """Raises RequestError where that model cannot take the prompt."""
         model = self._models[index]
         if index not in self._token_ids:
-            self._token_ids[index] = await self._read(model.tokenizer)
-        ids = self._token_ids[index][prompt]
-        fitting = bounded(self._sampling, len(ids), model.max_model_len(), self._default_max_tokens)
-        return TokenizedPrompt(pack_token_ids(ids), len(ids), sibling(fitting, choice))
+            self._token_ids[index] = await self._tokenize(model.tokenizer)
+        token_ids = self._token_ids[index][prompt]
+        fitted = fit_prompt(token_ids, self._sampling, model.max_model_len(), self._default_max_tokens)
+        return fitted._replace(sampling=sampling_for_choice(fitted.sampling, choice))

@@ -1,4 +1,4 @@
-"""The sequences of one request: started, followed to their ends, and closed whatever happens.
+"""The sequences of one request: started, read to their ends, and closed whatever happens.
 
 Not HTTP. The siblings of a prompt's first choice (`n` > 1) start when its first token is there: by then the prompt's
 blocks are published, and they find their whole prefix. Invariant: when `run` is over, however it ends, every stream is
@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.router.completions.formats import Whole
-from penstock.router.completions.text_assembly import Assembler, Piece
+from penstock.router.completions.formats import FinishedChoice
+from penstock.router.completions.text_assembly import TextAssembler, TextPiece
 from penstock.router.routing.request import Dispatcher, Generation, Receipt
 from penstock.wire.frames import Delta
 from penstock.wire.openai import PromptTokensDetails, Usage
@@ -19,11 +19,12 @@ from penstock.wire.openai import PromptTokensDetails, Usage
 
 @dataclass(slots=True)
 class Choice:
-    """One sequence, and what is known of it so far. Times are of the monotonic clock that `run` was given."""
+    """One sequence, and what is known of it so far. Times are seconds on the monotonic clock that `Completion` was
+    given."""
 
     index: int
     generation: Generation
-    assembler: Assembler
+    assembler: TextAssembler
     receipt: Receipt | None = None
     num_tokens: int = 0
     first_token_s: float | None = None
@@ -33,26 +34,27 @@ class Choice:
 
 Prompt = Sequence[Choice]
 """The choices of one prompt, the first one first."""
-Listener = Callable[[Delta], bool]
+DeltaListener = Callable[[Delta], bool]
+"""A function that takes a delta, or declines it by returning False."""
 
 
 class Emitter(Protocol):
-    """Where the pieces go."""
+    """The receiver of the text pieces: a stream of events, or the collector of a whole answer."""
 
-    async def emit(self, choice: Choice, piece: Piece) -> None:
-        """While it waits, nothing more is read of that sequence."""
+    async def emit(self, choice: Choice, piece: TextPiece) -> None:
+        """Take one piece. While this waits, nothing more is read of that sequence."""
 
-    def listener(self, choice: Choice, clock: Callable[[], float]) -> Listener | None:
-        """The short way of a token, taken by most, behind the first piece: from the replica's frame to the client
-        without waking a task.
+    def listener(self, choice: Choice, clock: Callable[[], float]) -> DeltaListener | None:
+        """The fast path of most tokens, from the first piece on: from the replica's frame to the client without waking
+        a task.
 
-        It does for a delta what `_follow` does, or declines it when it would have to wait. None: this answer has no
-        short way.
+        The listener does for a delta what `_follow` does, or declines the delta when it would have to wait. None: this
+        answer has no fast path.
         """
 
 
 class Completion:
-    """clock: monotonic seconds."""
+    """All sequences of one request, and what they use. clock: monotonic, seconds."""
 
     def __init__(
         self, prompts: Sequence[Prompt], dispatcher: Dispatcher, clock: Callable[[], float], emitter: Emitter
@@ -63,18 +65,20 @@ class Completion:
         self._emitter = emitter
 
     async def run(self) -> None:
-        """Raises what the dispatcher and its streams raise; the other sequences are then cancelled."""
+        """Run every sequence to its end. Raises what the dispatcher and its streams raise; the other sequences are then
+        cancelled."""
         if len(self.prompts) == 1 and len(self.prompts[0]) == 1:
             await self._follow(self.prompts[0][0])
             return
         try:
             async with asyncio.TaskGroup() as tasks:
                 for first, *siblings in self.prompts:
-                    tasks.create_task(self._follow(first, self._starter(tasks, siblings)))
+                    tasks.create_task(self._follow(first, self._make_starter(tasks, siblings)))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
     def usage(self) -> Usage:
+        """Tokens so far, as the API reports them."""
         num_prompt = sum(_num_prompt_tokens(choices[0]) for choices in self.prompts)
         num_output = sum(choice.num_tokens for choices in self.prompts for choice in choices)
         num_cached = sum(
@@ -82,7 +86,9 @@ class Completion:
         )
         return Usage(num_prompt, num_output, num_prompt + num_output, PromptTokensDetails(num_cached))
 
-    def _starter(self, tasks: asyncio.TaskGroup, choices: Sequence[Choice]) -> Callable[[], None]:
+    def _make_starter(self, tasks: asyncio.TaskGroup, choices: Sequence[Choice]) -> Callable[[], None]:
+        """A function that starts these choices, for the first token of their prompt."""
+
         def start() -> None:
             for choice in choices:
                 tasks.create_task(self._follow(choice))
@@ -97,9 +103,9 @@ class Completion:
             while not choice.is_finished:
                 delta = await stream.next()
                 if choice.first_token_s is None:
-                    _suit(choice, stream.receipt)
+                    _adopt_answering_tokenizer(choice, stream.receipt)
                 piece = choice.assembler.push(delta)
-                self._note(choice, piece, on_first)
+                self._record(choice, piece, on_first)
                 if choice.is_finished:
                     stream.close()  # before a client that may read slowly
                 await self._emitter.emit(choice, piece)
@@ -111,7 +117,7 @@ class Completion:
         finally:
             stream.close()
 
-    def _note(self, choice: Choice, piece: Piece, on_first: Callable[[], None] | None) -> None:
+    def _record(self, choice: Choice, piece: TextPiece, on_first: Callable[[], None] | None) -> None:
         choice.num_tokens += len(piece.token_ids) + piece.num_text_tokens
         choice.last_token_s = self._clock()
         choice.is_finished = piece.finish is not None
@@ -121,49 +127,49 @@ class Completion:
                 on_first()
 
 
-def _suit(choice: Choice, receipt: Receipt) -> None:
-    """By the first token it is known who answers; another model's tokens are another tokenizer's."""
+def _adopt_answering_tokenizer(choice: Choice, receipt: Receipt) -> None:
+    """Have the text assembled by the tokenizer of the model that answers, which is known once the first token is."""
     if receipt.answering_model is not None and receipt.answering_model.tokenizer is not None:
-        choice.assembler = choice.assembler.over(receipt.answering_model.tokenizer)
+        choice.assembler = choice.assembler.with_tokenizer(receipt.answering_model.tokenizer)
 
 
 def _num_prompt_tokens(choice: Choice) -> int:
-    """As whoever answers counts."""
+    """Prompt tokens as the answering model or provider counts them, or else as the first model's tokenizer does."""
     counted = None if choice.receipt is None else choice.receipt.num_prompt_tokens
     return choice.generation.num_prompt_tokens if counted is None else counted
 
 
 class Collector:
-    """Emits into whole answers."""
+    """Emitter of an answer that leaves as a whole."""
 
     def __init__(self) -> None:
-        self._parts: dict[int, list[Piece]] = {}
+        self._pieces: dict[int, list[TextPiece]] = {}
 
-    async def emit(self, choice: Choice, piece: Piece) -> None:
-        self._parts.setdefault(choice.index, []).append(piece)
+    async def emit(self, choice: Choice, piece: TextPiece) -> None:
+        self._pieces.setdefault(choice.index, []).append(piece)
 
-    def listener(self, choice: Choice, clock: Callable[[], float]) -> Listener | None:
+    def listener(self, choice: Choice, clock: Callable[[], float]) -> DeltaListener | None:
         if not choice.assembler.is_plain:
             return None
-        parts, push = self._parts[choice.index], choice.assembler.push
+        pieces, push = self._pieces[choice.index], choice.assembler.push
 
         def take(delta: Delta) -> bool:
-            parts.append(push(delta))
+            pieces.append(push(delta))
             choice.num_tokens += len(delta.token_ids)
             choice.last_token_s = clock()
             return True
 
         return take
 
-    def choices(self) -> list[Whole]:
-        """In the order of their indices."""
-        return [_whole(index, self._parts[index]) for index in sorted(self._parts)]
+    def choices(self) -> list[FinishedChoice]:
+        """Finished choices in the order of their indices."""
+        return [_join(index, self._pieces[index]) for index in sorted(self._pieces)]
 
 
-def _whole(index: int, pieces: Sequence[Piece]) -> Whole:
-    whole = Whole(index, "".join([piece.text for piece in pieces]), pieces[-1].finish or "stop")
+def _join(index: int, pieces: Sequence[TextPiece]) -> FinishedChoice:
+    choice = FinishedChoice(index, "".join([piece.text for piece in pieces]), pieces[-1].finish or "stop")
     for piece in pieces:
-        whole.token_ids += piece.token_ids
-        whole.logprobs += piece.logprobs or ()
-        whole.offsets += piece.offsets
-    return whole
+        choice.token_ids += piece.token_ids
+        choice.logprobs += piece.logprobs or ()
+        choice.offsets += piece.offsets
+    return choice

@@ -1,4 +1,5 @@
-"""What the HTTP surface works with: the models it serves and the collaborators a composition root hands to it."""
+"""The collaborators of the HTTP surface, built by a composition root: the models that are served, dispatcher, keys,
+admission, metrics."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,12 +9,14 @@ from typing import NamedTuple
 
 from penstock.base.metrics import Metrics
 from penstock.base.tracing import Tracing
-from penstock.router.completions.admission import Admission
+from penstock.router.completions.admission import Admission, check_model
 from penstock.router.config import GatewayConfig, ProviderConfig
-from penstock.router.models.adapter_models import AdapterDeps
+from penstock.router.models.adapter_models import AdapterDependencies
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Dispatcher
 from penstock.tenancy.keys import KeyStore
+from penstock.tenancy.tenants import Tenant
+from penstock.wire.errors import ModelNotFound
 
 
 class PoolReplicas(NamedTuple):
@@ -24,31 +27,33 @@ class PoolReplicas(NamedTuple):
     num_connected: int
 
 
-def _nothing() -> None:
-    """For a gateway whose gauges are always up to date."""
+def _no_refresh() -> None:
+    """The default of `refresh`: all gauges are up to date always."""
 
 
-def _never() -> bool:
-    """For a gateway without providers."""
+def _no_provider() -> bool:
+    """The default of `has_provider`: there are no providers."""
     return False
 
 
 @dataclass(frozen=True)
-class GatewayDeps:
+class GatewayDependencies:
+    """Everything a handler of requests may use."""
+
     config: GatewayConfig
     models: Mapping[str, ServedModel]
-    """By served name."""
+    """Models of the API by served name, adapters aside."""
     dispatcher: Dispatcher
     keys: KeyStore
     admission: Admission
     metrics: Metrics
     replicas: Callable[[], Sequence[PoolReplicas]]
     providers: Mapping[str, ProviderConfig] = field(default_factory=dict)
-    has_provider: Callable[[], bool] = _never
-    """Whether a provider may be asked now."""
-    refresh: Callable[[], None] = _nothing
-    """Called before /metrics is rendered, for gauges that are computed only when somebody looks."""
-    adapters: AdapterDeps | None = None
+    has_provider: Callable[[], bool] = _no_provider
+    """Whether at least one provider takes requests now."""
+    refresh: Callable[[], None] = _no_refresh
+    """Called before /metrics is rendered: sets the gauges that are computed for a scrape only."""
+    adapters: AdapterDependencies | None = None
     """None: this gateway serves no adapters."""
     tracing: Tracing | None = None
     """None: no request is traced."""
@@ -57,9 +62,24 @@ class GatewayDeps:
     clock: Callable[[], float] = time.monotonic
     """Monotonic, seconds."""
     random: Random = field(default_factory=Random)
-    """For request ids and seeds, which must differ but are no secret: the system's own randomness costs a call to the
-    kernel each."""
+    """Source of request ids and seeds, which must differ but are no secret: the system's own randomness costs a call to
+    the kernel each."""
 
     def can_serve(self) -> bool:
-        """Whether there is somebody now who could answer a request."""
+        """Whether a replica is connected, or a provider takes requests."""
         return any(pool.num_connected for pool in self.replicas()) or self.has_provider()
+
+    async def find_model(self, tenant: Tenant, name: str) -> ServedModel:
+        """A served model, or one of the tenant's adapters.
+
+        Raises ModelNotFound, Forbidden where the tenant may not use it, or Overloaded when adapters can't be looked up.
+        """
+        model = self.models.get(name)
+        if model is None and self.adapters is not None:
+            model = await self.adapters.models.find(tenant.id, name)
+        if model is None:
+            raise ModelNotFound(
+                f"The model '{name[:100]}' does not exist or you do not have access to it.", param="model"
+            )
+        check_model(tenant, model.label)
+        return model

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from penstock.router.completions.logprobs import chat_logprobs, text_logprobs
-from penstock.router.completions.text_assembly import Piece
+from penstock.router.completions.text_assembly import TextPiece
 from penstock.router.routing.request import Receipt
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.frames import TokenLogprobs
@@ -35,12 +35,12 @@ from penstock.wire.openai import (
 _MARK = "\x00text\x00"
 _encode = msgspec.json.Encoder().encode
 encode_text: Callable[[str], bytes] = _encode
-"""A text as JSON."""
+"""Encoder of a text as a JSON string."""
 _ENCODED_MARK = _encode(_MARK)
 
 
 class ResponseMeta(NamedTuple):
-    """What of a request shows in the answer's form."""
+    """The fields that every chunk of an answer repeats, and which optional parts the request wants."""
 
     id: str
     created: int
@@ -50,20 +50,21 @@ class ResponseMeta(NamedTuple):
     has_usage_chunk: bool = False
     has_token_ids: bool = False
     has_logprobs: bool = False
-    """Shown as far as there are any: the timed runner has none."""
+    """Whether log probabilities are shown, as far as there are any: the timed runner has none."""
 
-    def by(self, receipt: Receipt) -> "ResponseMeta":
+    def with_answering_model(self, receipt: Receipt) -> "ResponseMeta":
         return (
             self if receipt.answering_model is None else self._replace(fingerprint=receipt.answering_model.fingerprint)
         )
 
     @property
     def chunk_usage(self) -> UnsetType | None:
+        """Usage in chunks before the last: null where the last has it, absent elsewhere."""
         return None if self.has_usage_chunk else UNSET
 
 
 @dataclass(slots=True)
-class Whole:
+class FinishedChoice:
     """A finished choice."""
 
     index: int
@@ -75,16 +76,19 @@ class Whole:
 
 
 class Format(Protocol):
-    asked: ResponseMeta
+    """The JSON of one answer."""
 
-    def answered_by(self, receipt: Receipt) -> None:
-        """Known before anything is formatted: who answers may not be whom the request was read for."""
+    meta: ResponseMeta
 
-    def chunk(self, index: int, piece: Piece, is_first: bool) -> bytes:
-        """JSON of the chunk for a piece, its finish aside."""
+    def set_answering_model(self, receipt: Receipt) -> None:
+        """Must be called before anything is formatted: the model that answers may not be the one that the request was
+        tokenized for."""
+
+    def chunk(self, index: int, piece: TextPiece, is_first: bool) -> bytes:
+        """JSON of the chunk for a piece, without its finish."""
 
     def around_text(self, index: int) -> tuple[bytes, bytes]:
-        """What stands before and behind the text (`encode_text`) in a chunk that has nothing else."""
+        """JSON before and behind the text (`encode_text`) of a chunk that has nothing else."""
 
     def end(self, index: int, finish: FinishReason) -> bytes:
         """JSON of a choice's last chunk."""
@@ -92,29 +96,29 @@ class Format(Protocol):
     def usage(self, usage: Usage) -> bytes:
         """JSON of the stream's last chunk."""
 
-    def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
         """JSON of the whole answer."""
 
 
 class ChatFormat:
-    """/v1/chat/completions."""
+    """Answers of /v1/chat/completions."""
 
-    def __init__(self, asked: ResponseMeta) -> None:
-        self.asked = asked
+    def __init__(self, meta: ResponseMeta) -> None:
+        self.meta = meta
         self._plain: dict[int, tuple[bytes, bytes]] = {}
 
-    def chunk(self, index: int, piece: Piece, is_first: bool) -> bytes:
-        if is_first or self.asked.has_token_ids or self.asked.has_logprobs:
+    def chunk(self, index: int, piece: TextPiece, is_first: bool) -> bytes:
+        if is_first or self.meta.has_token_ids or self.meta.has_logprobs:
             return self._chunk(self._choice(index, piece, is_first))
         before, behind = self.around_text(index)
         return before + encode_text(piece.text) + behind
 
-    def answered_by(self, receipt: Receipt) -> None:
-        self.asked = self.asked.by(receipt)
+    def set_answering_model(self, receipt: Receipt) -> None:
+        self.meta = self.meta.with_answering_model(receipt)
 
     def around_text(self, index: int) -> tuple[bytes, bytes]:
         if index not in self._plain:
-            self._plain[index] = _cut(self._chunk(self._choice(index, Piece(_MARK, []), is_first=False)))
+            self._plain[index] = _split_at_mark(self._chunk(self._choice(index, TextPiece(_MARK, []), is_first=False)))
         return self._plain[index]
 
     def end(self, index: int, finish: FinishReason) -> bytes:
@@ -123,139 +127,137 @@ class ChatFormat:
                 index=index,
                 delta=ChatDelta(),
                 finish_reason=finish,
-                token_ids=[] if self.asked.has_token_ids else UNSET,
+                token_ids=[] if self.meta.has_token_ids else UNSET,
             )
         )
 
     def usage(self, usage: Usage) -> bytes:
         return self._chunk(None, usage)
 
-    def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
-        asked = self.asked
+    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
+        meta = self.meta
         answers = [
             ChatChoice(
                 index=choice.index,
                 message=ChatMessageOut(choice.text),
                 logprobs=self._logprobs(choice.token_ids, choice.logprobs),
                 finish_reason=choice.finish,
-                token_ids=choice.token_ids if asked.has_token_ids else UNSET,
+                token_ids=choice.token_ids if meta.has_token_ids else UNSET,
             )
             for choice in choices
         ]
         return _encode(
             ChatCompletion(
-                id=asked.id,
-                created=asked.created,
-                model=asked.model,
-                system_fingerprint=asked.fingerprint,
+                id=meta.id,
+                created=meta.created,
+                model=meta.model,
+                system_fingerprint=meta.fingerprint,
                 choices=answers,
                 usage=usage,
             )
         )
 
-    def _choice(self, index: int, piece: Piece, is_first: bool) -> ChatChunkChoice:
+    def _choice(self, index: int, piece: TextPiece, is_first: bool) -> ChatChunkChoice:
         return ChatChunkChoice(
             index=index,
             delta=ChatDelta(role="assistant" if is_first else UNSET, content=piece.text),
             logprobs=self._logprobs(piece.token_ids, piece.logprobs or ()),
-            token_ids=piece.token_ids if self.asked.has_token_ids else UNSET,
+            token_ids=piece.token_ids if self.meta.has_token_ids else UNSET,
         )
 
     def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> ChatLogprobs | None:
-        return (
-            chat_logprobs(self.asked.tokenizer, token_ids, logprobs) if self.asked.has_logprobs and logprobs else None
-        )
+        return chat_logprobs(self.meta.tokenizer, token_ids, logprobs) if self.meta.has_logprobs and logprobs else None
 
     def _chunk(self, choice: ChatChunkChoice | None, usage: Usage | None = None) -> bytes:
-        asked = self.asked
+        meta = self.meta
         return _encode(
             ChatCompletionChunk(
-                id=asked.id,
-                created=asked.created,
-                model=asked.model,
-                system_fingerprint=asked.fingerprint,
+                id=meta.id,
+                created=meta.created,
+                model=meta.model,
+                system_fingerprint=meta.fingerprint,
                 choices=[choice] if choice else [],
-                usage=usage or asked.chunk_usage,
+                usage=usage or meta.chunk_usage,
             )
         )
 
 
 class TextFormat:
-    """/v1/completions."""
+    """Answers of /v1/completions."""
 
-    def __init__(self, asked: ResponseMeta) -> None:
-        self.asked = asked
+    def __init__(self, meta: ResponseMeta) -> None:
+        self.meta = meta
         self._plain: dict[int, tuple[bytes, bytes]] = {}
 
-    def chunk(self, index: int, piece: Piece, is_first: bool) -> bytes:  # noqa: ARG002 (there is no role to begin with)
-        if self.asked.has_token_ids or self.asked.has_logprobs:
+    def chunk(self, index: int, piece: TextPiece, is_first: bool) -> bytes:  # noqa: ARG002 (there is no role to begin with)
+        if self.meta.has_token_ids or self.meta.has_logprobs:
             return self._chunk(self._choice(index, piece))
         before, behind = self.around_text(index)
         return before + encode_text(piece.text) + behind
 
     def around_text(self, index: int) -> tuple[bytes, bytes]:
         if index not in self._plain:
-            self._plain[index] = _cut(self._chunk(self._choice(index, Piece(_MARK, []))))
+            self._plain[index] = _split_at_mark(self._chunk(self._choice(index, TextPiece(_MARK, []))))
         return self._plain[index]
 
     def end(self, index: int, finish: FinishReason) -> bytes:
         return self._chunk(
-            TextChoice(index=index, text="", finish_reason=finish, token_ids=[] if self.asked.has_token_ids else UNSET)
+            TextChoice(index=index, text="", finish_reason=finish, token_ids=[] if self.meta.has_token_ids else UNSET)
         )
 
     def usage(self, usage: Usage) -> bytes:
         return self._chunk(None, usage)
 
-    def whole(self, choices: Sequence[Whole], usage: Usage) -> bytes:
+    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
         answers = [
             TextChoice(
                 index=choice.index,
                 text=choice.text,
                 logprobs=self._logprobs(choice.token_ids, choice.logprobs, choice.offsets),
                 finish_reason=choice.finish,
-                token_ids=choice.token_ids if self.asked.has_token_ids else UNSET,
+                token_ids=choice.token_ids if self.meta.has_token_ids else UNSET,
             )
             for choice in choices
         ]
         return self._completion(answers, usage)
 
-    def answered_by(self, receipt: Receipt) -> None:
-        self.asked = self.asked.by(receipt)
+    def set_answering_model(self, receipt: Receipt) -> None:
+        self.meta = self.meta.with_answering_model(receipt)
 
-    def _choice(self, index: int, piece: Piece) -> TextChoice:
+    def _choice(self, index: int, piece: TextPiece) -> TextChoice:
         return TextChoice(
             index=index,
             text=piece.text,
             logprobs=self._logprobs(piece.token_ids, piece.logprobs or (), piece.offsets),
-            token_ids=piece.token_ids if self.asked.has_token_ids else UNSET,
+            token_ids=piece.token_ids if self.meta.has_token_ids else UNSET,
         )
 
     def _logprobs(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]
     ) -> TextLogprobs | None:
         return (
-            text_logprobs(self.asked.tokenizer, token_ids, logprobs, offsets)
-            if self.asked.has_logprobs and logprobs
+            text_logprobs(self.meta.tokenizer, token_ids, logprobs, offsets)
+            if self.meta.has_logprobs and logprobs
             else None
         )
 
     def _chunk(self, choice: TextChoice | None, usage: Usage | None = None) -> bytes:
-        return self._completion([choice] if choice else [], usage or self.asked.chunk_usage)
+        return self._completion([choice] if choice else [], usage or self.meta.chunk_usage)
 
     def _completion(self, choices: list[TextChoice], usage: Usage | UnsetType | None) -> bytes:
-        asked = self.asked
+        meta = self.meta
         return _encode(
             TextCompletion(
-                id=asked.id,
-                created=asked.created,
-                model=asked.model,
-                system_fingerprint=asked.fingerprint,
+                id=meta.id,
+                created=meta.created,
+                model=meta.model,
+                system_fingerprint=meta.fingerprint,
                 choices=choices,
                 usage=usage,
             )
         )
 
 
-def _cut(chunk: bytes) -> tuple[bytes, bytes]:
+def _split_at_mark(chunk: bytes) -> tuple[bytes, bytes]:
     before, _, behind = chunk.partition(_ENCODED_MARK)
     return before, behind

@@ -23,7 +23,7 @@ def chat_logprobs(tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequ
 def text_logprobs(
     tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offsets: Sequence[int]
 ) -> TextLogprobs:
-    """The chosen token is among the top ones always, as OpenAI has it."""
+    """Log probabilities of a legacy completion; the chosen token is always among the top ones, as in OpenAI's API."""
     tokens = [_name(tokenizer.token_bytes[token_id]) for token_id in token_ids]
     chosen = [_finite(item.logprob) for item in logprobs]
     tops = []
@@ -44,7 +44,7 @@ def _text(data: bytes) -> str:
 
 
 def _name(data: bytes) -> str:
-    """Text where it is text; two pieces of characters must not both be U+FFFD, for names are keys."""
+    """Name of a token: its text, or its bytes where they are no text, for names are keys and must not all be U+FFFD."""
     try:
         return data.decode()
     except UnicodeDecodeError:

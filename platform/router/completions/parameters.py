@@ -1,4 +1,5 @@
-"""A request's parameters as the engine's: defaults, seeds, and the bounds that depend on prompt and model. Pure."""
+"""Sampling parameters of the engine from those of a request: defaults, seeds, and the bounds that depend on prompt and
+model. Pure."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,13 +12,13 @@ from penstock.wire.openai import ChatRequest, CompletionRequest, GenerationReque
 
 _SEED_BITS = 63
 _MIN_TEMPERATURE = 1e-5
-"""Below it only the likeliest token is ever drawn, and dividing by it would leave the range of float32: it is taken as
-0."""
+"""Smallest temperature that is not taken as 0: below it only the likeliest token is ever drawn, and dividing by it
+would leave the range of float32."""
 
 
 def sampling_params(request: ChatRequest | CompletionRequest, seed: int, vocab_size: int) -> SamplingParams:
-    """Of the first choice, with max_tokens as asked (0: not asked); see `bounded` and `sibling`. seed: drawn, for a
-    request without.
+    """Parameters of the first choice, with `max_tokens` as the request has it, or 0: see `bound_max_tokens` and
+    `sampling_for_choice`. seed: drawn, for a request without one.
 
     Raises InvalidRequest for token ids that the model has not.
     """
@@ -43,17 +44,18 @@ def sampling_params(request: ChatRequest | CompletionRequest, seed: int, vocab_s
     )
 
 
-def bounded(
+def bound_max_tokens(
     sampling: SamplingParams, num_prompt_tokens: int, max_model_len: int, default_max_tokens: int
 ) -> SamplingParams:
-    """With a max_tokens that fits behind the prompt. Raises ContextTooLong, or InvalidRequest when min_tokens exceeds
-    it."""
+    """The parameters with a `max_tokens` that fits behind the prompt. Raises ContextTooLong, or InvalidRequest when
+    min_tokens exceeds it."""
     room = max_model_len - num_prompt_tokens
     wanted = sampling.max_tokens or max(1, min(default_max_tokens, room))
     if wanted > room:
         raise ContextTooLong(
-            f"This model's maximum context length is {max_model_len} tokens. However, {num_prompt_tokens + wanted} tokens were requested: "
-            f"{num_prompt_tokens} in the prompt and {wanted} for the answer. Shorten one of them."
+            f"This model's maximum context length is {max_model_len} tokens. However, {num_prompt_tokens + wanted}"
+            f" tokens were requested: {num_prompt_tokens} in the prompt and {wanted} for the answer. Shorten one of"
+            " them."
         )
     if sampling.min_tokens > wanted:
         raise InvalidRequest(
@@ -63,8 +65,9 @@ def bounded(
     return msgspec.structs.replace(sampling, max_tokens=wanted)
 
 
-def sibling(sampling: SamplingParams, index: int) -> SamplingParams:
-    """For choice `index` of a prompt: the first has the request's own seed, each other one a seed derived from it."""
+def sampling_for_choice(sampling: SamplingParams, index: int) -> SamplingParams:
+    """The parameters of choice `index` of a prompt: 0 has the request's own seed, each other one a seed derived from
+    it."""
     if index == 0:
         return sampling
     digest = hashlib.blake2b(
@@ -80,7 +83,7 @@ def stop_strings(request: GenerationRequest) -> tuple[str, ...]:
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
-    """Raises InvalidRequest for one outside of [0, vocab_size)."""
+    """Raises InvalidRequest for a token id outside of [0, vocab_size)."""
     if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
         offender = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
         raise InvalidRequest(

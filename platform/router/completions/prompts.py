@@ -1,48 +1,62 @@
-"""What a request wants read, as token ids: messages through the model's chat template, texts, or ids as they are."""
+"""The prompts of a request as token ids: messages through the model's chat template, texts, or ids as they are; and
+what of them fits into a model's context."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
-from penstock.router.completions.parameters import check_token_ids
+from penstock.router.completions.parameters import bound_max_tokens, check_token_ids
+from penstock.router.routing.request import TokenizedPrompt
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import InvalidRequest
+from penstock.wire.frames import SamplingParams, pack_token_ids
 from penstock.wire.openai import MAX_CHOICES, ChatMessageIn, ChatRequest, CompletionRequest
 
 T = TypeVar("T")
 
 INLINE_CHARS = 8192
-"""A longer text is tokenized in a thread: its milliseconds would hold up every stream of this gateway."""
+"""Longest text that is tokenized on the event loop; a longer one goes to a thread, for its milliseconds would hold up
+every stream of this gateway."""
 
 
-async def chat_prompt(tokenizer: Tokenizer, request: ChatRequest) -> list[list[int]]:
-    """One prompt. Raises InvalidRequest when the template refuses."""
+async def tokenize_chat(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
+    """The one prompt of a chat. Raises InvalidRequest when the template refuses."""
     messages = [
         {"role": "system" if message.role == "developer" else message.role, "content": _text(message)}
         for message in request.messages
     ]
-    size = sum(len(message["content"]) for message in messages)
-    prompts = [await _off_loop(size, lambda: tokenizer.encode_chat(messages))]
-    return _checked(tokenizer, prompts, "messages")
+    num_chars = sum(len(message["content"]) for message in messages)
+    prompts = [await _run_off_loop(num_chars, partial(tokenizer.encode_chat, messages))]
+    return _check_prompts(tokenizer, prompts, "messages")
 
 
-async def completion_prompts(tokenizer: Tokenizer, request: CompletionRequest) -> list[list[int]]:
-    """Raises InvalidRequest for an empty prompt, a mixed array, or token ids that the model has not."""
-    texts, ids = _texts_or_ids(request.prompt)
+async def tokenize_completion(request: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
+    """The prompts of a legacy completion, one or several. Raises InvalidRequest for an empty prompt, a mixed array, or
+    token ids that the model has not."""
+    texts, ids = _split_prompt(request.prompt)
     if len(ids if ids is not None else texts) > MAX_CHOICES:
         raise InvalidRequest(
             f"'prompt' holds {len(request.prompt)} prompts; at most {MAX_CHOICES} are accepted.", param="prompt"
         )
     if ids is not None:
-        return _checked(tokenizer, ids, "prompt")
-    prompts = await _off_loop(
+        return _check_prompts(tokenizer, ids, "prompt")
+    prompts = await _run_off_loop(
         sum(map(len, texts)), lambda: [tokenizer.encode(text, add_special=True) for text in texts]
     )
-    return _checked(tokenizer, prompts, "prompt")
+    return _check_prompts(tokenizer, prompts, "prompt")
 
 
-def _texts_or_ids(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]] | None]:
-    """Either texts and None, or nothing and ids."""
+def fit_prompt(
+    token_ids: Sequence[int], sampling: SamplingParams, max_model_len: int, default_max_tokens: int
+) -> TokenizedPrompt:
+    """One prompt, ready to be sent to a model of that context. Raises as `bound_max_tokens` does."""
+    bounded = bound_max_tokens(sampling, len(token_ids), max_model_len, default_max_tokens)
+    return TokenizedPrompt(pack_token_ids(token_ids), len(token_ids), bounded)
+
+
+def _split_prompt(prompt: str | list[str | int | list[int]]) -> tuple[list[str], list[list[int]] | None]:
+    """The texts of a prompt and None, or no text and the token ids of each."""
     if isinstance(prompt, str):
         return [prompt], None
     texts = [item for item in prompt if isinstance(item, str)]
@@ -57,8 +71,9 @@ def _texts_or_ids(prompt: str | list[str | int | list[int]]) -> tuple[list[str],
     raise InvalidRequest("'prompt' mixes strings, token ids and arrays of token ids; use one kind.", param="prompt")
 
 
-def _checked(tokenizer: Tokenizer, prompts: list[list[int]], param: str) -> list[list[int]]:
-    """Text may hold tokens that were added to the tokenizer and not to the model."""
+def _check_prompts(tokenizer: Tokenizer, prompts: list[list[int]], param: str) -> list[list[int]]:
+    """The prompts as they are. Raises InvalidRequest for an empty one, and for token ids that the model has not: text
+    may hold tokens that were added to the tokenizer only."""
     if not prompts or not all(prompts):
         raise InvalidRequest(f"'{param}' is empty: there is no token to begin with.", param=param)
     for prompt in prompts:
@@ -72,5 +87,5 @@ def _text(message: ChatMessageIn) -> str:
     return message.content or ""
 
 
-async def _off_loop(num_chars: int, work: Callable[[], T]) -> T:
+async def _run_off_loop(num_chars: int, work: Callable[[], T]) -> T:
     return work() if num_chars <= INLINE_CHARS else await asyncio.to_thread(work)

@@ -1,7 +1,6 @@
-"""Receipts of the latest requests, for GET /v1/receipts/{request_id}: why each of its sequences was answered where it
-was.
+"""Receipts of the latest requests, for GET /v1/receipts/{request_id}: why each sequence was answered where it was.
 
-In the memory of the gateway that served them, the oldest ones forgotten; a tenant sees its own only.
+They lie in the memory of the gateway that served the requests; the oldest are forgotten; a tenant sees its own only.
 """
 
 from collections import OrderedDict
@@ -23,14 +22,14 @@ class _Kept:
 
 
 class Receipts:
-    """max_kept: more, and the oldest goes."""
+    """The latest receipts. max_kept: requests; with one more the oldest is forgotten."""
 
     def __init__(self, max_kept: int) -> None:
         self._max_kept = max_kept
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
 
     def keep(self, request_id: str, tenant: str, model: str, created: int, completion: Completion) -> None:
-        """Of the sequences that were placed. created: Unix time, seconds."""
+        """Keep the receipts of the sequences that were placed. created: Unix time, seconds."""
         receipts = [choice.receipt for prompt in completion.prompts for choice in prompt if choice.receipt is not None]
         if receipts:
             self._kept[request_id] = _Kept(tenant, model, created, receipts)
@@ -38,12 +37,14 @@ class Receipts:
                 self._kept.popitem(last=False)
 
     def find(self, request_id: str, tenant: str) -> RequestReceipt:
-        """request_id: of the response's header, or an answer's id. Raises NotFound, also for another tenant's."""
+        """request_id: from the response's header, or the id of an answer. Raises NotFound, also for another
+        tenant's."""
         plain = request_id.rpartition("-")[2]
         kept = self._kept.get(plain)
         if kept is None or kept.tenant != tenant:
             raise NotFound(
-                f"There is no receipt of a request '{request_id[:100]}'; only the latest are kept, each by the gateway that answered."
+                f"There is no receipt of a request '{request_id[:100]}'; only the latest are kept, each by the gateway"
+                " that answered."
             )
         return RequestReceipt(
             id=plain, created=kept.created, model=kept.model, choices=[_choice(receipt) for receipt in kept.receipts]
@@ -64,11 +65,14 @@ def _choice(receipt: Receipt) -> ChoiceReceipt:
         queued_s=receipt.queued_s,
         attempts=receipt.attempts,
         scores=receipt.scores,
-        considered=[_route(seen) for seen in receipt.considered],
+        considered=[_route(attempt) for attempt in receipt.considered],
     )
 
 
-def _route(seen: RouteAttempt) -> ConsideredRoute:
+def _route(attempt: RouteAttempt) -> ConsideredRoute:
     return ConsideredRoute(
-        tier=seen.tier, places=list(seen.places), predicted_ttft_s=seen.predicted_ttft_s, obstacle=seen.obstacle
+        tier=attempt.tier,
+        places=list(attempt.places),
+        predicted_ttft_s=attempt.predicted_ttft_s,
+        obstacle=attempt.obstacle,
     )

@@ -1,4 +1,4 @@
-"""What a request leaves in the metrics: a handful of observations when it is over, none while it streams.
+"""Metrics of requests: a few observations when a request is over, none while it streams.
 
 Invariant: a label is a served model's name or a constant, never what a caller sent.
 """
@@ -14,8 +14,8 @@ CLIENT_GONE = "499"
 """Code of requests whose client hung up before the status was out."""
 
 
-class ModelMeters:
-    """The instruments of one model, looked up once."""
+class ModelMetrics:
+    """The metrics of one model's requests, their labels looked up once."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self._metrics = metrics
@@ -33,31 +33,32 @@ class ModelMeters:
         self._true_tokens = metrics.prefix_true_tokens.labels(model)
         self._disconnects = metrics.client_disconnects.labels(model)
 
-    def answered(self, code: str, seconds: float) -> None:
-        """Any request that is over."""
+    def record_response(self, code: str, seconds: float) -> None:
+        """One request that is over. code: HTTP status, or CLIENT_GONE."""
         counter = self._codes.get(code)
         if counter is None:
             counter = self._codes[code] = self._metrics.requests.labels(self._model, code)
         counter.inc()
         self._request_s.observe(seconds)
 
-    def gone(self) -> None:
+    def record_disconnect(self) -> None:
         self._disconnects.inc()
 
-    def generated(self, completion: Completion, began_s: float) -> None:
-        """What the request's sequences have come to, also when it was cut off."""
+    def record_completion(self, completion: Completion, began_s: float) -> None:
+        """Times and tokens of a request's sequences, also when the request was cut off. began_s: on the clock of
+        `completion`."""
         choices = [choice for prompt in completion.prompts for choice in prompt]
         firsts = [choice.first_token_s for choice in choices if choice.first_token_s is not None]
         if firsts:
             self._ttft_s.observe(min(firsts) - began_s)
         for choice in choices:
-            self._sequence(choice)
+            self._record_sequence(choice)
         if all(choice.is_finished for choice in choices):
             usage = completion.usage()
             self._prompt_tokens.inc(usage.prompt_tokens)
             self._output_tokens.inc(usage.completion_tokens)
 
-    def _sequence(self, choice: Choice) -> None:
+    def _record_sequence(self, choice: Choice) -> None:
         receipt = choice.receipt
         if receipt is None or choice.first_token_s is None:
             return
@@ -73,10 +74,13 @@ class ModelMeters:
             self._tpot_s.observe((choice.last_token_s - choice.first_token_s) / (choice.num_tokens - 1))
 
 
-class Meters:
-    def __init__(self, metrics: Metrics, models: Iterable[str]) -> None:
-        self._none = ModelMeters(metrics, NO_MODEL)
-        self._models = {model: ModelMeters(metrics, model) for model in models}
+class RequestMetrics:
+    """The metrics of all requests, by model."""
 
-    def of(self, model: str | None) -> ModelMeters:
+    def __init__(self, metrics: Metrics, models: Iterable[str]) -> None:
+        self._none = ModelMetrics(metrics, NO_MODEL)
+        self._models = {model: ModelMetrics(metrics, model) for model in models}
+
+    def for_model(self, model: str | None) -> ModelMetrics:
+        """model: label of a served model; None: the request failed before its model was known."""
         return self._none if model is None else self._models[model]

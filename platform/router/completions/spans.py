@@ -1,7 +1,7 @@
-"""What a request's trace says of the request as a whole; the names are in `base.telemetry`.
+"""The span of a request as a whole; the names of its attributes are in `base.telemetry`.
 
-Not the recording (`base.tracing`), and not its sequences (`dispatch.spans`). For a request that is not traced each of
-these is at most a test whether it is.
+Not the recording (`base.tracing`), and not the sequences of the request (`dispatch.spans`). For a request that is not
+traced each function here costs one test.
 """
 
 from penstock.base import telemetry as names
@@ -11,7 +11,7 @@ from penstock.router.transport.exchange import Exchange
 
 
 def begin(tracing: Tracing | None, exchange: Exchange, tenant: str) -> Started:
-    """For a caller who is known: an unknown one must not fill the collector."""
+    """Begin the trace of an authenticated request: an unknown caller must not fill the collector."""
     if tracing is None:
         return NOT_TRACED
     parents, states = (exchange.all_headers(name) for name in (b"traceparent", b"tracestate"))
@@ -22,8 +22,8 @@ def begin(tracing: Tracing | None, exchange: Exchange, tenant: str) -> Started:
     return started
 
 
-def generated(exchange: Exchange, completion: Completion) -> None:
-    """What the request's sequences have come to, also when it was cut off."""
+def record_completion(exchange: Exchange, completion: Completion) -> None:
+    """Note tokens and TTFT of the request's sequences, also when the request was cut off."""
     trace = exchange.traced.trace
     if trace is None:
         return
@@ -40,7 +40,7 @@ def generated(exchange: Exchange, completion: Completion) -> None:
     )
 
 
-def ended(exchange: Exchange, trace: Trace) -> None:
-    """The answer is out, or given up."""
+def end(exchange: Exchange, trace: Trace) -> None:
+    """End the request's span: the answer is sent, or given up."""
     trace.note({names.MODEL: exchange.model, names.IS_STREAM: exchange.is_stream, names.STATUS: exchange.status})
     trace.end(exchange.failure)

@@ -8,9 +8,9 @@ one choice leave in order; what ends the stream (last finish, usage, [DONE]) lea
 import asyncio
 from collections.abc import Callable
 
-from penstock.router.completions.completion import Choice, Listener
+from penstock.router.completions.completion import Choice, DeltaListener
 from penstock.router.completions.formats import Format, encode_text
-from penstock.router.completions.text_assembly import Piece
+from penstock.router.completions.text_assembly import TextPiece
 from penstock.router.transport.exchange import EVENT, EVENT_END, EVENTS, Exchange
 from penstock.router.transport.headers import receipt_headers
 from penstock.wire.frames import Delta
@@ -21,24 +21,24 @@ _HEADERS = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
 
 class EventStream:
-    """num_choices: how many will finish."""
+    """Emitter of an answer that leaves as events. num_choices: choices of all prompts, each of which will finish."""
 
-    def __init__(self, exchange: Exchange, form: Format, num_choices: int) -> None:
+    def __init__(self, exchange: Exchange, answer_format: Format, num_choices: int) -> None:
         self._exchange = exchange
-        self._form = form
+        self._format = answer_format
         self._num_open = num_choices
         self._begun: set[int] = set()
         self._tail = b""
         self._has_started = False
         self._starting = asyncio.Lock()
-        asked = form.asked
-        self._sends_every_token = asked.has_token_ids or asked.has_logprobs
+        meta = answer_format.meta
+        self._sends_every_token = meta.has_token_ids or meta.has_logprobs
 
-    async def emit(self, choice: Choice, piece: Piece) -> None:
+    async def emit(self, choice: Choice, piece: TextPiece) -> None:
         """Waits while the client is not reading."""
         if not self._begun:
             assert choice.receipt is not None
-            self._form.answered_by(choice.receipt)
+            self._format.set_answering_model(choice.receipt)
         events = self._events(choice.index, piece)
         is_last = self._num_open == 0  # now: others may finish while this one waits
         if not self._has_started:
@@ -48,12 +48,12 @@ class EventStream:
         elif events:
             await self._exchange.write(events)
 
-    def listener(self, choice: Choice, clock: Callable[[], float]) -> Listener | None:
-        """Of chunks with text and nothing else; most of a gateway's time is spent in here."""
+    def listener(self, choice: Choice, clock: Callable[[], float]) -> DeltaListener | None:
+        """The fast path of chunks with text and nothing else; most of a gateway's time is spent in here."""
         if self._sends_every_token or not choice.assembler.is_plain:
             return None
         exchange, text_of = self._exchange, choice.assembler.text
-        before, behind = self._form.around_text(choice.index)
+        before, behind = self._format.around_text(choice.index)
         before, behind = EVENT + before, behind + EVENT_END
 
         def take(delta: Delta) -> bool:
@@ -69,24 +69,24 @@ class EventStream:
         return take
 
     async def end(self, usage: Usage) -> None:
-        """After the last choice's finish."""
-        if self._form.asked.has_usage_chunk:
-            self._tail += EVENT + self._form.usage(usage) + EVENT_END
+        """Send the end of the stream, once every choice has finished."""
+        if self._format.meta.has_usage_chunk:
+            self._tail += EVENT + self._format.usage(usage) + EVENT_END
         await self._exchange.write(self._tail + DONE, is_last=True)
 
-    def _events(self, index: int, piece: Piece) -> bytes:
+    def _events(self, index: int, piece: TextPiece) -> bytes:
         is_first = index not in self._begun
         events = b""
         if is_first or piece.text or (self._sends_every_token and piece.token_ids):
             self._begun.add(index)
-            events = EVENT + self._form.chunk(index, piece, is_first) + EVENT_END
+            events = EVENT + self._format.chunk(index, piece, is_first) + EVENT_END
         if piece.finish is not None:
             self._num_open -= 1
-            events += EVENT + self._form.end(index, piece.finish) + EVENT_END
+            events += EVENT + self._format.end(index, piece.finish) + EVENT_END
         return events
 
     async def _start(self, choice: Choice) -> None:
-        """Once; other choices wait until it is done."""
+        """Start the response, once; other choices wait until that is done."""
         async with self._starting:
             if not self._has_started:
                 assert choice.receipt is not None

@@ -15,21 +15,23 @@ from penstock.wire.frames import Delta, Finish, TokenLogprobs
 from penstock.wire.openai import FinishReason
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
+    """What an answer gains by one delta."""
+
     text: str
-    """May be empty: half a character, or what may become a stop string, is held back."""
+    """New text; may be empty: half a character, or what may become a stop string, is held back."""
     token_ids: list[int]
     finish: FinishReason | None = None
     logprobs: list[TokenLogprobs] | None = None
-    """Aligned with `token_ids`, where asked for."""
+    """One for each of `token_ids`; None: the request wants none."""
     offsets: Sequence[int] = ()
-    """Aligned with `token_ids`, where asked for: whole characters of the answer before each token."""
+    """Whole characters of the answer before each of `token_ids`; empty: the request wants none."""
     num_text_tokens: int = 0
     """Tokens of an answer that comes as text; see `TextDelta`."""
 
 
-class Assembler:
-    """Of one sequence. min_tokens: stop strings count only in what comes after that many tokens."""
+class TextAssembler:
+    """The text of one sequence so far. min_tokens: stop strings count only in what comes after that many tokens."""
 
     __slots__ = (
         "_detokenizer",
@@ -60,35 +62,35 @@ class Assembler:
         return not (self._has_stops or self._has_offsets)
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """`push` of a plain delta where `is_plain`: only the text, and what comes after it counts on nothing else."""
+        """The text of a plain delta, as `push` would return it; only where `is_plain`."""
         return self._detokenizer.push(token_ids)
 
-    def over(self, tokenizer: Tokenizer) -> "Assembler":
-        """The same for an answer that another model gives; before anything is pushed."""
-        return Assembler(tokenizer, self._stops_wanted, self._min_tokens, self._has_offsets)
+    def with_tokenizer(self, tokenizer: Tokenizer) -> "TextAssembler":
+        """A new assembler with the same stops, for an answer by another model; only before anything is pushed."""
+        return TextAssembler(tokenizer, self._stops_wanted, self._min_tokens, self._has_offsets)
 
-    def push(self, delta: Delta) -> Piece:
-        """delta.finish: None, STOP or LENGTH."""
+    def push(self, delta: Delta) -> TextPiece:
+        """The piece of text that a delta adds. delta.finish: None, STOP or LENGTH."""
         if isinstance(delta, TextDelta):
             return self._push_text(delta)
         if self._has_stops or self._has_offsets:
-            piece = self._step(delta)
+            piece = self._push_each(delta)
         else:
-            piece = Piece(self._detokenizer.push(delta.token_ids), delta.token_ids, None, delta.logprobs)
+            piece = TextPiece(self._detokenizer.push(delta.token_ids), delta.token_ids, None, delta.logprobs)
         if piece.finish is None and delta.finish is not None:
-            return self._finished(piece, delta.finish)
+            return self._finish(piece, delta.finish)
         return piece
 
-    def _push_text(self, delta: TextDelta) -> Piece:
-        """Who sends it watches for some stop strings, but not for all."""
+    def _push_text(self, delta: TextDelta) -> TextPiece:
+        """Text of a provider, which watches for some stop strings, but not for all."""
         text, has_stopped = self._stops.push(delta.text)
         if has_stopped:
-            return Piece(text, [], "stop", num_text_tokens=delta.num_tokens)
-        piece = Piece(text, [], num_text_tokens=delta.num_tokens)
-        return piece if delta.finish is None else self._finished(piece, delta.finish)
+            return TextPiece(text, [], "stop", num_text_tokens=delta.num_tokens)
+        piece = TextPiece(text, [], num_text_tokens=delta.num_tokens)
+        return piece if delta.finish is None else self._finish(piece, delta.finish)
 
-    def _step(self, delta: Delta) -> Piece:
-        """Token by token, so that the one that completes a stop string is known."""
+    def _push_each(self, delta: Delta) -> TextPiece:
+        """Detokenize token by token, so that the one that completes a stop string is known."""
         texts: list[str] = []
         offsets: list[int] = []
         for count, token_id in enumerate(delta.token_ids, 1):
@@ -101,12 +103,12 @@ class Assembler:
                 text, has_stopped = self._stops.push(text)
             texts.append(text)
             if has_stopped:
-                return Piece(
+                return TextPiece(
                     "".join(texts), delta.token_ids[:count], "stop", delta.logprobs and delta.logprobs[:count], offsets
                 )
-        return Piece("".join(texts), delta.token_ids, None, delta.logprobs, offsets)
+        return TextPiece("".join(texts), delta.token_ids, None, delta.logprobs, offsets)
 
-    def _finished(self, piece: Piece, finish: Finish) -> Piece:
+    def _finish(self, piece: TextPiece, finish: Finish) -> TextPiece:
         tail, has_stopped = self._stops.push(self._detokenizer.finish())
         if not has_stopped:
             tail += self._stops.finish()

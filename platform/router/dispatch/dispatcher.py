@@ -1,9 +1,10 @@
-"""Dispatch: places each stream on a replica, and on another one when the first is lost or refuses.
+"""Dispatch: places each request on a replica, and on another one when the first is lost or refuses.
 
-Not HTTP, not the choice itself (policy), not the wait (queue). Before its first token a stream is simply submitted
-again; after it, with the output so far behind the prompt, and since seed and noise belong to the position, the answer
-goes on as if nothing had happened. Invariant: when `start` raises, or a stream is closed, nothing of it is left in the
-queue, on a replica or in a timer.
+Not HTTP, not the choice itself (policy), not the wait (queue), not the deltas on their way (mailbox). Before its first
+token a request is simply submitted again; after it, with the output so far behind the prompt, and since seed and noise
+belong to the position, the answer goes on as if nothing had happened. Invariants: nobody else writes a request's
+state or receipt; a request is on at most one replica; when `start` raises, or a stream is closed, nothing of it is left
+in the queue, on a replica or in a timer.
 """
 
 import asyncio
@@ -14,72 +15,40 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from random import Random
 from types import MappingProxyType
-from typing import NamedTuple
 
+import msgspec
 from prometheus_client import Counter
 
 from penstock.base.errors import PenstockError
 from penstock.base.metrics import Metrics
 from penstock.prefix.index import PrefixIndex
 from penstock.router.config import GatewayConfig, PoolSpec
-from penstock.router.dispatch.stream import RoutedStream
-from penstock.router.dispatch.waiting import Lane, WaitQueue
+from penstock.router.dispatch.mailbox import Mailbox
+from penstock.router.dispatch.output_lengths import OutputLengths
+from penstock.router.dispatch.receipt import fill_receipt
+from penstock.router.dispatch.route_states import Candidate, RouteReader, RouteState, find_unread, raise_if_hopeless
+from penstock.router.dispatch.spans import make_stream_trace
+from penstock.router.dispatch.state import RequestState
+from penstock.router.dispatch.waiting import AttemptResult, Lane, WaitQueue
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.fleet import Fleet
-from penstock.router.replicas.replica_client import ReplicaClient
-from penstock.router.routing.chains import Chain, ChainKind, Chains
-from penstock.router.routing.policy import Decision, Wait, choose
-from penstock.router.routing.request import AnsweringModel, Generation, Route, RouteAttempt, TokenizedPrompt
-from penstock.router.routing.tiers import OBSTACLE, RouteForecast, TierReason, decide
-from penstock.wire.errors import ContextTooLong, DeadlineExceeded, Overloaded, RequestError
-from penstock.wire.frames import Submit, pack_token_ids
+from penstock.router.routing.chains import Chains, RequestChains
+from penstock.router.routing.request import Generation, LazyPrompt, Receipt, Route, TextDelta
+from penstock.router.routing.tiers import RouteForecast, TierReason, decide
+from penstock.wire.errors import DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
+from penstock.wire.frames import Delta, Finish, Submit
 
-FIRST_OUTPUT_TOKENS = 128.0
-"""Expected length of an answer before any has finished."""
-OUTPUT_TOKENS_RATE = 0.02
-"""Weight of the latest answer in that expectation."""
-PROVIDER_REASON = "provider"
-"""A receipt's reason where no replica was chosen."""
-_REFUSED, _TOO_LONG, _INCAPABLE = (
-    RouteForecast(obstacle=reason)
-    for reason in (TierReason.REFUSED, TierReason.CONTEXT_TOO_LONG, TierReason.CAPABILITY)
-)
+MAX_ATTEMPTS = 4
+"""Replicas tried for one answer, the first included."""
+DEADLINE_GRACE_S = 1.0
+"""The replica ends a sequence at its deadline; this much later the router does it without it."""
 EXPECT_GRACE_S = 2.0
 """A replica is taken to hold a prompt it was sent for twice its predicted TTFT and this long; by then its own event has
 come."""
 
 
-class _Candidate(NamedTuple):
-    remote: ReplicaClient
-    chain: Chain
-    cached_tokens: int
-
-
-class _RouteState(NamedTuple):
-    """A route as it is now."""
-
-    route: Route
-    outlook: RouteForecast
-    tokenized: TokenizedPrompt
-    decision: Decision | None = None
-    """Among the replicas of its pools; a provider has none."""
-    candidates: Sequence[_Candidate] = ()
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Waiting doesn't help."""
-        return self.outlook.obstacle in (TierReason.CONTEXT_TOO_LONG, TierReason.REFUSED, TierReason.CAPABILITY)
-
-    @property
-    def chosen(self) -> _Candidate:
-        assert self.decision is not None
-        return next(
-            candidate for candidate in self.candidates if candidate.remote.member.replica_id == self.decision.replica_id
-        )
-
-
 class RoutingDispatcher:
-    """See `penstock.router.routing.request.Dispatcher`. `now` is Unix time; `clock` is monotonic; both in seconds."""
+    """The `penstock.router.routing.request.Dispatcher`. `now` is Unix time; `clock` is monotonic; both in seconds."""
 
     def __init__(
         self,
@@ -96,314 +65,310 @@ class RoutingDispatcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pools = pools
-        self._fleet = fleet
         self._index = index
         self._queue = queue
         self._chains = chains
         self._max_buffered_deltas = config.max_buffered_deltas
         self._ttft_target_s = config.ttft_target_s
         self._metrics = metrics
-        self._random = random
         self._providers = providers
         self._now = now
         self._clock = clock
+        self._lengths = OutputLengths()
+        self._route_reader = RouteReader(fleet, index, providers, self._lengths, random, clock)
         self._arrivals = itertools.count()
-        self._output_tokens: dict[tuple[str, ...], float] = {}
         self._attempts: dict[tuple[str, str], Counter] = {}
-        """By pool and kind: looking a label up costs more than counting."""
+        """Counters by pool and kind: looking a label up costs more than counting."""
         self._tier_decisions: dict[tuple[str, str, str], Counter] = {}
 
-    async def start(self, generation: Generation) -> RoutedStream:
+    async def start(self, generation: Generation) -> Mailbox:
         """Raises Overloaded, DeadlineExceeded, or ContextTooLong where no replica's context holds the prompt."""
-        stream = RoutedStream(generation, next(self._arrivals), self, self._max_buffered_deltas)
+        mailbox = Mailbox(self._new_state(generation), self, self._max_buffered_deltas)
         try:
-            await self.place(stream)
+            await self._place(mailbox)
         except BaseException:
-            stream.close()
+            mailbox.close()
             raise
-        return stream
+        return mailbox
 
-    async def place(self, stream: RoutedStream) -> None:
+    def _new_state(self, generation: Generation) -> RequestState:
+        receipt = Receipt(generation.request_id)
+        return RequestState(
+            generation=generation,
+            arrival=next(self._arrivals),
+            receipt=receipt,
+            trace=make_stream_trace(generation, receipt),
+            chains=RequestChains(self._chains, generation.salt, generation.adapter),
+            tokenized=generation.tokenized,
+        )
+
+    # placing
+
+    async def _place(self, mailbox: Mailbox) -> None:
+        """Find a carrier, waiting for one if need be, and submit prompt and output so far."""
+        state = mailbox.state
         began = self._clock()
-        lane = Lane(self._places(stream), frozenset(stream.refused_by))
+        lane = Lane(self._lane_pools(state), frozenset(state.refused_by))
         try:
-            await self._admit(stream, lane)
-            while stream.unread:
-                unread, stream.unread = stream.unread, []
-                for other in unread:
-                    await other.load()
-                asyncio.get_running_loop().call_soon(
-                    self._queue.wake, lane.pools[0]
-                )  # who comes back to a lane is not asked by itself
-                await self._admit(stream, lane)
+            while await self._admit(mailbox, lane) is AttemptResult.NEEDS_TOKENIZATION:
+                for prompt in state.unread_prompts:
+                    await prompt.load()
+                # one that comes back to a lane is not tried before the next wake
+                asyncio.get_running_loop().call_soon(self._queue.wake, lane.pools[0])
         finally:
-            stream.receipt.queued_s += self._clock() - began
-            if stream.trace is not None:
-                stream.trace.waited(began, self._clock(), sys.exception())
+            state.receipt.queued_s += self._clock() - began
+            if state.trace is not None:
+                state.trace.record_wait(began, self._clock(), sys.exception())
 
-    async def _admit(self, stream: RoutedStream, lane: Lane) -> None:
-        seconds_left = stream.generation.deadline - self._now()
+    async def _admit(self, mailbox: Mailbox, lane: Lane) -> AttemptResult:
+        state = mailbox.state
+        seconds_left = state.generation.deadline - self._now()
         if seconds_left <= 0:
             raise DeadlineExceeded("the request's deadline has passed")
-        await self._queue.admit(
-            lane, partial(self._try_place, stream), arrival=stream.arrival, deadline_in_s=seconds_left
+        return await self._queue.admit(
+            lane, partial(self._try_place, mailbox), arrival=state.arrival, deadline_in_s=seconds_left
         )
 
-    def ended(self, stream: RoutedStream, error: PenstockError | None) -> None:
-        if error is None and stream.output:
-            pools = stream.generation.pools
-            mean = self._output_tokens.get(pools, FIRST_OUTPUT_TOKENS)
-            self._output_tokens[pools] = mean + OUTPUT_TOKENS_RATE * (len(stream.output) - mean)
-
-    def slow(self) -> None:
-        self._metrics.slow_clients.inc()
-
-    def _try_place(self, stream: RoutedStream) -> bool:
-        """Choose and submit, now; False: no route can take it. With `stream.unread` set it is to be placed again, once
-        that is read."""
-        if stream.is_closed:
-            return True
+    def _try_place(self, mailbox: Mailbox) -> AttemptResult:
+        """Choose and submit, now. NEEDS_TOKENIZATION: `state.unread_prompts` first."""
+        if mailbox.is_closed:
+            return AttemptResult.CLOSED
+        state = mailbox.state
         began = self._clock()
-        routes = self._routes(stream)
-        looks: list[_RouteState] = []
-        choice = decide(self._outlooks(stream, routes, looks), self._ttft_target_s, stream.generation.skipped)
-        if stream.unread:
-            return True
+        routes = self._open_routes(state)
+        route_states: list[RouteState] = []
+        unread: list[LazyPrompt] = []
+        forecasts = self._forecasts(state, routes, route_states, unread)
+        choice = decide(forecasts, self._ttft_target_s, state.generation.skipped)
+        state.unread_prompts = unread
+        if unread:
+            return AttemptResult.NEEDS_TOKENIZATION
         if choice.route is None:
-            _raise_if_hopeless(stream, looks)
-            return False
-        look = looks[choice.route]
+            raise_if_hopeless(state, route_states)
+            return AttemptResult.MUST_WAIT
         is_only = len(routes) == 1 and choice.reason in (TierReason.PREFERRED, TierReason.NONE_BETTER)
-        self._go(stream, look)
-        self._explain(stream, look, looks, TierReason.ONLY_TIER if is_only else choice.reason)
-        if stream.trace is not None:
-            stream.trace.routed(began, self._clock())
-        return True
+        reason = TierReason.ONLY_TIER if is_only else choice.reason
+        chosen = route_states[choice.route]
+        self._submit(mailbox, chosen)
+        fill_receipt(state.receipt, state.generation, chosen, route_states, reason, self._pools)
+        self._count_placement(state, reason)
+        if state.trace is not None:
+            state.trace.record_route(began, self._clock())
+        return AttemptResult.PLACED
 
-    def _routes(self, stream: RoutedStream) -> Sequence[Route]:
-        """After the first token only the same model can go on."""
-        generation = stream.generation
+    def _open_routes(self, state: RequestState) -> Sequence[Route]:
+        """Routes that may answer; once there is a first token, only those to the same model."""
+        generation = state.generation
         if not generation.routes:
             return (Route(self._pools[generation.pools[0]].tier, generation.pools),)
-        if not stream.output:
+        if not state.output:
             return generation.routes
-        return [route for route in generation.routes if route.provider is None and route.model == stream.model]
+        return [route for route in generation.routes if route.provider is None and route.model == state.model_index]
 
-    def _places(self, stream: RoutedStream) -> tuple[str, ...]:
-        """Of its lane. An answer that has begun may not hold up those that still may go elsewhere."""
-        pools = (
-            [pool for route in self._routes(stream) for pool in route.pools]
-            if stream.output
-            else stream.generation.pools
-        )
-        return tuple(sorted(pools))
+    def _lane_pools(self, state: RequestState) -> tuple[str, ...]:
+        """Pools of the request's lane. An answer that has begun may not hold up those that still may go elsewhere."""
+        if not state.output:
+            return tuple(sorted(state.generation.pools))
+        return tuple(sorted(pool for route in self._open_routes(state) for pool in route.pools))
 
-    def _outlooks(
-        self, stream: RoutedStream, routes: Sequence[Route], looks: list[_RouteState]
+    def _forecasts(
+        self, state: RequestState, routes: Sequence[Route], route_states: list[RouteState], unread: list[LazyPrompt]
     ) -> Iterator[RouteForecast]:
-        """Of one route after the other, as far as asked; `looks` has what they rest on."""
+        """Forecast of one route after the other, each read only when the decision comes to it.
+
+        Fills `route_states`, in the order of the forecasts, and `unread`: prompts whose routes have no forecast yet.
+        """
         for route in routes:
-            look = self._look(stream, route)
-            if look is not None:
-                looks.append(look)
-                yield look.outlook
+            prompt = find_unread(state.generation, route)
+            if prompt is not None:
+                unread.append(prompt)
+                continue
+            route_states.append(self._route_reader.read(state, route))
+            yield route_states[-1].forecast
 
-    def _look(self, stream: RoutedStream, route: Route) -> _RouteState | None:
-        """None: the prompt has not been read for that model."""
-        reading = stream.generation.tokenized
-        if route.provider is not None:
-            is_refused = route.provider in stream.refused_by
-            return _RouteState(route, _REFUSED if is_refused else self._providers[route.provider].outlook(), reading)
-        if route.model:
-            other = stream.generation.lazy_prompts[route.model - 1]
-            if not other.is_known:
-                stream.unread.append(other)
-                return None
-            if other.tokenized is None:
-                return _RouteState(route, _TOO_LONG if isinstance(other.error, ContextTooLong) else _INCAPABLE, reading)
-            reading = other.tokenized
-        remotes = self._fleet.remotes(route.pools)
-        able = (
-            [remote for remote in remotes if remote.member.replica_id not in stream.refused_by]
-            if stream.refused_by
-            else remotes
-        )
-        num_tokens = reading.num_prompt_tokens + len(stream.output)
-        candidates = self._candidates(stream, reading, num_tokens, able)
-        views = [candidate.remote.view(candidate.cached_tokens, stream.generation.adapter) for candidate in candidates]
-        decision = choose(num_tokens, self._expected_tokens(stream, reading), views, self._random)
-        return _RouteState(route, _outlook(decision, remotes, candidates), reading, decision, candidates)
+    # submitting
 
-    def _candidates(
-        self, stream: RoutedStream, reading: TokenizedPrompt, num_tokens: int, remotes: list[ReplicaClient]
-    ) -> list[_Candidate]:
-        now = self._clock()
-        held: dict[ChainKind, tuple[Chain, Mapping[str, int]]] = {}
-        candidates = []
-        for remote in remotes:
-            kind = remote.chain_kind
-            if kind not in held:
-                chain = self._chain(stream, reading, kind)
-                held[kind] = chain, self._index.lookup(chain.keys, now)
-            chain, blocks = held[kind]
-            # the last token is always computed: its logits choose the next one
-            num_blocks = min(blocks.get(remote.member.replica_id, 0), (num_tokens - 1) // kind.block_size)
-            candidates.append(_Candidate(remote, chain, num_blocks * kind.block_size))
-        return candidates
-
-    def _chain(self, stream: RoutedStream, reading: TokenizedPrompt, kind: ChainKind) -> Chain:
-        """Of all tokens so far; the prompt's is made once."""
-        chain = stream.chains.get(kind)
-        if chain is None:
-            chain = stream.chains[kind] = self._chains.chain(
-                kind, stream.generation.salt, reading.packed_token_ids, stream.generation.adapter
+    def _submit(self, mailbox: Mailbox, chosen: RouteState) -> None:
+        state = mailbox.state
+        state.tokenized, state.model_index = chosen.tokenized, chosen.route.model
+        if chosen.route.provider is not None:
+            self._submit_to_provider(mailbox, self._providers[chosen.route.provider])
+        else:
+            self._submit_to_replica(mailbox, chosen.chosen)
+            self._expect_blocks(chosen)
+        if state.deadline_timer is None:
+            seconds_left = state.generation.deadline - self._now()
+            state.deadline_timer = asyncio.get_running_loop().call_later(
+                seconds_left + DEADLINE_GRACE_S, self._expire, mailbox
             )
-        return self._chains.extended(chain, kind, _packed(stream, reading)) if stream.output else chain
 
-    def _go(self, stream: RoutedStream, look: _RouteState) -> None:
-        """Submit it, there and now."""
-        route, receipt = look.route, stream.receipt
-        stream.tokenized, stream.model = look.tokenized, route.model
-        receipt.answering_model, receipt.num_prompt_tokens = None, None
-        if route.provider is not None:
-            receipt.answering_model = AnsweringModel(f"fp_{route.provider}", None)
-            self._ask(stream, self._providers[route.provider], look.tokenized)
-            return
-        if route.model:
-            receipt.answering_model, receipt.num_prompt_tokens = (
-                stream.generation.lazy_prompts[route.model - 1].answering_model,
-                look.tokenized.num_prompt_tokens,
-            )
-        self._submit(stream, look.chosen)
-
-    def _ask(self, stream: RoutedStream, provider: Provider, reading: TokenizedPrompt) -> None:
-        ask, sampling = stream.generation.provider_request, reading.sampling
-        assert ask is not None
-        sid = provider.begin(
-            ask, sampling.max_tokens, sampling.seed, reading.num_prompt_tokens, stream, stream.generation.traced.headers
+    def _submit_to_provider(self, mailbox: Mailbox, provider: Provider) -> None:
+        state = mailbox.state
+        request, tokenized = state.generation.provider_request, state.tokenized
+        assert request is not None
+        state.sid = provider.begin(
+            request,
+            tokenized.sampling.max_tokens,
+            tokenized.sampling.seed,
+            tokenized.num_prompt_tokens,
+            mailbox,
+            state.generation.traced.headers,
         )
-        stream.begin(provider, sid, stream.generation.deadline - self._now(), is_text=True)
+        state.carrier, state.is_text = provider, True
 
-    def _submit(self, stream: RoutedStream, chosen: _Candidate) -> None:
-        generation, reading = stream.generation, stream.tokenized
+    def _submit_to_replica(self, mailbox: Mailbox, chosen: Candidate) -> None:
+        state = mailbox.state
+        generation, tokenized = state.generation, state.tokenized
         submit = Submit(
             sid=0,
             request_id=generation.request_id,
-            token_ids=_packed(stream, reading),
+            token_ids=tokenized.packed_token_ids + state.packed_output,
             block_keys=b"".join(chosen.chain.keys),
             chain_key=chosen.chain.parent,
-            sampling=reading.sampling,
-            num_output_tokens=len(stream.output),
+            sampling=tokenized.sampling,
+            num_output_tokens=len(state.output),
             adapter=generation.adapter,
             tenant=generation.tenant,
             deadline=generation.deadline,
             traceparent=None if generation.traced.trace is None else generation.traced.traceparent,
         )
-        sid = chosen.remote.submit(
-            submit, reading.num_prompt_tokens + len(stream.output) - chosen.cached_tokens, stream
+        uncached_tokens = state.num_tokens(tokenized) - chosen.cached_tokens
+        state.sid = chosen.client.submit(submit, uncached_tokens, mailbox)
+        state.carrier, state.is_text = chosen.client, False
+
+    def _expect_blocks(self, chosen: RouteState) -> None:
+        """Count the prompt as cached at the replica before its own block events come."""
+        assert chosen.decision is not None
+        member, keys = chosen.chosen.client.member, chosen.chosen.chain.keys
+        lifetime_s = 2 * (chosen.decision.predicted_ttft_s or 0.0) + EXPECT_GRACE_S
+        self._index.expect(member.replica_id, keys, self._clock(), lifetime_s)
+
+    def _count_placement(self, state: RequestState, reason: TierReason) -> None:
+        receipt = state.receipt
+        kind = "first" if receipt.attempts == 1 else "resume" if state.output else "retry"
+        attempts = self._attempts.get((receipt.pool, kind))
+        if attempts is None:
+            attempts = self._attempts[receipt.pool, kind] = self._metrics.route_attempts.labels(receipt.pool, kind)
+        attempts.inc()
+        labels = receipt.pool, receipt.tier, reason.value
+        decisions = self._tier_decisions.get(labels)
+        if decisions is None:
+            decisions = self._tier_decisions[labels] = self._metrics.tier_decisions.labels(*labels)
+        decisions.inc()
+
+    # what becomes of an attempt: called by the mailbox
+
+    def on_delta(self, mailbox: Mailbox, delta: Delta) -> Delta | None:
+        """Take in what the reader takes; what it is given of that. None: it was only the end of an attempt."""
+        state = mailbox.state
+        num_cached_tokens = delta.num_cached_tokens
+        if num_cached_tokens is not None:
+            if state.has_begun:  # the reader gets the number once, from the first replica that answered
+                delta = msgspec.structs.replace(delta, num_cached_tokens=None)
+            else:
+                state.has_begun = True
+                state.receipt.cached_tokens = num_cached_tokens
+        if state.trace is not None:
+            state.trace.record_delta(delta)
+        if delta.finish is None:
+            return delta
+        state.carrier = None
+        if delta.finish is Finish.STOP or delta.finish is Finish.LENGTH:
+            state.is_finished = True
+            if isinstance(delta, TextDelta):
+                state.receipt.num_prompt_tokens = delta.num_prompt_tokens
+            if mailbox.delivered:
+                self._lengths.learn(state.generation.pools, len(mailbox.delivered))
+            return delta
+        self._end_attempt(mailbox, delta.finish, delta.error)
+        return msgspec.structs.replace(delta, finish=None, error=None) if delta.token_ids else None
+
+    def on_lost(self, mailbox: Mailbox) -> None:
+        mailbox.state.carrier = None
+        mailbox.state.receipt.is_taken = False
+
+    def on_refused(self, mailbox: Mailbox, error: PenstockError) -> None:
+        state = mailbox.state
+        self._trace_attempt(mailbox, error)
+        state.refused_by.add(state.receipt.replica)
+        state.refusal = error
+        self.on_lost(mailbox)
+
+    def on_broken(self, mailbox: Mailbox, error: PenstockError) -> None:
+        """Fail: a provider's text has no tokens with which a replica could go on."""
+        self._trace_attempt(mailbox, error)
+        mailbox.state.carrier = None
+        self.fail(mailbox, error)
+
+    def on_overflow(self, mailbox: Mailbox) -> None:
+        self._metrics.slow_clients.inc()
+        self.fail(
+            mailbox, Overloaded(f"the answer was aborted: {self._max_buffered_deltas} parts of it wait to be read")
         )
-        stream.begin(chosen.remote, sid, generation.deadline - self._now())
 
-    def _explain(
-        self, stream: RoutedStream, look: _RouteState, looks: Sequence[_RouteState], reason: TierReason
-    ) -> None:
-        """Receipt, metrics, and the foresight that the replica will hold this prompt."""
-        receipt, decision, provider = stream.receipt, look.decision, look.route.provider
-        receipt.predicted_ttft_s, receipt.predicted_cached_tokens = look.outlook.ttft_s, 0
-        if decision is None:
-            assert provider is not None
-            receipt.pool, receipt.replica, receipt.tier, receipt.reason = (
-                provider,
-                provider,
-                look.route.tier,
-                PROVIDER_REASON,
-            )
-        else:
-            member, chain = look.chosen.remote.member, look.chosen.chain
-            receipt.pool, receipt.replica, receipt.tier, receipt.reason = (
-                member.pool,
-                member.replica_id,
-                self._pools[member.pool].tier,
-                decision.reason.value,
-            )
-            receipt.predicted_cached_tokens = decision.cached_tokens
-            self._index.expect(
-                member.replica_id, chain.keys, self._clock(), 2 * (decision.predicted_ttft_s or 0.0) + EXPECT_GRACE_S
-            )
-        receipt.tier_reason = reason.value
-        receipt.scores = decision.scores if decision is not None and len(looks) == 1 else _scores(looks)
-        receipt.considered = [_considered(seen) for seen in looks] if len(looks) > 1 else []
-        self._count_attempt(receipt.pool, "first" if receipt.attempts == 1 else "resume" if stream.output else "retry")
-        self._count_decision(receipt.pool, receipt.tier, reason.value)
+    def on_closed(self, mailbox: Mailbox) -> None:
+        state = mailbox.state
+        self._trace_attempt(mailbox)
+        _abort(state)
+        if state.deadline_timer is not None:
+            state.deadline_timer.cancel()
 
-    def _count_attempt(self, pool: str, kind: str) -> None:
-        counter = self._attempts.get((pool, kind))
-        if counter is None:
-            counter = self._attempts[pool, kind] = self._metrics.route_attempts.labels(pool, kind)
-        counter.inc()
+    def fail(self, mailbox: Mailbox, error: PenstockError) -> None:
+        """Abort; what has come is still delivered, then the error."""
+        state = mailbox.state
+        if state.error is None and not state.is_finished:
+            state.error = error
+        _abort(state)
+        mailbox.wake()
 
-    def _count_decision(self, pool: str, tier: str, reason: str) -> None:
-        counter = self._tier_decisions.get((pool, tier, reason))
-        if counter is None:
-            counter = self._tier_decisions[pool, tier, reason] = self._metrics.tier_decisions.labels(pool, tier, reason)
-        counter.inc()
+    async def resume(self, mailbox: Mailbox) -> None:
+        """Place the request on another replica, from the last token delivered."""
+        state = mailbox.state
+        if len(mailbox.delivered) >= state.tokenized.sampling.max_tokens:
+            mailbox.push(Delta(state.sid, [], finish=Finish.LENGTH))  # only its end got lost
+            return
+        try:
+            if state.receipt.attempts >= MAX_ATTEMPTS:
+                raise ReplicaLost(f"{state.receipt.attempts} replicas were tried, and none finished the answer")
+            self._trace_attempt(mailbox)
+            state.receipt.attempts += 1
+            state.output = tuple(mailbox.delivered)
+            await self._place(mailbox)
+        except Overloaded as error:
+            if not state.output:
+                self.fail(mailbox, error)
+            else:
+                self.fail(
+                    mailbox, ReplicaLost("the replica was lost, and no other could go on with the answer in time")
+                )
+        except PenstockError as error:
+            self.fail(mailbox, error)
 
-    def _expected_tokens(self, stream: RoutedStream, reading: TokenizedPrompt) -> float:
-        mean = self._output_tokens.get(stream.generation.pools, FIRST_OUTPUT_TOKENS)
-        return max(1.0, min(mean, reading.sampling.max_tokens) - len(stream.output))
+    def _end_attempt(self, mailbox: Mailbox, finish: Finish, error: str | None) -> None:
+        """A replica gave the sequence up: some ends are final, after the others another replica goes on."""
+        state = mailbox.state
+        state.receipt.is_taken = finish is Finish.DEADLINE
+        if finish is Finish.DEADLINE:
+            self._expire(mailbox)
+        elif finish is Finish.ERROR:
+            self.fail(mailbox, EngineFault(error or "the engine failed on this request"))
+        elif finish is Finish.INVALID:
+            self.fail(mailbox, InvalidRequest(error or "this pool's engine does not take such a request"))
+        elif finish is Finish.REFUSED:
+            state.refused_by.add(state.receipt.replica)
 
+    def _expire(self, mailbox: Mailbox) -> None:
+        self.fail(mailbox, DeadlineExceeded("the request's deadline passed before it was finished"))
 
-def _packed(stream: RoutedStream, reading: TokenizedPrompt) -> bytes:
-    return reading.packed_token_ids + pack_token_ids(stream.output) if stream.output else reading.packed_token_ids
-
-
-def _outlook(decision: Decision, remotes: Sequence[ReplicaClient], candidates: Sequence[_Candidate]) -> RouteForecast:
-    """remotes: with those that refused; one on its way out may have refused for that, and its successor would not."""
-    if decision.replica_id is not None:
-        return RouteForecast(decision.predicted_ttft_s)
-    if (
-        remotes
-        and not candidates
-        and not any(remote.load is not None and remote.load.is_draining for remote in remotes)
-    ):
-        return _REFUSED
-    assert isinstance(decision.reason, Wait)
-    return RouteForecast(obstacle=OBSTACLE[decision.reason])
+    def _trace_attempt(self, mailbox: Mailbox, error: PenstockError | None = None) -> None:
+        """Record the end of an attempt. error: the provider's."""
+        state = mailbox.state
+        if state.trace is not None:
+            num_prompt_tokens = state.tokenized.num_prompt_tokens
+            state.trace.end_attempt(num_prompt_tokens, len(mailbox.delivered), state.is_text, error)
 
 
-def _scores(looks: Sequence[_RouteState]) -> dict[str, float]:
-    scores: dict[str, float] = {}
-    for look in looks:
-        if look.decision is not None:
-            scores |= look.decision.scores
-        elif look.route.provider is not None and look.outlook.ttft_s is not None:
-            scores[look.route.provider] = look.outlook.ttft_s
-    return scores
-
-
-def _considered(look: _RouteState) -> RouteAttempt:
-    route, outlook = look.route, look.outlook
-    return RouteAttempt(
-        route.tier, (route.provider,) if route.provider is not None else route.pools, outlook.ttft_s, outlook.obstacle
-    )
-
-
-def _raise_if_hopeless(stream: RoutedStream, looks: Sequence[_RouteState]) -> None:
-    """Waiting can't help when each route's context is too short for it, or its model can't read it, or it was refused.
-
-    What a provider says of the request itself is final too where no replica is left that might say otherwise.
-    """
-    rest = [look.outlook.obstacle for look in looks if not look.is_hopeless]
-    refusal = stream.refusal
-    if refusal is not None and (
-        not rest or (isinstance(refusal, RequestError) and set(rest) == {TierReason.TIER_DOWN})
-    ):
-        raise refusal
-    if rest:
-        return
-    if all(look.outlook.obstacle is TierReason.CONTEXT_TOO_LONG for look in looks):
-        num_tokens = stream.tokenized.num_prompt_tokens + len(stream.output)
-        raise ContextTooLong(
-            f"{num_tokens} tokens leave no room for an answer in the context of any replica of this model"
-        )
-    raise Overloaded("every replica of this model refused the request", retry_after_s=1.0)
+def _abort(state: RequestState) -> None:
+    carrier, state.carrier = state.carrier, None
+    if carrier is not None:
+        carrier.abort(state.sid)

@@ -1,4 +1,4 @@
-"""What a request's trace says of its sequences: waits, routes, and what came of each attempt; the names are in
+"""What a request's trace records of its sequences: waits, routes, and what came of each attempt; the names are in
 `base.telemetry`.
 
 Not the recording (`base.tracing`). A sequence that is not traced has no StreamTrace. Times that come in are of the
@@ -12,7 +12,7 @@ from penstock.wire.frames import Delta, Finish, Timing
 
 
 class StreamTrace:
-    """What the trace says of one sequence: attempt by attempt, each a wait, a route, and what came of it."""
+    """The spans of one sequence: attempt by attempt, each a wait, a route, and what came of it."""
 
     def __init__(self, trace: Trace, generation: Generation, receipt: Receipt) -> None:
         self._trace = trace
@@ -25,8 +25,8 @@ class StreamTrace:
         """Output tokens of the attempts before."""
         self._num_text_tokens = 0
 
-    def routed(self, began_s: float, ended_s: float) -> None:
-        """A place was chosen, as the receipt says."""
+    def record_route(self, began_s: float, ended_s: float) -> None:
+        """Record the choice of a place; the receipt holds which, and why."""
         receipt, trace = self._receipt, self._trace
         self._routed_s = began_s
         decision: Attributes = {
@@ -40,15 +40,15 @@ class StreamTrace:
         }
         trace.add(names.ROUTE, trace.unix_s(began_s), trace.unix_s(ended_s), {**self._attempt, **decision})
 
-    def waited(self, began_s: float, ended_s: float, error: BaseException | None) -> None:
+    def record_wait(self, began_s: float, ended_s: float, error: BaseException | None) -> None:
         """The wait for a place is over: with one, and then it ended where routing began, or with an error."""
         failure = None if error is None else type(error).__name__
         if failure is None and self._routed_s is not None:
             ended_s = self._routed_s
         self._trace.add(names.QUEUE, self._trace.unix_s(began_s), self._trace.unix_s(ended_s), self._attempt, failure)
 
-    def told(self, delta: Delta) -> None:
-        """By the replica, or the provider."""
+    def record_delta(self, delta: Delta) -> None:
+        """Note timing, finish and tokens of a delta, for the spans at the attempt's end."""
         if isinstance(delta, TextDelta):
             self._num_text_tokens += delta.num_tokens
         if delta.timing is not None:
@@ -56,19 +56,19 @@ class StreamTrace:
         if delta.finish is not None:
             self._finish = delta.finish
 
-    def over(
+    def end_attempt(
         self, num_prompt_tokens: int, num_output_tokens: int, is_text: bool, error: BaseException | None = None
     ) -> None:
-        """An attempt is. num_output_tokens: of all so far. is_text: a provider's. error: the provider's. Once more is
-        nothing."""
+        """Record what came of an attempt; does nothing when called again. num_output_tokens: of all attempts so far.
+        is_text: it was a provider's. error: the provider's."""
         finish = Finish.ABORT if self._finish is None else self._finish
         if is_text and self._routed_s is not None:
-            self._provided(self._routed_s, finish, error)
+            self._add_provider_span(self._routed_s, finish, error)
         elif self._timing is not None:
-            self._computed(self._timing, num_prompt_tokens, num_output_tokens - self._num_before, finish)
+            self._add_engine_spans(self._timing, num_prompt_tokens, num_output_tokens - self._num_before, finish)
         self._routed_s, self._timing, self._finish, self._num_before = None, None, None, num_output_tokens
 
-    def _computed(self, timing: Timing, num_prompt_tokens: int, num_tokens: int, finish: Finish) -> None:
+    def _add_engine_spans(self, timing: Timing, num_prompt_tokens: int, num_tokens: int, finish: Finish) -> None:
         receipt, trace = self._receipt, self._trace
         place: Attributes = {**self._attempt, names.REPLICA: receipt.replica}
         prefill: Attributes = {
@@ -86,9 +86,9 @@ class StreamTrace:
             }
             trace.add(names.DECODE, timing.first_token_s, ended_s, {**place, **decode})
 
-    def _provided(self, began_s: float, finish: Finish, error: BaseException | None) -> None:
+    def _add_provider_span(self, began_s: float, finish: Finish, error: BaseException | None) -> None:
         receipt, trace = self._receipt, self._trace
-        said: Attributes = {
+        answer: Attributes = {
             names.POOL: receipt.pool,
             names.TIER: receipt.tier,
             names.OUTPUT_TOKENS: self._num_text_tokens,
@@ -98,7 +98,7 @@ class StreamTrace:
             names.PROVIDER,
             trace.unix_s(began_s),
             trace.now_s(),
-            {**self._attempt, **said},
+            {**self._attempt, **answer},
             None if error is None else type(error).__name__,
         )
 
@@ -107,6 +107,6 @@ class StreamTrace:
         return {names.SEQUENCE: self._generation.request_id, names.ATTEMPT: self._receipt.attempts}
 
 
-def of_stream(generation: Generation, receipt: Receipt) -> StreamTrace | None:
-    """None: it is not traced."""
+def make_stream_trace(generation: Generation, receipt: Receipt) -> StreamTrace | None:
+    """None: the request is not traced."""
     return None if generation.traced.trace is None else StreamTrace(generation.traced.trace, generation, receipt)

@@ -1,9 +1,9 @@
 """Where requests wait for a replica: first come, first served within a lane, bounded in number and time.
 
 A lane is the set of replicas that its requests may go to. Not a scheduler of tenants, and not a holder of credits:
-whether there is room now is answered by each waiter's own `attempt`, which is asked again, oldest first, whenever
-something changed (`wake`); so a waiting request can still change its mind about the replica. Lanes never block one
-another. Invariants: nobody overtakes in a lane; a waiter that leaves, however it does, leaves no trace.
+whether there is room now is found out by each waiter's own `attempt`, which is made again, oldest first, whenever
+something changed (`wake`); so a waiting request can still choose another replica. Lanes never block one another.
+Invariants: nobody overtakes in a lane; a waiter that leaves, however it does, leaves no trace.
 """
 
 import asyncio
@@ -13,12 +13,26 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import NamedTuple
 
 from penstock.wire.errors import DeadlineExceeded, Overloaded
 
-Attempt = Callable[[], bool]
-"""Tries to go on now, and says whether it did. What it raises ends the wait."""
+
+class AttemptResult(Enum):
+    """What came of an attempt to place a request; each one but MUST_WAIT ends the wait."""
+
+    PLACED = auto()
+    MUST_WAIT = auto()
+    """No place is free now; to be tried again."""
+    NEEDS_TOKENIZATION = auto()
+    """A route that may be taken needs the prompt in another model's tokens first."""
+    CLOSED = auto()
+    """The request was given up meanwhile."""
+
+
+Attempt = Callable[[], AttemptResult]
+"""Tries to place a request now. What it raises ends the wait."""
 
 DRAIN_SAMPLES = 64
 MIN_RETRY_AFTER_S = 1.0
@@ -28,14 +42,14 @@ MAX_RETRY_AFTER_S = 60.0
 class Lane(NamedTuple):
     pools: tuple[str, ...]
     excluded: frozenset[str] = frozenset()
-    """Replicas that the request has been refused by."""
+    """Replicas that have refused the request."""
 
 
 @dataclass(slots=True, order=True)
 class _Waiter:
     arrival: int
     attempt: Attempt = field(compare=False)
-    admitted: asyncio.Future[None] = field(compare=False)
+    admitted: asyncio.Future[AttemptResult] = field(compare=False)
     since_s: float = field(compare=False)
 
 
@@ -63,35 +77,36 @@ class WaitQueue:
         since_s = min((waiters[0].since_s for lane, waiters in self._lanes.items() if pool in lane.pools), default=None)
         return 0.0 if since_s is None else self._clock() - since_s
 
-    async def admit(self, lane: Lane, attempt: Attempt, *, arrival: int, deadline_in_s: float) -> None:
-        """Return once `attempt` has said yes. `arrival` orders a lane: a request that comes back keeps its old number,
-        and its place.
+    async def admit(self, lane: Lane, attempt: Attempt, *, arrival: int, deadline_in_s: float) -> AttemptResult:
+        """Wait until `attempt` need not wait any more; its result. `arrival` orders a lane: a request that comes back
+        keeps its old number, and its place.
 
         Raises Overloaded (retry_after_s set) when the queue is full or the wait too long, DeadlineExceeded when the
         deadline passes first, and what `attempt` raises. An attempt may have succeeded just when the caller is
         cancelled: the caller releases what it made.
         """
-        if lane not in self._lanes and attempt():
-            self._count_drained(lane)
-            return
+        if lane not in self._lanes:
+            result = attempt()
+            if result is not AttemptResult.MUST_WAIT:
+                self._count_drained(lane)
+                return result
         if self._num_waiting >= self._max_waiting:
             raise Overloaded(
                 f"{self._num_waiting} requests are waiting for a replica already",
                 retry_after_s=self.retry_after_s(lane.pools),
             )
-        await self._wait(
-            lane, _Waiter(arrival, attempt, asyncio.get_running_loop().create_future(), self._clock()), deadline_in_s
-        )
+        waiter = _Waiter(arrival, attempt, asyncio.get_running_loop().create_future(), self._clock())
+        return await self._wait(lane, waiter, deadline_in_s)
 
     def wake(self, pool: str) -> None:
-        """Something changed in the pool: ask the waiters of its lanes again, oldest first, each lane until its head
-        says no."""
+        """Something changed in the pool: try the waiters of its lanes again, oldest first, each lane until its head
+        must wait."""
         if self._num_waiting:
-            self._ask([lane for lane in self._lanes if pool in lane.pools])
+            self._try_lanes([lane for lane in self._lanes if pool in lane.pools])
 
     def retry_after_s(self, pools: tuple[str, ...]) -> float:
-        """When a place should be free for a newcomer, at the pace of the latest admissions; whole bounds, since clients
-        take it literally."""
+        """Seconds until a place should be free for a newcomer, at the pace of the latest admissions; bounded, since
+        clients take the number literally."""
         drained = self._drained.get(pools)
         if not drained:
             return min(max(self._timeout_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
@@ -99,12 +114,12 @@ class WaitQueue:
         pace_s = (self._clock() - drained[0]) / len(drained)
         return min(max((ahead + 1) * pace_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
-    async def _wait(self, lane: Lane, waiter: _Waiter, deadline_in_s: float) -> None:
+    async def _wait(self, lane: Lane, waiter: _Waiter, deadline_in_s: float) -> AttemptResult:
         insort(self._lanes.setdefault(lane, []), waiter)
         self._num_waiting += 1
         try:
             async with asyncio.timeout(max(0.0, min(self._timeout_s, deadline_in_s))):
-                await waiter.admitted
+                return await waiter.admitted
         except TimeoutError:
             if deadline_in_s <= self._timeout_s:
                 raise DeadlineExceeded("the request's deadline passed while it waited for a replica") from None
@@ -115,7 +130,7 @@ class WaitQueue:
         finally:
             self._leave(lane, waiter)
             if waiter.admitted.done() and not waiter.admitted.cancelled():
-                waiter.admitted.exception()  # seen, also where a cancellation came first
+                waiter.admitted.exception()  # retrieved, also where a cancellation came first
 
     def _leave(self, lane: Lane, waiter: _Waiter) -> None:
         """Take out a waiter that gave up; one that was admitted is out already. If it was the head, the next one may
@@ -126,29 +141,30 @@ class WaitQueue:
             return
         self._remove(lane, place)
         if place == 0:
-            self._ask([lane])
+            self._try_lanes([lane])
 
-    def _ask(self, lanes: list[Lane]) -> None:
+    def _try_lanes(self, lanes: list[Lane]) -> None:
         heads = [(self._lanes[lane][0].arrival, lane) for lane in lanes if lane in self._lanes]
         heapq.heapify(heads)
         while heads:
             _, lane = heapq.heappop(heads)
-            if lane in self._lanes and self._ask_head(lane) and lane in self._lanes:
+            if lane in self._lanes and self._try_head(lane) and lane in self._lanes:
                 heapq.heappush(heads, (self._lanes[lane][0].arrival, lane))
 
-    def _ask_head(self, lane: Lane) -> bool:
+    def _try_head(self, lane: Lane) -> bool:
         """Whether the lane's head is gone: admitted, failed, or cancelled already."""
         waiter = self._lanes[lane][0]
         if waiter.admitted.done():
             self._remove(lane, 0)
             return True
         try:
-            if not waiter.attempt():
-                return False
-        except Exception as error:  # noqa: BLE001 (raised where the waiter waits; who asks here is a replica's link, and every other waiter)
+            result = waiter.attempt()
+        except Exception as error:  # noqa: BLE001 (raised where the waiter waits, not at the caller, a replica's link)
             waiter.admitted.set_exception(error)
         else:
-            waiter.admitted.set_result(None)
+            if result is AttemptResult.MUST_WAIT:
+                return False
+            waiter.admitted.set_result(result)
             self._count_drained(lane)
         self._remove(lane, 0)
         return True

@@ -1,8 +1,8 @@
 """A tenant's adapters as models of the API: a name to the base model, the adapter's digest, and the pools that serve
 it.
 
-Not the files and not the HTTP surface (adapters). Invariant: a name is only ever looked up among the asking tenant's
-own, so that another's does not exist for it.
+Not the files (`penstock.adapters.store`) and not the HTTP surface (`api.adapters`). Invariant: a name is looked up
+among the requesting tenant's own only, so that another tenant's does not exist for it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,10 +13,12 @@ from penstock.adapters.registry import Registered, Registry
 from penstock.adapters.store import AdapterStore
 from penstock.router.config import AdapterBase, PoolSpec
 from penstock.router.models.served_model import ServedModel
-from penstock.router.replicas.adapter_placement import Spreader
+from penstock.router.replicas.adapter_placement import AdapterPlacer
 
 
 class AdapterModels:
+    """The models that tenants' adapters make of the served ones."""
+
     def __init__(self, registry: Registry, models: Mapping[str, ServedModel], pools: Mapping[str, PoolSpec]) -> None:
         """models: by served name. pools: by name."""
         self._registry = registry
@@ -30,16 +32,16 @@ class AdapterModels:
         registered = await self._registry.get(tenant, rest)
         if registered is None:
             return None
-        model = self._base(registered, base)
-        return None if model is None else self._adapted(model, registered, name, tenant)
+        model = self._find_base(registered, base)
+        return None if model is None else self._with_adapter(model, registered, name, tenant)
 
     async def all(self, tenant: str) -> list[ServedModel]:
-        """Those whose base model is served. Raises Overloaded."""
+        """The tenant's adapters whose base model is served. Raises Overloaded when they can't be looked up."""
         found = []
         for name, registered in (await self._registry.all(tenant)).items():
-            model = self._base(registered, "")
+            model = self._find_base(registered, "")
             if model is not None and name not in self._models:
-                found.append(self._adapted(model, registered, name, tenant))
+                found.append(self._with_adapter(model, registered, name, tenant))
         return found
 
     def bases(self) -> dict[str, ServedModel]:
@@ -47,32 +49,34 @@ class AdapterModels:
         return {name: model for name, model in self._models.items() if self.pools_of(model)}
 
     def requirements(self, model: ServedModel) -> AdapterBase:
-        """What all pools of a base model ask of an adapter."""
+        """The shapes and the largest rank that all pools of a base model can take."""
         first, *others = (base for pool in self.pools_of(model) if (base := self._pools[pool].adapters) is not None)
         return AdapterBase(shapes=first.shapes, max_rank=min(base.max_rank for base in (first, *others)))
 
     def pools_of(self, model: ServedModel) -> tuple[str, ...]:
-        """Those with slots for adapters; further models under the same name are others."""
+        """The model's pools with slots for adapters. The pools of further models under the same name are none of
+        them."""
         return tuple(pool for pool in model.pools if self._pools[pool].adapters is not None)
 
     def pools_for(self, model_digest: str) -> tuple[str, ...]:
-        """All that serve adapters of a checkpoint, whatever name it has there."""
+        """All pools that serve adapters of a checkpoint, whatever name it has there."""
         return tuple(
             dict.fromkeys(
                 pool for model in self._models.values() if model.digest == model_digest for pool in self.pools_of(model)
             )
         )
 
-    def _base(self, registered: Registered, asked: str) -> ServedModel | None:
-        """asked: a served name, or nothing. None: the checkpoint it was made for is not served (under that name)."""
-        names: Iterable[str] = (asked,) if asked else (registered.adapter.base_model, *self._models)
+    def _find_base(self, registered: Registered, base_name: str) -> ServedModel | None:
+        """The served model with the checkpoint that the adapter was made for; None: there is none (of that name).
+        base_name: a served name, or empty for any."""
+        names: Iterable[str] = (base_name,) if base_name else (registered.adapter.base_model, *self._models)
         for name in names:
             model = self._models.get(name)
             if model is not None and model.digest == registered.adapter.model_digest and self.pools_of(model):
                 return model
         return None
 
-    def _adapted(self, base: ServedModel, registered: Registered, name: str, tenant: str) -> ServedModel:
+    def _with_adapter(self, base: ServedModel, registered: Registered, name: str, tenant: str) -> ServedModel:
         pools = self.pools_of(base)
         routes = [
             route._replace(pools=tuple(pool for pool in route.pools if pool in pools))
@@ -93,11 +97,11 @@ class AdapterModels:
 
 
 @dataclass(frozen=True)
-class AdapterDeps:
-    """What a gateway that serves adapters has for them."""
+class AdapterDependencies:
+    """The collaborators of a gateway that serves adapters."""
 
     config: AdaptersConfig
     registry: Registry
     store: AdapterStore
     models: AdapterModels
-    spreader: Spreader
+    placer: AdapterPlacer

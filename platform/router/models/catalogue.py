@@ -15,26 +15,26 @@ from penstock.text.tokenizer import Tokenizer
 
 
 class Checkpoint(NamedTuple):
-    """What a gateway reads of a model."""
+    """The parts of a checkpoint that a gateway reads."""
 
     tokenizer: Tokenizer
     digest: str
 
 
 Context = Callable[[Sequence[PoolSpec]], int]
-"""The longest context among pools, as far as it is known now."""
+"""A function that returns the longest context among pools, in tokens, as far as it is known now."""
 
 
-def served_models(
+def build_served_models(
     pools: Sequence[PoolSpec],
     providers: Sequence[ProviderConfig],
     checkpoints: Mapping[str, Checkpoint],
     context: Context,
 ) -> dict[str, ServedModel]:
-    """By name. checkpoints: by `PoolSpec.model`."""
+    """The models of the API by served name. checkpoints: by `PoolSpec.model`."""
     names = dict.fromkeys(name for pool in pools for name in pool.served_names)
     return {
-        name: _served(
+        name: _build_served_model(
             name,
             [pool for pool in pools if name in pool.served_names],
             [item for item in providers if name in item.served_names],
@@ -45,7 +45,7 @@ def served_models(
     }
 
 
-def _served(
+def _build_served_model(
     name: str,
     pools: Sequence[PoolSpec],
     providers: Sequence[ProviderConfig],
@@ -54,13 +54,13 @@ def _served(
 ) -> ServedModel:
     checkpoint_names = list(dict.fromkeys(pool.model for pool in pools))
     first, *others = (
-        _model(name, [pool for pool in pools if pool.model == model], checkpoints[model], context)
+        _build_model(name, [pool for pool in pools if pool.model == model], checkpoints[model], context)
         for model in checkpoint_names
     )
-    return _with_routes(first, tuple(others), _routes(pools, checkpoint_names, providers))
+    return _with_routes(first, tuple(others), _build_routes(pools, checkpoint_names, providers))
 
 
-def _model(name: str, pools: Sequence[PoolSpec], checkpoint: Checkpoint, context: Context) -> ServedModel:
+def _build_model(name: str, pools: Sequence[PoolSpec], checkpoint: Checkpoint, context: Context) -> ServedModel:
     return ServedModel(
         name=name,
         pools=tuple(pool.name for pool in pools),
@@ -84,8 +84,10 @@ def _with_routes(model: ServedModel, others: tuple[ServedModel, ...], routes: tu
     )
 
 
-def _routes(pools: Sequence[PoolSpec], models: Sequence[str], providers: Sequence[ProviderConfig]) -> tuple[Route, ...]:
-    """Pools of one tier and model are one route; providers come last."""
+def _build_routes(
+    pools: Sequence[PoolSpec], models: Sequence[str], providers: Sequence[ProviderConfig]
+) -> tuple[Route, ...]:
+    """One route for the pools of each tier and model, then one for each provider."""
     kinds = dict.fromkeys((pool.tier, pool.model) for pool in pools)
     local = [
         Route(tier, tuple(pool.name for pool in pools if (pool.tier, pool.model) == (tier, model)), models.index(model))

@@ -1,4 +1,4 @@
-"""A model name of the API: the checkpoint behind it, the pools that serve it, and what adapts it."""
+"""A model name of the API: the checkpoint behind it, the pools that serve it, and its adapter if it has one."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,27 +17,34 @@ class ServedModel:
     max_model_len: Callable[[], int]
     """Tokens, prompt and answer: the longest context among the pools, as far as it is known now."""
     digest: str
-    """Of the checkpoint; its beginning is the API's system_fingerprint."""
+    """Digest of the checkpoint; its first 12 characters are the API's system_fingerprint."""
     exact: bool = False
-    """All its pools compute in exact mode."""
+    """Whether all its pools compute in exact mode."""
     created: int = 0
     """Unix time, seconds."""
     owned_by: str = "penstock"
     routes: tuple[Route, ...] = ()
-    """All of the name, policies aside: pools by tier and model, then providers. None: the pools are one."""
+    """All routes of the name, whatever a tenant's policy: pools by tier and model, then providers. Empty: all pools are
+    one route."""
     others: tuple["ServedModel", ...] = ()
     """Further models under the same name, of other tiers."""
 
     base: str | None = None
-    """Of an adapter: the served name of the model it adapts."""
+    """Served name of the model that an adapter is for; None: this is no adapter."""
     adapter: str | None = None
     """Digest of the adapter; None: the model is the checkpoint itself."""
 
     @property
     def fingerprint(self) -> str:
+        """The API's system_fingerprint."""
         return f"fp_{self.digest[:12]}" if self.adapter is None else f"fp_{self.digest[:12]}_{self.adapter[:12]}"
 
     @property
     def label(self) -> str:
         """What metrics call it: the served name, without what tenants have named themselves."""
         return self.base or self.name
+
+    @property
+    def adapter_name(self) -> str:
+        """The tenant's own name of the adapter; empty: this is no adapter."""
+        return "" if self.adapter is None else self.name.rpartition(":")[2]

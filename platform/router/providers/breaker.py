@@ -1,9 +1,9 @@
-"""A circuit breaker: whether somebody who failed lately is asked again. Pure; `now` is monotonic seconds.
+"""A circuit breaker: whether a server that failed lately is called again. Pure; `now` is monotonic seconds.
 
 Closed: everything goes through. Open: nothing does, until a pause is over. Half-open: one request goes through as a
 trial; its first answer closes the breaker, its failure opens it for twice as long. A request belongs to the term in
-which it began, and each opening and closing begins a new one: what a request of an earlier term comes to says nothing
-of now. Invariant: while open nothing passes, and half-open one request at most is under way. Source: M. Nygard, Release
+which it began, and each opening and closing begins a new one: the outcome of a request of an earlier term does not
+count. Invariant: while open nothing passes, and half-open one request at most is under way. Source: M. Nygard, Release
 It!, "Circuit Breaker".
 """
 
@@ -12,7 +12,7 @@ from enum import StrEnum
 MAX_OPEN_S = 60.0
 """Longest pause that failures alone lead to."""
 MAX_RETRY_AFTER_S = 600.0
-"""Longest pause that is granted to who asks for one."""
+"""Longest pause that is granted to a server that demands one."""
 
 
 class BreakerState(StrEnum):
@@ -30,7 +30,7 @@ class Breaker:
         self._open_s = open_s
         self._num_failed = 0
         self._pause_s = open_s
-        """The next one."""
+        """Length of the next pause, in seconds."""
         self._open_until: float | None = None
         self._has_trial = False
         self._term = 0
@@ -41,7 +41,7 @@ class Breaker:
         return BreakerState.OPEN if now < self._open_until else BreakerState.HALF_OPEN
 
     def allows(self, now: float) -> bool:
-        """Whether a request may be made now; who makes it says so by `begin`."""
+        """Whether a request may be made now; whoever makes it calls `begin`."""
         state = self.state(now)
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._has_trial)
 
@@ -56,8 +56,8 @@ class Breaker:
         return self._term
 
     def answer(self, term: int) -> int:
-        """It has begun to answer: a trial lets the others through. Its term from now on. If it fails yet, that is one
-        more failure in the row."""
+        """A request has begun to be answered: if it is a trial, the others may go through. The request's term from now
+        on. If it fails yet, that is one more failure in the row."""
         if term != self._term or self._open_until is None:
             return term
         self._open_until, self._has_trial = None, False
@@ -78,7 +78,7 @@ class Breaker:
             self._pause_s = min(2 * self._pause_s, MAX_OPEN_S)
 
     def pause(self, now: float, seconds: float) -> None:
-        """The other side asked to be left alone that long, whatever term it was asked in."""
+        """The server demanded a pause, whatever the term of the request that it answered so."""
         until = now + min(max(seconds, 0.0), MAX_RETRY_AFTER_S)
         self._open(until if self._open_until is None else max(until, self._open_until))
 

@@ -1,8 +1,8 @@
-"""External providers as part of the cloud tier: servers with OpenAI's API, asked over HTTP, answering in text instead
+"""External providers as part of the cloud tier: servers with OpenAI's API, called over HTTP, answering in text instead
 of token ids.
 
-Not the choice to ask one (tiers), and not what is said (provider_api). To a stream a provider is a replica that pushes
-`TextDelta`s. Invariants: a call tells its sink exactly one end, or nothing more once it is aborted; before its first
+Not the choice of one (tiers), and not the messages (provider_api). To a mailbox a provider is a replica that pushes
+`TextDelta`s. Invariants: a call gives its sink exactly one end, or nothing more once it is aborted; before its first
 text it is refused, so that another route may take the request, after it broken; a provider has `max_concurrency` calls
 of this gateway at most, and none while its breaker is open.
 """
@@ -26,10 +26,10 @@ from penstock.router.providers.provider_api import (
     ProviderEvent,
     Refusal,
     StreamBroken,
-    body_of,
-    path_of,
+    encode_body,
     read_event,
-    refusal,
+    read_refusal,
+    request_path,
 )
 from penstock.router.routing.request import ProviderRequest, TextDelta
 from penstock.router.routing.tiers import RouteForecast, TierReason
@@ -38,25 +38,26 @@ from penstock.wire.frames import Delta, Finish
 
 CONNECT_S = 5.0
 LINGER_S = 0.2
-"""For the end of a response behind its last event; then the connection serves the next request, else it is closed."""
+"""Longest wait for the end of a response behind its last event. If it comes, the connection serves the next request,
+else it is closed."""
 TTFT_RATE = 0.2
 """Weight of the latest time to first token in the mean that predicts the next."""
 MAX_EVENT_BYTES = 2**20
 MAX_ERROR_BYTES = 2**16
 PRICE_UNIT = 1e6
-"""Tokens that a price is for."""
+"""Tokens that a price in the configuration is for."""
 
 log = logging.getLogger("penstock.provider")
 
 
 class TextSink(Protocol):
-    """Who reads a call."""
+    """Takes what comes of a call."""
 
     def push(self, delta: Delta) -> None: ...
-    def refused(self, error: PenstockError) -> None:
-        """Nothing has come, and nothing will."""
+    def refuse(self, error: PenstockError) -> None:
+        """The call ends before any text of it."""
 
-    def broken(self, error: PenstockError) -> None:
+    def break_off(self, error: PenstockError) -> None:
         """The answer ends in the middle."""
 
 
@@ -65,22 +66,23 @@ class _Call:
     sid: int
     sink: TextSink
     term: int
-    """The breaker's."""
+    """The breaker's term in which the call began."""
     began_s: float
     num_prompt_tokens: int
     """Estimated until the provider gives it."""
     task: asyncio.Task[None] | None = None
     has_begun: bool = False
-    """To answer."""
+    """The provider has begun to answer."""
     is_settled: bool = False
     """The breaker knows how it went."""
     outcome: str = "cut"
+    """Label of the call in the metrics."""
     num_counted: int = 0
-    """Output tokens told so far; a chunk counts as one until the provider gives the sum."""
+    """Output tokens delivered so far; a chunk counts as one until the provider gives the sum."""
 
 
 class Provider:
-    """One of them. clock: monotonic seconds. on_room: called with its name when it may take another request."""
+    """One provider. clock: monotonic seconds. on_room: called with its name when it may take another request."""
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class Provider:
             self._reopening.cancel()
         await self._client.aclose()
 
-    def outlook(self) -> RouteForecast:
+    def forecast(self) -> RouteForecast:
         if not self._breaker.allows(self._clock()):
             return RouteForecast(obstacle=TierReason.BREAKER_OPEN)
         if len(self._calls) >= self.config.max_concurrency:
@@ -134,30 +136,31 @@ class Provider:
 
     def begin(
         self,
-        ask: ProviderRequest,
+        request: ProviderRequest,
         max_tokens: int,
         seed: int,
         num_prompt_tokens: int,
         sink: TextSink,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> int:
-        """ProviderRequest, and return the call's number. headers: of the request's trace. Only after an `outlook`
-        without obstacle, with nothing awaited since.
+        """Begin a call, and return its number. headers: of the request's trace. Only after a `forecast` without
+        obstacle, with nothing awaited since.
 
-        num_prompt_tokens: as another model counts, for the cost of an answer that ends before the provider has told.
+        num_prompt_tokens: as another model counts, for the cost of an answer that ends before the provider's count has
+        come.
         """
-        body = body_of(ask, self.config, max_tokens, seed)
+        body = encode_body(request, self.config, max_tokens, seed)
         self._last_sid = sid = self._last_sid + 1
         call = self._calls[sid] = _Call(sid, sink, self._breaker.begin(), self._clock(), num_prompt_tokens)
         call.task = self._tasks.create_task(
-            self._run(call, self.config.base_url.rstrip("/") + path_of(ask), body, headers),
+            self._run(call, self.config.base_url.rstrip("/") + request_path(request), body, headers),
             name=f"provider {self.name}",
         )
-        call.task.add_done_callback(lambda _: self._over(call))
+        call.task.add_done_callback(lambda _: self._end(call))
         return sid
 
     def abort(self, sid: int) -> None:
-        """Hang up; the sink hears no more. Unknown numbers are ignored."""
+        """Hang up; the sink gets no more. Unknown numbers are ignored."""
         call = self._calls.get(sid)
         if call is not None and call.task is not None:
             call.task.cancel()
@@ -168,7 +171,7 @@ class Provider:
 
     async def _run(self, call: _Call, url: str, body: bytes, headers: Mapping[str, str]) -> None:
         try:
-            await self._converse(call, url, body, headers)
+            await self._request(call, url, body, headers)
         except httpx.TimeoutException:
             self._fail(call, f"the provider {self.name} was silent for {self.config.timeout_s:g} s")
         except (httpx.HTTPError, StreamBroken) as error:
@@ -178,52 +181,49 @@ class Provider:
             log.error("provider failed", extra={"provider": self.name}, exc_info=error)
             self._fail(call, f"the provider {self.name} failed")
 
-    async def _converse(self, call: _Call, url: str, body: bytes, headers: Mapping[str, str]) -> None:
+    async def _request(self, call: _Call, url: str, body: bytes, headers: Mapping[str, str]) -> None:
         async with self._client.stream("POST", url, content=body, headers=headers) as response:
             if response.status_code != httpx.codes.OK:
-                said = await _beginning(response)
-                self._turn_away(
-                    call,
-                    refusal(self.name, response.status_code, response.headers.get("retry-after"), said, time.time()),
-                )
+                retry_after, error_body = response.headers.get("retry-after"), await _read_error_body(response)
+                refusal = read_refusal(self.name, response.status_code, retry_after, error_body, time.time())
+                self._refuse(call, refusal)
                 return
-            async with aclosing(_events(response.aiter_bytes())) as events:
+            async with aclosing(_split_events(response.aiter_bytes())) as events:
                 await self._read(call, events)
-                with suppress(
-                    TimeoutError, httpx.HTTPError, StreamBroken
-                ):  # the answer is told; what is left is the connection's affair
+                # the answer is delivered; what is left is the connection's affair
+                with suppress(TimeoutError, httpx.HTTPError, StreamBroken):
                     async with asyncio.timeout(LINGER_S):
                         async for _ in events:
                             pass
 
     async def _read(self, call: _Call, events: AsyncIterator[bytes]) -> None:
-        """All of an answer, to the sink. Raises StreamBroken, and httpx's errors."""
+        """Deliver all of an answer. Raises StreamBroken, and httpx's errors."""
         last = ProviderEvent()
         async for data in events:
             if data == b"[DONE]":
                 break
-            said = read_event(data)
-            if said.text:
-                self._tell(call, said.text)
+            event = read_event(data)
+            if event.text:
+                self._deliver(call, event.text)
             last = ProviderEvent(
                 "",
-                said.finish or last.finish,
-                _newer(said.prompt_tokens, last.prompt_tokens),
-                _newer(said.output_tokens, last.output_tokens),
+                event.finish or last.finish,
+                _latest(event.prompt_tokens, last.prompt_tokens),
+                _latest(event.output_tokens, last.output_tokens),
             )
         if last.finish is None:
             raise StreamBroken("its stream ended without a finish")
         self._finish(call, last.finish, last.prompt_tokens, last.output_tokens)
 
-    def _tell(self, call: _Call, text: str) -> None:
+    def _deliver(self, call: _Call, text: str) -> None:
         if not call.has_begun:
             call.has_begun = True
             self._ttft_s += TTFT_RATE * (self._clock() - call.began_s - self._ttft_s)
-            self._answered(call)
+            self._let_others_through(call)
         call.num_counted += 1
         call.sink.push(TextDelta(call.sid, [], text=text, num_tokens=1))
 
-    def _answered(self, call: _Call) -> None:
+    def _let_others_through(self, call: _Call) -> None:
         term = self._breaker.answer(call.term)
         if term != call.term:  # it was a trial, and lets the others through
             call.term = term
@@ -236,43 +236,43 @@ class Provider:
         correction = output_tokens - call.num_counted if output_tokens is not None else 0
         call.num_counted += correction
         call.sink.push(TextDelta(call.sid, [], finish=finish, num_tokens=correction, num_prompt_tokens=prompt_tokens))
-        self._over(call)
+        self._end(call)
 
-    def _turn_away(self, call: _Call, found: Refusal) -> None:
+    def _refuse(self, call: _Call, refusal: Refusal) -> None:
         call.outcome, call.is_settled = "refused", True
         now = self._clock()
-        if not found.is_failure:
+        if not refusal.is_failure:
             self._breaker.succeed(call.term)
-        elif found.pause_s is not None:
-            self._breaker.pause(now, found.pause_s)
+        elif refusal.pause_s is not None:
+            self._breaker.pause(now, refusal.pause_s)
         else:
             self._breaker.fail(now, call.term)
         log.warning(
             "provider refused",
-            extra={"provider": self.name, "error": type(found.error).__name__, "is_failure": found.is_failure},
+            extra={"provider": self.name, "error": type(refusal.error).__name__, "is_failure": refusal.is_failure},
         )
-        self._await_reopening(now)
-        call.sink.refused(found.error)
+        self._schedule_reopening(now)
+        call.sink.refuse(refusal.error)
 
     def _fail(self, call: _Call, sentence: str) -> None:
         call.outcome, call.is_settled = "failed", True
         now = self._clock()
         self._breaker.fail(now, call.term)
-        self._await_reopening(now)
+        self._schedule_reopening(now)
         if call.has_begun:
-            call.sink.broken(ReplicaLost(f"{sentence} in the middle of its answer"))
+            call.sink.break_off(ReplicaLost(f"{sentence} in the middle of its answer"))
         else:
-            call.sink.refused(Overloaded(sentence, retry_after_s=1.0))
+            call.sink.refuse(Overloaded(sentence, retry_after_s=1.0))
 
-    def _await_reopening(self, now: float) -> None:
-        """Those who wait are asked again when the breaker lets a trial through."""
+    def _schedule_reopening(self, now: float) -> None:
+        """Have the requests that wait tried again when the breaker lets a trial through."""
         if self._reopening is not None:
             self._reopening.cancel()
         open_s = self._breaker.open_for_s(now)
         self._reopening = asyncio.get_running_loop().call_later(open_s, self._on_room, self.name) if open_s else None
 
-    def _over(self, call: _Call) -> None:
-        """Once, also of a call that was cancelled before it began."""
+    def _end(self, call: _Call) -> None:
+        """Count a call that is over, once; also one that was cancelled before it began."""
         if self._calls.pop(call.sid, None) is None:
             return
         if call.has_begun and not call.is_settled:
@@ -292,7 +292,7 @@ class Provider:
 
 
 class Providers:
-    """All of them, by name; used as `async with`, and asked only inside."""
+    """All providers, by name; used as `async with`, and called only inside."""
 
     def __init__(
         self,
@@ -302,7 +302,7 @@ class Providers:
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """keys: by provider; one that wants none has none."""
+        """keys: by provider; one that needs none has none."""
         self.by_name = {
             config.name: Provider(config, keys.get(config.name), on_room, metrics, clock) for config in configs
         }
@@ -328,7 +328,7 @@ class Providers:
             await provider.close()
 
 
-async def _events(data: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def _split_events(data: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """The data of server-sent events of one line each, as OpenAI frames them. Raises StreamBroken for one without end.
 
     Split at line feeds only: text may hold other characters that Python takes for line ends.
@@ -345,8 +345,8 @@ async def _events(data: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         yield unread[5:].strip()
 
 
-async def _beginning(response: httpx.Response) -> bytes:
-    """Of an error's body."""
+async def _read_error_body(response: httpx.Response) -> bytes:
+    """The first MAX_ERROR_BYTES of an error's body."""
     body = b""
     async for some in response.aiter_bytes():
         body += some
@@ -355,5 +355,5 @@ async def _beginning(response: httpx.Response) -> bytes:
     return body[:MAX_ERROR_BYTES]
 
 
-def _newer(new: int | None, old: int | None) -> int | None:
+def _latest(new: int | None, old: int | None) -> int | None:
     return old if new is None else new

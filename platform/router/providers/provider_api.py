@@ -1,5 +1,4 @@
-"""What is said to a provider and what it says: a request as OpenAI's JSON, the events of its stream, its refusals.
-Pure.
+"""The messages to and from a provider: a request as OpenAI's JSON, the events of its stream, its refusals. Pure.
 
 Only fields that every server with OpenAI's API understands are sent, and of ours those that the provider is configured
 to know. Source: OpenAI's API reference, chat and legacy completions, streaming.
@@ -20,7 +19,7 @@ from penstock.wire.frames import Finish
 from penstock.wire.openai import ChatRequest, CompletionRequest
 
 MAX_STOPS = 4
-"""OpenAI's bound; of more, the others are watched for here."""
+"""OpenAI's bound on stop strings; where there are more, the gateway itself finds the rest."""
 MAX_MESSAGE_CHARS = 500
 _SHARED = ("temperature", "top_p", "frequency_penalty", "presence_penalty")
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -30,7 +29,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "ignore_eos": (False,),
     "min_tokens": (0,),
 }
-"""Values of our extensions that ask for nothing."""
+"""Values of our extensions that change nothing."""
 _MAX_TOKENS = 2**31
 """No answer has more; a sum beyond it is taken for none."""
 _MAX_RETRY_AFTER_S = 86_400.0
@@ -38,7 +37,7 @@ _CALLER_AT_FAULT = frozenset({400, 413, 422})
 
 
 class ProviderEvent(NamedTuple):
-    """What an event of the stream adds."""
+    """What one event of the stream adds to the answer."""
 
     text: str = ""
     finish: Finish | None = None
@@ -47,17 +46,17 @@ class ProviderEvent(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """An answer that is none."""
+    """A response without an answer: its error, and what it means for the provider."""
 
     error: PenstockError
     is_failure: bool
-    """It says something about the provider's health, or our account there; else about the request."""
+    """The refusal is about the provider's health, or our account there; else about the request."""
     pause_s: float | None = None
-    """It asked to be left alone that long."""
+    """Seconds for which the provider demands no more requests; None: it demands no pause."""
 
 
 class StreamBroken(Exception):
-    """The provider's stream is not what it should be, or says that it failed."""
+    """The provider's stream is malformed, or ends with an error."""
 
 
 class _Delta(msgspec.Struct):
@@ -95,8 +94,8 @@ _errors = msgspec.json.Decoder(_ErrorBody)
 
 
 def is_bound_to_tokens(request: ChatRequest | CompletionRequest) -> bool:
-    """Whether it speaks of token ids, or wants to be told of them: then only the vocabulary it was written for will
-    do."""
+    """Whether the request contains token ids, or wants some in the answer: then only the vocabulary that it was written
+    for will do."""
     if request.logit_bias or request.stop_token_ids or request.return_token_ids:
         return True
     if isinstance(request, ChatRequest):
@@ -107,17 +106,17 @@ def is_bound_to_tokens(request: ChatRequest | CompletionRequest) -> bool:
 
 
 def is_understood(request: ChatRequest | CompletionRequest, provider: ProviderConfig) -> bool:
-    """Whether the provider can do all that the request asks for."""
+    """Whether the provider can do all that the request needs."""
     return not is_bound_to_tokens(request) and _extensions(request).keys() <= frozenset(provider.extra_fields)
 
 
-def path_of(ask: ProviderRequest) -> str:
-    return "/chat/completions" if isinstance(ask.request, ChatRequest) else "/completions"
+def request_path(sequence: ProviderRequest) -> str:
+    return "/chat/completions" if isinstance(sequence.request, ChatRequest) else "/completions"
 
 
-def body_of(ask: ProviderRequest, provider: ProviderConfig, max_tokens: int, seed: int) -> bytes:
+def encode_body(sequence: ProviderRequest, provider: ProviderConfig, max_tokens: int, seed: int) -> bytes:
     """JSON of the request, always as a stream. seed: sent where the caller gave one."""
-    request = ask.request
+    request = sequence.request
     body: dict[str, object] = {"model": provider.model, "stream": True, "stream_options": {"include_usage": True}}
     if isinstance(request, ChatRequest):
         body["messages"] = [
@@ -125,7 +124,7 @@ def body_of(ask: ProviderRequest, provider: ProviderConfig, max_tokens: int, see
         ]
         body[provider.max_tokens_field] = max_tokens
     else:
-        body["prompt"] = request.prompt if isinstance(request.prompt, str) else request.prompt[ask.prompt]
+        body["prompt"] = request.prompt if isinstance(request.prompt, str) else request.prompt[sequence.prompt]
         body["max_tokens"] = max_tokens
     body |= {name: value for name in _SHARED if (value := getattr(request, name)) is not None}
     if request.seed is not None:
@@ -136,7 +135,7 @@ def body_of(ask: ProviderRequest, provider: ProviderConfig, max_tokens: int, see
 
 
 def read_event(data: bytes) -> ProviderEvent:
-    """Of an event's data, `[DONE]` aside. Raises StreamBroken."""
+    """What an event's data holds; `[DONE]` is none. Raises StreamBroken."""
     try:
         chunk = _chunks.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -144,7 +143,7 @@ def read_event(data: bytes) -> ProviderEvent:
     if chunk.error is not None and bytes(chunk.error) != b"null":
         raise StreamBroken("its stream ended with an error")
     usage = chunk.usage or _Usage()
-    counts = _plausible(usage.prompt_tokens), _plausible(usage.completion_tokens)
+    counts = _drop_implausible(usage.prompt_tokens), _drop_implausible(usage.completion_tokens)
     if not chunk.choices:
         return ProviderEvent("", None, *counts)
     choice = chunk.choices[0]
@@ -155,8 +154,8 @@ def read_event(data: bytes) -> ProviderEvent:
     return ProviderEvent(text, finish, *counts)
 
 
-def refusal(name: str, status: int, retry_after: str | None, body: bytes, now: float) -> Refusal:
-    """What a status other than 200 means. now: Unix time, for a Retry-After that is a date."""
+def read_refusal(name: str, status: int, retry_after: str | None, body: bytes, now: float) -> Refusal:
+    """The meaning of a status other than 200. now: Unix time, for a Retry-After that is a date."""
     pause_s = _retry_after_s(retry_after, now)
     if status in _CALLER_AT_FAULT:
         return Refusal(_request_error(body), is_failure=False)
@@ -178,12 +177,12 @@ def _request_error(body: bytes) -> PenstockError:
         error = _errors.decode(body).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         error = _Error()
-    said = f"The provider refused the request: {(error.message or 'it gave no reason')[:MAX_MESSAGE_CHARS]}"
-    return ContextTooLong(said) if error.code == "context_length_exceeded" else InvalidRequest(said)
+    message = f"The provider refused the request: {(error.message or 'it gave no reason')[:MAX_MESSAGE_CHARS]}"
+    return ContextTooLong(message) if error.code == "context_length_exceeded" else InvalidRequest(message)
 
 
 def _retry_after_s(value: str | None, now: float) -> float | None:
-    """RFC 9110, 10.2.3: seconds or a date. Bounded, since it may be told to the caller; what is neither is None."""
+    """RFC 9110, 10.2.3: seconds or a date; what is neither is None. Bounded, since the caller may get it."""
     if value is None:
         return None
     try:
@@ -196,8 +195,8 @@ def _retry_after_s(value: str | None, now: float) -> float | None:
     return None if isnan(seconds) else min(max(seconds, 0.0), _MAX_RETRY_AFTER_S)
 
 
-def _plausible(num_tokens: int | None) -> int | None:
-    """What is no count would spoil the sums of limits, usage and cost."""
+def _drop_implausible(num_tokens: int | None) -> int | None:
+    """None instead of what is no count: it would spoil the sums of limits, usage and cost."""
     return num_tokens if num_tokens is not None and 0 <= num_tokens <= _MAX_TOKENS else None
 
 
@@ -207,5 +206,5 @@ def _extensions(request: ChatRequest | CompletionRequest) -> dict[str, object]:
 
 
 def _content(content: object) -> object:
-    """Parts are known to be text by the time anybody is asked."""
+    """A message's content as JSON values; its parts are known to be text by then."""
     return msgspec.to_builtins(content)

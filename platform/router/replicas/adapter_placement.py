@@ -1,5 +1,5 @@
-"""Which replicas have an adapter in memory, and telling them to load or drop it: over the streams there are, from their
-load reports."""
+"""Which replicas have an adapter in memory, and having them load or drop it: over the streams there are, judged by
+their load reports."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -7,13 +7,14 @@ from typing import NamedTuple, Protocol
 
 from penstock.wire.frames import Load
 
-LOOK_EVERY_S = 0.01
-NEWS = 2
+POLL_S = 0.01
+"""Pause between two checks of the load reports while replicas load an adapter."""
+REPORTS_UNTIL_CURRENT = 2
 """Load reports after which a failure that is still reported is not an older one."""
 
 
-class Told(Protocol):
-    """A ready replica."""
+class AdapterControl(Protocol):
+    """A ready replica, as far as its adapters go."""
 
     @property
     def load(self) -> Load | None: ...
@@ -23,50 +24,55 @@ class Told(Protocol):
     def drop_adapter(self, digest: str) -> None: ...
 
 
-class Spread(NamedTuple):
-    """Of one adapter over the ready replicas of some pools."""
+class AdapterPlacement(NamedTuple):
+    """Where one adapter lies, among the ready replicas of some pools."""
 
     live: int
+    """Ready replicas."""
     loaded: int
+    """Ready replicas that have it in memory."""
     error: str | None
-    """Why one could not load it."""
+    """Why a replica could not load it; None: none has failed."""
 
 
-class Spreader:
-    def __init__(self, remotes: Callable[[Iterable[str]], Iterable[Told]]) -> None:
-        """remotes: the ready replicas of pools."""
-        self._remotes = remotes
+class AdapterPlacer:
+    def __init__(self, ready_replicas: Callable[[Iterable[str]], Iterable[AdapterControl]]) -> None:
+        """ready_replicas: finds those of some pools."""
+        self._ready_replicas = ready_replicas
 
-    def look(self, pools: Iterable[str], digest: str) -> Spread:
-        loads = [remote.load for remote in self._remotes(pools) if remote.load is not None]
+    def find(self, pools: Iterable[str], digest: str) -> AdapterPlacement:
+        loads = [replica.load for replica in self._ready_replicas(pools) if replica.load is not None]
         errors = [sentence for load in loads for failed, sentence in load.failed_adapters if failed == digest]
-        return Spread(
-            len(loads), sum(digest in load.resident_adapters for load in loads), errors[0] if errors else None
-        )
+        num_loaded = sum(digest in load.resident_adapters for load in loads)
+        return AdapterPlacement(len(loads), num_loaded, errors[0] if errors else None)
 
-    async def load(self, pools: Iterable[str], digest: str, timeout_s: float) -> Spread:
-        """Have every replica load it, and wait until each has or could not; after `timeout_s` it is told how far that
-        came."""
+    async def load(self, pools: Iterable[str], digest: str, timeout_s: float) -> AdapterPlacement:
+        """Have every replica load it, and wait until each has or could not, `timeout_s` at most; where it is then."""
         pools = tuple(pools)
-        asked: dict[int, int] = {}
-        for remote in self._remotes(pools):
-            asked[id(remote)] = remote.num_reports
-            remote.load_adapter(digest)
+        reports_before: dict[int, int] = {}
+        for replica in self._ready_replicas(pools):
+            reports_before[id(replica)] = replica.num_reports
+            replica.load_adapter(digest)
         try:
             async with asyncio.timeout(timeout_s):
-                while any(self._is_pending(remote, digest, asked.get(id(remote))) for remote in self._remotes(pools)):  # noqa: ASYNC110 loads come every 20 ms and tell nobody in particular
-                    await asyncio.sleep(LOOK_EVERY_S)
+                while any(  # noqa: ASYNC110 (loads come every 20 ms, and wake nobody in particular)
+                    _is_pending(replica, digest, reports_before.get(id(replica)))
+                    for replica in self._ready_replicas(pools)
+                ):
+                    await asyncio.sleep(POLL_S)
         except TimeoutError:
             pass
-        return self.look(pools, digest)
+        return self.find(pools, digest)
 
     def drop(self, pools: Iterable[str], digest: str) -> None:
-        for remote in self._remotes(pools):
-            remote.drop_adapter(digest)
+        for replica in self._ready_replicas(pools):
+            replica.drop_adapter(digest)
 
-    def _is_pending(self, remote: Told, digest: str, asked: int | None) -> bool:
-        """One that came meanwhile was not asked, and is not waited for."""
-        if asked is None or remote.load is None or digest in remote.load.resident_adapters:
-            return False
-        has_failed = any(failed == digest for failed, _ in remote.load.failed_adapters)
-        return not has_failed or remote.num_reports < asked + NEWS
+
+def _is_pending(replica: AdapterControl, digest: str, reports_before: int | None) -> bool:
+    """Whether it may load the adapter yet. reports_before: load reports that had come when it was requested to; None:
+    the replica became ready later, and is not waited for."""
+    if reports_before is None or replica.load is None or digest in replica.load.resident_adapters:
+        return False
+    has_failed = any(failed == digest for failed, _ in replica.load.failed_adapters)
+    return not has_failed or replica.num_reports < reports_before + REPORTS_UNTIL_CURRENT

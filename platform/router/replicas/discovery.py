@@ -2,7 +2,7 @@
 
 Serve's controller pushes the running replicas of a deployment, with what each publishes of itself, to whoever
 long-polls for them. We poll as Serve's own router does, but without one. A RequestRouter subclass and `handle._init()`
-show the same news, yet come with queue probes of every new replica, metrics, and a poller shared by the process that
+show the same, yet come with queue probes of every new replica, metrics, and a poller shared by the process that
 ends for good when the controller restarts; here a new one is begun. Both rest on private names of Ray, hence the narrow
 version range. A deployment that does not exist yet is simply waited for.
 """
@@ -21,7 +21,7 @@ from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 from penstock.wire.discovery import REPLICA_DEPLOYMENT, from_metadata
 
 CHECK_S = 0.5
-"""Pause between two looks at whether the poller still lives."""
+"""Pause between two checks that the poller still lives."""
 
 log = logging.getLogger("penstock.members")
 
@@ -39,19 +39,22 @@ class Member(NamedTuple):
 
 
 class ReplicaDiscovery:
-    """on_change: called on the loop with all members of all pools, whenever Serve says something new; by that a dead
-    replica is gone within about a second of its death, a stopping one before it has drained, and a new one is there as
-    soon as it is ready."""
+    """Follows Serve's list of running replicas.
+
+    on_change: called on the loop with all members of all pools, whenever Serve's list of one has changed; by that a
+    dead replica is gone within about a second of its death, a stopping one before it has drained, and a new one is
+    there as soon as it is ready.
+    """
 
     def __init__(self, router_id: str, apps: Mapping[str, str], on_change: Callable[[list[Member]], None]) -> None:
         """apps: Serve application of each pool."""
         self._router_id = router_id
         self._apps = dict(apps)
         self._on_change = on_change
-        self._found: dict[str, list[Member]] = {}
+        self._by_pool: dict[str, list[Member]] = {}
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Follow the list until cancelled."""
         client: LongPollClient | None = None
         try:
             while True:
@@ -63,7 +66,7 @@ class ReplicaDiscovery:
                 client.stop()
 
     async def _begin(self) -> LongPollClient | None:
-        """None: Serve's controller is not there."""
+        """Start a poller. None: Serve's controller is not there."""
         try:
             controller = await asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         except ValueError:
@@ -71,20 +74,22 @@ class ReplicaDiscovery:
         log.info("discovery begins")
         listeners: Any = {
             (LongPollNamespace.DEPLOYMENT_TARGETS, DeploymentID(name=REPLICA_DEPLOYMENT, app_name=app)): partial(
-                self.take, pool
+                self.on_targets, pool
             )
             for pool, app in self._apps.items()
         }
         return LongPollClient(controller, listeners, asyncio.get_running_loop(), f"penstock:{self._router_id}")
 
-    def take(self, pool: str, targets: Any) -> None:
-        """Serve's news of one pool: an object with `running_replicas`."""
-        self._found[pool] = [member for info in targets.running_replicas if (member := _member(pool, info)) is not None]
-        log.info("members", extra={"pool": pool, "replicas": [member.replica_id for member in self._found[pool]]})
-        self._on_change([member for members in self._found.values() for member in members])
+    def on_targets(self, pool: str, targets: Any) -> None:
+        """Take Serve's list of one pool: an object with `running_replicas`."""
+        self._by_pool[pool] = [
+            member for info in targets.running_replicas if (member := _read_member(pool, info)) is not None
+        ]
+        log.info("members", extra={"pool": pool, "replicas": [member.replica_id for member in self._by_pool[pool]]})
+        self._on_change([member for members in self._by_pool.values() for member in members])
 
 
-def _member(pool: str, info: Any) -> Member | None:
+def _read_member(pool: str, info: Any) -> Member | None:
     published = from_metadata(info.replica_metadata)
     if published is None or published.pool != pool:
         log.warning("not a replica of this version", extra={"pool": pool, "replica": info.replica_id.unique_id})

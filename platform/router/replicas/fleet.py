@@ -18,8 +18,8 @@ from typing import NamedTuple, Self
 from penstock.base.errors import PenstockError
 from penstock.prefix.index import PrefixIndex
 from penstock.router.config import PoolSpec
-from penstock.router.replicas.replica_client import Hooks, Link, Member, ReplicaClient
-from penstock.router.replicas.traffic import Flow
+from penstock.router.replicas.replica_client import Link, Member, PoolCallbacks, ReplicaClient
+from penstock.router.replicas.traffic import PoolTraffic
 from penstock.wire.frames import BlockEvents, DownFrame
 
 FIRST_BACKOFF_S = 0.1
@@ -38,7 +38,7 @@ Seed = Callable[[str], Awaitable[BlockEvents | None]]
 
 
 async def no_seed(_epoch: str) -> None:
-    """Without a shared copy, each replica is asked."""
+    """None for any epoch: without a shared copy, each replica sends a snapshot itself."""
 
 
 class PoolStatus(NamedTuple):
@@ -47,15 +47,17 @@ class PoolStatus(NamedTuple):
     num_listed: int = 0
     num_connected: int = 0
     num_inflight: int = 0
-    """This router's sequences; the rest is everybody's."""
+    """Sequences of this router; the numbers below are of all routers."""
     num_running: int = 0
     num_waiting: int = 0
     free_blocks: int = 0
     total_blocks: int = 0
 
 
-class _Kept(NamedTuple):
-    remote: ReplicaClient
+class _Linked(NamedTuple):
+    """A replica and the task that keeps a link to it."""
+
+    client: ReplicaClient
     task: asyncio.Task[None]
 
 
@@ -67,22 +69,22 @@ class Fleet:
         pools: Mapping[str, PoolSpec],
         connect: Connect,
         index: PrefixIndex,
-        hooks: Hooks,
+        callbacks: PoolCallbacks,
         random: Random,
         seed: Seed = no_seed,
     ) -> None:
         self._pools = pools
-        self.flows = {pool: Flow() for pool in pools}
-        """What has gone to each pool since this fleet began."""
+        self.traffic = {pool: PoolTraffic() for pool in pools}
+        """Traffic with each pool since this fleet began."""
         self._connect = connect
         self._index = index
-        self._hooks = hooks
+        self._callbacks = callbacks
         self._random = random
         self._seed = seed
-        self._kept: dict[str, _Kept] = {}
-        """Listed."""
-        self._retiring: dict[str, _Kept] = {}
-        """Listed no more, with live sequences and, so, a link."""
+        self._listed: dict[str, _Linked] = {}
+        """Listed replicas, by id."""
+        self._retiring: dict[str, _Linked] = {}
+        """Replicas listed no more, by id, with live sequences and, so, a link."""
         self._tasks = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
@@ -92,94 +94,96 @@ class Fleet:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for kept in (*self._kept.values(), *self._retiring.values()):
-            _drop(kept)
-        self._kept.clear()
+        for linked in (*self._listed.values(), *self._retiring.values()):
+            _disconnect(linked)
+        self._listed.clear()
         self._retiring.clear()
         await self._tasks.__aexit__(kind, error, trace)
 
     def update(self, members: Iterable[Member]) -> None:
         """The replicas there are now. One whose epoch changed is another process: the old one is dropped first."""
         listed = {member.replica_id: member for member in members if member.pool in self._pools}
-        before = self._kept | self._retiring
-        self._kept, self._retiring = {}, {}
-        for replica_id, kept in before.items():
-            self._go_on(kept, listed.get(replica_id))
+        before = self._listed | self._retiring
+        self._listed, self._retiring = {}, {}
+        for replica_id, linked in before.items():
+            self._relist(linked, listed.get(replica_id))
         for replica_id, member in listed.items():
-            if replica_id not in self._kept:
-                remote = ReplicaClient(member, self._index, self._hooks, self.flows[member.pool])
-                self._kept[replica_id] = _Kept(
-                    remote, self._tasks.create_task(self._keep(remote), name=f"link to {replica_id}")
+            if replica_id not in self._listed:
+                client = ReplicaClient(member, self._index, self._callbacks, self.traffic[member.pool])
+                self._listed[replica_id] = _Linked(
+                    client, self._tasks.create_task(self._keep_link(client), name=f"link to {replica_id}")
                 )
 
-    def remotes(self, pools: Iterable[str]) -> list[ReplicaClient]:
-        """The ready replicas of these pools."""
+    def ready_clients(self, pools: Iterable[str]) -> list[ReplicaClient]:
+        """Clients of the ready replicas of these pools."""
         wanted = frozenset(pools)
         return [
-            kept.remote for kept in self._kept.values() if kept.remote.is_ready and kept.remote.member.pool in wanted
+            linked.client
+            for linked in self._listed.values()
+            if linked.client.is_ready and linked.client.member.pool in wanted
         ]
 
     def status(self) -> dict[str, PoolStatus]:
         """A row for every configured pool."""
         rows = {pool: PoolStatus() for pool in self._pools}
-        for kept in self._kept.values():
-            pool = kept.remote.member.pool
-            rows[pool] = _added(rows[pool], kept.remote)
+        for linked in self._listed.values():
+            pool = linked.client.member.pool
+            rows[pool] = _add_replica(rows[pool], linked.client)
         return rows
 
-    def _go_on(self, kept: _Kept, member: Member | None) -> None:
-        """As listed, as retiring, or not at all. member: what its id is listed as now."""
-        remote = kept.remote
-        if member is not None and member.epoch == remote.member.epoch:
-            remote.is_retiring = False
-            self._kept[member.replica_id] = kept
-        elif member is None and remote.num_inflight:
-            remote.is_retiring = True
-            self._retiring[remote.member.replica_id] = kept
+    def _relist(self, linked: _Linked, member: Member | None) -> None:
+        """Keep a replica as listed, as retiring, or not at all. member: what its id is listed as now."""
+        client = linked.client
+        if member is not None and member.epoch == client.member.epoch:
+            client.is_retiring = False
+            self._listed[member.replica_id] = linked
+        elif member is None and client.num_inflight:
+            client.is_retiring = True
+            self._retiring[client.member.replica_id] = linked
         else:
-            _drop(kept)
+            _disconnect(linked)
 
-    async def _keep(self, remote: ReplicaClient) -> None:
+    async def _keep_link(self, client: ReplicaClient) -> None:
         backoff_s = FIRST_BACKOFF_S
         while True:
-            was_ready = await self._hold(remote)
-            if remote.is_retiring:
-                del self._retiring[remote.member.replica_id]
+            was_ready = await self._run_link(client)
+            if client.is_retiring:
+                del self._retiring[client.member.replica_id]
                 return
             backoff_s = FIRST_BACKOFF_S if was_ready else min(2 * backoff_s, MAX_BACKOFF_S)
             await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
 
-    async def _hold(self, remote: ReplicaClient) -> bool:
-        """One link, until it ends; whether it ever was ready."""
-        replica_id = remote.member.replica_id
-        reports_before = remote.num_reports
-        seed = await self._seed(remote.member.epoch)
-        remote.open()
+    async def _run_link(self, client: ReplicaClient) -> bool:
+        """Hold one link until it ends; whether it ever was ready."""
+        replica_id = client.member.replica_id
+        reports_before = client.num_reports
+        seed = await self._seed(client.member.epoch)
+        client.open()
         try:
-            async with self._connect(remote.member, remote.on_frame, remote.on_lost) as link:
-                remote.attach(link, seed)
-                await remote.ended.wait()
+            async with self._connect(client.member, client.on_frame, client.on_lost) as link:
+                client.attach(link, seed)
+                await client.ended.wait()
             log.info("link ended", extra={"replica": replica_id})
         except (PenstockError, OSError, TimeoutError) as error:
             log.info("link failed", extra={"replica": replica_id, "error": type(error).__name__})
         finally:
-            remote.detach()
-        return remote.num_reports > reports_before
+            client.detach()
+        return client.num_reports > reports_before
 
 
-def _drop(kept: _Kept) -> None:
-    kept.task.cancel()
-    kept.remote.detach()
+def _disconnect(linked: _Linked) -> None:
+    linked.task.cancel()
+    linked.client.detach()
 
 
-def _added(row: PoolStatus, remote: ReplicaClient) -> PoolStatus:
-    row = row._replace(num_listed=row.num_listed + 1, num_inflight=row.num_inflight + remote.num_inflight)
-    if remote.load is None or not remote.is_ready:
+def _add_replica(row: PoolStatus, client: ReplicaClient) -> PoolStatus:
+    row = row._replace(num_listed=row.num_listed + 1, num_inflight=row.num_inflight + client.num_inflight)
+    if client.load is None or not client.is_ready:
         return row
     return row._replace(
         num_connected=row.num_connected + 1,
-        num_running=row.num_running + remote.load.num_running,
-        num_waiting=row.num_waiting + remote.load.num_waiting,
-        free_blocks=row.free_blocks + remote.load.free_blocks,
-        total_blocks=row.total_blocks + remote.load.total_blocks,
+        num_running=row.num_running + client.load.num_running,
+        num_waiting=row.num_waiting + client.load.num_waiting,
+        free_blocks=row.free_blocks + client.load.free_blocks,
+        total_blocks=row.total_blocks + client.load.total_blocks,
     )

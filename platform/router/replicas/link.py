@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TypeAlias
 
 import msgspec
 
@@ -22,6 +21,7 @@ from penstock.wire.frames import (
     DropAdapter,
     Hello,
     LoadAdapter,
+    Op,
     Submit,
     UpFrame,
     decode_down,
@@ -29,11 +29,9 @@ from penstock.wire.frames import (
 )
 
 CONNECT_TIMEOUT_S = 3.0
-"""From the first packet to the replica's first load report."""
+"""Longest time from the first packet to the replica's first load report."""
 SILENCE_S = 4.0
-"""A replica that said nothing for so long is lost; while it has nothing to say it sends a load every second."""
-
-Op: TypeAlias = Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter
+"""Silence after which a replica is lost; while it has nothing else to send it sends a load every second."""
 
 log = logging.getLogger("penstock.link")
 
@@ -47,16 +45,16 @@ class Link:
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
-        self._greeted: asyncio.Future[None] = self._loop.create_future()
-        self._held: list[DownFrame] | None = []
-        """Frames from before the owner had the link; None: it has them."""
+        self._answered: asyncio.Future[None] = self._loop.create_future()
+        self._early: list[DownFrame] | None = []
+        """Frames from before the owner had the link; None: it has been given them."""
         self._is_ready = False
         """The owner has the link."""
         self._ops: list[Op] = []
         self._is_over = False
         self._loss: str | None = None
         """Why the stream ended by itself."""
-        self._heard_s = self._loop.time()
+        self._received_s = self._loop.time()
         self._watchdog: asyncio.TimerHandle | None = None
 
     def submit(self, submit: Submit) -> None:
@@ -66,7 +64,7 @@ class Link:
         self._push(Abort(sid))
 
     def announce(self) -> None:
-        """ProviderRequest for a snapshot of the replica's blocks."""
+        """Request a snapshot of the replica's blocks."""
         self._push(Announce())
 
     def load_adapter(self, digest: str) -> None:
@@ -75,15 +73,15 @@ class Link:
     def drop_adapter(self, digest: str) -> None:
         self._push(DropAdapter(digest))
 
-    async def greet(self, hello: Hello) -> None:
-        """Say Hello and wait for the first frame. Raises ReplicaLost, with the replica's words where it refuses."""
+    async def handshake(self, hello: Hello) -> None:
+        """Send Hello and wait for the first frame. Raises ReplicaLost, with the replica's words where it refuses."""
         self._push(hello)
-        await self._greeted
+        await self._answered
         if self._loss is not None:
             raise ReplicaLost(f"No stream to the replica at {self._address}: {self._loss}.")
 
     def open(self) -> None:
-        """From the next turn of the loop on pass frames on, the first one included; from now on report the loss."""
+        """Pass frames on from the next turn of the loop, the first one included; report the loss from now on."""
         self._is_ready = True
         self._loop.call_soon(self._release)
         self._watch()
@@ -106,7 +104,7 @@ class Link:
         self.channel.send(encode(UpFrame(ops)))
 
     def _on_message(self, data: bytes) -> None:
-        self._heard_s = self._loop.time()
+        self._received_s = self._loop.time()
         try:
             frame = decode_down(data)
         except msgspec.MsgspecError:
@@ -114,22 +112,22 @@ class Link:
             return
         if frame.error is not None:
             self._lose(frame.error)
-        elif self._held is None:
-            self._pass_on(frame)
+        elif self._early is None:
+            self._deliver(frame)
         else:
-            self._held.append(frame)
-            self._end_greeting()
+            self._early.append(frame)
+            self._end_handshake()
 
-    def _end_greeting(self) -> None:
-        if not self._greeted.done():
-            self._greeted.set_result(None)
+    def _end_handshake(self) -> None:
+        if not self._answered.done():
+            self._answered.set_result(None)
 
     def _release(self) -> None:
-        held, self._held = self._held or [], None
-        for frame in held:
-            self._pass_on(frame)
+        early, self._early = self._early or [], None
+        for frame in early:
+            self._deliver(frame)
 
-    def _pass_on(self, frame: DownFrame) -> None:
+    def _deliver(self, frame: DownFrame) -> None:
         if self._is_over:
             return
         try:
@@ -139,7 +137,7 @@ class Link:
             self._lose("the router failed on a frame")
 
     def _watch(self) -> None:
-        if self._loop.time() - self._heard_s > SILENCE_S:
+        if self._loop.time() - self._received_s > SILENCE_S:
             self._lose(f"nothing came for {SILENCE_S:.0f} s")
         elif not self._is_over:
             self._watchdog = self._loop.call_later(SILENCE_S / 4, self._watch)
@@ -152,7 +150,7 @@ class Link:
             return
         self.close()
         self._loss = reason
-        self._end_greeting()
+        self._end_handshake()
         if self._is_ready:
             log.warning("replica lost", extra={"address": self._address, "reason": reason})
             self._on_lost()
@@ -174,7 +172,7 @@ async def connect(
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.get_running_loop().create_connection(lambda: link.channel, host.strip("[]"), int(port))
-                await link.greet(hello)
+                await link.handshake(hello)
         except TimeoutError:
             raise ReplicaLost(f"The replica at {address} did not answer within {CONNECT_TIMEOUT_S:.0f} s.") from None
         except OSError as error:

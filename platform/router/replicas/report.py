@@ -1,7 +1,8 @@
-"""What this gateway tells the autoscaler twice a second, and what it hears from it for its metrics; both through Redis,
-one round trip.
+"""The report of this gateway to the autoscaler twice a second, and the autoscaler's targets for the metrics; both
+through Redis, in one round trip.
 
-Runs only where a pool is scaled. Redis away: nothing is told, which the autoscaler sees by the age of the last report.
+Runs only where a pool is scaled. Redis away: nothing is reported, which the autoscaler notices by the age of the last
+report.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from redis.exceptions import RedisError
 from penstock.base.metrics import Metrics
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.replica_client import ReplicaClient
-from penstock.router.replicas.traffic import Flow
+from penstock.router.replicas.traffic import PoolTraffic
 from penstock.wire.scaling import (
     GATEWAYS_KEY,
     LAPSE_MS,
@@ -64,10 +65,10 @@ class Reporter:
         self._number = 0
         self._autoscaler = ""
         self._counted: dict[tuple[str, str], int] = {}
-        """Of its decisions those that are in the metrics, by pool and reason."""
+        """Decisions of the autoscaler that the metrics hold already, by pool and reason."""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Report until cancelled."""
         is_away = False
         while True:
             try:
@@ -80,7 +81,7 @@ class Reporter:
             await asyncio.sleep(REPORT_S)
 
     async def exchange(self) -> None:
-        """Tell and hear, once. Raises redis-py's errors."""
+        """Write one report and read the targets. Raises redis-py's errors."""
         async with self._client.pipeline(transaction=False) as pipe:
             pipe.set(report_key(self._gateway), encode(self.report()), px=LAPSE_MS)
             pipe.sadd(GATEWAYS_KEY, self._gateway)
@@ -88,33 +89,23 @@ class Reporter:
             _, _, data = await pipe.execute()
         targets = None if data is None else decode_targets(data)
         if targets is not None:
-            self._show(targets)
+            self._count_decisions(targets)
 
     def report(self) -> GatewayReport:
         self._number += 1
         return GatewayReport(
             gateway=self._gateway,
             number=self._number,
-            pools=[PoolReport(pool, flow.told(), *self._waiting(pool)) for pool, flow in self._flows().items()],
-            replicas=[self._replica(remote) for remote in self._fleet.remotes(self._pools)],
+            pools=[
+                PoolReport(pool, traffic.to_wire(), *self._waiting(pool)) for pool, traffic in self._traffic().items()
+            ],
+            replicas=[_report_replica(client, self._num_held) for client in self._fleet.ready_clients(self._pools)],
         )
 
-    def _flows(self) -> Mapping[str, Flow]:
-        return {pool: self._fleet.flows[pool] for pool in self._pools}
+    def _traffic(self) -> Mapping[str, PoolTraffic]:
+        return {pool: self._fleet.traffic[pool] for pool in self._pools}
 
-    def _replica(self, remote: ReplicaClient) -> ReplicaReport:
-        member = remote.member
-        assert remote.load is not None, "a ready remote has one"
-        return ReplicaReport(
-            member.replica_id,
-            member.pool,
-            remote.load,
-            member.block_size,
-            self._num_held(member.replica_id),
-            remote.hit_tokens,
-        )
-
-    def _show(self, targets: Targets) -> None:
+    def _count_decisions(self, targets: Targets) -> None:
         if targets.autoscaler != self._autoscaler:  # another process: its counts began at 0
             self._autoscaler = targets.autoscaler
             self._counted.clear()
@@ -126,3 +117,11 @@ class Reporter:
                     max(0, count - self._counted.get(key, 0))
                 )
                 self._counted[key] = count
+
+
+def _report_replica(client: ReplicaClient, num_held: Callable[[str], int]) -> ReplicaReport:
+    member = client.member
+    assert client.load is not None, "a ready replica has one"
+    return ReplicaReport(
+        member.replica_id, member.pool, client.load, member.block_size, num_held(member.replica_id), client.hit_tokens
+    )

@@ -1,5 +1,7 @@
-"""What has gone through this gateway to a pool since it began; see `penstock.wire.scaling.PoolFlow`, which is what is
-told of it."""
+"""The traffic of this gateway with one pool since it began.
+
+The autoscaler gets it as `penstock.wire.scaling.PoolFlow`.
+"""
 
 from dataclasses import dataclass
 
@@ -7,8 +9,8 @@ from penstock.wire.scaling import PoolFlow
 
 
 @dataclass(slots=True)
-class Flow:
-    """Counted by the pool's remotes: `output_tokens` is on the path of every token."""
+class PoolTraffic:
+    """Sums counted by the clients of the pool's replicas: `output_tokens` is on the path of every token."""
 
     num_started: int = 0
     num_ended: int = 0
@@ -16,5 +18,5 @@ class Flow:
     cached_tokens: int = 0
     output_tokens: int = 0
 
-    def told(self) -> PoolFlow:
+    def to_wire(self) -> PoolFlow:
         return PoolFlow(self.num_started, self.num_ended, self.prefill_tokens, self.cached_tokens, self.output_tokens)

@@ -5,11 +5,14 @@ credit, room and a long enough context, and the same input always gives the same
 
 The cost of a replica is the latency, summed over everybody there, that the request would add, in seconds:
 
-    cost = ttft                                                     its own first token, behind the prefill outstanding there
-         + expected_output_tokens * tpot                            its own further tokens, at the pace of the batch that it joins
-         + rows * own_prefill                                       the sequences decoding there stand beside its prefill
-         + rows * expected_output_tokens / 2 * (tpot - tpot before) and are slower while it runs; half of them are half
-         done
+    cost = ttft
+         + expected_output_tokens * tpot
+         + rows * own_prefill
+         + rows * expected_output_tokens / 2 * (tpot - tpot before)
+
+that is: its own first token, behind the prefill outstanding there; its own further tokens, at the pace of the batch
+that it joins; the sequences decoding there, which stand still during its prefill, and are slower while it runs (on
+average they are half done).
 
 A cached prefix lowers `ttft` and `own_prefill`; load raises everything else. All is in one unit, so a hot prefix draws
 requests to its replica only until the queue and the batch there cost more than computing the prefix again somewhere
@@ -21,25 +24,25 @@ from enum import StrEnum
 from random import Random
 from typing import NamedTuple
 
+from penstock.perf.blend import blend_costs
 from penstock.perf.model import Work, predict_prefill_s, predict_tpot_s, predict_ttft_s
-from penstock.perf.shared import shared
 from penstock.wire.frames import Load, StepCosts
 
 TIE_S = 0.001
 """Costs closer than this are the same: the load report is older than that."""
 TIE_SHARE = 0.03
-"""And closer than this share of the best candidate's TTFT: the model is not better than that."""
+"""Share of the best candidate's TTFT below which costs are the same too: the model is not better than that."""
 
 
 class Reason(StrEnum):
     ONLY_REPLICA = "only_replica"
     """One candidate was left."""
     TIE = "tie"
-    """All candidates cost the same; the one with fewer requests of two drawn ones."""
+    """All candidates cost the same: the one with fewer requests, of two drawn ones."""
     PREFIX = "prefix"
-    """It is the cheapest, and no candidate holds more of the prompt."""
+    """The cheapest one, and no candidate holds more of the prompt."""
     LEAST_LOADED = "least_loaded"
-    """It is the cheapest because it has less to do."""
+    """The cheapest one, because it has less to do."""
 
 
 class Wait(StrEnum):
@@ -54,44 +57,44 @@ class Wait(StrEnum):
     """Credit, but not enough free KV blocks."""
 
 
-class Since(NamedTuple):
-    """What this router knows of a replica that its last load report didn't."""
+class UnreportedWork(NamedTuple):
+    """Work of a replica that this router knows of and the replica's last load report didn't."""
 
     num_sent: int = 0
     """Sequences sent and not over."""
     prefill_tokens: int = 0
-    """Of those, not cached."""
+    """Tokens of those sequences that are not cached."""
     num_ended: int = 0
     """Sequences in the report that are over."""
 
 
 class ReplicaView(NamedTuple):
-    """A candidate as the policy sees it."""
+    """A candidate, as far as the policy needs to know it."""
 
     replica_id: str
     pool: str
     load: Load
-    since: Since
+    unreported: UnreportedWork
     num_inflight: int
-    """This router's live sequences there."""
+    """Live sequences of this router at the replica."""
     block_size: int
     max_model_len: int
     cached_tokens: int
-    """Of the request's tokens, in full leading blocks."""
+    """Leading tokens of the request that the replica holds, in full blocks."""
     adapter_load_s: float = 0.0
-    """Before the request can begin there."""
+    """Seconds until the request can begin, because its adapter has to be loaded; 0: it is there."""
 
     @property
     def work(self) -> Work:
-        """What there is to do by now. Those that ended are taken as running ones of average context."""
-        load, since = self.load, self.since
-        num_running = max(0, load.num_running - since.num_ended)
+        """All that there is to do by now. Sequences that ended are taken as running ones of average context."""
+        load, unreported = self.load, self.unreported
+        num_running = max(0, load.num_running - unreported.num_ended)
         return Work(
             num_running=num_running,
-            num_waiting=load.num_waiting + since.num_sent,
-            prefill_tokens=load.prefill_tokens_outstanding + since.prefill_tokens,
+            num_waiting=load.num_waiting + unreported.num_sent,
+            prefill_tokens=load.prefill_tokens_outstanding + unreported.prefill_tokens,
             kv_tokens=load.kv_tokens
-            if not since.num_ended
+            if not unreported.num_ended
             else load.kv_tokens * num_running // max(1, load.num_running),
         )
 
@@ -118,17 +121,17 @@ def choose(num_tokens: int, expected_output_tokens: float, replicas: Sequence[Re
     if not candidates:
         return Decision(None, why_none(replicas, num_tokens))
     scores = [
-        score(view, costs, num_tokens, expected_output_tokens)
+        score_replica(view, costs, num_tokens, expected_output_tokens)
         for view, costs in zip(candidates, _costs(candidates), strict=True)
     ]
     best = min(scores)
     within_s = max(TIE_S, TIE_SHARE * best.ttft_s)
     tied = [index for index, (cost_s, _) in enumerate(scores) if cost_s - best.cost_s <= within_s]
-    chosen = tied[0] if len(tied) == 1 else _better_of_two(candidates, tied, random)
+    chosen = tied[0] if len(tied) == 1 else _draw_better_of_two(candidates, tied, random)
     view = candidates[chosen]
     return Decision(
         replica_id=view.replica_id,
-        reason=_reason(candidates, view, all_tied=len(tied) == len(candidates)),
+        reason=_explain_choice(candidates, view, all_tied=len(tied) == len(candidates)),
         predicted_ttft_s=scores[chosen].ttft_s,
         cached_tokens=view.cached_tokens,
         scores={candidate.replica_id: ttft_s for candidate, (_, ttft_s) in zip(candidates, scores, strict=True)},
@@ -146,7 +149,7 @@ def blocked_by(view: ReplicaView, num_tokens: int) -> Wait | None:
         return Wait.NO_CREDIT
     work = view.work
     is_idle = not (work.num_running or work.num_waiting)
-    needed_blocks = 1 + (num_tokens - view.cached_tokens + view.since.prefill_tokens) // view.block_size
+    needed_blocks = 1 + (num_tokens - view.cached_tokens + view.unreported.prefill_tokens) // view.block_size
     # an idle replica takes anything: what doesn't fit even there, it refuses
     return Wait.NO_BLOCKS if needed_blocks > load.free_blocks and not is_idle else None
 
@@ -157,7 +160,7 @@ def why_none(replicas: Sequence[ReplicaView], num_tokens: int) -> Wait:
     return next((wait for wait in (Wait.NO_BLOCKS, Wait.NO_CREDIT, Wait.CONTEXT) if wait in found), Wait.NO_REPLICA)
 
 
-def score(view: ReplicaView, costs: StepCosts, num_tokens: int, expected_output_tokens: float) -> Score:
+def score_replica(view: ReplicaView, costs: StepCosts, num_tokens: int, expected_output_tokens: float) -> Score:
     """Cost and predicted TTFT of one candidate."""
     work = view.work
     max_batched_tokens = view.load.max_batched_tokens
@@ -176,18 +179,18 @@ def score(view: ReplicaView, costs: StepCosts, num_tokens: int, expected_output_
 
 
 def _costs(candidates: Sequence[ReplicaView]) -> list[StepCosts]:
-    """Of each candidate, less the noise between replicas of a pool."""
+    """Step costs of each candidate, less the noise between replicas of a pool."""
     found: dict[str, StepCosts] = {}
     for pool in {view.pool for view in candidates}:
         views = [view for view in candidates if view.pool == pool]
-        costs = shared([view.load.costs for view in views], [view.work for view in views])
+        costs = blend_costs([view.load.costs for view in views], [view.work for view in views])
         found.update(zip((view.replica_id for view in views), costs, strict=True))
     return [found[view.replica_id] for view in candidates]
 
 
-def _better_of_two(candidates: Sequence[ReplicaView], tied: list[int], random: Random) -> int:
-    """Power of two choices: of two drawn ones, the one with fewer requests of this router and fewer sequences; then the
-    fuller cache."""
+def _draw_better_of_two(candidates: Sequence[ReplicaView], tied: list[int], random: Random) -> int:
+    """Power of two choices: of two candidates drawn at random, the one with fewer requests of this router, then with
+    fewer sequences, then with the fuller cache."""
     first, second = random.sample(tied, 2)
     return min(first, second, key=lambda index: _crowd(candidates[index]))
 
@@ -197,7 +200,7 @@ def _crowd(view: ReplicaView) -> tuple[int, int, int]:
     return view.num_inflight, work.num_running + work.num_waiting, -view.cached_tokens
 
 
-def _reason(candidates: Sequence[ReplicaView], chosen: ReplicaView, all_tied: bool) -> Reason:
+def _explain_choice(candidates: Sequence[ReplicaView], chosen: ReplicaView, all_tied: bool) -> Reason:
     if len(candidates) == 1:
         return Reason.ONLY_REPLICA
     if all_tied:

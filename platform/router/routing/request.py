@@ -1,4 +1,4 @@
-"""The seam between the HTTP surface and dispatch: what is asked for, what comes back, and who says so.
+"""The seam between the HTTP surface and dispatch: what is wanted, what comes back, and why from there.
 
 The HTTP side builds a `Generation`, awaits `Dispatcher.start` (queueing happens in there), reads the stream until a
 delta has a `finish`, and closes the stream whatever happened. Retries, other replicas and resumption are invisible from
@@ -18,11 +18,11 @@ from penstock.wire.openai import ChatRequest, CompletionRequest
 
 
 class ProviderRequest(NamedTuple):
-    """One sequence of a request, in the caller's own words."""
+    """One sequence of a request, as the caller wrote it: what a provider is sent."""
 
     request: ChatRequest | CompletionRequest
     prompt: int = 0
-    """Which of a completion's prompts."""
+    """Index of the prompt in a completion request; 0 is the first, and a chat's only one."""
 
 
 class Route(NamedTuple):
@@ -31,7 +31,7 @@ class Route(NamedTuple):
     tier: Tier
     pools: tuple[str, ...]
     model: int = 0
-    """Which reading of the prompt they need: 0 is the generation's own, n its `others[n - 1]`."""
+    """Model whose tokens they need: 0 is the generation's own prompt, n its `lazy_prompts[n - 1]`."""
     provider: str | None = None
 
 
@@ -39,26 +39,27 @@ class TokenizedPrompt(NamedTuple):
     """The prompt in the tokens of one model, with the parameters that follow from its context."""
 
     packed_token_ids: bytes
-    """As they travel."""
+    """Ids as 4 bytes each, little-endian: the form in which a Submit carries them."""
     num_prompt_tokens: int
     sampling: SamplingParams
 
 
 class AnsweringModel(NamedTuple):
-    """Who answers, where that is not the generation's first model."""
+    """The model that answers, where it is not the generation's first one."""
 
     fingerprint: str
     tokenizer: Tokenizer | None
-    """None: it answers in text."""
+    """None: the answer comes in text, from a provider."""
 
 
 class LazyPrompt:
-    """The prompt for another model of the same name, read when it is first wanted. `tokenized` or `error` is set then."""
+    """The prompt for another model of the same name, tokenized when it is first wanted: `tokenized` or `error` is set
+    then."""
 
-    __slots__ = ("_read", "answering_model", "error", "tokenized")
+    __slots__ = ("_tokenize", "answering_model", "error", "tokenized")
 
-    def __init__(self, read: Callable[[], Awaitable[TokenizedPrompt]], answering_model: AnsweringModel) -> None:
-        self._read = read
+    def __init__(self, tokenize: Callable[[], Awaitable[TokenizedPrompt]], answering_model: AnsweringModel) -> None:
+        self._tokenize = tokenize
         self.answering_model = answering_model
         self.tokenized: TokenizedPrompt | None = None
         self.error: RequestError | None = None
@@ -70,19 +71,19 @@ class LazyPrompt:
     async def load(self) -> None:
         if not self.is_known:
             try:
-                self.tokenized = await self._read()
+                self.tokenized = await self._tokenize()
             except RequestError as error:
                 self.error = error
 
 
 class TextDelta(Delta, frozen=True, array_like=True):
-    """What an answer gained that comes as text: a provider's. It has no token ids, and never travels."""
+    """A part of an answer that comes as text, from a provider. It has no token ids, and never leaves this process."""
 
     text: str = ""
     num_tokens: int = 0
     """Estimated, and corrected by the last one (which may be negative) where the provider gives the sum."""
     num_prompt_tokens: int | None = None
-    """As the provider counts; on the last one."""
+    """Tokens of the prompt as the provider counts them; set on the last delta only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,9 @@ class Generation:
 
     request_id: str
     pools: tuple[str, ...]
-    """Candidate pools, and providers by name, in no order."""
+    """Names of the candidate pools and providers, in no order."""
     packed_token_ids: bytes
-    """Prompt token ids as they travel."""
+    """Ids of the prompt, 4 bytes each, little-endian."""
     num_prompt_tokens: int
     sampling: SamplingParams
     tenant: str
@@ -104,14 +105,15 @@ class Generation:
     adapter: str | None = None
     """Digest; None: the base model."""
     traced: Started = NOT_TRACED
-    """The request's trace; and what to tell whoever else works on it, if anything."""
+    """The request's trace, and the headers that pass it on to whoever else works on the request, if any."""
     routes: tuple[Route, ...] = ()
     """The same places in the order of the tenant's tier policy; none: all of the pools are one route."""
     lazy_prompts: tuple[LazyPrompt, ...] = ()
+    """The prompt for the other models of the routes, in the order of `Route.model`."""
     skipped: TierReason | None = None
     """Why a route before all of these was left out."""
     provider_request: ProviderRequest | None = None
-    """The request in its own words, where a provider is among the routes."""
+    """The request as the caller wrote it; set where a provider is among the routes."""
 
     @property
     def tokenized(self) -> TokenizedPrompt:
@@ -119,7 +121,7 @@ class Generation:
 
 
 class RouteAttempt(NamedTuple):
-    """A route as it looked when one was chosen."""
+    """A route as it was when one was chosen: its forecast at that moment."""
 
     tier: Tier
     places: tuple[str, ...]
@@ -130,7 +132,10 @@ class RouteAttempt(NamedTuple):
 
 @dataclass(slots=True)
 class Receipt:
-    """Why this replica; what is known when the first token is there goes into the response's headers."""
+    """Where a sequence was answered, and why; what is known at the first token goes into the response's headers.
+
+    Written by dispatch alone, and filled anew by each attempt.
+    """
 
     request_id: str
     tier: str = ""
@@ -144,28 +149,30 @@ class Receipt:
     queued_s: float = 0.0
     attempts: int = 1
     is_taken: bool = False
-    """Somebody has it, or had it to its end; not where that refused it, failed on it or was lost."""
+    """A replica or provider has the sequence, or had it to its end; not where it refused, failed or was lost."""
     scores: dict[str, float] = field(default_factory=dict)
     """Predicted TTFT in seconds of each candidate replica, and provider."""
     considered: list[RouteAttempt] = field(default_factory=list)
-    """The routes looked at, in the policy's order, where there was more than one."""
+    """The routes compared, in the policy's order, where there was more than one."""
     answering_model: AnsweringModel | None = None
+    """None: the generation's own model."""
     num_prompt_tokens: int | None = None
-    """Of the answerer, where it is known and not the generation's."""
+    """Tokens of the prompt as the answering model counts them; None: unknown, or the generation's own."""
 
     @property
     def is_provided(self) -> bool:
-        """By a provider, which says nothing of tokens in a cache."""
+        """A provider answers, which reports no tokens in a cache."""
         return self.answering_model is not None and self.answering_model.tokenizer is None
 
 
 class Stream(Protocol):
     """The answer to one Generation."""
 
-    receipt: Receipt
+    @property
+    def receipt(self) -> Receipt: ...
 
     async def next(self) -> Delta:
-        """What has come since the last call, merged into one delta; waits until there is something.
+        """All that has come since the last call, merged into one delta; waits until there is something.
 
         The delta with a `finish` is the last. Raises ReplicaLost, EngineFault, Overloaded or DeadlineExceeded instead
         of a delta whose finish says so: what is returned finished as stop or length.

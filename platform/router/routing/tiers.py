@@ -34,7 +34,7 @@ _ORDER: dict[TierPolicy, tuple[Tier, ...]] = {
 
 
 class TierReason(StrEnum):
-    """Why the tier that answers; where that is not the policy's first, what was wrong with the first."""
+    """Why this tier answers; where it is not the policy's first, what was wrong with the first."""
 
     ONLY_TIER = "only_tier"
     """Model and policy leave one route."""
@@ -50,12 +50,12 @@ class TierReason(StrEnum):
     """The first can take nothing at the moment: no credit, no KV blocks, or as many requests there as a provider may
     have."""
     BREAKER_OPEN = "breaker_open"
-    """The first is a provider that failed lately, or asked to be left alone."""
+    """The first is a provider that failed lately, or demanded a pause."""
     CONTEXT_TOO_LONG = "context_too_long"
     REFUSED = "refused"
-    """The first was asked, and refused or failed before its first token."""
+    """The first was tried, and refused or failed before its first token."""
     CAPABILITY = "capability"
-    """The request asks for what the first can't do: token ids of another vocabulary, or a parameter that a provider
+    """The request needs what the first can't do: token ids of another vocabulary, or a parameter that a provider
     does not know."""
 
 
@@ -95,37 +95,37 @@ def parse_policy(name: str) -> TierPolicy:
 
 
 def in_order(routes: Iterable[P], policy: TierPolicy) -> list[P]:
-    """Those that the policy allows, its first tier first; inside a tier as they came."""
+    """The routes that the policy allows, its first tier first; inside a tier as they came."""
     order = _ORDER[policy]
     return sorted((route for route in routes if route.tier in order), key=lambda route: order.index(route.tier))
 
 
-def decide(outlooks: Iterable[RouteForecast], target_s: float, skipped: TierReason | None = None) -> TierDecision:
+def decide(forecasts: Iterable[RouteForecast], target_s: float, skipped: TierReason | None = None) -> TierDecision:
     """The first route while it meets the target, else the first sooner one that does, else the soonest.
 
-    outlooks: of the routes, in the policy's order; looked at one by one, and no further than needed. skipped: why a
-    route before all of these was left out beforehand.
+    forecasts: of the routes, in the policy's order; taken one by one, and no further than needed. skipped: why a route
+    before all of these was left out beforehand.
     """
-    seen: list[RouteForecast] = []
+    compared: list[RouteForecast] = []
     best: int | None = None
     best_s = float("inf")
-    for index, outlook in enumerate(outlooks):
-        seen.append(outlook)
-        if outlook.obstacle is not None or outlook.ttft_s is None or outlook.ttft_s >= best_s:
+    for index, forecast in enumerate(forecasts):
+        compared.append(forecast)
+        if forecast.obstacle is not None or forecast.ttft_s is None or forecast.ttft_s >= best_s:
             continue
-        best, best_s = index, outlook.ttft_s
+        best, best_s = index, forecast.ttft_s
         if best_s <= target_s:
             break
-    return TierDecision(best, _reason(seen, best, best_s <= target_s, skipped))
+    return TierDecision(best, _find_reason(compared, best, best_s <= target_s, skipped))
 
 
-def _reason(
-    seen: Sequence[RouteForecast], chosen: int | None, is_in_time: bool, skipped: TierReason | None
+def _find_reason(
+    compared: Sequence[RouteForecast], chosen: int | None, is_in_time: bool, skipped: TierReason | None
 ) -> TierReason:
     if skipped is not None:
         return skipped
-    if not seen:
+    if not compared:
         return TierReason.TIER_DOWN
     if chosen == 0:
         return TierReason.PREFERRED if is_in_time else TierReason.NONE_BETTER
-    return seen[0].obstacle or TierReason.PREDICTED_TTFT
+    return compared[0].obstacle or TierReason.PREDICTED_TTFT

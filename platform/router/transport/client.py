@@ -15,7 +15,7 @@ from starlette.types import Receive
 from penstock.wire.errors import BodyTooLarge, BodyTooSlow
 
 STALL_GRACE_S = 5.0
-"""A request that outlives its deadline by that much hangs on a client that does not read."""
+"""Time beyond its deadline after which a request is given up: it hangs on a client that does not read."""
 
 
 class ClientGone(Exception):
@@ -23,11 +23,13 @@ class ClientGone(Exception):
 
 
 class Client:
+    """The sender of one request. receive: ASGI's."""
+
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
 
     async def body(self, content_length: int | None, max_bytes: int, timeout_s: float) -> bytes:
-        """Raises BodyTooLarge, BodyTooSlow or ClientGone."""
+        """The whole body. Raises BodyTooLarge, BodyTooSlow or ClientGone."""
         if content_length is not None and content_length > max_bytes:
             raise _too_large(max_bytes)
         try:
@@ -39,8 +41,8 @@ class Client:
     async def parts(
         self, content_length: int | None, max_bytes: int, stall_s: float, timeout_s: float
     ) -> AsyncIterator[bytes]:
-        """The body as it comes, for what is too large to be held. stall_s: longest wait for the next part. Raises as
-        `body`."""
+        """The body in parts as they arrive, for one that is too large to be held. stall_s: longest wait for the next
+        part. Raises as `body` does."""
         if content_length is not None and content_length > max_bytes:
             raise _too_large(max_bytes)
         clock = asyncio.get_running_loop().time
@@ -80,7 +82,7 @@ class Client:
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def watched(self, timeout_s: float) -> "Watch":
-        """A context that ends in ClientGone when the client hangs up, or timeout_s and a grace later. Only after
+        """A context that ends in ClientGone when the client hangs up, or `timeout_s` and a grace later. Only after
         `body`."""
         return Watch(self._receive, timeout_s + STALL_GRACE_S)
 

@@ -20,7 +20,7 @@ EVENT, EVENT_END = b"data: ", b"\n\n"
 
 
 class Exchange:
-    """began_s: of the caller's monotonic clock."""
+    """One request, what is known of it, and the response. began_s: on the caller's monotonic clock, seconds."""
 
     __slots__ = (
         "_num_writing",
@@ -50,16 +50,16 @@ class Exchange:
         self.request_id = request_id
         self.began_s = began_s
         self.status: int | None = None
-        """Sent to the client; None before that."""
+        """HTTP status of the response; None: nothing has been sent yet."""
         self.is_stream = False
         self.model: str | None = None
-        """Served name, once it is known."""
+        """Label of the served model; None: it is not known yet."""
         self.adapter = ""
-        """The tenant's name of it, where the request names one."""
+        """The tenant's own name of the adapter that the request names; empty: it names none."""
         self.failure: str | None = None
-        """Class of the error that ended it."""
+        """Class name of the error that ended the request; None: it has not failed."""
         self.limit_headers: Headers = ()
-        """What the response says of its tenant's limits, where there are any."""
+        """Headers about the tenant's limits; empty: it has none."""
         self.traced = NOT_TRACED
         self._send = send
         self._num_writing = 0
@@ -74,8 +74,14 @@ class Exchange:
                 return value
         return None
 
+    @property
+    def content_length(self) -> int | None:
+        """Declared size of the body, bytes; None: it is not declared."""
+        value = self.header(b"content-length")
+        return int(value[:20]) if value is not None and value.isdigit() else None
+
     def all_headers(self, name: bytes) -> list[bytes]:
-        """The values of every header of that name, which is in lower case."""
+        """Values of every header of that name. name: in lower case."""
         return [value for key, value in self.headers if key == name]
 
     async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
@@ -89,12 +95,12 @@ class Exchange:
         ]  # OpenAI's clients read the latter
         if self.traced.traceparent is not None:
             common.append((b"traceparent", self.traced.traceparent.encode()))
-        await self._sent(
+        await self._send_message(
             {"type": "http.response.start", "status": status, "headers": [*common, *headers, *self.limit_headers]}
         )
 
     async def write(self, data: bytes, is_last: bool = False) -> None:
-        await self._sent({"type": "http.response.body", "body": data, "more_body": not is_last})
+        await self._send_message({"type": "http.response.body", "body": data, "more_body": not is_last})
 
     def write_now(self, data: bytes) -> None:
         """`write` without waiting. When the server makes it wait, because the client does not read, the next `write`
@@ -106,7 +112,7 @@ class Exchange:
         except StopIteration:
             return
         except OSError:
-            return  # the client is gone; whoever awaits `write`, or the connection, learns it
+            return  # the client is gone: the next `write` raises, or the watch of the connection ends the request
         self._suspended = _Suspended(steps, waited)
         self.is_writable = False
 
@@ -123,7 +129,7 @@ class Exchange:
         elif self.is_stream:
             await self.write(EVENT + body + EVENT_END, is_last=True)
 
-    async def _sent(self, message: dict[str, object]) -> None:
+    async def _send_message(self, message: dict[str, object]) -> None:
         self._num_writing += 1
         self.is_writable = False
         try:
@@ -139,7 +145,7 @@ class Exchange:
 
 
 class _Suspended:
-    """The rest of an awaitable that was begun outside of a task, and what it waits for. To be awaited in one."""
+    """The rest of an awaitable that was begun outside of a task, and what it waits for. Must be awaited in a task."""
 
     def __init__(self, steps: Generator[Any, Any, Any], waited: Any) -> None:
         self._steps = steps

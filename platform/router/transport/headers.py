@@ -1,4 +1,4 @@
-"""Response headers: the receipt's, and those of errors."""
+"""Response headers: those of a receipt, and those of errors."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 def receipt_headers(receipt: Receipt) -> Headers:
-    """What is known of the decision when the first token is there. The request id's header is on every response and not
+    """Headers with the decision, as far as it is known at the first token. The request id is on every response and not
     among them."""
     headers = [
         (b"x-penstock-tier", _value(receipt.tier)),
@@ -25,6 +25,7 @@ def receipt_headers(receipt: Receipt) -> Headers:
 
 
 def error_headers(error: BaseException) -> Headers:
+    """Headers that go with an error: WWW-Authenticate, Retry-After, and those about limits."""
     headers: list[tuple[bytes, bytes]] = []
     if isinstance(error, Unauthenticated):
         headers.append((b"www-authenticate", b"Bearer"))
@@ -36,6 +37,6 @@ def error_headers(error: BaseException) -> Headers:
 
 
 def _value(text: str) -> bytes:
-    """Header values are printable latin-1 (RFC 9110, 5.5)."""
+    """The text as a header value, which is printable latin-1 (RFC 9110, 5.5)."""
     plain = text if text.isprintable() else "".join(char if char.isprintable() else " " for char in text)
     return plain.encode("latin-1", "replace")

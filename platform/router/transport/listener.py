@@ -5,6 +5,8 @@ Serve can listen for a deployment itself ("direct ingress"), and we don't let it
 gateway that was killed while clients were connected can't have its port again for the minute those connections stay in
 TIME_WAIT; Serve's controller then marks the port as taken for good. It also puts a task, a queue and metrics around
 every request, and keeps a proxy on the head node.
+
+Decisions: docs/decisions/gateway.md
 """
 
 import asyncio
@@ -25,10 +27,10 @@ log = logging.getLogger("penstock.listener")
 
 
 class Listener:
-    """`start`, and `stop` once."""
+    """The gateway's sockets and the server behind them. Call `start`, and later `stop`, once each."""
 
     def __init__(self, app: ASGIApp, host: str, ports: Sequence[int], drain_s: int) -> None:
-        """drain_s: what answers under way get at the end, before they are cut."""
+        """drain_s: time for answers under way at the end, before they are cut."""
         self._sockets = [bind(host, port) for port in ports]
         config = uvicorn.Config(
             app,
@@ -59,7 +61,7 @@ class Listener:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError when it can't be had."""
+    """A listening socket. Raises ConfigError when the address cannot be bound."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,5 +1,5 @@
-"""An upload as it arrives: multipart/form-data (RFC 7578) whose files go to a folder piece by piece, bounded, never
-whole in memory."""
+"""Uploads as multipart/form-data (RFC 7578): the files go to a folder piece by piece, bounded, never whole in
+memory."""
 
 import asyncio
 from collections.abc import AsyncIterable, Mapping, Sequence
@@ -13,14 +13,15 @@ from penstock.adapters.peft import FILES, refused_name
 from penstock.wire.errors import InvalidRequest
 
 WRITE_BYTES = 2**20
-"""What is collected before a thread is asked to write it."""
+"""Bytes that are collected before a thread writes them."""
 MAX_FIELD_BYTES = 4096
-"""Of a field's value; a part's headers are bounded by the parser."""
+"""Longest value of a field, bytes; the headers of a part are bounded by the parser."""
 FIELDS = ("name", "base_model")
 
 
 def boundary_of(content_type: bytes) -> bytes | None:
-    """None: it is no multipart/form-data. Raises InvalidRequest where the boundary is missing."""
+    """The boundary of a multipart/form-data; None: the type is another one. Raises InvalidRequest where it is
+    missing."""
     kind, options = parse_options_header(content_type)
     if kind.lower() != b"multipart/form-data":
         return None
@@ -51,7 +52,7 @@ async def receive(boundary: bytes, parts: AsyncIterable[bytes], folder: Path) ->
 
 
 class Form:
-    """The form so far. Blocks: it writes."""
+    """A form that is parsed as it arrives; its methods block, for they write files."""
 
     def __init__(self, boundary: bytes, folder: Path) -> None:
         self.fields: dict[str, str] = {}
@@ -79,7 +80,7 @@ class Form:
         )
 
     def feed(self, parts: Sequence[bytes]) -> None:
-        """Raises InvalidRequest."""
+        """Parse further parts of the body. Raises InvalidRequest."""
         try:
             for part in parts:
                 self._parser.write(part)
@@ -92,7 +93,7 @@ class Form:
             self._file = None
 
     def check(self) -> None:
-        """Raises InvalidRequest when something is missing."""
+        """Raises InvalidRequest when the form has not ended, or a file is missing."""
         missing = [name for name in FILES if name not in self._files]
         if not self._is_complete:
             raise InvalidRequest("The form ends in the middle.")

@@ -18,13 +18,16 @@ from penstock.workers.engine.sequence import Sequence
 
 
 class KeyChanges(NamedTuple):
-    """Keys the cache gained and lost since they were last drained, net: in the one or the other, never in both."""
+    """Keys the cache gained and lost since they were last drained, net: a key is in one of the two lists, never in
+    both."""
 
     stored: list[bytes]
     removed: list[bytes]
 
 
 class BlockPool:
+    """The blocks of one replica's KV cache, numbered from 0."""
+
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -45,7 +48,7 @@ class BlockPool:
         return list(self._cached)
 
     def garbage(self) -> Iterator[int]:
-        """Blocks that nobody holds and no key names: what their KV says must not matter, and a test may poison it."""
+        """Blocks that nobody holds and no key names: their KV must not matter, and a test may poison it."""
         return (block for block in self._free if self._keys[block] is None)
 
     def match(self, keys: list[bytes], limit: int) -> list[int]:
@@ -76,7 +79,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """`count` blocks of arbitrary content, those longest unused first; there must be as many free. What they cached
         is forgotten."""
-        assert count <= len(self._free), f"{count} blocks asked for, {len(self._free)} are free"
+        assert count <= len(self._free), f"{count} blocks are needed, {len(self._free)} are free"
         return [self._allocate_one() for _ in range(count)]
 
     def _allocate_one(self) -> int:
@@ -89,7 +92,7 @@ class BlockPool:
         return block
 
     def free(self, table: list[int]) -> None:
-        """Let go of a sequence's blocks, its last one first."""
+        """Release a sequence's blocks, its last one first."""
         refs = self._refs
         for block in reversed(table):
             refs[block] -= 1
@@ -120,7 +123,7 @@ class BlockPool:
             self._removed[key] = None
 
     def drain_changes(self) -> KeyChanges | None:
-        """What changed since the last call; None: nothing."""
+        """Changes of the cache since the last call; None: there are none."""
         if not self._stored and not self._removed:
             return None
         changes = KeyChanges(list(self._stored), list(self._removed))

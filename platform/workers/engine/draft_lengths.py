@@ -5,7 +5,7 @@ guess. Tokens a step gains are (decode rows + sum of those), its time is the per
 length, drafts are taken in order of worth for as long as the ratio, the goodput, rises (the criterion of SmartSpec, Liu
 et al. 2024, arXiv 2406.14066, with a length for each sequence).
 
-Not a drafter, and of no influence on what an answer says: any length gives the same tokens.
+Not a drafter, and without influence on an answer's tokens: any length gives the same ones.
 """
 
 from typing import NamedTuple
@@ -17,38 +17,44 @@ from penstock.wire.frames import StepCosts
 from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
 
 FIRST_ACCEPTANCE = 0.7
-"""Assumed of a pool's drafter before anything is known."""
+"""Chance that a guess is accepted, assumed of a pool's drafter before anything is measured."""
 SEQUENCE_RATE, POOL_RATE = 0.1, 0.03
-"""What one verified guess moves the estimates of its sequence, and of all, where a new sequence starts."""
+"""Share of the way that one verified guess moves the estimate of its sequence, and that of the pool, where a new
+sequence starts."""
 MAX_ACCEPTANCE = 0.98
+"""Upper bound of an estimate when drafts are weighed."""
 FORGET_RATE = 0.01
-"""What a step without a draft moves a sequence's estimate towards that of all: answers change their nature."""
+"""Share of the way that a step without a draft moves a sequence's estimate towards the pool's: answers change their
+nature."""
 RETRY_EVERY = 64
-"""After so many steps in which no draft paid, one token is drafted for one sequence: estimates of what is never tried
-can't change."""
+"""Number of steps in which no draft paid until one token is drafted for one sequence all the same: the estimate of what
+is never tried can't change."""
 
 
 class Guess(NamedTuple):
-    """A draft's `length`-th token; in order, the best comes first, and none before the shorter ones of its sequence."""
+    """A draft's `length`-th token. Sorted, the best comes first, and none before the shorter ones of its sequence."""
 
-    less_worth: float
-    """Minus the chance that it is kept."""
+    negative_worth: float
+    """Minus the chance that the token is kept, -1 to 0."""
     place: int
-    """Of the sequence in the batch."""
+    """Index of the sequence in the batch; 0 is the first."""
     length: int
+    """Number of the draft's tokens up to this one, 1 or more."""
 
 
 class DraftLengths:
-    """Chooses lengths, learns acceptance, and counts for the metrics."""
+    """Chooses how many tokens to draft, learns how often they are accepted, and counts both for the metrics."""
 
     def __init__(self, max_draft_tokens: int, *, is_adaptive: bool = True) -> None:
-        """is_adaptive: False drafts as much as is allowed, whether it pays or not."""
+        """max_draft_tokens: most tokens of one sequence in a step. is_adaptive: False drafts as much as is allowed,
+        whether it pays or not."""
         self.max_draft_tokens = max_draft_tokens
         self._is_adaptive = is_adaptive
         self._num_idle_steps = 0
         self.num_drafted = 0
         """Draft tokens verified since the start."""
         self.num_accepted = 0
+        """Draft tokens accepted since the start."""
         self._acceptance = FIRST_ACCEPTANCE
 
     def choose(
@@ -56,11 +62,11 @@ class DraftLengths:
     ) -> list[int]:
         """Draft tokens for each of the decoding `chunks`, at most caps[i], together at most `budget` >= 0.
 
-        shape: of the step without drafts. Costs that are all 0 are unknown: everything pays.
+        shape: the step's without drafts. Costs that are all 0 are unknown: everything pays.
         """
         worths = (enumerate(self._worths(chunk.seq, caps[place]), 1) for place, chunk in enumerate(chunks))
         guesses = sorted(Guess(-worth, place, length) for place, row in enumerate(worths) for length, worth in row)
-        chosen = best_guesses(guesses, budget, shape, costs) if self._is_adaptive else guesses[:budget]
+        chosen = choose_guesses(guesses, budget, shape, costs) if self._is_adaptive else guesses[:budget]
         chosen = chosen or guesses[: min(budget, self._num_retried())]
         self._num_idle_steps = 0 if chosen else self._num_idle_steps + 1
         counts = [0] * len(chunks)
@@ -71,8 +77,8 @@ class DraftLengths:
                 chunk.seq.acceptance += FORGET_RATE * (self._acceptance - chunk.seq.acceptance)
         return counts
 
-    def note(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """What became of a draft: its first `num_accepted` tokens were kept; the next one, if there was one, was
+    def record(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Learn from a verified draft: its first `num_accepted` tokens were kept; the next one, if there was one, was
         not."""
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
@@ -91,8 +97,8 @@ class DraftLengths:
         return 1 if self._num_idle_steps >= RETRY_EVERY else 0
 
 
-def best_guesses(guesses: list[Guess], budget: int, shape: StepShape, costs: StepCosts) -> list[Guess]:
-    """Those, at most `budget`, that give the most tokens in the least time; of equals, more. guesses: the best
+def choose_guesses(guesses: list[Guess], budget: int, shape: StepShape, costs: StepCosts) -> list[Guess]:
+    """The guesses, at most `budget`, that give the most tokens in the least time; of equals, more. guesses: the best
     first."""
     # where rounds cost nothing, the greatest length decides nothing
     depths = (
@@ -114,7 +120,7 @@ def best_guesses(guesses: list[Guess], budget: int, shape: StepShape, costs: Ste
         candidates = [guess for guess in guesses if guess.length <= depth][:budget]
         tokens, seconds = float(shape.decode_rows), plain_s + depth * costs.draft_round_s
         for count, guess in enumerate(candidates, 1):
-            tokens -= guess.less_worth
+            tokens -= guess.negative_worth
             seconds += costs.draft_token_s
             step_s = max(costs.knee_s, seconds)
             if tokens * best_s >= best_tokens * step_s:

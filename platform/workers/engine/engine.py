@@ -1,9 +1,12 @@
-"""The engine: a thread that schedules, runs and commits steps, and says after each what its sequences gained.
+"""The engine: a thread that schedules, runs and commits steps, and reports after each what its sequences gained.
 
 Not a server: submit, abort and snapshot requests come in from any thread and never wait for a step; reports go out
-through `on_step`, called on the engine's thread, which must not block; where a device computes by itself, while it
-computes the next step. Invariants: a submitted sequence is reported with a `finish` exactly once, and nothing after it;
-before a step begins the blocks of aborted and expired sequences are free; an idle engine holds no block.
+through `on_step`, called on the engine's thread, which must not block. Where a device computes by itself, a report goes
+out while it computes the next step. Invariants: a submitted sequence is reported with a `finish` exactly once, and
+nothing after it; before a step begins the blocks of aborted and expired sequences are free; an idle engine holds no
+block.
+
+Decisions: docs/decisions/engine.md
 """
 
 import logging
@@ -24,7 +27,7 @@ from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.probe import measure
 from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Resident, Sampled, SeqOutput, Sequence, Step
-from penstock.workers.engine.watch import Watch
+from penstock.workers.engine.timing import TimingRecorder
 
 ADAPT_EVERY = 8
 """One step in so many corrects the costs."""
@@ -71,7 +74,7 @@ class Runner(Protocol):
 
 
 class EngineLoad(NamedTuple):
-    """See `penstock.wire.frames.Load`."""
+    """How busy the engine is; the fields mean what those of `penstock.wire.frames.Load` mean."""
 
     num_running: int
     num_waiting: int
@@ -84,13 +87,15 @@ class EngineLoad(NamedTuple):
     num_drafted: int = 0
     num_accepted: int = 0
     is_closed: bool = False
-    """The engine refuses whatever comes."""
+    """Whether the engine refuses every new sequence."""
 
 
 class StepReport(NamedTuple):
+    """Everything that changed since the report before."""
+
     outputs: list[SeqOutput]
     events: BlockEvents | None
-    """What the cache gained and lost; their numbers are consecutive from 1."""
+    """Blocks that the cache gained and lost, numbered consecutively from 1; None: it did not change."""
     load: EngineLoad
 
 
@@ -108,8 +113,8 @@ class Engine:
         unix_clock: Callable[[], float] = time.time,
         measure_costs: Callable[[Runner, EngineConfig], StepCosts] = measure,
     ) -> None:
-        """clock: of `Sequence.arrival_s` and `is_healthy`. unix_clock: of deadlines. measure_costs: called once, before
-        the first step."""
+        """clock: the monotonic clock of `Sequence.arrival_s` and `is_healthy`. unix_clock: the clock of deadlines.
+        measure_costs: called once, before the first step."""
         self._runner = runner
         self._config = config
         self._on_step = on_step
@@ -119,11 +124,12 @@ class Engine:
         self._pool = BlockPool(runner.num_blocks, config.block_size)
         self._scheduler = Scheduler(self._pool, hasher, config, runner.max_model_len, runner.eos_token_ids)
         self._operations: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._watch = Watch(clock, unix_clock)
+        self._timing = TimingRecorder(clock, unix_clock)
         self._held: list[SeqOutput] | None = None
-        """What the last step said, until the next one is launched or somebody wants something else."""
+        """Outputs of an asynchronous runner's last step, until the next step is launched or another operation comes;
+        None: all are reported."""
         self._ended: list[SeqOutput] = []
-        """Sequences that ended outside a commit and are not reported yet."""
+        """Ends of sequences outside a commit, not reported yet."""
         self._next_deadline = math.inf
         self._event_seq = 0
         self._costs = StepCosts()
@@ -139,7 +145,8 @@ class Engine:
     # from any thread
 
     def start(self) -> None:
-        """Returns when the costs are measured and the engine serves; raises EngineFault if that failed."""
+        """Start the thread; returns when the costs are measured and the engine serves. Raises EngineFault if that
+        failed."""
         self._thread.start()
         self._has_started.wait()
         if not self._is_serving:
@@ -182,10 +189,10 @@ class Engine:
     def step(self) -> None:
         self._busy_since = self._clock()
         step = self._scheduler.schedule(self._costs)
-        self._watch.scheduled()
+        self._timing.record_admissions()
         sampled = self._run(step)
-        outputs = self._fail(step) if sampled is None else self._settle(self._scheduler.commit(step, sampled))
-        self._watch.committed(outputs)
+        outputs = self._fail(step) if sampled is None else self._commit(step, sampled)
+        self._timing.record_tokens(outputs)
         if self._runner.is_asynchronous:
             self._held = outputs
         else:
@@ -206,7 +213,7 @@ class Engine:
             self._has_started.set()
 
     def _prepare(self) -> bool:
-        """Between steps: do what other threads asked for, waiting for it while idle. False: stopped."""
+        """Carry out the operations of other threads, between two steps; waits for one while idle. False: stopped."""
         if not self._scheduler.has_work or not self._operations.empty():
             self._report_held()
         if not self._scheduler.has_work and self._operations.empty():
@@ -239,7 +246,7 @@ class Engine:
         if seq.deadline is not None:
             self._next_deadline = min(self._next_deadline, seq.deadline)
         if seq.times is not None:
-            self._watch.add(seq)
+            self._timing.add(seq)
 
     def _end(self, seq: Sequence, finish: Finish, error: str | None = None) -> None:
         if seq.finish is None:
@@ -271,7 +278,7 @@ class Engine:
         )
 
     def _run(self, step: Step) -> list[list[Sampled]] | None:
-        """None: the runner failed."""
+        """The tokens chosen in the step, for each chunk; None: the runner failed."""
         started_s = self._clock()
         try:
             sampled = self._compute(step)
@@ -310,7 +317,8 @@ class Engine:
             self._end(chunk.seq, Finish.ERROR, "The engine failed while it computed this sequence.")
         return []
 
-    def _settle(self, outputs: list[SeqOutput]) -> list[SeqOutput]:
+    def _commit(self, step: Step, sampled: list[list[Sampled]]) -> list[SeqOutput]:
+        outputs = self._scheduler.commit(step, sampled)
         for output in outputs:
             if output.finish is not None:
                 self._runner.forget(output.seq)

@@ -1,5 +1,5 @@
-"""The probe at start: made-up sequences through the runner over a small grid, so that every coefficient of the step
-costs shows.
+"""The probe at start: measures a runner's step costs by made-up sequences over a small grid, which shows every
+coefficient.
 
 Not a benchmark, and nothing of it stays: it runs before the engine's first step, in blocks that nobody holds and nobody
 publishes. Steady decoding alone can't tell the cost of a row from that of its context, so rows, prefill and context
@@ -29,7 +29,7 @@ DRAFT_CONTEXT = 8
 
 
 class Probed(Protocol):
-    """What the probe needs of `penstock.workers.engine.engine.Runner`."""
+    """The part of `penstock.workers.engine.engine.Runner` that the probe needs."""
 
     @property
     def num_blocks(self) -> int: ...
@@ -57,7 +57,7 @@ def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = t
         return runner.costs
     until_s = clock() + BUDGET_S
     best: dict[Point, StepSample] = {}
-    points = list(grid(config, runner.num_blocks, runner.max_model_len))
+    points = list(plan_points(config, runner.num_blocks, runner.max_model_len))
     _run(runner, points[0], config.block_size, clock)  # the first step builds and warms what the others only use
     for point in points * REPEATS:
         sample = _run(runner, point, config.block_size, clock)
@@ -67,8 +67,8 @@ def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = t
     return fit(list(best.values()))
 
 
-def grid(config: EngineConfig, num_blocks: int, max_model_len: int) -> Iterator[Point]:
-    """Points that fit the runner, the most telling first."""
+def plan_points(config: EngineConfig, num_blocks: int, max_model_len: int) -> Iterator[Point]:
+    """Points that fit the runner, those that matter most first."""
     rows = config.max_num_seqs
     longest = min(max_model_len, num_blocks * config.block_size) - 1
     chunk = max(2, min(config.max_batched_tokens, longest // 2))
@@ -78,7 +78,7 @@ def grid(config: EngineConfig, num_blocks: int, max_model_len: int) -> Iterator[
     yield Point(1, 1)
     yield Point(few, 1)
     yield Point(0, 0, piece)
-    yield from _draft_points(config, few, context)
+    yield from _plan_draft_points(config, few, context)
     yield Point(few, context)
     yield Point(0, 0, piece, context)
     yield Point(1, context)
@@ -88,8 +88,9 @@ def grid(config: EngineConfig, num_blocks: int, max_model_len: int) -> Iterator[
     yield Point(few, context, chunk // 2 + 1, context)
 
 
-def _draft_points(config: EngineConfig, few: int, context: int) -> Iterator[Point]:
-    """Contexts short, but long enough that a look-up finds something in tokens that are all the same."""
+def _plan_draft_points(config: EngineConfig, few: int, context: int) -> Iterator[Point]:
+    """Points with drafts: their contexts are short, but long enough that a look-up finds something in tokens that are
+    all the same."""
     speculation = config.speculation
     if speculation.method == "none" or context <= DRAFT_CONTEXT + speculation.max_draft_tokens:
         return
@@ -101,9 +102,11 @@ def _draft_points(config: EngineConfig, few: int, context: int) -> Iterator[Poin
 def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], float]) -> StepSample:
     """Measure one point once."""
     blocks = count()
-    chunks = [_chunk(point.context, 1, blocks, runner.num_blocks, block_size, point.drafts) for _ in range(point.rows)]
+    chunks = [
+        _make_chunk(point.context, 1, blocks, runner.num_blocks, block_size, point.drafts) for _ in range(point.rows)
+    ]
     if point.prefill:
-        chunks.append(_chunk(point.prefill_context, point.prefill, blocks, runner.num_blocks, block_size))
+        chunks.append(_make_chunk(point.prefill_context, point.prefill, blocks, runner.num_blocks, block_size))
     step = Step(chunks, [])
     if point.drafts:
         runner.launch(step)()  # a drafter that sees a sequence for the first time has all of it to catch up with
@@ -124,10 +127,11 @@ def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], floa
     )
 
 
-def _chunk(
+def _make_chunk(
     context: int, num_tokens: int, blocks: Iterator[int], num_blocks: int, block_size: int, max_drafts: int = 0
 ) -> Chunk:
-    """The last `num_tokens` of a made-up sequence, its blocks taken in turn; those of a small cache are used twice."""
+    """The last `num_tokens` tokens of a made-up sequence, its blocks taken in turn; those of a small cache are used
+    twice."""
     length = context + num_tokens
     table = [next(blocks) % num_blocks for _ in range(-(-(length + max_drafts) // block_size))]
     seq = Sequence(

@@ -6,8 +6,8 @@ scheduler, without its phases). Pure: no torch, no clock. First come, first serv
 * running sequences first, each with all it lacks, as far as the budget goes after a row for every decoding one;
 * then waiting ones, admitted when the blocks of all their known tokens are free, minus what the cache holds;
 * a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its
-  published blocks stay in
-  the cache as long as nobody needs them). The oldest always proceeds, so every sequence finishes;
+  published blocks stay in the cache as long as nobody needs them). The oldest always proceeds, so every sequence
+  finishes;
 * last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
 Invariants: `schedule` and `commit` alternate; between them nothing else is called. Only tokens the target chose enter
@@ -27,10 +27,12 @@ from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence
 
 NO_COSTS = StepCosts()
 MAX_DEFERRED = 16
-"""Waiting sequences looked past in a step, because a running one is just computing their prefix."""
+"""Most waiting sequences that a step passes over because a running one is just computing their prefix."""
 
 
 class Scheduler:
+    """Chooses what each step computes, and takes over its results. It owns the sequences and who holds which block."""
+
     def __init__(
         self,
         pool: BlockPool,
@@ -42,9 +44,11 @@ class Scheduler:
         """max_model_len: tokens of a sequence, prompt and output, that the model allows."""
         self.pool = pool
         self.running: list[Sequence] = []
-        """In order of admission."""
+        """Sequences that hold blocks, in order of admission."""
         self.waiting: deque[Sequence] = deque()
+        """Sequences without blocks, the next one to be admitted first."""
         self.max_len = min(max_model_len, pool.num_blocks * pool.block_size)
+        """Longest sequence, prompt and output, in tokens."""
         self._hasher = hasher
         self._config = config
         self._block_size = pool.block_size
@@ -81,9 +85,15 @@ class Scheduler:
         if not seq.token_ids:
             return "The sequence has no tokens."
         if seq.num_tokens >= self.max_len:
-            return f"The sequence has {seq.num_tokens} tokens; this replica holds at most {self.max_len}, and one must be left for output."
+            return (
+                f"The sequence has {seq.num_tokens} tokens; this replica holds at most {self.max_len}, "
+                "and one must be left for output."
+            )
         if len(seq.block_keys) > num_blocks:
-            return f"The sequence came with {len(seq.block_keys)} block keys and has only {num_blocks} full blocks of {self._block_size} tokens."
+            return (
+                f"The sequence came with {len(seq.block_keys)} block keys and has only {num_blocks} full blocks "
+                f"of {self._block_size} tokens."
+            )
         return None
 
     def finish(self, seq: Sequence, finish: Finish, error: str | None = None) -> None:
@@ -140,8 +150,8 @@ class Scheduler:
         return budget
 
     def _grow(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
-        """Blocks for the first `num_tokens` of `seq`, taken from newer ones if there are none left; False: it was the
-        newest itself."""
+        """Give `seq` blocks for its first `num_tokens` tokens, taken from newer sequences if none are free. False: it
+        was the newest itself."""
         missing = -(-num_tokens // self._block_size) - len(seq.block_table)
         while self.pool.num_free < missing:
             victim = self.running.pop()
@@ -166,9 +176,7 @@ class Scheduler:
             self.waiting and budget and len(self.running) < self._config.max_num_seqs and len(deferred) < MAX_DEFERRED
         ):
             seq = self.waiting.popleft()
-            num_usable = (
-                seq.num_tokens - 1
-            ) // self._block_size  # the last token is always computed: it makes the logits
+            num_usable = (seq.num_tokens - 1) // self._block_size  # the last token is computed: it makes the logits
             hits = self.pool.match(seq.block_keys, num_usable)
             if len(hits) < num_usable and _is_next_block_in_flight(seq, len(hits), prefilling):
                 deferred.append(seq)
@@ -199,7 +207,7 @@ class Scheduler:
         return True
 
     def _reserve_drafts(self, step: Step, budget: int, costs: StepCosts, drafts: DraftLengths) -> None:
-        """Places behind the decoding rows, where a draft pays; nobody is preempted for them."""
+        """Reserve places for drafts behind the decoding rows where they pay; nobody is preempted for them."""
         chunks = [chunk for chunk in step.chunks if chunk.num_tokens == 1 and chunk.is_sampled]
         if not chunks:
             return
@@ -209,13 +217,14 @@ class Scheduler:
                 chunk.max_drafts = self._hold_places(chunk.seq, count)
 
     def _draft_cap(self, seq: Sequence) -> int:
-        """Behind an accepted draft another token is chosen: one place is left for it."""
+        """Most draft tokens that `seq` has room for. Behind an accepted draft another token is chosen: one place is
+        left for it."""
         assert self.drafts is not None
         left = min(seq.sampling.max_tokens - seq.num_output_tokens, self.max_len - seq.num_tokens)
         return min(self.drafts.max_draft_tokens, left - 1)
 
     def _hold_places(self, seq: Sequence, count: int) -> int:
-        """KV slots behind the sequence's tokens, as far as free blocks give them; returns how many."""
+        """Take KV slots behind the sequence's tokens, as far as free blocks give them; returns how many."""
         missing = -(-(seq.num_tokens + count) // self._block_size) - len(seq.block_table)
         seq.block_table += self.pool.allocate(max(0, min(missing, self.pool.num_free)))
         return min(count, len(seq.block_table) * self._block_size - seq.num_tokens)
@@ -225,9 +234,9 @@ class Scheduler:
     def commit(self, step: Step, sampled: list[list[Sampled]]) -> list[SeqOutput]:
         """Take over what the runner computed.
 
-        sampled: for each chunk what was chosen at the places behind its known tokens, in order: nothing where it does
-        not reach the last of them, else as many as there are places up to the first that differs from the draft, and
-        that one.
+        sampled: for each chunk what was chosen at the places behind its known tokens, in order: nothing where the chunk
+        ends before the last known token, else as many as there are places up to the first that differs from the draft,
+        and that one.
         """
         outputs: list[SeqOutput] = []
         has_finished = False
@@ -271,10 +280,9 @@ class Scheduler:
                 break
         if draft and self.drafts is not None:
             num_accepted = sum(token_id == guess for token_id, guess in zip(taken, draft, strict=False))
-            is_cut = finish is not None and num_accepted == len(
-                taken
-            )  # nobody knows what would have become of the rest
-            self.drafts.note(seq, num_accepted if is_cut else len(draft), num_accepted)
+            # where the sequence ends inside the draft, nobody knows what would have become of the rest
+            is_cut = finish is not None and num_accepted == len(taken)
+            self.drafts.record(seq, num_accepted if is_cut else len(draft), num_accepted)
         return SeqOutput(seq, taken, logprobs, finish)
 
     def _trim(self, seq: Sequence) -> None:

@@ -9,6 +9,8 @@ from penstock.wire.frames import Finish, SamplingParams, TokenLogprobs
 
 
 class Status(Enum):
+    """Where a sequence is on its way through the engine."""
+
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
@@ -16,16 +18,18 @@ class Status(Enum):
 
 @dataclass(slots=True)
 class Times:
-    """When a traced sequence was computed; see `wire.frames.Timing`. Set by whoever computes it (`watch.Watch`)."""
+    """Times of a traced sequence, Unix time but for `wait_s`; `wire.frames.Timing` on the stream. Set by
+    `timing.TimingRecorder`."""
 
     wait_s: float = 0.0
+    """Seconds from arrival to admission."""
     admitted_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float = 0.0
 
 
 class Resident(Protocol):
-    """An adapter in one of the replica's slots; what is in it is the runner's affair."""
+    """An adapter in one of the replica's slots; its contents are the runner's affair."""
 
     @property
     def digest(self) -> str: ...
@@ -42,24 +46,24 @@ class Sequence:
 
     request_id: str
     token_ids: list[int]
-    """Prompt and output."""
+    """The sequence's token ids, prompt and output."""
     sampling: SamplingParams
     num_prompt_tokens: int
-    """Without output, also for a resumed sequence."""
+    """Tokens of the prompt; the output of a resumed sequence is not counted."""
     block_keys: list[bytes]
     chain_key: bytes
     """Parent key for the block after the last one in `block_keys`."""
     arrival_s: float
-    """Monotonic clock, when the engine got it."""
+    """Time of arrival at the engine, seconds of the monotonic clock."""
     deadline: float | None = None
-    """Unix time."""
+    """Unix time at which the sequence ends unfinished; None: it has no limit."""
     adapter: str | None = None
-    """Digest."""
+    """Digest of the adapter; None: the base model alone."""
     tenant: str = ""
     lora: Resident | None = None
-    """The adapter itself, before the engine gets the sequence."""
+    """The loaded adapter, set before the engine gets the sequence."""
     times: Times | None = None
-    """Of a traced one."""
+    """Times of a traced sequence; None: it is not traced."""
 
     status: Status = Status.WAITING
     block_table: list[int] = field(default_factory=list)
@@ -69,8 +73,7 @@ class Sequence:
     """Prompt tokens found in the cache at first admission; None before it."""
     num_preemptions: int = 0
     acceptance: float | None = None
-    """How likely its next draft token is accepted, as estimated by `speculation.lengths`; None before the first
-    draft."""
+    """Estimated chance that its next draft token is accepted, by `draft_lengths`; None before the first draft."""
     finish: Finish | None = None
     error: str | None = None
 
@@ -95,15 +98,15 @@ class Chunk:
     seq: Sequence
     start: int
     num_tokens: int
-    """Known tokens."""
+    """Known tokens to compute, 1 or more."""
     max_drafts: int = 0
-    """Places for draft tokens behind them: budget and KV slots are there."""
+    """Places for draft tokens behind the known ones; budget and KV slots are reserved for them."""
     draft: list[int] | None = None
-    """What is guessed to follow, at most `max_drafts` tokens; the runner sets it before it computes, if at all."""
+    """Token ids guessed to follow, at most `max_drafts`; the runner sets it before it computes, if at all."""
 
     @property
     def end(self) -> int:
-        """Behind the known tokens."""
+        """Position after the last known token of the chunk."""
         return self.start + self.num_tokens
 
     @property
@@ -114,38 +117,39 @@ class Chunk:
 
 
 class StepShape(NamedTuple):
-    """What a step costs depends on; fields as in `penstock.perf.model.step_time_s`."""
+    """Numbers that a step's time depends on; fields as in `penstock.perf.model.step_time_s`."""
 
     rows: int
     """Sequences in the step."""
     decode_rows: int
-    """Those of them with a single token to compute."""
+    """Sequences of the step with a single token to compute."""
     prefill_tokens: int
     query_context: float
-    """Sum over the prefill tokens of the context each attends to."""
+    """Sum over the prefill tokens of the context tokens that each attends to."""
     kv_tokens: int
     """Context tokens that the decode rows read."""
     draft_tokens: int = 0
-    """Guessed and verified behind the decode rows."""
+    """Tokens guessed and verified behind the decode rows."""
     draft_rounds: int = 0
     """Tokens of the longest draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What `Scheduler.schedule` gives to `Runner.launch`: the chunks, in batch order, and who lost its blocks to make room."""
+    """Work of one step, from `Scheduler.schedule` to `Runner.launch`: the chunks, in batch order, and the sequences
+    that lost their blocks to make room."""
 
     chunks: list[Chunk]
     preempted: list[Sequence]
 
     @property
     def num_tokens(self) -> int:
-        """What is taken of the budget."""
+        """Tokens that the step takes of the budget."""
         return sum(chunk.num_tokens + chunk.max_drafts for chunk in self.chunks)
 
     @property
     def shape(self) -> StepShape:
-        """With the drafts there are: the places for them before the step is run cost nothing."""
+        """Shape of the step with the drafts it has: places that hold no draft cost nothing."""
         decode_rows = prefill_tokens = kv_tokens = draft_tokens = draft_rounds = 0
         query_context = 0.0
         for chunk in self.chunks:
@@ -166,8 +170,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The token chosen for a place; logprobs where the sequence asked for them; or why none could be chosen, and then
-    `token_id` means nothing."""
+    """The token chosen for a place, with logprobs where the sequence wants them; or the reason why none could be chosen
+    (`error`), and then `token_id` means nothing."""
 
     token_id: int
     logprobs: TokenLogprobs | None = None
@@ -175,10 +179,10 @@ class Sampled:
 
 
 class SeqOutput(NamedTuple):
-    """What one sequence gained in a step; with a `finish`, its last."""
+    """Tokens that one sequence gained in a step; with a `finish`, its last."""
 
     seq: Sequence
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
-    """Aligned with `token_ids`, where the sequence asked for them."""
+    """Log probabilities aligned with `token_ids`; None where the sequence does not want them."""
     finish: Finish | None = None

@@ -1,15 +1,15 @@
 """The timed runner: tokens that are a hash of their history, in steps that take a measured time. The engine around it
 is the real one.
 
-Not a model: what it says means nothing, but it is checkable. A token depends on the seed and on every token before it,
+Not a model: its text means nothing, but it can be checked. A token depends on the seed and on every token before it,
 and the hash of the history is kept per KV block, as KV is: a resumed sequence goes on as if nothing had happened, and a
-prefix hit on a wrong block shows as a wrong token. A pool of any speed and cache size can be played on few cores,
+prefix hit on a wrong block shows as a wrong token. A pool of any speed and cache size can be simulated on few cores,
 because a step sleeps.
 
 Step times come from constants (`TimedConfig`) or from a table, a JSON file:
 
-    {"decode_rows": [0, 1, 8, 64], "prefill_tokens": [0, 64, 512], "kv_tokens": [0, 4096, 65536], "seconds": [[[...],
-    ...], ...]}
+    {"decode_rows": [0, 1, 8, 64], "prefill_tokens": [0, 64, 512], "kv_tokens": [0, 4096, 65536],
+     "seconds": [[[...], ...], ...]}
 
 Axes increase strictly and have two points or more; `seconds[i][j][k]` is the measured time of a step with
 decode_rows[i] sequences that decode, prefill_tokens[j] prompt tokens, and kv_tokens[k] context tokens read by the
@@ -69,7 +69,7 @@ class StepTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         i, x = _locate(self.decode_rows, shape.decode_rows)
         j, y = _locate(self.prefill_tokens, shape.prefill_tokens)
         k, z = _locate(self.kv_tokens, shape.kv_tokens)
-        lower, upper = (_bilinear(plane, j, y, k, z) for plane in self.seconds[i : i + 2])
+        lower, upper = (_interpolate(plane, j, y, k, z) for plane in self.seconds[i : i + 2])
         return max(0.0, lower + x * (upper - lower))
 
     @property
@@ -102,7 +102,7 @@ class TimedAdapter(NamedTuple):
 class TimedRunner:
     """A runner (see `penstock.workers.engine.engine.Runner`) without a model.
 
-    Never ends a sequence by itself: `eos_token_ids` are left out of what it says. clock and sleep: monotonic seconds.
+    Never ends a sequence by itself: `eos_token_ids` are never chosen. clock and sleep: monotonic seconds.
     """
 
     is_asynchronous = False
@@ -124,7 +124,7 @@ class TimedRunner:
         self.costs = (
             timed.costs if table is None else msgspec.structs.replace(table.costs, draft_token_s=timed.draft_token_s)
         )
-        self._step_time_s = table.at if table is not None else _constant_times(timed)
+        self._step_time_s = table.at if table is not None else _make_constant_times(timed)
         self._draft_token_s = timed.draft_token_s
         self._vocab_size = timed.vocab_size
         self._draft_acceptance = timed.draft_acceptance
@@ -133,9 +133,9 @@ class TimedRunner:
         self._sleep = sleep
         self._ended_s = clock()
         self._kv = [0] * timed.num_blocks
-        """For each full block the hash of the history up to its end: what KV is to a model."""
+        """Hash of the history up to the end of each full block, by block number: what KV is to a model."""
         self._states: dict[Sequence, tuple[int, int]] = {}
-        """For each running sequence: tokens hashed, hash."""
+        """Number of tokens hashed and their hash, by running sequence."""
 
     def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
         """Compute the step, and sleep for as long as it takes."""
@@ -163,9 +163,9 @@ class TimedRunner:
         size = self._block_size
         num_hashed, state = self._states.get(seq, (-1, 0))
         if num_hashed != start:  # new, admitted again after a preemption, or behind a prefix that was found
-            state = self._kv[seq.block_table[start // size - 1]] if start else _origin(seq)
+            state = self._kv[seq.block_table[start // size - 1]] if start else _root_state(seq)
         state = (
-            self._written(seq, start, seq.token_ids[start], state)
+            self._write_token(seq, start, seq.token_ids[start], state)
             if chunk.num_tokens == 1
             else self._prefill(seq, start, end, state)
         )
@@ -173,7 +173,8 @@ class TimedRunner:
         return self._choose(chunk, state) if end == len(seq.token_ids) else []
 
     def _choose(self, chunk: Chunk, state: int) -> list[Sampled]:
-        """The next token and, where places for a draft are given, one that is right for as long as the dice say so."""
+        """Choose the next token and, where places for a draft are given, draft tokens that are right until the first
+        pseudo-random miss."""
         seq = chunk.seq
         token_id = self._token_after(state, seq.sampling.seed)
         sampled = [Sampled(token_id)]
@@ -185,7 +186,7 @@ class TimedRunner:
                 draft.append((token_id + 1) % self._vocab_size)
                 break
             draft.append(token_id)
-            state = self._written(seq, position, token_id, state)
+            state = self._write_token(seq, position, token_id, state)
             self._states[seq] = position + 1, state
             token_id = self._token_after(state, seq.sampling.seed)
             sampled.append(Sampled(token_id))
@@ -193,11 +194,11 @@ class TimedRunner:
         return sampled
 
     def _is_accepted(self, state: int) -> bool:
-        """A coin that belongs to the history, so that a run can be repeated."""
+        """Whether a draft token is right: pseudo-random from the history, so that a run can be repeated."""
         return (state ^ state >> 15) * _ODD % 2**32 < self._draft_acceptance * 2**32
 
-    def _written(self, seq: Sequence, position: int, token_id: int, state: int) -> int:
-        """The history with one token more, kept where its block ends."""
+    def _write_token(self, seq: Sequence, position: int, token_id: int, state: int) -> int:
+        """Add one token to the history, whose hash is kept where a block ends; returns the new hash."""
         state = crc32(token_id.to_bytes(4, "little"), state)
         if not (position + 1) % self._block_size:
             self._kv[seq.block_table[position // self._block_size]] = state
@@ -223,11 +224,11 @@ class TimedRunner:
         return token_id
 
 
-def _origin(seq: Sequence) -> int:
+def _root_state(seq: Sequence) -> int:
     return 0 if seq.lora is None else crc32(seq.lora.digest.encode())
 
 
-def _constant_times(timed: TimedConfig) -> Callable[[StepShape], float]:
+def _make_constant_times(timed: TimedConfig) -> Callable[[StepShape], float]:
     base_s, row_s, prefill_token_s, kv_token_s = timed.base_s, timed.row_s, timed.prefill_token_s, timed.kv_token_s
     return lambda shape: (
         base_s + row_s * shape.decode_rows + prefill_token_s * shape.prefill_tokens + kv_token_s * shape.kv_tokens
@@ -241,6 +242,6 @@ def _locate(axis: list[int], value: int) -> tuple[int, float]:
     return index, max(0.0, (value - axis[index]) / (axis[index + 1] - axis[index]))
 
 
-def _bilinear(plane: list[list[float]], j: int, y: float, k: int, z: float) -> float:
+def _interpolate(plane: list[list[float]], j: int, y: float, k: int, z: float) -> float:
     lower, upper = (row[k] + z * (row[k + 1] - row[k]) for row in plane[j : j + 2])
     return lower + y * (upper - lower)

@@ -17,13 +17,13 @@ from penstock.workers.engine.sequence import Resident
 from penstock.workers.serving.residency import Slots
 
 MAX_FAILURES = 8
-"""Adapters of whose failure routers are told, the latest."""
+"""Most failed adapters that load reports list; the latest ones are listed."""
 
 log = logging.getLogger("penstock.adapters")
 
 
 class Want:
-    """A sequence's wait for its adapter."""
+    """One sequence that waits for its adapter. `ready` gets the adapter, `failed` a sentence."""
 
     def __init__(self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None]) -> None:
         self.digest = digest
@@ -32,19 +32,23 @@ class Want:
 
 
 class Adapters:
+    """The adapters of one replica: those in slots, those being loaded, and the sequences that wait for them."""
+
     def __init__(self, folder: Path, load: Callable[[str, Path], Resident], num_slots: int) -> None:
-        """folder: of the store. load: reads an adapter, in a thread, from a folder of its own; raises PenstockError or
-        OSError."""
+        """folder: the adapters' store. load: reads an adapter, in a thread, from a folder of its own; raises
+        PenstockError or OSError."""
         self._folder = folder
         self._load = load
         self._slots: Slots[Resident] = Slots(num_slots)
         self._wanted: OrderedDict[str, list[Want]] = OrderedDict()
-        """What is not in a slot, in order of arrival; without a Want it is a preload."""
+        """Sequences that wait, by digest of an adapter that is not in a slot, in order of arrival; none for a
+        preload."""
         self._loading: dict[str, asyncio.Task[None]] = {}
         self._dropped: set[str] = set()
-        """Of those loading, what nobody will ask for any more."""
+        """Digests of adapters that are being loaded, but were deleted since."""
         self._failures: OrderedDict[str, str] = OrderedDict()
-        self._told: tuple[object, object] = ((), ())
+        self._reported: tuple[object, object] = ((), ())
+        """`resident` and `failures` when `on_change` was called last."""
         self.on_change: Callable[[], None] = _nothing
         """Called when `resident` or `failures` have changed."""
 
@@ -54,11 +58,11 @@ class Adapters:
 
     @property
     def failures(self) -> tuple[tuple[str, str], ...]:
-        """The latest, by digest, with a sentence."""
+        """The latest failures: digest and a sentence."""
         return tuple(self._failures.items())
 
     def want(self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None]) -> Want | None:
-        """None: `ready` has been called already. Else one of the two is called later."""
+        """Wait for an adapter. None: `ready` has been called already. Else `ready` or `failed` is called later."""
         adapter = self._slots.pin(digest)
         if adapter is not None:
             ready(adapter)
@@ -67,26 +71,26 @@ class Adapters:
         self._wanted.setdefault(digest, []).append(want)
         self._dropped.discard(digest)
         self._load_next()
-        self._tell()
+        self._report_changes()
         return want if want in self._wanted.get(digest, ()) else None
 
     def cancel(self, want: Want) -> None:
-        """Neither `ready` nor `failed` will be called."""
+        """End a wait: neither `ready` nor `failed` will be called."""
         wants = self._wanted[want.digest]
         wants.remove(want)
         if not wants and want.digest not in self._loading:
             del self._wanted[want.digest]
             self._load_next()  # it may have been the one for which others were closed
-            self._tell()
+            self._report_changes()
 
     def release(self, digest: str) -> None:
-        """A sequence that was `ready` has ended."""
+        """Return the pin that came with `ready`, when the sequence has ended."""
         self._slots.unpin(digest)
         self._load_next()
-        self._tell()
+        self._report_changes()
 
     def preload(self, digest: str) -> None:
-        """Load it if there is a slot that nobody needs."""
+        """Load an adapter if there is a slot that nobody needs."""
         self._failures.pop(digest, None)
         self._dropped.discard(digest)
         if digest not in self._slots:
@@ -97,7 +101,7 @@ class Adapters:
         self.on_change()
 
     def drop(self, digest: str) -> None:
-        """It has been deleted: sequences that have it finish, then its slot is free."""
+        """Remove a deleted adapter: sequences that have it finish, then its slot is free."""
         self._failures.pop(digest, None)
         if digest in self._loading:
             self._dropped.add(digest)
@@ -119,7 +123,7 @@ class Adapters:
                 self._grant(digest, wants)
             elif self._slots.reserve():
                 self._loading[digest] = asyncio.get_running_loop().create_task(
-                    self._bring(digest), name=f"adapter {digest}"
+                    self._load_adapter(digest), name=f"adapter {digest}"
                 )
             elif wants:
                 self._slots.close_one()
@@ -133,20 +137,20 @@ class Adapters:
             assert adapter is not None
             want.ready(adapter)
 
-    def _tell(self) -> None:
-        news = self._slots.digests, self.failures
-        if news != self._told:
-            self._told = news
+    def _report_changes(self) -> None:
+        state = self._slots.digests, self.failures
+        if state != self._reported:
+            self._reported = state
             self.on_change()
 
-    async def _bring(self, digest: str) -> None:
+    async def _load_adapter(self, digest: str) -> None:
         try:
             adapter = await asyncio.to_thread(self._load, digest, self._folder / digest)
         except asyncio.CancelledError:
             self._slots.unreserve()
             raise
         except Exception as error:  # noqa: BLE001 whatever is wrong with its files, it is the affair of those who want it
-            self._end(digest, None, _sentence(error))
+            self._end(digest, None, _describe_failure(error))
             log.warning("adapter not loaded", extra={"digest": digest, "error": str(error)})
         else:
             self._end(digest, adapter, "")
@@ -173,10 +177,10 @@ class Adapters:
         else:
             self._grant(digest, wants)
         self._load_next()
-        self._tell()
+        self._report_changes()
 
 
-def _sentence(error: Exception) -> str:
+def _describe_failure(error: Exception) -> str:
     if isinstance(error, PenstockError):
         return f"The adapter can't be loaded: {error.message}"
     if isinstance(error, FileNotFoundError):
@@ -185,4 +189,4 @@ def _sentence(error: Exception) -> str:
 
 
 def _nothing() -> None:
-    """For a replica that tells nobody."""
+    """The `on_change` of adapters whose changes nobody needs."""

@@ -1,36 +1,31 @@
-"""What a router says, checked, and as the engine wants it: the first message of a stream, and submissions as sequences.
+"""Messages of a router, checked and converted: the first one of a stream, and submissions, which become sequences.
 Pure."""
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 from penstock.wire.frames import (
     KEY_BYTES,
     PROTOCOL_VERSION,
-    Abort,
-    Announce,
-    DropAdapter,
     Hello,
-    LoadAdapter,
+    Op,
     Submit,
     split_keys,
     unpack_token_ids,
 )
 from penstock.workers.engine.sequence import Sequence, Times
 
-Op: TypeAlias = Submit | Abort | Hello | Announce | LoadAdapter | DropAdapter
-
 
 class Broken(Exception):
-    """The stream can't go on; the router is told why."""
+    """The stream can't go on; the reason is sent to the router."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
 
 
-def router_id_of(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
-    """Of a stream's first message. Raises Broken when it is no Hello, of another protocol, or not to be trusted."""
+def read_router_id(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
+    """The router's id in a stream's first message. Raises Broken when that is no Hello, of another protocol, or not to
+    be trusted."""
     hello = ops[0] if ops else None
     if not isinstance(hello, Hello):
         raise Broken("The first message of a stream is a Hello.")
@@ -41,15 +36,15 @@ def router_id_of(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
     return hello.router_id
 
 
-def check(op: Submit) -> None:
-    """Raises Broken for lengths that can't be."""
+def check_submission(op: Submit) -> None:
+    """Check the lengths in a submission. Raises Broken for those that can't be."""
     has_odd_length = len(op.token_ids) % 4 or len(op.block_keys) % KEY_BYTES or len(op.chain_key) != KEY_BYTES
     if has_odd_length or not 0 <= op.num_output_tokens <= len(op.token_ids) // 4:
         raise Broken(f"Sequence {op.sid} is malformed.")
 
 
-def sequence_of(op: Submit, now_s: float) -> Sequence:
-    """now_s: the clock of `Sequence.arrival_s`."""
+def make_sequence(op: Submit, now_s: float) -> Sequence:
+    """The sequence of a submission. now_s: its arrival, seconds of the monotonic clock."""
     token_ids = unpack_token_ids(op.token_ids)
     return Sequence(
         request_id=op.request_id,

@@ -1,10 +1,10 @@
-"""What one router has still to be told, and when: deltas of its sequences, block events, the load. Pure; times are
+"""What is still to be sent to one router, and when: deltas of its sequences, block events, the load. Pure; times are
 seconds of one clock.
 
 Not the stream. Deltas wait until FRAME_S after the deltas before, so that quick steps share a frame while slow ones
 lose nothing; what nobody waits for (block events, a load that changed a little) goes along, or on its own when no
-deltas come. Invariants: deltas of a sequence and block events keep their order; what is held is bounded by the owner,
-who looks at `num_tokens` and `num_event_bytes`.
+deltas come. Invariants: deltas of a sequence and block events keep their order; the owner bounds what is held, by
+`num_tokens` and `num_event_bytes`.
 """
 
 from penstock.wire.frames import BlockEvents, Delta, DownFrame, Load
@@ -14,13 +14,17 @@ FRAME_S = 0.005
 REPORT_S = 0.020
 """Least time between two loads, unless one brings credit to a router that had none."""
 ALONE_S = 2 * REPORT_S
-"""Load and block events wait so long for deltas to go along with."""
+"""Longest time that a load and block events wait for deltas to go along with."""
 
 
 class Outbox:
+    """Everything held for one router, until `take` makes a frame of it."""
+
     def __init__(self) -> None:
         self.num_tokens = 0
+        """Tokens of the deltas that are held."""
         self.num_event_bytes = 0
+        """Bytes of the block events that are held."""
         self._deltas: dict[int, Delta] = {}
         self._events: list[BlockEvents] = []
         self._is_load_stale = True
@@ -29,7 +33,7 @@ class Outbox:
 
     def add(self, delta: Delta) -> None:
         before = self._deltas.get(delta.sid)
-        self._deltas[delta.sid] = delta if before is None else merge(before, delta)
+        self._deltas[delta.sid] = delta if before is None else merge_deltas(before, delta)
         self.num_tokens += len(delta.token_ids)
 
     def add_events(self, events: BlockEvents) -> None:
@@ -37,12 +41,12 @@ class Outbox:
         self.num_event_bytes += len(events.stored) + len(events.removed)
 
     def touch_load(self, *, is_urgent: bool = False) -> None:
-        """The load has changed. Urgent: the router can go on because of it."""
+        """Note that the load has changed. Urgent: the router can go on because of it."""
         self._is_load_stale = True
         self._is_load_urgent |= is_urgent
 
     def due_s(self) -> float | None:
-        """When the next frame should go; None: nothing is to be told."""
+        """Time at which the next frame should go; None: there is nothing to send."""
         if self._is_load_urgent:
             return self._last_frame_s
         due_s = self._last_deltas_s + FRAME_S if self._deltas else None
@@ -52,11 +56,11 @@ class Outbox:
         return due_s
 
     def wants_load(self, now_s: float) -> bool:
-        """Whether the frame taken now should carry a load."""
+        """Whether a frame taken now should carry a load."""
         return self._is_load_urgent or (self._is_load_stale and now_s >= self._last_load_s + REPORT_S)
 
     def take(self, now_s: float, load: Load | None) -> DownFrame | None:
-        """Everything there is, in one frame; None if that is nothing. load: the newest, where `wants_load`."""
+        """Everything that is held, in one frame; None if that is nothing. load: the newest one, where `wants_load`."""
         if load is None and not self._deltas and not self._events:
             return None
         frame = DownFrame(list(self._deltas.values()), load, self._events or None)
@@ -72,8 +76,8 @@ class Outbox:
         return frame
 
 
-def merge(first: Delta, second: Delta) -> Delta:
-    """One delta of a sequence that says what the two say; `second` came later."""
+def merge_deltas(first: Delta, second: Delta) -> Delta:
+    """One delta of a sequence with the content of the two; `second` came later."""
     logprobs = first.logprobs
     if second.logprobs is not None:
         logprobs = second.logprobs if logprobs is None else logprobs + second.logprobs
@@ -86,16 +90,3 @@ def merge(first: Delta, second: Delta) -> Delta:
         error=second.error,
         timing=first.timing if second.timing is None else second.timing,
     )
-
-
-def credit(num_inflight: int, total_inflight: int, num_routers: int, num_places: int, *, is_closed: bool) -> int:
-    """Live sequences a router may have at once: its own and its share of the free places, at least one while any is
-    free.
-
-    total_inflight: of all routers. is_closed: nothing more is admitted (draining, or no KV for those that wait
-    already).
-    """
-    free = num_places - total_inflight
-    if is_closed or free <= 0:
-        return num_inflight
-    return num_inflight + max(1, free // num_routers)

@@ -14,11 +14,14 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class _Held(Generic[T]):
+    """An adapter in a slot."""
+
     adapter: T
     num_pins: int = 0
     is_dropped: bool = False
+    """Whether it has been deleted: it goes with its last pin."""
     is_closed: bool = False
-    """To newcomers, because somebody else waits for a slot."""
+    """Whether newcomers must wait, because another adapter waits for a slot."""
 
 
 class Slots(Generic[T]):
@@ -31,7 +34,7 @@ class Slots(Generic[T]):
 
     @property
     def digests(self) -> tuple[str, ...]:
-        """What a request finds in place."""
+        """Digests of the adapters that a new sequence can use at once."""
         return tuple(digest for digest, held in self._held.items() if not held.is_dropped and not held.is_closed)
 
     def __contains__(self, digest: str) -> bool:
@@ -55,8 +58,8 @@ class Slots(Generic[T]):
             del self._held[digest]
 
     def close_one(self) -> None:
-        """When every slot is needed: the least lately used adapter takes no newcomers, so that its slot falls free
-        however busy it is."""
+        """Let the least lately used adapter take no newcomers, so that its slot falls free however busy it is; for when
+        every slot is needed."""
         if self._held and not any(held.is_closed for held in self._held.values()):
             next(iter(self._held.values())).is_closed = True
 
@@ -64,8 +67,8 @@ class Slots(Generic[T]):
         self._held[digest].is_closed = False
 
     def reserve(self) -> bool:
-        """A slot for an adapter on its way, if need be that of the least lately used one that nobody needs; False: all
-        are needed."""
+        """Reserve a slot for an adapter that is being loaded, if need be that of the least lately used one that is not
+        pinned. False: all are pinned."""
         if len(self._held) + self._num_reserved >= self._num_slots:
             idle = next((digest for digest, held in self._held.items() if not held.num_pins), None)
             if idle is None:
@@ -75,7 +78,7 @@ class Slots(Generic[T]):
         return True
 
     def put(self, digest: str, adapter: T) -> None:
-        """Into a reserved slot."""
+        """Put an adapter into a reserved slot."""
         self.unreserve()
         assert digest not in self._held, f"adapter {digest} is there already"
         self._held[digest] = _Held(adapter)
@@ -85,7 +88,7 @@ class Slots(Generic[T]):
         self._num_reserved -= 1
 
     def drop(self, digest: str) -> None:
-        """Nobody will ask for it any more: its slot is free as soon as it is not pinned."""
+        """Free a deleted adapter's slot, as soon as it is not pinned."""
         held = self._held.get(digest)
         if held is not None:
             held.is_dropped = True
@@ -93,6 +96,6 @@ class Slots(Generic[T]):
                 del self._held[digest]
 
     def check(self) -> None:
-        """The invariants. For tests."""
+        """Assert the invariants. For tests."""
         assert len(self._held) + self._num_reserved <= self._num_slots
         assert all(held.num_pins > 0 for held in self._held.values() if held.is_dropped or held.is_closed)

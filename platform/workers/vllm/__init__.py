@@ -1,4 +1,5 @@
-"""vLLM as a replica's engine, in a process of its own, behind the surface of our own engine.
+"""vLLM as a replica's engine, in a child process, with the same methods as our own engine.
 
-`bridge` runs in vLLM's interpreter and imports nothing of penstock. The rest may import compute, engine and config.
+Not our own scheduling or computing (`engine`, `compute`). `bridge` runs in vLLM's interpreter and imports nothing of
+penstock; the rest may import compute, engine and config.
 """

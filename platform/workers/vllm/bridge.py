@@ -1,13 +1,13 @@
-"""Runs vLLM for a replica: the program of its child process, and the messages the two exchange.
+"""The program of the child process that runs vLLM for a replica, and the messages the two exchange.
 
-    python -I vllm_bridge.py DESCRIPTOR
+    python -I bridge.py DESCRIPTOR
 
 It is started by path, with the Python of an environment that has vLLM, and imports nothing of penstock: vLLM's pins do
 not fit ours. DESCRIPTOR is a connected socket. On it go frames: four bytes of length, little-endian, then msgpack; up
-(to here) a list of one `Start`, then lists of `Add` and `Abort`; down one `Ready`, then a `Stepped` a step, or a
-`Failed` and the end. What came in before a step begins is in that step. Invariants: every sequence added gets one
-`Output` with a `finish`, and nothing after it, unless it was aborted or this process ends; when the replica's end of
-the socket closes, this process and all that it started end at once.
+(to here) a list of one `Start`, then lists of `Add` and `Abort`; down one `Ready`, then a `Stepped` for each step, or a
+`Failed` and the end. A message that came in before a step begins takes effect in that step. Invariants: every sequence
+added gets one `Output` with a `finish`, and nothing after it, unless it was aborted or this process ends; when the
+replica's end of the socket closes, this process and all that it started end at once.
 """
 
 import os
@@ -26,59 +26,71 @@ MAX_FRAME_BYTES = 64 * 2**20
 HEADER_BYTES = 4
 
 EndReason = Literal["stop", "length", "error", "refused"]
-"""refused: vLLM does not take such a request; `error` says why."""
+"""Why a sequence ended. refused: vLLM does not take such a request; `error` has the reason."""
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag="start"):
+    """The first message: load the model."""
+
     args: dict[str, Any]
-    """Of vLLM's EngineArgs."""
+    """Arguments of vLLM's EngineArgs, by name."""
 
 
 class Add(msgspec.Struct, frozen=True, array_like=True, tag="add"):
+    """Compute one more sequence, from the next step on."""
+
     rid: int
-    token_ids: bytes
-    """Little-endian uint32."""
+    """Number of the sequence in this process, chosen by the replica."""
+    packed_token_ids: bytes
+    """Token ids of the prompt, and of the output of a resumed sequence, as little-endian uint32."""
     sampling: dict[str, Any]
-    """Of vLLM's SamplingParams."""
+    """Arguments of vLLM's SamplingParams, by name."""
     cache_salt: str
-    """Sequences share cached KV only under an equal one."""
+    """Salt of the prefix cache; sequences share cached KV only under an equal one."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """End sequences and free their KV, before the next step."""
+
     rids: list[int]
-    """Unknown ones are ignored."""
+    """Numbers of the sequences; unknown ones are ignored."""
 
 
 Op = Start | Add | Abort
 
 
 class Logprob(msgspec.Struct, frozen=True, array_like=True):
-    """Of one token; natural logarithms."""
+    """Log probabilities of one place in a sequence; natural logarithms."""
 
     logprob: float
+    """Log probability of the chosen token."""
     top: list[tuple[int, float]]
     """The likeliest (token id, logprob), best first."""
 
 
 class Output(msgspec.Struct, frozen=True, array_like=True):
-    """What one sequence gained in a step."""
+    """Tokens that one sequence gained in a step; with a `finish`, its last."""
 
     rid: int
     token_ids: list[int]
     finish: EndReason | None = None
     num_cached_tokens: int = 0
-    """Of the prompt, found in the cache."""
+    """Tokens of the prompt that were found in the cache."""
     logprobs: list[Logprob] | None = None
     error: str | None = None
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """vLLM has loaded the model and can take sequences."""
+
     version: str
-    """vLLM's."""
+    """Version of vLLM."""
     num_blocks: int
+    """KV blocks in vLLM's cache."""
     block_size: int
-    """Tokens."""
+    """Tokens in one of vLLM's KV blocks."""
     max_model_len: int
+    """Longest sequence, prompt and output, in tokens."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
@@ -88,8 +100,10 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag="failed"):
 
 
 class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="stepped"):
+    """Report of one step."""
+
     seconds: float
-    """The step took so long; 0: there was none, only sequences that were refused."""
+    """Duration of the step; 0: there was no step, only sequences that were refused."""
     outputs: list[Output]
     kv_usage: float = 0.0
     """Share of the KV blocks that running sequences hold."""
@@ -103,9 +117,10 @@ class Closed(Exception):
 
 
 class Wire:
-    """One end of the socket; `Incoming` is the type of what comes. One thread may receive while another sends."""
+    """One end of the socket. One thread may receive while another sends."""
 
     def __init__(self, sock: socket.socket, incoming: Any) -> None:
+        """incoming: the type of the messages that are received."""
         self._socket = sock
         self._decoder = msgspec.msgpack.Decoder(incoming)
         self._encoder = msgspec.msgpack.Encoder()
@@ -143,11 +158,11 @@ class Wire:
 
 
 class Vllm(Protocol):
-    """What is used of vLLM, so that a test can play it."""
+    """The part of vLLM that the bridge uses; a test puts a fake in its place."""
 
     def describe(self) -> Ready: ...
     def add(self, op: Add) -> None:
-        """Raises ValueError or TypeError, with a sentence, for what vLLM does not take."""
+        """Queue a sequence. Raises ValueError or TypeError, with a sentence, for one that vLLM does not take."""
 
     def abort(self, rids: list[int]) -> None: ...
     def has_work(self) -> bool: ...
@@ -156,7 +171,7 @@ class Vllm(Protocol):
 
 
 class Bridge:
-    """Between the socket and vLLM: a loop that never steps while a message waits."""
+    """The loop between the socket and vLLM; it never steps while a message waits."""
 
     def __init__(self, vllm: Vllm, inbox: "SimpleQueue[list[Op]]", wire: Wire) -> None:
         self._vllm = vllm
@@ -165,10 +180,10 @@ class Bridge:
         self._live: set[int] = set()
 
     def serve(self) -> None:
-        """Until something raises. Sequences of a step that raises are ended with an error first: another replica would
-        fail on them too."""
+        """Take messages and step, until something raises. Sequences of a step that raises are ended with an error
+        first: another replica would fail on them too."""
         while True:
-            self._take()
+            self._take_messages()
             if self._vllm.has_work():
                 try:
                     self._step()
@@ -180,8 +195,8 @@ class Bridge:
                     self._wire.send(Stepped(0.0, outputs))
                     raise error
 
-    def _take(self) -> None:
-        """All that has come, waiting for it while there is nothing to compute."""
+    def _take_messages(self) -> None:
+        """Carry out every message that has come; waits for one while there is nothing to compute."""
         refused: list[Output] = []
         while not self._inbox.empty() or not self._vllm.has_work():
             for op in self._inbox.get():
@@ -195,7 +210,7 @@ class Bridge:
                 refused = []
 
     def _add(self, op: Add) -> list[Output]:
-        """What there is to say of it at once."""
+        """Queue a sequence; returns its refusal where vLLM does not take it."""
         try:
             self._vllm.add(op)
         except (ValueError, TypeError) as error:
@@ -216,7 +231,10 @@ def main() -> None:
 
 
 def run(sock: socket.socket, load: Callable[[dict[str, Any]], Vllm]) -> None:
-    """load: of EngineArgs. Returns never; raises what vLLM raises, after telling it."""
+    """Load vLLM and serve the socket. Never returns; raises what vLLM raises, after a `Failed`.
+
+    load: makes vLLM from the arguments of its EngineArgs.
+    """
     wire = Wire(sock, list[Op])
     (start,) = wire.receive()
     inbox: SimpleQueue[list[Op]] = SimpleQueue()
@@ -231,7 +249,8 @@ def run(sock: socket.socket, load: Callable[[dict[str, Any]], Vllm]) -> None:
 
 
 def _read(wire: Wire, inbox: "SimpleQueue[list[Op]]") -> None:
-    """A thread of its own, so that the replica's end is noticed in the middle of a step, or of loading."""
+    """Receive messages, in a thread of its own, so that the replica's end is noticed in the middle of a step, or of
+    loading."""
     try:
         while True:
             inbox.put(wire.receive())
@@ -240,19 +259,19 @@ def _read(wire: Wire, inbox: "SimpleQueue[list[Op]]") -> None:
 
 
 def end_group() -> None:
-    """This process and all that it started, at once, whatever they are doing."""
+    """Kill this process and all that it started, at once, whatever they are doing."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
 def _load(args: dict[str, Any]) -> Vllm:
-    """Takes a minute."""
-    import vllm
-    from vllm import exceptions
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
-    from vllm.v1.engine.llm_engine import LLMEngine
+    """Load vLLM with its model; takes a minute."""
+    import vllm  # noqa: PLC0415 (absent in the replica's environment)
+    from vllm import exceptions  # noqa: PLC0415 (absent in the replica's environment)
+    from vllm.engine.arg_utils import EngineArgs  # noqa: PLC0415 (absent in the replica's environment)
+    from vllm.sampling_params import RequestOutputKind, SamplingParams  # noqa: PLC0415 (absent there too)
+    from vllm.v1.engine.llm_engine import LLMEngine  # noqa: PLC0415 (absent in the replica's environment)
 
     engine = LLMEngine.from_engine_args(EngineArgs(**args))
     config = engine.vllm_config
@@ -270,7 +289,10 @@ def _load(args: dict[str, Any]) -> Vllm:
 
         def add(self, op: Add) -> None:
             sampling = SamplingParams(**op.sampling, output_kind=RequestOutputKind.DELTA, detokenize=False)
-            prompt = {"prompt_token_ids": memoryview(op.token_ids).cast("I").tolist(), "cache_salt": op.cache_salt}
+            prompt = {
+                "prompt_token_ids": memoryview(op.packed_token_ids).cast("I").tolist(),
+                "cache_salt": op.cache_salt,
+            }
             try:
                 engine.add_request(str(op.rid), prompt, sampling)
             except refusals as error:
@@ -283,7 +305,7 @@ def _load(args: dict[str, Any]) -> Vllm:
             return bool(engine.has_unfinished_requests())
 
         def step(self) -> list[Output]:
-            return [output_of(item) for item in engine.step()]
+            return [make_output(item) for item in engine.step()]
 
         def kv_usage(self) -> float:
             return float(cache.usage)
@@ -291,8 +313,8 @@ def _load(args: dict[str, Any]) -> Vllm:
     return Loaded()
 
 
-def output_of(item: Any) -> Output:
-    """Of vLLM's RequestOutput."""
+def make_output(item: Any) -> Output:
+    """The `Output` of a RequestOutput, as vLLM gives one for each sequence and step."""
     (completion,) = item.outputs
     reason = completion.finish_reason
     return Output(
@@ -302,14 +324,14 @@ def output_of(item: Any) -> Output:
         num_cached_tokens=item.num_cached_tokens or 0,
         logprobs=None
         if completion.logprobs is None
-        else [logprob_of(*pair) for pair in zip(completion.token_ids, completion.logprobs, strict=True)],
+        else [make_logprob(*pair) for pair in zip(completion.token_ids, completion.logprobs, strict=True)],
         error=None if reason in (None, "stop", "length") else f"vLLM ended the sequence: {reason}.",
     )
 
 
-def logprob_of(token_id: int, found: Any) -> Logprob:
-    """found: vLLM's dict of the likeliest tokens by id, and of the chosen one if it is none of them; ranks begin at
-    1."""
+def make_logprob(token_id: int, found: Any) -> Logprob:
+    """The `Logprob` of one place. found: vLLM's dict of the likeliest tokens by id, and of the chosen one if it is none
+    of them; ranks begin at 1."""
     ranked = sorted(
         ((entry.rank, other, entry.logprob) for other, entry in found.items() if entry.rank is not None),
         key=lambda item: item[0],

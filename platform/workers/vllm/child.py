@@ -1,5 +1,5 @@
-"""vLLM's process as the replica has it: started under another environment's Python, spoken to over a socket, ended with
-all that it started.
+"""The child process that runs vLLM, seen from the replica: started with another environment's Python, connected by a
+socket, killed with all that it started.
 
 Not the engine. Invariants: the process leads a group of its own, which is gone when `end` returns; it ends by itself
 when this process does, because its end of the socket closes; of our environment it has only what ALLOWED names, and so
@@ -22,9 +22,11 @@ from penstock.workers.vllm.bridge import Closed, Message, Op, Start, Wire
 
 BRIDGE = Path(__file__).with_name("bridge.py")
 NUM_LAST_LINES = 12
+"""Lines of the child's output that an error about its start shows."""
 MAX_LINE_CHARS = 400
+"""Characters that are kept of each of those lines."""
 OUTPUT_ENDS_S = 1.0
-"""Behind the group's end; what left the group may hold its output open."""
+"""Longest wait for the child's output to end after its group has; a process that left the group may hold it open."""
 ALLOWED = frozenset(
     (
         "PATH",
@@ -47,21 +49,22 @@ ALLOWED_BEGINNINGS = (
     *("LC_", "LD_", "OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "MALLOC_"),
     *("CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "TRITON_", "VLLM_"),
 )
-"""Variables that are handed on. A secret can have any name (a provider's key, a header of a trace exporter, a proxy's
-password), so what is not named here stays with us; vLLM needs no network, its checkpoint is on this machine."""
+"""Environment variables that the child inherits, by the beginning of their names. A secret can have any name (a
+provider's key, a header of a trace exporter, a proxy's password), so only what is named here is inherited; vLLM needs
+no network, its checkpoint is on this machine."""
 SECRETIVE = frozenset(("KEY", "TOKEN", "SECRET", "PASSWORD"))
-"""Words of a name, between underscores, with which it is not handed on in any case."""
+"""Words between the underscores of a variable's name; a variable that has one is never inherited."""
 
 
 def bridge_command(python: str, bridge: Path = BRIDGE) -> list[str]:
-    """Without the descriptor, which is the last argument. -I: beside the bridge lie modules that vLLM must not take for
-    its own."""
+    """The child's command but for its last argument, the descriptor. -I: beside the bridge lie modules that vLLM must
+    not take for its own."""
     return [python, "-I", str(bridge)]
 
 
-def environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
-    """For the child. What is set for vLLM already stays, but for its engine's place: in the same process, so that the
-    bridge sees all of it."""
+def make_environment(inherited: Mapping[str, str], threads: int) -> dict[str, str]:
+    """The child's environment variables. Those set for vLLM already stay, but for the one that places its engine: it
+    runs in the same process, so that the bridge sees all of it."""
     kept = {name: value for name, value in inherited.items() if _is_allowed(name)}
     defaults = {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # replicas share the cores
@@ -77,8 +80,8 @@ def _is_allowed(name: str) -> bool:
 
 
 class Child:
-    """A running bridge. `on_message` and, once, `on_end` (with a reason) are called on a thread of the child's own.
-    What it prints goes to our stderr."""
+    """A running bridge. `on_message` and, once, `on_end` (with a reason) are called on its reader thread. Its output
+    goes to our stderr."""
 
     def __init__(
         self,
@@ -123,18 +126,18 @@ class Child:
         return self._process.pid
 
     @property
-    def last_words(self) -> str:
-        """What it printed last, for an error about its start; empty when it printed nothing."""
+    def last_output(self) -> str:
+        """The last lines that the child printed, for an error about its start; empty when it printed nothing."""
         lines = list(self._last_lines)
         return "Its last lines:\n" + "\n".join(lines) if lines else ""
 
     def send(self, ops: list[Op]) -> None:
-        """Waits only for a child that has stopped reading altogether. Raises Closed."""
+        """Send operations; waits only for a child that has stopped reading altogether. Raises Closed."""
         self._wire.send(ops)
 
     def end(self, timeout_s: float) -> bool:
-        """The whole group, at once. False: it is not gone after `timeout_s`. Safe to call again, but not from
-        `on_message` or `on_end`."""
+        """Kill the whole process group, at once. False: it is not gone after `timeout_s`. Safe to call again, but not
+        from `on_message` or `on_end`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # the reader ends, and a write that waits
         self._reader.join(timeout_s)
@@ -159,7 +162,6 @@ class Child:
         with output:
             for data in output:
                 line = data.decode("utf-8", "replace")
-                self._last_lines.append(
-                    line.rstrip().rpartition("\r")[2][:MAX_LINE_CHARS]
-                )  # of a progress bar its last state
+                last_state = line.rstrip().rpartition("\r")[2]  # a progress bar overwrites itself
+                self._last_lines.append(last_state[:MAX_LINE_CHARS])
                 sys.stderr.write(line)

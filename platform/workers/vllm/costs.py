@@ -1,8 +1,8 @@
-"""Step costs of vLLM: what its steps hold, measured at the start over a few made-up sequences. Pure but for who steps.
+"""Step costs of vLLM, measured at the start over a few made-up sequences. Pure but for the `compute` it is given.
 
-vLLM says of a step how long it took and which sequences gained a token, not what it scheduled. A sequence's first token
-means that its prompt was computed, all of it in that step where the prompts fit a step's budget, as those of the probe
-do.
+The bridge reports how long a step took and which sequences gained a token, not what vLLM scheduled. A sequence's first
+token means that its prompt was computed, all of it in that step where the prompts fit a step's budget, as those of the
+probe do.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,51 +35,58 @@ EVERYTHING: dict[str, Any] = GREEDY | {
     "stop_token_ids": [2],
     "logprobs": 3,
 }
-"""Of vLLM's SamplingParams; compiling what log probabilities want has taken it 40 s on a busy machine."""
+"""Arguments of vLLM's SamplingParams, all that a request can set; compiling what log probabilities need has taken vLLM
+40 s on a busy machine."""
 
 
 class Point(NamedTuple):
-    """So many sequences with prompts of so many tokens, all in one step."""
+    """A step to measure: `rows` sequences with prompts of `prompt` tokens each."""
 
     rows: int
     prompt: int
 
 
 class Progress(NamedTuple):
-    """Of a sequence before a step."""
+    """Length of a sequence before a step, and whether its prompt is computed."""
 
     context: int
-    """Tokens, prompt and output."""
+    """Tokens of the sequence, prompt and output."""
     is_prefilled: bool
 
 
 def measure(
-    ask: Callable[[list[Add]], Iterator[Stepped]], config: EngineConfig, max_model_len: int, clock: Callable[[], float]
+    compute: Callable[[list[Add]], Iterator[Stepped]],
+    config: EngineConfig,
+    max_model_len: int,
+    clock: Callable[[], float],
 ) -> StepCosts:
-    """ask: adds sequences, all before the next step, and yields the steps until they have finished."""
+    """Step costs of vLLM, in BUDGET_S and a point at most.
+
+    compute: adds sequences, all before the next step, and yields the steps until they have finished.
+    """
     rids = count(1)
-    points = list(grid(config, max_model_len))
-    _warm(ask, rids)
+    points = list(plan_points(config, max_model_len))
+    _warm(compute, rids)
     samples: list[StepSample] = []
     until_s = clock() + BUDGET_S
     for point in points:
-        samples += _run(ask, point, rids)
+        samples += _run(compute, point, rids)
         if clock() > until_s:
             break
     return fit(samples)
 
 
-def _warm(ask: Callable[[list[Add]], Iterator[Stepped]], rids: Iterator[int]) -> None:
-    """What vLLM builds when it is first used, it is to build now: the forward pass, and each kind of sampling, of one
-    row and of several."""
+def _warm(compute: Callable[[list[Add]], Iterator[Stepped]], rids: Iterator[int]) -> None:
+    """Make vLLM build now what it builds when it is first used: the forward pass, and each kind of sampling, with one
+    row and with several."""
     for rows in (1, 2):
         for sampling in (GREEDY, EVERYTHING):
-            for _ in ask([_add(next(rids), SHORT, sampling) for _ in range(rows)]):
+            for _ in compute([_make_add(next(rids), SHORT, sampling) for _ in range(rows)]):
                 pass
 
 
-def grid(config: EngineConfig, max_model_len: int) -> Iterator[Point]:
-    """Points that fit a step's budget, the most telling first."""
+def plan_points(config: EngineConfig, max_model_len: int) -> Iterator[Point]:
+    """Points that fit a step's budget, those that matter most first."""
     longest = max(1, min(config.max_batched_tokens, max_model_len - NUM_DECODES - 1))
     few = min(8, config.max_num_seqs)
     many = min(config.max_num_seqs, 64)
@@ -91,8 +98,8 @@ def grid(config: EngineConfig, max_model_len: int) -> Iterator[Point]:
     yield Point(many, max(1, min(SHORT, longest // many)))
 
 
-def sample_of(stepped: Stepped, before: Mapping[int, Progress]) -> StepSample:
-    """A step's shape and time. before: the sequences as they were; those without output were not in it."""
+def make_sample(stepped: Stepped, before: Mapping[int, Progress]) -> StepSample:
+    """Shape and time of a step. before: the sequences as they were; those without output were not in it."""
     prefill_tokens = kv_tokens = 0
     query_context = 0.0
     for output in stepped.outputs:
@@ -106,21 +113,21 @@ def sample_of(stepped: Stepped, before: Mapping[int, Progress]) -> StepSample:
     return StepSample(len(stepped.outputs), prefill_tokens, query_context, kv_tokens, 0, max(stepped.seconds, 1e-6))
 
 
-def _run(ask: Callable[[list[Add]], Iterator[Stepped]], point: Point, rids: Iterator[int]) -> list[StepSample]:
+def _run(compute: Callable[[list[Add]], Iterator[Stepped]], point: Point, rids: Iterator[int]) -> list[StepSample]:
     """The prefill and the fastest decode step of a point."""
-    adds = [_add(next(rids), point.prompt, GREEDY) for _ in range(point.rows)]
+    adds = [_make_add(next(rids), point.prompt, GREEDY) for _ in range(point.rows)]
     progress = {add.rid: Progress(point.prompt, False) for add in adds}
     prefills: list[StepSample] = []
     decodes: list[StepSample] = []
-    for stepped in ask(adds):
+    for stepped in compute(adds):
         if len(stepped.outputs) == point.rows:
-            sample = sample_of(stepped, progress)
+            sample = make_sample(stepped, progress)
             (prefills if sample.prefill_tokens else decodes).append(sample)
         for output in stepped.outputs:
             progress[output.rid] = Progress(progress[output.rid].context + len(output.token_ids), True)
     return prefills[:1] + sorted(decodes, key=lambda sample: sample.seconds)[:1]
 
 
-def _add(rid: int, num_tokens: int, sampling: dict[str, Any]) -> Add:
-    """A salt of its own: nothing of it is found in the cache, and nobody finds it there."""
+def _make_add(rid: int, num_tokens: int, sampling: dict[str, Any]) -> Add:
+    """A made-up sequence with a salt of its own: nothing of it is found in the cache, and nobody finds it there."""
     return Add(rid, pack_token_ids([1] * num_tokens), sampling, f"probe:{rid}")

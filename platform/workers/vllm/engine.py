@@ -1,10 +1,10 @@
-"""vLLM as a replica's engine: the surface of `penstock.workers.engine.engine.Engine`, the computing in a child process.
+"""vLLM as a replica's engine: the methods of `penstock.workers.engine.engine.Engine`, computed in a child process.
 
-Not a scheduler: what runs in a step is vLLM's choice, and so is the KV cache; no block events come of it, so the prefix
-index stays empty. Invariants, as there: a submitted sequence is reported with a `finish` exactly once, and nothing
-after it; submit, abort and snapshot requests come in from any thread and never wait; reports go out on the engine's
-thread. When the child has ended, every sequence is refused, so that another replica goes on with it, and the engine is
-unhealthy for good: the replica is replaced, never the child alone.
+Not a scheduler: vLLM chooses what runs in a step, and holds the KV cache; there are no block events, so the prefix
+index stays empty. Invariants, the same as our own engine's: a submitted sequence is reported with a `finish` exactly
+once, and nothing after it; submit, abort and snapshot requests come in from any thread and never wait; reports go out
+on the engine's thread. When the child has ended, every sequence is refused, so that another replica goes on with it,
+and the engine is unhealthy for good: the replica is replaced, never the child alone.
 """
 
 import contextlib
@@ -23,28 +23,29 @@ from penstock.wire.frames import BlockEvents, Finish, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import ADAPT_EVERY, ADAPT_FIRST, ADAPT_RATE, EngineLoad, StepReport
 from penstock.workers.engine.sequence import SeqOutput, Sequence, Status
-from penstock.workers.engine.watch import Watch
+from penstock.workers.engine.timing import TimingRecorder
 from penstock.workers.vllm.bridge import Abort, Add, Closed, Failed, Message, Op, Output, Ready, Start, Stepped
 from penstock.workers.vllm.child import Child
-from penstock.workers.vllm.costs import Progress, measure, sample_of
-from penstock.workers.vllm.request import FINISHES, add_of, logprobs_of, refusal
+from penstock.workers.vllm.costs import Progress, make_sample, measure
+from penstock.workers.vllm.request import FINISHES, find_refusal, make_add, make_logprobs
 
 END_S = 10.0
-"""For the child's processes to be gone."""
+"""Longest wait for the child's processes to be gone."""
 LOST = "vLLM's process has ended."
 
 _log = logging.getLogger("penstock.vllm")
 
 
 class Launch(NamedTuple):
-    """What the child is started with."""
+    """How the child is started."""
 
     command: list[str]
-    """Without the descriptor."""
+    """The child's command but for its last argument, the descriptor."""
     environment: Mapping[str, str]
     args: Mapping[str, object]
-    """Of vLLM's EngineArgs."""
+    """Arguments of vLLM's EngineArgs, by name."""
     eos_token_ids: frozenset[int]
+    """End-of-sequence tokens of the checkpoint."""
 
 
 class VllmEngine:
@@ -59,7 +60,7 @@ class VllmEngine:
         *,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
-        """clock: of `Sequence.arrival_s` and `is_healthy`. unix_clock: of deadlines."""
+        """clock: the monotonic clock of `Sequence.arrival_s` and `is_healthy`. unix_clock: the clock of deadlines."""
         self._launch = launch
         self._config = config
         self._on_step = on_step
@@ -69,18 +70,18 @@ class VllmEngine:
         self._child: Child | None = None
         self._ready: Ready | None = None
         self._failure: str | None = None
-        """Why the child is of no more use."""
+        """Why the child can't go on; None: it can."""
         self._live: dict[int, Sequence] = {}
         self._rids: dict[Sequence, int] = {}
         self._last_rid = 0
         self._ops: list[Op] = []
-        """Not sent yet."""
+        """Operations that are not sent yet."""
         self._outputs: list[SeqOutput] = []
-        """Not reported yet."""
+        """Outputs that are not reported yet."""
         self._probed: list[Stepped] = []
         self._behind_s = 0.0
-        """By which the watch's clocks go back: a step is heard of at its end."""
-        self._watch = Watch(lambda: clock() - self._behind_s, lambda: unix_clock() - self._behind_s)
+        """Seconds that the clocks of the recorded times are set back: a step is reported when it has ended."""
+        self._timing = TimingRecorder(lambda: clock() - self._behind_s, lambda: unix_clock() - self._behind_s)
         self._next_deadline = math.inf
         self._kv_usage = 0.0
         self._costs = StepCosts()
@@ -88,20 +89,20 @@ class VllmEngine:
         self._is_stopping = False
         self._is_serving = False
         self._waiting_since: float | None = None
-        """The child owes an answer since then."""
+        """Monotonic time since which the child owes a message; None: it owes none."""
         self._has_started = threading.Event()
         self._thread = threading.Thread(target=self._main, name="penstock-engine", daemon=True)
 
     # from any thread
 
     def start(self) -> None:
-        """Returns when the costs are measured and the engine serves. Raises EngineFault when vLLM did not come up in
-        `config.vllm.start_timeout_s`."""
+        """Start the thread and the child; returns when the costs are measured and the engine serves. Raises EngineFault
+        when vLLM did not come up in `config.vllm.start_timeout_s`."""
         self._thread.start()
         self._has_started.wait()
         if not self._is_serving:
-            last_words = self._child.last_words if self._child is not None else ""
-            raise EngineFault(f"vLLM could not start: {self._failure}\n{last_words}".rstrip())
+            output = self._child.last_output if self._child is not None else ""
+            raise EngineFault(f"vLLM could not start: {self._failure}\n{output}".rstrip())
 
     def stop(self, *, drain: bool = False, timeout_s: float = 30.0) -> bool:
         """End the thread and the child: with `drain` when every sequence has finished, else with all of them aborted.
@@ -142,7 +143,7 @@ class VllmEngine:
 
     @property
     def load(self) -> EngineLoad:
-        """On the engine's thread; on any before the first submission."""
+        """How busy the engine is. Read it on the engine's thread, or on any before the first submission."""
         seqs = self._live.values()
         num_running = sum(seq.status is Status.RUNNING for seq in seqs)
         total = self._num_blocks
@@ -162,7 +163,7 @@ class VllmEngine:
 
     def _main(self) -> None:
         try:
-            if self._launched():
+            if self._start_child():
                 self._is_serving = True
                 self._has_started.set()
                 while self._turn():
@@ -175,11 +176,11 @@ class VllmEngine:
                 self._child.end(END_S)
             self._has_started.set()
 
-    def _launched(self) -> bool:
-        """Whether the child is up and measured."""
+    def _start_child(self) -> bool:
+        """Start the child and measure it; False: it failed."""
         start = Start(dict(self._launch.args))
         try:
-            self._child = Child(self._launch.command, self._launch.environment, start, self._receive, self._lose)
+            self._child = Child(self._launch.command, self._launch.environment, start, self._on_message, self._on_end)
         except OSError as error:
             self._failure = f"{self._launch.command[0]} can't be run: {error.strerror}."
             return False
@@ -201,7 +202,7 @@ class VllmEngine:
         return self._failure is None
 
     def _await(self, deadline: float, what: str) -> None:
-        """The next operation, up to a time; raises EngineFault then."""
+        """Carry out the next operation. Raises EngineFault when none comes before the deadline."""
         try:
             self._inbox.get(timeout=max(0.0, deadline - self._clock()))()
         except Empty:
@@ -224,7 +225,7 @@ class VllmEngine:
                 yield stepped
 
     def _turn(self) -> bool:
-        """Wait for something to do, do all there is, tell both sides. False: stopped, and nothing is left."""
+        """Wait for an operation, carry out all there are, send and report. False: stopped, and no sequence is left."""
         with contextlib.suppress(Empty):
             self._inbox.get(timeout=self._seconds_to_deadline())()
         while not self._inbox.empty():
@@ -242,10 +243,10 @@ class VllmEngine:
             else min(max(0.0, self._next_deadline - self._unix_clock()), threading.TIMEOUT_MAX)
         )
 
-    # what routers want
+    # operations of other threads
 
     def _add(self, seq: Sequence) -> None:
-        reason = refusal(seq)
+        reason = find_refusal(seq)
         if self._failure is not None:
             self._end(seq, Finish.REFUSED, LOST)
         elif self._is_stopping:
@@ -261,11 +262,11 @@ class VllmEngine:
         else:
             self._last_rid = rid = self._last_rid + 1
             self._live[rid], self._rids[seq] = seq, rid
-            self._ops.append(add_of(seq, rid, self._launch.eos_token_ids))
+            self._ops.append(make_add(seq, rid, self._launch.eos_token_ids))
             if seq.deadline is not None:
                 self._next_deadline = min(self._next_deadline, seq.deadline)
             if seq.times is not None:
-                self._watch.add(seq)
+                self._timing.add(seq)
 
     def _abort(self, seq: Sequence) -> None:
         self._drop(seq, Finish.ABORT)
@@ -303,17 +304,17 @@ class VllmEngine:
         assert self._child is not None
         if self._waiting_since is None and any(isinstance(op, Add) for op in ops):
             self._waiting_since = self._clock()
-        with contextlib.suppress(Closed):  # its reader says so too, with the reason
+        with contextlib.suppress(Closed):  # its reader reports it too, with the reason
             self._child.send(ops)
 
-    # what vLLM says
+    # messages of the child
 
-    def _receive(self, message: Message) -> None:
-        """On the child's thread."""
+    def _on_message(self, message: Message) -> None:
+        """Queue a message; called on the child's reader thread."""
         self._inbox.put(partial(self._take, message))
 
-    def _lose(self, reason: str) -> None:
-        """On the child's thread."""
+    def _on_end(self, reason: str) -> None:
+        """Queue the child's end; called on the child's reader thread."""
         self._inbox.put(partial(self._fail, reason))
 
     def _take(self, message: Message) -> None:
@@ -322,12 +323,12 @@ class VllmEngine:
         elif isinstance(message, Failed):
             self._fail(message.reason)
         elif self._is_serving:
-            self._settle(message)
+            self._commit(message)
         else:
             self._probed.append(message)
 
     def _fail(self, reason: str) -> None:
-        """The first reason stays."""
+        """Refuse every sequence, now and from now on. Of several reasons the first one stays."""
         if self._failure is None:
             self._failure = reason
             if not self._is_stopping:
@@ -335,23 +336,23 @@ class VllmEngine:
         for seq in list(self._live.values()):
             self._end(seq, Finish.REFUSED, LOST)
 
-    def _settle(self, stepped: Stepped) -> None:
+    def _commit(self, stepped: Stepped) -> None:
         self._kv_usage = stepped.kv_usage
         self._adapt(stepped)
         gains = [(seq, output) for output in stepped.outputs if (seq := self._live.get(output.rid)) is not None]
-        self._note_begin([seq for seq, _ in gains], stepped.seconds)
+        self._mark_running([seq for seq, _ in gains], stepped.seconds)
         outputs = [self._gain(seq, output) for seq, output in gains]
-        self._watch.committed(outputs)
+        self._timing.record_tokens(outputs)
         self._outputs += outputs
         self._waiting_since = self._clock() if self._live else None
         if not outputs:
             self._report()
 
-    def _note_begin(self, seqs: list[Sequence], ago_s: float) -> None:
+    def _mark_running(self, seqs: list[Sequence], ago_s: float) -> None:
         for seq in seqs:
             seq.status = Status.RUNNING
         self._behind_s = ago_s
-        self._watch.scheduled()
+        self._timing.record_admissions()
         self._behind_s = 0.0
 
     def _gain(self, seq: Sequence, output: Output) -> SeqOutput:
@@ -361,10 +362,11 @@ class VllmEngine:
         finish = None if output.finish is None else FINISHES[output.finish]
         if finish is not None:
             self._forget(seq, finish, output.error)
-        return SeqOutput(seq, output.token_ids, logprobs_of(output.logprobs, seq.sampling.logprobs), finish)
+        return SeqOutput(seq, output.token_ids, make_logprobs(output.logprobs, seq.sampling.logprobs), finish)
 
     def _adapt(self, stepped: Stepped) -> None:
-        """Only by steps in which every sequence decoded: of the others it is not known what was computed."""
+        """Correct the costs by a step in which every sequence decoded: of other steps it is not known what was
+        computed."""
         decoding = {rid: seq for rid, seq in self._live.items() if seq.status is Status.RUNNING}
         if (
             not decoding
@@ -376,7 +378,7 @@ class VllmEngine:
         if self._num_steps % ADAPT_EVERY == 0:
             before = {rid: Progress(len(seq.token_ids), True) for rid, seq in decoding.items()}
             rate = max(ADAPT_RATE, 1 / (ADAPT_FIRST + self._num_steps // ADAPT_EVERY))
-            self._costs = adapt(self._costs, sample_of(stepped, before), rate)
+            self._costs = adapt(self._costs, make_sample(stepped, before), rate)
 
     # ends
 
@@ -399,6 +401,6 @@ class VllmEngine:
 
     @property
     def _num_blocks(self) -> int:
-        """In our block size, since routers count in that."""
+        """Size of vLLM's KV cache in blocks of our size, since routers count in those."""
         assert self._ready is not None
         return self._ready.num_blocks * self._ready.block_size // self._config.block_size

@@ -1,4 +1,4 @@
-"""What a pool's settings mean for vLLM: its interpreter, its arguments, its environment."""
+"""A pool's settings as vLLM needs them: its interpreter, its arguments, its environment."""
 
 import os
 import shutil
@@ -10,13 +10,13 @@ from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.model_config import read_eos_token_ids
 from penstock.workers.config import EngineConfig
-from penstock.workers.vllm.child import bridge_command, environment
+from penstock.workers.vllm.child import bridge_command, make_environment
 from penstock.workers.vllm.engine import Launch
 
 MAX_LOGPROBS = 20
-"""As many as our API allows."""
+"""Most log probabilities of a place; our API allows as many."""
 AUTO_MAX_MODEL_LEN = -1
-"""vLLM then takes what the checkpoint says, as far as the KV cache holds it."""
+"""Value with which vLLM takes the checkpoint's length, as far as the KV cache holds it."""
 
 
 def find_python(config: EngineConfig, default: str | None) -> str:
@@ -24,27 +24,33 @@ def find_python(config: EngineConfig, default: str | None) -> str:
     named = config.vllm.python or default
     if named is None:
         raise ConfigError(
-            f"runner: vllm needs engine.vllm.python or {VLLM_PYTHON}, the interpreter of an environment that has vLLM (docs/vllm.md)"
+            f"runner: vllm needs engine.vllm.python or {VLLM_PYTHON}, "
+            "the interpreter of an environment that has vLLM (docs/vllm.md)"
         )
     found = shutil.which(os.path.expanduser(named))
     if found is None:
         raise ConfigError(
-            f"{named} (engine.vllm.python or {VLLM_PYTHON}) is not a program; it must be the interpreter of an environment that has vLLM"
+            f"{named} (engine.vllm.python or {VLLM_PYTHON}) is not a program; "
+            "it must be the interpreter of an environment that has vLLM"
         )
     return found
 
 
-def launch_of(
+def make_launch(
     source: ModelSource, folder: str, config: EngineConfig, python: str, inherited: Mapping[str, str]
 ) -> Launch:
-    """folder: the checkpoint as vLLM reads it. Raises ConfigError."""
+    """How to start vLLM for a pool. folder: the checkpoint as vLLM reads it. Raises ConfigError."""
     threads = config.threads or available_cores()
     return Launch(
-        bridge_command(python), environment(inherited, threads), engine_args(folder, config), read_eos_token_ids(source)
+        bridge_command(python),
+        make_environment(inherited, threads),
+        make_engine_args(folder, config),
+        read_eos_token_ids(source),
     )
 
 
-def engine_args(folder: str, config: EngineConfig) -> dict[str, object]:
+def make_engine_args(folder: str, config: EngineConfig) -> dict[str, object]:
+    """Arguments of vLLM's EngineArgs, by name."""
     return {
         "model": folder,
         "skip_tokenizer_init": True,

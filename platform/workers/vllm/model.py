@@ -1,4 +1,4 @@
-"""A pool's checkpoint as vLLM reads it, and the end-of-sequence tokens that it is not asked for.
+"""A pool's checkpoint as a directory that vLLM reads.
 
 vLLM reads Hugging Face directories. A GGUF file becomes one, dequantized to bfloat16, in the user's cache folder under
 the checkpoint's digest; it arrives by rename, so replicas that start at once, or a crash in the middle, can't leave
@@ -21,8 +21,9 @@ from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix
 from penstock.workers.compute.weights import layout, load_weights
 
 
-def hf_folder(source: ModelSource, cache: Path | None = None) -> Path:
-    """The directory for vLLM; of a GGUF file made in seconds, the first time. Raises ConfigError."""
+def prepare_folder(source: ModelSource, cache: Path | None = None) -> Path:
+    """The checkpoint's directory for vLLM; that of a GGUF file is made, in seconds, the first time. Raises
+    ConfigError."""
     if source.format == "safetensors":
         return source.path
     cache = cache or cache_folder().parent / "vllm"
@@ -41,7 +42,8 @@ def _export(source: ModelSource, folder: Path) -> None:
     config = from_gguf(source.gguf)
     if config.has_rope_factors:
         raise ConfigError(
-            f"{source.path} brings RoPE factors of its own, which a directory for vLLM has no place for; use the model's safetensors"
+            f"{source.path} brings RoPE factors of its own, which a directory for vLLM has no place for; "
+            "use the model's safetensors"
         )
     weights = load_weights(source, config, torch.bfloat16)
     tensors = {}
@@ -60,7 +62,7 @@ def _export(source: ModelSource, folder: Path) -> None:
 
 
 def _move(made: Path, folder: Path) -> None:
-    """Another replica may have been quicker: what it made is the same."""
+    """Rename a finished folder to its place. Another replica may have been quicker: its folder is the same."""
     try:
         made.rename(folder)
     except OSError:

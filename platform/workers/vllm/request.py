@@ -1,6 +1,6 @@
-"""A sequence as vLLM is asked for it, and its answer as ours. Pure.
+"""A sequence as a request to vLLM, and vLLM's log probabilities in our form. Pure.
 
-What vLLM does not do as our engine does: its noise comes from a generator that starts with the seed, not from the
+Two things differ from our engine: vLLM's noise comes from a generator that starts with the seed, not from the
 position, so seeded answers are others than ours and a resumed sequence goes on with other noise; and penalties of a
 resumed sequence do not see the output from before.
 """
@@ -19,20 +19,23 @@ FINISHES: dict[EndReason, Finish] = {
 }
 
 
-def refusal(seq: Sequence) -> str | None:
-    """Why a sequence can't be asked of vLLM; None: it can. What vLLM itself refuses is heard from it."""
+def find_refusal(seq: Sequence) -> str | None:
+    """Why a sequence can't be sent to vLLM; None: it can. vLLM reports itself what it refuses."""
     if seq.adapter is not None:
-        return f"The pool of this model runs vLLM, which serves no adapters here; {seq.adapter!r} needs a pool with our own engine."
+        return (
+            "The pool of this model runs vLLM, which serves no adapters here; "
+            f"{seq.adapter!r} needs a pool with our own engine."
+        )
     return None
 
 
-def add_of(seq: Sequence, rid: int, eos_token_ids: frozenset[int]) -> Add:
-    return Add(rid, pack_token_ids(seq.token_ids), sampling_of(seq, eos_token_ids), f"tenant:{seq.tenant}")
+def make_add(seq: Sequence, rid: int, eos_token_ids: frozenset[int]) -> Add:
+    return Add(rid, pack_token_ids(seq.token_ids), make_sampling(seq, eos_token_ids), f"tenant:{seq.tenant}")
 
 
-def sampling_of(seq: Sequence, eos_token_ids: frozenset[int]) -> dict[str, Any]:
-    """vLLM's SamplingParams; what is as its default is left out. Bounds count from the end of the prompt, vLLM's from
-    what it is given."""
+def make_sampling(seq: Sequence, eos_token_ids: frozenset[int]) -> dict[str, Any]:
+    """Arguments of vLLM's SamplingParams; some are left out where they equal its default. Our bounds count from the end
+    of the prompt, vLLM's from the end of the tokens it is given."""
     ours, done = seq.sampling, seq.num_output_tokens
     stops = set(ours.stop_token_ids) | (set() if ours.ignore_eos else eos_token_ids)
     found: dict[str, Any] = {
@@ -51,8 +54,9 @@ def sampling_of(seq: Sequence, eos_token_ids: frozenset[int]) -> dict[str, Any]:
     return found
 
 
-def logprobs_of(found: list[Logprob] | None, wanted: int | None) -> list[TokenLogprobs] | None:
-    """vLLM shows the chosen token among the likeliest even where it is none of them."""
+def make_logprobs(found: list[Logprob] | None, wanted: int | None) -> list[TokenLogprobs] | None:
+    """Log probabilities in our form, with the `wanted` likeliest tokens; None where none are wanted. vLLM lists the
+    chosen token among the likeliest even where it is none of them."""
     if found is None or wanted is None:
         return None
     return [TokenLogprobs(item.logprob, tuple(item.top[:wanted])) for item in found]

@@ -41,11 +41,12 @@ def tensors_of(
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    """As peft writes it, as far as it matters."""
+    """The options of adapter_config.json that matter, with the values that peft writes."""
     usual = {
-        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "lora_dropout": 0.05, "bias": "none", "target_modules": ["q_proj"],
-        "use_dora": False, "use_rslora": False, "modules_to_save": None, "init_lora_weights": True, "rank_pattern": {}, "alpha_pattern": {},
-        "megatron_core": "megatron.core", "qalora_group_size": 16, "fan_in_fan_out": False, "inference_mode": True,
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 4, "lora_dropout": 0.05, "bias": "none",
+        "target_modules": ["q_proj"], "use_dora": False, "use_rslora": False, "modules_to_save": None,
+        "init_lora_weights": True, "rank_pattern": {}, "alpha_pattern": {}, "megatron_core": "megatron.core",
+        "qalora_group_size": 16, "fan_in_fan_out": False, "inference_mode": True,
     }  # fmt: skip
     return usual | changes
 

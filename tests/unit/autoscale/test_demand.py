@@ -7,44 +7,44 @@ from penstock.autoscale.demand import (
     Learned,
     Sample,
     Total,
-    extended,
-    learned,
-    measured,
-    remembered,
-    sample,
+    extend_window,
+    learn,
+    measure_demand,
+    remember_totals,
+    take_sample,
 )
 from penstock.autoscale.observation import Observation, ServeState
 from penstock.perf.capacity import Shape
 from penstock.wire.scaling import PoolFlow
 
 
-def seen(flows: dict[str, PoolFlow], queued: int = 0) -> Observation:
+def observation(flows: dict[str, PoolFlow], queued: int = 0) -> Observation:
     return Observation(ServeState(1, ("r",)), flows, queued, 0.0, (), 0.0)
 
 
 def test_what_gateways_gained_is_summed_gateway_by_gateway() -> None:
     totals = {"a": Total(PoolFlow(10, 8, 1000, 50, 640), 0.0), "b": Total(PoolFlow(100, 100, 1, 1, 1), 0.0)}
 
-    found = sample(
-        totals, seen({"a": PoolFlow(13, 10, 1300, 60, 700), "b": PoolFlow(101, 100, 2, 3, 5)}, queued=4), 1.0
+    found = take_sample(
+        totals, observation({"a": PoolFlow(13, 10, 1300, 60, 700), "b": PoolFlow(101, 100, 2, 3, 5)}, queued=4), 1.0
     )
 
     assert found == Sample(1.0, PoolFlow(4, 2, 301, 12, 64), 4, 0)
 
 
 def test_a_gateway_that_appears_or_comes_back_is_no_burst() -> None:
-    totals = remembered({}, {"a": PoolFlow(10)}, 0.0)
+    totals = remember_totals({}, {"a": PoolFlow(10)}, 0.0)
 
-    first = sample(totals, seen({"b": PoolFlow(5000)}), 1.0)
-    totals = remembered(totals, {"b": PoolFlow(5000)}, 1.0)
-    second = sample(totals, seen({"a": PoolFlow(12), "b": PoolFlow(5003)}), 2.0)
+    first = take_sample(totals, observation({"b": PoolFlow(5000)}), 1.0)
+    totals = remember_totals(totals, {"b": PoolFlow(5000)}, 1.0)
+    second = take_sample(totals, observation({"a": PoolFlow(12), "b": PoolFlow(5003)}), 2.0)
 
     assert first.flow == PoolFlow()
-    assert second.flow.num_started == 5, "two through a, which was not heard for a moment, and three through b"
+    assert second.flow.num_started == 5, "two through a, which did not report for a moment, and three through b"
 
 
 def test_a_gateway_that_stays_away_is_forgotten() -> None:
-    totals = remembered({"a": Total(PoolFlow(10), 0.0)}, {"b": PoolFlow(1)}, REMEMBER_S)
+    totals = remember_totals({"a": Total(PoolFlow(10), 0.0)}, {"b": PoolFlow(1)}, REMEMBER_S)
 
     assert set(totals) == {"b"}
 
@@ -52,32 +52,32 @@ def test_a_gateway_that_stays_away_is_forgotten() -> None:
 def test_a_window_keeps_one_sample_at_its_far_end() -> None:
     samples: tuple[Sample, ...] = ()
     for second in range(10):
-        samples = extended(samples, Sample(float(second), PoolFlow(), 0, 0), 3.0)
+        samples = extend_window(samples, Sample(float(second), PoolFlow(), 0, 0), 3.0)
 
-    assert [kept.at_s for kept in samples] == [6.0, 7.0, 8.0, 9.0]
+    assert [sample.at_s for sample in samples] == [6.0, 7.0, 8.0, 9.0]
 
 
 def test_requests_that_wait_count_as_arrived() -> None:
     samples = (Sample(0.0, PoolFlow(9), 2, 4), Sample(1.0, PoolFlow(3), 6, 8), Sample(4.0, PoolFlow(5), 12, 12))
 
-    found = measured(samples, FIRST_SHAPE)
+    found = measure_demand(samples, FIRST_SHAPE)
 
     assert found.rate == pytest.approx((3 + 5 + 10) / 4)
     assert found.num_present == 8
 
 
 def test_a_queue_that_empties_is_no_negative_arrival() -> None:
-    assert measured((Sample(0.0, PoolFlow(), 50, 0), Sample(1.0, PoolFlow(10), 0, 0)), FIRST_SHAPE).rate == 0
+    assert measure_demand((Sample(0.0, PoolFlow(), 50, 0), Sample(1.0, PoolFlow(10), 0, 0)), FIRST_SHAPE).rate == 0
 
 
 def test_of_a_single_sample_no_rate_is_known() -> None:
-    assert measured((Sample(0.0, PoolFlow(7), 0, 3),), FIRST_SHAPE).rate == 0
+    assert measure_demand((Sample(0.0, PoolFlow(7), 0, 3),), FIRST_SHAPE).rate == 0
 
 
 def test_the_average_request_is_learned_from_what_came() -> None:
     known = Learned()
     for _ in range(30):
-        known = learned(
+        known = learn(
             known, PoolFlow(num_started=50, num_ended=50, prefill_tokens=5000, cached_tokens=2500, output_tokens=1600)
         )
 
@@ -88,18 +88,18 @@ def test_the_average_request_is_learned_from_what_came() -> None:
 def test_the_guess_at_the_start_gives_way_sooner_than_what_is_known() -> None:
     few = PoolFlow(num_started=2, num_ended=2, output_tokens=2 * 28)
 
-    assert learned(Learned(), few).shape.output_tokens == pytest.approx(
+    assert learn(Learned(), few).shape.output_tokens == pytest.approx(
         (FIRST_REQUESTS * 128 + 56) / (FIRST_REQUESTS + 2)
     )
-    assert learned(Learned(FIRST_SHAPE, 1000.0), few).shape.output_tokens > 115
+    assert learn(Learned(FIRST_SHAPE, 1000.0), few).shape.output_tokens > 115
 
 
 def test_answers_under_way_do_not_look_like_longer_ones() -> None:
     # 200 begin, none has ended, each is half done
-    found = learned(Learned(Shape(0.0, 0.0, 64.0)), PoolFlow(num_started=200, output_tokens=200 * 32))
+    found = learn(Learned(Shape(0.0, 0.0, 64.0)), PoolFlow(num_started=200, output_tokens=200 * 32))
 
     assert found.shape.output_tokens == pytest.approx(64.0)
 
 
 def test_without_requests_the_average_one_stays() -> None:
-    assert learned(Learned(), PoolFlow()) == Learned()
+    assert learn(Learned(), PoolFlow()) == Learned()

@@ -11,7 +11,7 @@ from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.wire.frames import Load, StepCosts
 from penstock.wire.scaling import GATEWAYS_KEY, GatewayReport, PoolFlow, PoolReport, ReplicaReport, encode, report_key
 
-PLACED = ServeState(2, ("r1", "r2"))
+SERVE_STATE = ServeState(2, ("r1", "r2"))
 
 
 def load(running: int, costs: StepCosts = StepCosts(base_s=0.01)) -> Load:  # noqa: B008 (a frozen struct)
@@ -26,50 +26,52 @@ def report(
 
 
 def test_several_gateways_are_one_pool() -> None:
-    seen = observe(
+    observed = observe(
         "a",
-        PLACED,
+        SERVE_STATE,
         [
             AgedReport(report("g1", running=7, waiting=3, hits=10), 0.2),
             AgedReport(report("g2", running=8, waiting=2, hits=5), 0.1),
         ],
     )
 
-    assert (seen.num_queued, seen.oldest_wait_s, seen.age_s) == (5, 0.3, 0.2)
-    assert set(seen.flows) == {"g1", "g2"}
-    (replica,) = seen.replicas
+    assert (observed.num_queued, observed.oldest_wait_s, observed.age_s) == (5, 0.3, 0.2)
+    assert set(observed.flows) == {"g1", "g2"}
+    (replica,) = observed.replicas
     assert replica.load.num_running == 8, "each says the same of a replica; the youngest report counts"
     assert replica.hit_tokens == 15, "but each sent its own requests there"
-    assert (seen.num_present, seen.num_waiting) == (9, 6)
+    assert (observed.num_present, observed.num_waiting) == (9, 6)
 
 
 def test_a_gateway_that_fell_silent_is_left_out_while_another_speaks() -> None:
-    seen = observe(
-        "a", PLACED, [AgedReport(report("dead", waiting=100), SILENT_S + 1), AgedReport(report("g2", waiting=1), 0.1)]
+    observed = observe(
+        "a",
+        SERVE_STATE,
+        [AgedReport(report("dead", waiting=100), SILENT_S + 1), AgedReport(report("g2", waiting=1), 0.1)],
     )
 
-    assert (seen.num_queued, seen.age_s) == (1, 0.1)
+    assert (observed.num_queued, observed.age_s) == (1, 0.1)
 
 
 def test_silence_has_no_age() -> None:
-    seen = observe("a", PLACED, [AgedReport(report("dead"), SILENT_S + 1)])
+    observed = observe("a", SERVE_STATE, [AgedReport(report("dead"), SILENT_S + 1)])
 
-    assert math.isinf(seen.age_s)
-    assert seen.replicas == ()
+    assert math.isinf(observed.age_s)
+    assert observed.replicas == ()
 
 
 def test_other_pools_are_not_looked_at() -> None:
-    seen = observe("a", PLACED, [AgedReport(report("g1", pool="b", waiting=9), 0.1)])
+    observed = observe("a", SERVE_STATE, [AgedReport(report("g1", pool="b", waiting=9), 0.1)])
 
-    assert (seen.num_queued, seen.replicas) == (0, ())
+    assert (observed.num_queued, observed.replicas) == (0, ())
 
 
 def test_costs_are_averaged_over_the_replicas_that_know_theirs() -> None:
-    seen = observe("a", PLACED, [AgedReport(report("g1"), 0.1)])
-    other = seen.replicas[0]._replace(load=load(0, StepCosts(base_s=0.03)))
-    unmeasured = seen.replicas[0]._replace(load=load(0, StepCosts()))
+    observed = observe("a", SERVE_STATE, [AgedReport(report("g1"), 0.1)])
+    other = observed.replicas[0]._replace(load=load(0, StepCosts(base_s=0.03)))
+    unmeasured = observed.replicas[0]._replace(load=load(0, StepCosts()))
 
-    costs = mean_costs((seen.replicas[0], other, unmeasured))
+    costs = mean_costs((observed.replicas[0], other, unmeasured))
 
     assert costs is not None
     assert costs.base_s == pytest.approx(0.02)
@@ -83,11 +85,11 @@ def test_a_report_is_as_old_as_its_news(socket_dir: Path, tmp_path: Path) -> Non
         try:
             await client.sadd(GATEWAYS_KEY, "g1", "gone")
             await client.set(report_key("g1"), encode(report("g1", 1)))
-            assert [heard.age_s for heard in await reports.read()] == [0.0]
+            assert [item.age_s for item in await reports.read()] == [0.0]
             now[0] += 3.0
-            assert [heard.age_s for heard in await reports.read()] == [3.0], "the same report again is no news"
+            assert [item.age_s for item in await reports.read()] == [3.0], "the same report again is no news"
             await client.set(report_key("g1"), encode(report("g1", 2)))
-            assert [heard.age_s for heard in await reports.read()] == [0.0]
+            assert [item.age_s for item in await reports.read()] == [0.0]
             assert await client.smembers(GATEWAYS_KEY) == {b"g1"}, (
                 "one whose report has lapsed is not asked for any more"
             )

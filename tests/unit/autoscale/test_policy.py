@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.demand import Learned
-from penstock.autoscale.observation import Observation, ReplicaSeen, ServeState
+from penstock.autoscale.observation import Observation, ReplicaSnapshot, ServeState
 from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
 from penstock.perf.capacity import Shape
 from penstock.wire.frames import Load, StepCosts
@@ -25,11 +25,11 @@ KNOWN = Learned(Shape(PROMPT, 0.0, OUTPUT), 1000.0)
 SETTINGS = AutoscaleConfig(max_replicas=8, window_s=5.0, start_s=4.0, scale_down_delay_s=10.0)
 
 
-def replica(name: str, num_running: int = 0, num_waiting: int = 0, costs: StepCosts = COSTS) -> ReplicaSeen:
+def replica(name: str, num_running: int = 0, num_waiting: int = 0, costs: StepCosts = COSTS) -> ReplicaSnapshot:
     load = Load(
         "epoch", 0, 16, num_running, num_waiting, num_waiting * PROMPT, num_running * PROMPT, 2048, 2048, costs, 512
     )
-    return ReplicaSeen(name, load, 16, 0, 0)
+    return ReplicaSnapshot(name, load, 16, 0, 0)
 
 
 def observation(
@@ -82,7 +82,7 @@ class Pool:
             round(self.started), round(self.ended), round(self.started) * PROMPT, 0, round(self.ended) * OUTPUT
         )
         running = round(MAX_ROWS * taken / CAPACITY)
-        seen = observation(
+        observed = observation(
             self.target,
             serving=serving,
             flow=flow,
@@ -90,7 +90,7 @@ class Pool:
             queued=round(self.queued),
             oldest_s=self.queued / (serving * CAPACITY),
         )
-        self.state, decision = decide(self.settings, self.state, seen, MAX_ROWS, self.now)
+        self.state, decision = decide(self.settings, self.state, observed, MAX_ROWS, self.now)
         self.decisions.append(decision)
         self.target = decision.target
         self.ready += [self.now + self.start_s] * (self.target - len(self.ready))
@@ -175,11 +175,11 @@ def test_one_more_each_start_up_time_where_the_model_says_enough_but_the_queue_d
 def test_no_replica_goes_while_the_one_before_is_on_its_way_out() -> None:
     pool = Pool(target=3, ready=[0.0] * 3)
     pool.run(1.0, int(SETTINGS.scale_down_delay_s))
-    seen = observation(3, flow=PoolFlow())
-    draining = seen._replace(placed=seen.placed._replace(num_stopping=1))
+    observed = observation(3, flow=PoolFlow())
+    draining = observed._replace(serve_state=observed.serve_state._replace(num_stopping=1))
 
     state, waits = decide(SETTINGS, pool.state, draining, MAX_ROWS, pool.now + 10)
-    _, goes = decide(SETTINGS, state, seen, MAX_ROWS, pool.now + 11)
+    _, goes = decide(SETTINGS, state, observed, MAX_ROWS, pool.now + 11)
 
     assert (waits.target, waits.reason) == (3, Reason.DRAINING)
     assert (goes.target, goes.reason) == (2, Reason.IDLE)
@@ -221,7 +221,9 @@ def test_a_gateway_that_starts_anew_under_a_steady_load_moves_nothing() -> None:
 
     for second in (1, 2):  # it has no links yet, and what comes waits
         lonely = observation(settled, serving=0, queued=20 * second, oldest_s=float(second))
-        lonely = lonely._replace(flows={"its successor": PoolFlow()}, placed=ServeState(settled, ("r0",) * settled))
+        lonely = lonely._replace(
+            flows={"its successor": PoolFlow()}, serve_state=ServeState(settled, ("r0",) * settled)
+        )
         pool.state, decision = decide(pool.settings, pool.state, lonely, MAX_ROWS, pool.now + second)
         assert (decision.target, decision.reason) == (settled, Reason.STARTING)
     pool.now += 2
@@ -327,8 +329,8 @@ def test_more_demand_never_means_fewer_replicas(
 
     def target_for(arrived: int, queued: int, running: int) -> int:
         flow = PoolFlow(arrived, arrived, arrived * PROMPT, 0, arrived * OUTPUT)
-        seen = observation(target, flow=flow, running=running, queued=queued, oldest_s=oldest_s if queued else 0.0)
-        return decide(SETTINGS, state._replace(known=KNOWN), seen, MAX_ROWS, 5.0)[1].target
+        observed = observation(target, flow=flow, running=running, queued=queued, oldest_s=oldest_s if queued else 0.0)
+        return decide(SETTINGS, state._replace(known=KNOWN), observed, MAX_ROWS, 5.0)[1].target
 
     assert target_for(arrived + more_arrived, queued + more_queued, running + more_running) >= target_for(
         arrived, queued, running

@@ -30,26 +30,26 @@ def busy(queued: int, names: Sequence[str] = ("r1",), blocks: Sequence[int] = (0
 
 @dataclass
 class Source:
-    heard: list[AgedReport] = field(default_factory=list)
-    told: list[Targets] = field(default_factory=list)
+    reports: list[AgedReport] = field(default_factory=list)
+    published: list[Targets] = field(default_factory=list)
     is_away: bool = False
 
     async def read(self) -> Sequence[AgedReport]:
         if self.is_away:
             raise RedisAway("away")
-        return self.heard
+        return self.reports
 
-    async def tell(self, targets: Targets) -> None:
+    async def publish(self, targets: Targets) -> None:
         if self.is_away:
             raise RedisAway("away")
-        self.told.append(targets)
+        self.published.append(targets)
 
 
 @dataclass
 class Serve:
     """What Serve runs: targets are met at once, victims take until `gone`."""
 
-    placed: dict[str, ServeState]
+    serve_states: dict[str, ServeState]
     calls: list[tuple[object, ...]] = field(default_factory=list)
     fails: bool = False
     refuses: bool = False
@@ -58,28 +58,28 @@ class Serve:
     async def read(self) -> dict[str, ServeState]:
         if self.is_away:
             raise ValueError("Failed to look up actor")
-        return self.placed
+        return self.serve_states
 
     async def set_target(self, pool: str, target: int) -> None:
         if self.fails:
             raise RayError("the controller is away")
         self.calls.append(("set", pool, target))
-        before = self.placed[pool]
+        before = self.serve_states[pool]
         names = tuple(f"r{number + 1}" for number in range(target))
-        self.placed[pool] = ServeState(target, names if target > before.target else before.running[:target])
+        self.serve_states[pool] = ServeState(target, names if target > before.target else before.running[:target])
 
     async def step_down(self, pool: str, victims: tuple[str, ...], target: int) -> bool:
         if self.refuses:
             return False
         self.calls.append(("down", pool, victims, target))
-        before = self.placed[pool]
-        self.placed[pool] = ServeState(
+        before = self.serve_states[pool]
+        self.serve_states[pool] = ServeState(
             target, tuple(name for name in before.running if name not in victims), num_stopping=len(victims)
         )
         return True
 
     def gone(self, pool: str) -> None:
-        self.placed[pool] = self.placed[pool]._replace(num_stopping=0)
+        self.serve_states[pool] = self.serve_states[pool]._replace(num_stopping=0)
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Rig:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        pools = [ScaledPool(name, f"pool-{name}", 8, self.settings) for name in self.serve.placed]
+        pools = [ScaledPool(name, f"pool-{name}", 8, self.settings) for name in self.serve.serve_states]
         self.scaler = Scaler(
             "autoscaler-1",
             pools,
@@ -118,7 +118,7 @@ def test_a_queue_is_answered_with_replicas_and_told_to_gateways(tmp_path: Path) 
     rig.reconcile()
 
     assert rig.serve.calls == [("set", "a", 3)]
-    (row,) = rig.source.told[-1].pools
+    (row,) = rig.source.published[-1].pools
     assert (row.pool, row.target, row.reasons) == ("a", 3, {"deadline": 1})
     (line,) = lines(tmp_path / "log.jsonl")
     assert (line["was"], line["target"], line["reason"], line["outcome"]) == (1, 3, "deadline", "applied")
@@ -157,7 +157,7 @@ def test_a_dry_run_only_says_what_it_would_do(tmp_path: Path) -> None:
 
     assert rig.serve.calls == []
     assert {line["outcome"] for line in lines(tmp_path / "log.jsonl")} == {"dry run"}
-    assert rig.source.told[-1].pools[0].target == 3
+    assert rig.source.published[-1].pools[0].target == 3
 
 
 def test_while_redis_is_away_nothing_changes(tmp_path: Path) -> None:
@@ -223,12 +223,12 @@ def test_a_step_down_that_serve_refuses_is_noted(tmp_path: Path) -> None:
     rig.reconcile(9)
 
     assert lines(tmp_path / "log.jsonl")[-1]["outcome"] == "refused"
-    assert rig.serve.placed["a"].target == 2
+    assert rig.serve.serve_states["a"].target == 2
 
 
 def test_a_pool_that_serve_does_not_know_is_left_alone() -> None:
     rig = Rig(Source([busy(queued=40)]), Serve({"a": ServeState(1, ("r1",))}))
-    rig.serve.placed = {}
+    rig.serve.serve_states = {}
 
     rig.reconcile()
 

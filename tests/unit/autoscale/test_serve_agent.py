@@ -1,10 +1,9 @@
-import asyncio
 from dataclasses import dataclass, field
 
 import pytest
 from ray.exceptions import RayError
 
-from penstock.autoscale.serve_agent import Executor
+from penstock.autoscale.serve_agent import CallExecutor
 from penstock.wire.serve_agent import Answer, AppPlaces, Call, Place, decode_answer, decode_call, decode_wanted, encode
 
 PLACES = AppPlaces("pool-a", 2, [Place("r1", "RUNNING", "10.0.0.1")])
@@ -28,47 +27,47 @@ class ServeControl:
         return True
 
 
-def execute(reach: ServeControl, *calls: Call) -> list[Answer]:
-    async def main() -> list[Answer]:
-        executor = Executor(reach)
-        return [await executor.execute(call) for call in calls]
-
-    return asyncio.run(main())
+async def execute(control: ServeControl, *calls: Call) -> list[Answer]:
+    executor = CallExecutor(control)
+    return [await executor.execute(call) for call in calls]
 
 
-def test_calls_are_executed() -> None:
-    reach = ServeControl()
+async def test_calls_are_executed() -> None:
+    control = ServeControl()
 
-    answers = execute(
-        reach, Call("1", 1, "read"), Call("2", 1, "set", "pool-a", 2, 5), Call("3", 1, "down", "pool-a", 2, 1, ("r1",))
+    answers = await execute(
+        control,
+        Call("1", 1, "read"),
+        Call("2", 1, "set", "pool-a", 2, 5),
+        Call("3", 1, "down", "pool-a", 2, 1, ("r1",)),
     )
 
     assert answers == [Answer(apps=[PLACES]), Answer(), Answer()]
-    assert reach.done == [("set", "pool-a", 5), ("down", "pool-a", ("r1",), 1)]
+    assert control.done == [("set", "pool-a", 5), ("down", "pool-a", ("r1",), 1)]
 
 
-def test_a_target_that_has_changed_since_is_not_set() -> None:
-    reach = ServeControl()
+async def test_a_target_that_has_changed_since_is_not_set() -> None:
+    control = ServeControl()
 
     assert (
-        execute(reach, Call("1", 1, "set", "pool-a", 3, 5), Call("2", 1, "set", "pool-b", 2, 5))
+        await execute(control, Call("1", 1, "set", "pool-a", 3, 5), Call("2", 1, "set", "pool-b", 2, 5))
         == [Answer(is_done=False)] * 2
     )
-    assert reach.done == []
+    assert control.done == []
 
 
-def test_a_leader_of_an_earlier_term_is_not_obeyed() -> None:
-    reach = ServeControl()
+async def test_a_leader_of_an_earlier_term_is_not_obeyed() -> None:
+    control = ServeControl()
 
-    answers = execute(reach, Call("1", 5, "read"), Call("2", 4, "set", "pool-a", 2, 5))
+    answers = await execute(control, Call("1", 5, "read"), Call("2", 4, "set", "pool-a", 2, 5))
 
     assert answers[1].error is not None
-    assert reach.done == []
+    assert control.done == []
 
 
 @pytest.mark.parametrize("error", [RayError("gone"), ValueError("no controller"), TimeoutError()])
-def test_what_ray_raises_is_an_answer(error: Exception) -> None:
-    assert execute(ServeControl(fails=error), Call("1", 1, "read")) == [
+async def test_what_ray_raises_is_an_answer(error: Exception) -> None:
+    assert await execute(ServeControl(fails=error), Call("1", 1, "read")) == [
         Answer(is_done=False, error=type(error).__name__)
     ]
 

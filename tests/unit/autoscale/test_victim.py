@@ -1,10 +1,10 @@
-from penstock.autoscale.observation import ReplicaSeen
+from penstock.autoscale.observation import ReplicaSnapshot
 from penstock.autoscale.victim import choose_victims
 from penstock.wire.frames import Load, StepCosts
 
 
-def seen(name: str, *, blocks: int = 0, hits: int = 0, running: int = 0) -> ReplicaSeen:
-    return ReplicaSeen(name, Load("e", 0, 4, running, 0, 0, 0, 10, 10, StepCosts(), 512), 16, blocks, hits)
+def seen(name: str, *, blocks: int = 0, hits: int = 0, running: int = 0) -> ReplicaSnapshot:
+    return ReplicaSnapshot(name, Load("e", 0, 4, running, 0, 0, 0, 10, 10, StepCosts(), 512), 16, blocks, hits)
 
 
 def test_the_cache_that_saved_least_lately_goes_first() -> None:

@@ -12,9 +12,9 @@ def names(folder: Path) -> set[str]:
 def test_who_serves_says_so_and_who_has_drained_too(tmp_path: Path) -> None:
     pod = Pod(tmp_path / "pod")
 
-    pod.serves()
+    pod.mark_ready()
     assert names(tmp_path / "pod") == {"ready"}
-    pod.has_drained()
+    pod.mark_drained()
     assert names(tmp_path / "pod") == {"drained"}
 
 
@@ -27,18 +27,16 @@ def test_a_container_that_starts_again_forgets_what_the_one_before_left(tmp_path
     assert names(tmp_path) == set()
 
 
-def test_a_hook_asks_and_waits_until_it_is_done(tmp_path: Path) -> None:
-    async def main() -> bool:
-        pod = Pod(tmp_path)
-        pod.serves()
-        asking = asyncio.create_task(asyncio.to_thread(drain, tmp_path, 20.0))
-        async with asyncio.timeout(20):
-            await pod.until_asked()
-        assert not asking.done()
-        pod.has_drained()
-        return await asking
+async def test_a_hook_asks_and_waits_until_it_is_done(tmp_path: Path) -> None:
+    pod = Pod(tmp_path)
+    pod.mark_ready()
+    asking = asyncio.create_task(asyncio.to_thread(drain, tmp_path, 20.0))
+    async with asyncio.timeout(20):
+        await pod.wait_for_drain()
+    assert not asking.done()
+    pod.mark_drained()
 
-    assert asyncio.run(main())
+    assert await asking
 
 
 def test_a_hook_does_not_wait_for_ever(tmp_path: Path) -> None:
@@ -48,7 +46,7 @@ def test_a_hook_does_not_wait_for_ever(tmp_path: Path) -> None:
         nonlocal now
         now += seconds
 
-    Pod(tmp_path).serves()
+    Pod(tmp_path).mark_ready()
 
     assert not drain(tmp_path, 60.0, sleep, lambda: now)
     assert 60.0 < now < 61.0
@@ -77,6 +75,6 @@ def test_a_hook_does_not_wait_for_a_process_that_was_killed(tmp_path: Path) -> N
 def test_elsewhere_than_in_a_pod_nothing_is_written() -> None:
     pod = Pod(None)
 
-    pod.serves()
-    pod.has_stopped()
-    pod.has_drained()
+    pod.mark_ready()
+    pod.mark_stopped()
+    pod.mark_drained()

@@ -1,4 +1,3 @@
-import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,25 +17,18 @@ def server(tmp_path: Path, socket_dir: Path) -> Iterator[EmbeddedRedis]:
     server.stop()
 
 
-def test_a_client_speaks_bytes(server: EmbeddedRedis) -> None:
-    async def main() -> bytes | None:
-        client = connect(server.url)
-        try:
-            await client.set("k", b"\x00\xff")
-            return await client.get("k")
-        finally:
-            await client.aclose()
+async def test_a_client_speaks_bytes(server: EmbeddedRedis) -> None:
+    async with connect(server.url) as client:
+        await client.set("k", b"\x00\xff")
 
-    assert asyncio.run(main()) == b"\x00\xff"
+        assert await client.get("k") == b"\x00\xff"
 
 
-def test_no_server_is_an_error_at_once_without_retries(socket_dir: Path) -> None:
-    async def main() -> float:
-        client = connect(f"unix://{socket_dir}/none.sock")
-        start = time.monotonic()
-        with pytest.raises(redis.exceptions.ConnectionError):
-            await client.get("k")
-        await client.aclose()
-        return time.monotonic() - start
+async def test_no_server_is_an_error_at_once_without_retries(socket_dir: Path) -> None:
+    client = connect(f"unix://{socket_dir}/none.sock")
+    start = time.monotonic()
+    with pytest.raises(redis.exceptions.ConnectionError):
+        await client.get("k")
+    await client.aclose()
 
-    assert asyncio.run(main()) < 1.0
+    assert time.monotonic() - start < 1.0

@@ -99,7 +99,8 @@ def test_the_server_of_a_killed_owner_is_ended_before_its_data_is_opened_again(
 ) -> None:
     abandon = (
         "import os; from pathlib import Path; from penstock.base.redis_server import *\n"
-        f"s = EmbeddedRedis(executable=find_executable(), data_dir=Path({str(tmp_path / 'redis')!r}), socket_dir=Path({str(socket_dir / 'old')!r}))\n"
+        f"data, sockets = Path({str(tmp_path / 'redis')!r}), Path({str(socket_dir / 'old')!r})\n"
+        "s = EmbeddedRedis(executable=find_executable(), data_dir=data, socket_dir=sockets)\n"
         "s.start(); print(s.pid, flush=True); os._exit(0)"
     )
     left_over = int(subprocess.run([sys.executable, "-c", abandon], capture_output=True, check=True, timeout=30).stdout)

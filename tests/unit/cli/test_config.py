@@ -32,7 +32,10 @@ def platform(text: str) -> PlatformConfig:
 def provider(changes: str) -> str:
     """A platform with a provider that is fine but for `changes`."""
     fine = "{name: p, base_url: 'http://x/v1', model: m, served_names: [demo]}"
-    return f"{{pools: [{{name: a}}], providers: [{msgspec.json.encode(yaml.safe_load(fine) | yaml.safe_load(changes)).decode()}]}}"
+    return (
+        f"{{pools: [{{name: a}}], providers: "
+        f"[{msgspec.json.encode(yaml.safe_load(fine) | yaml.safe_load(changes)).decode()}]}}"
+    )
 
 
 def fields(data: Any, path: str = "") -> dict[str, Any]:
@@ -127,7 +130,8 @@ def test_the_example_starts_two_replicas() -> None:
         (provider("input_price: 1"), "input_price and output_price belong together; set both or neither"),
         (
             provider("extra_fields: [logit_bias]"),
-            "providers['p'].extra_fields may hold ignore_eos, min_p, min_tokens, repetition_penalty, top_k, not 'logit_bias'",
+            "providers['p'].extra_fields may hold ignore_eos, min_p, min_tokens, repetition_penalty, top_k, not "
+            "'logit_bias'",
         ),
         ("{gatway: {}, pools: [{name: a}]}", "gatway is not a known setting (did you mean gateway?)"),
     ],
@@ -147,7 +151,8 @@ def test_a_pool_without_served_names_answers_to_its_model() -> None:
 
 def test_threads_are_divided_among_replicas_that_compute() -> None:
     config = platform(
-        "pools: [{name: a, replicas: 2}, {name: b, model: m, engine: {threads: 3}}, {name: t, model: n, replicas: 9, engine: {runner: timed}}]"
+        "pools: [{name: a, replicas: 2}, {name: b, model: m, engine: {threads: 3}}, {name: t, model: n, replicas: 9, "
+        "engine: {runner: timed}}]"
     )
 
     divided = divide_threads(config, cores=8)

@@ -6,8 +6,10 @@ ORPHANAGE = textwrap.dedent("""
     import subprocess, sys
     from penstock.cli.processes import become_subreaper, descendants, end_descendants
     become_subreaper()
-    # A child that starts a grandchild deaf to SIGTERM, in a session of its own, and dies: only a subreaper still finds it.
-    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    # A child that starts a grandchild deaf to SIGTERM, in a session of its own, and dies: only a subreaper still finds
+    # it.
+    ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    deaf = f"{ignore}; print('deaf', flush=True); time.sleep(60)"
     start = f"subprocess.Popen([sys.executable, '-c', {deaf!r}], stdout=subprocess.PIPE, start_new_session=True)"
     child = f"import subprocess, sys; {start}.stdout.readline()"
     subprocess.run([sys.executable, "-c", child], check=True)

@@ -24,7 +24,7 @@ def bound(application: serve.Application) -> Any:
 def test_the_names_in_the_chart_are_builders() -> None:
     module = importlib.import_module("penstock.cli.serve_apps")
 
-    assert all(callable(getattr(module, name)) for name in ("gateway", "pool", "hand"))
+    assert all(callable(getattr(module, name)) for name in ("gateway", "pool", "serve_agent"))
 
 
 def test_a_gateway_lives_in_a_pod_of_its_own_and_lives_as_long_as_its_streams() -> None:
@@ -60,10 +60,10 @@ def test_the_same_functions_build_what_penstock_up_runs(monkeypatch: pytest.Monk
 
 
 def test_the_hand_reaches_gateways_and_every_pool() -> None:
-    deployment = bound(serve_apps.hand({"config": CONFIG}))
+    deployment = bound(serve_apps.serve_agent({"config": CONFIG}))
 
     assert deployment.init_args == (("gateway", "pool-a"),)
-    assert deployment.ray_actor_options["resources"] == {"hand": 1}
+    assert deployment.ray_actor_options["resources"] == {"serve_agent": 1}
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_hand_reaches_gateways_and_every_pool() -> None:
             {"pool": {**POOL, "replicas": -1}},
             "args of a pool's application: pools['a'].replicas must be at least 1, not -1.",
         ),
-        ("hand", {"config": {"pools": []}}, "args of the application hand: pools is empty"),
+        ("serve_agent", {"config": {"pools": []}}, "args of the application serve-agent: pools is empty"),
     ],
 )
 def test_a_mistake_is_a_sentence_that_says_where(build: str, args: dict[str, object], sentence: str) -> None:

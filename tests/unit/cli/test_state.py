@@ -51,7 +51,10 @@ def test_a_second_start_in_the_same_folder_is_one_sentence_that_names_the_first(
 
 
 def test_a_killed_holder_leaves_the_folder_usable(tmp_path: Path) -> None:
-    lock = f"from pathlib import Path; from penstock.cli.state import StateDir; lock = StateDir(Path({str(tmp_path)!r})).locked()"
+    lock = (
+        f"from pathlib import Path; from penstock.cli.state import StateDir; lock = "
+        f"StateDir(Path({str(tmp_path)!r})).locked()"
+    )
     hold = f"{lock}; lock.__enter__(); print('held', flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None

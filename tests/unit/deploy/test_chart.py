@@ -11,7 +11,7 @@ from deploy import chart_defaults, chart_schema, chart_values
 from penstock.base.config import convert
 from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, serve_environment
 from penstock.base.pod import DRAIN_S, POD_DIR
-from penstock.cli.serve_apps import GatewayArguments, HandArguments, PoolArguments
+from penstock.cli.serve_apps import GatewayArguments, PoolArguments, ServeAgentArguments
 from penstock.router.config import GatewayConfig
 from penstock.wire.discovery import GATEWAY_APP, pool_app_name
 from tests.unit.deploy.branches import BRANCHES
@@ -105,7 +105,9 @@ def test_a_worker_group_names_everything_that_the_operator_asks_for() -> None:
     for group in find(objects("values-demo.yaml"), "RayService")["spec"]["rayClusterConfig"]["workerGroupSpecs"]:
         assert (group["minReplicas"], group["maxReplicas"]) == (0, 1000), "counts are the autoscaler's affair"
         resources = json.loads(group["rayStartParams"]["resources"].strip("'"))
-        assert resources == ({"gateway": 1, "hand": 1} if group["groupName"] == "gateway" else {group["groupName"]: 1})
+        assert resources == (
+            {"gateway": 1, "serve_agent": 1} if group["groupName"] == "gateway" else {group["groupName"]: 1}
+        )
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -131,10 +133,10 @@ def test_serve_is_told_what_the_platform_can_read(preset: str, values: str) -> N
     serve = yaml.safe_load(service["spec"]["serveConfigV2"])
     apps = {app["name"]: app for app in serve["applications"]}
     config = convert(apps[GATEWAY_APP]["args"], GatewayArguments, name="args").config
-    convert(apps["hand"]["args"], HandArguments, name="args")
+    convert(apps["serve-agent"]["args"], ServeAgentArguments, name="args")
 
     assert serve["proxy_location"] == "Disabled"
-    assert set(apps) == {GATEWAY_APP, "hand", *(pool_app_name(pool.name) for pool in config.pools)}
+    assert set(apps) == {GATEWAY_APP, "serve-agent", *(pool_app_name(pool.name) for pool in config.pools)}
     assert config.redis.url is None, "it has a password"
     assert config.gateway.host == "0.0.0.0"
     for pool in config.pools:

@@ -1,4 +1,5 @@
-"""Runs that are computed instead of made: what ladder, compare and overhead see of a server whose figures are known."""
+"""Runs that are computed instead of made: what ladder, compare and overhead measure of a server whose figures are
+known."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from penstock_loadtest.client.target import Target
-from penstock_loadtest.results.ledger import check
+from penstock_loadtest.results.ledger import check_ledger
 from penstock_loadtest.results.records import Record
 from penstock_loadtest.results.summary import summarize
 from penstock_loadtest.scenario import Scenario
@@ -70,5 +71,8 @@ class Modelled:
             raise KeyboardInterrupt
         records = self._records(scenario, target)
         return Measurement(
-            folder, summarize(records, scenario), check(records, exact=None), len(self.scenarios) == self._stop_at
+            folder,
+            summarize(records, scenario),
+            check_ledger(records, exact=None),
+            len(self.scenarios) == self._stop_at,
         )

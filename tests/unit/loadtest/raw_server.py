@@ -1,4 +1,4 @@
-"""A server that answers with bytes: a test says what goes over the wire on each connection."""
+"""A server that answers with bytes: a test scripts what goes over the wire on each connection."""
 
 import asyncio
 import json
@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 
-class Asked(NamedTuple):
+class ReceivedRequest(NamedTuple):
+    """A request as the server read it."""
+
     line: str
     headers: dict[str, str]
     body: bytes
@@ -21,28 +23,28 @@ class Asked(NamedTuple):
 
 
 class Wire:
-    """One connection, seen from the server."""
+    """The server's end of one connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
         self.number = number  # 0 is the first connection
         self._reader = reader
         self._writer = writer
 
-    async def asked(self) -> Asked:
+    async def read_request(self) -> ReceivedRequest:
         """The next request, whole. Raises IncompleteReadError when the client has gone."""
         line, *fields = (await self._reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
         headers = dict(field.split(": ", 1) for field in fields)
-        return Asked(line, headers, await self._reader.readexactly(int(headers.get("content-length", 0))))
+        return ReceivedRequest(line, headers, await self._reader.readexactly(int(headers.get("content-length", 0))))
 
-    async def say(self, *parts: bytes) -> None:
-        """Each part in a packet of its own, as far as loopback lets one tell."""
+    async def send(self, *parts: bytes) -> None:
+        """Send each part in a packet of its own, as far as loopback keeps packets apart."""
         for part in parts:
             self._writer.write(part)
             await self._writer.drain()
             await asyncio.sleep(0)
 
-    async def gone(self) -> None:
-        """Until the client has closed."""
+    async def wait_closed(self) -> None:
+        """Wait until the client has closed."""
         with suppress(ConnectionError):
             while await self._reader.read(65536):
                 pass
@@ -55,7 +57,7 @@ class Site(NamedTuple):
     port: int
     scheme: str
     connections: list[Wire]
-    """So far."""
+    """The connections so far, open and closed."""
 
     @property
     def url(self) -> str:
@@ -80,9 +82,8 @@ async def site(
         wire = Wire(reader, writer, len(connections))
         connections.append(wire)
         try:
-            with suppress(
-                asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError
-            ):  # the client hung up, or the test is over
+            # the client hung up, or the test is over
+            with suppress(asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
                 await script(wire)
         finally:
             tasks.discard(task)

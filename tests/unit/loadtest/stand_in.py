@@ -1,4 +1,4 @@
-"""A client without a network: answers as a test tells it to, on the real clock."""
+"""A client without a network: answers as a test programs it, on the real clock."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ async def never(_: Planned) -> Outcome:
 
 
 class StandIn:
-    """What the runner uses of a Client. `serve` says how a request ends, and takes its time for it."""
+    """The part of a Client that the runner uses. `serve` returns how a request ends, and takes its time for it."""
 
     def __init__(self, serve: Serve = at_once) -> None:
         self.clock = Clock()
@@ -57,7 +57,7 @@ class StandIn:
 
 
 def blocked(seconds: float) -> None:
-    """The whole process does nothing else: what a late tester is."""
+    """Occupy the whole process, as a late tester would be."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         pass

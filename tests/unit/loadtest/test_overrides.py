@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_loadtest.errors import ScenarioInvalid
-from penstock_loadtest.overrides import override, path_of
+from penstock_loadtest.overrides import override, resolve_path
 
 KEYS = st.lists(st.text("abc_", min_size=1, max_size=3) | st.just("0"), min_size=1, max_size=4)
 
@@ -89,8 +89,8 @@ def test_a_path_of_an_override_is_relative_to_the_working_directory_and_of_a_fil
     tree = changed({"path": "a.jsonl"}, "kinds=[{path: b.jsonl}]", "absolute=/c.jsonl")
     kinds = tree["kinds"]
 
-    assert path_of(tree["path"], Path("/base")) == Path("/base/a.jsonl")
+    assert resolve_path(tree["path"], Path("/base")) == Path("/base/a.jsonl")
     assert isinstance(kinds, list)
-    assert path_of(kinds[0]["path"], Path("/base")) == Path("b.jsonl").absolute()
-    assert path_of(tree["absolute"], Path("/base")) == Path("/c.jsonl")
-    assert path_of("~/d.jsonl", Path("/base")) == Path.home() / "d.jsonl"
+    assert resolve_path(kinds[0]["path"], Path("/base")) == Path("b.jsonl").absolute()
+    assert resolve_path(tree["absolute"], Path("/base")) == Path("/c.jsonl")
+    assert resolve_path("~/d.jsonl", Path("/base")) == Path.home() / "d.jsonl"

@@ -20,7 +20,7 @@ from penstock_loadtest.scenario import (
     load_scenario,
     to_tree,
 )
-from penstock_loadtest.workload.plan import plan
+from penstock_loadtest.workload.plan import draw_plan
 
 EXAMPLE_NAMES = sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
 MOONCAKE = "".join(
@@ -52,7 +52,8 @@ def test_no_file_is_the_defaults() -> None:
 def test_a_file_is_read_whole_and_named_after_itself(tmp_path: Path) -> None:
     path = written(
         tmp_path,
-        "arrivals: {process: gamma, rate: 4, cv: 2.5}\nkinds: [{name: a, output_tokens: {uniform: [1, 9]}}]\nrequests: 10",
+        "arrivals: {process: gamma, rate: 4, cv: 2.5}\nkinds: [{name: a, output_tokens: {uniform: [1, 9]}}]\n"
+        "requests: 10",
     )
 
     assert load_scenario(path, []) == Scenario(
@@ -115,7 +116,7 @@ def test_every_example_loads_by_name_and_has_a_plan(name: str, tmp_path: Path) -
     overrides = [f"trace.path={written(tmp_path, TRACES[name], name)}"] if name in TRACES else []
 
     scenario = load_scenario(Path(name), overrides)
-    planned = list(islice(plan(scenario), 20))
+    planned = list(islice(draw_plan(scenario), 20))
 
     assert scenario.name == name
     assert len(planned) >= 2
@@ -123,7 +124,7 @@ def test_every_example_loads_by_name_and_has_a_plan(name: str, tmp_path: Path) -
 
 
 def test_the_mixed_example_has_some_of_everything_in_a_minute() -> None:
-    planned = list(plan(load_scenario(Path("mixed"), [])))
+    planned = list(draw_plan(load_scenario(Path("mixed"), [])))
 
     assert 70 <= len(planned) <= 110, "1.2 to 1.8 requests a second"
     assert 60 <= sum(each.max_tokens for each in planned) / 60 <= 120
@@ -181,7 +182,8 @@ def test_a_file_that_can_not_be_read_is_a_sentence(tmp_path: Path) -> None:
     [
         (
             "kinds.0.output_tokens={}",
-            "kinds.0.output_tokens.constant is not set; it must be exactly one of constant, uniform, lognormal, choices",
+            "kinds.0.output_tokens.constant is not set; it must be exactly one of constant, uniform, lognormal, "
+            "choices",
         ),
         ("kinds.0.output_tokens={constant: 1, choices: [1]}", "kinds.0.output_tokens.constant and choices are set"),
         ("kinds.0.output_tokens={choices: []}", "kinds.0.output_tokens.choices is empty"),

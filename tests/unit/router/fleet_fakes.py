@@ -15,11 +15,11 @@ from penstock.base.metrics import Metrics
 from penstock.prefix.index import PrefixIndex
 from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch.dispatcher import RoutingDispatcher
-from penstock.router.dispatch.stream import RoutedStream
+from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.providers.provider import Providers
 from penstock.router.replicas.fleet import Fleet
-from penstock.router.replicas.replica_client import Link, Member, counted
+from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.routing.chains import Chains
 from penstock.router.routing.request import Generation
 from penstock.wire.frames import (
@@ -90,7 +90,7 @@ class FakeReplica:
     submits: list[Submit] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
     cached_tokens: int = 0
-    told: list[tuple[str, str]] = field(default_factory=list)
+    adapter_ops: list[tuple[str, str]] = field(default_factory=list)
     """Adapters to load and to drop."""
     last_sid: int = 0
     on_frame: Callable[[DownFrame], None] | None = None
@@ -109,10 +109,10 @@ class FakeReplica:
         self.num_announces += 1
 
     def load_adapter(self, digest: str) -> None:
-        self.told.append(("load", digest))
+        self.adapter_ops.append(("load", digest))
 
     def drop_adapter(self, digest: str) -> None:
-        self.told.append(("drop", digest))
+        self.adapter_ops.append(("drop", digest))
 
     def load(self, **changes: object) -> Load:
         load = Load(
@@ -198,7 +198,7 @@ class Cluster:
         self.queue = WaitQueue(self.config.max_queue, self.config.queue_timeout_s)
         self.metrics = Metrics()
         self.fleet = Fleet(
-            pools, self.connect, self.index, counted(self.metrics, self.queue.wake), Random(0), self.seed
+            pools, self.connect, self.index, make_pool_callbacks(self.metrics, self.queue.wake), Random(0), self.seed
         )
         self.chains = Chains(SECRET)
         self.providers = Providers(providers, {}, self.queue.wake, self.metrics)
@@ -255,10 +255,10 @@ class Cluster:
             if replica.running:
                 replica.step(num_tokens)
 
-    async def start(self, prompt: list[int], **changes: object) -> RoutedStream:
+    async def start(self, prompt: list[int], **changes: object) -> Mailbox:
         return await self.dispatcher.start(generation(prompt, **changes))
 
-    async def read(self, stream: RoutedStream) -> list[int]:
+    async def read(self, stream: Mailbox) -> list[int]:
         """The rest of the stream, its replica stepping whenever nothing is there."""
         tokens: list[int] = []
         while True:

@@ -2,10 +2,9 @@
 dictionary."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import httpx
 import msgspec
@@ -19,9 +18,9 @@ from penstock.base.redis import connect
 from penstock.base.tracing import Tracing
 from penstock.router.api.asgi import make_app
 from penstock.router.completions.admission import Admission
-from penstock.router.completions.dependencies import GatewayDeps, PoolReplicas
+from penstock.router.completions.dependencies import GatewayDependencies, PoolReplicas
 from penstock.router.config import GatewayConfig, ProviderConfig
-from penstock.router.models.adapter_models import AdapterDeps
+from penstock.router.models.adapter_models import AdapterDependencies
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Dispatcher, Generation, Receipt
 from penstock.tenancy.keys import KeyStore, record_of
@@ -32,8 +31,6 @@ from penstock.text.template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 from penstock.text.vocabulary import Vocabulary
 from penstock.wire.frames import Delta, Finish, TokenLogprobs
-
-T = TypeVar("T")
 
 KEY = "sk-penstock-" + "0123456789abcdef" * 3
 SECRET = b"a cluster secret"
@@ -63,12 +60,12 @@ def byte_tokenizer(flip: int = 0) -> Tokenizer:
 
 TOKENIZER = byte_tokenizer()
 OTHER_TOKENIZER = byte_tokenizer(flip=1)
-"""Of another model: the same text is other ids."""
+"""Tokenizer of another model: the same text is other ids."""
 
 
 @dataclass
 class Script:
-    """What a stream says. Each answer is its text's bytes, one delta each, or `deltas` as they are."""
+    """The answers of the dispatcher. Each answer is the bytes of `text`, one delta each, or `deltas` as they are."""
 
     text: str = "Paris."
     deltas: Sequence[Sequence[int]] | None = None
@@ -139,7 +136,7 @@ class FakeDispatcher:
         self.script = script
         self.generations: list[Generation] = []
         self.given_at_start: list[list[int]] = []
-        """For each start, how many deltas each stream before it had given."""
+        """Number of deltas that each earlier stream had given, at each start."""
         self.streams: list[FakeStream] = []
         self.num_open = 0
         self.num_waiting = 0
@@ -153,7 +150,7 @@ class FakeDispatcher:
         if self.script.hold_start is not None:
             await self._queue(self.script.hold_start)
         self.num_open += 1
-        self._tell()
+        self._notify()
         self.streams.append(FakeStream(self.script, generation, self._closed))
         return self.streams[-1]
 
@@ -163,23 +160,23 @@ class FakeDispatcher:
 
     async def _queue(self, gate: asyncio.Event) -> None:
         self.num_waiting += 1
-        self._tell()
+        self._notify()
         try:
             await gate.wait()
         finally:
             self.num_waiting -= 1
-            self._tell()
+            self._notify()
 
     def _closed(self) -> None:
         self.num_open -= 1
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         async def notify() -> None:
             async with self.changed:
                 self.changed.notify_all()
 
-        self._telling = asyncio.ensure_future(notify())
+        self._notifying = asyncio.ensure_future(notify())
 
 
 @dataclass
@@ -222,12 +219,12 @@ async def gateway(
     providers: Sequence[ProviderConfig] = (),
     tracing: Tracing | None = None,
     models: Mapping[str, ServedModel] | None = None,
-    adapters: AdapterDeps | None = None,
+    adapters: AdapterDependencies | None = None,
     num_gateways: int | None = None,
 ) -> AsyncIterator[World]:
     """settings: of the tenant. model: what is served as MODEL. models: what is served, by name, instead.
 
-    num_gateways: as Redis said before it went; None: it has never been there, and limits can't be checked.
+    num_gateways: as Redis had it before it went away; None: it has never been there, and limits can't be checked.
     """
     fake = FakeDispatcher(script or Script())
     store = FakeRedis()
@@ -241,7 +238,7 @@ async def gateway(
     limiter = Limiter(nowhere, "gateway-1")
     limiter.num_gateways = num_gateways
     pools = [PoolReplicas("pool-a", "edge", 2)]
-    deps = GatewayDeps(
+    deps = GatewayDependencies(
         config=config or GatewayConfig(),
         models=models
         or {MODEL: model or ServedModel(MODEL, ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef")},
@@ -278,16 +275,6 @@ async def listening(app: ASGIApp) -> AsyncIterator[str]:
     finally:
         server.should_exit = True
         await serving
-
-
-def run(main: Callable[[], Awaitable[T]]) -> T:
-    """The awaited result, within bounds."""
-
-    async def bounded() -> T:
-        async with asyncio.timeout(30):
-            return await main()
-
-    return asyncio.run(bounded())
 
 
 def events(response: httpx.Response) -> list[str]:

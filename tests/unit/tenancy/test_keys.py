@@ -1,4 +1,4 @@
-"""The cache in front of Redis: who is asked how often, and what happens while Redis is away or empty."""
+"""The cache in front of Redis: how often keys are looked up, and what happens while Redis is away or empty."""
 
 import asyncio
 from collections import Counter
@@ -73,33 +73,27 @@ class World:
         self.redis.data[name] = b'{"tenant":"","revoked":true}'
 
 
-def test_a_known_key_is_looked_up_once_per_cache_time() -> None:
-    async def main() -> None:
-        world = World()
-        await world.add(KEY, "acme")
-        assert world.store.cached(KEY) is None
+async def test_a_known_key_is_looked_up_once_per_cache_time() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    assert world.store.cached(KEY) is None
 
-        for _ in range(3):
-            assert (await world.store.tenant(KEY)).id == "acme"
-        assert world.store.cached(KEY) == tenant_of(SECRET, "acme")
-        assert world.redis.num_asked == 1
-        world.clock.now += 1.0
-        assert world.store.cached(KEY) is None
-        await world.store.tenant(KEY)
-        assert world.redis.num_asked == 2
-
-    asyncio.run(main())
+    for _ in range(3):
+        assert (await world.store.tenant(KEY)).id == "acme"
+    assert world.store.cached(KEY) == tenant_of(SECRET, "acme")
+    assert world.redis.num_asked == 1
+    world.clock.now += 1.0
+    assert world.store.cached(KEY) is None
+    await world.store.tenant(KEY)
+    assert world.redis.num_asked == 2
 
 
-def test_neither_redis_nor_memory_holds_the_key_itself() -> None:
-    async def main() -> None:
-        world = World()
-        await world.add(KEY, "acme")
-        await world.store.tenant(KEY)
+async def test_neither_redis_nor_memory_holds_the_key_itself() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    await world.store.tenant(KEY)
 
-        assert "a" * 48 not in repr(world.redis.data) + repr(vars(world.store))
-
-    asyncio.run(main())
+    assert "a" * 48 not in repr(world.redis.data) + repr(vars(world.store))
 
 
 def test_salts_differ_by_tenant_and_by_secret() -> None:
@@ -110,230 +104,188 @@ def test_salts_differ_by_tenant_and_by_secret() -> None:
 
 
 @pytest.mark.parametrize("key", ["", "sk-penstock-", "sk-" + "a" * 48, KEY + "a", KEY.upper(), KEY + "\n", "\ud800"])
-def test_a_malformed_key_is_refused_without_asking(key: str) -> None:
-    async def main() -> None:
-        world = World()
-        assert world.store.cached(key) is None
+async def test_a_malformed_key_is_refused_without_asking(key: str) -> None:
+    world = World()
+    assert world.store.cached(key) is None
+    with pytest.raises(Unauthenticated):
+        await world.store.tenant(key)
+    assert world.redis.num_asked == 0
+
+
+async def test_an_unknown_key_is_asked_for_once_in_a_while() -> None:
+    world = World()
+    for _ in range(3):
+        with pytest.raises(Unauthenticated):
+            await world.store.tenant(KEY)
+    assert world.redis.num_asked == 1
+    await world.add(KEY, "acme")
+    world.clock.now += keys.UNKNOWN_S
+
+    assert (await world.store.tenant(KEY)).id == "acme"
+
+
+async def test_memory_for_unknown_keys_is_bounded() -> None:
+    world = World()
+    for number in range(keys.MAX_UNKNOWN + 100):
+        with pytest.raises(Unauthenticated):
+            await world.store.tenant(f"sk-penstock-{number:048x}")
+
+    assert len(world.store._unknown) == keys.MAX_UNKNOWN
+    assert len(world.store._lookups) == 0
+
+
+async def test_a_revoked_key_ends_with_the_next_look_up() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    await world.store.tenant(KEY)
+    world.revoke(KEY, "acme")
+    assert (await world.store.tenant(KEY)).id == "acme"
+    world.clock.now += 1.0
+
+    for _ in range(2):
+        with pytest.raises(Unauthenticated):
+            await world.store.tenant(KEY)
+    assert world.store.cached(KEY) is None
+
+
+async def test_a_key_of_a_deleted_tenant_is_refused_and_one_of_an_unknown_tenant_too() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    await world.add(OTHER, "other")
+    await world.store.tenant(KEY)
+    world.set_tenant("acme", deleted=True)
+    del world.redis.data[settings_key("other")]
+    world.clock.now += 1.0
+
+    for key in (KEY, OTHER):
         with pytest.raises(Unauthenticated):
             await world.store.tenant(key)
-        assert world.redis.num_asked == 0
-
-    asyncio.run(main())
 
 
-def test_an_unknown_key_is_asked_for_once_in_a_while() -> None:
-    async def main() -> None:
-        world = World()
-        for _ in range(3):
-            with pytest.raises(Unauthenticated):
-                await world.store.tenant(KEY)
-        assert world.redis.num_asked == 1
-        await world.add(KEY, "acme")
-        world.clock.now += keys.UNKNOWN_S
+async def test_changed_settings_are_there_after_the_cache_time() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    assert (await world.store.tenant(KEY)).limits is None
+    limits = Limits(tokens_per_minute=10)
+    world.set_tenant("acme", Settings(limits=limits, models=("a",), tier_policy="edge_only"))
+    world.clock.now += 1.0
 
-        assert (await world.store.tenant(KEY)).id == "acme"
-
-    asyncio.run(main())
+    tenant = await world.store.tenant(KEY)
+    assert (tenant.limits, tenant.models, tenant.tier_policy) == (limits, ("a",), "edge_only")
+    assert tenant.salt == tenant_of(SECRET, "acme").salt
 
 
-def test_memory_for_unknown_keys_is_bounded() -> None:
-    async def main() -> None:
-        world = World()
-        for number in range(keys.MAX_UNKNOWN + 100):
-            with pytest.raises(Unauthenticated):
-                await world.store.tenant(f"sk-penstock-{number:048x}")
+async def test_a_slow_look_up_does_not_lengthen_the_time_to_revocation() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    world.redis.gate = asyncio.Event()
+    asking = asyncio.create_task(world.store.tenant(KEY))
+    await everyone_waits()
+    world.clock.now += 0.4  # what it is told was true when it asked, not now
+    world.redis.gate.set()
+    await asking
 
-        assert len(world.store._unknown) == keys.MAX_UNKNOWN
-        assert len(world.store._lookups) == 0
+    assert world.store.cached(KEY) is not None
+    world.clock.now += 0.6
+    assert world.store.cached(KEY) is None
 
-    asyncio.run(main())
+
+async def test_while_redis_is_away_known_keys_go_on_and_unknown_ones_are_put_off() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    await world.store.tenant(KEY)
+    world.redis.is_away = True
+    world.clock.now += 3600.0
+
+    assert (await world.store.tenant(KEY)).id == "acme"
+    assert world.store.cached(KEY) is not None
+    with pytest.raises(Overloaded) as caught:
+        await world.store.tenant(OTHER)
+    assert caught.value.retry_after_s
+    assert world.redis.num_asked == 2
+    world.redis.is_away = False
+    await world.add(OTHER, "other")
+    world.clock.now += keys.AWAY_S
+    assert (await world.store.tenant(OTHER)).id == "other"
+    assert (await world.store.tenant(KEY)).id == "acme"
+    assert world.redis.num_asked == 4
 
 
-def test_a_revoked_key_ends_with_the_next_look_up() -> None:
-    async def main() -> None:
-        world = World()
-        await world.add(KEY, "acme")
+async def test_a_look_up_that_takes_too_long_counts_as_redis_being_away() -> None:
+    world = World()
+    world.redis.gate = asyncio.Event()
+    store = KeyStore(world.redis, SECRET, cache_s=1.0, now=world.clock, lookup_timeout_s=0.01)
+
+    with pytest.raises(Overloaded):
+        await store.tenant(KEY)
+
+
+async def test_a_known_key_does_not_go_on_forever_without_redis() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    await world.store.tenant(KEY)
+    world.redis.is_away = True
+    world.clock.now += keys.STALE_S
+
+    assert world.store.cached(KEY) is None
+    with pytest.raises(Overloaded):
         await world.store.tenant(KEY)
-        world.revoke(KEY, "acme")
-        assert (await world.store.tenant(KEY)).id == "acme"
-        world.clock.now += 1.0
-
-        for _ in range(2):
-            with pytest.raises(Unauthenticated):
-                await world.store.tenant(KEY)
-        assert world.store.cached(KEY) is None
-
-    asyncio.run(main())
 
 
-def test_a_key_of_a_deleted_tenant_is_refused_and_one_of_an_unknown_tenant_too() -> None:
-    async def main() -> None:
-        world = World()
-        await world.add(KEY, "acme")
-        await world.add(OTHER, "other")
+async def test_a_known_key_survives_a_redis_that_lost_its_data() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    await world.store.tenant(KEY)
+    world.redis.data.clear()
+    world.clock.now += 2.0
+
+    assert (await world.store.tenant(KEY)).id == "acme"
+    assert (await world.store.tenant(KEY)).id == "acme"
+    assert world.redis.num_asked == 2
+    world.clock.now += keys.STALE_S
+    with pytest.raises(Unauthenticated):
         await world.store.tenant(KEY)
-        world.set_tenant("acme", deleted=True)
-        del world.redis.data[settings_key("other")]
-        world.clock.now += 1.0
-
-        for key in (KEY, OTHER):
-            with pytest.raises(Unauthenticated):
-                await world.store.tenant(key)
-
-    asyncio.run(main())
 
 
-def test_changed_settings_are_there_after_the_cache_time() -> None:
-    async def main() -> None:
-        world = World()
-        await world.add(KEY, "acme")
-        assert (await world.store.tenant(KEY)).limits is None
-        limits = Limits(tokens_per_minute=10)
-        world.set_tenant("acme", Settings(limits=limits, models=("a",), tier_policy="edge_only"))
-        world.clock.now += 1.0
+async def test_concurrent_look_ups_of_a_key_are_one_and_a_caller_that_leaves_does_not_end_it() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    world.redis.gate = asyncio.Event()
+    callers = [asyncio.create_task(world.store.tenant(KEY)) for _ in range(5)]
+    await everyone_waits()
+    callers[0].cancel()
+    world.redis.gate.set()
 
-        tenant = await world.store.tenant(KEY)
-        assert (tenant.limits, tenant.models, tenant.tier_policy) == (limits, ("a",), "edge_only")
-        assert tenant.salt == tenant_of(SECRET, "acme").salt
-
-    asyncio.run(main())
-
-
-def test_a_slow_look_up_does_not_lengthen_the_time_to_revocation() -> None:
-    async def main() -> None:
-        world = World()
-        await world.add(KEY, "acme")
-        world.redis.gate = asyncio.Event()
-        asking = asyncio.create_task(world.store.tenant(KEY))
-        await everyone_waits()
-        world.clock.now += 0.4  # what it is told was true when it asked, not now
-        world.redis.gate.set()
-        await asking
-
-        assert world.store.cached(KEY) is not None
-        world.clock.now += 0.6
-        assert world.store.cached(KEY) is None
-
-    asyncio.run(main())
+    answers = await asyncio.gather(*callers, return_exceptions=True)
+    assert isinstance(answers[0], asyncio.CancelledError)
+    assert {answer.id for answer in answers[1:]} == {"acme"}  # type: ignore[union-attr]
+    assert world.redis.num_asked == 1
 
 
-def test_while_redis_is_away_known_keys_go_on_and_unknown_ones_are_put_off() -> None:
-    async def main() -> None:
-        world = World()
-        await world.add(KEY, "acme")
+async def test_guessing_can_not_pile_up_look_ups() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    await world.store.tenant(KEY)
+    world.clock.now += 2.0
+    world.redis.gate = asyncio.Event()
+    guesses = [
+        asyncio.create_task(world.store.tenant(f"sk-penstock-{number:048x}")) for number in range(keys.MAX_LOOKUPS)
+    ]
+    await everyone_waits()
+    assert world.redis.num_asked == keys.MAX_LOOKUPS + 1
+
+    with pytest.raises(Overloaded):
+        await world.store.tenant(OTHER)
+    assert (await world.store.tenant(KEY)).id == "acme"
+    world.redis.gate.set()
+    outcomes = await asyncio.gather(*guesses, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {Unauthenticated}
+
+
+async def test_a_record_that_can_not_be_read_counts_as_redis_being_away() -> None:
+    world = World()
+    await world.add(KEY, "acme")
+    world.redis.data = {name: msgspec.json.encode([1]) for name in world.redis.data}
+
+    with pytest.raises(Overloaded):
         await world.store.tenant(KEY)
-        world.redis.is_away = True
-        world.clock.now += 3600.0
-
-        assert (await world.store.tenant(KEY)).id == "acme"
-        assert world.store.cached(KEY) is not None
-        with pytest.raises(Overloaded) as caught:
-            await world.store.tenant(OTHER)
-        assert caught.value.retry_after_s
-        assert world.redis.num_asked == 2
-        world.redis.is_away = False
-        await world.add(OTHER, "other")
-        world.clock.now += keys.AWAY_S
-        assert (await world.store.tenant(OTHER)).id == "other"
-        assert (await world.store.tenant(KEY)).id == "acme"
-        assert world.redis.num_asked == 4
-
-    asyncio.run(main())
-
-
-def test_a_look_up_that_takes_too_long_counts_as_redis_being_away() -> None:
-    async def main() -> None:
-        world = World()
-        world.redis.gate = asyncio.Event()
-        store = KeyStore(world.redis, SECRET, cache_s=1.0, now=world.clock, lookup_timeout_s=0.01)
-
-        with pytest.raises(Overloaded):
-            await store.tenant(KEY)
-
-    asyncio.run(main())
-
-
-def test_a_known_key_does_not_go_on_forever_without_redis() -> None:
-    async def main() -> None:
-        world = World()
-        await world.add(KEY, "acme")
-        await world.store.tenant(KEY)
-        world.redis.is_away = True
-        world.clock.now += keys.STALE_S
-
-        assert world.store.cached(KEY) is None
-        with pytest.raises(Overloaded):
-            await world.store.tenant(KEY)
-
-    asyncio.run(main())
-
-
-def test_a_known_key_survives_a_redis_that_lost_its_data() -> None:
-    async def main() -> None:
-        world = World()
-        await world.add(KEY, "acme")
-        await world.store.tenant(KEY)
-        world.redis.data.clear()
-        world.clock.now += 2.0
-
-        assert (await world.store.tenant(KEY)).id == "acme"
-        assert (await world.store.tenant(KEY)).id == "acme"
-        assert world.redis.num_asked == 2
-        world.clock.now += keys.STALE_S
-        with pytest.raises(Unauthenticated):
-            await world.store.tenant(KEY)
-
-    asyncio.run(main())
-
-
-def test_concurrent_look_ups_of_a_key_are_one_and_a_caller_that_leaves_does_not_end_it() -> None:
-    async def main() -> None:
-        world = World()
-        await world.add(KEY, "acme")
-        world.redis.gate = asyncio.Event()
-        callers = [asyncio.create_task(world.store.tenant(KEY)) for _ in range(5)]
-        await everyone_waits()
-        callers[0].cancel()
-        world.redis.gate.set()
-
-        answers = await asyncio.gather(*callers, return_exceptions=True)
-        assert isinstance(answers[0], asyncio.CancelledError)
-        assert {answer.id for answer in answers[1:]} == {"acme"}  # type: ignore[union-attr]
-        assert world.redis.num_asked == 1
-
-    asyncio.run(main())
-
-
-def test_guessing_can_not_pile_up_look_ups() -> None:
-    async def main() -> None:
-        world = World()
-        await world.add(KEY, "acme")
-        await world.store.tenant(KEY)
-        world.clock.now += 2.0
-        world.redis.gate = asyncio.Event()
-        guesses = [
-            asyncio.create_task(world.store.tenant(f"sk-penstock-{number:048x}")) for number in range(keys.MAX_LOOKUPS)
-        ]
-        await everyone_waits()
-        assert world.redis.num_asked == keys.MAX_LOOKUPS + 1
-
-        with pytest.raises(Overloaded):
-            await world.store.tenant(OTHER)
-        assert (await world.store.tenant(KEY)).id == "acme"
-        world.redis.gate.set()
-        outcomes = await asyncio.gather(*guesses, return_exceptions=True)
-        assert {type(outcome) for outcome in outcomes} == {Unauthenticated}
-
-    asyncio.run(main())
-
-
-def test_a_record_that_can_not_be_read_counts_as_redis_being_away() -> None:
-    async def main() -> None:
-        world = World()
-        await world.add(KEY, "acme")
-        world.redis.data = {name: msgspec.json.encode([1]) for name in world.redis.data}
-
-        with pytest.raises(Overloaded):
-            await world.store.tenant(KEY)
-
-    asyncio.run(main())

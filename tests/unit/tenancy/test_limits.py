@@ -21,18 +21,18 @@ TENANT = "acme"
 
 
 class PlayedRedis:
-    """Applies what it is asked once `before` has let it through."""
+    """Applies each request when `before` has returned."""
 
     def __init__(self) -> None:
-        self.books: dict[str, LimitLedger] = {}
+        self.ledgers: dict[str, LimitLedger] = {}
         self.now_ms = 1_000_000
-        self.asks: list[LimitRequest] = []
+        self.requests: list[LimitRequest] = []
         self.before: Callable[[LimitRequest], Awaitable[None]] | None = None
 
     @property
     def status(self) -> Verdict:
-        """Of TENANT."""
-        return self.books[tenant_key(TENANT, "limits:requests")].apply(LimitRequest(), self.now_ms)
+        """What Redis counts of TENANT."""
+        return self.ledgers[tenant_key(TENANT, "limits:requests")].apply(LimitRequest(), self.now_ms)
 
     def register_script(self, text: str) -> Callable[..., Awaitable[Any]]:
         return self._present if "ZCARD" in text else self._apply
@@ -41,14 +41,20 @@ class PlayedRedis:
         return 1
 
     async def _apply(self, keys: Sequence[str], args: Sequence[bytes]) -> list[int]:
-        ask = msgspec.json.decode(args[0], type=LimitRequest)
+        request = msgspec.json.decode(args[0], type=LimitRequest)
         if self.before is not None:
-            await self.before(ask)
-        numbers = [ask.tokens, *(settled.used_tokens for settled in ask.settled), *(debt.tokens for debt in ask.debts)]
+            await self.before(request)
+        numbers = [
+            request.tokens,
+            *(settled.used_tokens for settled in request.settled),
+            *(usage.tokens for usage in request.unsettled),
+        ]
         if any(not 0 <= number <= 2**53 for number in numbers):
             raise ResponseError("ERR value is not an integer or out of range")
-        self.asks.append(ask)
-        is_admitted, limit, wait_ms, *rest = self.books.setdefault(keys[0], LimitLedger(WINDOW)).apply(ask, self.now_ms)
+        self.requests.append(request)
+        is_admitted, limit, wait_ms, *rest = self.ledgers.setdefault(keys[0], LimitLedger(WINDOW)).apply(
+            request, self.now_ms
+        )
         return [
             int(is_admitted),
             LIMIT_NAMES.index(limit) + 1 if limit else 0,
@@ -80,75 +86,66 @@ def made() -> tuple[PlayedRedis, Limiter]:
     return store, Limiter(client, "one", WINDOW, now_ms=lambda: store.now_ms)
 
 
-def test_what_ends_while_its_renewal_is_under_way_is_not_held_again() -> None:
-    async def main() -> None:
-        store, limiter = made()
-        is_renewing, may_renew = asyncio.Event(), asyncio.Event()
+async def test_what_ends_while_its_renewal_is_under_way_is_not_held_again() -> None:
+    store, limiter = made()
+    is_renewing, may_renew = asyncio.Event(), asyncio.Event()
 
-        async def renewals_come_late(ask: LimitRequest) -> None:
-            if ask.renewed:
-                is_renewing.set()
-                await may_renew.wait()
+    async def renewals_come_late(request: LimitRequest) -> None:
+        if request.renewed:
+            is_renewing.set()
+            await may_renew.wait()
 
-        store.before = renewals_come_late
-        assert (await limiter.reserve(TENANT, ONE, "first", 10)).is_admitted
-        store.now_ms += DUE_MS
-        async with running(limiter):
-            await is_renewing.wait()
-            limiter.settle(TENANT, "first", 7)
-            assert (await limiter.reserve(TENANT, ONE, "second", 10)).is_admitted
-            limiter.settle(TENANT, "second", 5)
-            may_renew.set()
-            await until(lambda: any(ask.renewed for ask in store.asks))
-            await until(lambda: store.status.parallel == 0)
+    store.before = renewals_come_late
+    assert (await limiter.reserve(TENANT, ONE, "first", 10)).is_admitted
+    store.now_ms += DUE_MS
+    async with running(limiter):
+        await is_renewing.wait()
+        limiter.settle(TENANT, "first", 7)
+        assert (await limiter.reserve(TENANT, ONE, "second", 10)).is_admitted
+        limiter.settle(TENANT, "second", 5)
+        may_renew.set()
+        await until(lambda: any(request.renewed for request in store.requests))
+        await until(lambda: store.status.parallel == 0)
 
-            assert store.status.tokens == 12
-
-    asyncio.run(main())
+        assert store.status.tokens == 12
 
 
-def test_a_tenant_that_comes_back_just_when_it_is_forgotten_is_settled_as_any() -> None:
-    async def main() -> None:
-        store, limiter = made()
-        await limiter.reserve(TENANT, ONE, "long ago", 10)
-        limiter.settle(TENANT, "long ago", 1)
-        await limiter.reserve("another", ONE, "running", 1)
-        async with running(limiter):
-            await until(lambda: store.status.parallel == 0)
-            is_asked, may_answer = asyncio.Event(), asyncio.Event()
+async def test_a_tenant_that_comes_back_just_when_it_is_forgotten_is_settled_as_any() -> None:
+    store, limiter = made()
+    await limiter.reserve(TENANT, ONE, "long ago", 10)
+    limiter.settle(TENANT, "long ago", 1)
+    await limiter.reserve("another", ONE, "running", 1)
+    async with running(limiter):
+        await until(lambda: store.status.parallel == 0)
+        is_asked, may_answer = asyncio.Event(), asyncio.Event()
 
-            async def hold(ask: LimitRequest) -> None:
-                if ask.id is not None:
-                    is_asked.set()
-                    await may_answer.wait()
+        async def hold(request: LimitRequest) -> None:
+            if request.id is not None:
+                is_asked.set()
+                await may_answer.wait()
 
-            store.before = hold
-            store.now_ms += 2 * 61_000
-            reserving = asyncio.create_task(limiter.reserve(TENANT, ONE, "back", 10))
-            await is_asked.wait()
-            limiter.settle("another", "running", 0)
-            await until(
-                lambda: any(settled.id == "running" for ask in store.asks for settled in ask.settled)
-            )  # it has looked at all accounts
-            may_answer.set()
-            assert (await reserving).is_admitted
-            limiter.settle(TENANT, "back", 3)
-            await until(lambda: store.status.parallel == 0)
+        store.before = hold
+        store.now_ms += 2 * 61_000
+        reserving = asyncio.create_task(limiter.reserve(TENANT, ONE, "back", 10))
+        await is_asked.wait()
+        limiter.settle("another", "running", 0)
+        await until(
+            lambda: any(settled.id == "running" for request in store.requests for settled in request.settled)
+        )  # it has looked at all accounts
+        may_answer.set()
+        assert (await reserving).is_admitted
+        limiter.settle(TENANT, "back", 3)
+        await until(lambda: store.status.parallel == 0)
 
-            assert store.status.tokens == 3
-
-    asyncio.run(main())
+        assert store.status.tokens == 3
 
 
 @pytest.mark.parametrize(("used", "counted"), [(-5, 0), (10**30, MAX_TOKENS)])
-def test_an_impossible_count_is_bounded_and_does_not_stop_what_is_told_with_it(used: int, counted: int) -> None:
-    async def main() -> None:
-        store, limiter = made()
-        async with running(limiter):
-            assert (await limiter.reserve(TENANT, ONE, "r", 10**30)).is_admitted
-            limiter.settle(TENANT, "r", used)
-            await until(lambda: store.status.parallel == 0)
+async def test_an_impossible_count_is_bounded_and_does_not_stop_what_is_told_with_it(used: int, counted: int) -> None:
+    store, limiter = made()
+    async with running(limiter):
+        assert (await limiter.reserve(TENANT, ONE, "r", 10**30)).is_admitted
+        limiter.settle(TENANT, "r", used)
+        await until(lambda: store.status.parallel == 0)
 
-            assert store.status.tokens == counted
-
-    asyncio.run(main())
+        assert store.status.tokens == counted

@@ -4,7 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.tenancy.tenants import Limits
-from penstock.tenancy.window import PARALLEL_WAIT_MS, LimitLedger, LimitRequest, Settled, UnsettledUsage, Window, share
+from penstock.tenancy.window import (
+    PARALLEL_WAIT_MS,
+    LimitLedger,
+    LimitRequest,
+    Settled,
+    UnsettledUsage,
+    Window,
+    share_limits,
+)
 
 WINDOW = Window(bucket_ms=10, num_buckets=6, lease_ms=1_000_000)
 WINDOW_MS = 60
@@ -23,7 +31,7 @@ class Admitted:
         self.tokens = tokens
 
 
-def ask(name: str, tokens: int = 1, limits: Limits = LIMITS) -> LimitRequest:
+def limit_request(name: str, tokens: int = 1, limits: Limits = LIMITS) -> LimitRequest:
     return LimitRequest(id=name, tokens=tokens, limits=limits)
 
 
@@ -32,7 +40,7 @@ def ask(name: str, tokens: int = 1, limits: Limits = LIMITS) -> LimitRequest:
 def test_no_window_holds_more_than_the_limit_and_nothing_is_refused_that_fits_a_window_and_a_bucket(
     steps: list[tuple[int, int, int, int]],
 ) -> None:
-    book, now_ms = LimitLedger(WINDOW), START_MS
+    ledger, now_ms = LimitLedger(WINDOW), START_MS
     admitted: list[Admitted] = []
     running: list[tuple[int, str, Admitted, int]] = []
 
@@ -46,8 +54,8 @@ def test_no_window_holds_more_than_the_limit_and_nothing_is_refused_that_fits_a_
             running.remove(due)
             _, name, request, tokens = due
             request.tokens = tokens
-            book.apply(LimitRequest(settled=[Settled(name, tokens)]), now_ms)
-        verdict = book.apply(ask(f"r{number}", wanted), now_ms)
+            ledger.apply(LimitRequest(settled=[Settled(name, tokens)]), now_ms)
+        verdict = ledger.apply(limit_request(f"r{number}", wanted), now_ms)
         long_requests, long_tokens = within(WINDOW_MS + WINDOW.bucket_ms)
         if verdict.is_admitted:
             request = Admitted(now_ms, wanted)
@@ -65,72 +73,72 @@ def test_no_window_holds_more_than_the_limit_and_nothing_is_refused_that_fits_a_
 def test_a_refused_request_fits_when_its_wait_is_over_and_not_a_millisecond_before(
     steps: list[tuple[int, int]],
 ) -> None:
-    book, now_ms = LimitLedger(WINDOW), START_MS
+    ledger, now_ms = LimitLedger(WINDOW), START_MS
     for number, (pause_ms, wanted) in enumerate(steps):
         now_ms += pause_ms
-        verdict = book.apply(ask(f"r{number}", wanted), now_ms)
+        verdict = ledger.apply(limit_request(f"r{number}", wanted), now_ms)
         if not verdict.is_admitted:
             assert verdict.wait_ms is not None
             assert 0 < verdict.wait_ms <= WINDOW_MS + WINDOW.bucket_ms
-            assert not book.apply(ask("early", wanted), now_ms + verdict.wait_ms - 1).is_admitted
+            assert not ledger.apply(limit_request("early", wanted), now_ms + verdict.wait_ms - 1).is_admitted
             now_ms += verdict.wait_ms
-            assert book.apply(ask(f"again{number}", wanted), now_ms).is_admitted
+            assert ledger.apply(limit_request(f"again{number}", wanted), now_ms).is_admitted
 
 
 def test_what_was_not_used_may_be_used_by_others_at_once() -> None:
-    book = LimitLedger(WINDOW)
-    assert book.apply(ask("a", 90), START_MS).is_admitted
-    assert book.apply(ask("b", 20), START_MS).limit == "tokens"
+    ledger = LimitLedger(WINDOW)
+    assert ledger.apply(limit_request("a", 90), START_MS).is_admitted
+    assert ledger.apply(limit_request("b", 20), START_MS).limit == "tokens"
 
-    verdict = book.apply(LimitRequest(settled=[Settled("a", 80)], id="b", tokens=20, limits=LIMITS), START_MS)
+    verdict = ledger.apply(LimitRequest(settled=[Settled("a", 80)], id="b", tokens=20, limits=LIMITS), START_MS)
     assert verdict.is_admitted
     assert verdict.tokens == 100
 
 
 def test_settling_twice_or_what_is_unknown_changes_nothing() -> None:
-    book = LimitLedger(WINDOW)
-    book.apply(ask("a", 90), START_MS)
+    ledger = LimitLedger(WINDOW)
+    ledger.apply(limit_request("a", 90), START_MS)
     for name in ("a", "a", "never"):
-        verdict = book.apply(LimitRequest(settled=[Settled(name, 50)]), START_MS)
+        verdict = ledger.apply(LimitRequest(settled=[Settled(name, 50)]), START_MS)
 
     assert (verdict.requests, verdict.tokens, verdict.parallel) == (1, 50, 0)
 
 
 def test_asking_again_for_an_admitted_request_charges_it_once() -> None:
-    book = LimitLedger(WINDOW)
-    verdicts = [book.apply(ask("a", 90), START_MS) for _ in range(3)]
+    ledger = LimitLedger(WINDOW)
+    verdicts = [ledger.apply(limit_request("a", 90), START_MS) for _ in range(3)]
 
     assert [verdict.is_admitted for verdict in verdicts] == [True] * 3
     assert (verdicts[-1].requests, verdicts[-1].tokens) == (1, 90)
 
 
 def test_a_refused_request_leaves_nothing_behind() -> None:
-    book = LimitLedger(WINDOW)
-    before = book.apply(ask("a", 90), START_MS)
-    assert not book.apply(ask("b", 90), START_MS).is_admitted
+    ledger = LimitLedger(WINDOW)
+    before = ledger.apply(limit_request("a", 90), START_MS)
+    assert not ledger.apply(limit_request("b", 90), START_MS).is_admitted
 
-    assert book.apply(LimitRequest(), START_MS)[3:] == before[3:]
+    assert ledger.apply(LimitRequest(), START_MS)[3:] == before[3:]
 
 
 def test_requests_at_once_are_counted_until_they_are_settled_or_their_lease_is_over() -> None:
     window = Window(bucket_ms=10, num_buckets=6, lease_ms=100)
-    book, limits = LimitLedger(window), Limits(max_parallel=2)
-    book.apply(ask("a", limits=limits), START_MS)
-    book.apply(ask("b", limits=limits), START_MS)
-    refused = book.apply(ask("c", limits=limits), START_MS)
+    ledger, limits = LimitLedger(window), Limits(max_parallel=2)
+    ledger.apply(limit_request("a", limits=limits), START_MS)
+    ledger.apply(limit_request("b", limits=limits), START_MS)
+    refused = ledger.apply(limit_request("c", limits=limits), START_MS)
     assert (refused.is_admitted, refused.limit, refused.wait_ms) == (False, "parallel", PARALLEL_WAIT_MS)
 
-    book.apply(LimitRequest(renewed=["a"]), START_MS + 60)
-    assert not book.apply(ask("c", limits=limits), START_MS + 99).is_admitted
-    assert book.apply(ask("c", limits=limits), START_MS + 100).is_admitted, "the lease of b is over"
-    assert not book.apply(ask("d", limits=limits), START_MS + 100).is_admitted
+    ledger.apply(LimitRequest(renewed=["a"]), START_MS + 60)
+    assert not ledger.apply(limit_request("c", limits=limits), START_MS + 99).is_admitted
+    assert ledger.apply(limit_request("c", limits=limits), START_MS + 100).is_admitted, "the lease of b is over"
+    assert not ledger.apply(limit_request("d", limits=limits), START_MS + 100).is_admitted
 
 
 def test_what_was_admitted_elsewhere_is_charged_at_its_age() -> None:
-    book = LimitLedger(WINDOW)
-    verdict = book.apply(
+    ledger = LimitLedger(WINDOW)
+    verdict = ledger.apply(
         LimitRequest(
-            debts=[
+            unsettled=[
                 UnsettledUsage("", 40, 2, 50, False),
                 UnsettledUsage("a", 10, 1, 30, True),
                 UnsettledUsage("", 100, 1, 99, False),
@@ -140,28 +148,28 @@ def test_what_was_admitted_elsewhere_is_charged_at_its_age() -> None:
     )
     assert (verdict.requests, verdict.tokens, verdict.parallel) == (3, 80, 1)
 
-    later = book.apply(LimitRequest(settled=[Settled("a", 10)]), START_MS + 35)
+    later = ledger.apply(LimitRequest(settled=[Settled("a", 10)]), START_MS + 35)
     assert (later.requests, later.tokens) == (1, 10)
 
 
 def test_more_than_the_whole_limit_never_fits() -> None:
-    verdict = LimitLedger(WINDOW).apply(ask("a", 101), START_MS)
+    verdict = LimitLedger(WINDOW).apply(limit_request("a", 101), START_MS)
 
     assert not verdict.is_admitted
     assert verdict.wait_ms is None
 
 
 def test_an_empty_book_says_so() -> None:
-    book = LimitLedger(WINDOW)
-    assert book.is_empty
-    book.apply(ask("a"), START_MS)
-    assert not book.is_empty
-    book.apply(LimitRequest(settled=[Settled("a", 1)]), START_MS + 70)
+    ledger = LimitLedger(WINDOW)
+    assert ledger.is_empty
+    ledger.apply(limit_request("a"), START_MS)
+    assert not ledger.is_empty
+    ledger.apply(LimitRequest(settled=[Settled("a", 1)]), START_MS + 70)
 
-    assert book.is_empty
+    assert ledger.is_empty
 
 
 def test_a_share_is_rounded_down_and_no_limit_stays_none() -> None:
-    assert share(Limits(requests_per_minute=7, tokens_per_minute=1), 2) == Limits(
+    assert share_limits(Limits(requests_per_minute=7, tokens_per_minute=1), 2) == Limits(
         requests_per_minute=3, tokens_per_minute=0
     )

@@ -1,4 +1,4 @@
-"""Byte-pair encoding as its papers tell it, slow and plain: the oracle for byte-level and SentencePiece vocabularies.
+"""Byte-pair encoding as in its papers, slow and plain: the oracle for byte-level and SentencePiece vocabularies.
 
 Patterns as llama.cpp states them for its pre-tokenizer kinds (src/llama-vocab.cpp), with the `regex` module's Unicode
 classes.
@@ -10,7 +10,10 @@ from itertools import pairwise
 import regex
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = (
+    r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 PATTERNS = {
     "gpt-2": [_GPT2],
     "smollm": [r"\p{N}", _GPT2],

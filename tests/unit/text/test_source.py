@@ -1,4 +1,4 @@
-"""What names a checkpoint, what it says of itself, and its digest."""
+"""What names a checkpoint, what its headers declare, and its digest."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def digest_of(path: Path) -> str:
-    """Read anew: a source remembers its digest."""
+    """Digest of a checkpoint by a new source, because a source remembers its digest."""
     return resolve(str(path)).digest
 
 

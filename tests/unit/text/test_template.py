@@ -23,12 +23,29 @@ CHAT = [
 ]
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "d<>", "parameters": {"b": 1, "a": 2}}}]
 TEMPLATES = {
-    "blocks": "{% for m in messages %}\n    {% if m['role'] == 'user' %}\n U:{{ m.content | trim }}\n    {% endif %}\n{% endfor %}\n{{ bos_token }}",
-    "json": "{{ tools | tojson }}|{{ tools | tojson(indent=2) }}|{{ messages[2].tool_calls[0].function.arguments | tojson }}",
-    "loop controls": "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{% if loop.last %}{% break %}{% endif %}{{ m.role }};{% endfor %}",
-    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{% if add_generation_prompt %}GO{% endif %}",
-    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + m.content|length %}{% endfor %}{{ ns.n }}{{ eos_token }}",
-    "undefined": "{{ documents }}{{ nothing }}{% if documents is none %}none{% endif %}{% if nothing is defined %}x{% endif %}",
+    "blocks": (
+        "{% for m in messages %}\n    {% if m['role'] == 'user' %}\n U:{{ m.content | trim }}\n    {% endif %}\n"
+        "{% endfor %}\n{{ bos_token }}"
+    ),
+    "json": (
+        "{{ tools | tojson }}|{{ tools | tojson(indent=2) }}"
+        "|{{ messages[2].tool_calls[0].function.arguments | tojson }}"
+    ),
+    "loop controls": (
+        "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}{% if loop.last %}{% break %}{% endif %}"
+        "{{ m.role }};{% endfor %}"
+    ),
+    "generation": (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+        "{% if add_generation_prompt %}GO{% endif %}"
+    ),
+    "namespace": (
+        "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + m.content|length %}{% endfor %}"
+        "{{ ns.n }}{{ eos_token }}"
+    ),
+    "undefined": (
+        "{{ documents }}{{ nothing }}{% if documents is none %}none{% endif %}{% if nothing is defined %}x{% endif %}"
+    ),
 }
 
 

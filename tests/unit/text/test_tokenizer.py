@@ -74,7 +74,7 @@ def spellable(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Without what the demo takes for special tokens."""
+    """The text with a space in whatever the demo could take for a special token."""
     return text.replace("<|", "< |")
 
 

@@ -33,7 +33,7 @@ def refusal(body: bytes) -> InvalidRequest:
 
 
 def documented(heading: str) -> dict[str, str]:
-    """Field to verdict, of the table below that heading."""
+    """Verdicts by field, from the table below that heading."""
     section = DOCS.read_text(encoding="utf-8").split(f"{heading}\n", 1)[1].split("\n#", 1)[0]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")

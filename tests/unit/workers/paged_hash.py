@@ -2,8 +2,8 @@
 slot read.
 
 `HashRunner` reads and writes the slots through the block table, as a real runner does, and poisons what nobody holds;
-`answer` says the same without blocks, batches or chunks. Any mix-up of blocks, any KV of another tenant, any slot read
-before it is written shows as a wrong token.
+`answer` gives the same tokens without blocks, batches or chunks. Any mix-up of blocks, any KV of another tenant, any
+slot read before it is written shows as a wrong token.
 """
 
 from collections.abc import Callable
@@ -120,7 +120,7 @@ def make_sequence(
     deadline: float | None = None,
     has_keys: bool = True,
 ) -> Sequence:
-    """As a replica makes it from a Submit; `output`: what a resumed one has already."""
+    """A sequence as a replica makes it from a Submit. output: the tokens that a resumed one comes with."""
     token_ids = [*prompt, *output]
     root = hasher.salted(hasher.root("hash-model"), tenant.encode())
     keys = hasher.extend(root, token_ids) if has_keys else []

@@ -22,7 +22,8 @@ from penstock.wire.frames import (
 )
 from penstock.workers.engine.engine import EngineLoad, StepReport
 from penstock.workers.engine.sequence import SeqOutput, Sequence, Status
-from penstock.workers.serving.stream import StreamInfo, StreamServer
+from penstock.workers.serving.load import StreamInfo
+from penstock.workers.serving.stream import StreamServer
 
 TIMEOUT_S = 10.0
 NUM_PLACES = 8
@@ -30,7 +31,7 @@ IDLE = EngineLoad(0, 0, 0, 0, 100, 100, 0, StepCosts(base_s=0.01))
 
 
 class FakeEngine:
-    """Does what the test says, when it says it."""
+    """An engine whose steps are made by the test."""
 
     def __init__(self) -> None:
         self.submitted: asyncio.Queue[Sequence] = asyncio.Queue()
@@ -68,7 +69,7 @@ class FakeRouter:
         self.channel.send(encode(UpFrame(list(ops))))
 
     async def frame(self) -> DownFrame:
-        """The next one. Raises EOFError when the replica ended the stream."""
+        """The next frame. Raises EOFError when the replica ended the stream."""
         async with asyncio.timeout(TIMEOUT_S):
             frame = await self._frames.get()
         if frame is None:
@@ -81,7 +82,7 @@ class FakeRouter:
         return frame
 
     async def deltas(self, sid: int) -> list[Delta]:
-        """All of a sequence, up to its finish."""
+        """All deltas of a sequence, up to its finish."""
         found: list[Delta] = []
         while not found or found[-1].finish is None:
             found += [delta for delta in (await self.frame()).deltas if delta.sid == sid]
@@ -95,7 +96,7 @@ class Bench:
         self.engine = FakeEngine()
         self.events: list[BlockEvents] = []
         self.server = StreamServer(
-            StreamInfo("epoch", NUM_PLACES, 16, 512), self.events.append, lambda said: said.router_id != "stranger"
+            StreamInfo("epoch", NUM_PLACES, 16, 512), self.events.append, lambda hello: hello.router_id != "stranger"
         )
         self.engine.on_step = self.server.on_step
         self.address = ""

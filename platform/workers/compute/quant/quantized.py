@@ -18,6 +18,8 @@ from an offset (`zero`).
 `TorchQuantizedMatrix` is what torch's layers compute with: in bfloat16 our kernels or, where there are none, torch's
 int4 operator, both of which read packed weights; in other dtypes the operator is slower than dense products by tens of
 times, so the weights are dequantized once.
+
+Decisions: docs/decisions/quantization.md
 """
 
 from dataclasses import dataclass

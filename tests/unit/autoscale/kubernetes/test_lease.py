@@ -7,7 +7,16 @@ from typing import NamedTuple
 
 import pytest
 
-from penstock.autoscale.kubernetes.lease import Record, Seen, State, Times, is_leader, noticed, wanted, written
+from penstock.autoscale.kubernetes.lease import (
+    Observed,
+    Record,
+    State,
+    Times,
+    is_leader,
+    next_record,
+    observe,
+    record_written,
+)
 
 TIMES = Times(duration_s=3, deadline_s=2, retry_s=1)
 ELECTORS = ("a", "b")
@@ -42,15 +51,15 @@ class World(NamedTuple):
         server's."""
 
         def about(state: State) -> tuple[object, ...]:
-            seen = state.seen
+            observed = state.observed
             known = (
                 None
-                if seen is None
+                if observed is None
                 else (
-                    seen.record.holder,
-                    seen.record == self.record,
-                    seen.version == str(self.version),
-                    min(self.now - seen.since_s, 4),
+                    observed.record.holder,
+                    observed.record == self.record,
+                    observed.version == str(self.version),
+                    min(self.now - observed.since_s, 4),
                 )
             )
             return known, max(state.sure_until_s - self.now, -1)
@@ -83,16 +92,19 @@ def attempt(world: World, who: str, times: Times, reads: bool) -> World:
     state = state_of(world, who)
     if reads:
         state = (
-            state._replace(seen=None)
+            state._replace(observed=None)
             if world.record is None
-            else noticed(state, who, world.record, str(world.version), world.now)
+            else observe(state, who, world.record, str(world.version), world.now)
         )
-    record = wanted(state, who, times, world.now, renewed=f"{who} {world.now} {len(world.writes)} {world.version}")
+    record = next_record(state, who, times, world.now, renewed=f"{who} {world.now} {len(world.writes)} {world.version}")
     world = with_state(world, who, state)
     if record is None:
         return world
     return world._replace(
-        writes=(*world.writes, Write(who, record, 0 if state.seen is None else int(state.seen.version), world.now))
+        writes=(
+            *world.writes,
+            Write(who, record, 0 if state.observed is None else int(state.observed.version), world.now),
+        )
     )
 
 
@@ -105,7 +117,9 @@ def arrivals(world: World, write: Write, times: Times) -> Iterator[World]:
     applied = rest._replace(record=write.record, version=world.version + 1)
     yield applied
     if write.is_awaited:
-        yield with_state(applied, write.who, written(write.record, str(applied.version), times, write.sent, world.now))
+        yield with_state(
+            applied, write.who, record_written(write.record, str(applied.version), times, write.sent, world.now)
+        )
 
 
 def state_of(world: World, who: str) -> State:
@@ -151,39 +165,39 @@ def test_the_enumeration_finds_two_leaders_where_one_is_sure_of_itself_for_too_l
 
 def test_a_lease_that_nobody_renews_changes_hands_after_its_duration_by_the_others_clock() -> None:
     held = Record("a", 4, 15, "then")
-    seen = noticed(State(), "b", held, "7", now=100.0)
+    state = observe(State(), "b", held, "7", now=100.0)
 
-    assert wanted(noticed(seen, "b", held, "7", 114.9), "b", Times(), 114.9, "now") is None
-    assert wanted(noticed(seen, "b", held, "7", 115.0), "b", Times(), 115.0, "now") == Record("b", 5, 15, "now")
+    assert next_record(observe(state, "b", held, "7", 114.9), "b", Times(), 114.9, "now") is None
+    assert next_record(observe(state, "b", held, "7", 115.0), "b", Times(), 115.0, "now") == Record("b", 5, 15, "now")
 
 
 def test_a_renewal_begins_the_others_waiting_anew() -> None:
-    state = noticed(State(), "b", Record("a", 4, 15, "then"), "7", now=100.0)
-    state = noticed(state, "b", Record("a", 4, 15, "later"), "8", now=110.0)
+    state = observe(State(), "b", Record("a", 4, 15, "then"), "7", now=100.0)
+    state = observe(state, "b", Record("a", 4, 15, "later"), "8", now=110.0)
 
-    assert wanted(state, "b", Times(), 124.9, "now") is None
+    assert next_record(state, "b", Times(), 124.9, "now") is None
 
 
 def test_a_lease_that_was_given_back_is_free_at_once() -> None:
-    state = noticed(State(), "b", Record("", 4, 1, "then"), "7", now=100.0)
+    state = observe(State(), "b", Record("", 4, 1, "then"), "7", now=100.0)
 
-    assert wanted(state, "b", Times(), 100.0, "now") == Record("b", 5, 15, "now")
+    assert next_record(state, "b", Times(), 100.0, "now") == Record("b", 5, 15, "now")
 
 
 def test_a_leader_renews_in_the_same_term() -> None:
-    state = written(Record("a", 4, 15, "then"), "7", Times(), sent_s=100.0, now=101.0)
+    state = record_written(Record("a", 4, 15, "then"), "7", Times(), sent_s=100.0, now=101.0)
 
-    assert wanted(state, "a", Times(), 102.0, "now") == Record("a", 4, 15, "now")
+    assert next_record(state, "a", Times(), 102.0, "now") == Record("a", 4, 15, "now")
 
 
 @pytest.mark.parametrize(
     ("now", "margin", "expected"), [(109.9, 0.0, True), (110.0, 0.0, False), (104.9, 5.0, True), (105.0, 5.0, False)]
 )
 def test_a_leader_is_sure_of_itself_from_when_the_renewal_was_sent(now: float, margin: float, expected: bool) -> None:
-    state = written(Record("a"), "7", Times(), sent_s=100.0, now=104.0)
+    state = record_written(Record("a"), "7", Times(), sent_s=100.0, now=104.0)
 
     assert is_leader(state, now, margin) is expected
 
 
 def test_who_gives_back_is_no_leader() -> None:
-    assert written(Record(""), "8", Times(), 100.0, 100.0) == State(Seen(Record(""), "8", 100.0), -math.inf)
+    assert record_written(Record(""), "8", Times(), 100.0, 100.0) == State(Observed(Record(""), "8", 100.0), -math.inf)

@@ -11,76 +11,60 @@ import pytest
 from penstock_loadtest.client.addresses import Addresses, is_address
 
 
-def test_an_address_is_never_asked_for_nor_left_out() -> None:
-    async def main() -> list[str]:
-        addresses = Addresses("127.0.0.1", 80)
-        addresses.failed("127.0.0.1")
-        return [await addresses.next() for _ in range(2)]
+async def test_an_address_is_never_resolved_nor_left_out() -> None:
+    addresses = Addresses("127.0.0.1", 80)
+    addresses.exclude("127.0.0.1")
 
-    assert asyncio.run(main()) == ["127.0.0.1"] * 2
+    assert [await addresses.next() for _ in range(2)] == ["127.0.0.1"] * 2
 
 
-def test_a_name_leads_to_its_addresses() -> None:
-    async def main() -> str:
-        return await Addresses("localhost", 80).next()
-
-    assert is_address(asyncio.run(main()))
+async def test_a_name_leads_to_its_addresses() -> None:
+    assert is_address(await Addresses("localhost", 80).next())
 
 
-def test_a_name_that_is_not_known_raises() -> None:
-    async def main() -> None:
-        with pytest.raises(socket.gaierror):
-            await Addresses("x" * 64 + ".example", 80).next()
-
-    asyncio.run(main())
+async def test_a_name_that_is_not_known_raises() -> None:
+    with pytest.raises(socket.gaierror):
+        await Addresses("x" * 64 + ".example", 80).next()
 
 
-def test_many_who_ask_at_once_share_one_question() -> None:
-    async def main() -> None:
-        addresses = Addresses("localhost", 80)
-        askers = [asyncio.create_task(addresses.next()) for _ in range(8)]
-        await asyncio.sleep(0)
-        question = addresses._asking
-        found = await asyncio.gather(*askers)
+async def test_many_callers_at_once_share_one_resolution() -> None:
+    addresses = Addresses("localhost", 80)
+    askers = [asyncio.create_task(addresses.next()) for _ in range(8)]
+    await asyncio.sleep(0)
+    question = addresses._resolving
+    found = await asyncio.gather(*askers)
 
-        assert addresses._asking is question
-        assert set(found) <= {"127.0.0.1", "::1"}
-
-    asyncio.run(main())
+    assert addresses._resolving is question
+    assert set(found) <= {"127.0.0.1", "::1"}
 
 
-def test_one_who_gives_up_does_not_take_the_answer_from_the_others() -> None:
-    async def main() -> str:
-        addresses = Addresses("localhost", 80)
-        impatient, patient = asyncio.create_task(addresses.next()), asyncio.create_task(addresses.next())
-        await asyncio.sleep(0)
-        impatient.cancel()
-        return await patient
+async def test_one_who_gives_up_does_not_take_the_answer_from_the_others() -> None:
+    addresses = Addresses("localhost", 80)
+    impatient, patient = asyncio.create_task(addresses.next()), asyncio.create_task(addresses.next())
+    await asyncio.sleep(0)
+    impatient.cancel()
 
-    assert is_address(asyncio.run(main()))
+    assert is_address(await patient)
 
 
-def test_an_address_that_failed_is_left_out_while_there_are_others() -> None:
-    async def main() -> None:
-        addresses = Addresses("localhost", 80)
-        addresses._known = ["10.0.0.1", "10.0.0.2"]
-        addresses.failed("10.0.0.1")
-        addresses.failed("10.0.0.1")
+async def test_an_address_that_failed_is_left_out_while_there_are_others() -> None:
+    addresses = Addresses("localhost", 80)
+    addresses._known = ["10.0.0.1", "10.0.0.2"]
+    addresses.exclude("10.0.0.1")
+    addresses.exclude("10.0.0.1")
 
-        assert not addresses.are_left({"10.0.0.1", "10.0.0.2"})
-        assert addresses.are_left({"10.0.0.1"})
-        assert [await addresses.next() for _ in range(2)] == ["10.0.0.2"] * 2
-
-    asyncio.run(main())
+    assert not addresses.has_untried({"10.0.0.1", "10.0.0.2"})
+    assert addresses.has_untried({"10.0.0.1"})
+    assert [await addresses.next() for _ in range(2)] == ["10.0.0.2"] * 2
 
 
 SLOW_NAME_SERVER = """
 import asyncio, socket, time
-from penstock_loadtest.client.connection import Connections, origin_of
+from penstock_loadtest.client.connection import Connections, parse_origin
 from penstock_loadtest.errors import TargetUnreachable
 socket.getaddrinfo = lambda *_, **__: time.sleep(60)
 try:
-    asyncio.run(Connections(origin_of("http://somewhere:8000")).fresh(0.1))
+    asyncio.run(Connections(parse_origin("http://somewhere:8000")).connect(0.1))
 except TargetUnreachable as error:
     print(error)
 """

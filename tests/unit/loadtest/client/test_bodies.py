@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from penstock_loadtest.client.bodies import OPTIONAL, body_of, error_of, has, refused_field, without
+from penstock_loadtest.client.bodies import (
+    OPTIONAL,
+    describe_error,
+    encode_body,
+    find_refused_field,
+    has_field,
+    remove_fields,
+)
 from penstock_loadtest.planned import Message, Planned
 
 FULL = Planned(
@@ -19,7 +26,7 @@ def fields(body: bytes) -> dict[str, object]:
 
 
 def test_a_chat_has_everything_that_the_plan_asks_for() -> None:
-    assert fields(body_of(FULL, "the model")) == {
+    assert fields(encode_body(FULL, "the model")) == {
         "model": "the model",
         "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": 'say "seed": 1'}],
         "max_tokens": 8,
@@ -34,7 +41,9 @@ def test_a_chat_has_everything_that_the_plan_asks_for() -> None:
 
 def test_a_plain_request_asks_for_nothing_more() -> None:
     body = fields(
-        body_of(Planned(index=0, at_s=0.0, prompt="hello", max_tokens=8, stream=False, model="another"), "the model")
+        encode_body(
+            Planned(index=0, at_s=0.0, prompt="hello", max_tokens=8, stream=False, model="another"), "the model"
+        )
     )
 
     assert body == {
@@ -48,7 +57,7 @@ def test_a_plain_request_asks_for_nothing_more() -> None:
 
 @pytest.mark.parametrize("prompt", ["some text", [1, 2, 3]])
 def test_completions_send_text_or_token_ids(prompt: str | list[int]) -> None:
-    body = fields(body_of(Planned(index=0, at_s=0.0, endpoint="completions", prompt=prompt, max_tokens=8), "m"))
+    body = fields(encode_body(Planned(index=0, at_s=0.0, endpoint="completions", prompt=prompt, max_tokens=8), "m"))
 
     assert body["prompt"] == prompt
     assert "messages" not in body
@@ -57,7 +66,7 @@ def test_completions_send_text_or_token_ids(prompt: str | list[int]) -> None:
 def test_a_later_turn_sends_what_was_said_and_the_system_message_once() -> None:
     history = (Message("system", "be brief"), Message("user", "hello"), Message("assistant", "hi"))
 
-    assert [message["content"] for message in fields(body_of(FULL, "m", history))["messages"]] == [
+    assert [message["content"] for message in fields(encode_body(FULL, "m", history))["messages"]] == [
         "be brief",
         "hello",
         "hi",
@@ -66,22 +75,22 @@ def test_a_later_turn_sends_what_was_said_and_the_system_message_once() -> None:
 
 
 def test_a_body_without_a_field_keeps_all_the_others() -> None:
-    whole = fields(body_of(FULL, "m"))
+    whole = fields(encode_body(FULL, "m"))
 
     for name in OPTIONAL:
-        assert has(body_of(FULL, "m"), name)
-        assert fields(without(body_of(FULL, "m"), {name})) == {
+        assert has_field(encode_body(FULL, "m"), name)
+        assert fields(remove_fields(encode_body(FULL, "m"), {name})) == {
             key: value for key, value in whole.items() if key != name
         }
-        assert without(body_of(FULL, "m"), {name}) == body_of(FULL, "m", refused={name})
-        assert not has(body_of(FULL, "m", refused={name}), name)
+        assert remove_fields(encode_body(FULL, "m"), {name}) == encode_body(FULL, "m", refused={name})
+        assert not has_field(encode_body(FULL, "m", refused={name}), name)
 
 
 def test_a_field_that_only_a_prompt_names_is_not_there() -> None:
-    body = body_of(Planned(index=0, at_s=0.0, prompt='"seed":1', max_tokens=8), "m")
+    body = encode_body(Planned(index=0, at_s=0.0, prompt='"seed":1', max_tokens=8), "m")
 
-    assert not has(body, "seed")
-    assert without(body, {"seed"}) is body
+    assert not has_field(body, "seed")
+    assert remove_fields(body, {"seed"}) is body
 
 
 @pytest.mark.parametrize(
@@ -124,13 +133,13 @@ def test_a_field_that_only_a_prompt_names_is_not_there() -> None:
     ],
 )
 def test_the_field_that_a_server_refuses_is_found_in_the_words_of_many_servers(body: object, field: str | None) -> None:
-    assert refused_field(json.dumps(body).encode()) == field
+    assert find_refused_field(json.dumps(body).encode()) == field
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>seed</html>", b"\xff", b'"\\ud800"'])
 def test_what_is_no_error_body_says_nothing(body: bytes) -> None:
-    assert refused_field(body) is None
-    assert error_of(body) == ""
+    assert find_refused_field(body) is None
+    assert describe_error(body) == ""
 
 
 @pytest.mark.parametrize(
@@ -152,4 +161,4 @@ def test_what_is_no_error_body_says_nothing(body: bytes) -> None:
     ],
 )
 def test_an_error_is_told_by_what_names_it_never_by_its_words(error: dict[str, object], said: str) -> None:
-    assert error_of(json.dumps({"error": error}).encode()) == said
+    assert describe_error(json.dumps({"error": error}).encode()) == said

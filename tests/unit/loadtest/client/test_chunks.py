@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_loadtest.client.chunks import Choice, Chunk, Message, PromptDetails, Usage, read_chunk, spread
+from penstock_loadtest.client.chunks import Choice, Chunk, Message, PromptDetails, Usage, read_chunk, spread_tokens
 
 CACHED = Chunk(usage=Usage(prompt_tokens_details=PromptDetails(cached_tokens=3)))
 
@@ -15,7 +15,7 @@ def said(value: object) -> list[tuple[str, str]]:
     chunk = read_chunk(json.dumps(value).encode())
     assert chunk is not None
     messages = [choice.delta or choice.message for choice in chunk.choices or ()]
-    return [(message.answer, message.thought) for message in messages if message is not None]
+    return [(message.answer, message.reasoning_text) for message in messages if message is not None]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,8 @@ def test_an_error_is_told_from_a_chunk(value: object) -> None:
         ),
         (b'{"choices": [{"text": "x", "token_ids": [18446744073709551615]}]}', Chunk(choices=[Choice(text="x")])),
         (
-            b'{"usage": {"prompt_tokens": null, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": 3}}}',
+            b'{"usage": {"prompt_tokens": null, "completion_tokens": -1, "prompt_tokens_details": {"cached_tokens": '
+            b"3}}}",
             CACHED,
         ),
         (b'{"choices": [{"text": "\xff"}]}', Chunk(choices=[Choice(text="\ufffd")])),
@@ -88,7 +89,7 @@ def test_tool_calls_are_text_that_was_generated_but_no_answer_to_go_on_with() ->
 
     assert chunk is not None
     assert chunk.choices is not None
-    assert (chunk.choices[0].said, chunk.choices[0].answer) == ("find{}", "")
+    assert (chunk.choices[0].generated_text, chunk.choices[0].answer) == ("find{}", "")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_anything_else_is_no_chunk(data: bytes) -> None:
 
 @given(st.integers(0, 500), st.integers(0, 200))
 def test_spread_tokens_add_up_and_are_even_behind_the_first(tokens: int, chunks: int) -> None:
-    counts = spread(tokens, chunks)
+    counts = spread_tokens(tokens, chunks)
 
     assert len(counts) == chunks
     assert sum(counts) == (tokens if chunks else 0)

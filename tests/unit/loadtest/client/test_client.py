@@ -79,25 +79,25 @@ def run(script: Script, test: Callable[[World], Awaitable[None]]) -> None:
 def says(*parts: bytes) -> Script:
     async def script(wire: Wire) -> None:
         while True:
-            await wire.asked()
-            await wire.say(*parts)
+            await wire.read_request()
+            await wire.send(*parts)
 
     return script
 
 
 def says_and_closes(*parts: bytes) -> Script:
     async def script(wire: Wire) -> None:
-        await wire.asked()
-        await wire.say(*parts)
+        await wire.read_request()
+        await wire.send(*parts)
 
     return script
 
 
 def says_and_waits(*parts: bytes) -> Script:
     async def script(wire: Wire) -> None:
-        await wire.asked()
-        await wire.say(*parts)
-        await wire.gone()
+        await wire.read_request()
+        await wire.send(*parts)
+        await wire.wait_closed()
 
     return script
 
@@ -419,14 +419,11 @@ def test_an_error_whose_body_does_not_end_is_told_all_the_same() -> None:
     assert (broken.outcome, broken.error, broken.violations) == ("shed", "HTTP 503", [])
 
 
-def test_a_server_that_is_not_there_has_failed_every_request() -> None:
-    async def main() -> Record:
-        async with site(says()) as there:
-            url = there.url
-        client = Client(Target(url, "m", ["m"], {}, None, None), Clock())
-        return (await client.send(CHAT, intended_s=0.0, deadline_s=LONG_S)).record
-
-    record = asyncio.run(main())
+async def test_a_server_that_is_not_there_has_failed_every_request() -> None:
+    async with site(says()) as there:
+        url = there.url
+    client = Client(Target(url, "m", ["m"], {}, None, None), Clock())
+    record = (await client.send(CHAT, intended_s=0.0, deadline_s=LONG_S)).record
 
     assert record.outcome == "failed"
     assert record.error is not None
@@ -472,8 +469,8 @@ def test_requests_go_to_their_endpoint_with_their_tenants_key_and_what_was_said_
 
     async def script(wire: Wire) -> None:
         while True:
-            asked.append(await wire.asked())
-            await wire.say(whole())
+            asked.append(await wire.read_request())
+            await wire.send(whole())
 
     async def test(world: World) -> None:
         await world.send(WHOLE, history=(Message("user", "hello"), Message("assistant", "hi")))
@@ -500,11 +497,11 @@ def refuses(*names: str, status: str = "400 Bad Request") -> tuple[Script, list[
 
     async def script(wire: Wire) -> None:
         while True:
-            body = (await wire.asked()).json
+            body = (await wire.read_request()).json
             bodies.append(body)
             refused = [name for name in names if name in body]
             error = {"error": {"message": f"Unrecognized request argument supplied: {refused[0] if refused else ''}"}}
-            await wire.say(response(json.dumps(error).encode(), status=status) if refused else whole())
+            await wire.send(response(json.dumps(error).encode(), status=status) if refused else whole())
 
     return script, bodies
 
@@ -546,12 +543,12 @@ def test_a_request_that_goes_again_keeps_the_time_it_first_left() -> None:
     first_left = asyncio.Event()
 
     async def script(wire: Wire) -> None:
-        await wire.asked()
+        await wire.read_request()
         first_left.set()
         await asyncio.sleep(0.02)
-        await wire.say(response(b'{"error": "no return_token_ids"}', status="400 Bad Request"))
-        await wire.asked()
-        await wire.say(whole())
+        await wire.send(response(b'{"error": "no return_token_ids"}', status="400 Bad Request"))
+        await wire.read_request()
+        await wire.send(whole())
 
     record = recorded(script)
 
@@ -591,10 +588,10 @@ class Slow(Connections):
         super().__init__(world.client._connections.origin)
         self.is_asked, self.may_come = asyncio.Event(), asyncio.Event()
 
-    async def fresh(self, timeout_s: float = LONG_S) -> Connection:
+    async def connect(self, timeout_s: float = LONG_S) -> Connection:
         self.is_asked.set()
         await self.may_come.wait()
-        return await super().fresh(timeout_s)
+        return await super().connect(timeout_s)
 
 
 def test_the_time_that_a_connection_takes_is_no_lateness() -> None:
@@ -603,13 +600,13 @@ def test_the_time_that_a_connection_takes_is_no_lateness() -> None:
         task = asyncio.create_task(world.send(WHOLE))
         async with asyncio.timeout(LONG_S):
             await slow.is_asked.wait()
-            asked_s = world.client.clock.now()
+            requested_s = world.client.clock.now()
             slow.may_come.set()
             record = (await task).record
 
         assert record.outcome == "finished"
         assert record.sent_s is not None
-        assert record.sent_s <= asked_s + 1e-6
+        assert record.sent_s <= requested_s + 1e-6
 
     run(says(whole()), test)
 
@@ -623,12 +620,12 @@ def patient(world: World) -> None:
 
 def test_a_kept_connection_that_turns_out_closed_is_replaced_once_and_that_is_noted() -> None:
     async def script(wire: Wire) -> None:
-        await wire.asked()
-        await wire.say(whole())
+        await wire.read_request()
+        await wire.send(whole())
         if wire.number == 0:
-            await wire.asked()  # and closes without a word
+            await wire.read_request()  # and closes without a word
         else:
-            await wire.gone()
+            await wire.wait_closed()
 
     async def test(world: World) -> None:
         first = (await world.send(WHOLE)).record
@@ -646,9 +643,9 @@ def test_a_kept_connection_that_turns_out_closed_is_replaced_once_and_that_is_no
 
 def test_a_kept_connection_that_the_server_closes_later_has_failed_its_request() -> None:
     async def script(wire: Wire) -> None:
-        await wire.asked()
-        await wire.say(whole())
-        await wire.asked()
+        await wire.read_request()
+        await wire.send(whole())
+        await wire.read_request()
         await asyncio.sleep(0.1)  # it has the request, and gives up on it
 
     async def test(world: World) -> None:
@@ -664,9 +661,9 @@ def test_a_kept_connection_that_the_server_closes_later_has_failed_its_request()
 def test_a_request_is_sent_no_third_time() -> None:
     async def script(wire: Wire) -> None:
         if wire.number == 0:
-            await wire.asked()
-            await wire.say(whole())
-        await wire.asked()
+            await wire.read_request()
+            await wire.send(whole())
+        await wire.read_request()
 
     async def test(world: World) -> None:
         await world.send()
@@ -695,10 +692,10 @@ def test_a_request_is_not_sent_again_on_a_fresh_connection_that_closed() -> None
 
 def test_a_request_is_not_sent_again_once_anything_was_heard() -> None:
     async def script(wire: Wire) -> None:
-        await wire.asked()
-        await wire.say(whole())
-        await wire.asked()
-        await wire.say(b"HTTP/1.1 ")
+        await wire.read_request()
+        await wire.send(whole())
+        await wire.read_request()
+        await wire.send(b"HTTP/1.1 ")
 
     async def test(world: World) -> None:
         await world.send()
@@ -723,10 +720,10 @@ class Watched:
         self.is_gone = asyncio.Event()
 
     async def __call__(self, wire: Wire) -> None:
-        await wire.asked()
-        await wire.say(*self.parts)
+        await wire.read_request()
+        await wire.send(*self.parts)
         self.started.set()
-        await wire.gone()
+        await wire.wait_closed()
         self.is_gone.set()
 
 
@@ -770,11 +767,7 @@ def test_at_its_deadline_a_request_is_unfinished(parts: tuple[bytes, ...], token
     run(server, test)
 
 
-def test_a_request_without_a_connection_by_its_deadline_is_unfinished() -> None:
-    async def main(port: int) -> Record:
-        client = Client(Target(f"http://127.0.0.1:{port}/v1", "m", ["m"], {}, None, None), Clock())
-        return (await client.send(CHAT, intended_s=client.clock.now(), deadline_s=client.clock.now() + 0.1)).record
-
+async def test_a_request_without_a_connection_by_its_deadline_is_unfinished() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -783,7 +776,8 @@ def test_a_request_without_a_connection_by_its_deadline_is_unfinished() -> None:
         for other in waiting:
             other.setblocking(False)
             other.connect_ex(("127.0.0.1", port))
-        record = asyncio.run(main(port))
+        client = Client(Target(f"http://127.0.0.1:{port}/v1", "m", ["m"], {}, None, None), Clock())
+        record = (await client.send(CHAT, intended_s=client.clock.now(), deadline_s=client.clock.now() + 0.1)).record
         for other in waiting:
             other.close()
 

@@ -11,55 +11,55 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from penstock_loadtest.client.connection import MAX_HEAD_BYTES, Connection, Connections, Headers, Origin, origin_of
+from penstock_loadtest.client.connection import MAX_HEAD_BYTES, Connection, Connections, Headers, Origin, parse_origin
 from penstock_loadtest.errors import TargetUnreachable
 from tests.unit.loadtest.raw_server import LAST, Script, Site, Wire, chunked, response, site
 
 ASK = b"GET / HTTP/1.1\r\nhost: here\r\n\r\n"
 
 
-class Ear:
-    """Writes down what it hears."""
+class RecordingListener:
+    """A listener that keeps what is reported to it."""
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: Headers = {}
-        self.pieces: list[bytes] = []
+        self.parts: list[bytes] = []
         self.times: list[float] = []
         self.broken: str | None = None
-        self.is_unheard = False
+        self.is_unanswered = False
         self.ends = 0
         self.over = asyncio.Event()
-        self.heard = asyncio.Event()
+        self.has_head = asyncio.Event()
 
     def on_head(self, status: int, headers: Headers) -> None:
         self.status, self.headers = status, headers
-        self.heard.set()
+        self.has_head.set()
 
     def on_body(self, data: bytes, at: float) -> None:
-        self.pieces.append(data)
+        self.parts.append(data)
         self.times.append(at)
 
     def on_end(self, _at: float) -> None:
         self.ends += 1
         self.over.set()
 
-    def on_broken(self, reason: str, _at: float, is_unheard: bool) -> None:
-        self.broken, self.is_unheard = reason, is_unheard
+    def on_broken(self, reason: str, _at: float, is_unanswered: bool) -> None:
+        self.broken, self.is_unanswered = reason, is_unanswered
         self.ends += 1
         self.over.set()
 
     @property
     def body(self) -> bytes:
-        return b"".join(self.pieces)
+        return b"".join(self.parts)
 
 
-async def asks(connection: Connection, data: bytes = ASK) -> Ear:
-    ear = Ear()
-    connection.request(data, ear)
+async def send_request(connection: Connection, data: bytes = ASK) -> RecordingListener:
+    listener = RecordingListener()
+    connection.request(data, listener)
     async with asyncio.timeout(20):
-        await ear.over.wait()
-    return ear
+        await listener.over.wait()
+    return listener
 
 
 def run(
@@ -67,11 +67,11 @@ def run(
     test: Callable[[Site, Connections], Awaitable[None]],
     loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop,
 ) -> None:
-    """On the loop that the tester runs on."""
+    """Run a test against a server that plays `script`, on the kind of event loop that the tester runs on."""
 
     async def main() -> None:
         async with site(script) as there:
-            connections = Connections(origin_of(there.url))
+            connections = Connections(parse_origin(there.url))
             try:
                 await test(there, connections)
             finally:
@@ -82,37 +82,39 @@ def run(
         runner.run(main())
 
 
-def says(*parts: bytes) -> Script:
-    """The same to every request, and the connection stays open."""
+def answers(*parts: bytes) -> Script:
+    """A script that answers every request in the same way and keeps the connection open."""
 
     async def script(wire: Wire) -> None:
         while True:
-            await wire.asked()
-            await wire.say(*parts)
+            await wire.read_request()
+            await wire.send(*parts)
 
     return script
 
 
-def says_and_closes(*parts: bytes) -> Script:
+def answers_and_closes(*parts: bytes) -> Script:
     async def script(wire: Wire) -> None:
-        await wire.asked()
-        await wire.say(*parts)
+        await wire.read_request()
+        await wire.send(*parts)
 
     return script
 
 
-def heard(script: Script, loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop) -> tuple[Ear, bool]:
-    """What one request hears, and whether its connection may be used again."""
-    found: list[tuple[Ear, bool]] = []
+def record_one(
+    script: Script, loop: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+) -> tuple[RecordingListener, bool]:
+    """The listener of one request, and whether its connection may be used again."""
+    found: list[tuple[RecordingListener, bool]] = []
 
     async def test(_: Site, connections: Connections) -> None:
-        ear = await asks(await connections.fresh())
-        found.append((ear, connections.idle() is not None))
+        listener = await send_request(await connections.connect())
+        found.append((listener, connections.take_idle() is not None))
 
     run(script, test, loop)
-    ear, is_kept = found[0]
-    assert ear.ends == 1
-    return ear, is_kept
+    listener, is_kept = found[0]
+    assert listener.ends == 1
+    return listener, is_kept
 
 
 # --- whole responses
@@ -122,58 +124,60 @@ def heard(script: Script, loop: Callable[[], asyncio.AbstractEventLoop] = uvloop
 def test_a_body_of_known_length_comes_whole_and_the_connection_is_kept(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    ear, is_kept = heard(says(response(b"hello", "X-Twice: 1", "x-twice: 2")), loop)
+    listener, is_kept = record_one(answers(response(b"hello", "X-Twice: 1", "x-twice: 2")), loop)
 
-    assert (ear.status, ear.body, ear.headers["x-twice"]) == (200, b"hello", "2")
-    assert ear.broken is None
+    assert (listener.status, listener.body, listener.headers["x-twice"]) == (200, b"hello", "2")
+    assert listener.broken is None
     assert is_kept
 
 
 def test_a_chunked_body_comes_whole_wherever_it_is_cut() -> None:
     whole = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked(b"hel") + chunked(b"lo") + LAST
-    ear, is_kept = heard(says(*[whole[i : i + 1] for i in range(len(whole))]))
+    listener, is_kept = record_one(answers(*[whole[i : i + 1] for i in range(len(whole))]))
 
-    assert ear.body == b"hello"
+    assert listener.body == b"hello"
     assert is_kept
 
 
 def test_a_body_without_length_ends_with_the_connection() -> None:
-    ear, is_kept = heard(says_and_closes(b"HTTP/1.0 200 OK\r\n\r\n", b"hel", b"lo"))
+    listener, is_kept = record_one(answers_and_closes(b"HTTP/1.0 200 OK\r\n\r\n", b"hel", b"lo"))
 
-    assert ear.body == b"hello"
-    assert ear.broken is None
+    assert listener.body == b"hello"
+    assert listener.broken is None
     assert not is_kept
 
 
 def test_interim_responses_are_passed_over() -> None:
-    ear, is_kept = heard(
-        says(b"HTTP/1.1 100 Continue\r\nx-early: 1\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n" + response(b"hello"))
+    listener, is_kept = record_one(
+        answers(
+            b"HTTP/1.1 100 Continue\r\nx-early: 1\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\n\r\n" + response(b"hello")
+        )
     )
 
-    assert (ear.status, ear.body) == (200, b"hello")
-    assert "x-early" not in ear.headers
+    assert (listener.status, listener.body) == (200, b"hello")
+    assert "x-early" not in listener.headers
     assert is_kept
 
 
 def test_a_connection_that_the_server_will_close_is_not_kept() -> None:
-    ear, is_kept = heard(says(response(b"hello", "connection: close")))
+    listener, is_kept = record_one(answers(response(b"hello", "connection: close")))
 
-    assert ear.body == b"hello"
+    assert listener.body == b"hello"
     assert not is_kept
 
 
 def test_a_response_before_the_request_was_read_is_heard_and_its_connection_is_not_kept() -> None:
     async def script(wire: Wire) -> None:
-        await wire.say(response(b"too large", status="413 Content Too Large"))
+        await wire.send(response(b"too large", status="413 Content Too Large"))
         await asyncio.get_running_loop().create_future()  # never reads
 
     async def test(_: Site, connections: Connections) -> None:
-        ear = await asks(
-            await connections.fresh(), b"POST / HTTP/1.1\r\ncontent-length: 67108864\r\n\r\n" + b"x" * (64 << 20)
+        listener = await send_request(
+            await connections.connect(), b"POST / HTTP/1.1\r\ncontent-length: 67108864\r\n\r\n" + b"x" * (64 << 20)
         )
 
-        assert (ear.status, ear.body) == (413, b"too large")
-        assert connections.idle() is None
+        assert (listener.status, listener.body) == (413, b"too large")
+        assert connections.take_idle() is None
 
     run(script, test)
 
@@ -182,18 +186,18 @@ def test_arrivals_are_timed_apart() -> None:
     pause_s = 0.02
 
     async def script(wire: Wire) -> None:
-        await wire.asked()
-        await wire.say(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\na")
+        await wire.read_request()
+        await wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\na")
         await asyncio.sleep(pause_s)
-        await wire.say(b"b")
-        await wire.gone()
+        await wire.send(b"b")
+        await wire.wait_closed()
 
     before = time.perf_counter()
-    ear, _ = heard(script)
+    listener, _ = record_one(script)
 
-    assert ear.pieces == [b"a", b"b"]
-    assert before < ear.times[0] <= ear.times[1] - pause_s / 2
-    assert ear.times[1] < time.perf_counter()
+    assert listener.pieces == [b"a", b"b"]
+    assert before < listener.times[0] <= listener.times[1] - pause_s / 2
+    assert listener.times[1] < time.perf_counter()
 
 
 # --- responses that break
@@ -209,33 +213,33 @@ def test_arrivals_are_timed_apart() -> None:
     ids=["length", "between chunks", "inside a chunk"],
 )
 def test_a_body_that_is_cut_off_is_broken(parts: list[bytes]) -> None:
-    ear, is_kept = heard(says_and_closes(*parts))
+    listener, is_kept = record_one(answers_and_closes(*parts))
 
-    assert ear.body == b"hello"
-    assert ear.broken == "the connection was closed"
-    assert not ear.is_unheard
+    assert listener.body == b"hello"
+    assert listener.broken == "the connection was closed"
+    assert not listener.is_unanswered
     assert not is_kept
 
 
-@pytest.mark.parametrize(("parts", "is_unheard"), [([], True), ([b"HTTP/1.1 200"], False)])
+@pytest.mark.parametrize(("parts", "is_unanswered"), [([], True), ([b"HTTP/1.1 200"], False)])
 def test_a_connection_closed_in_place_of_a_response_says_whether_anything_came(
-    parts: list[bytes], is_unheard: bool
+    parts: list[bytes], is_unanswered: bool
 ) -> None:
-    ear, _ = heard(says_and_closes(*parts))
+    listener, _ = record_one(answers_and_closes(*parts))
 
-    assert ear.broken == "the connection was closed"
-    assert ear.is_unheard == is_unheard
+    assert listener.broken == "the connection was closed"
+    assert listener.is_unanswered == is_unanswered
 
 
 def test_a_reset_is_told_by_its_kind() -> None:
     async def script(wire: Wire) -> None:
-        await wire.asked()
+        await wire.read_request()
         wire.reset()
 
-    ear, _ = heard(script)
+    listener, _ = record_one(script)
 
-    assert ear.broken in ("the connection broke (ConnectionResetError)", "the connection was closed")
-    assert ear.is_unheard
+    assert listener.broken in ("the connection broke (ConnectionResetError)", "the connection was closed")
+    assert listener.is_unanswered
 
 
 @pytest.mark.parametrize(
@@ -254,62 +258,62 @@ def test_a_reset_is_told_by_its_kind() -> None:
     ],
 )
 def test_what_is_no_response_breaks_the_connection_with_a_reason(answer: bytes, reason: str) -> None:
-    ear, is_kept = heard(says(answer))
+    listener, is_kept = record_one(answers(answer))
 
-    assert ear.broken == reason
+    assert listener.broken == reason
     assert not is_kept
 
 
 @pytest.mark.parametrize("surplus", [b"x", b"HTTP/1.1 200 OK\r\n", response(b"again")])
 def test_a_connection_that_says_more_than_its_response_is_not_kept(surplus: bytes) -> None:
-    ear, is_kept = heard(says(response(b"hello") + surplus))
+    listener, is_kept = record_one(answers(response(b"hello") + surplus))
 
-    assert ear.body == b"hello"
-    assert ear.broken is None
+    assert listener.body == b"hello"
+    assert listener.broken is None
     assert not is_kept
 
 
 def test_a_server_that_speaks_unasked_loses_the_connection() -> None:
     async def script(wire: Wire) -> None:
-        await wire.asked()
-        await wire.say(response(b"hello"))
-        await wire.asked()
-        await wire.say(response(b"hello"), b"and more")
-        await wire.gone()
+        await wire.read_request()
+        await wire.send(response(b"hello"))
+        await wire.read_request()
+        await wire.send(response(b"hello"), b"and more")
+        await wire.wait_closed()
 
     async def test(_: Site, connections: Connections) -> None:
-        connection = await connections.fresh()
-        await asks(connection)
-        ear = await asks(connection)
+        connection = await connections.connect()
+        await send_request(connection)
+        listener = await send_request(connection)
         async with asyncio.timeout(20):
-            while connection.is_open:  # noqa: ASYNC110 (nobody is told of what an idle connection does)
+            while connection.is_open:  # noqa: ASYNC110 (an idle connection reports nothing)
                 await asyncio.sleep(0)
 
-        assert ear.body == b"hello"
-        assert connections.idle() is None
+        assert listener.body == b"hello"
+        assert connections.take_idle() is None
 
     run(script, test)
 
 
-def test_after_closing_a_listener_hears_no_more() -> None:
+def test_after_closing_a_listener_gets_no_calls() -> None:
     async def script(wire: Wire) -> None:
-        await wire.asked()
-        await wire.say(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello")
-        await wire.gone()
+        await wire.read_request()
+        await wire.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhello")
+        await wire.wait_closed()
         gone.set()
 
     gone = asyncio.Event()
 
     async def test(_: Site, connections: Connections) -> None:
-        connection = await connections.fresh()
-        ear = Ear()
-        connection.request(ASK, ear)
+        connection = await connections.connect()
+        listener = RecordingListener()
+        connection.request(ASK, listener)
         async with asyncio.timeout(20):
-            await ear.heard.wait()
+            await listener.has_head.wait()
             connection.close()
             await gone.wait()
 
-        assert ear.ends == 0
+        assert listener.ends == 0
         assert not connection.is_open
 
     run(script, test)
@@ -325,33 +329,37 @@ def test_after_closing_a_listener_hears_no_more() -> None:
     ids=["interim responses", "a trailer", "the extension of a chunk"],
 )
 def test_what_is_no_body_and_does_not_end_is_refused(answer: bytes) -> None:
-    ear, is_kept = heard(says(answer, *[answer if answer.endswith(b"\r\n\r\n") else b"x" * 1000] * 4000))
+    listener, is_kept = record_one(answers(answer, *[answer if answer.endswith(b"\r\n\r\n") else b"x" * 1000] * 4000))
 
-    assert ear.broken == f"the head of the response is longer than {MAX_HEAD_BYTES} bytes"
+    assert listener.broken == f"the head of the response is longer than {MAX_HEAD_BYTES} bytes"
     assert not is_kept
 
 
 def test_trailers_are_passed_over() -> None:
-    ear, is_kept = heard(
-        says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunked(b"hello") + b"0\r\nx-late: 1\r\n\r\n")
+    listener, is_kept = record_one(
+        answers(
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunked(b"hello") + (b"0\r\nx-late: 1\r\n\r\n")
+        )
     )
 
-    assert ear.body == b"hello"
-    assert "x-late" not in ear.headers
+    assert listener.body == b"hello"
+    assert "x-late" not in listener.headers
     assert is_kept
 
 
 def test_a_body_that_is_coded_in_another_way_than_chunks_ends_with_the_connection() -> None:
-    ear, _ = heard(says_and_closes(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\n", b"hello"))
+    listener, _ = record_one(answers_and_closes(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\n", b"hello"))
 
-    assert ear.body == b"hello"
-    assert ear.broken is None
+    assert listener.body == b"hello"
+    assert listener.broken is None
 
 
-def test_what_came_before_nonsense_is_heard() -> None:
-    ear, _ = heard(says(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunked(b"hello") + b"nonsense\r\n"))
+def test_what_came_before_nonsense_is_reported() -> None:
+    listener, _ = record_one(
+        answers(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + chunked(b"hello") + (b"nonsense\r\n"))
+    )
 
-    assert (ear.body, ear.broken) == (b"hello", "what came is not HTTP/1.1")
+    assert (listener.body, listener.broken) == (b"hello", "what came is not HTTP/1.1")
 
 
 # --- the pool
@@ -359,42 +367,42 @@ def test_what_came_before_nonsense_is_heard() -> None:
 
 def test_an_idle_connection_is_used_again_and_the_last_used_comes_first() -> None:
     async def test(there: Site, connections: Connections) -> None:
-        first, second = await connections.fresh(), await connections.fresh()
-        await asks(first)
-        await asks(second)
+        first, second = await connections.connect(), await connections.connect()
+        await send_request(first)
+        await send_request(second)
 
-        assert connections.idle() is second
-        assert connections.idle() is first
-        assert connections.idle() is None
+        assert connections.take_idle() is second
+        assert connections.take_idle() is first
+        assert connections.take_idle() is None
         assert len(there.connections) == 2
 
-    run(says(response(b"hello")), test)
+    run(answers(response(b"hello")), test)
 
 
 def test_connections_that_the_server_closed_are_forgotten() -> None:
     async def test(_: Site, connections: Connections) -> None:
-        connection = await connections.fresh()
-        await asks(connection)
+        connection = await connections.connect()
+        await send_request(connection)
         async with asyncio.timeout(20):
-            while connection.is_open:  # noqa: ASYNC110 (nobody is told of what an idle connection does)
+            while connection.is_open:  # noqa: ASYNC110 (an idle connection reports nothing)
                 await asyncio.sleep(0)
             await asyncio.sleep(0)
 
         assert not connections._open
         assert not connections._idle
 
-    run(says_and_closes(response(b"hello")), test)
+    run(answers_and_closes(response(b"hello")), test)
 
 
 def test_connections_do_not_wait_for_small_packets_to_fill() -> None:
     async def test(_: Site, connections: Connections) -> None:
-        connection = await connections.fresh()
+        connection = await connections.connect()
         assert connection._transport is not None
         sock = connection._transport.get_extra_info("socket")
 
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
-    run(says(), test)
+    run(answers(), test)
 
 
 # --- reaching a server
@@ -408,7 +416,7 @@ def free_port() -> int:
 
 def unreachable(url: str, timeout_s: float = 5.0) -> str:
     with pytest.raises(TargetUnreachable) as error, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(Connections(origin_of(url)).fresh(timeout_s))
+        runner.run(Connections(parse_origin(url)).connect(timeout_s))
     return str(error.value)
 
 
@@ -444,33 +452,20 @@ def test_a_server_that_does_not_take_connections_is_given_up_in_time() -> None:
     assert sentence == f"127.0.0.1:{port} did not take the connection within 0.2 s."
 
 
-def test_of_several_addresses_one_that_listens_is_enough() -> None:
-    async def main() -> None:
-        async with site(says(response(b"hello"))) as there:
-            connections = Connections(Origin("localhost", there.port, False))
-            addresses = connections._addresses
-            addresses._known = ["127.0.0.2", "127.0.0.1"]  # nothing listens on the first
-            ears = [await asks(await connections.fresh()) for _ in range(3)]
-            connections.close()
-            await asyncio.sleep(0)
+async def test_of_several_addresses_one_that_listens_is_enough() -> None:
+    async with site(answers(response(b"hello"))) as there:
+        connections = Connections(Origin("localhost", there.port, False))
+        addresses = connections._addresses
+        addresses._known = ["127.0.0.2", "127.0.0.1"]  # nothing listens on the first
+        listeners = [await send_request(await connections.connect()) for _ in range(3)]
+        connections.close()
+        await asyncio.sleep(0)
 
-            assert [ear.body for ear in ears] == [b"hello"] * 3
-            assert addresses._known == ["127.0.0.1"]
-
-    asyncio.run(main())
+        assert [listener.body for listener in listeners] == [b"hello"] * 3
+        assert addresses._known == ["127.0.0.1"]
 
 
-def test_an_address_that_does_not_answer_leaves_time_for_the_next_one() -> None:
-    async def main(port: int) -> None:
-        async with site(says(response(b"hello")), port=port):
-            connections = Connections(Origin("localhost", port, False))
-            connections._addresses._known = ["127.0.0.2", "127.0.0.1"]
-            ear = await asks(await connections.fresh(1.0))
-            connections.close()
-            await asyncio.sleep(0)
-
-            assert ear.body == b"hello"
-
+async def test_an_address_that_does_not_answer_leaves_time_for_the_next_one() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.2", 0))
         full.listen(0)
@@ -479,42 +474,41 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next_one() -> None:
         for other in waiting:
             other.setblocking(False)
             other.connect_ex(("127.0.0.2", port))
-        asyncio.run(main(port))
+        async with site(answers(response(b"hello")), port=port):
+            connections = Connections(Origin("localhost", port, False))
+            connections._addresses._known = ["127.0.0.2", "127.0.0.1"]
+            listener = await send_request(await connections.connect(1.0))
+            connections.close()
+            await asyncio.sleep(0)
+
+            assert listener.body == b"hello"
         for other in waiting:
             other.close()
 
 
-def test_connections_go_to_all_addresses_of_a_name_in_turn() -> None:
-    async def main() -> None:
-        async with site(says(response(b"hello")), host="0.0.0.0") as there:
-            connections = Connections(Origin("localhost", there.port, False))
-            connections._addresses._known = ["127.0.0.1", "127.0.0.2"]
-            made = [await connections.fresh() for _ in range(4)]
-            peers = [
-                connection._transport.get_extra_info("peername")[0] for connection in made if connection._transport
-            ]
-            connections.close()
-            await asyncio.sleep(0)
+async def test_connections_go_to_all_addresses_of_a_name_in_turn() -> None:
+    async with site(answers(response(b"hello")), host="0.0.0.0") as there:
+        connections = Connections(Origin("localhost", there.port, False))
+        connections._addresses._known = ["127.0.0.1", "127.0.0.2"]
+        made = [await connections.connect() for _ in range(4)]
+        peers = [connection._transport.get_extra_info("peername")[0] for connection in made if connection._transport]
+        connections.close()
+        await asyncio.sleep(0)
 
-            assert sorted(peers) == ["127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.2"]
-
-    asyncio.run(main())
+        assert sorted(peers) == ["127.0.0.1", "127.0.0.1", "127.0.0.2", "127.0.0.2"]
 
 
-def test_a_name_is_asked_for_anew_when_no_address_is_left() -> None:
-    async def main() -> None:
-        async with site(says(response(b"hello"))) as there:
-            connections = Connections(Origin("localhost", there.port, False))
-            connections._addresses._known = ["127.0.0.2"]
-            with pytest.raises(TargetUnreachable, match="connection refused"):
-                await connections.fresh()
-            ear = await asks(await connections.fresh())
-            connections.close()
-            await asyncio.sleep(0)
+async def test_a_name_is_resolved_anew_when_no_address_is_left() -> None:
+    async with site(answers(response(b"hello"))) as there:
+        connections = Connections(Origin("localhost", there.port, False))
+        connections._addresses._known = ["127.0.0.2"]
+        with pytest.raises(TargetUnreachable, match="connection refused"):
+            await connections.connect()
+        listener = await send_request(await connections.connect())
+        connections.close()
+        await asyncio.sleep(0)
 
-            assert ear.body == b"hello"
-
-    asyncio.run(main())
+        assert listener.body == b"hello"
 
 
 @pytest.mark.parametrize(
@@ -534,41 +528,38 @@ def test_what_is_no_address_of_a_server_is_one_sentence(url: str) -> None:
     with pytest.raises(
         TargetUnreachable, match=r"is no address of a server; one looks like http://127.0.0.1:8000/v1\.$"
     ):
-        origin_of(url)
+        parse_origin(url)
 
 
 def test_the_host_header_names_the_port_only_where_it_is_not_the_usual_one() -> None:
     urls = ["http://a/v1", "https://a", "http://a:443", "https://a:8443/x", "http://[::1]:8000", "http://[::1]"]
 
-    assert [origin_of(url).host_header for url in urls] == ["a", "a", "a:443", "a:8443", "[::1]:8000", "[::1]"]
+    assert [parse_origin(url).host_header for url in urls] == ["a", "a", "a:443", "a:8443", "[::1]:8000", "[::1]"]
 
 
 def test_a_url_with_a_password_is_refused_without_being_repeated() -> None:
     with pytest.raises(TargetUnreachable) as error:
-        origin_of("http://user:secret@host/v1")
+        parse_origin("http://user:secret@host/v1")
 
     assert str(error.value).startswith("The server's URL holds a user or a password;")
     assert "secret" not in str(error.value)
 
 
-def test_names_in_other_scripts_are_asked_for_as_name_servers_know_them() -> None:
-    assert origin_of("http://bücher.example/v1").host == "xn--bcher-kva.example"
+def test_names_in_other_scripts_are_resolved_as_name_servers_know_them() -> None:
+    assert parse_origin("http://bücher.example/v1").host == "xn--bcher-kva.example"
 
 
-def test_a_literal_address_of_ipv6_is_connected_to() -> None:
-    async def main() -> None:
-        try:
-            async with site(says(response(b"hello")), host="::1") as there:
-                connections = Connections(origin_of(f"http://[::1]:{there.port}/v1"))
-                ear = await asks(await connections.fresh())
-                connections.close()
-                await connections.closed()
+async def test_a_literal_address_of_ipv6_is_connected_to() -> None:
+    try:
+        async with site(answers(response(b"hello")), host="::1") as there:
+            connections = Connections(parse_origin(f"http://[::1]:{there.port}/v1"))
+            listener = await send_request(await connections.connect())
+            connections.close()
+            await connections.wait_closed()
 
-                assert ear.body == b"hello"
-        except OSError as error:
-            pytest.skip(f"this machine has no IPv6: {error}")
-
-    asyncio.run(main())
+            assert listener.body == b"hello"
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6: {error}")
 
 
 # --- TLS
@@ -576,7 +567,7 @@ def test_a_literal_address_of_ipv6_is_connected_to() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """For 127.0.0.1, signed by itself."""
+    """Paths of a self-signed certificate for 127.0.0.1 and of its key."""
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     name = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
@@ -609,17 +600,17 @@ def test_tls_speaks_to_a_server_whose_certificate_is_trusted_and_to_no_other(
     tls.load_cert_chain(*certificate)
 
     async def main() -> None:
-        async with site(says(response(b"hello")), tls=tls) as there:
-            strangers = Connections(origin_of(there.url))
+        async with site(answers(response(b"hello")), tls=tls) as there:
+            strangers = Connections(parse_origin(there.url))
             with pytest.raises(TargetUnreachable) as error:
-                await strangers.fresh()
+                await strangers.connect()
             monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
-            connections = Connections(origin_of(there.url))
-            ear = await asks(await connections.fresh())
+            connections = Connections(parse_origin(there.url))
+            listener = await send_request(await connections.connect())
             connections.close()
             await asyncio.sleep(0.01)  # TLS is put down in more than one round of the loop
 
-            assert ear.body == b"hello"
+            assert listener.body == b"hello"
             assert str(error.value).startswith(
                 f"127.0.0.1:{there.port} can't be spoken to by TLS: its certificate is not trusted (self"
             )
@@ -630,11 +621,11 @@ def test_tls_speaks_to_a_server_whose_certificate_is_trusted_and_to_no_other(
 
 def test_tls_to_a_server_without_it_is_one_sentence() -> None:
     async def main() -> None:
-        async with site(lambda wire: wire.say(response(b"", status="400 Bad Request"))) as there:
+        async with site(lambda wire: wire.send(response(b"", status="400 Bad Request"))) as there:
             with pytest.raises(
                 TargetUnreachable, match=r"^127\.0\.0\.1:\d+ can't be (spoken to by TLS|reached): .+\.$"
             ):
-                await Connections(Origin("127.0.0.1", there.port, True)).fresh()
+                await Connections(Origin("127.0.0.1", there.port, True)).connect()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(main())

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_loadtest.client.connection import Connection
-from penstock_loadtest.client.exchange import MAX_WORDS, Exchange
+from penstock_loadtest.client.exchange import MAX_HEADER_CHARS, Exchange
 from penstock_loadtest.results.records import Record
 from tests.unit.loadtest.raw_server import LAST, chunked, head_of_stream
 
@@ -47,7 +47,7 @@ class World:
         self.line = Line()
         self.lost: list[Connection] = []
         self.connection = self.connect()
-        self.sent = asyncio.ensure_future(self.exchange.over(self.connection, b"", is_kept=is_kept))
+        self.sent = asyncio.ensure_future(self.exchange.send_over(self.connection, b"", is_kept=is_kept))
 
     def connect(self) -> Connection:
         connection = Connection(lambda _: None, self.lost.append)
@@ -167,7 +167,7 @@ def test_a_kept_connection_that_breaks_at_once_leaves_the_request_to_be_sent_aga
         world.connection.connection_lost(None)
         await world.sent
 
-        assert world.exchange.is_unheard
+        assert world.exchange.is_unanswered
         assert not world.exchange.is_over
         world.exchange.cut()
 
@@ -196,7 +196,7 @@ def test_a_connection_that_broke_since_it_was_made_is_told_at_once() -> None:
         record = Record(index=1, intended_s=0.0)
         exchange = Exchange(record, 0.0, stream=True, wants_usage=True, keeps_text=False)
         async with asyncio.timeout(20):
-            await exchange.over(closed, b"x", is_kept=False)
+            await exchange.send_over(closed, b"x", is_kept=False)
 
         assert (record.outcome, record.error) == ("failed", "the connection was closed before the answer's end")
         world.exchange.cut()
@@ -207,7 +207,7 @@ def test_a_connection_that_broke_since_it_was_made_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("header", "field", "value"),
     [
-        ("x-request-id: " + "r" * 1000, "request_id", "r" * MAX_WORDS),
+        ("x-request-id: " + "r" * 1000, "request_id", "r" * MAX_HEADER_CHARS),
         ("x-penstock-tier: e\x1b[31mdge", "tier", "e[31mdge"),
         ("x-penstock-cached-tokens: 12", "cached_tokens", 12),
         ("x-penstock-cached-tokens: inf", "cached_tokens", None),
@@ -259,7 +259,8 @@ def test_tool_calls_and_parts_of_odd_types_do_not_break_the_record() -> None:
             )
         world.hears(
             chunked(
-                b'data: {"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "usage": {"completion_tokens": 3}}\n\ndata: [DONE]\n\n'
+                b'data: {"choices": [{"delta": {}, "finish_reason": "tool_calls"}], "usage": {"completion_tokens": '
+                b"3}}\n\ndata: [DONE]\n\n"
             )
             + LAST
         )

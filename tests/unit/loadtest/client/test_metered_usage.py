@@ -7,37 +7,37 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from penstock_loadtest.client.destination import reach
-from penstock_loadtest.client.metered_usage import read_meters
+from penstock_loadtest.client.destination import find_destination
+from penstock_loadtest.client.metered_usage import read_metered_usage
 from penstock_loadtest.client.target import Target
 from penstock_loadtest.errors import TargetUnreachable
 from penstock_loadtest.fake.behaviour import Behaviour
 from penstock_loadtest.fake.process import fake_server_process
 from penstock_loadtest.scenario import Scenario
 from penstock_loadtest.studies.measure import measure
-from tests.unit.loadtest.raw_server import Asked, Wire, response, site
+from tests.unit.loadtest.raw_server import ReceivedRequest, Wire, response, site
 
 PAGE = json.dumps(
     {"object": "usage", "data": [{"day": "1", "completion_tokens": 3}, {"completion_tokens": 4}]}
 ).encode()
 
 
-def read(page: bytes, keys: dict[str, str], asked: list[Asked], status: str = "200 OK") -> dict[str, int]:
+def read(page: bytes, keys: dict[str, str], asked: list[ReceivedRequest], status: str = "200 OK") -> dict[str, int]:
     async def script(wire: Wire) -> None:
-        asked.append(await wire.asked())
-        await wire.say(response(page, status=status))
-        await wire.gone()
+        asked.append(await wire.read_request())
+        await wire.send(response(page, status=status))
+        await wire.wait_closed()
 
     async def main() -> dict[str, int]:
         async with site(script) as there:
-            return await read_meters(Target(there.url, "one", ["one"], keys, None, None))
+            return await read_metered_usage(Target(there.url, "one", ["one"], keys, None, None))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main())
 
 
 def test_each_tenants_meter_is_read_with_its_own_key() -> None:
-    asked: list[Asked] = []
+    asked: list[ReceivedRequest] = []
 
     assert read(PAGE, {"a": "key-a", "b": "key-b"}, asked) == {"a": 7, "b": 7}
     assert [question.line for question in asked] == ["GET /v1/usage HTTP/1.1"] * 2
@@ -60,7 +60,7 @@ def test_a_run_that_is_to_be_metered_where_nothing_is_sends_nothing_and_leaves_n
     with fake_server_process(Behaviour()) as fake, pytest.raises(TargetUnreachable):
         measure(
             scenario,
-            reach(scenario, fake.url, None, {"OPENAI_API_KEY": "key"}),
+            find_destination(scenario, fake.url, None, {"OPENAI_API_KEY": "key"}),
             tmp_path / "run",
             console=None,
             plots=False,

@@ -13,20 +13,20 @@ from rich.pretty import pretty_repr
 from penstock_loadtest.client.client import Client, Clock
 from penstock_loadtest.client.target import MAX_PAGE_BYTES, Target, find_target
 from penstock_loadtest.errors import TargetUnreachable
-from tests.unit.loadtest.raw_server import Asked, Script, Site, Wire, response, site
+from tests.unit.loadtest.raw_server import ReceivedRequest, Script, Site, Wire, response, site
 
 MODELS = json.dumps(
     {"object": "list", "data": [{"id": "one", "exact": True, "owned_by": "us"}, {"id": "two"}]}
 ).encode()
 
 
-def serves(*parts: bytes, asked: list[Asked] | None = None) -> Script:
+def serves(*parts: bytes, received: list[ReceivedRequest] | None = None) -> Script:
     async def script(wire: Wire) -> None:
-        question = await wire.asked()
-        if asked is not None:
-            asked.append(question)
-        await wire.say(*parts)
-        await wire.gone()
+        request = await wire.read_request()
+        if received is not None:
+            received.append(request)
+        await wire.send(*parts)
+        await wire.wait_closed()
 
     return script
 
@@ -49,7 +49,7 @@ def found(
 
 
 def sentence(script: Script, **options: object) -> str:
-    """Without the address that it begins with."""
+    """The sentence with which a target is refused, without the address that it begins with."""
     with pytest.raises(TargetUnreachable) as error:
         found(script, **options)  # type: ignore[arg-type]
     text = str(error.value)
@@ -59,21 +59,21 @@ def sentence(script: Script, **options: object) -> str:
 
 
 def test_a_target_is_what_the_server_lists() -> None:
-    asked: list[Asked] = []
-    target = found(serves(response(MODELS), asked=asked), keys={"default": "sk-secret", "b": "sk-other"})
+    received: list[ReceivedRequest] = []
+    target = found(serves(response(MODELS), received=received), keys={"default": "sk-secret", "b": "sk-other"})
 
     assert (target.model, target.models, target.exact) == ("one", ["one", "two"], True)
     assert target.keys == {"default": "sk-secret", "b": "sk-other"}
     assert target.metrics_url == target.url.removesuffix("/v1") + "/metrics"
-    assert asked[0].line == "GET /v1/models HTTP/1.1"
-    assert asked[0].headers["authorization"] == "Bearer sk-secret"
+    assert received[0].line == "GET /v1/models HTTP/1.1"
+    assert received[0].headers["authorization"] == "Bearer sk-secret"
 
 
 def test_a_server_without_keys_is_asked_without_one() -> None:
-    asked: list[Asked] = []
-    found(serves(response(MODELS), asked=asked))
+    received: list[ReceivedRequest] = []
+    found(serves(response(MODELS), received=received))
 
-    assert "authorization" not in asked[0].headers
+    assert "authorization" not in received[0].headers
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
@@ -171,24 +171,20 @@ def test_a_server_that_is_not_there_fails_within_a_second() -> None:
     assert 0.9 < took_s < 5
 
 
-def test_a_client_gets_pages_of_its_server_and_of_others() -> None:
-    asked: list[Asked] = []
+async def test_a_client_gets_pages_of_its_server_and_of_others() -> None:
+    received: list[ReceivedRequest] = []
 
-    async def main() -> None:
-        async with (
-            site(serves(response(b"ours"), asked=asked)) as ours,
-            site(serves(response(b"gone", status="410 Gone"), asked=asked)) as others,
-        ):
-            client = Client(Target(ours.url, "m", ["m"], {"default": "sk-secret"}, None, None), Clock())
-            pages = [
-                await client.get(url, 20.0)
-                for url in ("/v1/models", f"{ours.url}?x=1", f"http://127.0.0.1:{others.port}")
-            ]
-            await client.close()
+    async with (
+        site(serves(response(b"ours"), received=received)) as ours,
+        site(serves(response(b"gone", status="410 Gone"), received=received)) as others,
+    ):
+        client = Client(Target(ours.url, "m", ["m"], {"default": "sk-secret"}, None, None), Clock())
+        pages = [
+            await client.get(url, 20.0) for url in ("/v1/models", f"{ours.url}?x=1", f"http://127.0.0.1:{others.port}")
+        ]
+        await client.close()
 
-            assert pages == [(200, b"ours"), (200, b"ours"), (410, b"gone")]
+        assert pages == [(200, b"ours"), (200, b"ours"), (410, b"gone")]
 
-    asyncio.run(main())
-
-    assert [question.line.split()[1] for question in asked] == ["/v1/models", "/v1?x=1", "/"]
-    assert ["authorization" in question.headers for question in asked] == [True, False, False]
+    assert [request.line.split()[1] for request in received] == ["/v1/models", "/v1?x=1", "/"]
+    assert ["authorization" in request.headers for request in received] == [True, False, False]

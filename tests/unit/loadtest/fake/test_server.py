@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from penstock_loadtest.errors import ScenarioInvalid
-from penstock_loadtest.fake.answer import text_of
+from penstock_loadtest.fake.answer import join_words
 from penstock_loadtest.fake.behaviour import Behaviour, Fault, FaultKind, Replicas, Shedding, Stall, load_behaviour
 from penstock_loadtest.fake.process import fake_server_process
 from penstock_loadtest.fake.server import FakeServer
@@ -70,7 +70,7 @@ def run(behaviour: Behaviour, test: Callable[[World], Awaitable[None]]) -> None:
 
 
 def with_fault(kind: FaultKind, after_tokens: int | None = None) -> Behaviour:
-    """Request 0 has the fault, request 1 has not."""
+    """A behaviour in which request 0 has the fault and request 1 has not."""
     return Behaviour(
         ttft_s=FAST.ttft_s,
         gap_s=FAST.gap_s,
@@ -110,7 +110,7 @@ def test_the_openai_client_reads_whole_answers_and_streams_of_both_endpoints() -
             assert (
                 chat.choices[0].message.content
                 == "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])
-                == text_of(token_ids)
+                == join_words(token_ids)
             )
             assert chat.choices[0].token_ids == token_ids  # type: ignore[attr-defined]
             assert chunks[0].choices[0].delta.role == "assistant"
@@ -203,7 +203,7 @@ def arrivals_of(text: list[tuple[float, str]]) -> list[float]:
 
 
 async def timed_chat(there: World, **fields: object) -> list[float]:
-    """When each line with content was read, on the clock of the truths."""
+    """Times at which each line with content was read, on the clock of the truths."""
     body = {"model": "fake", "messages": [{"role": "user", "content": "one two three"}], "stream": True, **fields}
     async with there.http.stream("POST", "chat/completions", json=body) as response:
         return arrivals_of([(time.perf_counter(), line) async for line in response.aiter_lines()])

@@ -18,13 +18,13 @@ from rich.console import Console
 from penstock_loadtest.errors import RecordsInvalid
 from penstock_loadtest.report import words
 from penstock_loadtest.report.folder import SLOWEST, Checked, read_run
-from penstock_loadtest.report.page import Pictures, run_page, write_report
-from penstock_loadtest.report.rerun import scenario_yaml
-from penstock_loadtest.report.table import summary_table
+from penstock_loadtest.report.page import Pictures, render_run, write_report
+from penstock_loadtest.report.rerun import dump_scenario
+from penstock_loadtest.report.table import make_summary_table
 from penstock_loadtest.results.intervals import MIN_PAIRS
-from penstock_loadtest.results.knee import Next, Rules, Step, ladder_of, next_step
+from penstock_loadtest.results.knee import Next, Rules, Step, choose_next_step, make_ladder
 from penstock_loadtest.results.records import Record, write_json
-from penstock_loadtest.results.sides import Comparison, Run, Setting, comparison_of, next_run
+from penstock_loadtest.results.sides import Comparison, Run, Setting, choose_next_run, make_comparison
 from penstock_loadtest.results.summary import Summary, summarize
 from penstock_loadtest.scenario import Arrivals, Cancel, Kind, Lengths, Scenario, Sessions, Share, Trace, load_scenario
 from tests.unit.loadtest.simulated import SCENARIO, TENANTS, simulate, write_folder
@@ -95,12 +95,12 @@ class Page(HTMLParser):
 
 
 def written(folder: Path) -> Page:
-    """With its plots."""
+    """The page of a folder, written with its plots."""
     return Page(write_report(folder).read_text(encoding="utf-8"))
 
 
 def without_plots(folder: Path) -> Page:
-    return Page(run_page(read_run(folder), Pictures([], [], [])))
+    return Page(render_run(read_run(folder), Pictures([], [], [])))
 
 
 def reported(folder: Path, records: Sequence[Record], scenario: Scenario = SHORT) -> Page:
@@ -157,7 +157,7 @@ def test_the_page_says_the_figures_of_the_summary(whole: Path) -> None:
         ("End to end", summary.e2e_s),
     ):
         assert page.row(name)[1:6] == [
-            words.duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)
+            words.format_duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)
         ]
     assert page.row("good")[1] == f"{summary.goodput.good:,}"
     assert page.row("missed TTFT")[1] == f"{summary.goodput.misses.ttft:,}"
@@ -166,9 +166,9 @@ def test_the_page_says_the_figures_of_the_summary(whole: Path) -> None:
         assert page.row(group.name)[1:4] == [
             f"{group.requests:,}",
             f"{group.outcomes.finished:,}",
-            words.share(group.goodput.share),
+            words.format_share(group.goodput.share),
         ]
-    assert " ".join(words.share(summary.goodput.share).split()) in page.text
+    assert " ".join(words.format_share(summary.goodput.share).split()) in page.text
 
 
 def test_the_slowest_requests_are_listed_by_their_wait_with_where_they_went(whole: Path) -> None:
@@ -182,9 +182,9 @@ def test_the_slowest_requests_are_listed_by_their_wait_with_where_they_went(whol
     assert [row[0] for row in rows] == [record.request_id for record in slowest]
     first = slowest[0]
     assert rows[0][1:4] == [
-        words.duration(first.ttft_s),
-        words.duration(first.predicted_ttft_s),
-        words.duration(first.tpot_s),
+        words.format_duration(first.ttft_s),
+        words.format_duration(first.predicted_ttft_s),
+        words.format_duration(first.tpot_s),
     ]
     assert rows[0][6] == str(first.cached_tokens)
     assert rows[0][9:] == [first.tenant, first.tier, first.replica]
@@ -219,6 +219,31 @@ def test_what_the_server_said_stays_text(hostile: Page) -> None:
     assert hostile.count("script") == hostile.count("img") == 0
     assert hostile.source.count("<script") == 0
     assert hostile.text.count(NASTY) >= 4
+
+
+def test_a_scenario_with_a_hostile_name_stays_text(tmp_path: Path) -> None:
+    page = reported(tmp_path, [finished(0)], msgspec.structs.replace(SHORT, name='"><img>'))
+
+    assert page.count("img") == 0
+    assert '"><img>: load test' in page.text
+    assert page.count("h1") == 1
+
+
+def test_hostile_names_of_models_and_sides_stay_text(tmp_path: Path) -> None:
+    ladder = make_ladder(
+        "http://127.0.0.1:1/v1", "<script>", "requests/s", Rules(start_rate=1.0, max_rate=64.0), {}, []
+    )
+    a, b = (Setting(name=name, url="http://x/v1", model="<script>", overrides=[]) for name in ('"><img>', "<b>"))
+    for name, content in (("ladder", ladder), ("compare", make_comparison(a, b, 10, {}, []))):
+        (tmp_path / name).mkdir()
+        write_json(tmp_path / name / f"{name}.json", content)
+
+    pages = [written(tmp_path / name) for name in ("ladder", "compare")]
+
+    assert all(page.count(tag) == 0 for page in pages for tag in ("script", "img", "b"))
+    assert "Ladder against <script>" in pages[0].text
+    assert '<b> against "><img>' in pages[1].text
+    assert "<b>: <script> at http://x/v1" in pages[1].text
 
 
 def test_dollars_and_underscores_in_names_are_not_taken_for_formulas(hostile: Page) -> None:
@@ -405,7 +430,7 @@ def test_many_tenants_and_replicas_do_not_flood_the_page(tmp_path: Path) -> None
 
 def some_ladder(folder: Path) -> int:
     rules, steps = Rules(start_rate=1.0, max_rate=64.0), list[Step]()
-    while isinstance(following := next_step(steps, rules), Next):
+    while isinstance(following := choose_next_step(steps, rules), Next):
         rate = following.rate
         share = min(1.0, max(0.0, 1.6 - rate / 14))
         figures = {
@@ -426,7 +451,7 @@ def some_ladder(folder: Path) -> int:
             "folder": "x",
         }
         steps.append(msgspec.convert(named | figures | latencies | counts | flags, Step))
-    write_json(folder / "ladder.json", ladder_of("http://127.0.0.1:1/v1", "small", "requests/s", rules, {}, steps))
+    write_json(folder / "ladder.json", make_ladder("http://127.0.0.1:1/v1", "small", "requests/s", rules, {}, steps))
     return len(steps)
 
 
@@ -469,7 +494,8 @@ def test_a_ladder_without_steps_or_without_figures_has_a_page(tmp_path: Path) ->
     for name, steps in (("none", []), ("dead", [dead])):
         (tmp_path / name).mkdir()
         write_json(
-            tmp_path / name / "ladder.json", ladder_of("http://127.0.0.1:1/v1", "small", "requests/s", rules, {}, steps)
+            tmp_path / name / "ladder.json",
+            make_ladder("http://127.0.0.1:1/v1", "small", "requests/s", rules, {}, steps),
         )
 
     unfinished, stopped = (written(tmp_path / name) for name in ("none", "dead"))
@@ -481,7 +507,7 @@ def test_a_ladder_without_steps_or_without_figures_has_a_page(tmp_path: Path) ->
 def some_comparison(pairs: int, *, measured: int) -> Comparison:
     a, b = (Setting(name=name, url=f"http://{name}.test/v1", model="small", overrides=[]) for name in ("old", "new"))
     rng, runs = random.Random(5), list[Run]()
-    while (following := next_run(runs, pairs)) and len(runs) < 2 * measured:
+    while (following := choose_next_run(runs, pairs)) and len(runs) < 2 * measured:
         faster = 0.8 if following.side == "b" else 1.0
         figures = {
             "TTFT": 0.2 * faster * rng.uniform(0.98, 1.02),
@@ -498,7 +524,7 @@ def some_comparison(pairs: int, *, measured: int) -> Comparison:
             "finished": 99,
         }
         runs.append(msgspec.convert(facts | {"is_balanced": True, "is_late": False}, Run))
-    return comparison_of(a, b, pairs, {}, runs)
+    return make_comparison(a, b, pairs, {}, runs)
 
 
 def test_a_comparisons_page_has_ratios_with_intervals_and_every_run(tmp_path: Path) -> None:
@@ -531,8 +557,10 @@ def test_the_terminals_table_says_the_same_as_the_summary() -> None:
     text = _printed(summary, Checked(is_balanced=True, sentences=["The ledger balances.", "All is well."]))
 
     for value in (summary.ttft_s.p50, summary.ttft_s.p99, summary.tpot_s.p90, summary.e2e_s.max):
-        assert words.duration(value).replace("\N{NO-BREAK SPACE}", " ") in text.replace("\N{NO-BREAK SPACE}", " ")
-    assert words.share(summary.goodput.share) in text
+        assert words.format_duration(value).replace("\N{NO-BREAK SPACE}", " ") in text.replace(
+            "\N{NO-BREAK SPACE}", " "
+        )
+    assert words.format_share(summary.goodput.share) in text
     assert "The ledger balances." in text
     assert all(name in text for name in TENANTS)
     assert "late" not in text.replace("lateness", "")
@@ -557,7 +585,7 @@ def test_the_terminals_table_of_an_empty_or_late_run() -> None:
 
 def _printed(summary: Summary, ledger: Checked | None) -> str:
     console = Console(width=80, color_system=None, file=StringIO())
-    console.print(summary_table(summary, ledger))
+    console.print(make_summary_table(summary, ledger))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
@@ -587,7 +615,7 @@ def _printed(summary: Summary, ledger: Checked | None) -> str:
 )
 def test_the_scenario_in_the_report_is_read_back_as_the_same(tmp_path: Path, scenario: Scenario) -> None:
     path = tmp_path / "scenario.yaml"
-    path.write_text(scenario_yaml(scenario), encoding="utf-8")
+    path.write_text(dump_scenario(scenario), encoding="utf-8")
 
     assert load_scenario(path, []) == msgspec.structs.replace(
         scenario, name="scenario" if scenario.name == "load" else scenario.name
@@ -618,12 +646,12 @@ def test_the_scenario_in_the_report_is_read_back_as_the_same(tmp_path: Path, sce
     ],
 )
 def test_durations_have_three_digits_and_a_unit(seconds: float | None, text: str) -> None:
-    assert words.duration(seconds).replace("\N{NO-BREAK SPACE}", " ") == text
+    assert words.format_duration(seconds).replace("\N{NO-BREAK SPACE}", " ") == text
 
 
 @given(st.floats(0.001, 119))
 def test_a_duration_is_within_half_a_percent_of_what_it_says(seconds: float) -> None:
-    value, unit = words.duration(seconds).split("\N{NO-BREAK SPACE}")
+    value, unit = words.format_duration(seconds).split("\N{NO-BREAK SPACE}")
 
     assert float(value) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit] == pytest.approx(seconds, rel=0.0051)
 
@@ -633,9 +661,9 @@ def test_a_duration_is_within_half_a_percent_of_what_it_says(seconds: float) -> 
     [(None, "–"), (0.0, "0 %"), (1.0, "100 %"), (0.9996, "> 99.9 %"), (0.0004, "< 0.1 %"), (0.9444, "94.4 %")],
 )
 def test_a_share_that_is_not_all_or_nothing_never_reads_like_it(value: float | None, text: str) -> None:
-    assert words.share(value).replace("\N{NO-BREAK SPACE}", " ") == text
+    assert words.format_share(value).replace("\N{NO-BREAK SPACE}", " ") == text
 
 
 @given(st.floats(0, 1, exclude_min=True, exclude_max=True))
 def test_only_all_is_a_hundred_percent(value: float) -> None:
-    assert words.share(value).replace("\N{NO-BREAK SPACE}", " ") not in ("0 %", "100 %")
+    assert words.format_share(value).replace("\N{NO-BREAK SPACE}", " ") not in ("0 %", "100 %")

@@ -10,13 +10,13 @@ from penstock_loadtest.results.cost import (
     CpuUse,
     Overhead,
     Path,
-    fit,
-    grid,
-    least_squares,
-    lines_of,
-    missing,
-    overhead_of,
-    whole_cells,
+    find_missing_cells,
+    fit_cost,
+    fit_line,
+    keep_whole_cells,
+    list_cells,
+    make_lines,
+    make_overhead,
 )
 
 
@@ -56,11 +56,11 @@ def programmed(cell: Cell) -> CellRun:
     )
 
 
-CELLS = grid(6, [1, 16], [16, 64, 256], is_direct_too=True)
+CELLS = list_cells(6, [1, 16], [16, 64, 256], is_direct_too=True)
 
 
 def test_platform_and_engine_are_measured_next_to_each_other_and_take_turns_to_be_first() -> None:
-    cells = grid(2, [4], [16, 64], is_direct_too=True)
+    cells = list_cells(2, [4], [16, 64], is_direct_too=True)
 
     assert [cell.path for cell in cells] == [
         "platform",
@@ -76,11 +76,11 @@ def test_platform_and_engine_are_measured_next_to_each_other_and_take_turns_to_b
 
 
 def test_without_an_engine_only_the_platform_is_measured() -> None:
-    assert {cell.path for cell in grid(2, [4], [16], is_direct_too=False)} == {"platform"}
+    assert {cell.path for cell in list_cells(2, [4], [16], is_direct_too=False)} == {"platform"}
 
 
 def test_the_programmed_cost_is_fitted() -> None:
-    found = overhead_of("http://p/v1", "http://e/v1", {}, [programmed(cell) for cell in CELLS], CELLS)
+    found = make_overhead("http://p/v1", "http://e/v1", {}, [programmed(cell) for cell in CELLS], CELLS)
 
     assert [line.concurrency for line in found.fits] == [1, 16, None]
     for line in found.fits:
@@ -95,7 +95,7 @@ def test_the_programmed_cost_is_fitted() -> None:
 
 
 def test_added_latency_is_the_difference_to_the_engine() -> None:
-    line = lines_of([programmed(cell) for cell in CELLS])[0]
+    line = make_lines([programmed(cell) for cell in CELLS])[0]
 
     assert line.added_ttft_ms is not None
     assert line.added_ttft_ms.value == pytest.approx(4.0)
@@ -112,7 +112,7 @@ def test_added_latency_is_the_difference_to_the_engine() -> None:
 
 
 def test_without_an_engine_nothing_is_said_of_added_latency() -> None:
-    line = lines_of([programmed(Cell(1, 1, 16, "platform"))])[0]
+    line = make_lines([programmed(Cell(1, 1, 16, "platform"))])[0]
 
     assert line.added_ttft_ms is None
     assert line.cpu_ms == pytest.approx(1.82)
@@ -124,13 +124,13 @@ def test_least_squares_agrees_with_numpy() -> None:
     points = np.column_stack([x, 2 + 0.05 * x + rng.normal(0, 1, 40)])
     slope, intercept = np.polyfit(points[:, 0], points[:, 1], 1)
 
-    assert least_squares(points) == (pytest.approx(intercept), pytest.approx(slope))
+    assert fit_line(points) == (pytest.approx(intercept), pytest.approx(slope))
 
 
 def test_one_length_alone_gives_no_fit() -> None:
     runs = [programmed(Cell(number, 1, 64, "platform")) for number in (1, 2, 3)]
 
-    assert fit(runs, None, np.random.default_rng(0)) is None
+    assert fit_cost(runs, None, np.random.default_rng(0)) is None
 
 
 def noisy(rng: np.random.Generator) -> list[CellRun]:
@@ -142,7 +142,7 @@ def noisy(rng: np.random.Generator) -> list[CellRun]:
 
 
 def test_the_interval_of_the_fit_is_as_wide_as_the_noise() -> None:
-    found = [fit(noisy(np.random.default_rng(seed)), None, np.random.default_rng(0)) for seed in range(8)]
+    found = [fit_cost(noisy(np.random.default_rng(seed)), None, np.random.default_rng(0)) for seed in range(8)]
     intervals = [line.per_token_interval_us for line in found if line and line.per_token_interval_us]
 
     assert len(intervals) == 8
@@ -151,7 +151,7 @@ def test_the_interval_of_the_fit_is_as_wide_as_the_noise() -> None:
 
 
 def test_a_fit_of_few_runs_has_no_interval() -> None:
-    found = fit(
+    found = fit_cost(
         [programmed(cell) for cell in CELLS if cell.round == 1 and cell.concurrency == 1],
         None,
         np.random.default_rng(0),
@@ -163,18 +163,18 @@ def test_a_fit_of_few_runs_has_no_interval() -> None:
 
 
 def test_a_run_without_its_neighbour_is_made_again() -> None:
-    cells = grid(1, [1], [16, 64], is_direct_too=True)
+    cells = list_cells(1, [1], [16, 64], is_direct_too=True)
     runs = [programmed(cell) for cell in cells[:3]]
 
-    assert whole_cells(runs, is_direct_too=True) == runs[:2]
-    assert missing(cells, whole_cells(runs, is_direct_too=True)) == cells[2:]
-    assert whole_cells([programmed(cells[0])], is_direct_too=False) == [programmed(cells[0])]
+    assert keep_whole_cells(runs, is_direct_too=True) == runs[:2]
+    assert find_missing_cells(cells, keep_whole_cells(runs, is_direct_too=True)) == cells[2:]
+    assert keep_whole_cells([programmed(cells[0])], is_direct_too=False) == [programmed(cells[0])]
 
 
 @pytest.mark.parametrize("path", ["platform", "direct"])
 def test_what_makes_the_figures_doubtful_is_said(path: Path) -> None:
     cells = [Cell(1, 1, 16, path), Cell(1, 1, 64, path)]
-    found = overhead_of("u", None, {}, [cell_run(cells[0], is_late=True, finished=90)], cells)
+    found = make_overhead("u", None, {}, [cell_run(cells[0], is_late=True, finished=90)], cells)
 
     assert not found.is_complete
     assert "Not finished: 1 of 2 runs." in found.notes
@@ -186,10 +186,10 @@ def test_a_run_in_which_nothing_finished_has_no_cost() -> None:
     run = cell_run(Cell(1, 1, 16, "platform"), finished=0)
 
     assert run.cpu_ms is None
-    assert lines_of([run])[0].cpu_ms is None
+    assert make_lines([run])[0].cpu_ms is None
 
 
 def test_an_overhead_survives_json() -> None:
-    found = overhead_of("u", "v", {}, [programmed(cell) for cell in CELLS], CELLS)
+    found = make_overhead("u", "v", {}, [programmed(cell) for cell in CELLS], CELLS)
 
     assert msgspec.convert(msgspec.to_builtins(found), Overhead, strict=False) == found

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock_loadtest.results.knee import Done, Ladder, Next, Rules, Step, bracket, ladder_of, next_step
+from penstock_loadtest.results.knee import Done, Ladder, Next, Rules, Step, choose_next_step, find_bracket, make_ladder
 
 RULES = Rules(start_rate=1.0, max_rate=1000.0)
 
@@ -42,7 +42,7 @@ def step(rate: float, goodput: float | None, *, number: int = 1, is_dead: bool =
 def climbed(goodput: Callable[[float], float], rules: Rules = RULES) -> tuple[list[Step], Done]:
     """All steps against a server, and the result."""
     steps: list[Step] = []
-    while isinstance(following := next_step(steps, rules), Next):
+    while isinstance(following := choose_next_step(steps, rules), Next):
         made = step(following.rate, goodput(following.rate), number=len(steps) + 1)
         steps.append(msgspec.structs.replace(made, purpose=following.purpose, reason=following.reason))
     return steps, following
@@ -53,7 +53,7 @@ def capacity(knee: float) -> Callable[[float], float]:
 
 
 def test_the_first_step_is_at_the_first_rate() -> None:
-    assert next_step([], RULES) == Next(1.0, "raise", "the first rate")
+    assert choose_next_step([], RULES) == Next(1.0, "raise", "the first rate")
 
 
 def test_the_rate_doubles_while_goodput_holds_then_the_bracket_is_halved_and_the_knee_run_again() -> None:
@@ -69,7 +69,7 @@ def test_the_rate_doubles_while_goodput_holds_then_the_bracket_is_halved_and_the
 def test_the_knee_is_found_to_the_precision_wherever_it_is(knee: float, factor: float, precision: float) -> None:
     rules = Rules(start_rate=1.0, max_rate=1000.0, factor=factor, precision=precision, max_steps=100)
     steps, done = climbed(capacity(knee), rules)
-    found = bracket(steps, rules)
+    found = find_bracket(steps, rules)
 
     if found.held is not None and found.missed is not None:
         assert done.is_confirmed
@@ -85,7 +85,7 @@ def test_the_knee_is_found_to_the_precision_wherever_it_is(knee: float, factor: 
 def test_a_noisy_server_never_keeps_it_going_for_ever_and_a_confirmed_knee_never_missed(seed: int) -> None:
     rng = random.Random(seed)
     steps, done = climbed(lambda rate: rng.random() * 2 if 3 < rate < 30 else float(rate <= 3))
-    found = bracket(steps, RULES)
+    found = find_bracket(steps, RULES)
 
     assert len(steps) <= RULES.max_steps
     if done.is_confirmed:
@@ -96,23 +96,23 @@ def test_a_noisy_server_never_keeps_it_going_for_ever_and_a_confirmed_knee_never
 
 def test_a_confirmation_that_fails_goes_on_below() -> None:
     steps = [step(4.0, 1.0), step(5.0, 0.5), step(4.8, 0.95)]
-    confirm = next_step(steps, RULES)
+    confirm = choose_next_step(steps, RULES)
     assert isinstance(confirm, Next)
     assert (confirm.purpose, confirm.rate) == ("confirm", 4.8)
 
-    after = next_step([*steps, step(4.8, 0.85)], RULES)
+    after = choose_next_step([*steps, step(4.8, 0.85)], RULES)
 
     assert isinstance(after, Next)
     assert (after.purpose, after.rate) == ("bisect", pytest.approx((4.0 * 4.8) ** 0.5))
 
 
 def test_goodput_exactly_at_the_share_holds() -> None:
-    assert bracket([step(4.0, 0.9)], RULES).held == 4.0
-    assert bracket([step(4.0, 0.8999)], RULES).held is None
+    assert find_bracket([step(4.0, 0.9)], RULES).held == 4.0
+    assert find_bracket([step(4.0, 0.8999)], RULES).held is None
 
 
 def test_a_step_in_which_nothing_was_judged_does_not_hold() -> None:
-    assert bracket([step(4.0, None)], RULES).missed == 4.0
+    assert find_bracket([step(4.0, None)], RULES).missed == 4.0
 
 
 def test_a_first_rate_that_is_too_high_is_lowered() -> None:
@@ -140,7 +140,7 @@ def test_a_server_that_holds_at_every_rate_is_not_given_a_knee() -> None:
 
 
 def test_a_dead_server_ends_the_ladder() -> None:
-    done = next_step([step(1.0, 1.0), step(2.0, 0.0, is_dead=True)], RULES)
+    done = choose_next_step([step(1.0, 1.0), step(2.0, 0.0, is_dead=True)], RULES)
 
     assert done == Done(False, "The server stopped answering at 2 requests/s.")
 
@@ -156,14 +156,14 @@ def test_the_number_of_steps_is_bounded() -> None:
 def test_a_ladder_that_goes_on_makes_the_same_steps_as_one_that_was_never_stopped() -> None:
     whole, _ = climbed(capacity(23.0))
     for count in range(len(whole)):
-        following = next_step(whole[:count], RULES)
+        following = choose_next_step(whole[:count], RULES)
 
         assert isinstance(following, Next)
         assert following.rate == whole[count].rate
 
 
 def test_a_ladder_says_what_is_known_so_far() -> None:
-    begun = ladder_of("http://x/v1", "m", "requests/s", RULES, {}, [step(1.0, 1.0), step(2.0, 0.1)])
+    begun = make_ladder("http://x/v1", "m", "requests/s", RULES, {}, [step(1.0, 1.0), step(2.0, 0.1)])
 
     assert (begun.knee, begun.missed, begun.is_confirmed, begun.is_complete) == (1.0, 2.0, False, False)
     assert begun.verdict == "Not finished after 2 steps: goodput held at 1 requests/s, not at 2 requests/s."
@@ -171,7 +171,7 @@ def test_a_ladder_says_what_is_known_so_far() -> None:
 
 def test_a_ladder_survives_json() -> None:
     steps, _ = climbed(capacity(5.0))
-    ladder = ladder_of("http://x/v1", "m", "requests/s", RULES, {"pace": {"step_s": 1.0}}, steps)
+    ladder = make_ladder("http://x/v1", "m", "requests/s", RULES, {"pace": {"step_s": 1.0}}, steps)
 
     assert ladder.is_complete
     assert msgspec.convert(msgspec.to_builtins(ladder), Ladder, strict=False) == ladder

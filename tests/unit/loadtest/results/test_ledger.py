@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from penstock_loadtest.results import ledger as entries
-from penstock_loadtest.results.ledger import Repeat, check, metered_bounds
+from penstock_loadtest.results.ledger import Repeat, bound_metered_tokens, check_ledger
 from penstock_loadtest.results.records import Record
 
 
@@ -39,13 +39,13 @@ def kinds(
     exact: bool | None = None,
     metered: dict[str, int] | None = None,
 ) -> dict[str, int]:
-    found = check(records, repeats or [], exact=exact, metered=metered)
+    found = check_ledger(records, repeats or [], exact=exact, metered=metered)
     assert found.is_balanced == (not found.violations)
     return {violation.kind: violation.count for violation in found.violations}
 
 
 def test_a_run_that_went_well_balances() -> None:
-    found = check([answered(index) for index in range(3)], exact=True)
+    found = check_ledger([answered(index) for index in range(3)], exact=True)
 
     assert found.is_balanced
     assert (found.requests, found.accepted, found.ends) == (3, 3, {"finished": 3})
@@ -57,7 +57,7 @@ def test_a_run_that_went_well_balances() -> None:
 
 
 def test_a_run_without_requests_balances() -> None:
-    assert check([], exact=None).is_balanced
+    assert check_ledger([], exact=None).is_balanced
 
 
 def test_what_the_client_saw_against_the_protocol_becomes_a_kind_of_its_own() -> None:
@@ -72,7 +72,7 @@ def test_the_same_violation_twice_in_one_answer_counts_once() -> None:
 
 
 def test_the_first_five_requests_of_a_kind_are_named() -> None:
-    found = check([answered(index, violations=["two ends"]) for index in range(9)], exact=None)
+    found = check_ledger([answered(index, violations=["two ends"]) for index in range(9)], exact=None)
 
     assert found.violations[0].count == 9
     assert [(example.index, example.request_id) for example in found.violations[0].examples] == [
@@ -94,7 +94,7 @@ def test_one_token_less_metered_than_delivered_is_found() -> None:
 
 @pytest.mark.parametrize("source", ["usage", "chunks"])
 def test_tokens_without_ids_are_unverified_and_never_compared(source: str) -> None:
-    found = check([answered(tokens=8, tokens_from=source, metered_tokens=99)], exact=True)
+    found = check_ledger([answered(tokens=8, tokens_from=source, metered_tokens=99)], exact=True)
 
     assert found.is_balanced
     assert found.tokens.verified == 0
@@ -103,7 +103,7 @@ def test_tokens_without_ids_are_unverified_and_never_compared(source: str) -> No
 
 
 def test_an_answer_whose_usage_never_came_is_counted_as_unmetered() -> None:
-    found = check([answered(metered_tokens=None)], exact=None)
+    found = check_ledger([answered(metered_tokens=None)], exact=None)
 
     assert found.is_balanced
     assert (found.tokens.verified, found.tokens.matched, found.tokens.unmetered) == (8, 0, 8)
@@ -129,11 +129,11 @@ def test_an_accepted_request_that_never_ended_is_found_unless_the_run_ended_firs
     open_one = answered(outcome="unfinished", finish_reason=None, metered_tokens=None, wanted_tokens=64)
 
     assert kinds(open_one) == {entries.NOT_ENDED: 1}
-    found = check([msgspec.structs.replace(open_one, is_cut=True)], exact=None)
+    found = check_ledger([msgspec.structs.replace(open_one, is_cut=True)], exact=None)
     assert found.is_balanced
-    assert (
-        found.sentences[0]
-        == "The ledger balances: each of 1 accepted requests ended in exactly one way, but 1 that were still open when the run ended."
+    assert found.sentences[0] == (
+        "The ledger balances: each of 1 accepted requests ended in exactly one way, but 1 that were still open "
+        "when the run ended."
     )
 
 
@@ -159,7 +159,7 @@ def test_what_was_not_accepted_owes_nothing() -> None:
         metered_tokens=None,
         violations=["no [DONE]"],
     )
-    found = check([shed, refused], exact=None)
+    found = check_ledger([shed, refused], exact=None)
 
     assert found.is_balanced
     assert (found.requests, found.accepted) == (2, 0)
@@ -179,19 +179,19 @@ def test_a_repeat_that_differs_fails_an_exact_server() -> None:
 
 @pytest.mark.parametrize("exact", [False, None])
 def test_a_repeat_that_differs_is_a_share_on_any_other_server(exact: bool | None) -> None:
-    found = check([], [repeat(0, "a", "a"), repeat(1, "a", "b"), repeat(2, "a", None)], exact=exact)
+    found = check_ledger([], [repeat(0, "a", "a"), repeat(1, "a", "b"), repeat(2, "a", None)], exact=exact)
 
     assert found.is_balanced
     assert found.repeats == entries.Repeats(compared=2, different=1, not_compared=1, share=0.5, is_fatal=False)
-    assert (
-        found.sentences[-1]
-        == "1 of 2 repeated requests had the same answer (50.0% differ; the server does not claim to be exact); 1 could not be compared."
+    assert found.sentences[-1] == (
+        "1 of 2 repeated requests had the same answer (50.0% differ; the server does not claim to be exact); 1 "
+        "could not be compared."
     )
 
 
 def test_a_repeat_that_did_not_finish_is_not_compared() -> None:
     broken = Repeat(answered(0, answer_digest="a"), answered(1, outcome="failed", answer_digest="b"))
-    found = check([], [broken], exact=True)
+    found = check_ledger([], [broken], exact=True)
 
     assert found.is_balanced
     assert found.sentences[-1] == "None of 1 repeated requests could be compared."
@@ -212,7 +212,7 @@ def test_a_tenants_meter_may_show_more_only_for_requests_that_were_cut_short() -
     assert kinds(*records, metered={"default": 72}) == {}
     assert kinds(*records, metered={"default": 15}) == {f"{entries.TENANT_DIFFERS}: default": 1}
     assert kinds(*records, metered={"default": 73}) == {f"{entries.TENANT_DIFFERS}: default": 1}
-    assert check(records, exact=None, metered={"default": 20}).sentences[-1] == (
+    assert check_ledger(records, exact=None, metered={"default": 20}).sentences[-1] == (
         "The meter of tenant default shows 20 completion tokens and agrees with the 16 to 72 expected."
     )
 
@@ -233,14 +233,14 @@ def test_a_tenants_meter_may_show_more_only_for_requests_that_were_cut_short() -
     ],
 )
 def test_what_a_meter_may_show_for_one_request(record: Record, bounds: tuple[int, int | None]) -> None:
-    assert metered_bounds(record) == bounds
+    assert bound_metered_tokens(record) == bounds
 
 
 def test_totals_are_per_tenant() -> None:
     declined = answered(
         2, tenant="b", outcome="shed", status=429, tokens=0, prompt_tokens=None, cached_tokens=None, metered_tokens=None
     )
-    a, b = check([answered(0, tenant="b"), answered(1, tenant="a"), declined], exact=None).tenants
+    a, b = check_ledger([answered(0, tenant="b"), answered(1, tenant="a"), declined], exact=None).tenants
 
     assert (a.tenant, b.tenant) == ("a", "b")
     assert (b.requests, b.accepted, b.prompt_tokens, b.cached_tokens, b.completion_tokens, b.usage_tokens) == (
@@ -254,7 +254,9 @@ def test_totals_are_per_tenant() -> None:
 
 
 def test_the_ledger_survives_json() -> None:
-    found = check([answered(0, violations=["two ends"])], [repeat(0, "a", "b")], exact=False, metered={"default": 8})
+    found = check_ledger(
+        [answered(0, violations=["two ends"])], [repeat(0, "a", "b")], exact=False, metered={"default": 8}
+    )
 
     assert msgspec.convert(msgspec.to_builtins(found), entries.Ledger) == found
     assert math.isclose(found.repeats.share or 0, 1.0)

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from penstock_loadtest.results.columns import read_columns
 from penstock_loadtest.results.records import Record
-from penstock_loadtest.results.series import WIDTHS_S, Observed, Series, replicas, series, window_width_s
+from penstock_loadtest.results.series import (
+    WIDTHS_S,
+    Observed,
+    Series,
+    choose_window_width_s,
+    collect_replicas,
+    compute_series,
+)
 from penstock_loadtest.scenario import Targets
 
 TARGETS = Targets(ttft_s=1.0, tpot_s=0.1)
@@ -25,7 +32,7 @@ def request(
 
 
 def over_time(*records: Record, width_s: float = 1.0) -> Series:
-    found = series(read_columns(records), TARGETS, width_s=width_s)
+    found = compute_series(read_columns(records), TARGETS, width_s=width_s)
     assert found is not None
     return found
 
@@ -90,7 +97,7 @@ def test_most_in_flight_is_the_highest_level_of_a_plain_count(records: list[Reco
 
 @given(any_requests())
 def test_no_request_is_lost_between_windows(records: list[Record]) -> None:
-    found = series(read_columns(records), TARGETS)
+    found = compute_series(read_columns(records), TARGETS)
 
     assert found is not None
     assert found.offered_per_s.sum() * found.width_s == pytest.approx(len(records))
@@ -138,21 +145,24 @@ def test_windows_begin_at_multiples_of_their_width() -> None:
 
 
 def test_a_run_without_requests_has_no_series() -> None:
-    assert series(read_columns([]), TARGETS) is None
+    assert compute_series(read_columns([]), TARGETS) is None
 
 
 @given(st.floats(0, 1e6), st.integers(1, 10**6))
 def test_there_are_never_too_many_windows(span_s: float, requests: int) -> None:
-    assert span_s / window_width_s(span_s, requests) <= 120 or window_width_s(span_s, requests) == WIDTHS_S[-1]
+    assert (
+        span_s / choose_window_width_s(span_s, requests) <= 120
+        or choose_window_width_s(span_s, requests) == WIDTHS_S[-1]
+    )
 
 
 def test_a_busy_minute_gets_windows_of_a_second_or_less_and_a_quiet_one_wider_ones() -> None:
-    assert window_width_s(60.0, 3000) <= 1.0
-    assert window_width_s(60.0, 60) == 5.0
+    assert choose_window_width_s(60.0, 3000) <= 1.0
+    assert choose_window_width_s(60.0, 60) == 5.0
 
 
 def test_replicas_are_one_line_for_each_pool_and_tier_with_gaps_where_they_were_not_named() -> None:
-    found = replicas([Observed(0.0, {"m/gpu": 1}), Observed(1.0, {"m/gpu": 3, "m/cpu": 2}), Observed(2.0)])
+    found = collect_replicas([Observed(0.0, {"m/gpu": 1}), Observed(1.0, {"m/gpu": 3, "m/cpu": 2}), Observed(2.0)])
 
     assert found is not None
     assert found.counts["m/gpu"].tolist() == pytest.approx([1, 3, np.nan], nan_ok=True)
@@ -160,5 +170,5 @@ def test_replicas_are_one_line_for_each_pool_and_tier_with_gaps_where_they_were_
 
 
 def test_a_server_that_names_no_replicas_has_none() -> None:
-    assert replicas([]) is None
-    assert replicas([Observed(0.0)]) is None
+    assert collect_replicas([]) is None
+    assert collect_replicas([Observed(0.0)]) is None

@@ -2,9 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from itertools import count
-from typing import Any
 
 import pytest
 
@@ -28,116 +27,88 @@ async def drained(ahead: Ahead) -> list[int]:
     return indexes
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 20))
+async def test_everything_comes_in_order_though_little_fits() -> None:
+    async with Ahead(plan(range(5000)), body, max_items=7) as ahead:
+        assert await drained(ahead) == list(range(5000))
+        assert await ahead.next() is None
 
 
-def test_everything_comes_in_order_though_little_fits() -> None:
-    async def main() -> None:
-        async with Ahead(plan(range(5000)), body, max_items=7) as ahead:
-            assert await drained(ahead) == list(range(5000))
-            assert await ahead.next() is None
-
-    run(main)
-
-
-def test_the_thread_runs_ahead_by_so_many_requests_and_no_more() -> None:
+async def test_the_thread_runs_ahead_by_so_many_requests_and_no_more() -> None:
     drawn = []
 
     def prepare(planned: Planned) -> bytes:
         drawn.append(planned.index)
         return body(planned)
 
-    async def main() -> None:
-        async with Ahead(plan(count()), prepare, max_items=20) as ahead:
-            await ahead.filled(10, asyncio.Event())
-            assert len(drawn) == 20
-            for _ in range(9):
-                await ahead.next()
-            assert len(drawn) == 20
-
-    run(main)
+    async with Ahead(plan(count()), prepare, max_items=20) as ahead:
+        await ahead.wait_filled(10, asyncio.Event())
+        assert len(drawn) == 20
+        for _ in range(9):
+            await ahead.next()
+        assert len(drawn) == 20
 
 
-def test_the_thread_runs_ahead_by_so_many_bytes_and_no_more() -> None:
+async def test_the_thread_runs_ahead_by_so_many_bytes_and_no_more() -> None:
     drawn = []
 
     def prepare(planned: Planned) -> bytes:
         drawn.append(planned.index)
         return body(planned)
 
-    async def main() -> None:
-        async with Ahead(plan(count()), prepare, max_bytes=1000) as ahead:
-            await ahead.filled(10, asyncio.Event())
-            assert len(drawn) == 10
-
-    run(main)
+    async with Ahead(plan(count()), prepare, max_bytes=1000) as ahead:
+        await ahead.wait_filled(10, asyncio.Event())
+        assert len(drawn) == 10
 
 
-def test_bodies_of_later_turns_are_left_to_the_runner() -> None:
-    async def main() -> None:
-        async with Ahead(plan(range(1), turn=1), body) as ahead:
-            item = await ahead.next()
-            assert item is not None
-            assert item.body is None
-
-    run(main)
+async def test_bodies_of_later_turns_are_left_to_the_runner() -> None:
+    async with Ahead(plan(range(1), turn=1), body) as ahead:
+        item = await ahead.next()
+        assert item is not None
+        assert item.body is None
 
 
-def test_an_error_of_the_plan_comes_behind_what_it_yielded() -> None:
+async def test_an_error_of_the_plan_comes_behind_what_it_yielded() -> None:
     def broken() -> Iterator[Planned]:
         yield from plan(range(3))
         raise TraceInvalid("trace.jsonl, line 4: not JSON.")
 
-    async def main() -> None:
-        async with Ahead(broken(), body) as ahead:
-            for _ in range(3):
-                assert await ahead.next() is not None
-            with pytest.raises(TraceInvalid, match="line 4"):
-                await ahead.next()
-
-    run(main)
+    async with Ahead(broken(), body) as ahead:
+        for _ in range(3):
+            assert await ahead.next() is not None
+        with pytest.raises(TraceInvalid, match="line 4"):
+            await ahead.next()
 
 
-def test_an_error_is_told_before_the_first_request_where_it_is_already_known() -> None:
+async def test_an_error_is_raised_before_the_first_request_where_it_is_already_known() -> None:
     def broken() -> Iterator[Planned]:
         yield from plan(range(3))
         raise TraceInvalid("trace.jsonl, line 4: not JSON.")
 
-    async def main() -> None:
-        async with Ahead(broken(), body) as ahead:
-            with pytest.raises(TraceInvalid, match="line 4"):
-                await ahead.filled(10, asyncio.Event())
-
-    run(main)
+    async with Ahead(broken(), body) as ahead:
+        with pytest.raises(TraceInvalid, match="line 4"):
+            await ahead.wait_filled(10, asyncio.Event())
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])
-def test_filling_ends_with_ctrl_c_and_with_its_time(is_stopped: bool) -> None:
+async def test_filling_ends_with_ctrl_c_and_with_its_time(is_stopped: bool) -> None:
     release = threading.Event()
 
     def prepare(planned: Planned) -> bytes:
         release.wait(20)
         return body(planned)
 
-    async def main() -> None:
-        stop = asyncio.Event()
-        if is_stopped:
-            stop.set()
-        async with Ahead(plan(range(3)), prepare) as ahead:
-            await ahead.filled(20 if is_stopped else 0.01, stop)
-            release.set()
-            assert await drained(ahead) == [0, 1, 2]
-
-    run(main)
+    stop = asyncio.Event()
+    if is_stopped:
+        stop.set()
+    async with Ahead(plan(range(3)), prepare) as ahead:
+        await ahead.wait_filled(20 if is_stopped else 0.01, stop)
+        release.set()
+        assert await drained(ahead) == [0, 1, 2]
 
 
-def test_leaving_ends_the_thread_wherever_it_is() -> None:
-    async def main() -> None:
-        async with Ahead(plan(count()), body, max_items=5):
-            pass
-
+async def test_leaving_ends_the_thread_wherever_it_is() -> None:
     before = threading.active_count()
-    run(main)
+    async with Ahead(plan(count()), body, max_items=5):
+        pass
 
     assert threading.active_count() <= before

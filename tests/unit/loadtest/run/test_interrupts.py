@@ -7,39 +7,33 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from penstock_loadtest.run.interrupts import stopped_by_signals
+from penstock_loadtest.run.interrupts import stop_by_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_stops_and_the_second_one_hurries(number: signal.Signals) -> None:
-    async def main() -> None:
-        stop, hurried = asyncio.Event(), asyncio.Event()
-        with stopped_by_signals(stop, hurry=hurried.set):
-            os.kill(os.getpid(), number)
-            await asyncio.wait_for(stop.wait(), 10)
-            assert not hurried.is_set()
+async def test_the_first_signal_stops_and_the_second_one_hurries(number: signal.Signals) -> None:
+    stop, hurried = asyncio.Event(), asyncio.Event()
+    with stop_by_signals(stop, hurry=hurried.set):
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(stop.wait(), 10)
+        assert not hurried.is_set()
 
-            os.kill(os.getpid(), number)
-            await asyncio.wait_for(hurried.wait(), 10)
-
-    asyncio.run(main())
+        os.kill(os.getpid(), number)
+        await asyncio.wait_for(hurried.wait(), 10)
 
 
-def test_a_load_that_may_end_by_itself_does_so_at_the_first_sigterm() -> None:
-    async def main() -> None:
-        stop, hurried, enough = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        with stopped_by_signals(stop, hurry=hurried.set, enough=enough):
-            for wanted, others in ((enough, (stop, hurried)), (stop, (hurried,)), (hurried, ())):
-                os.kill(os.getpid(), signal.SIGTERM)
-                await asyncio.wait_for(wanted.wait(), 10)
-                assert not any(other.is_set() for other in others)
-
-    asyncio.run(main())
+async def test_a_load_that_may_end_by_itself_does_so_at_the_first_sigterm() -> None:
+    stop, hurried, enough = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    with stop_by_signals(stop, hurry=hurried.set, enough=enough):
+        for wanted, others in ((enough, (stop, hurried)), (stop, (hurried,)), (hurried, ())):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.wait_for(wanted.wait(), 10)
+            assert not any(other.is_set() for other in others)
 
 
 def test_afterwards_signals_are_what_they_were() -> None:
     async def main() -> None:
-        with stopped_by_signals(asyncio.Event(), hurry=lambda: None):
+        with stop_by_signals(asyncio.Event(), hurry=lambda: None):
             pass
         found.append(signal.getsignal(signal.SIGTERM))
 
@@ -52,7 +46,7 @@ def test_afterwards_signals_are_what_they_were() -> None:
 
 def test_a_load_in_another_thread_leaves_signals_alone() -> None:
     async def main() -> None:
-        with stopped_by_signals(asyncio.Event(), hurry=lambda: None):
+        with stop_by_signals(asyncio.Event(), hurry=lambda: None):
             assert signal.getsignal(signal.SIGTERM) is before
 
     before = signal.getsignal(signal.SIGTERM)

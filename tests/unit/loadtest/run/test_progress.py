@@ -35,8 +35,8 @@ def record(
 def test_rates_are_those_of_the_last_seconds() -> None:
     progress = Progress(Scenario())
     for n in range(300):
-        progress.sent(n / 10)
-        progress.ended(record(at=n / 10), n / 10)
+        progress.note_sent(n / 10)
+        progress.note_ended(record(at=n / 10), n / 10)
 
     now = progress.snapshot(30.0)
 
@@ -49,16 +49,16 @@ def test_rates_are_those_of_the_last_seconds() -> None:
 def test_early_rates_are_not_divided_by_time_that_has_not_passed() -> None:
     progress = Progress(Scenario())
     for n in range(20):
-        progress.sent(n / 10)
+        progress.note_sent(n / 10)
 
     assert progress.snapshot(2.0).offered_per_s == pytest.approx(10.0)
 
 
 def test_percentiles_are_those_of_requests_that_ended_lately() -> None:
     progress = Progress(Scenario())
-    progress.ended(record(ttft=9.0, gap=9.0), 0.0)
+    progress.note_ended(record(ttft=9.0, gap=9.0), 0.0)
     for _ in range(5):
-        progress.ended(record(ttft=0.2, gap=0.01), WINDOW_S + 1)
+        progress.note_ended(record(ttft=0.2, gap=0.01), WINDOW_S + 1)
 
     now = progress.snapshot(WINDOW_S + 2)
 
@@ -75,9 +75,9 @@ def test_nothing_ended_has_no_percentiles() -> None:
 def test_in_flight_is_what_was_sent_and_has_not_ended() -> None:
     progress = Progress(Scenario())
     for _ in range(5):
-        progress.sent(1.0)
-    progress.ended(record(), 1.0)
-    progress.ended(record(outcome="shed", tokens=0), 1.0)
+        progress.note_sent(1.0)
+    progress.note_ended(record(), 1.0)
+    progress.note_ended(record(outcome="shed", tokens=0), 1.0)
 
     now = progress.snapshot(2.0)
 
@@ -89,7 +89,7 @@ def test_in_flight_is_what_was_sent_and_has_not_ended() -> None:
 def test_a_p99_lateness_over_10_ms_is_said(late: float, is_late: bool) -> None:
     progress = Progress(Scenario())
     for _ in range(100):
-        progress.ended(record(late=late), 1.0)
+        progress.note_ended(record(late=late), 1.0)
 
     assert progress.snapshot(2.0).is_late is is_late
 
@@ -101,7 +101,7 @@ def test_the_end_is_the_duration_or_when_the_requests_will_have_left() -> None:
         for duration_s, requests in ((60.0, None), (None, 100), (None, None))
     )
     for _ in range(25):
-        by_requests.sent(1.0)
+        by_requests.note_sent(1.0)
 
     assert by_duration.snapshot(10.0).total_s == 60.0
     assert by_requests.snapshot(10.0).total_s == pytest.approx(40.0)
@@ -112,7 +112,7 @@ def test_what_is_kept_is_bounded_and_rates_stay_true_beyond_it() -> None:
     progress = Progress(Scenario())
     rate = KEPT  # in the window ten times as many as are kept
     for n in range(int(rate * 2)):
-        progress.sent(n / rate)
+        progress.note_sent(n / rate)
 
     assert progress.snapshot(2.0).offered_per_s == pytest.approx(rate, rel=0.01)
     assert len(progress._sent_s) == KEPT

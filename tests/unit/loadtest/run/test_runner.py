@@ -129,7 +129,7 @@ def test_what_became_due_meanwhile_leaves_at_once_and_nothing_is_late_for_good()
     assert late[-1] < late[1] - 0.2
 
 
-def test_bodies_are_there_before_the_run_starts() -> None:
+async def test_bodies_are_there_before_the_run_starts() -> None:
     prepared_at_first_send = []
     plan = [request(n) for n in range(100)]
 
@@ -141,17 +141,14 @@ def test_bodies_are_there_before_the_run_starts() -> None:
     client = StandIn(serve)
     ran_client.append(client)
 
-    async def main() -> None:
-        await run_load(
-            Scenario(),
-            iter(plan),
-            client,  # type: ignore[arg-type]
-            on_sent=lambda _: None,
-            on_ended=lambda _: None,
-            stop=asyncio.Event(),
-        )
-
-    asyncio.run(main())
+    await run_load(
+        Scenario(),
+        iter(plan),
+        client,  # type: ignore[arg-type]
+        on_sent=lambda _: None,
+        on_ended=lambda _: None,
+        stop=asyncio.Event(),
+    )
 
     assert prepared_at_first_send[0] == 100
 
@@ -364,7 +361,7 @@ def test_a_plan_that_breaks_midway_is_told_with_everything_recorded_before() -> 
     assert len(ran.records) == 2000
 
 
-def test_nothing_is_kept_of_requests_that_have_ended() -> None:
+async def test_nothing_is_kept_of_requests_that_have_ended() -> None:
     kilobytes = 20
     plan = (request(n, prompt="x" * 1024 * kilobytes) for n in range(4000))
 
@@ -377,13 +374,10 @@ def test_nothing_is_kept_of_requests_that_have_ended() -> None:
     client.histories = {}
     client.prepare = lambda planned, history=(): str(planned.prompt).encode()  # type: ignore[method-assign]
 
-    async def main() -> None:
-        await run_load(
-            Scenario(repeat=5), plan, client, on_sent=lambda _: None, on_ended=lambda _: None, stop=asyncio.Event()
-        )  # type: ignore[arg-type]
-
     tracemalloc.start()
-    asyncio.run(main())
+    await run_load(
+        Scenario(repeat=5), plan, client, on_sent=lambda _: None, on_ended=lambda _: None, stop=asyncio.Event()
+    )  # type: ignore[arg-type]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 

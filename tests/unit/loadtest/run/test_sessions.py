@@ -28,7 +28,7 @@ def turn(
 
 
 def answered(sessions: Sessions, planned: Planned, *, end_s: float) -> Turn | None:
-    return sessions.ended(planned, is_finished=True, answer=f"answer {planned.turn}", end_s=end_s)
+    return sessions.finish_turn(planned, is_finished=True, answer=f"answer {planned.turn}", end_s=end_s)
 
 
 def test_a_request_of_no_session_leaves_at_its_time() -> None:
@@ -112,7 +112,7 @@ def test_a_turn_that_does_not_finish_ends_its_session_and_the_later_ones_are_cou
     sessions.arrive(first)
     sessions.arrive(second)
 
-    assert sessions.ended(first, is_finished=False, answer="", end_s=1.0) is None
+    assert sessions.finish_turn(first, is_finished=False, answer="", end_s=1.0) is None
     assert sessions.arrive(third) is None
     assert sessions.not_sent == 2
     assert sessions.parked == 0
@@ -156,7 +156,7 @@ def test_nothing_is_kept_of_sessions_that_are_over() -> None:
         sessions.arrive(first)
         sessions.arrive(second)
         if number % 2:
-            sessions.ended(first, is_finished=False, answer="", end_s=1.0)
+            sessions.finish_turn(first, is_finished=False, answer="", end_s=1.0)
         else:
             answered(sessions, first, end_s=1.0)
             answered(sessions, second, end_s=2.0)

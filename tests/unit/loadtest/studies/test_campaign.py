@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 
 from penstock_loadtest.errors import RecordsInvalid, ScenarioInvalid
-from penstock_loadtest.results.knee import Ladder, Rules, ladder_of
+from penstock_loadtest.results.knee import Ladder, Rules, make_ladder
 from penstock_loadtest.results.records import write_json
 from penstock_loadtest.scenario import Arrivals, Kind, Scenario, Trace
-from penstock_loadtest.studies.campaign import must_be_same, new_folder, read_if_there, settings_of
+from penstock_loadtest.studies.campaign import encode_settings, must_be_same, new_folder, read_if_there
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
-    ladder = ladder_of(
+    ladder = make_ladder(
         "http://x/v1",
         "m",
         "requests/s",
         Rules(start_rate=1, max_rate=8),
-        settings_of(Scenario(), pace={"step_s": 1}),
+        encode_settings(Scenario(), pace={"step_s": 1}),
         [],
     )
     write_json(tmp_path / "ladder.json", ladder)
@@ -35,7 +35,7 @@ def test_a_file_that_is_something_else_is_refused_by_name(tmp_path: Path, text: 
 
 
 def test_a_setting_that_differs_is_named() -> None:
-    found, wanted = (settings_of(Scenario(arrivals=Arrivals(process="gamma", cv=cv))) for cv in (1.0, 2.0))
+    found, wanted = (encode_settings(Scenario(arrivals=Arrivals(process="gamma", cv=cv))) for cv in (1.0, 2.0))
 
     must_be_same(Path("ladder.json"), found, found)
     with pytest.raises(ScenarioInvalid, match=r"scenario\.arrivals\.cv was 1\.0, now 2\.0"):
@@ -44,7 +44,7 @@ def test_a_setting_that_differs_is_named() -> None:
 
 def test_a_setting_in_a_list_is_named_by_its_place() -> None:
     found, wanted = (
-        settings_of(Scenario(kinds=[Kind(name="a"), Kind(name="b", stream=stream)])) for stream in (True, False)
+        encode_settings(Scenario(kinds=[Kind(name="a"), Kind(name="b", stream=stream)])) for stream in (True, False)
     )
 
     with pytest.raises(ScenarioInvalid, match=r"scenario\.kinds\.1\.stream was True, now False"):
@@ -57,7 +57,7 @@ def test_a_setting_that_one_side_lacks_differs() -> None:
 
 
 def test_a_trace_without_an_end_is_a_setting_like_any_other(tmp_path: Path) -> None:
-    settings = settings_of(Scenario(trace=Trace(format="azure", path=tmp_path / "trace.csv"), duration_s=None))
+    settings = encode_settings(Scenario(trace=Trace(format="azure", path=tmp_path / "trace.csv"), duration_s=None))
 
     must_be_same(Path("ladder.json"), settings, settings)
     assert str(tmp_path) in str(settings)

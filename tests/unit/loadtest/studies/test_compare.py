@@ -13,7 +13,7 @@ from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.results.records import Record
 from penstock_loadtest.results.sides import Comparison, Setting
 from penstock_loadtest.scenario import Kind, Scenario, Targets
-from penstock_loadtest.studies.compare import Contender, comparison_table, run_comparison
+from penstock_loadtest.studies.compare import Contender, make_comparison_table, run_comparison
 from tests.unit.loadtest.modelled import Modelled, answered, target
 
 SCENARIO = Scenario(name="chat", duration_s=10.0, targets=Targets(ttft_s=1.0, tpot_s=0.1))
@@ -119,7 +119,7 @@ def test_another_server_is_not_joined_to_a_comparison(tmp_path: Path) -> None:
 def test_the_table_has_every_figure_with_its_unit_and_verdict(tmp_path: Path) -> None:
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(comparison_table(compare(tmp_path, Modelled(served))))
+        console.print(make_comparison_table(compare(tmp_path, Modelled(served))))
     rows = {line.split("│")[1].strip(): line for line in capture.get().splitlines() if line.startswith("│")}
 
     assert "different" in rows["TTFT, ms"]
@@ -134,6 +134,6 @@ def test_a_side_called_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
     a = contender("[red]", A.target.url)
     console = Console(width=160)
     with console.capture() as capture:
-        console.print(comparison_table(compare(tmp_path, Modelled(served), a=a, pairs=1)))
+        console.print(make_comparison_table(compare(tmp_path, Modelled(served), a=a, pairs=1)))
 
     assert "[red]" in capture.get()

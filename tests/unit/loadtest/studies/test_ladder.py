@@ -12,7 +12,7 @@ from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.results.knee import Ladder, Rules
 from penstock_loadtest.results.records import Record
 from penstock_loadtest.scenario import Arrivals, Scenario, Targets, Trace
-from penstock_loadtest.studies.ladder import PER_SECOND, SPEED, Pace, at_rate, ladder_table, run_ladder, unit_of
+from penstock_loadtest.studies.ladder import PER_SECOND, SPEED, Pace, find_unit, make_ladder_table, run_ladder, set_rate
 from tests.unit.loadtest.modelled import TARGET, Modelled, answered, refused
 
 KNEE = 10.0
@@ -145,7 +145,7 @@ def test_ctrl_c_while_the_server_settles_keeps_the_steps(tmp_path: Path, monkeyp
 
 
 def test_a_step_lasts_long_enough_for_its_requests() -> None:
-    slow, fast = (at_rate(SCENARIO, rate, number=1, pace=PACE) for rate in (2.0, 100.0))
+    slow, fast = (set_rate(SCENARIO, rate, number=1, pace=PACE) for rate in (2.0, 100.0))
 
     assert (slow.duration_s, slow.arrivals.rate) == (1.0 + 20 / 2.0, 2.0)
     assert fast.duration_s == 1.0 + 2.0
@@ -153,9 +153,9 @@ def test_a_step_lasts_long_enough_for_its_requests() -> None:
 
 def test_the_rate_of_a_trace_is_its_speed() -> None:
     scenario = Scenario(trace=Trace(format="azure", path=Path("trace.csv"), time_scale=0.5))
-    step = at_rate(scenario, 4.0, number=2, pace=PACE)
+    step = set_rate(scenario, 4.0, number=2, pace=PACE)
 
-    assert unit_of(scenario) == SPEED
+    assert find_unit(scenario) == SPEED
     assert step.trace is not None
     assert step.trace.time_scale == 0.125
     assert step.duration_s == 3.0
@@ -163,25 +163,25 @@ def test_the_rate_of_a_trace_is_its_speed() -> None:
 
 @pytest.mark.parametrize("process", ["constant", "poisson", "gamma"])
 def test_steady_arrivals_can_be_raised(process: str) -> None:
-    assert unit_of(msgspec.convert({"arrivals": {"process": process}}, Scenario)) == PER_SECOND
+    assert find_unit(msgspec.convert({"arrivals": {"process": process}}, Scenario)) == PER_SECOND
 
 
 @pytest.mark.parametrize("process", ["step", "ramp", "spike"])
 def test_a_load_without_a_steady_rate_is_refused(process: str) -> None:
     with pytest.raises(ScenarioInvalid, match=f"the arrivals of this scenario are a {process}"):
-        unit_of(msgspec.convert({"arrivals": {"process": process, "to_rate": 2.0}}, Scenario))
+        find_unit(msgspec.convert({"arrivals": {"process": process, "to_rate": 2.0}}, Scenario))
 
 
 def test_a_closed_loop_is_refused() -> None:
     with pytest.raises(ScenarioInvalid, match="a closed loop has none"):
-        unit_of(Scenario(loop="closed"))
+        find_unit(Scenario(loop="closed"))
 
 
 def test_the_table_has_a_row_a_step_in_the_order_of_the_rates(tmp_path: Path) -> None:
     ladder = climb(tmp_path, Modelled(served))
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(ladder_table(ladder))
+        console.print(make_ladder_table(ladder))
     lines = [
         line for line in capture.get().splitlines() if " raise " in line or " bisect " in line or " confirm " in line
     ]

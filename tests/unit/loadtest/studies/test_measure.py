@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock_loadtest.client.destination import reach
+from penstock_loadtest.client.destination import find_destination
 from penstock_loadtest.client.target import Target
 from penstock_loadtest.errors import RecordsInvalid, ScenarioInvalid, TraceInvalid
 from penstock_loadtest.fake.behaviour import Behaviour, Fault, Replicas
@@ -34,7 +34,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture
 def target(url: str) -> Target:
-    return reach(LOAD, url, None, {})
+    return find_destination(LOAD, url, None, {})
 
 
 def test_a_run_leaves_its_files_and_figures(target: Target, tmp_path: Path) -> None:
@@ -134,7 +134,9 @@ def test_turns_that_never_left_are_told(tmp_path: Path) -> None:
         repeat=0,
     )
     with fake_server_process(msgspec.structs.replace(QUICK, faults=[Fault(kind="status_500", numbers=[0])])) as fake:
-        measured = measure(load, reach(load, fake.url, None, {}), tmp_path / "run", console=None, plots=False)
+        measured = measure(
+            load, find_destination(load, fake.url, None, {}), tmp_path / "run", console=None, plots=False
+        )
 
     assert measured.turns_not_sent == 2
     assert json.loads((tmp_path / "run" / "run.json").read_text())["turns_not_sent"] == 2

@@ -13,7 +13,7 @@ from penstock_loadtest.results.cost import Cell, Overhead
 from penstock_loadtest.results.cost import Path as Way
 from penstock_loadtest.results.records import Record
 from penstock_loadtest.scenario import Scenario
-from penstock_loadtest.studies.overhead import Load, Meter, cost_table, fit_sentence, numbers, run_overhead
+from penstock_loadtest.studies.overhead import Load, Meter, describe_fit, make_cost_table, parse_numbers, run_overhead
 from tests.unit.loadtest.modelled import Modelled, answered, target
 
 LOAD = Load(lengths=[16, 64, 256], concurrencies=[1, 4], requests=50, prompt_tokens=100, rounds=2)
@@ -139,13 +139,13 @@ def test_runs_ask_for_answers_of_exactly_the_length_and_never_twice_for_the_same
 
 
 def test_numbers_are_read_from_a_list() -> None:
-    assert numbers("16, 64,256,16", "--lengths") == [16, 64, 256]
+    assert parse_numbers("16, 64,256,16", "--lengths") == [16, 64, 256]
 
 
 @pytest.mark.parametrize("text", ["", "16,", "a", "0", "-3", "1.5"])
 def test_what_is_no_list_of_numbers_is_refused(text: str) -> None:
     with pytest.raises(ScenarioInvalid, match="--lengths is"):
-        numbers(text, "--lengths")
+        parse_numbers(text, "--lengths")
 
 
 def test_table_and_sentences_show_the_cost(tmp_path: Path) -> None:
@@ -153,10 +153,10 @@ def test_table_and_sentences_show_the_cost(tmp_path: Path) -> None:
     found = measured(tmp_path, platform, Modelled(platform.serve))
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(cost_table(found.lines))
+        console.print(make_cost_table(found.lines))
 
     assert "2.480" in capture.get(), "2 ms + 16 * 30 us"
     assert "+5.000" in capture.get()
-    assert fit_sentence(found.fits[-1]).startswith(
+    assert describe_fit(found.fits[-1]).startswith(
         "CPU over all concurrencies: 2.000 ms (2.000 to 2.000) a request + 30.00 us (30.00 to 30.00) a token; 12 runs"
     )

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock_loadtest.scenario import Arrivals
-from penstock_loadtest.workload.arrivals import arrival_times, rate_profile
+from penstock_loadtest.workload.arrivals import draw_arrival_times, make_rate_profile
 
 RATES = st.floats(0.01, 1000)
 STEADY = st.one_of(
@@ -25,7 +25,9 @@ CHANGING = st.builds(
 
 def until(end_s: float, arrivals: Arrivals, duration_s: float | None = 60.0, seed: int = 3) -> np.ndarray:
     return np.array(
-        list(takewhile(lambda at_s: at_s < end_s, arrival_times(arrivals, duration_s, np.random.default_rng(seed))))
+        list(
+            takewhile(lambda at_s: at_s < end_s, draw_arrival_times(arrivals, duration_s, np.random.default_rng(seed)))
+        )
     )
 
 
@@ -42,18 +44,18 @@ def ks_distance_to_exponential(gaps: np.ndarray) -> float:
 
 @given(STEADY | CHANGING, st.integers(0, 2**32))
 def test_times_ascend_from_zero_on_and_are_reproducible(arrivals: Arrivals, seed: int) -> None:
-    times = list(islice(arrival_times(arrivals, 60.0, np.random.default_rng(seed)), 200))
+    times = list(islice(draw_arrival_times(arrivals, 60.0, np.random.default_rng(seed)), 200))
 
     assert all(0 <= time < math.inf for time in times)
     assert all(before <= after for before, after in pairwise(times))
-    assert times[:50] == list(islice(arrival_times(arrivals, 60.0, np.random.default_rng(seed)), 50))
+    assert times[:50] == list(islice(draw_arrival_times(arrivals, 60.0, np.random.default_rng(seed)), 50))
 
 
 @given(st.floats(0.1, 100), st.floats(0.1, 100), st.sampled_from(["constant", "poisson", "gamma"]))
 def test_a_higher_rate_is_the_same_process_run_faster(rate: float, other: float, process: str) -> None:
     """What makes a ladder's steps comparable."""
     times, faster = (
-        list(islice(arrival_times(Arrivals(process=process, rate=each), None, np.random.default_rng(1)), 50))
+        list(islice(draw_arrival_times(Arrivals(process=process, rate=each), None, np.random.default_rng(1)), 50))
         for each in (rate, other)
     )  # type: ignore[arg-type]
 
@@ -115,8 +117,8 @@ def test_bursty_arrivals_have_their_rate_from_the_first_second_on(cv: float) -> 
     ],
 )
 def test_a_changing_rate_is_met_at_every_moment(arrivals: Arrivals, rate_at: object) -> None:
-    """By time-rescaling with the integral of the rate, computed by steps here, the arrivals must become a Poisson
-    process of rate 1."""
+    """Arrivals by time-rescaling with the integral of the rate, computed by steps here, the arrivals must become a
+    Poisson process of rate 1."""
     assert callable(rate_at)
     grid = np.linspace(0, 120, 1_200_001)
     integral = np.concatenate([[0], np.cumsum(rate_at((grid[:-1] + grid[1:]) / 2)) * (grid[1] - grid[0])])
@@ -134,7 +136,9 @@ def test_a_changing_rate_is_met_at_every_moment(arrivals: Arrivals, rate_at: obj
 
 
 def test_a_rate_that_falls_to_zero_for_good_ends_the_arrivals() -> None:
-    times = list(arrival_times(Arrivals(process="step", rate=10, to_rate=0, at_s=20), None, np.random.default_rng(3)))
+    times = list(
+        draw_arrival_times(Arrivals(process="step", rate=10, to_rate=0, at_s=20), None, np.random.default_rng(3))
+    )
 
     assert 150 < len(times) < 250
     assert max(times) <= 20
@@ -152,7 +156,7 @@ def test_nothing_arrives_while_the_rate_is_zero() -> None:
 def test_the_time_by_which_so_many_are_expected_has_so_many_before_it(
     arrivals: Arrivals, duration_s: float, share: float
 ) -> None:
-    for segment in rate_profile(arrivals, duration_s):
+    for segment in make_rate_profile(arrivals, duration_s):
         length_s = min(segment.length_s, 1e6)
         slope = (segment.end_rate - segment.rate) / segment.length_s
         wanted = share * min(segment.requests, 1e6)

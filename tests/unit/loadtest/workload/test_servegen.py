@@ -8,7 +8,7 @@ import pytest
 
 from penstock_loadtest.errors import ScenarioInvalid, TraceInvalid
 from penstock_loadtest.scenario import Trace
-from penstock_loadtest.workload.servegen import Pattern, Renewal, mean_rate
+from penstock_loadtest.workload.servegen import Pattern, Renewal, measure_mean_rate
 from penstock_loadtest.workload.servegen_lengths import LengthTable
 from penstock_loadtest.workload.trace_row import TraceRow
 from penstock_loadtest.workload.traces import read_trace
@@ -88,12 +88,12 @@ def test_a_rate_thins_or_thickens_to_its_mean_after_time_scaling(tmp_path: Path,
 def test_the_mean_rate_is_that_of_the_part_that_is_replayed(tmp_path: Path) -> None:
     path = folder(tmp_path, HEADER + "0,1,2,1,G,1,1\n600,1,4,1,G,1,1\n")
 
-    assert mean_rate(Trace(format="servegen", path=path)) == 3
-    assert mean_rate(Trace(format="servegen", path=path, start_s=300, end_s=660)) == pytest.approx(
+    assert measure_mean_rate(Trace(format="servegen", path=path)) == 3
+    assert measure_mean_rate(Trace(format="servegen", path=path, start_s=300, end_s=660)) == pytest.approx(
         (300 * 2 + 60 * 4) / 360
     )
     with pytest.raises(ScenarioInvalid, match="no requests between 1200 s and inf s"):
-        mean_rate(Trace(format="servegen", path=path, start_s=1200))
+        measure_mean_rate(Trace(format="servegen", path=path, start_s=1200))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from penstock.text.tokenizer import Tokenizer, load_tokenizer
 from penstock.text.vocabulary import load_vocabulary
 from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.scenario import Prompts, Trace
-from penstock_loadtest.workload.hit_rate import ideal_hit_rate
+from penstock_loadtest.workload.hit_rate import measure_hit_rate
 from penstock_loadtest.workload.text import TextMaker
 from penstock_loadtest.workload.trace_row import TraceRow
 from penstock_loadtest.workload.traces import read_trace
@@ -167,7 +167,7 @@ def ids_of(rows: Iterator[TraceRow]) -> Iterator[list[int]]:
 def test_a_small_trace_keeps_its_ideal_hit_rate_as_token_ids(tmp_path: Path, scale: float) -> None:
     path = conversations(tmp_path)
 
-    rate = ideal_hit_rate(ids_of(rows_of(path, scale, 150)), round(512 * scale))
+    rate = measure_hit_rate(ids_of(rows_of(path, scale, 150)), round(512 * scale))
 
     assert 0.5 < rate_in_file(path, 150) < 0.95
     assert rate == pytest.approx(rate_in_file(path, 150), abs=1e-12 if scale == 1 else 0.01)
@@ -181,7 +181,7 @@ def test_a_small_trace_keeps_its_ideal_hit_rate_as_text(tmp_path: Path, demo: To
         maker().block_words(row.hash_ids or [], row.block_tokens, row.prompt_tokens)
         for row in rows_of(path, scale, 150)
     )
-    rate = ideal_hit_rate((demo.encode(text, False) for text in texts), round(512 * scale))
+    rate = measure_hit_rate((demo.encode(text, False) for text in texts), round(512 * scale))
 
     assert rate == pytest.approx(rate_in_file(path, 150), abs=1e-12 if scale == 1 else 0.01)
 
@@ -189,10 +189,10 @@ def test_a_small_trace_keeps_its_ideal_hit_rate_as_text(tmp_path: Path, demo: To
 @pytest.mark.parametrize("name", ["conversation", "synthetic"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_the_real_traces_keep_their_ideal_hit_rate(data_dir: Path, name: str, scale: float) -> None:
-    """Of their first 1,000 rows; `make bench-mooncake` takes all."""
+    """The first 1,000 rows of each trace are checked here; `make bench-mooncake` takes all."""
     path = data_dir / "mooncake" / f"{name}_trace.jsonl"
 
-    rate = ideal_hit_rate(ids_of(rows_of(path, scale, 1000)), round(512 * scale))
+    rate = measure_hit_rate(ids_of(rows_of(path, scale, 1000)), round(512 * scale))
 
     assert rate == pytest.approx(rate_in_file(path, 1000), abs=1e-12 if scale == 1 else 0.01)
 
@@ -203,6 +203,6 @@ def test_the_real_traces_keep_their_ideal_hit_rate_as_text(data_dir: Path, demo:
     texts = (
         maker().block_words(row.hash_ids or [], row.block_tokens, row.prompt_tokens) for row in rows_of(path, 1, 300)
     )
-    rate = ideal_hit_rate((demo.encode(text, False) for text in texts), 512)
+    rate = measure_hit_rate((demo.encode(text, False) for text in texts), 512)
 
     assert rate == pytest.approx(rate_in_file(path, 300), abs=1e-12)

@@ -13,7 +13,10 @@ from penstock_loadtest.workload.trace_row import UNSHARED
 from penstock_loadtest.workload.traces import read_azure, read_burstgpt, read_mooncake, read_trace
 
 MOONCAKE = {"timestamp": 1000, "input_length": 1100, "output_length": 9, "hash_ids": [3, 4, 5]}
-AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,110,27\n2023-11-16 18:18:04.0319600,7,3\n"
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
+    "2023-11-16 18:17:04.0319600,110,27\n2023-11-16 18:18:04.0319600,7,3\n"
+)
 BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
 5,ChatGPT,472,18,490,Conversation log
 45,ChatGPT,1087,0,1087,Conversation log
@@ -119,7 +122,10 @@ def test_azure_times_count_from_the_first_row(tmp_path: Path) -> None:
 
 
 def test_azures_newer_files_have_a_time_zone_or_a_further_column(tmp_path: Path) -> None:
-    text = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00+00:00,0,5,6\n2024-05-10 00:00:00.5+00:00,2,7,8\n"
+    text = (
+        "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00+00:00,0,5,6\n"
+        "2024-05-10 00:00:00.5+00:00,2,7,8\n"
+    )
 
     assert [(row.at_s, row.prompt_tokens, row.output_tokens) for row in read_azure(written(tmp_path, text))] == [
         (0, 5, 6),

@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer as load_platform_tokenizer
 from penstock_loadtest.errors import ScenarioInvalid
-from penstock_loadtest.workload.vocabulary import WORDS, load_tokenizer, single_token_words
+from penstock_loadtest.workload.vocabulary import WORDS, find_single_token_words, load_tokenizer
 
 
 def byte_pairs(words: list[str]) -> Tokenizer:
@@ -26,7 +26,7 @@ def test_words_are_different_and_plain() -> None:
 
 
 def test_every_word_is_one_token_of_the_demo_model_wherever_it_stands() -> None:
-    """Without a tokenizer.json, made-up text is exact for this vocabulary all the same."""
+    """A check of the common words: without a tokenizer.json, made-up text is exact for this vocabulary all the same."""
     tokenizer = load_platform_tokenizer(resolve("demo"))
 
     assert [
@@ -37,7 +37,7 @@ def test_every_word_is_one_token_of_the_demo_model_wherever_it_stands() -> None:
 
 
 def test_words_that_are_several_tokens_are_left_out() -> None:
-    words = single_token_words(byte_pairs(list(WORDS[:100])))
+    words = find_single_token_words(byte_pairs(list(WORDS[:100])))
 
     assert words == WORDS[:100]
 
@@ -45,12 +45,12 @@ def test_words_that_are_several_tokens_are_left_out() -> None:
 def test_where_our_words_are_too_few_the_vocabularys_own_are_taken() -> None:
     own = [f"{a}{b}x" for a in "qzk" for b in "abcdefghijklmnopqrstuvwxyz"]
 
-    assert set(single_token_words(byte_pairs(own))) == {*own, *"qzk"}
+    assert set(find_single_token_words(byte_pairs(own))) == {*own, *"qzk"}
 
 
 def test_a_vocabulary_without_words_is_refused() -> None:
     with pytest.raises(ScenarioInvalid, match=r"has \d words of one token, too few"):
-        single_token_words(byte_pairs(list(WORDS[:5])))
+        find_single_token_words(byte_pairs(list(WORDS[:5])))
 
 
 def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from jsonschema import Draft202012Validator
 from penstock.router.api.openapi import document
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import HTTP_ERRORS, InvalidRequest
-from tests.unit.router.http_fakes import KEY, MODEL, Script, events, gateway, run
+from tests.unit.router.http_fakes import KEY, MODEL, Script, events, gateway
 
 DOCUMENT = msgspec.json.decode(msgspec.json.encode(document()))
 USER = {"role": "user", "content": "x"}
@@ -37,21 +37,18 @@ def test_every_reference_leads_to_a_valid_schema() -> None:
         Draft202012Validator.check_schema(schema)
 
 
-def test_every_documented_route_is_served_and_secured_as_described() -> None:
-    async def main() -> None:
-        async with gateway() as world:
-            del world.client.headers["authorization"]
-            for path, methods in DOCUMENT["paths"].items():
-                for method, operation in methods.items():
-                    if method == "parameters":  # of the path
-                        continue
-                    response = await world.client.request(method.upper(), path.replace("{model}", MODEL))
+async def test_every_documented_route_is_served_and_secured_as_described() -> None:
+    async with gateway() as world:
+        del world.client.headers["authorization"]
+        for path, methods in DOCUMENT["paths"].items():
+            for method, operation in methods.items():
+                if method == "parameters":  # of the path
+                    continue
+                response = await world.client.request(method.upper(), path.replace("{model}", MODEL))
 
-                    is_open = operation.get("security") == []
-                    assert response.status_code == (200 if is_open else 401), path
-                    assert str(response.status_code) in operation["responses"]
-
-    run(main)
+                is_open = operation.get("security") == []
+                assert response.status_code == (200 if is_open else 401), path
+                assert str(response.status_code) in operation["responses"]
 
 
 def test_every_error_of_the_table_is_among_a_generations_responses() -> None:
@@ -63,7 +60,7 @@ def test_every_error_of_the_table_is_among_a_generations_responses() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 @pytest.mark.parametrize("extra", [{}, {"n": 2, "return_token_ids": True}, {"logprobs": 1}])
-def test_answers_and_chunks_follow_their_schemas(path: str, extra: dict[str, object]) -> None:
+async def test_answers_and_chunks_follow_their_schemas(path: str, extra: dict[str, object]) -> None:
     operation = DOCUMENT["paths"][path]["post"]
     content = operation["responses"]["200"]["content"]
     is_chat = path.startswith("/v1/chat")
@@ -71,30 +68,22 @@ def test_answers_and_chunks_follow_their_schemas(path: str, extra: dict[str, obj
     if is_chat and "logprobs" in body:
         body["logprobs"] = True
 
-    async def main() -> None:
-        async with gateway(Script("ab")) as world:
-            whole = await world.client.post(path, json=body)
-            stream = await world.client.post(
-                path, json={**body, "stream": True, "stream_options": {"include_usage": True}}
-            )
+    async with gateway(Script("ab")) as world:
+        whole = await world.client.post(path, json=body)
+        stream = await world.client.post(path, json={**body, "stream": True, "stream_options": {"include_usage": True}})
 
-            validator(content["application/json"]["schema"]["$ref"].rpartition("/")[2]).validate(whole.json())
-            chunk = validator(content["text/event-stream"]["schema"]["contentSchema"]["$ref"].rpartition("/")[2])
-            for event in events(stream)[:-1]:
-                chunk.validate(msgspec.json.decode(event))
-            described = operation["responses"]["200"]["headers"].keys()
-            assert {name for name in whole.headers if name.startswith("x-penstock")} == described
-
-    run(main)
+        validator(content["application/json"]["schema"]["$ref"].rpartition("/")[2]).validate(whole.json())
+        chunk = validator(content["text/event-stream"]["schema"]["contentSchema"]["$ref"].rpartition("/")[2])
+        for event in events(stream)[:-1]:
+            chunk.validate(msgspec.json.decode(event))
+        described = operation["responses"]["200"]["headers"].keys()
+        assert {name for name in whole.headers if name.startswith("x-penstock")} == described
 
 
-def test_errors_follow_their_schema() -> None:
-    async def main() -> None:
-        async with gateway() as world:
-            validator("ErrorResponse").validate((await world.chat(temperature=9)).json())
-            assert KEY not in (await world.chat(temperature=9)).text
-
-    run(main)
+async def test_errors_follow_their_schema() -> None:
+    async with gateway() as world:
+        validator("ErrorResponse").validate((await world.chat(temperature=9)).json())
+        assert KEY not in (await world.chat(temperature=9)).text
 
 
 SAMPLES: list[dict[str, object]] = [

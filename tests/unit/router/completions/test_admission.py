@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from penstock.router.completions.admission import default_max_tokens, limit_headers, used_by
+from penstock.router.completions.admission import count_usage, default_max_tokens, limit_headers
 from penstock.router.completions.completion import Choice, Completion
-from penstock.router.completions.text_assembly import Assembler
+from penstock.router.completions.text_assembly import TextAssembler
 from penstock.router.routing.request import Generation, Receipt
 from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
 from penstock.tenancy.window import Verdict
 from penstock.wire.frames import SamplingParams, pack_token_ids
-from tests.unit.router.http_fakes import MODEL, TOKENIZER, FakeDispatcher, Script, gateway, run
+from tests.unit.router.http_fakes import MODEL, TOKENIZER, FakeDispatcher, Script, gateway
 
 FORTY_TOKENS = Settings(limits=Limits(tokens_per_minute=40))
 
@@ -23,7 +23,7 @@ def choice(index: int, num_prompt_tokens: int, num_tokens: int, receipt: Receipt
     generation = Generation(
         f"r-{index}", ("pool-a",), pack_token_ids(ids), len(ids), SamplingParams(10), "tenant-1", b"salt", 0.0
     )
-    return Choice(index, generation, Assembler(TOKENIZER, (), 0, False), receipt, num_tokens)
+    return Choice(index, generation, TextAssembler(TOKENIZER, (), 0, False), receipt, num_tokens)
 
 
 def completion(*prompts: list[Choice]) -> Completion:
@@ -39,21 +39,21 @@ def test_a_prompt_counts_once_whatever_its_choices_and_not_at_all_where_it_never
     answered = [choice(0, 10, 5, receipt(cached_tokens=8)), choice(1, 10, 7, receipt(cached_tokens=9))]
     never = [choice(2, 100, 0, None), choice(3, 100, 0, None)]
 
-    assert used_by(completion(answered, never)) == Used(1, 10, 8, 12)
-    assert used_by(completion(never)) == Used()
+    assert count_usage(completion(answered, never)) == Used(1, 10, 8, 12)
+    assert count_usage(completion(never)) == Used()
 
 
 def test_what_failed_before_its_first_token_has_used_nothing_and_what_was_cut_there_its_prompt() -> None:
     lost = receipt()
     lost.is_taken = False
 
-    assert used_by(completion([choice(0, 10, 0, lost)])) == Used()
-    assert used_by(completion([choice(0, 10, 3, lost)])) == Used(1, 10, 0, 3)
-    assert used_by(completion([choice(0, 10, 0, receipt())])) == Used(1, 10, 0, 0)
+    assert count_usage(completion([choice(0, 10, 0, lost)])) == Used()
+    assert count_usage(completion([choice(0, 10, 3, lost)])) == Used(1, 10, 0, 3)
+    assert count_usage(completion([choice(0, 10, 0, receipt())])) == Used(1, 10, 0, 0)
 
 
 def test_tokens_are_counted_as_whoever_answered_counts() -> None:
-    assert used_by(completion([choice(0, 10, 5, receipt(num_prompt_tokens=13))])) == Used(1, 13, 0, 5)
+    assert count_usage(completion([choice(0, 10, 5, receipt(num_prompt_tokens=13))])) == Used(1, 13, 0, 5)
 
 
 @pytest.mark.parametrize(
@@ -81,40 +81,31 @@ def test_headers_tell_of_the_limits_that_there_are() -> None:
     assert limit_headers(Limits(max_parallel=1), verdict) == []
 
 
-def test_a_model_that_the_tenant_may_not_use_is_forbidden_and_not_listed() -> None:
-    async def main() -> None:
-        async with gateway(settings=Settings(models=("another",))) as world:
-            refused = await world.chat()
-            listed = await world.client.get("/v1/models")
-            page = await world.client.get(f"/v1/models/{MODEL}")
+async def test_a_model_that_the_tenant_may_not_use_is_forbidden_and_not_listed() -> None:
+    async with gateway(settings=Settings(models=("another",))) as world:
+        refused = await world.chat()
+        listed = await world.client.get("/v1/models")
+        page = await world.client.get(f"/v1/models/{MODEL}")
 
-            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
-            assert listed.json()["data"] == []
-            assert page.status_code == 403
-            assert world.dispatcher.generations == []
-
-    run(main)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
+        assert listed.json()["data"] == []
+        assert page.status_code == 403
+        assert world.dispatcher.generations == []
 
 
-def test_what_can_never_fit_and_what_nobody_can_check_is_refused_before_anything_is_asked() -> None:
-    async def main() -> None:
-        async with gateway(settings=FORTY_TOKENS) as world:
-            never = await world.chat(max_tokens=40)
-            unknown = await world.complete(max_tokens=1)
+async def test_what_can_never_fit_and_what_nobody_can_check_is_refused_before_anything_is_asked() -> None:
+    async with gateway(settings=FORTY_TOKENS) as world:
+        never = await world.chat(max_tokens=40)
+        unknown = await world.complete(max_tokens=1)
 
-            assert never.status_code == 400
-            assert "can never fit" in never.json()["error"]["message"]
-            assert unknown.status_code == 503, "its Redis is nowhere"
-            assert unknown.headers["retry-after"] == "1"
-            assert world.dispatcher.generations == []
-
-    run(main)
+        assert never.status_code == 400
+        assert "can never fit" in never.json()["error"]["message"]
+        assert unknown.status_code == 503, "its Redis is nowhere"
+        assert unknown.headers["retry-after"] == "1"
+        assert world.dispatcher.generations == []
 
 
-def test_usage_can_not_be_read_without_redis() -> None:
-    async def main() -> None:
-        async with gateway() as world:
-            assert (await world.chat()).status_code == 200
-            assert (await world.client.get("/v1/usage")).status_code == 503
-
-    run(main)
+async def test_usage_can_not_be_read_without_redis() -> None:
+    async with gateway() as world:
+        assert (await world.chat()).status_code == 200
+        assert (await world.client.get("/v1/usage")).status_code == 503

@@ -1,4 +1,3 @@
-import asyncio
 import sys
 from typing import Any
 
@@ -7,7 +6,7 @@ import pytest
 
 from penstock.router.completions.candidates import Candidates, LazyPrompts, find_candidates
 from penstock.router.config import PoolSpec, ProviderConfig
-from penstock.router.models.catalogue import Checkpoint, served_models
+from penstock.router.models.catalogue import Checkpoint, build_served_models
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Route
 from penstock.router.routing.tiers import TierReason
@@ -44,16 +43,17 @@ EDGE, EDGE_2, CLOUD, LARGE = (
 )
 
 
-def served(*pools: PoolSpec, providers: tuple[ProviderConfig, ...] = ()) -> ServedModel:
-    return served_models(pools, providers, CHECKPOINTS, lambda found: max(spec.max_model_len for spec in found))["m"]
+def serve(*pools: PoolSpec, providers: tuple[ProviderConfig, ...] = ()) -> ServedModel:
+    models = build_served_models(pools, providers, CHECKPOINTS, lambda found: max(one.max_model_len for one in found))
+    return models["m"]
 
 
-def reach(model: ServedModel, policy: str = "edge_first", **fields: Any) -> Candidates:
+def find(model: ServedModel, policy: str = "edge_first", **fields: Any) -> Candidates:
     request = ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="Hi")], **fields)
     return find_candidates(model, policy, request, {"up": PROVIDER})
 
 
-ALL = served(LARGE, EDGE, EDGE_2, CLOUD, providers=(PROVIDER,))
+ALL = serve(LARGE, EDGE, EDGE_2, CLOUD, providers=(PROVIDER,))
 
 
 def test_pools_of_one_tier_and_model_are_one_route_and_a_model_of_its_own_has_its_tokenizer() -> None:
@@ -74,7 +74,7 @@ def test_pools_of_one_tier_and_model_are_one_route_and_a_model_of_its_own_has_it
 
 
 def test_edge_first_reads_for_the_edge_and_counts_models_from_there() -> None:
-    found = reach(ALL)
+    found = find(ALL)
 
     assert found.model.tokenizer is TOKENIZER
     assert found.routes == (
@@ -89,7 +89,7 @@ def test_edge_first_reads_for_the_edge_and_counts_models_from_there() -> None:
 
 
 def test_cloud_first_reads_for_the_cloud() -> None:
-    found = reach(ALL, "cloud_first")
+    found = find(ALL, "cloud_first")
 
     assert found.model.tokenizer is OTHER_TOKENIZER
     assert [route.pools or (route.provider,) for route in found.routes] == [("l",), ("c",), ("up",), ("e", "e2")]
@@ -97,32 +97,32 @@ def test_cloud_first_reads_for_the_cloud() -> None:
 
 @pytest.mark.parametrize("policy", ["edge_only", "never_leave"])
 def test_who_never_leaves_reaches_the_edge_and_nothing_else(policy: str) -> None:
-    found = reach(ALL, policy)
+    found = find(ALL, policy)
 
     assert found.pools == ("e", "e2")
     assert found.others == ()
     assert found.beyond_first_model() is None
     with pytest.raises(Forbidden):
-        reach(served(CLOUD), policy)
+        find(serve(CLOUD), policy)
 
 
 def test_what_speaks_of_token_ids_stays_with_the_first_model() -> None:
-    found = reach(ALL, logprobs=True)
+    found = find(ALL, logprobs=True)
 
     assert found.pools == ("e", "e2", "c")
     assert found.others == ()
 
 
 def test_what_a_provider_does_not_know_does_not_go_there_and_that_is_a_reason_where_it_came_first() -> None:
-    model = served(EDGE, providers=(PROVIDER,))
+    model = serve(EDGE, providers=(PROVIDER,))
 
-    assert reach(model, "cloud_first").skipped is None
-    found = reach(model, "cloud_first", top_k=5)
+    assert find(model, "cloud_first").skipped is None
+    found = find(model, "cloud_first", top_k=5)
     assert (found.pools, found.skipped) == (("e",), TierReason.CAPABILITY)
 
 
 def test_beyond_a_context_too_short_are_the_other_models_and_providers() -> None:
-    found = reach(ALL).beyond_first_model()
+    found = find(ALL).beyond_first_model()
 
     assert found is not None
     assert found.model.tokenizer is OTHER_TOKENIZER
@@ -134,49 +134,42 @@ def test_beyond_a_context_too_short_are_the_other_models_and_providers() -> None
 
 
 def test_one_pool_is_one_route() -> None:
-    model = served(CLOUD)
+    model = serve(CLOUD)
 
-    assert reach(model) == Candidates(model, (Route("cloud", ("c",)),))
-    assert reach(served(EDGE), "never_leave").pools == ("e",)
+    assert find(model) == Candidates(model, (Route("cloud", ("c",)),))
+    assert find(serve(EDGE), "never_leave").pools == ("e",)
 
 
-def test_a_further_model_is_read_once_for_all_choices_and_only_when_asked() -> None:
+async def test_a_further_model_is_read_once_for_all_choices_and_only_when_asked() -> None:
     read: list[Tokenizer] = []
 
     async def prompts(tokenizer: Tokenizer) -> list[list[int]]:
         read.append(tokenizer)
         return [tokenizer.encode(text, add_special=False) for text in ("one", "three")]
 
-    async def main() -> None:
-        readings = LazyPrompts(reach(ALL).others, prompts, SamplingParams(0, seed=5), default_max_tokens=20)
-        first, sibling = (readings.of(1, choice)[0] for choice in (0, 1))
-        assert read == []
-        await first.load()
-        await sibling.load()
-        await sibling.load()
+    lazy_prompts = LazyPrompts(find(ALL).others, prompts, SamplingParams(0, seed=5), default_max_tokens=20)
+    first, sibling = (lazy_prompts.for_sequence(1, choice)[0] for choice in (0, 1))
+    assert read == []
+    await first.load()
+    await sibling.load()
+    await sibling.load()
 
-        assert read == [OTHER_TOKENIZER]
-        assert first.tokenized is not None
-        assert sibling.tokenized is not None
-        assert unpack_token_ids(first.tokenized.packed_token_ids) == [byte ^ 1 for byte in b"three"]
-        assert (first.tokenized.num_prompt_tokens, first.tokenized.sampling.max_tokens) == (5, 20)
-        assert (first.tokenized.sampling.seed, sibling.tokenized.sampling.seed != 5) == (5, True)
-        assert first.answering_model == ("fp_digest-large", OTHER_TOKENIZER)
-
-    asyncio.run(main())
+    assert read == [OTHER_TOKENIZER]
+    assert first.tokenized is not None
+    assert sibling.tokenized is not None
+    assert unpack_token_ids(first.tokenized.packed_token_ids) == [byte ^ 1 for byte in b"three"]
+    assert (first.tokenized.num_prompt_tokens, first.tokenized.sampling.max_tokens) == (5, 20)
+    assert (first.tokenized.sampling.seed, sibling.tokenized.sampling.seed != 5) == (5, True)
+    assert first.answering_model == ("fp_digest-large", OTHER_TOKENIZER)
 
 
-def test_a_further_model_that_is_too_small_says_so() -> None:
+async def test_a_further_model_that_is_too_small_says_so() -> None:
     async def prompts(tokenizer: Tokenizer) -> list[list[int]]:
         return [[1] * 200]
 
-    async def main() -> None:
-        (other,) = LazyPrompts(reach(ALL, "cloud_first").others, prompts, SamplingParams(0), default_max_tokens=20).of(
-            0, 0
-        )
-        await other.load()
+    lazy_prompts = LazyPrompts(find(ALL, "cloud_first").others, prompts, SamplingParams(0), default_max_tokens=20)
+    (other,) = lazy_prompts.for_sequence(0, 0)
+    await other.load()
 
-        assert isinstance(other.error, ContextTooLong)
-        assert other.tokenized is None
-
-    asyncio.run(main())
+    assert isinstance(other.error, ContextTooLong)
+    assert other.tokenized is None

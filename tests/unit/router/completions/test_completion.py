@@ -3,19 +3,19 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from penstock.router.completions.completion import Choice, Collector, Completion, Emitter, Listener
-from penstock.router.completions.text_assembly import Assembler, Piece
+from penstock.router.completions.completion import Choice, Collector, Completion, DeltaListener, Emitter
+from penstock.router.completions.text_assembly import TextAssembler, TextPiece
 from penstock.router.routing.request import Generation
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import Delta, SamplingParams, pack_token_ids
-from tests.unit.router.http_fakes import TOKENIZER, FakeDispatcher, Script, run
+from tests.unit.router.http_fakes import TOKENIZER, FakeDispatcher, Script
 
 
 def choice(index: int, stops: tuple[str, ...] = ()) -> Choice:
     generation = Generation(
         f"r-{index}", ("pool-a",), pack_token_ids([1, 2, 3]), 3, SamplingParams(10), "tenant-1", b"salt", 0.0
     )
-    return Choice(index, generation, Assembler(TOKENIZER, stops))
+    return Choice(index, generation, TextAssembler(TOKENIZER, stops))
 
 
 def completion(dispatcher: FakeDispatcher, emitter: Emitter, prompts: Sequence[Sequence[Choice]]) -> Completion:
@@ -30,128 +30,110 @@ async def settle() -> None:
 class Waiting:
     """Takes pieces only by being awaited."""
 
-    def __init__(self, emit: Callable[[Choice, Piece], Awaitable[None]]) -> None:
+    def __init__(self, emit: Callable[[Choice, TextPiece], Awaitable[None]]) -> None:
         self._emit = emit
 
-    async def emit(self, choice: Choice, piece: Piece) -> None:
+    async def emit(self, choice: Choice, piece: TextPiece) -> None:
         await self._emit(choice, piece)
 
-    def listener(self, choice: Choice, clock: Callable[[], float]) -> Listener | None:
+    def listener(self, choice: Choice, clock: Callable[[], float]) -> DeltaListener | None:
         return None
 
 
-def test_a_stream_is_closed_before_its_last_piece_goes_to_a_slow_client() -> None:
-    async def main() -> None:
-        dispatcher = FakeDispatcher(Script("abc", hold_after=2))
-        open_at_finish: list[int] = []
+async def test_a_stream_is_closed_before_its_last_piece_goes_to_a_slow_client() -> None:
+    dispatcher = FakeDispatcher(Script("abc", hold_after=2))
+    open_at_finish: list[int] = []
 
-        async def emit(choice: Choice, piece: Piece) -> None:
-            if piece.finish:
-                open_at_finish.append(dispatcher.num_open)
+    async def emit(choice: Choice, piece: TextPiece) -> None:
+        if piece.finish:
+            open_at_finish.append(dispatcher.num_open)
 
-        await completion(dispatcher, Waiting(emit), [[choice(0, ("b",))]]).run()
+    await completion(dispatcher, Waiting(emit), [[choice(0, ("b",))]]).run()
 
-        assert open_at_finish == [0]
-
-    run(main)
+    assert open_at_finish == [0]
 
 
-def test_while_a_piece_is_not_taken_the_stream_is_not_read() -> None:
-    async def main() -> None:
-        dispatcher = FakeDispatcher(Script("abc"))
-        taken = asyncio.Event()
+async def test_while_a_piece_is_not_taken_the_stream_is_not_read() -> None:
+    dispatcher = FakeDispatcher(Script("abc"))
+    taken = asyncio.Event()
 
-        async def emit(choice: Choice, piece: Piece) -> None:
-            await taken.wait()
+    async def emit(choice: Choice, piece: TextPiece) -> None:
+        await taken.wait()
 
-        running = asyncio.create_task(completion(dispatcher, Waiting(emit), [[choice(0)]]).run())
-        await settle()
-        given = dispatcher.streams[0].num_given
-        taken.set()
-        await running
+    running = asyncio.create_task(completion(dispatcher, Waiting(emit), [[choice(0)]]).run())
+    await settle()
+    given = dispatcher.streams[0].num_given
+    taken.set()
+    await running
 
-        assert given == 1
-        assert dispatcher.num_open == 0
-
-    run(main)
+    assert given == 1
+    assert dispatcher.num_open == 0
 
 
-def test_choices_are_collected_in_order_and_counted_once() -> None:
-    async def main() -> None:
-        dispatcher = FakeDispatcher(Script("ab", cached_tokens=2))
-        collector = Collector()
-        done = completion(dispatcher, collector, [[choice(0), choice(1)], [choice(2), choice(3)]])
-        await done.run()
-        usage = done.usage()
+async def test_choices_are_collected_in_order_and_counted_once() -> None:
+    dispatcher = FakeDispatcher(Script("ab", cached_tokens=2))
+    collector = Collector()
+    done = completion(dispatcher, collector, [[choice(0), choice(1)], [choice(2), choice(3)]])
+    await done.run()
+    usage = done.usage()
 
-        assert [(whole.index, whole.text) for whole in collector.choices()] == [
-            (0, "ab"),
-            (1, "ab"),
-            (2, "ab"),
-            (3, "ab"),
-        ]
-        assert (
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            usage.total_tokens,
-            usage.prompt_tokens_details.cached_tokens,
-        ) == (6, 8, 14, 4)
-
-    run(main)
+    assert [(whole.index, whole.text) for whole in collector.choices()] == [
+        (0, "ab"),
+        (1, "ab"),
+        (2, "ab"),
+        (3, "ab"),
+    ]
+    assert (
+        usage.prompt_tokens,
+        usage.completion_tokens,
+        usage.total_tokens,
+        usage.prompt_tokens_details.cached_tokens,
+    ) == (6, 8, 14, 4)
 
 
 @pytest.mark.parametrize("prompts", [[[0]], [[0, 1, 2]], [[0], [1]]])
-def test_the_streams_own_error_comes_out_and_nothing_stays_open(prompts: list[list[int]]) -> None:
-    async def main() -> None:
-        dispatcher = FakeDispatcher(Script("a", error=ReplicaLost("gone")))
-        failing = completion(dispatcher, Collector(), [[choice(index) for index in prompt] for prompt in prompts])
+async def test_the_streams_own_error_comes_out_and_nothing_stays_open(prompts: list[list[int]]) -> None:
+    dispatcher = FakeDispatcher(Script("a", error=ReplicaLost("gone")))
+    failing = completion(dispatcher, Collector(), [[choice(index) for index in prompt] for prompt in prompts])
 
-        with pytest.raises(ReplicaLost):
-            await failing.run()
+    with pytest.raises(ReplicaLost):
+        await failing.run()
 
-        assert dispatcher.num_open == 0
-
-    run(main)
+    assert dispatcher.num_open == 0
 
 
-def test_behind_the_first_piece_plain_deltas_are_taken_as_they_come_and_the_rest_waits_for_the_reader() -> None:
-    async def main() -> None:
-        dispatcher = FakeDispatcher(Script("ad", hold_after=1))
-        collector = Collector()
-        running = completion(dispatcher, collector, [[choice(0)]])
-        task = asyncio.create_task(running.run())
-        await settle()
-        listener = dispatcher.streams[0].listener
-        assert listener is not None
+async def test_behind_the_first_piece_plain_deltas_are_taken_as_they_come_and_the_rest_waits_for_the_reader() -> None:
+    dispatcher = FakeDispatcher(Script("ad", hold_after=1))
+    collector = Collector()
+    running = completion(dispatcher, collector, [[choice(0)]])
+    task = asyncio.create_task(running.run())
+    await settle()
+    listener = dispatcher.streams[0].listener
+    assert listener is not None
 
-        assert listener(Delta(1, [ord("b")]))
-        assert listener(Delta(1, [ord("c")]))
-        dispatcher.streams[0].resume()
-        await task
+    assert listener(Delta(1, [ord("b")]))
+    assert listener(Delta(1, [ord("c")]))
+    dispatcher.streams[0].resume()
+    await task
 
-        assert collector.choices()[0].text == "abcd"
-        assert running.usage().completion_tokens == 4
-
-    run(main)
+    assert collector.choices()[0].text == "abcd"
+    assert running.usage().completion_tokens == 4
 
 
 @pytest.mark.parametrize(("stops", "is_ready"), [(("x",), True), ((), False)])
-def test_with_stop_strings_or_a_client_that_does_not_read_every_delta_waits_for_the_reader(
+async def test_with_stop_strings_or_a_client_that_does_not_read_every_delta_waits_for_the_reader(
     stops: tuple[str, ...], is_ready: bool
 ) -> None:
-    async def main() -> None:
-        async def emit(choice: Choice, piece: Piece) -> None:
-            """Taken."""
+    async def emit(choice: Choice, piece: TextPiece) -> None:
+        """Taken."""
 
-        dispatcher = FakeDispatcher(Script("ad", hold_after=1))
-        task = asyncio.create_task(
-            completion(dispatcher, Collector() if is_ready else Waiting(emit), [[choice(0, stops)]]).run()
-        )
-        await settle()
-        listener = dispatcher.streams[0].listener
+    dispatcher = FakeDispatcher(Script("ad", hold_after=1))
+    task = asyncio.create_task(
+        completion(dispatcher, Collector() if is_ready else Waiting(emit), [[choice(0, stops)]]).run()
+    )
+    await settle()
+    listener = dispatcher.streams[0].listener
 
-        assert listener is None or not listener(Delta(1, [ord("b")]))
-        dispatcher.streams[0].resume()
-        await task
-
-    run(main)
+    assert listener is None or not listener(Delta(1, [ord("b")]))
+    dispatcher.streams[0].resume()
+    await task

@@ -1,7 +1,7 @@
 import msgspec
 import pytest
 
-from penstock.router.completions.parameters import bounded, sampling_params, sibling, stop_strings
+from penstock.router.completions.parameters import bound_max_tokens, sampling_for_choice, sampling_params, stop_strings
 from penstock.wire.bodies import decode_chat, decode_completion
 from penstock.wire.errors import ContextTooLong, InvalidRequest
 from penstock.wire.frames import SamplingParams
@@ -22,7 +22,8 @@ def test_defaults_are_openais() -> None:
 
 def test_every_parameter_reaches_the_engine() -> None:
     request = chat(
-        max_tokens=9, seed=5, temperature=0, top_k=3, top_p=0.5, min_p=0.1, repetition_penalty=1.1, frequency_penalty=-1, presence_penalty=2,
+        max_tokens=9, seed=5, temperature=0, top_k=3, top_p=0.5, min_p=0.1,
+        repetition_penalty=1.1, frequency_penalty=-1, presence_penalty=2,
         logit_bias={"4": -100}, stop_token_ids=[8], ignore_eos=True, min_tokens=2, logprobs=True, top_logprobs=4,
     )  # fmt: skip
 
@@ -39,8 +40,9 @@ def test_a_temperature_too_small_to_divide_by_is_greedy(asked: float, taken: flo
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("repetition_penalty", "1e-40"), ("repetition_penalty", "0"), ("repetition_penalty", "11"), ("temperature", "-0.1"), ("temperature", "1e999"),
-        ("temperature", "NaN"), ("top_p", "1.1"), ("min_p", "-0.1"), ("frequency_penalty", "2.1"), ("presence_penalty", "-2.1"),
+        ("repetition_penalty", "1e-40"), ("repetition_penalty", "0"), ("repetition_penalty", "11"),
+        ("temperature", "-0.1"), ("temperature", "1e999"), ("temperature", "NaN"), ("top_p", "1.1"),
+        ("min_p", "-0.1"), ("frequency_penalty", "2.1"), ("presence_penalty", "-2.1"),
         ("logit_bias", '{"1": 101}'), ("logit_bias", '{"1": -1e999}'), ("logit_bias", '{"1": Infinity}'),
     ],
 )  # fmt: skip
@@ -92,7 +94,7 @@ def test_the_two_names_of_max_tokens_must_agree() -> None:
 
 @pytest.mark.parametrize(("wanted", "prompt", "granted"), [(0, 10, 20), (0, 90, 10), (10, 90, 10), (5, 90, 5)])
 def test_the_answer_fits_behind_the_prompt(wanted: int, prompt: int, granted: int) -> None:
-    assert bounded(SamplingParams(wanted), prompt, 100, default_max_tokens=20).max_tokens == granted
+    assert bound_max_tokens(SamplingParams(wanted), prompt, 100, default_max_tokens=20).max_tokens == granted
 
 
 @pytest.mark.parametrize(("wanted", "prompt"), [(11, 90), (0, 100), (0, 1000)])
@@ -101,21 +103,21 @@ def test_a_request_beyond_the_context_is_refused_with_its_numbers(wanted: int, p
         ContextTooLong,
         match=f"maximum context length is 100 tokens.*{prompt + max(wanted, 1)} tokens.*{prompt} in the prompt",
     ):
-        bounded(SamplingParams(wanted), prompt, 100, default_max_tokens=20)
+        bound_max_tokens(SamplingParams(wanted), prompt, 100, default_max_tokens=20)
 
 
 def test_min_tokens_beyond_max_tokens_are_refused() -> None:
     with pytest.raises(InvalidRequest, match="min_tokens"):
-        bounded(SamplingParams(5, min_tokens=6), 10, 100, default_max_tokens=20)
+        bound_max_tokens(SamplingParams(5, min_tokens=6), 10, 100, default_max_tokens=20)
 
 
 def test_siblings_have_seeds_of_their_own_that_depend_on_the_request_alone() -> None:
-    seeds = [sibling(SamplingParams(5, seed=3), index).seed for index in range(5)]
+    seeds = [sampling_for_choice(SamplingParams(5, seed=3), index).seed for index in range(5)]
 
     assert seeds[0] == 3
     assert len(set(seeds)) == 5
-    assert seeds == [sibling(SamplingParams(5, seed=3), index).seed for index in range(5)]
-    assert sibling(SamplingParams(5, seed=4), 1).seed not in seeds
+    assert seeds == [sampling_for_choice(SamplingParams(5, seed=3), index).seed for index in range(5)]
+    assert sampling_for_choice(SamplingParams(5, seed=4), 1).seed not in seeds
 
 
 def test_stop_is_one_string_or_several() -> None:

@@ -1,11 +1,10 @@
 """Prompts of tokens that a model cannot read: a tokenizer may know more of them than the embedding has rows for."""
 
-import asyncio
 from collections.abc import Awaitable
 
 import pytest
 
-from penstock.router.completions.prompts import chat_prompt, completion_prompts
+from penstock.router.completions.prompts import tokenize_chat, tokenize_completion
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest
@@ -14,34 +13,31 @@ from tests.unit.router.http_fakes import IM_START, VOCAB_SIZE, byte_tokenizer
 
 @pytest.fixture
 def short_of_one() -> Tokenizer:
-    """Its last token, the end of a turn, is not in the model."""
+    """A tokenizer whose last token, the end of a turn, is not in the model."""
     tokenizer = byte_tokenizer()
     tokenizer.num_embedded = VOCAB_SIZE - 1
     return tokenizer
 
 
-def refused(prompts: Awaitable[list[list[int]]]) -> InvalidRequest:
-    async def main() -> None:
-        await prompts
-
+async def refused(prompts: Awaitable[list[list[int]]]) -> InvalidRequest:
     with pytest.raises(
         InvalidRequest, match=rf"holds {VOCAB_SIZE - 1}; this model's token ids lie in 0\.\.{VOCAB_SIZE - 2}"
     ) as caught:
-        asyncio.run(main())
+        await prompts
     return caught.value
 
 
-def test_ids_texts_and_turns_beyond_the_embedding_are_refused(short_of_one: Tokenizer) -> None:
+async def test_ids_texts_and_turns_beyond_the_embedding_are_refused(short_of_one: Tokenizer) -> None:
     ids = CompletionRequest(model="m", prompt=[IM_START, VOCAB_SIZE - 1])
     text = CompletionRequest(model="m", prompt="a<|im_end|>")
     chat = ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="a")])
 
-    assert refused(completion_prompts(short_of_one, ids)).param == "prompt"
-    assert refused(completion_prompts(short_of_one, text)).param == "prompt"
-    assert refused(chat_prompt(short_of_one, chat)).param == "messages"
+    assert (await refused(tokenize_completion(ids, short_of_one))).param == "prompt"
+    assert (await refused(tokenize_completion(text, short_of_one))).param == "prompt"
+    assert (await refused(tokenize_chat(chat, short_of_one))).param == "messages"
 
 
-def test_what_the_embedding_has_is_accepted(short_of_one: Tokenizer) -> None:
-    assert asyncio.run(completion_prompts(short_of_one, CompletionRequest(model="m", prompt=[IM_START, 7]))) == [
-        [IM_START, 7]
-    ]
+async def test_what_the_embedding_has_is_accepted(short_of_one: Tokenizer) -> None:
+    request = CompletionRequest(model="m", prompt=[IM_START, 7])
+
+    assert await tokenize_completion(request, short_of_one) == [[IM_START, 7]]

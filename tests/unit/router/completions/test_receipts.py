@@ -2,7 +2,7 @@ import pytest
 
 from penstock.router.completions.completion import Choice, Completion
 from penstock.router.completions.receipts import Receipts
-from penstock.router.completions.text_assembly import Assembler
+from penstock.router.completions.text_assembly import TextAssembler
 from penstock.router.routing.request import Receipt, RouteAttempt
 from penstock.wire.errors import NotFound
 from tests.unit.router.fleet_fakes import generation
@@ -10,7 +10,9 @@ from tests.unit.router.http_fakes import TOKENIZER
 
 
 def completion(*receipts: Receipt | None) -> Completion:
-    choices = [Choice(index, generation([1]), Assembler(TOKENIZER), receipt) for index, receipt in enumerate(receipts)]
+    choices = [
+        Choice(index, generation([1]), TextAssembler(TOKENIZER), receipt) for index, receipt in enumerate(receipts)
+    ]
     return Completion([choices], None, lambda: 0.0, None)  # type: ignore[arg-type]  # never run
 
 

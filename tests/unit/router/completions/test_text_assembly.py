@@ -5,41 +5,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.router.completions.text_assembly import Assembler, Piece
+from penstock.router.completions.text_assembly import TextAssembler, TextPiece
 from penstock.wire.frames import Delta, Finish, TokenLogprobs
 from tests.unit.router.http_fakes import IM_END, TOKENIZER
 
 
-def pushed(assembler: Assembler, *pieces: Sequence[int], finish: Finish | None = Finish.LENGTH) -> list[Piece]:
+def pushed(assembler: TextAssembler, *pieces: Sequence[int], finish: Finish | None = Finish.LENGTH) -> list[TextPiece]:
     last = len(pieces) - 1
     return [
         assembler.push(Delta(1, list(ids), finish if number == last else None)) for number, ids in enumerate(pieces)
     ]
 
 
-def text(pieces: Sequence[Piece]) -> str:
+def text(pieces: Sequence[TextPiece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
 def test_half_a_character_is_held_back() -> None:
-    first, second = pushed(Assembler(TOKENIZER), [0xC3], [0xA9])
+    first, second = pushed(TextAssembler(TOKENIZER), [0xC3], [0xA9])
 
     assert (first.text, second.text) == ("", "é")
 
 
 def test_a_character_that_never_completes_is_replaced_at_the_end() -> None:
-    assert text(pushed(Assembler(TOKENIZER), b"a", [0xC3])) == "a\N{REPLACEMENT CHARACTER}"
+    assert text(pushed(TextAssembler(TOKENIZER), b"a", [0xC3])) == "a\N{REPLACEMENT CHARACTER}"
 
 
 def test_an_end_token_has_no_text_but_counts() -> None:
-    (piece,) = pushed(Assembler(TOKENIZER), [*b"ok", IM_END], finish=Finish.STOP)
+    (piece,) = pushed(TextAssembler(TOKENIZER), [*b"ok", IM_END], finish=Finish.STOP)
 
-    assert piece == Piece("ok", [*b"ok", IM_END], "stop")
+    assert piece == TextPiece("ok", [*b"ok", IM_END], "stop")
 
 
 @pytest.mark.parametrize(("finish", "reason"), [(Finish.STOP, "stop"), (Finish.LENGTH, "length")])
 def test_the_engines_finish_is_the_reason(finish: Finish, reason: str) -> None:
-    (piece,) = pushed(Assembler(TOKENIZER, ("never",)), b"ok", finish=finish)
+    (piece,) = pushed(TextAssembler(TOKENIZER, ("never",)), b"ok", finish=finish)
 
     assert piece.finish == reason
 
@@ -47,35 +47,35 @@ def test_the_engines_finish_is_the_reason(finish: Finish, reason: str) -> None:
 def test_a_stop_string_ends_the_answer_and_the_tokens_behind_it_do_not_count() -> None:
     logprobs = [TokenLogprobs(-float(number)) for number in range(6)]
 
-    piece = Assembler(TOKENIZER, ("c",)).push(Delta(1, list(b"abcdef"), logprobs=logprobs))
+    piece = TextAssembler(TOKENIZER, ("c",)).push(Delta(1, list(b"abcdef"), logprobs=logprobs))
 
-    assert piece == Piece("ab", list(b"abc"), "stop", logprobs[:3], [0, 1, 2])
+    assert piece == TextPiece("ab", list(b"abc"), "stop", logprobs[:3], [0, 1, 2])
 
 
 def test_a_stop_string_counts_only_behind_min_tokens() -> None:
-    assert text(pushed(Assembler(TOKENIZER, ("a",), min_tokens=3), b"aaab", b"ba")) == "aaabb"
+    assert text(pushed(TextAssembler(TOKENIZER, ("a",), min_tokens=3), b"aaab", b"ba")) == "aaabb"
 
 
 def test_what_may_become_a_stop_string_is_held_back_and_then_released() -> None:
-    pieces = pushed(Assembler(TOKENIZER, ("END",)), b"xEN", b"y")
+    pieces = pushed(TextAssembler(TOKENIZER, ("END",)), b"xEN", b"y")
 
     assert [piece.text for piece in pieces] == ["x", "ENy"]
 
 
 def test_a_stop_string_beats_the_length_it_is_complete_at() -> None:
-    (piece,) = pushed(Assembler(TOKENIZER, ("z",)), b"xyz", finish=Finish.LENGTH)
+    (piece,) = pushed(TextAssembler(TOKENIZER, ("z",)), b"xyz", finish=Finish.LENGTH)
 
     assert (piece.text, piece.finish) == ("xy", "stop")
 
 
 def test_what_is_left_at_the_end_can_complete_a_stop_string() -> None:
-    (piece,) = pushed(Assembler(TOKENIZER, ("\N{REPLACEMENT CHARACTER}",)), [97, 0xC3], finish=Finish.LENGTH)
+    (piece,) = pushed(TextAssembler(TOKENIZER, ("\N{REPLACEMENT CHARACTER}",)), [97, 0xC3], finish=Finish.LENGTH)
 
     assert (piece.text, piece.finish) == ("a", "stop")
 
 
 def test_offsets_are_where_each_token_begins() -> None:
-    (piece,) = pushed(Assembler(TOKENIZER, has_offsets=True), "aéb".encode())
+    (piece,) = pushed(TextAssembler(TOKENIZER, has_offsets=True), "aéb".encode())
 
     assert piece.offsets == [0, 1, 1, 2]
 
@@ -88,8 +88,8 @@ def test_the_text_does_not_depend_on_how_it_was_cut(answer: str, cuts: list[int]
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     parts = [data[a:b] for a, b in itertools.pairwise(places)] or [b""]
 
-    cut = pushed(Assembler(TOKENIZER, stops), *parts)
-    whole = pushed(Assembler(TOKENIZER, stops), data)
+    cut = pushed(TextAssembler(TOKENIZER, stops), *parts)
+    whole = pushed(TextAssembler(TOKENIZER, stops), data)
     until = next((number for number, piece in enumerate(cut) if piece.finish), len(cut) - 1)
 
     assert text(cut[: until + 1]) == text(whole)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.router.config import GatewayConfig
-from penstock.router.dispatch.stream import MAX_ATTEMPTS
+from penstock.router.dispatch.dispatcher import MAX_ATTEMPTS
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import BlockEvents, Delta, Finish, split_keys, unpack_token_ids
 from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, answer_to, settle
@@ -16,354 +16,297 @@ A, B, C = FakeMember("a"), FakeMember("b"), FakeMember("c")
 PROMPT = list(range(10, 40))
 
 
-def test_an_answer_comes_back_whole_with_its_receipt():
-    async def main():
-        async with Cluster(A) as cluster:
-            cluster.replicas["a"].cached_tokens = 8
-            stream = await cluster.start(PROMPT)
-            tokens = await cluster.read(stream)
+async def test_an_answer_comes_back_whole_with_its_receipt():
+    async with Cluster(A) as cluster:
+        cluster.replicas["a"].cached_tokens = 8
+        stream = await cluster.start(PROMPT)
+        tokens = await cluster.read(stream)
+        stream.close()
+
+        assert tokens == answer_to(PROMPT, 8)
+        receipt = stream.receipt
+        assert (receipt.pool, receipt.replica, receipt.reason, receipt.tier, receipt.tier_reason) == (
+            "pool",
+            "a",
+            "only_replica",
+            "edge",
+            "only_tier",
+        )
+        assert receipt.cached_tokens == 8
+        assert receipt.predicted_ttft_s == receipt.scores["a"] > 0
+        assert receipt.attempts == 1
+        assert cluster.attempts("first") == 1
+
+
+async def test_a_submit_carries_the_whole_chain_of_its_prompt():
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT)
+        submit = cluster.replicas["a"].submits[0]
+        keys = split_keys(submit.block_keys)
+        stream.close()
+
+        assert unpack_token_ids(submit.token_ids) == PROMPT
+        assert len(keys) == len(PROMPT) // BLOCK_SIZE
+        assert submit.chain_key == keys[-1]
+        assert submit.num_output_tokens == 0
+
+
+async def test_tenants_with_different_salts_share_no_key():
+    async with Cluster(A) as cluster:
+        streams = [await cluster.start(PROMPT, salt=salt) for salt in (b"one", b"two", b"one")]
+        first, second, third = (set(split_keys(submit.block_keys)) for submit in cluster.replicas["a"].submits)
+        for stream in streams:
             stream.close()
 
-            assert tokens == answer_to(PROMPT, 8)
-            receipt = stream.receipt
-            assert (receipt.pool, receipt.replica, receipt.reason, receipt.tier, receipt.tier_reason) == (
-                "pool",
-                "a",
-                "only_replica",
-                "edge",
-                "only_tier",
-            )
-            assert receipt.cached_tokens == 8
-            assert receipt.predicted_ttft_s == receipt.scores["a"] > 0
-            assert receipt.attempts == 1
-            assert cluster.attempts("first") == 1
-
-    asyncio.run(main())
+        assert not first & second
+        assert first == third
 
 
-def test_a_submit_carries_the_whole_chain_of_its_prompt():
-    async def main():
-        async with Cluster(A) as cluster:
-            stream = await cluster.start(PROMPT)
-            submit = cluster.replicas["a"].submits[0]
-            keys = split_keys(submit.block_keys)
-            stream.close()
-
-            assert unpack_token_ids(submit.token_ids) == PROMPT
-            assert len(keys) == len(PROMPT) // BLOCK_SIZE
-            assert submit.chain_key == keys[-1]
-            assert submit.num_output_tokens == 0
-
-    asyncio.run(main())
-
-
-def test_tenants_with_different_salts_share_no_key():
-    async def main():
-        async with Cluster(A) as cluster:
-            streams = [await cluster.start(PROMPT, salt=salt) for salt in (b"one", b"two", b"one")]
-            first, second, third = (set(split_keys(submit.block_keys)) for submit in cluster.replicas["a"].submits)
-            for stream in streams:
-                stream.close()
-
-            assert not first & second
-            assert first == third
-
-    asyncio.run(main())
-
-
-def test_what_has_come_meanwhile_is_read_as_one_delta():
-    async def main():
-        async with Cluster(A) as cluster:
-            stream = await cluster.start(PROMPT)
-            for _ in range(3):
-                cluster.step()
-            delta = await stream.next()
-            stream.close()
-
-            assert delta.token_ids == answer_to(PROMPT, 3)
-            assert delta.num_cached_tokens == 0
-
-    asyncio.run(main())
-
-
-def test_a_request_goes_where_its_prefix_is():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            first = await cluster.start(PROMPT)
-            holder = first.receipt.replica
-            keys = cluster.replicas[holder].submits[0].block_keys
-            cluster.replicas[holder].send(events=[BlockEvents(0, stored=keys, is_snapshot=True)])
-            await cluster.read(first)
-            cluster.replicas[holder].report()
-            second = await cluster.start([*PROMPT, 1, 2, 3])
-
-            assert second.receipt.replica == holder
-            assert second.receipt.reason == "prefix"
-            assert second.receipt.predicted_cached_tokens == 28
-            first.close()
-            second.close()
-
-    asyncio.run(main())
-
-
-def test_a_prompt_counts_as_cached_where_it_was_sent_before_the_replica_says_so():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            for replica in cluster.replicas.values():
-                replica.send(events=[BlockEvents(0, is_snapshot=True)])
-            first = await cluster.start(PROMPT)
-            await cluster.read(first)
-            second = await cluster.start(PROMPT)
-            first.close()
-            second.close()
-
-            assert second.receipt.replica == first.receipt.replica
-            assert second.receipt.predicted_cached_tokens == 28
-
-    asyncio.run(main())
-
-
-def test_what_one_tenant_left_in_the_cache_draws_no_other_tenant():
-    async def main():
-        async with Cluster(A) as cluster:
-            first = await cluster.start(PROMPT, salt=b"one")
-            cluster.replicas["a"].send(
-                events=[BlockEvents(0, stored=cluster.replicas["a"].submits[0].block_keys, is_snapshot=True)]
-            )
-            second = await cluster.start(PROMPT, salt=b"two")
-            first.close()
-            second.close()
-
-            assert second.receipt.predicted_cached_tokens == 0
-
-    asyncio.run(main())
-
-
-def test_at_most_all_but_one_token_counts_as_cached():
-    async def main():
-        async with Cluster(A) as cluster:
-            prompt = PROMPT[:8]
-            first = await cluster.start(prompt)
-            cluster.replicas["a"].send(
-                events=[BlockEvents(0, stored=cluster.replicas["a"].submits[0].block_keys, is_snapshot=True)]
-            )
-            second = await cluster.start(prompt)
-            first.close()
-            second.close()
-
-            assert second.receipt.predicted_cached_tokens == 4
-
-    asyncio.run(main())
-
-
-def test_a_burst_is_spread_by_what_was_sent_before_any_load_report():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            streams = [await cluster.start([number] * 30) for number in range(8)]
-            counts = [len(replica.submits) for replica in cluster.replicas.values()]
-            for stream in streams:
-                stream.close()
-
-            assert counts == [4, 4]
-
-    asyncio.run(main())
-
-
-def test_a_load_report_counts_what_it_has_seen_only_once():
-    async def main():
-        async with Cluster(A) as cluster:
-            streams = [await cluster.start([number] * 30) for number in range(3)]
-            remote = cluster.fleet.remotes(["pool"])[0]
-            assert remote.view(0).since == (3, 90, 0)
-            cluster.replicas["a"].report(last_sid=2)
-            assert remote.view(0).since == (1, 30, 0)
-            cluster.replicas["a"].report(last_sid=0)
-            assert remote.view(0).since == (0, 0, 0)
-            for stream in streams:
-                stream.close()
-
-    asyncio.run(main())
-
-
-def test_a_report_that_names_no_sid_leaves_the_latest_requests_counted():
-    async def main():
-        async with Cluster(A) as cluster:
-            stream = await cluster.start(PROMPT)
-            remote = cluster.fleet.remotes(["pool"])[0]
-            cluster.replicas["a"].report(last_sid=0)
-            assert remote.view(0).since.num_sent == 1
-            cluster.replicas["a"].report(last_sid=0)
-            assert remote.view(0).since.num_sent == 0
-            stream.close()
-
-    asyncio.run(main())
-
-
-def test_a_sequence_that_is_over_no_longer_counts_before_the_next_report():
-    async def main():
-        async with Cluster(A) as cluster:
-            streams = [await cluster.start(PROMPT, max_tokens=tokens) for tokens in (1, 9, 9)]
-            cluster.replicas["a"].report()
-            late = await cluster.start(PROMPT, max_tokens=1)
-            remote = cluster.fleet.remotes(["pool"])[0]
-            assert remote.view(0).since == (1, 30, 0)
+async def test_what_has_come_meanwhile_is_read_as_one_delta():
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT)
+        for _ in range(3):
             cluster.step()
-            assert remote.view(0).since == (0, 0, 1)
-            streams[1].close()
-            assert remote.view(0).since == (0, 0, 2)
-            cluster.replicas["a"].report()
-            assert remote.view(0).since == (0, 0, 0)
-            for stream in (*streams, late):
-                stream.close()
+        delta = await stream.next()
+        stream.close()
 
-    asyncio.run(main())
+        assert delta.token_ids == answer_to(PROMPT, 3)
+        assert delta.num_cached_tokens == 0
 
 
-def test_without_credit_a_request_waits_and_the_oldest_gets_the_next_place():
-    async def main():
-        async with Cluster(A, max_inflight=1) as cluster:
-            running = await cluster.start(PROMPT)
-            waiting = [asyncio.ensure_future(cluster.start(PROMPT, request_id=str(number))) for number in range(2)]
-            await settle()
-            assert not any(task.done() for task in waiting)
-            running.close()
-            stream = await waiting[0]
+async def test_a_request_goes_where_its_prefix_is():
+    async with Cluster(A, B) as cluster:
+        first = await cluster.start(PROMPT)
+        holder = first.receipt.replica
+        keys = cluster.replicas[holder].submits[0].block_keys
+        cluster.replicas[holder].send(events=[BlockEvents(0, stored=keys, is_snapshot=True)])
+        await cluster.read(first)
+        cluster.replicas[holder].report()
+        second = await cluster.start([*PROMPT, 1, 2, 3])
 
-            assert [submit.request_id for submit in cluster.replicas["a"].submits] == ["r", "0"]
-            assert stream.receipt.queued_s > 0
-            waiting[1].cancel()
-            await asyncio.gather(waiting[1], return_exceptions=True)
+        assert second.receipt.replica == holder
+        assert second.receipt.reason == "prefix"
+        assert second.receipt.predicted_cached_tokens == 28
+        first.close()
+        second.close()
+
+
+async def test_a_prompt_counts_as_cached_where_it_was_sent_before_the_replica_says_so():
+    async with Cluster(A, B) as cluster:
+        for replica in cluster.replicas.values():
+            replica.send(events=[BlockEvents(0, is_snapshot=True)])
+        first = await cluster.start(PROMPT)
+        await cluster.read(first)
+        second = await cluster.start(PROMPT)
+        first.close()
+        second.close()
+
+        assert second.receipt.replica == first.receipt.replica
+        assert second.receipt.predicted_cached_tokens == 28
+
+
+async def test_what_one_tenant_left_in_the_cache_draws_no_other_tenant():
+    async with Cluster(A) as cluster:
+        first = await cluster.start(PROMPT, salt=b"one")
+        cluster.replicas["a"].send(
+            events=[BlockEvents(0, stored=cluster.replicas["a"].submits[0].block_keys, is_snapshot=True)]
+        )
+        second = await cluster.start(PROMPT, salt=b"two")
+        first.close()
+        second.close()
+
+        assert second.receipt.predicted_cached_tokens == 0
+
+
+async def test_at_most_all_but_one_token_counts_as_cached():
+    async with Cluster(A) as cluster:
+        prompt = PROMPT[:8]
+        first = await cluster.start(prompt)
+        cluster.replicas["a"].send(
+            events=[BlockEvents(0, stored=cluster.replicas["a"].submits[0].block_keys, is_snapshot=True)]
+        )
+        second = await cluster.start(prompt)
+        first.close()
+        second.close()
+
+        assert second.receipt.predicted_cached_tokens == 4
+
+
+async def test_a_burst_is_spread_by_what_was_sent_before_any_load_report():
+    async with Cluster(A, B) as cluster:
+        streams = [await cluster.start([number] * 30) for number in range(8)]
+        counts = [len(replica.submits) for replica in cluster.replicas.values()]
+        for stream in streams:
             stream.close()
 
-    asyncio.run(main())
+        assert counts == [4, 4]
 
 
-def test_a_finished_sequence_frees_its_place_before_the_reader_takes_its_end():
-    async def main():
-        async with Cluster(A, max_inflight=1) as cluster:
-            running = await cluster.start(PROMPT, max_tokens=1)
-            waiting = asyncio.ensure_future(cluster.start(PROMPT))
-            await settle()
-            cluster.step()
-            stream = await waiting
-            running.close()
+async def test_a_load_report_counts_what_it_has_seen_only_once():
+    async with Cluster(A) as cluster:
+        streams = [await cluster.start([number] * 30) for number in range(3)]
+        client = cluster.fleet.ready_clients(["pool"])[0]
+        assert client.view(0).unreported == (3, 90, 0)
+        cluster.replicas["a"].report(last_sid=2)
+        assert client.view(0).unreported == (1, 30, 0)
+        cluster.replicas["a"].report(last_sid=0)
+        assert client.view(0).unreported == (0, 0, 0)
+        for stream in streams:
             stream.close()
 
-    asyncio.run(main())
+
+async def test_a_report_that_names_no_sid_leaves_the_latest_requests_counted():
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT)
+        client = cluster.fleet.ready_clients(["pool"])[0]
+        cluster.replicas["a"].report(last_sid=0)
+        assert client.view(0).unreported.num_sent == 1
+        cluster.replicas["a"].report(last_sid=0)
+        assert client.view(0).unreported.num_sent == 0
+        stream.close()
 
 
-def test_a_replica_lost_before_the_first_token_is_replaced_unseen():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream = await cluster.start(PROMPT)
-            first = stream.receipt.replica
-            cluster.replicas[first].die()
-            tokens = await cluster.read(stream)
+async def test_a_sequence_that_is_over_no_longer_counts_before_the_next_report():
+    async with Cluster(A) as cluster:
+        streams = [await cluster.start(PROMPT, max_tokens=tokens) for tokens in (1, 9, 9)]
+        cluster.replicas["a"].report()
+        late = await cluster.start(PROMPT, max_tokens=1)
+        client = cluster.fleet.ready_clients(["pool"])[0]
+        assert client.view(0).unreported == (1, 30, 0)
+        cluster.step()
+        assert client.view(0).unreported == (0, 0, 1)
+        streams[1].close()
+        assert client.view(0).unreported == (0, 0, 2)
+        cluster.replicas["a"].report()
+        assert client.view(0).unreported == (0, 0, 0)
+        for stream in (*streams, late):
             stream.close()
 
-            assert tokens == answer_to(PROMPT, 8)
-            assert stream.receipt.replica != first
-            assert (stream.receipt.attempts, cluster.attempts("retry")) == (2, 1)
 
-    asyncio.run(main())
+async def test_without_credit_a_request_waits_and_the_oldest_gets_the_next_place():
+    async with Cluster(A, max_inflight=1) as cluster:
+        running = await cluster.start(PROMPT)
+        waiting = [asyncio.ensure_future(cluster.start(PROMPT, request_id=str(number))) for number in range(2)]
+        await settle()
+        assert not any(task.done() for task in waiting)
+        running.close()
+        stream = await waiting[0]
 
-
-def test_a_replica_lost_in_the_middle_is_resumed_to_the_token():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream = await cluster.start(PROMPT)
-            first = stream.receipt.replica
-            cluster.step(3)
-            head = await stream.next()
-            cluster.step(2)  # has come, but nobody has read it when the replica dies
-            cluster.replicas[first].die()
-            tail = await cluster.read(stream)
-            stream.close()
-
-            assert head.token_ids + tail == answer_to(PROMPT, 8)
-            submit = cluster.replicas[stream.receipt.replica].submits[-1]
-            assert unpack_token_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 5)
-            assert (submit.num_output_tokens, submit.sampling.seed, submit.sampling.max_tokens) == (5, 5, 8)
-            whole = cluster.chains.chain(next(iter(stream.chains)), b"salt", submit.token_ids)
-            assert (split_keys(submit.block_keys), submit.chain_key) == (whole.keys, whole.parent)
-            assert cluster.attempts("resume") == 1
-
-    asyncio.run(main())
+        assert [submit.request_id for submit in cluster.replicas["a"].submits] == ["r", "0"]
+        assert stream.receipt.queued_s > 0
+        waiting[1].cancel()
+        await asyncio.gather(waiting[1], return_exceptions=True)
+        stream.close()
 
 
-def test_a_listener_gets_plain_deltas_at_once_and_the_reader_the_rest():
-    async def main():
-        async with Cluster(A) as cluster:
-            stream = await cluster.start(PROMPT)
-            heard: list[int] = []
-            is_taking = True
-
-            def listen(delta):
-                if is_taking:
-                    heard.extend(delta.token_ids)
-                return is_taking
-
-            stream.listen(listen)
-            cluster.step(3)
-            first = (
-                await stream.next()
-            )  # tells what was cached: not plain; and so nothing behind it is, until it is read
-            cluster.step(2)
-            taken = list(heard)
-            is_taking = False
-            cluster.step(1)
-            declined = await stream.next()
-            is_taking = True
-            tail = await cluster.read(stream)
-            stream.close()
-
-            assert first.token_ids + taken + declined.token_ids == answer_to(PROMPT, 6)
-            assert (len(first.token_ids), len(taken), len(declined.token_ids)) == (3, 2, 1)
-            assert heard[2:] + tail == answer_to(PROMPT, 8)[6:]
-
-    asyncio.run(main())
+async def test_a_finished_sequence_frees_its_place_before_the_reader_takes_its_end():
+    async with Cluster(A, max_inflight=1) as cluster:
+        running = await cluster.start(PROMPT, max_tokens=1)
+        waiting = asyncio.ensure_future(cluster.start(PROMPT))
+        await settle()
+        cluster.step()
+        stream = await waiting
+        running.close()
+        stream.close()
 
 
-def test_what_a_listener_has_taken_is_part_of_a_resumed_prompt():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream = await cluster.start(PROMPT)
-            first = stream.receipt.replica
-            heard: list[int] = []
-            stream.listen(lambda delta: heard.extend(delta.token_ids) is None)
-            cluster.step()
-            head = await stream.next()
-            cluster.step(3)
-            cluster.replicas[first].die()
-            tail = await cluster.read(stream)
-            stream.close()
+async def test_a_replica_lost_before_the_first_token_is_replaced_unseen():
+    async with Cluster(A, B) as cluster:
+        stream = await cluster.start(PROMPT)
+        first = stream.receipt.replica
+        cluster.replicas[first].die()
+        tokens = await cluster.read(stream)
+        stream.close()
 
-            submit = cluster.replicas[stream.receipt.replica].submits[-1]
-            assert unpack_token_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 4)
-            assert len(heard) >= 3
-            assert sorted([*head.token_ids, *heard, *tail]) == sorted(answer_to(PROMPT, 8))
-
-    asyncio.run(main())
+        assert tokens == answer_to(PROMPT, 8)
+        assert stream.receipt.replica != first
+        assert (stream.receipt.attempts, cluster.attempts("retry")) == (2, 1)
 
 
-def test_the_reader_hears_of_cached_tokens_once():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream = await cluster.start(PROMPT)
-            cluster.replicas[stream.receipt.replica].cached_tokens = 4
-            cluster.step()
-            first = await stream.next()
-            cluster.replicas[stream.receipt.replica].die()
-            reading = asyncio.ensure_future(stream.next())
-            await settle()
-            cluster.step()
-            second = await reading
-            stream.close()
+async def test_a_replica_lost_in_the_middle_is_resumed_to_the_token():
+    async with Cluster(A, B) as cluster:
+        stream = await cluster.start(PROMPT)
+        first = stream.receipt.replica
+        cluster.step(3)
+        head = await stream.next()
+        cluster.step(2)  # has come, but nobody has read it when the replica dies
+        cluster.replicas[first].die()
+        tail = await cluster.read(stream)
+        stream.close()
 
-            assert (first.num_cached_tokens, second.num_cached_tokens) == (4, None)
-            assert stream.receipt.cached_tokens == 4
+        assert head.token_ids + tail == answer_to(PROMPT, 8)
+        submit = cluster.replicas[stream.receipt.replica].submits[-1]
+        assert unpack_token_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 5)
+        assert (submit.num_output_tokens, submit.sampling.seed, submit.sampling.max_tokens) == (5, 5, 8)
+        whole = cluster.chains.make(next(iter(stream.state.chains.by_kind)), b"salt", submit.token_ids)
+        assert (split_keys(submit.block_keys), submit.chain_key) == (whole.keys, whole.parent)
+        assert cluster.attempts("resume") == 1
 
-    asyncio.run(main())
+
+async def test_a_listener_gets_plain_deltas_at_once_and_the_reader_the_rest():
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT)
+        listened: list[int] = []
+        is_taking = True
+
+        def listen(delta):
+            if is_taking:
+                listened.extend(delta.token_ids)
+            return is_taking
+
+        stream.listen(listen)
+        cluster.step(3)
+        first = (
+            await stream.next()
+        )  # holds the number of cached tokens: not plain; and so nothing behind it is, until it is read
+        cluster.step(2)
+        taken = list(listened)
+        is_taking = False
+        cluster.step(1)
+        declined = await stream.next()
+        is_taking = True
+        tail = await cluster.read(stream)
+        stream.close()
+
+        assert first.token_ids + taken + declined.token_ids == answer_to(PROMPT, 6)
+        assert (len(first.token_ids), len(taken), len(declined.token_ids)) == (3, 2, 1)
+        assert listened[2:] + tail == answer_to(PROMPT, 8)[6:]
+
+
+async def test_what_a_listener_has_taken_is_part_of_a_resumed_prompt():
+    async with Cluster(A, B) as cluster:
+        stream = await cluster.start(PROMPT)
+        first = stream.receipt.replica
+        listened: list[int] = []
+        stream.listen(lambda delta: listened.extend(delta.token_ids) is None)
+        cluster.step()
+        head = await stream.next()
+        cluster.step(3)
+        cluster.replicas[first].die()
+        tail = await cluster.read(stream)
+        stream.close()
+
+        submit = cluster.replicas[stream.receipt.replica].submits[-1]
+        assert unpack_token_ids(submit.token_ids) == PROMPT + answer_to(PROMPT, 4)
+        assert len(listened) >= 3
+        assert sorted([*head.token_ids, *listened, *tail]) == sorted(answer_to(PROMPT, 8))
+
+
+async def test_the_reader_hears_of_cached_tokens_once():
+    async with Cluster(A, B) as cluster:
+        stream = await cluster.start(PROMPT)
+        cluster.replicas[stream.receipt.replica].cached_tokens = 4
+        cluster.step()
+        first = await stream.next()
+        cluster.replicas[stream.receipt.replica].die()
+        reading = asyncio.ensure_future(stream.next())
+        await settle()
+        cluster.step()
+        second = await reading
+        stream.close()
+
+        assert (first.num_cached_tokens, second.num_cached_tokens) == (4, None)
+        assert stream.receipt.cached_tokens == 4
 
 
 @settings(deadline=None, max_examples=60)
@@ -405,344 +348,281 @@ def test_wherever_replicas_die_the_answer_is_the_same(deaths, max_tokens):
     asyncio.run(main())
 
 
-def test_attempts_are_bounded():
-    async def main():
-        async with Cluster(*[FakeMember(str(number)) for number in range(MAX_ATTEMPTS + 1)]) as cluster:
-            stream = await cluster.start(PROMPT)
-            reading = asyncio.ensure_future(stream.next())
-            for _ in range(MAX_ATTEMPTS):
-                await settle()
-                cluster.replicas[stream.receipt.replica].die()
-            with pytest.raises(ReplicaLost):
-                await reading
-            stream.close()
-
-            assert sum(len(replica.submits) for replica in cluster.replicas.values()) == MAX_ATTEMPTS
-
-    asyncio.run(main())
-
-
-def test_a_resume_that_finds_no_replica_in_time_says_that_the_replica_was_lost():
-    async def main():
-        async with Cluster(A, config=GatewayConfig(queue_timeout_s=0.01)) as cluster:
-            stream = await cluster.start(PROMPT)
-            cluster.step()
-            await stream.next()
-            cluster.replicas["a"].die()
-            with pytest.raises(ReplicaLost):
-                await stream.next()
-            stream.close()
-
-    asyncio.run(main())
-
-
-def test_a_last_token_whose_end_got_lost_ends_the_answer():
-    async def main():
-        async with Cluster(A) as cluster:
-            stream = await cluster.start(PROMPT, max_tokens=2)
-            sid = cluster.replicas["a"].submits[0].sid
-            cluster.replicas["a"].send(Delta(sid, answer_to(PROMPT, 2)))
-            assert (await stream.next()).finish is None
-            cluster.replicas["a"].die()
-            last = await stream.next()
-            stream.close()
-
-            assert (last.token_ids, last.finish) == ([], Finish.LENGTH)
-
-    asyncio.run(main())
-
-
-def test_a_refusal_sends_the_request_elsewhere_and_not_back():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream = await cluster.start(PROMPT)
-            first = stream.receipt.replica
-            cluster.replicas[first].finish(1, Finish.REFUSED)
-            tokens = await cluster.read(stream)
-            stream.close()
-
-            assert tokens == answer_to(PROMPT, 8)
-            assert len(cluster.replicas[first].submits) == 1
-
-    asyncio.run(main())
-
-
-def test_a_request_that_everyone_refuses_fails_at_once():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream = await cluster.start(PROMPT)
-            reading = asyncio.ensure_future(stream.next())
-            for _ in range(2):
-                await settle()
-                cluster.replicas[stream.receipt.replica].finish(1, Finish.REFUSED)
-            with pytest.raises(Overloaded):
-                await reading
-            stream.close()
-
-    asyncio.run(main())
-
-
-def test_a_request_refused_by_a_draining_replica_waits_for_the_next_one():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            cluster.fleet.update([A])
-            stream = await cluster.start(PROMPT)
-            reading = asyncio.ensure_future(stream.next())
-            cluster.replicas["a"].report(is_draining=True)
-            cluster.replicas["a"].finish(1, Finish.REFUSED)
+async def test_attempts_are_bounded():
+    async with Cluster(*[FakeMember(str(number)) for number in range(MAX_ATTEMPTS + 1)]) as cluster:
+        stream = await cluster.start(PROMPT)
+        reading = asyncio.ensure_future(stream.next())
+        for _ in range(MAX_ATTEMPTS):
             await settle()
-            assert not reading.done()
-            cluster.fleet.update([A, B])
-            await settle()
-            cluster.step()
+            cluster.replicas[stream.receipt.replica].die()
+        with pytest.raises(ReplicaLost):
             await reading
+        stream.close()
 
-            assert stream.receipt.replica == "b"
-            stream.close()
+        assert sum(len(replica.submits) for replica in cluster.replicas.values()) == MAX_ATTEMPTS
 
-    asyncio.run(main())
+
+async def test_a_resume_that_finds_no_replica_in_time_says_that_the_replica_was_lost():
+    async with Cluster(A, config=GatewayConfig(queue_timeout_s=0.01)) as cluster:
+        stream = await cluster.start(PROMPT)
+        cluster.step()
+        await stream.next()
+        cluster.replicas["a"].die()
+        with pytest.raises(ReplicaLost):
+            await stream.next()
+        stream.close()
+
+
+async def test_a_last_token_whose_end_got_lost_ends_the_answer():
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT, max_tokens=2)
+        sid = cluster.replicas["a"].submits[0].sid
+        cluster.replicas["a"].send(Delta(sid, answer_to(PROMPT, 2)))
+        assert (await stream.next()).finish is None
+        cluster.replicas["a"].die()
+        last = await stream.next()
+        stream.close()
+
+        assert (last.token_ids, last.finish) == ([], Finish.LENGTH)
+
+
+async def test_a_refusal_sends_the_request_elsewhere_and_not_back():
+    async with Cluster(A, B) as cluster:
+        stream = await cluster.start(PROMPT)
+        first = stream.receipt.replica
+        cluster.replicas[first].finish(1, Finish.REFUSED)
+        tokens = await cluster.read(stream)
+        stream.close()
+
+        assert tokens == answer_to(PROMPT, 8)
+        assert len(cluster.replicas[first].submits) == 1
+
+
+async def test_a_request_that_everyone_refuses_fails_at_once():
+    async with Cluster(A, B) as cluster:
+        stream = await cluster.start(PROMPT)
+        reading = asyncio.ensure_future(stream.next())
+        for _ in range(2):
+            await settle()
+            cluster.replicas[stream.receipt.replica].finish(1, Finish.REFUSED)
+        with pytest.raises(Overloaded):
+            await reading
+        stream.close()
+
+
+async def test_a_request_refused_by_a_draining_replica_waits_for_the_next_one():
+    async with Cluster(A, B) as cluster:
+        cluster.fleet.update([A])
+        stream = await cluster.start(PROMPT)
+        reading = asyncio.ensure_future(stream.next())
+        cluster.replicas["a"].report(is_draining=True)
+        cluster.replicas["a"].finish(1, Finish.REFUSED)
+        await settle()
+        assert not reading.done()
+        cluster.fleet.update([A, B])
+        await settle()
+        cluster.step()
+        await reading
+
+        assert stream.receipt.replica == "b"
+        stream.close()
 
 
 @pytest.mark.parametrize(
     ("finish", "error"),
     [(Finish.DEADLINE, DeadlineExceeded), (Finish.ERROR, EngineFault), (Finish.INVALID, InvalidRequest)],
 )
-def test_an_end_that_is_final_is_raised_behind_the_tokens_before_it(finish, error):
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream = await cluster.start(PROMPT)
-            replica = cluster.replicas[stream.receipt.replica]
-            cluster.step(2)
-            replica.finish(1, finish, "it broke")
-            delta = await stream.next()
+async def test_an_end_that_is_final_is_raised_behind_the_tokens_before_it(finish, error):
+    async with Cluster(A, B) as cluster:
+        stream = await cluster.start(PROMPT)
+        replica = cluster.replicas[stream.receipt.replica]
+        cluster.step(2)
+        replica.finish(1, finish, "it broke")
+        delta = await stream.next()
 
-            assert (delta.token_ids, delta.finish) == (answer_to(PROMPT, 2), None)
-            for _ in range(2):
-                with pytest.raises(error):
-                    await stream.next()
-            stream.close()
-
-    asyncio.run(main())
-
-
-def test_an_abort_that_nobody_asked_for_is_resumed_elsewhere():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream = await cluster.start(PROMPT)
-            cluster.step(2)
-            cluster.replicas[stream.receipt.replica].finish(1, Finish.ABORT)
-            tokens = await cluster.read(stream)
-            stream.close()
-
-            assert tokens == answer_to(PROMPT, 8)
-
-    asyncio.run(main())
-
-
-def test_the_router_keeps_the_deadline_when_the_replica_does_not(monkeypatch):
-    monkeypatch.setattr("penstock.router.dispatch.stream.DEADLINE_GRACE_S", 0.0)
-
-    async def main():
-        async with Cluster(A) as cluster:
-            stream = await cluster.start(PROMPT, deadline_in_s=0.01)
-            with pytest.raises(DeadlineExceeded):
+        assert (delta.token_ids, delta.finish) == (answer_to(PROMPT, 2), None)
+        for _ in range(2):
+            with pytest.raises(error):
                 await stream.next()
-
-            assert cluster.replicas["a"].aborts == [1]
-            stream.close()
-
-    asyncio.run(main())
+        stream.close()
 
 
-def test_a_request_past_its_deadline_is_not_submitted():
-    async def main():
-        async with Cluster(A) as cluster:
-            with pytest.raises(DeadlineExceeded):
-                await cluster.start(PROMPT, deadline_in_s=-1.0)
+async def test_an_abort_that_nobody_asked_for_is_resumed_elsewhere():
+    async with Cluster(A, B) as cluster:
+        stream = await cluster.start(PROMPT)
+        cluster.step(2)
+        cluster.replicas[stream.receipt.replica].finish(1, Finish.ABORT)
+        tokens = await cluster.read(stream)
+        stream.close()
 
-            assert cluster.replicas["a"].submits == []
-
-    asyncio.run(main())
-
-
-def test_a_prompt_that_fills_every_context_is_refused_at_once():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            with pytest.raises(ContextTooLong):
-                await cluster.start([1] * 1000)
-
-    asyncio.run(main())
+        assert tokens == answer_to(PROMPT, 8)
 
 
-def test_a_reader_that_is_too_slow_loses_its_sequence_but_not_what_has_come():
-    async def main():
-        async with Cluster(A, config=GatewayConfig(max_buffered_deltas=3)) as cluster:
-            stream = await cluster.start(PROMPT, max_tokens=100)
-            for _ in range(6):
-                cluster.step()
+async def test_the_router_keeps_the_deadline_when_the_replica_does_not(monkeypatch):
+    monkeypatch.setattr("penstock.router.dispatch.dispatcher.DEADLINE_GRACE_S", 0.0)
 
-            assert cluster.replicas["a"].aborts == [1]
-            assert (await stream.next()).token_ids == answer_to(PROMPT, 4)
-            with pytest.raises(Overloaded):
-                await stream.next()
-            assert cluster.metrics.registry.get_sample_value("penstock_slow_clients_total") == 1
-            stream.close()
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT, deadline_in_s=0.01)
+        with pytest.raises(DeadlineExceeded):
+            await stream.next()
 
-    asyncio.run(main())
+        assert cluster.replicas["a"].aborts == [1]
+        stream.close()
 
 
-def test_closing_aborts_what_runs_and_only_once():
-    async def main():
-        async with Cluster(A) as cluster:
-            stream = await cluster.start(PROMPT)
-            stream.close()
-            stream.close()
+async def test_a_request_past_its_deadline_is_not_submitted():
+    async with Cluster(A) as cluster:
+        with pytest.raises(DeadlineExceeded):
+            await cluster.start(PROMPT, deadline_in_s=-1.0)
 
-            assert cluster.replicas["a"].aborts == [1]
-            with pytest.raises(RuntimeError):
-                await stream.next()
-
-    asyncio.run(main())
+        assert cluster.replicas["a"].submits == []
 
 
-def test_closing_a_finished_stream_aborts_nothing():
-    async def main():
-        async with Cluster(A) as cluster:
-            stream = await cluster.start(PROMPT)
-            await cluster.read(stream)
-            with pytest.raises(RuntimeError):
-                await stream.next()
-            unread = await cluster.start(PROMPT, max_tokens=1)
+async def test_a_prompt_that_fills_every_context_is_refused_at_once():
+    async with Cluster(A, B) as cluster:
+        with pytest.raises(ContextTooLong):
+            await cluster.start([1] * 1000)
+
+
+async def test_a_reader_that_is_too_slow_loses_its_sequence_but_not_what_has_come():
+    async with Cluster(A, config=GatewayConfig(max_buffered_deltas=3)) as cluster:
+        stream = await cluster.start(PROMPT, max_tokens=100)
+        for _ in range(6):
             cluster.step()
-            stream.close()
-            unread.close()
 
-            assert cluster.replicas["a"].aborts == []
-
-    asyncio.run(main())
-
-
-def test_a_closed_stream_is_held_by_nothing_not_even_its_timer():
-    async def main():
-        async with Cluster(A) as cluster:
-            stream = await cluster.start(PROMPT)
-            remains = weakref.ref(stream)
-            stream.close()
-            del stream
-            gc.collect()
-
-            assert remains() is None
-
-    asyncio.run(main())
+        assert cluster.replicas["a"].aborts == [1]
+        assert (await stream.next()).token_ids == answer_to(PROMPT, 4)
+        with pytest.raises(Overloaded):
+            await stream.next()
+        assert cluster.metrics.registry.get_sample_value("penstock_slow_clients_total") == 1
+        stream.close()
 
 
-def test_a_caller_cancelled_in_the_queue_leaves_nothing():
-    async def main():
-        async with Cluster(A, max_inflight=0) as cluster:
-            waiting = asyncio.ensure_future(cluster.start(PROMPT))
-            await settle()
-            assert len(cluster.queue) == 1
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+async def test_closing_aborts_what_runs_and_only_once():
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT)
+        stream.close()
+        stream.close()
 
-            cluster.check_empty()
-            assert cluster.replicas["a"].submits == []
-
-    asyncio.run(main())
+        assert cluster.replicas["a"].aborts == [1]
+        with pytest.raises(RuntimeError):
+            await stream.next()
 
 
-def test_a_caller_cancelled_just_as_it_was_placed_leaves_nothing():
-    async def main():
-        async with Cluster(A, max_inflight=0) as cluster:
-            waiting = asyncio.ensure_future(cluster.start(PROMPT))
-            await settle()
-            cluster.replicas["a"].report(max_inflight=1)  # submits, but its task has not run yet
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+async def test_closing_a_finished_stream_aborts_nothing():
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT)
+        await cluster.read(stream)
+        with pytest.raises(RuntimeError):
+            await stream.next()
+        unread = await cluster.start(PROMPT, max_tokens=1)
+        cluster.step()
+        stream.close()
+        unread.close()
 
-            assert cluster.replicas["a"].aborts == [1]
-            cluster.check_empty()
-
-    asyncio.run(main())
-
-
-def test_a_reader_cancelled_between_tokens_leaves_nothing():
-    async def main():
-        async with Cluster(A) as cluster:
-            stream = await cluster.start(PROMPT)
-            reading = asyncio.ensure_future(stream.next())
-            await settle()
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            stream.close()
-
-            assert cluster.replicas["a"].aborts == [1]
-            cluster.check_empty()
-
-    asyncio.run(main())
+        assert cluster.replicas["a"].aborts == []
 
 
-def test_a_reader_cancelled_while_it_waits_to_be_resumed_leaves_nothing():
-    async def main():
-        async with Cluster(A) as cluster:
-            stream = await cluster.start(PROMPT)
-            reading = asyncio.ensure_future(stream.next())
-            await settle()
-            cluster.replicas["a"].die()
-            await settle()
-            assert len(cluster.queue) == 1
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            stream.close()
+async def test_a_closed_stream_is_held_by_nothing_not_even_its_timer():
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT)
+        remains = weakref.ref(stream)
+        stream.close()
+        del stream
+        gc.collect()
 
-            cluster.check_empty()
-
-    asyncio.run(main())
+        assert remains() is None
 
 
-def test_a_listener_that_raises_ends_its_own_answer_and_no_other(caplog):
-    async def main():
-        async with Cluster(A) as cluster:
-            broken, healthy = (
-                await cluster.start(PROMPT, request_id="broken"),
-                await cluster.start(PROMPT, request_id="healthy"),
-            )
-            cluster.step()
-            head = (await healthy.next()).token_ids
+async def test_a_caller_cancelled_in_the_queue_leaves_nothing():
+    async with Cluster(A, max_inflight=0) as cluster:
+        waiting = asyncio.ensure_future(cluster.start(PROMPT))
+        await settle()
+        assert len(cluster.queue) == 1
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+        cluster.check_empty()
+        assert cluster.replicas["a"].submits == []
+
+
+async def test_a_caller_cancelled_just_as_it_was_placed_leaves_nothing():
+    async with Cluster(A, max_inflight=0) as cluster:
+        waiting = asyncio.ensure_future(cluster.start(PROMPT))
+        await settle()
+        cluster.replicas["a"].report(max_inflight=1)  # submits, but its task has not run yet
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+        assert cluster.replicas["a"].aborts == [1]
+        cluster.check_empty()
+
+
+async def test_a_reader_cancelled_between_tokens_leaves_nothing():
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT)
+        reading = asyncio.ensure_future(stream.next())
+        await settle()
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        stream.close()
+
+        assert cluster.replicas["a"].aborts == [1]
+        cluster.check_empty()
+
+
+async def test_a_reader_cancelled_while_it_waits_to_be_resumed_leaves_nothing():
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT)
+        reading = asyncio.ensure_future(stream.next())
+        await settle()
+        cluster.replicas["a"].die()
+        await settle()
+        assert len(cluster.queue) == 1
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        stream.close()
+
+        cluster.check_empty()
+
+
+async def test_a_listener_that_raises_ends_its_own_answer_and_no_other(caplog):
+    async with Cluster(A) as cluster:
+        broken, healthy = (
+            await cluster.start(PROMPT, request_id="broken"),
+            await cluster.start(PROMPT, request_id="healthy"),
+        )
+        cluster.step()
+        head = (await healthy.next()).token_ids
+        await broken.next()
+        listened: list[int] = []
+
+        def fail(_delta):
+            raise ValueError("a bug in passing on")
+
+        broken.listen(fail)
+        healthy.listen(lambda delta: listened.extend(delta.token_ids) is None)
+        cluster.step()
+        with pytest.raises(EngineFault):
             await broken.next()
-            heard: list[int] = []
+        broken.close()
+        tail = await cluster.read(healthy)
+        healthy.close()
 
-            def fail(_delta):
-                raise ValueError("a bug in passing on")
-
-            broken.listen(fail)
-            healthy.listen(lambda delta: heard.extend(delta.token_ids) is None)
-            cluster.step()
-            with pytest.raises(EngineFault):
-                await broken.next()
-            broken.close()
-            tail = await cluster.read(healthy)
-            healthy.close()
-
-            assert head + heard + tail == answer_to(PROMPT, 8)
-            assert cluster.replicas["a"].aborts == [1]
-            assert (cluster.replicas["a"].num_connects, healthy.receipt.attempts) == (1, 1)
-
-    asyncio.run(main())
+        assert head + listened + tail == answer_to(PROMPT, 8)
+        assert cluster.replicas["a"].aborts == [1]
+        assert (cluster.replicas["a"].num_connects, healthy.receipt.attempts) == (1, 1)
     (record,) = [record for record in caplog.records if record.name == "penstock.stream"]
     assert (record.request_id, record.exc_info[0]) == ("broken", ValueError)
 
 
-def test_chains_are_of_the_replicas_block_size():
-    async def main():
-        small, large = FakeMember("a"), FakeMember("b", block_size=2 * BLOCK_SIZE)
-        async with Cluster(small, large) as cluster:
-            streams = [await cluster.start(PROMPT) for _ in range(8)]
-            for replica in cluster.replicas.values():
-                assert {len(submit.block_keys) // 16 for submit in replica.submits} == {
-                    len(PROMPT) // replica.member.block_size
-                }
-            for stream in streams:
-                stream.close()
-
-    asyncio.run(main())
+async def test_chains_are_of_the_replicas_block_size():
+    small, large = FakeMember("a"), FakeMember("b", block_size=2 * BLOCK_SIZE)
+    async with Cluster(small, large) as cluster:
+        streams = [await cluster.start(PROMPT) for _ in range(8)]
+        for replica in cluster.replicas.values():
+            assert {len(submit.block_keys) // 16 for submit in replica.submits} == {
+                len(PROMPT) // replica.member.block_size
+            }
+        for stream in streams:
+            stream.close()

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from penstock.router.replicas.adapter_placement import Spread, Spreader
+from penstock.router.replicas.adapter_placement import AdapterPlacement, AdapterPlacer
 from penstock.wire.frames import split_keys
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, answer_to, settle
 
@@ -11,106 +11,85 @@ PROMPT = list(range(10, 40))
 ONE, OTHER = "1" * 32, "2" * 32
 
 
-def test_a_request_goes_where_its_adapter_is_and_any_request_without_one_does_not_care() -> None:
-    async def main() -> None:
-        async with Cluster(A, B) as cluster:
-            cluster.replicas["b"].report(resident_adapters=(ONE,))
-            for _ in range(4):
-                stream = await cluster.start(PROMPT, adapter=ONE)
-                await cluster.read(stream)
-                stream.close()
-
-            assert [len(cluster.replicas[name].submits) for name in "ab"] == [0, 4]
-            assert stream.receipt.scores["b"] + 0.1 < stream.receipt.scores["a"], "loading it takes a while"
-            plain = await cluster.start(list(range(50, 60)))
-            assert plain.receipt.scores["a"] == plain.receipt.scores["b"]
-            plain.close()
-
-    asyncio.run(main())
-
-
-def test_a_busy_replica_with_the_adapter_is_left_for_an_idle_one_that_must_load_it() -> None:
-    async def main() -> None:
-        async with Cluster(A, B) as cluster:
-            cluster.replicas["b"].report(resident_adapters=(ONE,), num_waiting=4, prefill_tokens_outstanding=3000)
-
+async def test_a_request_goes_where_its_adapter_is_and_any_request_without_one_does_not_care() -> None:
+    async with Cluster(A, B) as cluster:
+        cluster.replicas["b"].report(resident_adapters=(ONE,))
+        for _ in range(4):
             stream = await cluster.start(PROMPT, adapter=ONE)
-
-            assert stream.receipt.replica == "a"
+            await cluster.read(stream)
             stream.close()
 
-    asyncio.run(main())
+        assert [len(cluster.replicas[name].submits) for name in "ab"] == [0, 4]
+        assert stream.receipt.scores["b"] + 0.1 < stream.receipt.scores["a"], "loading it takes a while"
+        plain = await cluster.start(list(range(50, 60)))
+        assert plain.receipt.scores["a"] == plain.receipt.scores["b"]
+        plain.close()
 
 
-def test_the_adapter_travels_with_the_sequence_and_no_key_is_anothers() -> None:
-    async def main() -> None:
-        async with Cluster(A) as cluster:
-            streams = [await cluster.start(PROMPT, adapter=adapter) for adapter in (None, ONE, OTHER, ONE)]
-            submits = cluster.replicas["a"].submits
-            for stream in streams:
-                stream.close()
+async def test_a_busy_replica_with_the_adapter_is_left_for_an_idle_one_that_must_load_it() -> None:
+    async with Cluster(A, B) as cluster:
+        cluster.replicas["b"].report(resident_adapters=(ONE,), num_waiting=4, prefill_tokens_outstanding=3000)
 
-            assert [submit.adapter for submit in submits] == [None, ONE, OTHER, ONE]
-            base, one, other, again = (set(split_keys(submit.block_keys)) for submit in submits)
-            assert not base & one
-            assert not one & other
-            assert not base & other
-            assert one == again
+        stream = await cluster.start(PROMPT, adapter=ONE)
 
-    asyncio.run(main())
+        assert stream.receipt.replica == "a"
+        stream.close()
 
 
-def test_an_answer_that_goes_on_elsewhere_keeps_its_adapter() -> None:
-    async def main() -> None:
-        async with Cluster(A, B) as cluster:
-            cluster.replicas["a"].report(resident_adapters=(ONE,))
-            stream = await cluster.start(PROMPT, adapter=ONE)
-            cluster.step(3)
-            first = await stream.next()
-            cluster.replicas["a"].die()
-
-            rest = await cluster.read(stream)
+async def test_the_adapter_travels_with_the_sequence_and_no_key_is_anothers() -> None:
+    async with Cluster(A) as cluster:
+        streams = [await cluster.start(PROMPT, adapter=adapter) for adapter in (None, ONE, OTHER, ONE)]
+        submits = cluster.replicas["a"].submits
+        for stream in streams:
             stream.close()
 
-            assert first.token_ids + rest == answer_to(PROMPT, 8)
-            assert [submit.adapter for submit in cluster.replicas["b"].submits] == [ONE]
-
-    asyncio.run(main())
-
-
-def test_every_replica_is_asked_to_load_and_the_wait_ends_when_each_has_or_could_not() -> None:
-    async def main() -> None:
-        async with Cluster(A, B) as cluster:
-            spreader = Spreader(cluster.fleet.remotes)
-            loading = asyncio.create_task(spreader.load(["pool"], ONE, timeout_s=10))
-            await settle()
-            assert [cluster.replicas[name].told for name in "ab"] == [[("load", ONE)]] * 2
-            cluster.replicas["a"].report(resident_adapters=(ONE,))
-            cluster.replicas["b"].report(failed_adapters=((ONE, "an older failure"),))
-            await settle()
-            assert not loading.done()
-            cluster.replicas["b"].report(failed_adapters=((ONE, "It does not fit."),))
-
-            assert await loading == Spread(live=2, loaded=1, error="It does not fit.")
-
-    asyncio.run(main())
+        assert [submit.adapter for submit in submits] == [None, ONE, OTHER, ONE]
+        base, one, other, again = (set(split_keys(submit.block_keys)) for submit in submits)
+        assert not base & one
+        assert not one & other
+        assert not base & other
+        assert one == again
 
 
-def test_a_replica_that_does_not_answer_is_waited_for_only_so_long() -> None:
-    async def main() -> None:
-        async with Cluster(A) as cluster:
-            assert await Spreader(cluster.fleet.remotes).load(["pool"], ONE, timeout_s=0.02) == Spread(
-                live=1, loaded=0, error=None
-            )
+async def test_an_answer_that_goes_on_elsewhere_keeps_its_adapter() -> None:
+    async with Cluster(A, B) as cluster:
+        cluster.replicas["a"].report(resident_adapters=(ONE,))
+        stream = await cluster.start(PROMPT, adapter=ONE)
+        cluster.step(3)
+        first = await stream.next()
+        cluster.replicas["a"].die()
 
-    asyncio.run(main())
+        rest = await cluster.read(stream)
+        stream.close()
+
+        assert first.token_ids + rest == answer_to(PROMPT, 8)
+        assert [submit.adapter for submit in cluster.replicas["b"].submits] == [ONE]
 
 
-def test_replicas_are_told_to_drop_what_is_deleted() -> None:
-    async def main() -> None:
-        async with Cluster(A, B) as cluster:
-            Spreader(cluster.fleet.remotes).drop(["pool"], ONE)
+async def test_every_replica_is_asked_to_load_and_the_wait_ends_when_each_has_or_could_not() -> None:
+    async with Cluster(A, B) as cluster:
+        placer = AdapterPlacer(cluster.fleet.ready_clients)
+        loading = asyncio.create_task(placer.load(["pool"], ONE, timeout_s=10))
+        await settle()
+        assert [cluster.replicas[name].adapter_ops for name in "ab"] == [[("load", ONE)]] * 2
+        cluster.replicas["a"].report(resident_adapters=(ONE,))
+        cluster.replicas["b"].report(failed_adapters=((ONE, "an older failure"),))
+        await settle()
+        assert not loading.done()
+        cluster.replicas["b"].report(failed_adapters=((ONE, "It does not fit."),))
 
-            assert [cluster.replicas[name].told for name in "ab"] == [[("drop", ONE)]] * 2
+        assert await loading == AdapterPlacement(live=2, loaded=1, error="It does not fit.")
 
-    asyncio.run(main())
+
+async def test_a_replica_that_does_not_answer_is_waited_for_only_so_long() -> None:
+    async with Cluster(A) as cluster:
+        assert await AdapterPlacer(cluster.fleet.ready_clients).load(["pool"], ONE, timeout_s=0.02) == AdapterPlacement(
+            live=1, loaded=0, error=None
+        )
+
+
+async def test_replicas_are_told_to_drop_what_is_deleted() -> None:
+    async with Cluster(A, B) as cluster:
+        AdapterPlacer(cluster.fleet.ready_clients).drop(["pool"], ONE)
+
+        assert [cluster.replicas[name].adapter_ops for name in "ab"] == [[("drop", ONE)]] * 2

@@ -1,13 +1,13 @@
 import msgspec
 
 from penstock.router.config import PoolSpec, ProviderConfig
-from penstock.router.models.catalogue import served_models
+from penstock.router.models.catalogue import build_served_models
 from tests.unit.router.completions.test_candidates import CHECKPOINTS, PROVIDER, pool
 
 
 def models(*pools: PoolSpec, providers: tuple[ProviderConfig, ...] = ()) -> dict[str, bool]:
     """Whether each is exact, by name."""
-    found = served_models(pools, providers, CHECKPOINTS, lambda specs: max(spec.max_model_len for spec in specs))
+    found = build_served_models(pools, providers, CHECKPOINTS, lambda specs: max(spec.max_model_len for spec in specs))
     return {name: model.exact for name, model in found.items()}
 
 
@@ -21,6 +21,6 @@ def test_a_name_is_exact_only_where_whoever_may_answer_is() -> None:
 
 def test_a_provider_stands_behind_the_names_it_was_given_and_no_other() -> None:
     two_names = msgspec.structs.replace(pool("e", "edge", "small"), served_names=("m", "n"))
-    found = served_models([two_names], [PROVIDER], CHECKPOINTS, lambda specs: specs[0].max_model_len)
+    found = build_served_models([two_names], [PROVIDER], CHECKPOINTS, lambda specs: specs[0].max_model_len)
 
     assert [[route.provider for route in found[name].routes] for name in ("m", "n")] == [[None, "up"], [None]]

@@ -1,9 +1,9 @@
-"""TokenizedPrompt a provider's stream, and calls of a server that says exactly what a test wants; what dispatch makes
-of them is in test_dispatch_tiers."""
+"""Reading a provider's stream, and calls of a server that sends exactly what a test wants; what dispatch makes
+of them is in test_dispatcher_tiers."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -37,7 +37,7 @@ def events(pieces: list[bytes]) -> list[bytes]:
             yield piece
 
     async def main() -> list[bytes]:
-        return [event async for event in provider._events(data())]
+        return [event async for event in provider._split_events(data())]
 
     return asyncio.run(main())
 
@@ -58,7 +58,7 @@ def test_an_event_without_end_is_not_collected_for_ever() -> None:
 # --- calls
 
 KEY = "a-secret-of-the-provider"
-ASK = ProviderRequest(
+REQUEST = ProviderRequest(
     ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="What is the capital of France?")])
 )
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -81,13 +81,13 @@ ANSWER = HEAD + chunked(TEXT, FINISH, DONE) + END
 
 @dataclass
 class Upstream:
-    """Says `replies` in their order, the last one again and again; None: nothing, for ever."""
+    """A server that sends `replies` in their order, the last one again and again; None: nothing, for ever."""
 
     replies: list[bytes | None]
     num_connections: int = 0
     requests: list[bytes] = field(default_factory=list)
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
-    """The client did, while it was answered, or nothing was said."""
+    """The client hung up, while it was answered or waited for a reply."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.num_connections += 1
@@ -113,7 +113,7 @@ class Upstream:
 
 
 class Sink:
-    """What a call tells, and whether it has ended."""
+    """What a call delivers, and whether it has ended."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -128,10 +128,10 @@ class Sink:
         if delta.finish is not None:
             self._end(delta.finish)
 
-    def refused(self, error: PenstockError) -> None:
+    def refuse(self, error: PenstockError) -> None:
         self._end(error)
 
-    def broken(self, error: PenstockError) -> None:
+    def break_off(self, error: PenstockError) -> None:
         self._end(error)
 
     def _end(self, end: object) -> None:
@@ -145,19 +145,19 @@ class World:
     provider: Provider
     rooms: list[str]
 
-    def ask(self) -> tuple[int, Sink]:
+    def begin_call(self) -> tuple[int, Sink]:
         sink = Sink()
-        return self.provider.begin(ASK, 16, 7, 5, sink), sink
+        return self.provider.begin(REQUEST, 16, 7, 5, sink), sink
 
-    async def asked(self) -> Sink:
-        _, sink = self.ask()
+    async def finish_call(self) -> Sink:
+        _, sink = self.begin_call()
         async with asyncio.timeout(10):
             await sink.has_ended.wait()
         return sink
 
 
 @asynccontextmanager
-async def world(*replies: bytes | None, **changes: object) -> AsyncIterator[World]:
+async def served(*replies: bytes | None, **changes: object) -> AsyncIterator[World]:
     upstream = Upstream(list(replies))
     server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
@@ -182,26 +182,16 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def with_world(check: Callable[[World], Awaitable[None]], *replies: bytes | None, **changes: object) -> None:
-    async def main() -> None:
-        async with world(*replies, **changes) as found:
-            await check(found)
-
-    asyncio.run(main())
-
-
-def test_answers_one_after_the_other_come_over_one_connection() -> None:
-    async def check(world: World) -> None:
+async def test_answers_one_after_the_other_come_over_one_connection() -> None:
+    async with served(ANSWER) as world:
         for _ in range(3):
-            sink = await world.asked()
+            sink = await world.finish_call()
             assert (sink.text, sink.ends) == ("Hi", [Finish.STOP])
             await until(
                 lambda: not any(task.get_name() == "provider up" for task in asyncio.all_tasks())
             )  # the response has ended too
         assert world.upstream.num_connections == 1
         assert f"authorization: bearer {KEY}".encode() in world.upstream.requests[0].lower()
-
-    with_world(check, ANSWER)
 
 
 @pytest.mark.parametrize(
@@ -222,73 +212,59 @@ def test_answers_one_after_the_other_come_over_one_connection() -> None:
         (whole("400 Bad Request", b'{"error":{"message":"No."}}'), InvalidRequest),
     ],
 )
-def test_whatever_it_says_a_call_ends_once_and_no_log_holds_the_key(
+async def test_whatever_it_says_a_call_ends_once_and_no_log_holds_the_key(
     reply: bytes, end: type[PenstockError], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def check(world: World) -> None:
-        sink = await world.asked()
-
-        (found,) = sink.ends
-        assert type(found) is end
-        assert found.retry_after_s is None or found.retry_after_s <= 86_400
-        assert len(world.upstream.requests) == 1
-
     with caplog.at_level(logging.DEBUG):
-        with_world(check, reply)
+        async with served(reply) as world:
+            sink = await world.finish_call()
+
+            (found,) = sink.ends
+            assert type(found) is end
+            assert found.retry_after_s is None or found.retry_after_s <= 86_400
+            assert len(world.upstream.requests) == 1
     assert KEY not in caplog.text
 
 
-def test_a_finish_is_told_once_whatever_comes_behind_it() -> None:
-    async def check(world: World) -> None:
-        assert (await world.asked()).ends == [Finish.STOP]
-        assert (await world.asked()).ends == [Finish.STOP]
+async def test_a_finish_is_told_once_whatever_comes_behind_it() -> None:
+    async with served(HEAD + chunked(TEXT, FINISH, DONE) + b"zz\r\n") as world:
+        assert (await world.finish_call()).ends == [Finish.STOP]
+        assert (await world.finish_call()).ends == [Finish.STOP]
         assert world.upstream.num_connections == 2, "a connection with garbage on it is not used again"
 
-    with_world(check, HEAD + chunked(TEXT, FINISH, DONE) + b"zz\r\n")
 
-
-def test_a_provider_whose_answers_break_off_is_left_alone_after_some_in_a_row() -> None:
-    async def check(world: World) -> None:
+async def test_a_provider_whose_answers_break_off_is_left_alone_after_some_in_a_row() -> None:
+    async with served(HEAD + chunked(TEXT) + END, breaker_failures=3) as world:
         for _ in range(3):
-            assert world.provider.outlook().obstacle is None
-            await world.asked()
-        assert world.provider.outlook().obstacle is TierReason.BREAKER_OPEN
-
-    with_world(check, HEAD + chunked(TEXT) + END, breaker_failures=3)
+            assert world.provider.forecast().obstacle is None
+            await world.finish_call()
+        assert world.provider.forecast().obstacle is TierReason.BREAKER_OPEN
 
 
-def test_the_first_words_of_a_trial_let_the_others_through() -> None:
-    async def check(world: World) -> None:
-        await world.asked()
+async def test_the_first_words_of_a_trial_let_the_others_through() -> None:
+    async with served(
+        whole("500 Oh"), HEAD + chunked(TEXT) + b"ff\r\n" + b" " * 3 + END, breaker_failures=1, breaker_open_s=0.02
+    ) as world:
+        await world.finish_call()
         await until(lambda: len(world.rooms) == 2)  # the end of the first call, and of the breaker's pause
-        assert world.provider.outlook().obstacle is None
-        sid, trial = world.ask()
-        assert world.provider.outlook().obstacle is TierReason.BREAKER_OPEN
+        assert world.provider.forecast().obstacle is None
+        sid, trial = world.begin_call()
+        assert world.provider.forecast().obstacle is TierReason.BREAKER_OPEN
         world.rooms.clear()
         await trial.has_begun.wait()
 
         assert not trial.has_ended.is_set()
-        assert world.provider.outlook().obstacle is None
+        assert world.provider.forecast().obstacle is None
         assert world.rooms == ["up"]
         world.provider.abort(sid)
 
-    with_world(
-        check,
-        whole("500 Oh"),
-        HEAD + chunked(TEXT) + b"ff\r\n" + b" " * 3 + END,
-        breaker_failures=1,
-        breaker_open_s=0.02,
-    )
 
-
-def test_an_abort_hangs_up_before_anything_was_said_too() -> None:
-    async def check(world: World) -> None:
-        sid, sink = world.ask()
+async def test_an_abort_hangs_up_before_anything_was_said_too() -> None:
+    async with served(None) as world:
+        sid, sink = world.begin_call()
         await until(lambda: bool(world.upstream.requests))
         world.provider.abort(sid)
         async with asyncio.timeout(5):
             await world.upstream.hung_up.wait()
 
         assert sink.ends == []
-
-    with_world(check, None)

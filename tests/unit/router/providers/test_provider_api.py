@@ -7,12 +7,12 @@ from penstock.router.config import ProviderConfig
 from penstock.router.providers.provider_api import (
     ProviderEvent,
     StreamBroken,
-    body_of,
+    encode_body,
     is_bound_to_tokens,
     is_understood,
-    path_of,
     read_event,
-    refusal,
+    read_refusal,
+    request_path,
 )
 from penstock.router.routing.request import ProviderRequest
 from penstock.wire.bodies import decode_chat, decode_completion
@@ -37,7 +37,7 @@ def completion(**fields: object) -> CompletionRequest:
 
 
 def body(request: ChatRequest | CompletionRequest, prompt: int = 0, **changes: object) -> Any:
-    return msgspec.json.decode(body_of(ProviderRequest(request, prompt), provider(**changes), 32, 7))
+    return msgspec.json.decode(encode_body(ProviderRequest(request, prompt), provider(**changes), 32, 7))
 
 
 def test_a_chat_goes_as_it_came_under_the_providers_model_name_and_as_a_stream() -> None:
@@ -48,7 +48,7 @@ def test_a_chat_goes_as_it_came_under_the_providers_model_name_and_as_a_stream()
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    assert path_of(ProviderRequest(chat())) == "/chat/completions"
+    assert request_path(ProviderRequest(chat())) == "/chat/completions"
 
 
 def test_only_what_the_caller_set_is_sent() -> None:
@@ -73,7 +73,7 @@ def test_the_bound_of_an_answer_has_the_name_that_the_provider_gives_it() -> Non
 
 def test_each_prompt_of_a_completion_is_a_request_of_its_own() -> None:
     assert [body(completion(prompt=["a", "b"]), prompt)["prompt"] for prompt in (0, 1)] == ["a", "b"]
-    assert path_of(ProviderRequest(completion())) == "/completions"
+    assert request_path(ProviderRequest(completion())) == "/completions"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_an_extension_is_understood_where_the_provider_is_said_to_know_it() -> N
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "expected"),
     [
         (b'{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}', ProviderEvent()),
         (b'{"choices":[{"delta":{"content":"Hi"},"finish_reason":null}],"usage":null,"x":1}', ProviderEvent("Hi")),
@@ -121,8 +121,8 @@ def test_an_extension_is_understood_where_the_provider_is_said_to_know_it() -> N
         (b'{"choices":[],"usage":{"prompt_tokens":-3,"completion_tokens":900000000000000000}}', ProviderEvent()),
     ],
 )
-def test_events_are_read(event: bytes, said: ProviderEvent) -> None:
-    assert read_event(event) == said
+def test_events_are_read(event: bytes, expected: ProviderEvent) -> None:
+    assert read_event(event) == expected
 
 
 @pytest.mark.parametrize("event", [b"nonsense", b'{"error":{"message":"x"}}', b"\xff", b'{"choices":5}'])
@@ -132,16 +132,16 @@ def test_an_event_that_is_none_breaks_the_stream(event: bytes) -> None:
 
 
 def test_the_callers_mistakes_are_told_and_say_nothing_of_the_providers_health() -> None:
-    found = refusal("up", 400, None, b'{"error":{"message":"No such voice.","code":null}}', 0.0)
+    found = read_refusal("up", 400, None, b'{"error":{"message":"No such voice.","code":null}}', 0.0)
 
     assert isinstance(found.error, InvalidRequest)
     assert "No such voice." in found.error.message
     assert not found.is_failure
     assert isinstance(
-        refusal("up", 400, None, b'{"error":{"message":"x","code":"context_length_exceeded"}}', 0.0).error,
+        read_refusal("up", 400, None, b'{"error":{"message":"x","code":"context_length_exceeded"}}', 0.0).error,
         ContextTooLong,
     )
-    assert isinstance(refusal("up", 422, None, b"<html>", 0.0).error, InvalidRequest)
+    assert isinstance(read_refusal("up", 422, None, b"<html>", 0.0).error, InvalidRequest)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_the_callers_mistakes_are_told_and_say_nothing_of_the_providers_health()
 def test_the_providers_own_trouble_counts_against_it_and_a_pause_it_asks_for_is_told(
     status: int, retry_after: str | None, pause_s: float | None
 ) -> None:
-    found = refusal("up", status, retry_after, b"", 10.0)
+    found = read_refusal("up", status, retry_after, b"", 10.0)
 
     assert isinstance(found.error, Overloaded)
     assert found.error.retry_after_s

@@ -21,9 +21,9 @@ def test_every_broadcast_gives_the_members_of_all_pools() -> None:
     changes: list[list[Member]] = []
     members = ReplicaDiscovery("r", {"a": "pool-a", "b": "pool-b"}, changes.append)
 
-    members.take("a", SimpleNamespace(running_replicas=[running("1"), running("2")]))
-    members.take("b", SimpleNamespace(running_replicas=[running("3", "b")]))
-    members.take("a", SimpleNamespace(running_replicas=[running("2")]))
+    members.on_targets("a", SimpleNamespace(running_replicas=[running("1"), running("2")]))
+    members.on_targets("b", SimpleNamespace(running_replicas=[running("3", "b")]))
+    members.on_targets("a", SimpleNamespace(running_replicas=[running("2")]))
 
     assert changes == [
         [member("1"), member("2")],
@@ -36,7 +36,7 @@ def test_replicas_of_another_version_or_pool_are_left_out() -> None:
     changes: list[list[Member]] = []
     members = ReplicaDiscovery("r", {"a": "pool-a"}, changes.append)
 
-    members.take(
+    members.on_targets(
         "a", SimpleNamespace(running_replicas=[running("1", version="older"), running("2", "b"), running("3")])
     )
 

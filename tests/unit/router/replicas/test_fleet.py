@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.router.dispatch.stream import RoutedStream
+from penstock.router.dispatch.mailbox import Mailbox
 from penstock.wire.frames import BlockEvents
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, FakeReplica, answer_to, settle
 
@@ -18,57 +18,45 @@ def _no_backoff(monkeypatch):
     monkeypatch.setattr("penstock.router.replicas.fleet.MAX_BACKOFF_S", 0.0)
 
 
-def test_members_are_connected_and_asked_for_their_blocks():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            assert cluster.fleet.status()["pool"].num_connected == 2
-            assert [replica.num_announces for replica in cluster.replicas.values()] == [1, 1]
-
-    asyncio.run(main())
+async def test_members_are_connected_and_asked_for_their_blocks():
+    async with Cluster(A, B) as cluster:
+        assert cluster.fleet.status()["pool"].num_connected == 2
+        assert [replica.num_announces for replica in cluster.replicas.values()] == [1, 1]
 
 
-def test_members_of_pools_that_are_not_configured_are_left_alone():
-    async def main():
-        async with Cluster(A) as cluster:
-            cluster.fleet.update([A, FakeMember("x", pool="another")])
-            await settle()
+async def test_members_of_pools_that_are_not_configured_are_left_alone():
+    async with Cluster(A) as cluster:
+        cluster.fleet.update([A, FakeMember("x", pool="another")])
+        await settle()
 
-            assert cluster.fleet.status()["pool"].num_listed == 1
-
-    asyncio.run(main())
+        assert cluster.fleet.status()["pool"].num_listed == 1
 
 
-def test_a_lost_link_to_a_listed_member_is_made_again():
-    async def main():
-        async with Cluster(A) as cluster:
-            replica = cluster.replicas["a"]
-            assert replica.on_lost is not None
-            replica.on_lost()
-            assert cluster.fleet.remotes(["pool"]) == []
-            await settle()
+async def test_a_lost_link_to_a_listed_member_is_made_again():
+    async with Cluster(A) as cluster:
+        replica = cluster.replicas["a"]
+        assert replica.on_lost is not None
+        replica.on_lost()
+        assert cluster.fleet.ready_clients(["pool"]) == []
+        await settle()
 
-            assert replica.num_connects == 2
-            assert cluster.fleet.status()["pool"].num_connected == 1
-
-    asyncio.run(main())
+        assert replica.num_connects == 2
+        assert cluster.fleet.status()["pool"].num_connected == 1
 
 
-def test_a_member_that_cannot_be_reached_is_tried_again():
-    async def main():
-        cluster = Cluster(A)
-        cluster.replicas["a"].is_up = False
-        async with cluster:
-            assert cluster.replicas["a"].num_connects > 1
-            assert cluster.fleet.status()["pool"].num_connected == 0
-            cluster.replicas["a"].is_up = True
-            await settle()
+async def test_a_member_that_cannot_be_reached_is_tried_again():
+    cluster = Cluster(A)
+    cluster.replicas["a"].is_up = False
+    async with cluster:
+        assert cluster.replicas["a"].num_connects > 1
+        assert cluster.fleet.status()["pool"].num_connected == 0
+        cluster.replicas["a"].is_up = True
+        await settle()
 
-            assert cluster.fleet.status()["pool"].num_connected == 1
-
-    asyncio.run(main())
+        assert cluster.fleet.status()["pool"].num_connected == 1
 
 
-async def start_and_unlist(cluster: Cluster) -> tuple[RoutedStream, FakeReplica]:
+async def start_and_unlist(cluster: Cluster) -> tuple[Mailbox, FakeReplica]:
     """A stream with two tokens on a replica that is then listed no more."""
     stream = await cluster.start(PROMPT)
     gone = cluster.replicas[stream.receipt.replica]
@@ -79,276 +67,224 @@ async def start_and_unlist(cluster: Cluster) -> tuple[RoutedStream, FakeReplica]
     return stream, gone
 
 
-def test_an_idle_member_that_is_unlisted_is_closed():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            cluster.replicas["a"].send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
-            cluster.fleet.update([B])
-            assert cluster.index.held("a") == frozenset()
-            await settle()
+async def test_an_idle_member_that_is_unlisted_is_closed():
+    async with Cluster(A, B) as cluster:
+        cluster.replicas["a"].send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
+        cluster.fleet.update([B])
+        assert cluster.index.held("a") == frozenset()
+        await settle()
 
-            assert cluster.replicas["a"].is_closed
-            assert cluster.fleet.status()["pool"].num_listed == 1
-
-    asyncio.run(main())
+        assert cluster.replicas["a"].is_closed
+        assert cluster.fleet.status()["pool"].num_listed == 1
 
 
-def test_an_unlisted_member_finishes_its_streams_and_gets_no_new_ones():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream, gone = await start_and_unlist(cluster)
-            status = cluster.fleet.status()["pool"]
-            assert (status.num_listed, status.num_connected, status.num_inflight) == (1, 1, 0)
-            assert [remote.member.replica_id for remote in cluster.fleet.remotes(["pool"])] != [gone.member.replica_id]
-            others = [await cluster.start(PROMPT) for _ in range(4)]
-            assert gone.member.replica_id not in {other.receipt.replica for other in others}
-            assert not gone.is_closed
+async def test_an_unlisted_member_finishes_its_streams_and_gets_no_new_ones():
+    async with Cluster(A, B) as cluster:
+        stream, gone = await start_and_unlist(cluster)
+        status = cluster.fleet.status()["pool"]
+        assert (status.num_listed, status.num_connected, status.num_inflight) == (1, 1, 0)
+        assert [client.member.replica_id for client in cluster.fleet.ready_clients(["pool"])] != [
+            gone.member.replica_id
+        ]
+        others = [await cluster.start(PROMPT) for _ in range(4)]
+        assert gone.member.replica_id not in {other.receipt.replica for other in others}
+        assert not gone.is_closed
 
-            assert await cluster.read(stream) == answer_to(PROMPT, 8)
-            assert stream.receipt.attempts == 1
-            await settle()
-            assert (gone.is_closed, gone.num_connects) == (True, 1)
-            assert cluster.index.held(gone.member.replica_id) == frozenset()
-            for each in (stream, *others):
-                each.close()
-
-    asyncio.run(main())
-
-
-def test_an_unlisted_member_whose_last_stream_is_closed_is_closed():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream, gone = await start_and_unlist(cluster)
-            stream.close()
-            await settle()
-
-            assert (gone.is_closed, gone.aborts, gone.num_connects) == (True, [1], 1)
-
-    asyncio.run(main())
+        assert await cluster.read(stream) == answer_to(PROMPT, 8)
+        assert stream.receipt.attempts == 1
+        await settle()
+        assert (gone.is_closed, gone.num_connects) == (True, 1)
+        assert cluster.index.held(gone.member.replica_id) == frozenset()
+        for each in (stream, *others):
+            each.close()
 
 
-def test_an_unlisted_member_that_dies_is_resumed_elsewhere():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream, gone = await start_and_unlist(cluster)
-            gone.die()
-            tokens = await cluster.read(stream)
-            stream.close()
+async def test_an_unlisted_member_whose_last_stream_is_closed_is_closed():
+    async with Cluster(A, B) as cluster:
+        stream, gone = await start_and_unlist(cluster)
+        stream.close()
+        await settle()
 
-            assert tokens == answer_to(PROMPT, 8)
-            assert (stream.receipt.attempts, gone.num_connects) == (2, 1)
-
-    asyncio.run(main())
+        assert (gone.is_closed, gone.aborts, gone.num_connects) == (True, [1], 1)
 
 
-def test_an_unlisted_member_that_is_listed_again_is_used_again():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream, gone = await start_and_unlist(cluster)
-            cluster.fleet.update(cluster.members)
-            assert cluster.fleet.status()["pool"].num_connected == 2
-            await cluster.read(stream)
-            stream.close()
-            await settle()
-
-            assert (gone.is_closed, gone.num_connects) == (False, 1)
-            assert cluster.index.held(gone.member.replica_id) == {KEY}
-
-    asyncio.run(main())
-
-
-def test_a_new_process_under_the_id_of_a_retiring_one_takes_its_place():
-    async def main():
-        async with Cluster(A) as cluster:
-            stream, gone = await start_and_unlist(cluster)
-            again = replace(A, epoch="epoch-2")
-            cluster.replicas["a"] = FakeReplica(again)
-            cluster.fleet.update([again])
-            await settle()
-            assert gone.is_closed
-
-            assert await cluster.read(stream) == answer_to(PROMPT, 8)
-            stream.close()
-            assert cluster.fleet.remotes(["pool"])[0].member.epoch == "epoch-2"
-
-    asyncio.run(main())
-
-
-def test_leaving_the_fleet_ends_retiring_members_too():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            stream, gone = await start_and_unlist(cluster)
+async def test_an_unlisted_member_that_dies_is_resumed_elsewhere():
+    async with Cluster(A, B) as cluster:
+        stream, gone = await start_and_unlist(cluster)
+        gone.die()
+        tokens = await cluster.read(stream)
         stream.close()
 
+        assert tokens == answer_to(PROMPT, 8)
+        assert (stream.receipt.attempts, gone.num_connects) == (2, 1)
+
+
+async def test_an_unlisted_member_that_is_listed_again_is_used_again():
+    async with Cluster(A, B) as cluster:
+        stream, gone = await start_and_unlist(cluster)
+        cluster.fleet.update(cluster.members)
+        assert cluster.fleet.status()["pool"].num_connected == 2
+        await cluster.read(stream)
+        stream.close()
+        await settle()
+
+        assert (gone.is_closed, gone.num_connects) == (False, 1)
+        assert cluster.index.held(gone.member.replica_id) == {KEY}
+
+
+async def test_a_new_process_under_the_id_of_a_retiring_one_takes_its_place():
+    async with Cluster(A) as cluster:
+        stream, gone = await start_and_unlist(cluster)
+        again = replace(A, epoch="epoch-2")
+        cluster.replicas["a"] = FakeReplica(again)
+        cluster.fleet.update([again])
+        await settle()
         assert gone.is_closed
-        assert len(asyncio.all_tasks()) == 1
 
-    asyncio.run(main())
-
-
-def test_a_lost_replica_has_no_entries_in_the_index():
-    async def main():
-        async with Cluster(A) as cluster:
-            replica = cluster.replicas["a"]
-            replica.send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
-            assert cluster.index.held("a") == {KEY}
-            replica.die()
-
-            assert cluster.index.held("a") == frozenset()
-
-    asyncio.run(main())
+        assert await cluster.read(stream) == answer_to(PROMPT, 8)
+        stream.close()
+        assert cluster.fleet.ready_clients(["pool"])[0].member.epoch == "epoch-2"
 
 
-def test_a_new_epoch_is_a_new_process():
-    async def main():
-        async with Cluster(A) as cluster:
-            cluster.replicas["a"].send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
-            old = cluster.replicas["a"]
-            again = replace(A, epoch="epoch-2")
-            cluster.replicas["a"] = FakeReplica(again)
-            cluster.fleet.update([again])
-            await settle()
+async def test_leaving_the_fleet_ends_retiring_members_too():
+    async with Cluster(A, B) as cluster:
+        stream, gone = await start_and_unlist(cluster)
+    stream.close()
 
-            assert old.is_closed
-            assert cluster.index.held("a") == frozenset()
-            assert cluster.fleet.remotes(["pool"])[0].member.epoch == "epoch-2"
-
-    asyncio.run(main())
+    assert gone.is_closed
+    assert len(asyncio.all_tasks()) == 1
 
 
-def test_the_late_end_of_an_old_link_does_not_touch_the_new_one():
-    async def main():
-        async with Cluster(A) as cluster:
-            old = cluster.replicas["a"]
-            again = replace(A, epoch="epoch-2")
-            new = cluster.replicas["a"] = FakeReplica(again)
-            cluster.fleet.update([again])
-            await settle()
-            new.send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
-            assert old.on_lost is not None
-            old.on_lost()
-            old.send(events=[BlockEvents(9, is_snapshot=True)], load=old.load())
+async def test_a_lost_replica_has_no_entries_in_the_index():
+    async with Cluster(A) as cluster:
+        replica = cluster.replicas["a"]
+        replica.send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
+        assert cluster.index.held("a") == {KEY}
+        replica.die()
 
-            assert cluster.index.held("a") == {KEY}
-            assert len(cluster.fleet.remotes(["pool"])) == 1
-
-    asyncio.run(main())
+        assert cluster.index.held("a") == frozenset()
 
 
-def test_a_process_of_another_epoch_behind_the_address_is_not_used():
-    async def main():
-        async with Cluster(A) as cluster:
-            cluster.replicas["a"].report(epoch="epoch-2")
+async def test_a_new_epoch_is_a_new_process():
+    async with Cluster(A) as cluster:
+        cluster.replicas["a"].send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
+        old = cluster.replicas["a"]
+        again = replace(A, epoch="epoch-2")
+        cluster.replicas["a"] = FakeReplica(again)
+        cluster.fleet.update([again])
+        await settle()
 
-            assert cluster.fleet.remotes(["pool"]) == []
-
-    asyncio.run(main())
-
-
-def test_what_replicas_drafted_since_their_last_load_is_counted_once():
-    async def main():
-        async with Cluster(A) as cluster:
-            replica = cluster.replicas["a"]
-            replica.report(num_drafted=10, num_accepted=4)
-            replica.report(num_drafted=10, num_accepted=4)
-            replica.report(num_drafted=13, num_accepted=7)
-
-            assert (
-                cluster.counted("penstock_draft_tokens_total"),
-                cluster.counted("penstock_accepted_draft_tokens_total"),
-            ) == (13, 7)
-
-    asyncio.run(main())
+        assert old.is_closed
+        assert cluster.index.held("a") == frozenset()
+        assert cluster.fleet.ready_clients(["pool"])[0].member.epoch == "epoch-2"
 
 
-def test_a_gap_asks_once_for_a_snapshot():
-    async def main():
-        async with Cluster(A) as cluster:
-            replica = cluster.replicas["a"]
-            replica.send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
-            replica.send(events=[BlockEvents(3, stored=b"l" * 16)])
-            replica.send(events=[BlockEvents(4, stored=b"m" * 16)])
-            assert (replica.num_announces, cluster.counted("penstock_index_gaps_total")) == (2, 1)
-            replica.send(
-                events=[
-                    BlockEvents(4, stored=KEY + b"l" * 16 + b"m" * 16, is_snapshot=True),
-                    BlockEvents(5, removed=KEY),
-                ]
-            )
+async def test_the_late_end_of_an_old_link_does_not_touch_the_new_one():
+    async with Cluster(A) as cluster:
+        old = cluster.replicas["a"]
+        again = replace(A, epoch="epoch-2")
+        new = cluster.replicas["a"] = FakeReplica(again)
+        cluster.fleet.update([again])
+        await settle()
+        new.send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
+        assert old.on_lost is not None
+        old.on_lost()
+        old.send(events=[BlockEvents(9, is_snapshot=True)], load=old.load())
 
-            assert cluster.index.held("a") == {b"l" * 16, b"m" * 16}
-            assert replica.num_announces == 2
-
-    asyncio.run(main())
+        assert cluster.index.held("a") == {KEY}
+        assert len(cluster.fleet.ready_clients(["pool"])) == 1
 
 
-def test_events_before_the_first_snapshot_are_no_gap():
-    async def main():
-        async with Cluster(A) as cluster:
-            cluster.replicas["a"].send(events=[BlockEvents(7, stored=KEY)])
+async def test_a_process_of_another_epoch_behind_the_address_is_not_used():
+    async with Cluster(A) as cluster:
+        cluster.replicas["a"].report(epoch="epoch-2")
 
-            assert (cluster.replicas["a"].num_announces, cluster.counted("penstock_index_gaps_total")) == (1, 0)
-
-    asyncio.run(main())
+        assert cluster.fleet.ready_clients(["pool"]) == []
 
 
-def test_leaving_the_fleet_closes_every_link():
-    async def main():
-        async with Cluster(A, B) as cluster:
-            pass
+async def test_what_replicas_drafted_since_their_last_load_is_counted_once():
+    async with Cluster(A) as cluster:
+        replica = cluster.replicas["a"]
+        replica.report(num_drafted=10, num_accepted=4)
+        replica.report(num_drafted=10, num_accepted=4)
+        replica.report(num_drafted=13, num_accepted=7)
 
-        assert all(replica.is_closed for replica in cluster.replicas.values())
-
-    asyncio.run(main())
-
-
-def test_a_link_starts_from_the_shared_copy_and_goes_on_with_the_events_behind_it():
-    async def main():
-        cluster = Cluster(A)
-        cluster.seeds["epoch-1"] = BlockEvents(4, stored=KEY, is_snapshot=True)
-        async with cluster:
-            replica = cluster.replicas["a"]
-            replica.report(event_seq=4)
-            replica.send(events=[BlockEvents(5, stored=b"l" * 16)], load=replica.load(event_seq=5))
-
-            assert cluster.index.held("a") == {KEY, b"l" * 16}
-            assert (replica.num_announces, cluster.counted("penstock_index_gaps_total")) == (0, 0)
-
-    asyncio.run(main())
+        assert (
+            cluster.counted("penstock_draft_tokens_total"),
+            cluster.counted("penstock_accepted_draft_tokens_total"),
+        ) == (13, 7)
 
 
-def test_a_shared_copy_that_is_behind_is_noticed_at_the_next_load():
-    async def main():
-        cluster = Cluster(A)
-        cluster.seeds["epoch-1"] = BlockEvents(4, stored=KEY, is_snapshot=True)
-        async with cluster:
-            replica = cluster.replicas["a"]
-            assert cluster.index.held("a") == {KEY}
-            replica.report(event_seq=5)
-            assert cluster.index.held("a") == frozenset()
-            replica.report(event_seq=5)
-            replica.send(events=[BlockEvents(6, stored=b"m" * 16)])
-            assert cluster.index.held("a") == frozenset()
-            replica.send(events=[BlockEvents(6, stored=b"l" * 16, is_snapshot=True)])
+async def test_a_gap_asks_once_for_a_snapshot():
+    async with Cluster(A) as cluster:
+        replica = cluster.replicas["a"]
+        replica.send(events=[BlockEvents(1, stored=KEY, is_snapshot=True)])
+        replica.send(events=[BlockEvents(3, stored=b"l" * 16)])
+        replica.send(events=[BlockEvents(4, stored=b"m" * 16)])
+        assert (replica.num_announces, cluster.counted("penstock_index_gaps_total")) == (2, 1)
+        replica.send(
+            events=[
+                BlockEvents(4, stored=KEY + b"l" * 16 + b"m" * 16, is_snapshot=True),
+                BlockEvents(5, removed=KEY),
+            ]
+        )
 
-            assert cluster.index.held("a") == {b"l" * 16}
-            assert (replica.num_announces, cluster.counted("penstock_index_gaps_total")) == (
-                1,
-                0,
-            )  # no event got lost: it was the copy that lagged
-
-    asyncio.run(main())
+        assert cluster.index.held("a") == {b"l" * 16, b"m" * 16}
+        assert replica.num_announces == 2
 
 
-def test_the_snapshot_heals_a_gap():
-    async def main():
-        async with Cluster(A) as cluster:
-            replica = cluster.replicas["a"]
-            replica.send(events=[BlockEvents(5, stored=KEY, is_snapshot=True)])
-            replica.send(events=[BlockEvents(7, stored=KEY)])
-            replica.send(events=[BlockEvents(7, stored=b"l" * 16, is_snapshot=True)], load=replica.load(event_seq=7))
+async def test_events_before_the_first_snapshot_are_no_gap():
+    async with Cluster(A) as cluster:
+        cluster.replicas["a"].send(events=[BlockEvents(7, stored=KEY)])
 
-            assert cluster.index.held("a") == {b"l" * 16}
-            assert replica.num_announces == 2
+        assert (cluster.replicas["a"].num_announces, cluster.counted("penstock_index_gaps_total")) == (1, 0)
 
-    asyncio.run(main())
+
+async def test_leaving_the_fleet_closes_every_link():
+    async with Cluster(A, B) as cluster:
+        pass
+
+    assert all(replica.is_closed for replica in cluster.replicas.values())
+
+
+async def test_a_link_starts_from_the_shared_copy_and_goes_on_with_the_events_behind_it():
+    cluster = Cluster(A)
+    cluster.seeds["epoch-1"] = BlockEvents(4, stored=KEY, is_snapshot=True)
+    async with cluster:
+        replica = cluster.replicas["a"]
+        replica.report(event_seq=4)
+        replica.send(events=[BlockEvents(5, stored=b"l" * 16)], load=replica.load(event_seq=5))
+
+        assert cluster.index.held("a") == {KEY, b"l" * 16}
+        assert (replica.num_announces, cluster.counted("penstock_index_gaps_total")) == (0, 0)
+
+
+async def test_a_shared_copy_that_is_behind_is_noticed_at_the_next_load():
+    cluster = Cluster(A)
+    cluster.seeds["epoch-1"] = BlockEvents(4, stored=KEY, is_snapshot=True)
+    async with cluster:
+        replica = cluster.replicas["a"]
+        assert cluster.index.held("a") == {KEY}
+        replica.report(event_seq=5)
+        assert cluster.index.held("a") == frozenset()
+        replica.report(event_seq=5)
+        replica.send(events=[BlockEvents(6, stored=b"m" * 16)])
+        assert cluster.index.held("a") == frozenset()
+        replica.send(events=[BlockEvents(6, stored=b"l" * 16, is_snapshot=True)])
+
+        assert cluster.index.held("a") == {b"l" * 16}
+        assert (replica.num_announces, cluster.counted("penstock_index_gaps_total")) == (
+            1,
+            0,
+        )  # no event got lost: it was the copy that lagged
+
+
+async def test_the_snapshot_heals_a_gap():
+    async with Cluster(A) as cluster:
+        replica = cluster.replicas["a"]
+        replica.send(events=[BlockEvents(5, stored=KEY, is_snapshot=True)])
+        replica.send(events=[BlockEvents(7, stored=KEY)])
+        replica.send(events=[BlockEvents(7, stored=b"l" * 16, is_snapshot=True)], load=replica.load(event_seq=7))
+
+        assert cluster.index.held("a") == {b"l" * 16}
+        assert replica.num_announces == 2

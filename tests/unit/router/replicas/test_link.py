@@ -32,7 +32,7 @@ FRAME = encode(DownFrame([Delta(1, [5])]))
 
 
 class FakeReplica:
-    """One connection's replica; answers the first message with what the test says, and remembers all."""
+    """One connection's replica; answers the first message as the test demands, and keeps all it receives."""
 
     def __init__(self, answers: tuple[bytes, ...], *, closes: bool) -> None:
         self.channel = Channel(self._on_message, self._on_end)
@@ -67,7 +67,7 @@ class Place:
 
 @asynccontextmanager
 async def replica(*answers: bytes, closes: bool = False) -> AsyncIterator[Place]:
-    """answers: to the Hello."""
+    """answers: messages sent in reply to the Hello."""
     place = Place()
 
     def accept() -> Channel:
@@ -86,7 +86,7 @@ async def replica(*answers: bytes, closes: bool = False) -> AsyncIterator[Place]
 
 
 class Received:
-    """What a link told its owner."""
+    """What a link delivers to its owner."""
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[DownFrame] = asyncio.Queue()
@@ -113,9 +113,12 @@ def submit(sid: int) -> Submit:
 
 def test_a_link_says_hello_first_and_passes_on_the_first_load() -> None:
     async def main() -> None:
-        heard = Received()
-        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
-            assert await heard.frame() == FIRST
+        received = Received()
+        async with (
+            replica(encode(FIRST)) as place,
+            connect(place.address, Hello("me"), received.on_frame, received.on_lost),
+        ):
+            assert await received.frame() == FIRST
             assert await place.replicas[0].ops() == [Hello("me")]
 
     uvloop.run(main())
@@ -123,25 +126,25 @@ def test_a_link_says_hello_first_and_passes_on_the_first_load() -> None:
 
 def test_no_frame_is_passed_on_before_the_owner_has_the_link() -> None:
     async def main() -> None:
-        heard = Received()
+        received = Received()
         second = DownFrame([Delta(1, [5])])
         async with (
             replica(encode(FIRST), encode(second)) as place,
-            connect(place.address, Hello("me"), heard.on_frame, heard.on_lost),
+            connect(place.address, Hello("me"), received.on_frame, received.on_lost),
         ):
-            assert heard.frames.empty()
+            assert received.frames.empty()
 
-            assert [await heard.frame(), await heard.frame()] == [FIRST, second]
+            assert [await received.frame(), await received.frame()] == [FIRST, second]
 
     uvloop.run(main())
 
 
 def test_what_is_sent_in_one_turn_of_the_loop_travels_in_one_frame_in_order() -> None:
     async def main() -> None:
-        heard = Received()
+        received = Received()
         async with (
             replica(encode(FIRST)) as place,
-            connect(place.address, Hello("me"), heard.on_frame, heard.on_lost) as link,
+            connect(place.address, Hello("me"), received.on_frame, received.on_lost) as link,
         ):
             link.announce()
             link.submit(submit(1))
@@ -157,19 +160,19 @@ def test_what_is_sent_in_one_turn_of_the_loop_travels_in_one_frame_in_order() ->
 @pytest.mark.parametrize("last", [encode(DownFrame([], error="too slow")), b"\xc1"], ids=["with a word", "gibberish"])
 def test_a_broken_stream_is_reported_once_and_nothing_after_it(last: bytes) -> None:
     async def main() -> None:
-        heard = Received()
+        received = Received()
         async with (
             replica(encode(FIRST)) as place,
-            connect(place.address, Hello("me"), heard.on_frame, heard.on_lost) as link,
+            connect(place.address, Hello("me"), received.on_frame, received.on_lost) as link,
         ):
-            await heard.frame()
+            await received.frame()
             for message in (FRAME, last, FRAME):
                 place.replicas[0].channel.send(message)
-            await heard.loss()
+            await received.loss()
             link.submit(submit(1))
             await place.replicas[0].ended.wait()
 
-        assert (heard.frames.qsize(), heard.losses.qsize()) == (1, 0)
+        assert (received.frames.qsize(), received.losses.qsize()) == (1, 0)
 
     uvloop.run(main())
 
@@ -177,12 +180,15 @@ def test_a_broken_stream_is_reported_once_and_nothing_after_it(last: bytes) -> N
 @pytest.mark.parametrize("end", [Channel.close, Channel.abort], ids=["ended", "reset"])
 def test_a_replica_that_dies_is_lost_at_once(end: Callable[[Channel], None]) -> None:
     async def main() -> None:
-        heard = Received()
-        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
-            await heard.frame()
+        received = Received()
+        async with (
+            replica(encode(FIRST)) as place,
+            connect(place.address, Hello("me"), received.on_frame, received.on_lost),
+        ):
+            await received.frame()
             end(place.replicas[0].channel)
 
-            await heard.loss()
+            await received.loss()
 
     uvloop.run(main())
 
@@ -191,9 +197,12 @@ def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "SILENCE_S", 0.2)
 
     async def main() -> None:
-        heard = Received()
-        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
-            await heard.loss()
+        received = Received()
+        async with (
+            replica(encode(FIRST)) as place,
+            connect(place.address, Hello("me"), received.on_frame, received.on_lost),
+        ):
+            await received.loss()
 
     uvloop.run(main())
 
@@ -202,40 +211,43 @@ def test_a_replica_that_is_heard_of_now_and_then_is_kept(monkeypatch: pytest.Mon
     monkeypatch.setattr(module, "SILENCE_S", 0.4)
 
     async def main() -> None:
-        heard = Received()
-        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
+        received = Received()
+        async with (
+            replica(encode(FIRST)) as place,
+            connect(place.address, Hello("me"), received.on_frame, received.on_lost),
+        ):
             for _ in range(12):
-                await heard.frame()
+                await received.frame()
                 asyncio.get_running_loop().call_later(0.1, place.replicas[0].channel.send, encode(FIRST))
 
-            assert heard.losses.empty()
+            assert received.losses.empty()
 
     uvloop.run(main())
 
 
 def test_a_closed_link_ends_the_stream_and_reports_no_loss() -> None:
     async def main() -> None:
-        heard = Received()
+        received = Received()
         async with replica(encode(FIRST)) as place:
-            async with connect(place.address, Hello("me"), heard.on_frame, heard.on_lost):
-                await heard.frame()
+            async with connect(place.address, Hello("me"), received.on_frame, received.on_lost):
+                await received.frame()
             async with asyncio.timeout(TIMEOUT_S):
                 await place.replicas[0].ended.wait()
 
-        assert heard.losses.empty()
+        assert received.losses.empty()
 
     uvloop.run(main())
 
 
 def test_an_error_of_the_owner_ends_the_link_as_a_loss(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        heard = Received()
+        received = Received()
 
         def fail(_frame: DownFrame) -> None:
             raise LookupError("ours")
 
-        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), fail, heard.on_lost):
-            await heard.loss()
+        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), fail, received.on_lost):
+            await received.loss()
 
     uvloop.run(main())
 

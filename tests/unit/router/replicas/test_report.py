@@ -1,9 +1,10 @@
-"""A gateway's reports and what it shows of the autoscaler, over a real Redis and fake replicas."""
+"""A gateway's reports and what it shows of the autoscaler's targets, over a real Redis and fake replicas."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import redis.asyncio
 
 from penstock.base.redis import connect
@@ -32,20 +33,12 @@ def reporter(cluster: Cluster, client: redis.asyncio.Redis) -> Reporter:
     return Reporter(client, "gateway-1", ["pool"], cluster.fleet, waiting, cluster.index.num_held, cluster.metrics)
 
 
-def with_cluster(members: list[FakeMember], check: Callable[[Cluster], Awaitable[None]], max_inflight: int = 8) -> None:
-    async def go() -> None:
-        async with Cluster(*members, max_inflight=max_inflight) as cluster:
-            await check(cluster)
-
-    asyncio.run(go())
-
-
 def report_of(cluster: Cluster) -> GatewayReport:
     return reporter(cluster, connect("redis://127.0.0.1:1")).report()
 
 
-def test_a_report_counts_what_went_through_the_gateway() -> None:
-    async def check(cluster: Cluster) -> None:
+async def test_a_report_counts_what_went_through_the_gateway() -> None:
+    async with Cluster(FakeMember("r1")) as cluster:
         stream = await cluster.start(PROMPT)
         (before,) = report_of(cluster).pools
         tokens = await cluster.read(stream)
@@ -55,11 +48,9 @@ def test_a_report_counts_what_went_through_the_gateway() -> None:
         assert (after.flow.num_started, after.flow.num_ended, after.flow.output_tokens) == (1, 1, len(tokens))
         assert after.flow.prefill_tokens + after.flow.cached_tokens == len(PROMPT)
 
-    with_cluster([FakeMember("r1")], check)
 
-
-def test_a_sequence_that_is_lost_has_ended_there_and_starts_anew_elsewhere() -> None:
-    async def check(cluster: Cluster) -> None:
+async def test_a_sequence_that_is_lost_has_ended_there_and_starts_anew_elsewhere() -> None:
+    async with Cluster(FakeMember("r1"), FakeMember("r2")) as cluster:
         stream = await cluster.start(PROMPT)
         next(replica for replica in cluster.replicas.values() if replica.running).die()
         await settle()
@@ -68,22 +59,18 @@ def test_a_sequence_that_is_lost_has_ended_there_and_starts_anew_elsewhere() -> 
 
         assert (row.flow.num_started, row.flow.num_ended) == (2, 2)
 
-    with_cluster([FakeMember("r1"), FakeMember("r2")], check)
 
-
-def test_a_sequence_that_is_given_up_has_ended() -> None:
-    async def check(cluster: Cluster) -> None:
+async def test_a_sequence_that_is_given_up_has_ended() -> None:
+    async with Cluster(FakeMember("r1")) as cluster:
         stream = await cluster.start(PROMPT)
         stream.close()
         (row,) = report_of(cluster).pools
 
         assert (row.flow.num_started, row.flow.num_ended) == (1, 1)
 
-    with_cluster([FakeMember("r1")], check)
 
-
-def test_what_waits_is_told_with_how_long_it_has() -> None:
-    async def check(cluster: Cluster) -> None:
+async def test_what_waits_is_told_with_how_long_it_has() -> None:
+    async with Cluster(FakeMember("r1"), max_inflight=0) as cluster:
         waiting = asyncio.create_task(cluster.start(PROMPT))
         await settle()
         first, second = report_of(cluster), report_of(cluster)
@@ -94,54 +81,48 @@ def test_what_waits_is_told_with_how_long_it_has() -> None:
         await settle()
         assert report_of(cluster).pools[0].oldest_wait_s == 0
 
-    with_cluster([FakeMember("r1")], check, max_inflight=0)
 
-
-def test_every_ready_replica_of_a_scaled_pool_is_in_the_report() -> None:
-    async def check(cluster: Cluster) -> None:
+async def test_every_ready_replica_of_a_scaled_pool_is_in_the_report() -> None:
+    async with Cluster(FakeMember("r1"), FakeMember("r2"), FakeMember("other", pool="unscaled")) as cluster:
         cluster.replicas["r1"].report(num_running=3)
         report = report_of(cluster)
 
         assert {(row.replica_id, row.load.num_running) for row in report.replicas} == {("r1", 3), ("r2", 0)}
 
-    with_cluster([FakeMember("r1"), FakeMember("r2"), FakeMember("other", pool="unscaled")], check)
 
-
-def test_reports_go_to_redis_and_targets_come_back_into_the_metrics(socket_dir: Path, tmp_path: Path) -> None:
-    async def check(url: str) -> None:
-        client = connect(url)
-        try:
-            async with Cluster(FakeMember("r1")) as cluster:
-                told = reporter(cluster, client)
-                await told.exchange()
-                for autoscaler, steady in (("one", 3), ("one", 5), ("another", 2)):
-                    await client.set(
-                        TARGETS_KEY, encode(Targets(autoscaler, [PoolTarget("pool", 2, {"steady": steady})]))
-                    )
-                    await told.exchange()
-                await client.set(TARGETS_KEY, b"of another version")
-                await told.exchange()
-                data = await client.get(report_key("gateway-1"))
-                page = cluster.metrics.render().decode()
-
-                report = decode_report(data)
-                assert report is not None
-                assert (report.gateway, report.number) == ("gateway-1", 5)
-                assert 0 < await client.pttl(report_key("gateway-1")) <= 10_000
-                assert await client.smembers(GATEWAYS_KEY) == {b"gateway-1"}
-                assert 'penstock_autoscale_target{pool="pool"} 2.0' in page
-                assert 'penstock_autoscale_decisions_total{pool="pool",reason="steady"} 7.0' in page, (
-                    "3, 2 more, and 2 of another process"
-                )
-        finally:
-            await client.aclose()
-
+@pytest.fixture
+def redis_url(socket_dir: Path, tmp_path: Path) -> Iterator[str]:
     server = EmbeddedRedis(executable=find_executable(), data_dir=tmp_path / "redis", socket_dir=socket_dir / "redis")
     server.start()
+    yield server.url
+    server.stop()
+
+
+async def test_reports_go_to_redis_and_targets_come_back_into_the_metrics(redis_url: str) -> None:
+    client = connect(redis_url)
     try:
-        asyncio.run(check(server.url))
+        async with Cluster(FakeMember("r1")) as cluster:
+            subject = reporter(cluster, client)
+            await subject.exchange()
+            for autoscaler, steady in (("one", 3), ("one", 5), ("another", 2)):
+                await client.set(TARGETS_KEY, encode(Targets(autoscaler, [PoolTarget("pool", 2, {"steady": steady})])))
+                await subject.exchange()
+            await client.set(TARGETS_KEY, b"of another version")
+            await subject.exchange()
+            data = await client.get(report_key("gateway-1"))
+            page = cluster.metrics.render().decode()
+
+            report = decode_report(data)
+            assert report is not None
+            assert (report.gateway, report.number) == ("gateway-1", 5)
+            assert 0 < await client.pttl(report_key("gateway-1")) <= 10_000
+            assert await client.smembers(GATEWAYS_KEY) == {b"gateway-1"}
+            assert 'penstock_autoscale_target{pool="pool"} 2.0' in page
+            assert 'penstock_autoscale_decisions_total{pool="pool",reason="steady"} 7.0' in page, (
+                "3, 2 more, and 2 of another process"
+            )
     finally:
-        server.stop()
+        await client.aclose()
 
 
 def test_what_is_no_message_of_this_version_is_none() -> None:

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.router.routing.policy import Reason, ReplicaView, Since, Wait, choose
+from penstock.router.routing.policy import Reason, ReplicaView, UnreportedWork, Wait, choose
 from penstock.wire.frames import Load, StepCosts
 
 COSTS = StepCosts(base_s=0.01, row_s=0.002, prefill_token_s=0.001, kv_token_s=1e-6)
-"""Of a CPU replica: a cached token saves a millisecond, a row costs two."""
+"""Step costs of a CPU replica: a cached token saves a millisecond, a row costs two."""
 IDLE = Load(
     "epoch",
     0,
@@ -24,19 +24,21 @@ IDLE = Load(
     max_batched_tokens=512,
 )
 
-NOTHING = Since()
+NOTHING = UnreportedWork()
 
 
 def replica(
     name: str,
     cached: int = 0,
     inflight: int = 0,
-    since: Since = NOTHING,
+    unreported: UnreportedWork = NOTHING,
     max_model_len: int = 8192,
     pool: str = "pool",
     **load: object,
 ) -> ReplicaView:
-    return ReplicaView(name, pool, msgspec.structs.replace(IDLE, **load), since, inflight, 16, max_model_len, cached)
+    return ReplicaView(
+        name, pool, msgspec.structs.replace(IDLE, **load), unreported, inflight, 16, max_model_len, cached
+    )
 
 
 def pick(*replicas: ReplicaView, num_tokens: int = 1024, expected: float = 64.0, seed: int = 0):
@@ -68,19 +70,21 @@ def test_a_prefix_is_left_when_the_prefill_queue_there_is_longer_than_what_it_sa
 
 
 def test_what_was_sent_since_the_load_report_counts():
-    decision = pick(replica("a", cached=128, since=Since(2, 1000)), replica("b"))
+    decision = pick(replica("a", cached=128, unreported=UnreportedWork(2, 1000)), replica("b"))
 
     assert (decision.replica_id, decision.reason) == ("b", Reason.LEAST_LOADED)
 
 
 def test_prompts_sent_since_the_load_report_are_waited_for():
-    decision = pick(replica("a", since=Since(1, 4000)), replica("b", since=Since(1, 100)))
+    decision = pick(replica("a", unreported=UnreportedWork(1, 4000)), replica("b", unreported=UnreportedWork(1, 100)))
 
     assert (decision.replica_id, decision.reason) == ("b", Reason.LEAST_LOADED)
 
 
 def test_what_ended_since_the_load_report_no_longer_counts():
-    decision = pick(replica("a", cached=512, num_running=8, kv_tokens=8000, since=Since(num_ended=8)), replica("b"))
+    decision = pick(
+        replica("a", cached=512, num_running=8, kv_tokens=8000, unreported=UnreportedWork(num_ended=8)), replica("b")
+    )
 
     assert (decision.replica_id, decision.reason) == ("a", Reason.PREFIX)
     assert decision.scores == pick(replica("a", cached=512), replica("b")).scores
@@ -162,16 +166,25 @@ def test_a_cached_prefix_needs_no_blocks():
 def test_a_hot_prefix_does_not_pile_everything_onto_one_replica():
     """256 requests share 200 of 1,000 tokens that only one of four replicas holds at first; nothing finishes
     meanwhile."""
-    since = [Since()] * 4
+    unreported = [UnreportedWork()] * 4
     held = [192, 0, 0, 0]
     counts = [0] * 4
     for seed in range(256):
         views = [
-            replica(str(i), cached=held[i], inflight=counts[i], since=since[i], max_inflight=256, free_blocks=100_000)
+            replica(
+                str(i),
+                cached=held[i],
+                inflight=counts[i],
+                unreported=unreported[i],
+                max_inflight=256,
+                free_blocks=100_000,
+            )
             for i in range(4)
         ]
         chosen = int(pick(*views, num_tokens=1000, seed=seed).replica_id or "")
-        since[chosen] = Since(since[chosen].num_sent + 1, since[chosen].prefill_tokens + 1000 - held[chosen])
+        unreported[chosen] = UnreportedWork(
+            unreported[chosen].num_sent + 1, unreported[chosen].prefill_tokens + 1000 - held[chosen]
+        )
         held[chosen] = 192
         counts[chosen] += 1
 

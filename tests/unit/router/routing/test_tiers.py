@@ -33,7 +33,7 @@ EDGE, CLOUD, PROVIDER = Place("edge", "a"), Place("cloud", "b"), Place("cloud", 
 
 
 @pytest.mark.parametrize(
-    ("outlooks", "route", "reason"),
+    ("forecasts", "route", "reason"),
     [
         ([SOON, SOON], 0, TierReason.PREFERRED),
         ([LATE], 0, TierReason.NONE_BETTER),
@@ -51,9 +51,9 @@ EDGE, CLOUD, PROVIDER = Place("edge", "a"), Place("cloud", "b"), Place("cloud", 
     ],
 )
 def test_the_first_route_is_left_only_for_a_reason(
-    outlooks: list[RouteForecast], route: int | None, reason: TierReason
+    forecasts: list[RouteForecast], route: int | None, reason: TierReason
 ) -> None:
-    assert decide(outlooks, TARGET_S) == TierDecision(route, reason)
+    assert decide(forecasts, TARGET_S) == TierDecision(route, reason)
 
 
 def test_a_prediction_that_just_meets_the_target_stays() -> None:
@@ -61,15 +61,15 @@ def test_a_prediction_that_just_meets_the_target_stays() -> None:
 
 
 def test_no_further_route_is_looked_at_than_needed() -> None:
-    looked = []
+    made = []
 
-    def look(index: int) -> RouteForecast:
-        looked.append(index)
+    def make(index: int) -> RouteForecast:
+        made.append(index)
         return (LATE, SOON, SOON)[index]
 
-    decide((look(index) for index in range(3)), TARGET_S)
+    decide((make(index) for index in range(3)), TARGET_S)
 
-    assert looked == [0, 1]
+    assert made == [0, 1]
 
 
 def test_a_route_that_was_left_out_beforehand_names_the_reason() -> None:
@@ -100,16 +100,16 @@ def test_every_wait_for_a_replica_is_an_obstacle_of_its_tier() -> None:
     assert OBSTACLE.keys() == set(Wait)
 
 
-outlooks = st.lists(
+forecasts = st.lists(
     st.one_of(st.builds(RouteForecast, st.floats(0, 5)), st.sampled_from([DOWN, FULL, OPEN])), max_size=6
 )
 
 
-@given(outlooks)
+@given(forecasts)
 def test_what_is_chosen_has_no_obstacle_and_nothing_before_it_is_as_good(found: list[RouteForecast]) -> None:
     route, _ = decide(found, TARGET_S)
 
-    able = [index for index, outlook in enumerate(found) if outlook.obstacle is None]
+    able = [index for index, forecast in enumerate(found) if forecast.obstacle is None]
     if route is None:
         assert not able
         return

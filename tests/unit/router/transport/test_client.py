@@ -10,12 +10,15 @@ import pytest
 from penstock.router.config import GatewayConfig
 from penstock.router.transport.client import Client, ClientGone, Watch
 from penstock.wire.errors import BodyTooLarge
-from tests.unit.router.http_fakes import KEY, MODEL, Script, World, gateway, listening, run
+from tests.unit.router.http_fakes import KEY, MODEL, Script, World, gateway, listening
 
 
 def request(**fields: object) -> bytes:
     body = msgspec.json.encode({"model": MODEL, "messages": [{"role": "user", "content": "x"}], **fields})
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+        f"Authorization: Bearer {KEY}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -40,177 +43,146 @@ def metric(world: World, name: str, **labels: str) -> float | None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_in_the_queue_leaves_it(stream: bool) -> None:
-    async def main() -> None:
-        async with (
-            gateway(Script(hold_start=asyncio.Event())) as world,
-            connected(world, request(stream=stream)) as (_, writer),
-        ):
-            await world.dispatcher.until(lambda: world.dispatcher.num_waiting == 1)
-            await hang_up(writer)
-            await world.dispatcher.until(lambda: world.dispatcher.num_waiting == 0)
+async def test_a_client_that_hangs_up_in_the_queue_leaves_it(stream: bool) -> None:
+    async with (
+        gateway(Script(hold_start=asyncio.Event())) as world,
+        connected(world, request(stream=stream)) as (_, writer),
+    ):
+        await world.dispatcher.until(lambda: world.dispatcher.num_waiting == 1)
+        await hang_up(writer)
+        await world.dispatcher.until(lambda: world.dispatcher.num_waiting == 0)
 
-        assert world.dispatcher.num_open == 0
-        assert metric(world, "penstock_client_disconnects_total", model=MODEL) == 1
-        assert metric(world, "penstock_requests_total", model=MODEL, code="499") == 1
-
-    run(main)
+    assert world.dispatcher.num_open == 0
+    assert metric(world, "penstock_client_disconnects_total", model=MODEL) == 1
+    assert metric(world, "penstock_requests_total", model=MODEL, code="499") == 1
 
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("hold_after", [0, 2])
-def test_a_client_that_hangs_up_later_frees_every_sequence(stream: bool, hold_after: int, n: int) -> None:
-    async def main() -> None:
-        num_open = n if hold_after else 1
-        script = Script("abcdef", hold_after=hold_after)
-        async with gateway(script) as world, connected(world, request(stream=stream, n=n)) as (reader, writer):
-            await world.dispatcher.until(lambda: world.dispatcher.num_open == num_open)
-            if stream and hold_after:
-                await reader.readuntil(b"data: ")
-            await hang_up(writer)
-            await world.dispatcher.until(lambda: world.dispatcher.num_open == 0)
-
-        assert metric(world, "penstock_client_disconnects_total", model=MODEL) == 1
-
-    run(main)
-
-
-def test_a_client_that_does_not_read_stops_its_stream_until_it_hangs_up() -> None:
-    async def main() -> None:
-        num_deltas = 400
-        async with (
-            gateway(Script(deltas=[[97] * 60_000] * num_deltas)) as world,
-            connected(world, request(stream=True)) as (reader, writer),
-        ):
+async def test_a_client_that_hangs_up_later_frees_every_sequence(stream: bool, hold_after: int, n: int) -> None:
+    num_open = n if hold_after else 1
+    script = Script("abcdef", hold_after=hold_after)
+    async with gateway(script) as world, connected(world, request(stream=stream, n=n)) as (reader, writer):
+        await world.dispatcher.until(lambda: world.dispatcher.num_open == num_open)
+        if stream and hold_after:
             await reader.readuntil(b"data: ")
-            (stream,) = world.dispatcher.streams
-            quiet = 0
-            while quiet < 200:  # turns of the loop in which nothing was taken from the stream
-                before = stream.num_given
-                await asyncio.sleep(0)
-                quiet = quiet + 1 if stream.num_given == before else 0
-            taken, is_open = stream.num_given, not stream.is_closed
-            await hang_up(writer)
-            await world.dispatcher.until(lambda: world.dispatcher.num_open == 0)
+        await hang_up(writer)
+        await world.dispatcher.until(lambda: world.dispatcher.num_open == 0)
 
-        assert is_open
-        assert taken < num_deltas
-
-    run(main)
+    assert metric(world, "penstock_client_disconnects_total", model=MODEL) == 1
 
 
-def test_a_request_that_outlives_its_deadline_is_given_up() -> None:
-    async def main() -> None:
-        never = asyncio.Event()
-        with pytest.raises(ClientGone), Watch(never.wait, 0.01):  # type: ignore[arg-type]
+async def test_a_client_that_does_not_read_stops_its_stream_until_it_hangs_up() -> None:
+    num_deltas = 400
+    async with (
+        gateway(Script(deltas=[[97] * 60_000] * num_deltas)) as world,
+        connected(world, request(stream=True)) as (reader, writer),
+    ):
+        await reader.readuntil(b"data: ")
+        (stream,) = world.dispatcher.streams
+        quiet = 0
+        while quiet < 200:  # turns of the loop in which nothing was taken from the stream
+            before = stream.num_given
+            await asyncio.sleep(0)
+            quiet = quiet + 1 if stream.num_given == before else 0
+        taken, is_open = stream.num_given, not stream.is_closed
+        await hang_up(writer)
+        await world.dispatcher.until(lambda: world.dispatcher.num_open == 0)
+
+    assert is_open
+    assert taken < num_deltas
+
+
+async def test_a_request_that_outlives_its_deadline_is_given_up() -> None:
+    never = asyncio.Event()
+    with pytest.raises(ClientGone), Watch(never.wait, 0.01):  # type: ignore[arg-type]
+        await never.wait()
+
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def test_somebody_elses_cancellation_stays_one() -> None:
+    never = asyncio.Event()
+
+    async def watched() -> None:
+        with Client(never.wait).watched(100):  # type: ignore[arg-type]
             await never.wait()
 
-        task = asyncio.current_task()
-        assert task is not None
-        assert task.cancelling() == 0
+    task = asyncio.create_task(watched())
+    await asyncio.sleep(0)
+    task.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
 
-    run(main)
+    assert isinstance(outcome, asyncio.CancelledError)
 
 
-def test_somebody_elses_cancellation_stays_one() -> None:
-    async def main() -> None:
-        never = asyncio.Event()
+async def test_a_hangup_and_somebody_elses_cancellation_together_are_a_cancellation() -> None:
+    """The server may cancel the requests of clients that hang up, on its own account."""
+    gone = asyncio.Event()
 
-        async def watched() -> None:
-            with Client(never.wait).watched(100):  # type: ignore[arg-type]
-                await never.wait()
+    async def receive() -> dict[str, str]:
+        await gone.wait()
+        return {"type": "http.disconnect"}
 
-        task = asyncio.create_task(watched())
+    async def watched() -> None:
+        with Client(receive).watched(100):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(watched())
+    await asyncio.sleep(0)
+    gone.set()
+    task.cancel()
+    task.cancel()
+    (outcome,) = await asyncio.gather(task, return_exceptions=True)
+
+    assert isinstance(outcome, asyncio.CancelledError)
+
+
+async def test_a_request_that_ends_by_itself_leaves_no_task() -> None:
+    async with gateway() as world:
+        before = asyncio.all_tasks()
+        await world.chat()
+        await world.chat(stream=True)
+        await world.chat(n=3)
         await asyncio.sleep(0)
-        task.cancel()
-        (outcome,) = await asyncio.gather(task, return_exceptions=True)
 
-        assert isinstance(outcome, asyncio.CancelledError)
-
-    run(main)
+        assert {task for task in asyncio.all_tasks() - before if "notify" not in repr(task)} == set()
 
 
-def test_a_hangup_and_somebody_elses_cancellation_together_are_a_cancellation() -> None:
-    """As when the server cancels the requests of clients that hang up on its own account."""
+async def test_a_client_that_hangs_up_within_its_body_is_gone() -> None:
+    async with gateway() as world, connected(world, request()[:-5]) as (_, writer):
+        await writer.drain()
+        await hang_up(writer)
 
-    async def main() -> None:
-        gone = asyncio.Event()
-
-        async def receive() -> dict[str, str]:
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def watched() -> None:
-            with Client(receive).watched(100):
-                await asyncio.Event().wait()
-
-        task = asyncio.create_task(watched())
-        await asyncio.sleep(0)
-        gone.set()
-        task.cancel()
-        task.cancel()
-        (outcome,) = await asyncio.gather(task, return_exceptions=True)
-
-        assert isinstance(outcome, asyncio.CancelledError)
-
-    run(main)
+    assert metric(world, "penstock_client_disconnects_total", model="none") == 1
+    assert not world.dispatcher.generations
 
 
-def test_a_request_that_ends_by_itself_leaves_no_task() -> None:
-    async def main() -> None:
-        async with gateway() as world:
-            before = asyncio.all_tasks()
-            await world.chat()
-            await world.chat(stream=True)
-            await world.chat(n=3)
-            await asyncio.sleep(0)
+async def test_a_body_is_bounded_while_it_comes() -> None:
+    messages = [{"type": "http.request", "body": b"abc", "more_body": True} for _ in range(3)]
 
-            assert {task for task in asyncio.all_tasks() - before if "notify" not in repr(task)} == set()
+    async def receive() -> dict[str, object]:
+        return messages.pop(0)
 
-    run(main)
+    with pytest.raises(BodyTooLarge):
+        await Client(receive).body(None, max_bytes=5, timeout_s=1)
+
+    assert len(messages) == 1
 
 
-def test_a_client_that_hangs_up_within_its_body_is_gone() -> None:
-    async def main() -> None:
-        async with gateway() as world, connected(world, request()[:-5]) as (_, writer):
-            await writer.drain()
-            await hang_up(writer)
+async def test_a_refused_body_leaves_the_connection_usable() -> None:
+    big = request(user="x" * 3000)
+    async with (
+        gateway(config=GatewayConfig(max_body_bytes=1000)) as world,
+        connected(world, big + request()) as (reader, _),
+    ):
+        first = await reader.readuntil(b"\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readuntil(b"}}")
+        second = await reader.readuntil(b"\r\n")
 
-        assert metric(world, "penstock_client_disconnects_total", model="none") == 1
-        assert not world.dispatcher.generations
-
-    run(main)
-
-
-def test_a_body_is_bounded_while_it_comes() -> None:
-    async def main() -> None:
-        messages = [{"type": "http.request", "body": b"abc", "more_body": True} for _ in range(3)]
-
-        async def receive() -> dict[str, object]:
-            return messages.pop(0)
-
-        with pytest.raises(BodyTooLarge):
-            await Client(receive).body(None, max_bytes=5, timeout_s=1)
-
-        assert len(messages) == 1
-
-    run(main)
-
-
-def test_a_refused_body_leaves_the_connection_usable() -> None:
-    async def main() -> None:
-        big = request(user="x" * 3000)
-        async with (
-            gateway(config=GatewayConfig(max_body_bytes=1000)) as world,
-            connected(world, big + request()) as (reader, _),
-        ):
-            first = await reader.readuntil(b"\r\n")
-            await reader.readuntil(b"\r\n\r\n")
-            await reader.readuntil(b"}}")
-            second = await reader.readuntil(b"\r\n")
-
-        assert first.startswith(b"HTTP/1.1 413 ")
-        assert second.startswith(b"HTTP/1.1 200 ")
-
-    run(main)
+    assert first.startswith(b"HTTP/1.1 413 ")
+    assert second.startswith(b"HTTP/1.1 200 ")

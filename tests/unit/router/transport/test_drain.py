@@ -4,8 +4,8 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from penstock.router.transport import drain as leaving_module
-from penstock.router.transport.drain import Leaving, arrived
+from penstock.router.transport import drain as drain_module
+from penstock.router.transport.drain import DrainingApp, wait_until_known
 
 
 async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
@@ -13,40 +13,37 @@ async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": b"ready"})
 
 
-def get(leaving: Leaving, path: str) -> httpx.Response:
-    async def main() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(leaving), base_url="http://test") as http:
-            return await http.get(path)
-
-    return asyncio.run(main())
+async def get(draining: DrainingApp, path: str) -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(draining), base_url="http://test") as http:
+        return await http.get(path)
 
 
-def test_before_it_leaves_nothing_is_different() -> None:
-    answer = get(Leaving(app), "/readyz")
+async def test_before_it_leaves_nothing_is_different() -> None:
+    answer = await get(DrainingApp(app), "/readyz")
 
     assert (answer.status_code, answer.text, "connection" in answer.headers) == (200, "ready", False)
 
 
-def test_who_leaves_is_not_ready_and_sends_its_clients_elsewhere() -> None:
-    leaving = Leaving(app)
-    leaving.begin()
+async def test_who_leaves_is_not_ready_and_sends_its_clients_elsewhere() -> None:
+    draining = DrainingApp(app)
+    draining.begin()
 
-    assert get(leaving, "/readyz").status_code == 503
-    answer = get(leaving, "/v1/models")
+    assert (await get(draining, "/readyz")).status_code == 503
+    answer = await get(draining, "/v1/models")
     assert (answer.status_code, answer.headers["connection"], answer.headers["x-mine"]) == (200, "close", "1"), (
         "and still answers"
     )
 
 
-def test_one_that_arrives_is_there_once_it_is_ready_and_that_has_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leaving_module, "SPREAD_S", 0.2)
-    monkeypatch.setattr(leaving_module, "MEET_S", 0.6)
+async def test_one_that_arrives_is_there_once_it_is_ready_and_that_has_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drain_module, "SPREAD_S", 0.2)
+    monkeypatch.setattr(drain_module, "MEET_S", 0.6)
 
     async def took_s(ready_after_s: float) -> float:
         start = asyncio.get_running_loop().time()
-        await arrived(lambda: asyncio.get_running_loop().time() - start > ready_after_s)
+        await wait_until_known(lambda: asyncio.get_running_loop().time() - start > ready_after_s)
         return asyncio.get_running_loop().time() - start
 
-    assert 0.2 <= asyncio.run(took_s(-1.0)) < 0.45
-    assert asyncio.run(took_s(0.3)) >= 0.5
-    assert asyncio.run(took_s(1000.0)) >= 0.8, "without a replica it arrives all the same"
+    assert 0.2 <= await took_s(-1.0) < 0.45
+    assert await took_s(0.3) >= 0.5
+    assert await took_s(1000.0) >= 0.8, "without a replica it arrives all the same"

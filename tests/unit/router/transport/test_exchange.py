@@ -5,7 +5,6 @@ import pytest
 
 from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import EVENTS, Exchange
-from tests.unit.router.http_fakes import run
 
 
 class Server:
@@ -33,62 +32,50 @@ class Server:
         return exchange
 
 
-def test_a_write_without_waiting_is_sent_at_once() -> None:
-    async def main() -> None:
-        server = Server()
-        exchange = await server.exchange()
-        exchange.write_now(b"a")
+async def test_a_write_without_waiting_is_sent_at_once() -> None:
+    server = Server()
+    exchange = await server.exchange()
+    exchange.write_now(b"a")
 
-        assert server.sent == [b"start", b"a"]
-        assert exchange.is_writable
-
-    run(main)
+    assert server.sent == [b"start", b"a"]
+    assert exchange.is_writable
 
 
-def test_when_the_client_does_not_read_the_next_write_waits_and_order_is_kept() -> None:
-    async def main() -> None:
-        server = Server()
-        exchange = await server.exchange()
-        server.may_send.clear()
-        exchange.write_now(b"a")
-        assert not exchange.is_writable
-        writing = asyncio.create_task(exchange.write(b"b"))
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert server.sent == [b"start"]
-        server.may_send.set()
-        await writing
-
-        assert server.sent == [b"start", b"a", b"b"]
-        assert exchange.is_writable
-
-    run(main)
-
-
-def test_while_a_write_waits_nothing_is_written_past_it() -> None:
-    async def main() -> None:
-        server = Server()
-        exchange = await server.exchange()
-        server.may_send.clear()
-        writing = asyncio.create_task(exchange.write(b"a"))
+async def test_when_the_client_does_not_read_the_next_write_waits_and_order_is_kept() -> None:
+    server = Server()
+    exchange = await server.exchange()
+    server.may_send.clear()
+    exchange.write_now(b"a")
+    assert not exchange.is_writable
+    writing = asyncio.create_task(exchange.write(b"b"))
+    for _ in range(5):
         await asyncio.sleep(0)
+    assert server.sent == [b"start"]
+    server.may_send.set()
+    await writing
 
-        assert not exchange.is_writable
-        server.may_send.set()
-        await writing
-        assert exchange.is_writable
-
-    run(main)
+    assert server.sent == [b"start", b"a", b"b"]
+    assert exchange.is_writable
 
 
-def test_a_client_that_went_during_a_write_without_waiting_is_noticed_by_the_next() -> None:
-    async def main() -> None:
-        server = Server()
-        exchange = await server.exchange()
-        server.error = ConnectionResetError()
-        exchange.write_now(b"a")
+async def test_while_a_write_waits_nothing_is_written_past_it() -> None:
+    server = Server()
+    exchange = await server.exchange()
+    server.may_send.clear()
+    writing = asyncio.create_task(exchange.write(b"a"))
+    await asyncio.sleep(0)
 
-        with pytest.raises(ClientGone):
-            await exchange.write(b"b")
+    assert not exchange.is_writable
+    server.may_send.set()
+    await writing
+    assert exchange.is_writable
 
-    run(main)
+
+async def test_a_client_that_went_during_a_write_without_waiting_is_noticed_by_the_next() -> None:
+    server = Server()
+    exchange = await server.exchange()
+    server.error = ConnectionResetError()
+    exchange.write_now(b"a")
+
+    with pytest.raises(ClientGone):
+        await exchange.write(b"b")

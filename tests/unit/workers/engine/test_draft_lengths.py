@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from penstock.perf.model import step_time_s
 from penstock.wire.frames import SamplingParams, StepCosts
-from penstock.workers.engine.draft_lengths import RETRY_EVERY, DraftLengths, Guess, best_guesses
+from penstock.workers.engine.draft_lengths import RETRY_EVERY, DraftLengths, Guess, choose_guesses
 from penstock.workers.engine.sequence import Chunk, Sequence, StepShape
 
 COSTS = StepCosts(base_s=0.010, row_s=0.001, draft_token_s=0.001)
@@ -69,7 +69,7 @@ def test_a_draft_that_pays_for_few_sequences_is_not_made_for_many() -> None:
 def test_acceptance_is_learned_from_verified_tokens_only() -> None:
     lengths, (chunk, other) = DraftLengths(4), chunks(None, None)
     for _ in range(100):
-        lengths.note(chunk.seq, 4, 0)
+        lengths.record(chunk.seq, 4, 0)
 
     assert chunk.seq.acceptance is not None
     assert chunk.seq.acceptance < 0.01
@@ -78,17 +78,17 @@ def test_acceptance_is_learned_from_verified_tokens_only() -> None:
         0
     ]  # a new sequence starts from what is known of all
     for _ in range(100):
-        lengths.note(chunk.seq, 4, 4)
+        lengths.record(chunk.seq, 4, 4)
     assert chunk.seq.acceptance > 0.99
     before = chunk.seq.acceptance
-    lengths.note(chunk.seq, 0, 0)
+    lengths.record(chunk.seq, 0, 0)
     assert chunk.seq.acceptance == before
 
 
 def test_where_nothing_pays_one_token_is_drafted_now_and_then() -> None:
     lengths, rows = DraftLengths(4), chunks(0.01, 0.02)
     for _ in range(500):
-        lengths.note(rows[0].seq, 4, 0)
+        lengths.record(rows[0].seq, 4, 0)
     counts = [choose(lengths, rows) for _ in range(3 * RETRY_EVERY + 3)]
 
     assert [place for place, count in enumerate(counts) if sum(count)] == [
@@ -102,7 +102,7 @@ def test_where_nothing_pays_one_token_is_drafted_now_and_then() -> None:
 def test_a_sequence_that_drafted_badly_is_tried_again_where_others_draft_well() -> None:
     lengths, rows = DraftLengths(4), chunks(0.95, 0.05)
     for _ in range(20):
-        lengths.note(rows[0].seq, 4, 4)
+        lengths.record(rows[0].seq, 4, 4)
     counts = [choose(lengths, rows) for _ in range(100)]
 
     assert counts[0][1] == 0
@@ -161,5 +161,5 @@ def test_a_drafter_whose_passes_cost_as_much_as_steps_is_for_many_sequences_or_n
 def test_the_best_guesses_are_more_of_equals() -> None:
     guesses = [Guess(-0.5, 0, 1), Guess(-0.5, 1, 1)]
 
-    assert best_guesses(guesses, 8, shape(1), StepCosts()) == guesses
-    assert best_guesses([], 8, shape(1), COSTS) == []
+    assert choose_guesses(guesses, 8, shape(1), StepCosts()) == guesses
+    assert choose_guesses([], 8, shape(1), COSTS) == []

@@ -81,7 +81,7 @@ class House:
         self.now = 1000.0
         self.unix_now = 5000.0
         self.reports: queue.SimpleQueue[StepReport] = queue.SimpleQueue()
-        self.seen: list[StepReport] = []
+        self.received: list[StepReport] = []
         self.engine = Engine(
             runner,
             config,
@@ -99,8 +99,8 @@ class House:
         return seq
 
     def next_report(self) -> StepReport:
-        self.seen.append(self.reports.get(timeout=TIMEOUT_S))
-        return self.seen[-1]
+        self.received.append(self.reports.get(timeout=TIMEOUT_S))
+        return self.received[-1]
 
     def until_finished(self, *sequences: Sequence) -> list[Finish | None]:
         ended: dict[Sequence, Finish | None] = {}
@@ -109,7 +109,7 @@ class House:
         return [ended[seq] for seq in sequences]
 
     def outputs(self, seq: Sequence) -> list[SeqOutput]:
-        return [output for report in self.seen for output in report.outputs if output.seq is seq]
+        return [output for report in self.received for output in report.outputs if output.seq is seq]
 
     def snapshot(self) -> BlockEvents:
         snapshots: queue.SimpleQueue[BlockEvents] = queue.SimpleQueue()
@@ -121,7 +121,7 @@ class House:
         assert self.engine.stop(timeout_s=TIMEOUT_S)
         while not self.reports.empty():
             self.next_report()
-        ends = Counter(output.seq for report in self.seen for output in report.outputs if output.finish is not None)
+        ends = Counter(output.seq for report in self.received for output in report.outputs if output.finish is not None)
         assert all(count == 1 for count in ends.values()), "a sequence is reported as finished twice"
         assert self.runner.forgotten == list(dict.fromkeys(self.runner.forgotten))
         pool = self.engine._pool
@@ -146,7 +146,7 @@ def house(houses: list[House], request: pytest.FixtureRequest) -> House:
 
 @pytest.fixture(params=[Gate, Device])
 def gated(houses: list[House], request: pytest.FixtureRequest) -> House:
-    """Its steps wait for `runner.passes`."""
+    """A running engine whose steps wait for `runner.passes`."""
     houses.append(House(request.param(is_open=False)))
     return houses[0]
 
@@ -376,7 +376,7 @@ def test_block_events_and_a_snapshot_tell_the_same(houses: list[House]) -> None:
     snapshot = house.snapshot()
 
     mirror: set[bytes] = set()
-    events = [report.events for report in house.seen if report.events is not None]
+    events = [report.events for report in house.received if report.events is not None]
     for event in events:
         mirror = (mirror | set(split_keys(event.stored))) - set(split_keys(event.removed))
     assert [event.event_seq for event in events] == list(range(1, len(events) + 1))
@@ -409,11 +409,11 @@ def test_the_load_counts_what_runs_and_what_waits(houses: list[House]) -> None:
 
 def test_an_idle_engine_has_no_load(house: House) -> None:
     house.until_finished(house.submit([1] * 9))
-    load = house.seen[-1].load
+    load = house.received[-1].load
 
     assert (load.num_running, load.num_waiting, load.prefill_tokens_outstanding, load.kv_tokens) == (0, 0, 0, 0)
     assert load.free_blocks == load.total_blocks
-    assert load.event_seq == len([report for report in house.seen if report.events])
+    assert load.event_seq == len([report for report in house.received if report.events])
 
 
 def test_costs_follow_the_measured_steps_slowly(house: House) -> None:
@@ -421,12 +421,12 @@ def test_costs_follow_the_measured_steps_slowly(house: House) -> None:
         house.now += 4.0
 
     house.until_finished(house.submit([1], max_tokens=ADAPT_EVERY - 1))
-    assert house.seen[-1].load.costs == COSTS
+    assert house.received[-1].load.costs == COSTS
     house.runner.takes_time = takes_time
     house.until_finished(house.submit([1], max_tokens=1))
-    early = house.seen[-1].load.costs.base_s
+    early = house.received[-1].load.costs.base_s
     house.until_finished(house.submit([1], max_tokens=14 * ADAPT_EVERY))
-    late = [report.load.costs.base_s for report in house.seen[-ADAPT_EVERY - 1 :]]
+    late = [report.load.costs.base_s for report in house.received[-ADAPT_EVERY - 1 :]]
 
     assert 1.0 < early < 1.2
     assert 2.0 < late[-1] < 4.0
@@ -485,7 +485,7 @@ def test_drafts_are_counted_in_the_load_and_come_as_several_tokens_at_once(house
     assert [token for output in house.outputs(seq) for token in output.token_ids] == answer(
         [1, 2, 3, 4, 5], seq.sampling
     )
-    assert (house.seen[-1].load.num_drafted, house.seen[-1].load.num_accepted) == (6, 6)
+    assert (house.received[-1].load.num_drafted, house.received[-1].load.num_accepted) == (6, 6)
 
 
 def test_a_traced_sequence_is_timed_step_by_step(gated: House) -> None:

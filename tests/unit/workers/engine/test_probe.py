@@ -7,7 +7,7 @@ from msgspec import structs
 from penstock.perf.model import step_time_s
 from penstock.wire.frames import StepCosts
 from penstock.workers.config import EngineConfig, SpeculationConfig, TimedConfig
-from penstock.workers.engine.probe import BUDGET_S, REPEATS, grid, measure
+from penstock.workers.engine.probe import BUDGET_S, REPEATS, measure, plan_points
 from penstock.workers.engine.sequence import Sequence, Step
 from penstock.workers.engine.timed import TimedRunner
 
@@ -90,7 +90,7 @@ def test_the_fastest_of_the_repeats_counts() -> None:
     runner = Hiccup()
     costs = measure(runner, CONFIG, runner.clock)
 
-    assert len(runner.steps) == 1 + REPEATS * len(list(grid(CONFIG, 2048, 4096)))
+    assert len(runner.steps) == 1 + REPEATS * len(list(plan_points(CONFIG, 2048, 4096)))
     assert costs.base_s == pytest.approx(TRUTH.base_s, rel=0.05)
 
 

@@ -83,7 +83,7 @@ class Bench:
         return num_steps
 
 
-def output_of(seq: Sequence) -> list[int]:
+def make_output(seq: Sequence) -> list[int]:
     return seq.token_ids[seq.num_prompt_tokens :]
 
 
@@ -101,7 +101,7 @@ def test_sequences_in_one_batch_say_what_they_say_alone() -> None:
     bench.add(*sequences)
     bench.drain()
 
-    assert [output_of(seq) for seq in sequences] == [expected(seq) for seq in sequences]
+    assert [make_output(seq) for seq in sequences] == [expected(seq) for seq in sequences]
     assert {seq.finish for seq in sequences} == {Finish.LENGTH}
 
 
@@ -115,7 +115,7 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decoding_rows() -> None:
     assert [chunk.num_tokens for chunk in bench.step().chunks] == [1, 7]
     assert [chunk.num_tokens for chunk in bench.step().chunks] == [1, 7]
     bench.drain()
-    assert output_of(long) == expected(long)
+    assert make_output(long) == expected(long)
 
 
 def test_a_prefill_leaves_room_for_the_decoding_rows_behind_it() -> None:
@@ -142,7 +142,7 @@ def test_a_cached_prefix_is_not_computed_again() -> None:
     assert (step.chunks[0].start, step.chunks[0].num_tokens) == (16, 3)
     assert follower.num_cached_tokens == 16
     bench.drain()
-    assert output_of(follower) == expected(follower)
+    assert make_output(follower) == expected(follower)
 
 
 def test_the_last_token_is_computed_even_if_all_blocks_are_cached() -> None:
@@ -154,7 +154,7 @@ def test_the_last_token_is_computed_even_if_all_blocks_are_cached() -> None:
     bench.drain()
 
     assert again.num_cached_tokens == 12
-    assert output_of(again) == expected(again)
+    assert make_output(again) == expected(again)
 
 
 def test_another_tenant_does_not_hit_the_same_prompt() -> None:
@@ -166,7 +166,7 @@ def test_another_tenant_does_not_hit_the_same_prompt() -> None:
     bench.drain()
 
     assert other.num_cached_tokens == 0
-    assert output_of(other) == expected(other)
+    assert make_output(other) == expected(other)
 
 
 def test_generated_blocks_are_cached_under_the_keys_a_gateway_makes() -> None:
@@ -180,7 +180,7 @@ def test_generated_blocks_are_cached_under_the_keys_a_gateway_makes() -> None:
 
     assert second_turn.num_cached_tokens == 12  # the KV of the last of 16 tokens was never computed
     bench.drain()
-    assert output_of(second_turn) == expected(second_turn)
+    assert make_output(second_turn) == expected(second_turn)
 
 
 def test_a_sequence_without_keys_gets_those_of_its_chain() -> None:
@@ -213,7 +213,7 @@ def test_two_sequences_with_one_prompt_compute_it_once() -> None:
     assert [chunk.num_tokens for chunk in bench.step().chunks] == [1, 1, 1]
     assert [seq.num_cached_tokens for seq in twins] == [0, 16, 16]
     bench.drain()
-    assert [output_of(seq) for seq in twins] == [expected(seq) for seq in twins]
+    assert [make_output(seq) for seq in twins] == [expected(seq) for seq in twins]
 
 
 def test_a_sequence_that_waits_for_a_prefix_does_not_hold_up_others() -> None:
@@ -249,7 +249,7 @@ def test_a_sequence_stops_waiting_for_a_prefix_whose_owner_is_gone() -> None:
 
     assert [chunk.seq for chunk in bench.step().chunks] == [twin]
     bench.drain()
-    assert output_of(twin) == expected(twin)
+    assert make_output(twin) == expected(twin)
 
 
 def test_the_newest_sequence_gives_way_and_starts_over() -> None:
@@ -264,7 +264,7 @@ def test_the_newest_sequence_gives_way_and_starts_over() -> None:
     assert new.block_table == []
     assert list(bench.scheduler.waiting) == [new]
     bench.drain()
-    assert [output_of(seq) for seq in (old, new)] == [expected(old), expected(new)]
+    assert [make_output(seq) for seq in (old, new)] == [expected(old), expected(new)]
     assert old.num_preemptions == 0
 
 
@@ -288,7 +288,7 @@ def test_a_resumed_sequence_goes_on_where_it_was() -> None:
     bench.add(rest)
     bench.drain()
 
-    assert output_of(rest) == expected(whole)
+    assert make_output(rest) == expected(whole)
 
 
 def test_a_resumed_sequence_counts_only_prompt_tokens_as_cached() -> None:
@@ -296,7 +296,7 @@ def test_a_resumed_sequence_counts_only_prompt_tokens_as_cached() -> None:
     whole = bench.sequence(prompt_of(6), max_tokens=12)
     bench.add(whole)
     bench.drain()
-    rest = bench.sequence(prompt_of(6), max_tokens=20, output=output_of(whole))
+    rest = bench.sequence(prompt_of(6), max_tokens=20, output=make_output(whole))
     bench.add(rest)
     bench.drain()
 
@@ -351,7 +351,7 @@ def test_a_sequence_ends_when_its_context_is_full() -> None:
     bench.drain()
 
     assert (seq.finish, seq.num_tokens) == (Finish.LENGTH, 12)
-    assert output_of(seq) == expected(seq, max_len=12)
+    assert make_output(seq) == expected(seq, max_len=12)
 
 
 @pytest.mark.parametrize(
@@ -369,8 +369,8 @@ def test_a_sequence_ends_at_a_stop_token_or_at_its_length(sampling: SamplingPara
     bench.drain()
 
     assert seq.finish is finish
-    assert output_of(seq) == expected(seq)
-    assert (output_of(seq)[-1] == EOS) is (finish is Finish.STOP)
+    assert make_output(seq) == expected(seq)
+    assert (make_output(seq)[-1] == EOS) is (finish is Finish.STOP)
 
 
 def test_a_finished_sequence_can_not_be_finished_again() -> None:
@@ -402,8 +402,8 @@ def test_a_chunk_that_samples_nothing_has_no_output() -> None:
 
 def oracle(seq: Sequence, count: int) -> list[int]:
     """What the sequence is going to say."""
-    said = seq.num_output_tokens
-    return expected(seq)[said : said + count]
+    num_output = seq.num_output_tokens
+    return expected(seq)[num_output : num_output + count]
 
 
 def adversary(seq: Sequence, count: int) -> list[int]:
@@ -442,7 +442,7 @@ def test_a_draft_that_is_right_is_taken_over_with_one_token_more() -> None:
     assert seq.num_output_tokens == 1 + 5
     assert seq.num_computed_tokens == seq.num_tokens - 1
     assert bench.drain() == 3
-    assert output_of(seq) == expected(seq)
+    assert make_output(seq) == expected(seq)
     assert bench.scheduler.drafts is not None
     assert bench.scheduler.drafts.num_drafted == bench.scheduler.drafts.num_accepted == 4 + 4 + 4 + 3
 
@@ -458,7 +458,7 @@ def test_a_draft_counts_up_to_its_first_wrong_token() -> None:
     bench.step()
     bench.step()
 
-    assert output_of(seq) == expected(seq)[: 1 + 3]
+    assert make_output(seq) == expected(seq)[: 1 + 3]
     assert bench.scheduler.drafts is not None
     assert (bench.scheduler.drafts.num_drafted, bench.scheduler.drafts.num_accepted) == (4, 2)
 
@@ -484,7 +484,7 @@ def test_a_block_that_a_rejected_draft_filled_is_not_published_and_not_kept() ->
     bench.add(follower)
     bench.drain()
     assert follower.num_cached_tokens == 12
-    assert output_of(follower) == expected(follower)
+    assert make_output(follower) == expected(follower)
 
 
 @pytest.mark.parametrize("method", ["oracle", "half right", "adversary"])
@@ -505,7 +505,7 @@ def test_a_stop_token_or_the_last_token_within_a_draft_ends_the_sequence_there(
         bench.add(seq)
         bench.drain()
 
-        assert output_of(seq) == expected(seq)
+        assert make_output(seq) == expected(seq)
 
 
 def test_an_error_behind_an_accepted_draft_ends_the_sequence_after_what_was_chosen() -> None:
@@ -560,7 +560,7 @@ def test_nobody_is_preempted_for_a_draft() -> None:
     assert [chunk.max_drafts for chunk in step.chunks] == [2, 2]
     bench.drain()
     assert old.num_preemptions == new.num_preemptions == 0
-    assert output_of(new) == expected(new)
+    assert make_output(new) == expected(new)
 
 
 def test_drafts_that_do_not_pay_are_not_made() -> None:
@@ -577,7 +577,7 @@ def test_drafts_that_do_not_pay_are_not_made() -> None:
 
     assert steps[1].chunks[0].max_drafts == 2
     assert sum(step.chunks[0].max_drafts for step in steps[-100:]) <= 10  # it tries again now and then
-    assert output_of(seq) == expected(seq)
+    assert make_output(seq) == expected(seq)
 
 
 # invariants 2 and 3 over random schedules
@@ -588,11 +588,11 @@ class Job(NamedTuple):
     max_tokens: int
     tenant: str
     num_output: int
-    """Of a resumed sequence."""
+    """Output tokens that a resumed sequence comes with; 0 for a new one."""
     seed: int
     has_keys: bool
     num_steps: int
-    """Between this job's arrival and the next one's."""
+    """Steps between this job's arrival and the next one's."""
     aborts: int | None
     """Which job is aborted when this one arrives."""
 
@@ -672,9 +672,9 @@ def test_any_schedule_says_what_the_sequences_say_alone(
         if seq.finish is Finish.REFUSED:
             assert seq.num_tokens >= max_len
         elif seq.finish is Finish.ABORT:
-            assert output_of(seq) == whole[: seq.num_output_tokens]
+            assert make_output(seq) == whole[: seq.num_output_tokens]
         else:
-            assert output_of(seq) == whole
+            assert make_output(seq) == whole
             assert seq.finish is (Finish.STOP if whole[-1] == EOS else Finish.LENGTH)
     event(f"{drafter} accepted: {bench.scheduler.drafts is not None and min(3, bench.scheduler.drafts.num_accepted)}")
     event(f"preemptions: {min(3, sum(seq.num_preemptions for seq in sequences))}")

@@ -254,9 +254,12 @@ def test_a_runner_takes_its_times_from_the_table(tmp_path: Path) -> None:
     [
         "{",
         '{"decode_rows": [0], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], "seconds": [[[1, 1], [1, 1]]]}',
-        '{"decode_rows": [1, 0], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], "seconds": [[[1, 1], [1, 1]], [[1, 1], [1, 1]]]}',
-        '{"decode_rows": [0, 1], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], "seconds": [[[1, 1], [1, 1]], [[1, 1], [1]]]}',
-        '{"decode_rows": [0, 1], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], "seconds": [[[1, 1], [1, 1]], [[1, 1], [1, 1]]], "more": 1}',
+        '{"decode_rows": [1, 0], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], '
+        '"seconds": [[[1, 1], [1, 1]], [[1, 1], [1, 1]]]}',
+        '{"decode_rows": [0, 1], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], '
+        '"seconds": [[[1, 1], [1, 1]], [[1, 1], [1]]]}',
+        '{"decode_rows": [0, 1], "prefill_tokens": [0, 1], "kv_tokens": [0, 1], '
+        '"seconds": [[[1, 1], [1, 1]], [[1, 1], [1, 1]]], "more": 1}',
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str) -> None:

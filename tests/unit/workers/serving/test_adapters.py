@@ -2,17 +2,15 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from penstock.wire.errors import InvalidRequest
 from penstock.workers.engine.sequence import Resident
 from penstock.workers.serving.adapters import MAX_FAILURES, Adapters
-
-T = TypeVar("T")
 
 
 class Loaded(NamedTuple):
@@ -24,13 +22,13 @@ class Disk:
     """`load`, in the loader's thread."""
 
     held: threading.Event | None = None
-    """It waits for this."""
+    """Event that loading waits for; None: it does not wait."""
     errors: dict[str, Exception] = field(default_factory=dict)
-    asked: list[str] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
 
     def load(self, digest: str, folder: Path) -> Loaded:
         assert folder == Path("store") / digest
-        self.asked.append(digest)
+        self.loaded.append(digest)
         if self.held is not None:
             assert self.held.wait(10)
         if digest in self.errors:
@@ -39,20 +37,20 @@ class Disk:
 
 
 class Log:
-    """What came of each want."""
+    """The outcome of each want."""
 
     def __init__(self, adapters: Adapters) -> None:
         self.adapters = adapters
-        self.said: list[str] = []
+        self.outcomes: list[str] = []
         self._changed = asyncio.Event()
         adapters.on_change = self._changed.set
 
     def want(self, who: str, digest: str) -> object:
         def ready(adapter: Resident) -> None:
             assert adapter.digest == digest
-            self.said.append(f"{who} ready")
+            self.outcomes.append(f"{who} ready")
 
-        return self.adapters.want(digest, ready, lambda error: self.said.append(f"{who}: {error}"))
+        return self.adapters.want(digest, ready, lambda error: self.outcomes.append(f"{who}: {error}"))
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
@@ -68,245 +66,196 @@ async def loader(disk: Disk, num_slots: int = 2) -> AsyncIterator[Log]:
     adapters.stop()
 
 
-def run(main: Callable[[], Awaitable[T]]) -> T:
-    async def bounded() -> T:
-        async with asyncio.timeout(20):
-            return await main()
+async def test_a_sequence_waits_while_its_adapter_is_loaded_and_the_next_one_does_not() -> None:
+    disk = Disk()
+    async with loader(disk) as log:
+        assert log.want("first", "a") is not None
+        assert log.outcomes == []
+        await log.until(lambda: log.outcomes == ["first ready"])
 
-    return asyncio.run(bounded())
+        assert log.want("second", "a") is None
 
-
-def test_a_sequence_waits_while_its_adapter_is_loaded_and_the_next_one_does_not() -> None:
-    async def main() -> None:
-        disk = Disk()
-        async with loader(disk) as log:
-            assert log.want("first", "a") is not None
-            assert log.said == []
-            await log.until(lambda: log.said == ["first ready"])
-
-            assert log.want("second", "a") is None
-
-            assert log.said == ["first ready", "second ready"]
-            assert disk.asked == ["a"]
-            assert log.adapters.resident == ("a",)
-
-    run(main)
+        assert log.outcomes == ["first ready", "second ready"]
+        assert disk.loaded == ["a"]
+        assert log.adapters.resident == ("a",)
 
 
-def test_two_sequences_that_wait_for_one_adapter_load_it_once() -> None:
-    async def main() -> None:
-        disk = Disk(held=threading.Event())
-        async with loader(disk) as log:
-            log.want("first", "a")
-            log.want("second", "a")
-            assert disk.held is not None
-            disk.held.set()
-            await log.until(lambda: len(log.said) == 2)
+async def test_two_sequences_that_wait_for_one_adapter_load_it_once() -> None:
+    disk = Disk(held=threading.Event())
+    async with loader(disk) as log:
+        log.want("first", "a")
+        log.want("second", "a")
+        assert disk.held is not None
+        disk.held.set()
+        await log.until(lambda: len(log.outcomes) == 2)
 
-            assert disk.asked == ["a"]
-            log.adapters.release("a")
-            log.adapters.release("a")
-
-    run(main)
+        assert disk.loaded == ["a"]
+        log.adapters.release("a")
+        log.adapters.release("a")
 
 
-def test_with_every_slot_needed_an_adapter_waits_for_one_to_fall_idle() -> None:
-    async def main() -> None:
-        async with loader(Disk(), num_slots=1) as log:
-            log.want("first", "a")
-            await log.until(lambda: log.said == ["first ready"])
-            log.want("second", "b")
-            await asyncio.sleep(0)
-            assert log.said == ["first ready"]
-            assert log.adapters.resident == (), "it takes no newcomers while another waits for its slot"
+async def test_with_every_slot_needed_an_adapter_waits_for_one_to_fall_idle() -> None:
+    async with loader(Disk(), num_slots=1) as log:
+        log.want("first", "a")
+        await log.until(lambda: log.outcomes == ["first ready"])
+        log.want("second", "b")
+        await asyncio.sleep(0)
+        assert log.outcomes == ["first ready"]
+        assert log.adapters.resident == (), "it takes no newcomers while another waits for its slot"
 
-            log.adapters.release("a")
-            await log.until(lambda: log.said == ["first ready", "second ready"])
+        log.adapters.release("a")
+        await log.until(lambda: log.outcomes == ["first ready", "second ready"])
 
-            assert log.adapters.resident == ("b",)
-
-    run(main)
+        assert log.adapters.resident == ("b",)
 
 
-def test_busy_adapters_can_not_starve_one_that_waits() -> None:
+async def test_busy_adapters_can_not_starve_one_that_waits() -> None:
     """Each of them always has a sequence running, and newcomers all the time."""
+    async with loader(Disk(), num_slots=2) as log:
+        for digest in "ab":
+            log.want(f"old {digest}", digest)
+        await log.until(lambda: len(log.outcomes) == 2)
+        log.want("waits", "c")
 
-    async def main() -> None:
-        async with loader(Disk(), num_slots=2) as log:
-            for digest in "ab":
-                log.want(f"old {digest}", digest)
-            await log.until(lambda: len(log.said) == 2)
-            log.want("waits", "c")
+        log.want("new a", "a")
+        log.want("new b", "b")
+        log.adapters.release("a")
+        await log.until(lambda: "waits ready" in log.outcomes)
 
-            log.want("new a", "a")
-            log.want("new b", "b")
-            log.adapters.release("a")
-            await log.until(lambda: "waits ready" in log.said)
-
-            assert log.said == ["old a ready", "old b ready", "new b ready", "waits ready"]
-            assert log.adapters.resident == ("c",), "b is closed now, because a waits"
-            log.adapters.release("c")
-            await log.until(lambda: log.said[-1] == "new a ready")
-
-    run(main)
+        assert log.outcomes == ["old a ready", "old b ready", "new b ready", "waits ready"]
+        assert log.adapters.resident == ("c",), "b is closed now, because a waits"
+        log.adapters.release("c")
+        await log.until(lambda: log.outcomes[-1] == "new a ready")
 
 
-def test_an_adapter_that_was_closed_for_nothing_opens_again() -> None:
+async def test_an_adapter_that_was_closed_for_nothing_opens_again() -> None:
     """A slot fell free elsewhere."""
+    async with loader(Disk(), num_slots=2) as log:
+        for digest in "ab":
+            log.want(f"old {digest}", digest)
+        await log.until(lambda: len(log.outcomes) == 2)
+        log.want("waits", "c")
+        log.adapters.release("b")
+        await log.until(lambda: log.outcomes[-1] == "waits ready")
 
-    async def main() -> None:
-        async with loader(Disk(), num_slots=2) as log:
-            for digest in "ab":
-                log.want(f"old {digest}", digest)
-            await log.until(lambda: len(log.said) == 2)
-            log.want("waits", "c")
-            log.adapters.release("b")
-            await log.until(lambda: log.said[-1] == "waits ready")
-
-            assert log.want("new a", "a") is None
-            assert log.said[-1] == "new a ready"
-            assert log.adapters.resident == ("c", "a")
-
-    run(main)
+        assert log.want("new a", "a") is None
+        assert log.outcomes[-1] == "new a ready"
+        assert log.adapters.resident == ("c", "a")
 
 
-def test_a_failure_reaches_those_who_wait_and_the_routers_and_the_next_want_tries_again() -> None:
-    async def main() -> None:
-        disk = Disk(
-            errors={
-                "a": InvalidRequest("it does not fit."),
-                "b": FileNotFoundError("gone"),
-                "c": RuntimeError("who knows"),
-            }
-        )
-        async with loader(disk) as log:
-            for digest in "abc":
-                log.want(digest, digest)
-            await log.until(lambda: len(log.adapters.failures) == 3)
+async def test_a_failure_reaches_those_who_wait_and_the_routers_and_the_next_want_tries_again() -> None:
+    disk = Disk(
+        errors={
+            "a": InvalidRequest("it does not fit."),
+            "b": FileNotFoundError("gone"),
+            "c": RuntimeError("who knows"),
+        }
+    )
+    async with loader(disk) as log:
+        for digest in "abc":
+            log.want(digest, digest)
+        await log.until(lambda: len(log.adapters.failures) == 3)
 
-            assert sorted(log.said) == [
-                "a: The adapter can't be loaded: it does not fit.",
-                "b: The adapter's files are not in this replica's store; every gateway and replica must share the folder.",
-                "c: The adapter can't be loaded (RuntimeError).",
-            ]
-            disk.errors.clear()
-            log.want("again", "a")
-            await log.until(lambda: log.said[-1] == "again ready")
-            assert dict(log.adapters.failures).keys() == {"b", "c"}
-
-    run(main)
+        assert sorted(log.outcomes) == [
+            "a: The adapter can't be loaded: it does not fit.",
+            "b: The adapter's files are not in this replica's store; every gateway and replica must share the folder.",
+            "c: The adapter can't be loaded (RuntimeError).",
+        ]
+        disk.errors.clear()
+        log.want("again", "a")
+        await log.until(lambda: log.outcomes[-1] == "again ready")
+        assert dict(log.adapters.failures).keys() == {"b", "c"}
 
 
-def test_failures_are_remembered_only_so_far() -> None:
-    async def main() -> None:
-        digests = [f"d{number}" for number in range(MAX_FAILURES + 3)]
-        async with loader(Disk(errors={digest: OSError() for digest in digests})) as log:
-            for digest in digests:
-                log.want(digest, digest)
-            await log.until(lambda: len(log.said) == len(digests))
+async def test_failures_are_remembered_only_so_far() -> None:
+    digests = [f"d{number}" for number in range(MAX_FAILURES + 3)]
+    async with loader(Disk(errors={digest: OSError() for digest in digests})) as log:
+        for digest in digests:
+            log.want(digest, digest)
+        await log.until(lambda: len(log.outcomes) == len(digests))
 
-            assert len(log.adapters.failures) == MAX_FAILURES
-
-    run(main)
+        assert len(log.adapters.failures) == MAX_FAILURES
 
 
-def test_a_cancelled_want_hears_nothing_and_holds_nothing() -> None:
-    async def main() -> None:
-        disk = Disk(held=threading.Event())
-        async with loader(disk, num_slots=1) as log:
-            want = log.want("first", "a")
-            log.adapters.cancel(want)  # type: ignore[arg-type]
-            log.want("second", "b")
-            assert disk.held is not None
-            disk.held.set()
-            await log.until(lambda: log.said == ["second ready"])
+async def test_a_cancelled_want_hears_nothing_and_holds_nothing() -> None:
+    disk = Disk(held=threading.Event())
+    async with loader(disk, num_slots=1) as log:
+        want = log.want("first", "a")
+        log.adapters.cancel(want)  # type: ignore[arg-type]
+        log.want("second", "b")
+        assert disk.held is not None
+        disk.held.set()
+        await log.until(lambda: log.outcomes == ["second ready"])
 
-            assert log.adapters.resident == ("b",)
-
-    run(main)
+        assert log.adapters.resident == ("b",)
 
 
-def test_a_preload_takes_an_idle_slot_and_none_that_is_needed() -> None:
-    async def main() -> None:
-        disk = Disk()
-        async with loader(disk, num_slots=1) as log:
-            log.adapters.preload("a")
-            await log.until(lambda: log.adapters.resident == ("a",))
-            log.want("first", "a")
-            log.adapters.preload("b")
-            log.adapters.release("a")
-            assert disk.asked == ["a"], "a preload is not worth a wait"
+async def test_a_preload_takes_an_idle_slot_and_none_that_is_needed() -> None:
+    disk = Disk()
+    async with loader(disk, num_slots=1) as log:
+        log.adapters.preload("a")
+        await log.until(lambda: log.adapters.resident == ("a",))
+        log.want("first", "a")
+        log.adapters.preload("b")
+        log.adapters.release("a")
+        assert disk.loaded == ["a"], "a preload is not worth a wait"
 
-            log.adapters.preload("b")
-            await log.until(lambda: log.adapters.resident == ("b",))
-
-    run(main)
+        log.adapters.preload("b")
+        await log.until(lambda: log.adapters.resident == ("b",))
 
 
-def test_a_preload_behind_one_that_waits_is_forgotten_too() -> None:
-    async def main() -> None:
-        disk = Disk()
-        async with loader(disk, num_slots=1) as log:
-            log.want("first", "a")
-            await log.until(lambda: log.said == ["first ready"])
-            log.want("waits", "b")
+async def test_a_preload_behind_one_that_waits_is_forgotten_too() -> None:
+    disk = Disk()
+    async with loader(disk, num_slots=1) as log:
+        log.want("first", "a")
+        await log.until(lambda: log.outcomes == ["first ready"])
+        log.want("waits", "b")
 
-            log.adapters.preload("c")
-            log.adapters.release("a")
-            await log.until(lambda: log.said[-1] == "waits ready")
-            log.adapters.release("b")
+        log.adapters.preload("c")
+        log.adapters.release("a")
+        await log.until(lambda: log.outcomes[-1] == "waits ready")
+        log.adapters.release("b")
 
-            assert log.adapters.resident == ("b",)
-            assert disk.asked == ["a", "b"]
-
-    run(main)
+        assert log.adapters.resident == ("b",)
+        assert disk.loaded == ["a", "b"]
 
 
-def test_when_the_one_that_waits_gives_up_the_closed_adapter_takes_newcomers_again() -> None:
-    async def main() -> None:
-        async with loader(Disk(), num_slots=1) as log:
-            log.want("old", "a")
-            await log.until(lambda: log.said == ["old ready"])
-            given_up = log.want("waits", "b")
-            log.want("new", "a")
-            assert log.said == ["old ready"]
+async def test_when_the_one_that_waits_gives_up_the_closed_adapter_takes_newcomers_again() -> None:
+    async with loader(Disk(), num_slots=1) as log:
+        log.want("old", "a")
+        await log.until(lambda: log.outcomes == ["old ready"])
+        given_up = log.want("waits", "b")
+        log.want("new", "a")
+        assert log.outcomes == ["old ready"]
 
-            log.adapters.cancel(given_up)  # type: ignore[arg-type]
+        log.adapters.cancel(given_up)  # type: ignore[arg-type]
 
-            assert log.said == ["old ready", "new ready"]
-            assert log.adapters.resident == ("a",)
-
-    run(main)
+        assert log.outcomes == ["old ready", "new ready"]
+        assert log.adapters.resident == ("a",)
 
 
-def test_a_dropped_adapter_leaves_with_its_last_sequence() -> None:
-    async def main() -> None:
-        async with loader(Disk()) as log:
-            log.want("first", "a")
-            await log.until(lambda: log.said == ["first ready"])
+async def test_a_dropped_adapter_leaves_with_its_last_sequence() -> None:
+    async with loader(Disk()) as log:
+        log.want("first", "a")
+        await log.until(lambda: log.outcomes == ["first ready"])
 
-            log.adapters.drop("a")
-            assert log.adapters.resident == ()
-            log.adapters.release("a")
+        log.adapters.drop("a")
+        assert log.adapters.resident == ()
+        log.adapters.release("a")
 
-            log.want("second", "a")
-            assert log.said == ["first ready"], "it has to be loaded again"
-
-    run(main)
+        log.want("second", "a")
+        assert log.outcomes == ["first ready"], "it has to be loaded again"
 
 
-def test_what_is_dropped_while_it_loads_for_nobody_takes_no_slot() -> None:
-    async def main() -> None:
-        disk = Disk(held=threading.Event())
-        async with loader(disk) as log:
-            log.adapters.preload("a")
-            await asyncio.to_thread(lambda: None)
-            log.adapters.drop("a")
-            assert disk.held is not None
-            disk.held.set()
-            log.want("other", "b")
-            await log.until(lambda: log.said == ["other ready"])
+async def test_what_is_dropped_while_it_loads_for_nobody_takes_no_slot() -> None:
+    disk = Disk(held=threading.Event())
+    async with loader(disk) as log:
+        log.adapters.preload("a")
+        await asyncio.to_thread(lambda: None)
+        log.adapters.drop("a")
+        assert disk.held is not None
+        disk.held.set()
+        log.want("other", "b")
+        await log.until(lambda: log.outcomes == ["other ready"])
 
-            assert log.adapters.resident == ("b",)
-
-    run(main)
+        assert log.adapters.resident == ("b",)

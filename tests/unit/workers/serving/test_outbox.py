@@ -2,12 +2,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.frames import BlockEvents, Delta, Finish, Load, StepCosts, Timing, TokenLogprobs
-from penstock.workers.serving.outbox import ALONE_S, FRAME_S, REPORT_S, Outbox, credit, merge
+from penstock.workers.serving.outbox import ALONE_S, FRAME_S, REPORT_S, Outbox, merge_deltas
 
 LOAD = Load("e", 0, 8, 0, 0, 0, 0, 10, 10, StepCosts(), 512)
 
 
-def told() -> Outbox:
+def reported() -> Outbox:
     """An outbox whose first load went out at time 0."""
     outbox = Outbox()
     assert outbox.take(0.0, LOAD) is not None
@@ -22,14 +22,14 @@ def test_the_first_load_is_due_at_once() -> None:
 
 
 def test_nothing_to_tell_is_no_frame() -> None:
-    outbox = told()
+    outbox = reported()
 
     assert outbox.due_s() is None
     assert outbox.take(1.0, None) is None
 
 
 def test_a_delta_waits_only_for_the_distance_to_the_deltas_before() -> None:
-    outbox = told()
+    outbox = reported()
     outbox.add(Delta(1, [7]))
     assert outbox.due_s() == float("-inf")
     outbox.take(1.0, LOAD)
@@ -40,7 +40,7 @@ def test_a_delta_waits_only_for_the_distance_to_the_deltas_before() -> None:
 
 
 def test_a_load_on_its_own_does_not_hold_deltas_back() -> None:
-    outbox = told()
+    outbox = reported()
     outbox.add(Delta(1, [7]))
     outbox.take(1.0, None)
     outbox.touch_load()
@@ -52,7 +52,7 @@ def test_a_load_on_its_own_does_not_hold_deltas_back() -> None:
 
 
 def test_a_load_that_changed_goes_along_with_deltas_but_not_oftener_than_its_interval() -> None:
-    outbox = told()
+    outbox = reported()
     outbox.touch_load()
     outbox.add(Delta(1, [7]))
 
@@ -61,7 +61,7 @@ def test_a_load_that_changed_goes_along_with_deltas_but_not_oftener_than_its_int
 
 
 def test_a_stale_load_and_block_events_go_on_their_own_in_the_end() -> None:
-    loads, events = told(), told()
+    loads, events = reported(), reported()
     loads.touch_load()
     events.add_events(BlockEvents(1, b"k" * 16))
 
@@ -70,7 +70,7 @@ def test_a_stale_load_and_block_events_go_on_their_own_in_the_end() -> None:
 
 
 def test_an_urgent_load_is_due_at_once() -> None:
-    outbox = told()
+    outbox = reported()
 
     outbox.touch_load(is_urgent=True)
 
@@ -79,7 +79,7 @@ def test_an_urgent_load_is_due_at_once() -> None:
 
 
 def test_what_was_taken_is_gone_and_not_counted_any_more() -> None:
-    outbox = told()
+    outbox = reported()
     outbox.add(Delta(1, [7, 8]))
     outbox.add_events(BlockEvents(1, b"k" * 16, b"r" * 16))
     assert (outbox.num_tokens, outbox.num_event_bytes) == (2, 32)
@@ -95,19 +95,21 @@ def test_a_merged_delta_keeps_the_first_ones_facts_and_the_last_ones_finish() ->
     first = Delta(1, [7], num_cached_tokens=16, logprobs=[TokenLogprobs(-1.0)])
     last = Delta(1, [8], finish=Finish.ERROR, logprobs=[TokenLogprobs(-2.0)], error="why")
 
-    assert merge(first, last) == Delta(1, [7, 8], Finish.ERROR, 16, [TokenLogprobs(-1.0), TokenLogprobs(-2.0)], "why")
+    assert merge_deltas(first, last) == Delta(
+        1, [7, 8], Finish.ERROR, 16, [TokenLogprobs(-1.0), TokenLogprobs(-2.0)], "why"
+    )
 
 
 def test_a_merged_delta_has_the_latest_times_that_are_known() -> None:
     early, late = Timing(0.0, 1.0, 2.0, 2.0), Timing(0.0, 1.0, 2.0, 3.0)
 
-    assert merge(Delta(1, [7], timing=early), Delta(1, [8])).timing == early
-    assert merge(Delta(1, [7], timing=early), Delta(1, [8], finish=Finish.STOP, timing=late)).timing == late
+    assert merge_deltas(Delta(1, [7], timing=early), Delta(1, [8])).timing == early
+    assert merge_deltas(Delta(1, [7], timing=early), Delta(1, [8], finish=Finish.STOP, timing=late)).timing == late
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.lists(st.integers(0, 9), max_size=3), st.booleans())))
 def test_each_sequence_gets_its_tokens_once_and_in_order(steps: list[tuple[int, list[int], bool]]) -> None:
-    outbox = told()
+    outbox = reported()
     sent: dict[int, list[int]] = {}
     got: dict[int, list[int]] = {}
     for now, (sid, token_ids, is_taken) in enumerate(steps):
@@ -124,19 +126,3 @@ def collect(outbox: Outbox, now: float, got: dict[int, list[int]]) -> None:
     frame = outbox.take(now, None)
     for delta in frame.deltas if frame is not None else ():
         got.setdefault(delta.sid, []).extend(delta.token_ids)
-
-
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 40))
-def test_credit_never_takes_a_place_away_and_shares_what_is_free(inflight: list[int], num_places: int) -> None:
-    total = sum(inflight)
-
-    credits = [credit(own, total, len(inflight), num_places, is_closed=False) for own in inflight]
-
-    extra = [granted - own for granted, own in zip(credits, inflight, strict=True)]
-    free = max(0, num_places - total)
-    assert min(extra) >= min(1, free)
-    assert sum(extra) <= max(free, len(inflight) * min(1, free))
-
-
-def test_a_closed_replica_grants_nothing_beyond_what_runs() -> None:
-    assert credit(3, 3, 1, 10, is_closed=True) == 3

@@ -1,7 +1,6 @@
 import asyncio
 
 import pytest
-import uvloop
 
 from penstock.wire.frames import (
     PROTOCOL_VERSION,
@@ -18,13 +17,15 @@ from penstock.wire.frames import (
     pack_token_ids,
 )
 from penstock.workers.engine.sequence import Sequence
-from penstock.workers.serving import outbox, stream
+from penstock.workers.serving import outbox, session, stream
 from penstock.workers.serving.outbox import FRAME_S
 from tests.unit.workers.stream_fakes import IDLE, NUM_PLACES, TIMEOUT_S, Bench, FakeRouter, gain, serving, soon, submit
 
+pytestmark = pytest.mark.uvloop
+
 
 async def reason_of(router: FakeRouter) -> str | None:
-    """What the replica said when it broke the stream, which it then did."""
+    """The reason in the replica's last frame, after which it ends the stream."""
     reason = (await router.frame_with(lambda frame: frame.error)).error
     with pytest.raises(EOFError):
         await router.frame()
@@ -37,325 +38,271 @@ async def begun(bench: Bench, router: FakeRouter, sid: int = 1) -> Sequence:
     return await soon(bench.engine.submitted)
 
 
-def test_the_first_frame_has_the_load_and_all_the_credit() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            load = (await router.frame()).load
+async def test_the_first_frame_has_the_load_and_all_the_credit() -> None:
+    async with serving() as bench, bench.router() as router:
+        load = (await router.frame()).load
 
-            assert load is not None
-            assert (load.epoch, load.max_inflight, load.total_blocks, load.costs) == (
-                "epoch",
-                NUM_PLACES,
-                100,
-                IDLE.costs,
+        assert load is not None
+        assert (load.epoch, load.max_inflight, load.total_blocks, load.costs) == (
+            "epoch",
+            NUM_PLACES,
+            100,
+            IDLE.costs,
+        )
+
+
+async def test_a_submission_becomes_a_sequence_with_its_output_told_apart() -> None:
+    async with serving() as bench, bench.router() as router:
+        keys = b"k" * 16 + b"l" * 16
+        router.send(
+            submit(
+                3,
+                40,
+                block_keys=keys,
+                num_output_tokens=5,
+                tenant="t",
+                deadline=9.5,
+                sampling=SamplingParams(max_tokens=9, seed=4),
             )
+        )
+        seq = await soon(bench.engine.submitted)
 
-    uvloop.run(main())
-
-
-def test_a_submission_becomes_a_sequence_with_its_output_told_apart() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            keys = b"k" * 16 + b"l" * 16
-            router.send(
-                submit(
-                    3,
-                    40,
-                    block_keys=keys,
-                    num_output_tokens=5,
-                    tenant="t",
-                    deadline=9.5,
-                    sampling=SamplingParams(max_tokens=9, seed=4),
-                )
-            )
-            seq = await soon(bench.engine.submitted)
-
-            assert (seq.request_id, seq.token_ids, seq.num_prompt_tokens, seq.num_output_tokens) == (
-                "q3",
-                list(range(40)),
-                35,
-                5,
-            )
-            assert (seq.block_keys, seq.chain_key, seq.tenant, seq.deadline, seq.sampling.seed) == (
-                [keys[:16], keys[16:]],
-                b"c" * 16,
-                "t",
-                9.5,
-                4,
-            )
-
-    uvloop.run(main())
+        assert (seq.request_id, seq.token_ids, seq.num_prompt_tokens, seq.num_output_tokens) == (
+            "q3",
+            list(range(40)),
+            35,
+            5,
+        )
+        assert (seq.block_keys, seq.chain_key, seq.tenant, seq.deadline, seq.sampling.seed) == (
+            [keys[:16], keys[16:]],
+            b"c" * 16,
+            "t",
+            9.5,
+            4,
+        )
 
 
-def test_a_sequence_streams_to_its_finish_and_says_the_first_time_what_was_cached() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            seq = await begun(bench, router)
-            seq.num_cached_tokens = 16
-            bench.engine.step(gain(seq, 5))
-            first = await router.frame_with(lambda frame: frame.deltas)
-            bench.engine.step(gain(seq, 6))
-            bench.engine.step(gain(seq, 7, finish=Finish.LENGTH))
-            rest = await router.deltas(1)
+async def test_a_sequence_streams_to_its_finish_and_says_the_first_time_what_was_cached() -> None:
+    async with serving() as bench, bench.router() as router:
+        seq = await begun(bench, router)
+        seq.num_cached_tokens = 16
+        bench.engine.step(gain(seq, 5))
+        first = await router.frame_with(lambda frame: frame.deltas)
+        bench.engine.step(gain(seq, 6))
+        bench.engine.step(gain(seq, 7, finish=Finish.LENGTH))
+        rest = await router.deltas(1)
 
-            assert first.deltas == [Delta(1, [5], num_cached_tokens=16)]
-            assert [token_id for delta in rest for token_id in delta.token_ids] == [6, 7]
-            assert rest[-1].finish is Finish.LENGTH
-            assert all(delta.num_cached_tokens is None for delta in rest)
-            assert bench.server.num_inflight == 0
-
-    uvloop.run(main())
+        assert first.deltas == [Delta(1, [5], num_cached_tokens=16)]
+        assert [token_id for delta in rest for token_id in delta.token_ids] == [6, 7]
+        assert rest[-1].finish is Finish.LENGTH
+        assert all(delta.num_cached_tokens is None for delta in rest)
+        assert bench.server.num_inflight == 0
 
 
-def test_the_first_and_the_last_delta_of_a_traced_sequence_tell_its_times() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            router.send(submit(traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"))
-            seq = await soon(bench.engine.submitted)
-            assert seq.times is not None
-            seq.times.wait_s, seq.times.admitted_s, seq.times.first_token_s, seq.times.last_token_s = (
-                0.5,
-                100.0,
-                101.0,
-                101.0,
-            )
-            bench.engine.step(gain(seq, 5))
-            first = await router.frame_with(lambda frame: frame.deltas)
-            bench.engine.step(gain(seq, 6))
-            between = await router.frame_with(lambda frame: frame.deltas)
-            seq.times.last_token_s, seq.num_preemptions = 103.0, 1
-            bench.engine.step(gain(seq, 7, finish=Finish.LENGTH))
-            [last] = await router.deltas(1)
+async def test_the_first_and_the_last_delta_of_a_traced_sequence_tell_its_times() -> None:
+    async with serving() as bench, bench.router() as router:
+        router.send(submit(traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"))
+        seq = await soon(bench.engine.submitted)
+        assert seq.times is not None
+        seq.times.wait_s, seq.times.admitted_s, seq.times.first_token_s, seq.times.last_token_s = (
+            0.5,
+            100.0,
+            101.0,
+            101.0,
+        )
+        bench.engine.step(gain(seq, 5))
+        first = await router.frame_with(lambda frame: frame.deltas)
+        bench.engine.step(gain(seq, 6))
+        between = await router.frame_with(lambda frame: frame.deltas)
+        seq.times.last_token_s, seq.num_preemptions = 103.0, 1
+        bench.engine.step(gain(seq, 7, finish=Finish.LENGTH))
+        [last] = await router.deltas(1)
 
-            assert first.deltas[0].timing == Timing(0.5, 100.0, 101.0, 101.0)
-            assert between.deltas[0].timing is None
-            assert last.timing == Timing(0.5, 100.0, 101.0, 103.0, 1)
-
-    uvloop.run(main())
+        assert first.deltas[0].timing == Timing(0.5, 100.0, 101.0, 101.0)
+        assert between.deltas[0].timing is None
+        assert last.timing == Timing(0.5, 100.0, 101.0, 103.0, 1)
 
 
-def test_a_sequence_that_is_not_traced_or_has_no_token_tells_no_times() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            plain = await begun(bench, router)
-            router.send(submit(2, traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"))
-            traced = await soon(bench.engine.submitted)
-            bench.engine.step(gain(plain, 5, finish=Finish.LENGTH), gain(traced, finish=Finish.DEADLINE))
-            deltas = (await router.frame_with(lambda frame: frame.deltas)).deltas
+async def test_a_sequence_that_is_not_traced_or_has_no_token_tells_no_times() -> None:
+    async with serving() as bench, bench.router() as router:
+        plain = await begun(bench, router)
+        router.send(submit(2, traceparent="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"))
+        traced = await soon(bench.engine.submitted)
+        bench.engine.step(gain(plain, 5, finish=Finish.LENGTH), gain(traced, finish=Finish.DEADLINE))
+        deltas = (await router.frame_with(lambda frame: frame.deltas)).deltas
 
-            assert plain.times is None
-            assert [delta.timing for delta in deltas] == [None, None]
-
-    uvloop.run(main())
+        assert plain.times is None
+        assert [delta.timing for delta in deltas] == [None, None]
 
 
-def test_two_routers_get_their_own_deltas_and_both_all_block_events() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router("a") as one, bench.router("b") as two:
-            first, second = await begun(bench, one), await begun(bench, two)
-            events = BlockEvents(1, b"k" * 16)
-            bench.engine.step(gain(first, 5, finish=Finish.STOP), gain(second, 6, finish=Finish.STOP), events=events)
-            frames = [await router.frame_with(lambda frame: frame.deltas) for router in (one, two)]
+async def test_two_routers_get_their_own_deltas_and_both_all_block_events() -> None:
+    async with serving() as bench, bench.router("a") as one, bench.router("b") as two:
+        first, second = await begun(bench, one), await begun(bench, two)
+        events = BlockEvents(1, b"k" * 16)
+        bench.engine.step(gain(first, 5, finish=Finish.STOP), gain(second, 6, finish=Finish.STOP), events=events)
+        frames = [await router.frame_with(lambda frame: frame.deltas) for router in (one, two)]
 
-            assert [frame.deltas[0].token_ids for frame in frames] == [[5], [6]]
-            assert [frame.events for frame in frames] == [[events], [events]]
-            assert bench.events == [events]
-
-    uvloop.run(main())
+        assert [frame.deltas[0].token_ids for frame in frames] == [[5], [6]]
+        assert [frame.events for frame in frames] == [[events], [events]]
+        assert bench.events == [events]
 
 
-def test_a_snapshot_goes_to_the_router_that_asked_for_it() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            bench.engine.snapshot = BlockEvents(4, b"k" * 32, is_snapshot=True)
-            router.send(Announce())
-            frame = await router.frame_with(lambda frame: frame.events)
+async def test_a_snapshot_goes_to_the_router_that_asked_for_it() -> None:
+    async with serving() as bench, bench.router() as router:
+        bench.engine.snapshot = BlockEvents(4, b"k" * 32, is_snapshot=True)
+        router.send(Announce())
+        frame = await router.frame_with(lambda frame: frame.events)
 
-            assert frame.events == [bench.engine.snapshot]
-
-    uvloop.run(main())
+        assert frame.events == [bench.engine.snapshot]
 
 
-def test_an_abort_reaches_the_engine_and_an_unknown_one_is_ignored() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            seq = await begun(bench, router)
-            router.send(Abort(99), Abort(1))
+async def test_an_abort_reaches_the_engine_and_an_unknown_one_is_ignored() -> None:
+    async with serving() as bench, bench.router() as router:
+        seq = await begun(bench, router)
+        router.send(Abort(99), Abort(1))
 
-            assert await soon(bench.engine.aborted) is seq
-            bench.engine.step(gain(seq, finish=Finish.ABORT))
-            assert (await router.deltas(1))[-1].finish is Finish.ABORT
-
-    uvloop.run(main())
+        assert await soon(bench.engine.aborted) is seq
+        bench.engine.step(gain(seq, finish=Finish.ABORT))
+        assert (await router.deltas(1))[-1].finish is Finish.ABORT
 
 
 @pytest.mark.parametrize("is_polite", [True, False], ids=["closed", "reset"])
-def test_the_sequences_of_a_router_that_goes_are_aborted(is_polite: bool) -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            seq = await begun(bench, router)
-            if is_polite:
-                router.channel.close()
-            else:
-                router.channel.abort()
+async def test_the_sequences_of_a_router_that_goes_are_aborted(is_polite: bool) -> None:
+    async with serving() as bench, bench.router() as router:
+        seq = await begun(bench, router)
+        if is_polite:
+            router.channel.close()
+        else:
+            router.channel.abort()
 
-            assert await soon(bench.engine.aborted) is seq
-            bench.engine.step(gain(seq, 5))  # its last step was under way
-            assert bench.server.num_inflight == 0
-
-    uvloop.run(main())
+        assert await soon(bench.engine.aborted) is seq
+        bench.engine.step(gain(seq, 5))  # its last step was under way
+        assert bench.server.num_inflight == 0
 
 
-def test_credit_is_shared_and_told_at_once_to_a_router_that_has_none() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router("a") as greedy:
-            greedy.send(*[submit(sid) for sid in range(1, NUM_PLACES + 1)])
-            seqs = [await soon(bench.engine.submitted) for _ in range(NUM_PLACES)]
-            async with bench.router("b") as late:
-                load = (await late.frame()).load
-                assert load is not None
-                assert load.max_inflight == 0
-
-                bench.engine.step(gain(seqs[0], 5, finish=Finish.STOP))
-                load = (await late.frame_with(lambda frame: frame.load)).load
-
-                assert load is not None
-                assert load.max_inflight == 1
-
-    uvloop.run(main())
-
-
-def test_an_engine_that_refuses_whatever_comes_grants_no_credit() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            await router.frame()
-            bench.engine.step(load=IDLE._replace(is_closed=True))
-            load = (await router.frame_with(lambda frame: frame.load)).load
-
+async def test_credit_is_shared_and_told_at_once_to_a_router_that_has_none() -> None:
+    async with serving() as bench, bench.router("a") as greedy:
+        greedy.send(*[submit(sid) for sid in range(1, NUM_PLACES + 1)])
+        seqs = [await soon(bench.engine.submitted) for _ in range(NUM_PLACES)]
+        async with bench.router("b") as late:
+            load = (await late.frame()).load
             assert load is not None
             assert load.max_inflight == 0
 
-    uvloop.run(main())
-
-
-def test_no_credit_while_sequences_wait_for_kv_that_is_not_there() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            seq = await begun(bench, router)
-            bench.engine.step(
-                gain(seq, 5),
-                load=IDLE._replace(num_running=1, num_waiting=1, prefill_tokens_outstanding=500, free_blocks=3),
-            )
-            load = (await router.frame_with(lambda frame: frame.load and frame.load.num_waiting)).load
+            bench.engine.step(gain(seqs[0], 5, finish=Finish.STOP))
+            load = (await late.frame_with(lambda frame: frame.load)).load
 
             assert load is not None
             assert load.max_inflight == 1
 
-    uvloop.run(main())
+
+async def test_an_engine_that_refuses_whatever_comes_grants_no_credit() -> None:
+    async with serving() as bench, bench.router() as router:
+        await router.frame()
+        bench.engine.step(load=IDLE._replace(is_closed=True))
+        load = (await router.frame_with(lambda frame: frame.load)).load
+
+        assert load is not None
+        assert load.max_inflight == 0
 
 
-def test_a_load_says_up_to_which_submission_it_counts() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            running, waiting = await begun(bench, router, 1), await begun(bench, router, 2)
-            bench.engine.step(gain(running, 5))
-            load = (await router.frame_with(lambda frame: frame.load and frame.load.last_sid)).load
-            assert load is not None
-            assert load.last_sid == 1, "the second one may have come during the step"
+async def test_no_credit_while_sequences_wait_for_kv_that_is_not_there() -> None:
+    async with serving() as bench, bench.router() as router:
+        seq = await begun(bench, router)
+        bench.engine.step(
+            gain(seq, 5),
+            load=IDLE._replace(num_running=1, num_waiting=1, prefill_tokens_outstanding=500, free_blocks=3),
+        )
+        load = (await router.frame_with(lambda frame: frame.load and frame.load.num_waiting)).load
 
-            bench.engine.step(gain(running, 6))
-            load = (await router.frame_with(lambda frame: frame.load and frame.load.last_sid != 1)).load
-            assert load is not None
-            assert load.last_sid == 2
-            assert waiting.finish is None
-
-    uvloop.run(main())
+        assert load is not None
+        assert load.max_inflight == 1
 
 
-def test_a_load_does_not_claim_the_submissions_of_the_next_report(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_load_says_up_to_which_submission_it_counts() -> None:
+    async with serving() as bench, bench.router() as router:
+        running, waiting = await begun(bench, router, 1), await begun(bench, router, 2)
+        bench.engine.step(gain(running, 5))
+        load = (await router.frame_with(lambda frame: frame.load and frame.load.last_sid)).load
+        assert load is not None
+        assert load.last_sid == 1, "the second one may have come during the step"
+
+        bench.engine.step(gain(running, 6))
+        load = (await router.frame_with(lambda frame: frame.load and frame.load.last_sid != 1)).load
+        assert load is not None
+        assert load.last_sid == 2
+        assert waiting.finish is None
+
+
+async def test_a_load_does_not_claim_the_submissions_of_the_next_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outbox, "REPORT_S", 0.0)  # every report is told
     monkeypatch.setattr(outbox, "FRAME_S", 0.0)
 
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            first, second = await begun(bench, router, 1), await begun(bench, router, 2)
-            bench.engine.step(gain(first, 5), load=IDLE._replace(num_running=1))
-            bench.engine.step(
-                gain(first, 6), gain(second, 5), load=IDLE._replace(num_running=2)
-            )  # made before the first is delivered
-            loads = [
-                (await router.frame_with(lambda frame: frame.load and frame.load.num_running)).load for _ in range(2)
-            ]
+    async with serving() as bench, bench.router() as router:
+        first, second = await begun(bench, router, 1), await begun(bench, router, 2)
+        bench.engine.step(gain(first, 5), load=IDLE._replace(num_running=1))
+        bench.engine.step(
+            gain(first, 6), gain(second, 5), load=IDLE._replace(num_running=2)
+        )  # made before the first is delivered
+        loads = [(await router.frame_with(lambda frame: frame.load and frame.load.num_running)).load for _ in range(2)]
 
-            assert [(load.num_running, load.last_sid) for load in loads if load is not None] == [(1, 1), (2, 2)]
-
-    uvloop.run(main())
+        assert [(load.num_running, load.last_sid) for load in loads if load is not None] == [(1, 1), (2, 2)]
 
 
-def test_a_frame_that_cannot_be_encoded_ends_its_router_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router("a") as one, bench.router("b") as two:
-            broken, good = await begun(bench, one), await begun(bench, two)
-            bench.engine.step(gain(broken, 2**70), gain(good, 6, finish=Finish.STOP))
+async def test_a_frame_that_cannot_be_encoded_ends_its_router_and_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async with serving() as bench, bench.router("a") as one, bench.router("b") as two:
+        broken, good = await begun(bench, one), await begun(bench, two)
+        bench.engine.step(gain(broken, 2**70), gain(good, 6, finish=Finish.STOP))
 
-            assert [delta.token_ids for delta in await two.deltas(1)] == [[6]]
-            assert await soon(bench.engine.aborted) is broken
-            with pytest.raises(EOFError):
-                await one.frame_with(lambda _frame: False)
-
-    uvloop.run(main())
+        assert [delta.token_ids for delta in await two.deltas(1)] == [[6]]
+        assert await soon(bench.engine.aborted) is broken
+        with pytest.raises(EOFError):
+            await one.frame_with(lambda _frame: False)
 
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["frame can't be encoded"]
 
 
-def test_a_draining_replica_says_so_refuses_and_ends_when_the_last_sequence_has() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            seq = await begun(bench, router)
-            draining = asyncio.create_task(bench.server.drain(TIMEOUT_S))
-            load = (await router.frame_with(lambda frame: frame.load and frame.load.is_draining)).load
-            assert load is not None
-            assert load.max_inflight == 1
+async def test_a_draining_replica_says_so_refuses_and_ends_when_the_last_sequence_has() -> None:
+    async with serving() as bench, bench.router() as router:
+        seq = await begun(bench, router)
+        draining = asyncio.create_task(bench.server.drain(TIMEOUT_S))
+        load = (await router.frame_with(lambda frame: frame.load and frame.load.is_draining)).load
+        assert load is not None
+        assert load.max_inflight == 1
 
-            router.send(submit(2))
-            (refusal,) = await router.deltas(2)
-            assert refusal.finish is Finish.REFUSED
-            assert not draining.done()
+        router.send(submit(2))
+        (refusal,) = await router.deltas(2)
+        assert refusal.finish is Finish.REFUSED
+        assert not draining.done()
 
-            bench.engine.step(gain(seq, 5, finish=Finish.STOP))
-            assert await draining
-
-    uvloop.run(main())
+        bench.engine.step(gain(seq, 5, finish=Finish.STOP))
+        assert await draining
 
 
-def test_a_drain_that_takes_too_long_says_so() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            await begun(bench, router)
+async def test_a_drain_that_takes_too_long_says_so() -> None:
+    async with serving() as bench, bench.router() as router:
+        await begun(bench, router)
 
-            assert not await bench.server.drain(0.01)
-
-    uvloop.run(main())
+        assert not await bench.server.drain(0.01)
 
 
-def test_a_router_that_does_not_read_is_cut_off_and_its_sequences_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "MAX_HELD_TOKENS", 100_000)
+async def test_a_router_that_does_not_read_is_cut_off_and_its_sequences_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(session, "MAX_HELD_TOKENS", 100_000)
 
-    async def main() -> None:
-        async with serving() as bench, bench.router("reads") as reader, bench.router("idle") as idler:
-            read, unread = await begun(bench, reader), await begun(bench, idler)
-            reading = asyncio.create_task(reader.deltas(1))
-            idler.channel._transport.pause_reading()
-            async with asyncio.timeout(TIMEOUT_S):
-                while bench.engine.aborted.empty():
-                    bench.engine.step(gain(read, *[70_000] * 10_000), gain(unread, *[70_000] * 10_000))
-                    await asyncio.sleep(FRAME_S)  # a step's time
-            bench.engine.step(gain(read, finish=Finish.LENGTH))
+    async with serving() as bench, bench.router("reads") as reader, bench.router("idle") as idler:
+        read, unread = await begun(bench, reader), await begun(bench, idler)
+        reading = asyncio.create_task(reader.deltas(1))
+        idler.channel._transport.pause_reading()
+        async with asyncio.timeout(TIMEOUT_S):
+            while bench.engine.aborted.empty():
+                bench.engine.step(gain(read, *[70_000] * 10_000), gain(unread, *[70_000] * 10_000))
+                await asyncio.sleep(FRAME_S)  # a step's time
+        bench.engine.step(gain(read, finish=Finish.LENGTH))
 
-            assert await soon(bench.engine.aborted) is unread
-            assert sum(len(delta.token_ids) for delta in await reading) > 2 * stream.MAX_HELD_TOKENS
-
-    uvloop.run(main())
+        assert await soon(bench.engine.aborted) is unread
+        assert sum(len(delta.token_ids) for delta in await reading) > 2 * session.MAX_HELD_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -389,69 +336,51 @@ def test_a_router_that_does_not_read_is_cut_off_and_its_sequences_aborted(monkey
         "stranger",
     ],
 )
-def test_what_no_router_of_ours_would_send_breaks_the_stream(frames: list[bytes], reason: str) -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router(greets=False) as router:
-            for frame in frames:
-                router.channel.send(frame)
+async def test_what_no_router_of_ours_would_send_breaks_the_stream(frames: list[bytes], reason: str) -> None:
+    async with serving() as bench, bench.router(greets=False) as router:
+        for frame in frames:
+            router.channel.send(frame)
 
-            assert reason in (await reason_of(router) or "")
-            assert bench.server.num_inflight == 0
-
-    uvloop.run(main())
+        assert reason in (await reason_of(router) or "")
+        assert bench.server.num_inflight == 0
 
 
-def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "HELLO_TIMEOUT_S", 0.05)
+async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "HELLO_TIMEOUT_S", 0.05)
 
-    async def main() -> None:
-        async with serving() as bench, bench.router(greets=False) as router:
-            assert "No Hello" in (await reason_of(router) or "")
-
-    uvloop.run(main())
+    async with serving() as bench, bench.router(greets=False) as router:
+        assert "No Hello" in (await reason_of(router) or "")
 
 
-def test_an_idle_replica_is_heard_of_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_idle_replica_is_heard_of_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "HEARTBEAT_S", 0.05)
 
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            assert [(await router.frame()).load is not None for _ in range(3)] == [True] * 3
-
-    uvloop.run(main())
+    async with serving() as bench, bench.router() as router:
+        assert [(await router.frame()).load is not None for _ in range(3)] == [True] * 3
 
 
-def test_a_broken_stream_takes_its_sequences_along() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            seq = await begun(bench, router)
-            router.channel.send(b"\xc1")
+async def test_a_broken_stream_takes_its_sequences_along() -> None:
+    async with serving() as bench, bench.router() as router:
+        seq = await begun(bench, router)
+        router.channel.send(b"\xc1")
 
-            assert await soon(bench.engine.aborted) is seq
-
-    uvloop.run(main())
+        assert await soon(bench.engine.aborted) is seq
 
 
-def test_steps_that_come_quickly_share_a_frame() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            seq = await begun(bench, router)
-            for token_id in range(20):
-                bench.engine.step(gain(seq, token_id))
-            bench.engine.step(gain(seq, 20, finish=Finish.LENGTH))
-            deltas = await router.deltas(1)
+async def test_steps_that_come_quickly_share_a_frame() -> None:
+    async with serving() as bench, bench.router() as router:
+        seq = await begun(bench, router)
+        for token_id in range(20):
+            bench.engine.step(gain(seq, token_id))
+        bench.engine.step(gain(seq, 20, finish=Finish.LENGTH))
+        deltas = await router.deltas(1)
 
-            assert [token_id for delta in deltas for token_id in delta.token_ids] == list(range(21))
-            assert len(deltas) < 5
-
-    uvloop.run(main())
+        assert [token_id for delta in deltas for token_id in delta.token_ids] == list(range(21))
+        assert len(deltas) < 5
 
 
-def test_token_ids_travel_as_they_are() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            router.send(submit(1, token_ids=pack_token_ids([0, 2**32 - 1])))
+async def test_token_ids_travel_as_they_are() -> None:
+    async with serving() as bench, bench.router() as router:
+        router.send(submit(1, token_ids=pack_token_ids([0, 2**32 - 1])))
 
-            assert (await soon(bench.engine.submitted)).token_ids == [0, 2**32 - 1]
-
-    uvloop.run(main())
+        assert (await soon(bench.engine.submitted)).token_ids == [0, 2**32 - 1]

@@ -45,142 +45,115 @@ async def load_with(router: FakeRouter, *resident: str) -> DownFrame:
     return await router.frame_with(lambda frame: frame.load is not None and frame.load.resident_adapters == resident)
 
 
-def test_a_sequence_enters_the_engine_with_its_adapter_and_overtakes_nobody_who_needs_none() -> None:
-    async def main() -> None:
-        async with replica() as (bench, disk), bench.router() as router:
-            router.send(submit(1, adapter="slow"), submit(2), submit(3, adapter="quick"))
-            entered = [await soon(bench.engine.submitted) for _ in range(2)]
-            assert [(seq.request_id, seq.lora) for seq in entered] == [("q2", None), ("q3", Loaded("quick"))]
+async def test_a_sequence_enters_the_engine_with_its_adapter_and_overtakes_nobody_who_needs_none() -> None:
+    async with replica() as (bench, disk), bench.router() as router:
+        router.send(submit(1, adapter="slow"), submit(2), submit(3, adapter="quick"))
+        entered = [await soon(bench.engine.submitted) for _ in range(2)]
+        assert [(seq.request_id, seq.lora) for seq in entered] == [("q2", None), ("q3", Loaded("quick"))]
 
-            disk.gate.set()
-            late = await soon(bench.engine.submitted)
+        disk.gate.set()
+        late = await soon(bench.engine.submitted)
 
-            assert (late.request_id, late.lora) == ("q1", Loaded("slow"))
-            await load_with(router, "quick", "slow")
-            bench.engine.step(gain(late, 5, finish=Finish.STOP))
-            assert (await router.deltas(1))[-1].finish is Finish.STOP
-
-    asyncio.run(main())
+        assert (late.request_id, late.lora) == ("q1", Loaded("slow"))
+        await load_with(router, "quick", "slow")
+        bench.engine.step(gain(late, 5, finish=Finish.STOP))
+        assert (await router.deltas(1))[-1].finish is Finish.STOP
 
 
-def test_waiting_for_an_adapter_counts_as_waiting() -> None:
-    async def main() -> None:
-        async with replica() as (bench, _), bench.router() as router:
-            router.send(submit(1, adapter="slow"), submit(2, adapter="slow"))
+async def test_waiting_for_an_adapter_counts_as_waiting() -> None:
+    async with replica() as (bench, _), bench.router() as router:
+        router.send(submit(1, adapter="slow"), submit(2, adapter="slow"))
 
-            await router.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == 2)
-            assert bench.engine.submitted.empty()
-
-    asyncio.run(main())
+        await router.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == 2)
+        assert bench.engine.submitted.empty()
 
 
-def test_an_abort_while_the_adapter_is_loaded_ends_the_sequence_and_the_engine_never_sees_it() -> None:
-    async def main() -> None:
-        async with replica() as (bench, disk), bench.router() as router:
-            router.send(submit(1, adapter="slow"), Abort(1))
-            assert (await router.deltas(1))[-1].finish is Finish.ABORT
+async def test_an_abort_while_the_adapter_is_loaded_ends_the_sequence_and_the_engine_never_sees_it() -> None:
+    async with replica() as (bench, disk), bench.router() as router:
+        router.send(submit(1, adapter="slow"), Abort(1))
+        assert (await router.deltas(1))[-1].finish is Finish.ABORT
 
-            disk.gate.set()
-            await load_with(router, "slow")
+        disk.gate.set()
+        await load_with(router, "slow")
 
-            assert bench.engine.submitted.empty()
-            assert bench.engine.aborted.empty()
-            assert bench.server.num_inflight == 0
-
-    asyncio.run(main())
+        assert bench.engine.submitted.empty()
+        assert bench.engine.aborted.empty()
+        assert bench.server.num_inflight == 0
 
 
-def test_a_router_that_goes_takes_along_what_waits_for_its_adapter() -> None:
-    async def main() -> None:
-        async with replica() as (bench, disk), bench.router("stays") as stays:
-            async with bench.router("goes") as goes:
-                goes.send(submit(1, adapter="slow"))
-                await stays.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == 1)
-            await stays.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == 0)
+async def test_a_router_that_goes_takes_along_what_waits_for_its_adapter() -> None:
+    async with replica() as (bench, disk), bench.router("stays") as stays:
+        async with bench.router("goes") as goes:
+            goes.send(submit(1, adapter="slow"))
+            await stays.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == 1)
+        await stays.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == 0)
 
-            disk.gate.set()
-            await load_with(stays, "slow")
+        disk.gate.set()
+        await load_with(stays, "slow")
 
-            assert bench.engine.submitted.empty()
-            assert bench.server.num_inflight == 0
-
-    asyncio.run(main())
+        assert bench.engine.submitted.empty()
+        assert bench.server.num_inflight == 0
 
 
-def test_an_adapter_that_can_not_be_loaded_refuses_its_sequences_so_that_another_replica_may_try() -> None:
-    async def main() -> None:
-        async with replica() as (bench, _), bench.router() as router:
-            router.send(submit(1, adapter="broken"))
+async def test_an_adapter_that_can_not_be_loaded_refuses_its_sequences_so_that_another_replica_may_try() -> None:
+    async with replica() as (bench, _), bench.router() as router:
+        router.send(submit(1, adapter="broken"))
 
-            last = (await router.deltas(1))[-1]
+        last = (await router.deltas(1))[-1]
 
-            assert last.finish is Finish.REFUSED
-            assert last.error is not None
-            assert "not in this replica's store" in last.error
-            frame = await router.frame_with(lambda frame: frame.load is not None and frame.load.failed_adapters)
-            assert frame.load is not None
-            assert frame.load.failed_adapters[0][0] == "broken"
-
-    asyncio.run(main())
+        assert last.finish is Finish.REFUSED
+        assert last.error is not None
+        assert "not in this replica's store" in last.error
+        frame = await router.frame_with(lambda frame: frame.load is not None and frame.load.failed_adapters)
+        assert frame.load is not None
+        assert frame.load.failed_adapters[0][0] == "broken"
 
 
-def test_a_replica_without_slots_refuses_adapters() -> None:
-    async def main() -> None:
-        async with serving() as bench, bench.router() as router:
-            router.send(LoadAdapter("a"), DropAdapter("a"), submit(1, adapter="a"))
+async def test_a_replica_without_slots_refuses_adapters() -> None:
+    async with serving() as bench, bench.router() as router:
+        router.send(LoadAdapter("a"), DropAdapter("a"), submit(1, adapter="a"))
 
-            assert (await router.deltas(1))[-1].finish is Finish.REFUSED
-
-    asyncio.run(main())
+        assert (await router.deltas(1))[-1].finish is Finish.REFUSED
 
 
-def test_routers_load_and_drop_adapters_and_a_running_sequence_keeps_its_own() -> None:
-    async def main() -> None:
-        async with replica() as (bench, _), bench.router() as router:
-            router.send(LoadAdapter("a"))
-            await load_with(router, "a")
-            router.send(submit(1, adapter="a"))
-            seq = await soon(bench.engine.submitted)
+async def test_routers_load_and_drop_adapters_and_a_running_sequence_keeps_its_own() -> None:
+    async with replica() as (bench, _), bench.router() as router:
+        router.send(LoadAdapter("a"))
+        await load_with(router, "a")
+        router.send(submit(1, adapter="a"))
+        seq = await soon(bench.engine.submitted)
 
-            router.send(DropAdapter("a"))
-            await load_with(router)
-            assert seq.lora == Loaded("a")
-            bench.engine.step(gain(seq, 5, finish=Finish.STOP))
+        router.send(DropAdapter("a"))
+        await load_with(router)
+        assert seq.lora == Loaded("a")
+        bench.engine.step(gain(seq, 5, finish=Finish.STOP))
 
-            assert (await router.deltas(1))[-1].finish is Finish.STOP
-
-    asyncio.run(main())
+        assert (await router.deltas(1))[-1].finish is Finish.STOP
 
 
-def test_the_end_of_a_sequence_frees_its_slot_for_the_one_that_waits() -> None:
-    async def main() -> None:
-        async with replica(num_slots=1) as (bench, _), bench.router() as router:
-            router.send(submit(1, adapter="a"))
-            first = await soon(bench.engine.submitted)
-            router.send(submit(2, adapter="b"))
-            await router.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == 1)
+async def test_the_end_of_a_sequence_frees_its_slot_for_the_one_that_waits() -> None:
+    async with replica(num_slots=1) as (bench, _), bench.router() as router:
+        router.send(submit(1, adapter="a"))
+        first = await soon(bench.engine.submitted)
+        router.send(submit(2, adapter="b"))
+        await router.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == 1)
 
-            bench.engine.step(gain(first, 5, finish=Finish.LENGTH))
-            second = await soon(bench.engine.submitted)
+        bench.engine.step(gain(first, 5, finish=Finish.LENGTH))
+        second = await soon(bench.engine.submitted)
 
-            assert second.lora == Loaded("b")
-            await load_with(router, "b")
-
-    asyncio.run(main())
+        assert second.lora == Loaded("b")
+        await load_with(router, "b")
 
 
-def test_draining_waits_for_those_who_wait_for_their_adapter() -> None:
-    async def main() -> None:
-        async with replica() as (bench, disk), bench.router() as router:
-            router.send(submit(1, adapter="slow"))
-            await router.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == 1)
-            draining = asyncio.create_task(bench.server.drain(TIMEOUT_S))
-            await asyncio.sleep(0)
-            assert not draining.done()
+async def test_draining_waits_for_those_who_wait_for_their_adapter() -> None:
+    async with replica() as (bench, disk), bench.router() as router:
+        router.send(submit(1, adapter="slow"))
+        await router.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == 1)
+        draining = asyncio.create_task(bench.server.drain(TIMEOUT_S))
+        await asyncio.sleep(0)
+        assert not draining.done()
 
-            disk.gate.set()
-            bench.engine.step(gain(await soon(bench.engine.submitted), 5, finish=Finish.STOP))
+        disk.gate.set()
+        bench.engine.step(gain(await soon(bench.engine.submitted), 5, finish=Finish.STOP))
 
-            assert await draining
-
-    asyncio.run(main())
+        assert await draining

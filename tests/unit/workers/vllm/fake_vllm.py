@@ -1,4 +1,4 @@
-"""The bridge with a played vLLM: a program for a child process. A prompt's first token says what is to go wrong.
+"""The bridge with a fake vLLM: a program for a child process. A prompt's first token chooses what goes wrong.
 
 A sequence gains one token a step, one more than its last; prompts are computed in the step in which they come. Steps
 take STEP_S.
@@ -15,7 +15,7 @@ from penstock.workers.vllm.bridge import Add, Logprob, Output, Ready, run
 STEP_S = 0.002
 NUM_BLOCKS, BLOCK_SIZE, MAX_MODEL_LEN = 64, 32, 256
 RAISE, DIE, BABBLE, HANG = 60001, 60002, 60003, 60004
-"""The step raises; the process ends; bytes that are no frame go out; the step never ends."""
+"""First tokens of prompts. The step raises; the process ends; bytes that are no frame go out; the step never ends."""
 
 
 class PlayedVllm:
@@ -33,7 +33,7 @@ class PlayedVllm:
     def add(self, op: Add) -> None:
         if "logit_bias" in op.sampling:
             raise ValueError("no biases today")
-        self._live[op.rid] = memoryview(op.token_ids).cast("I").tolist()
+        self._live[op.rid] = memoryview(op.packed_token_ids).cast("I").tolist()
         self._left[op.rid] = op.sampling["max_tokens"]
         self._stops[op.rid] = op.sampling.get("stop_token_ids", [])
         self._logprobs[op.rid] = op.sampling.get("logprobs")
@@ -53,7 +53,7 @@ class PlayedVllm:
         return [self._gain(rid) for rid in list(self._live)]
 
     def kv_usage(self) -> float:
-        """A block a sequence."""
+        """Share of the blocks in use: each sequence holds one."""
         return len(self._live) / NUM_BLOCKS
 
     def _gain(self, rid: int) -> Output:

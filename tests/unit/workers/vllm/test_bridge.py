@@ -1,4 +1,4 @@
-"""The bridge's own; how it serves is tested through the engine (test_vllm_engine)."""
+"""Conversions and messages of the bridge; how it serves is tested through the engine (vllm/test_engine.py)."""
 
 import ast
 import socket
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.workers.vllm import bridge as vllm_bridge
-from penstock.workers.vllm.bridge import Abort, Add, Closed, Logprob, Op, Output, Wire, logprob_of, output_of
+from penstock.workers.vllm.bridge import Abort, Add, Closed, Logprob, Op, Output, Wire, make_logprob, make_output
 
 
 def entry(rank: int, logprob: float) -> SimpleNamespace:
@@ -40,17 +40,17 @@ def test_it_imports_nothing_of_penstock_and_vllm_only_to_load_it() -> None:
     ("reason", "finish"), [(None, None), ("stop", "stop"), ("length", "length"), ("abort", "error"), ("error", "error")]
 )
 def test_an_output_is_told_with_its_reason(reason: str | None, finish: str | None) -> None:
-    found = output_of(request_output(reason))
+    found = make_output(request_output(reason))
 
     assert (found.rid, found.token_ids, found.finish, found.num_cached_tokens) == (17, [5, 6], finish, 32)
     assert (found.error is None) == (finish != "error")
 
 
 def test_logprobs_are_told_best_first() -> None:
-    assert logprob_of(9, {9: entry(7, -4.0), 3: entry(2, -1.0), 2: entry(1, -0.5)}) == Logprob(
+    assert make_logprob(9, {9: entry(7, -4.0), 3: entry(2, -1.0), 2: entry(1, -0.5)}) == Logprob(
         -4.0, [(2, -0.5), (3, -1.0), (9, -4.0)]
     )
-    found = output_of(request_output(None, logprobs=[{5: entry(1, -0.1)}, {6: entry(1, -0.2)}]))
+    found = make_output(request_output(None, logprobs=[{5: entry(1, -0.1)}, {6: entry(1, -0.2)}]))
 
     assert found.logprobs == [Logprob(-0.1, [(5, -0.1)]), Logprob(-0.2, [(6, -0.2)])]
 

@@ -7,15 +7,15 @@ from penstock.wire.frames import SamplingParams, StepCosts, unpack_token_ids
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.vllm.bridge import Add, Output, Stepped
-from penstock.workers.vllm.costs import EVERYTHING, NUM_DECODES, Progress, grid, measure, sample_of
-from penstock.workers.vllm.request import sampling_of
+from penstock.workers.vllm.costs import EVERYTHING, NUM_DECODES, Progress, make_sample, measure, plan_points
+from penstock.workers.vllm.request import make_sampling
 
 TRUE = StepCosts(base_s=0.02, row_s=0.0005, prefill_token_s=0.0003)
 
 
 def play(adds: list[Add]) -> Iterator[Stepped]:
-    """A prefill of all prompts in one step, then decode steps; each takes what TRUE says."""
-    contexts = {add.rid: len(unpack_token_ids(add.token_ids)) for add in adds}
+    """A prefill of all prompts in one step, then decode steps; each takes as long as TRUE predicts."""
+    contexts = {add.rid: len(unpack_token_ids(add.packed_token_ids)) for add in adds}
     prefill = sum(contexts.values())
     for step in range(NUM_DECODES + 1):
         seconds = step_time_s(
@@ -39,30 +39,30 @@ def test_the_probe_finds_what_steps_cost() -> None:
 
 def test_the_probe_stops_when_its_time_is_up() -> None:
     times = iter([0.0, 5.0])
-    asked = []
+    counts = []
 
-    def ask(adds: list[Add]) -> Iterator[Stepped]:
-        asked.append(len(adds))
+    def compute(adds: list[Add]) -> Iterator[Stepped]:
+        counts.append(len(adds))
         return play(adds)
 
-    measure(ask, config(), 2048, clock=lambda: next(times))
+    measure(compute, config(), 2048, clock=lambda: next(times))
 
-    assert asked == [1, 1, 2, 2, 1], "the warm-up, and the first point"
+    assert counts == [1, 1, 2, 2, 1], "the warm-up, and the first point"
 
 
 def test_the_warm_up_samples_in_every_way_that_requests_can() -> None:
-    told = sampling_of(
+    args = make_sampling(
         Sequence("q", [1], SamplingParams(max_tokens=4, logit_bias=((1, 1.0),)), 1, [], b"", 0.0), frozenset()
     )
 
-    assert set(EVERYTHING) == set(told)
+    assert set(EVERYTHING) == set(args)
 
 
 @pytest.mark.parametrize(
     ("budget", "seqs", "context"), [(512, 64, 2048), (64, 64, 4096), (16, 1, 32), (2, 2, 8), (4096, 256, 1024)]
 )
 def test_every_point_fits_a_step_and_the_context(budget: int, seqs: int, context: int) -> None:
-    points = list(grid(config(max_batched_tokens=budget, max_num_seqs=seqs), context))
+    points = list(plan_points(config(max_batched_tokens=budget, max_num_seqs=seqs), context))
 
     assert all(
         point.rows <= seqs and point.rows * point.prompt <= budget and point.prompt + NUM_DECODES < context
@@ -75,7 +75,7 @@ def test_a_step_holds_the_uncached_prompts_of_first_tokens_and_the_context_of_th
     stepped = Stepped(0.5, [Output(1, [5], num_cached_tokens=32), Output(2, [6]), Output(3, [7])])
     before = {1: Progress(48, False), 2: Progress(10, True), 3: Progress(20, True), 4: Progress(99, True)}
 
-    sample = sample_of(stepped, before)
+    sample = make_sample(stepped, before)
 
     assert (sample.rows, sample.prefill_tokens, sample.kv_tokens, sample.seconds) == (3, 16, 30, 0.5)
     assert sample.query_context == sum(range(33, 49))

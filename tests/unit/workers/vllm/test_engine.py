@@ -1,4 +1,4 @@
-"""The engine, its child process and the bridge, with a played vLLM behind the bridge
+"""The engine, its child process and the bridge, with a fake vLLM behind the bridge
 (tests/unit/workers/vllm/fake_vllm.py)."""
 
 import os
@@ -57,7 +57,7 @@ class Bench:
         return self.outputs([seq])[seq][-1].finish
 
     def until_running(self, seq: Sequence) -> None:
-        """Its first token is there."""
+        """Wait for the sequence's first token."""
         while not any(output.seq is seq and output.token_ids for output in self.reports.get(timeout=TIMEOUT_S).outputs):
             pass
 
@@ -334,7 +334,7 @@ def test_a_child_ends_with_the_process_that_started_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "command", "says"),
+    ("args", "command", "expected"),
     [
         ({"fails": "no such model"}, [sys.executable, str(FAKE)], "RuntimeError: no such model"),
         ({}, ["/no/such/python", str(FAKE)], "/no/such/python can't be run"),
@@ -353,10 +353,10 @@ def test_a_child_ends_with_the_process_that_started_it() -> None:
     ],
     ids=["load fails", "no interpreter", "ends", "lacks a module", "says why", "slow"],
 )
-def test_a_start_that_fails_says_why(args: dict[str, object], command: list[str], says: str) -> None:
+def test_a_start_that_fails_says_why(args: dict[str, object], command: list[str], expected: str) -> None:
     bench = Bench(config(vllm=VllmConfig(start_timeout_s=1.5 if "sleeps" in args else TIMEOUT_S)), args, command)
 
-    with pytest.raises(EngineFault, match=says):
+    with pytest.raises(EngineFault, match=expected):
         bench.engine.start()
     assert bench.engine.stop(timeout_s=TIMEOUT_S)
 

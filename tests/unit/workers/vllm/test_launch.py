@@ -6,8 +6,8 @@ import pytest
 from penstock.base.errors import ConfigError
 from penstock.text.source import resolve
 from penstock.workers.config import EngineConfig, SpeculationConfig, VllmConfig
-from penstock.workers.vllm.child import BRIDGE, environment
-from penstock.workers.vllm.launch import engine_args, find_python, launch_of
+from penstock.workers.vllm.child import BRIDGE, make_environment
+from penstock.workers.vllm.launch import find_python, make_engine_args, make_launch
 
 
 def config(**vllm: object) -> EngineConfig:
@@ -19,14 +19,16 @@ def test_the_pools_interpreter_wins_over_the_machines() -> None:
     assert find_python(config(), sys.executable) == sys.executable
 
 
-@pytest.mark.parametrize(("default", "says"), [(None, "PENSTOCK_VLLM_PYTHON"), ("/no/such/python", "/no/such/python")])
-def test_without_an_interpreter_the_sentence_says_how_to_name_one(default: str | None, says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+@pytest.mark.parametrize(
+    ("default", "expected"), [(None, "PENSTOCK_VLLM_PYTHON"), ("/no/such/python", "/no/such/python")]
+)
+def test_without_an_interpreter_the_sentence_says_how_to_name_one(default: str | None, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
         find_python(config(), default)
 
 
 def test_settings_become_arguments_and_given_arguments_win() -> None:
-    args = engine_args(
+    args = make_engine_args(
         "/model",
         EngineConfig(
             runner="vllm", max_num_seqs=8, max_model_len=512, vllm=VllmConfig(args={"dtype": "float16", "seed": 3})
@@ -36,12 +38,14 @@ def test_settings_become_arguments_and_given_arguments_win() -> None:
     assert args["model"] == "/model"
     assert (args["max_num_seqs"], args["max_model_len"], args["kv_cache_memory_bytes"]) == (8, 512, 512 * 2**20)
     assert (args["dtype"], args["seed"]) == ("float16", 3)
-    assert engine_args("/model", config())["max_model_len"] == -1
+    assert make_engine_args("/model", config())["max_model_len"] == -1
 
 
 def test_the_child_gets_the_bridge_and_its_threads() -> None:
     inherited = {"PATH": "/bin", "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
-    launch = launch_of(resolve("demo"), "/model", EngineConfig(runner="vllm", threads=3), "/venv/bin/python", inherited)
+    launch = make_launch(
+        resolve("demo"), "/model", EngineConfig(runner="vllm", threads=3), "/venv/bin/python", inherited
+    )
 
     assert launch.command == ["/venv/bin/python", "-I", str(BRIDGE)]
     assert Path(launch.command[-1]).is_file()
@@ -66,8 +70,8 @@ SECRETS = (
     ),
     *("OTEL_EXPORTER_OTLP_HEADERS", "HTTPS_PROXY", "HF_TOKEN", "HF_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY"),
 )
-"""Of the platform, of providers (whose keys have names of the operator's choice), of a trace exporter, of a proxy and
-of hubs."""
+"""Variables with secrets of the platform, of providers (whose keys have names of the operator's choice), of a trace
+exporter, of a proxy and of hubs."""
 NEEDED = (
     "PATH",
     "HOME",
@@ -85,7 +89,7 @@ NEEDED = (
 def test_the_child_inherits_what_it_needs_and_no_secret() -> None:
     inherited = {name: f"value of {name}" for name in (*SECRETS, *NEEDED, "PYTHONPATH", "LDAP_PASSWORD")}
 
-    found = environment(inherited, threads=2)
+    found = make_environment(inherited, threads=2)
 
     assert {name for name in inherited if found.get(name) == inherited[name]} == set(NEEDED)
     assert [secret for secret in (*SECRETS, "LDAP_PASSWORD") if secret in found] == []

@@ -10,7 +10,7 @@ from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
 from penstock.workers.compute.model_config import read_config, read_eos_token_ids
 from penstock.workers.compute.weights import load_weights
-from penstock.workers.vllm.model import hf_folder
+from penstock.workers.vllm.model import prepare_folder
 from tests.unit.workers.tiny_models import saved, tiny_model, written_as_gguf
 
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
@@ -19,7 +19,7 @@ Q8_0 = gguf.GGMLQuantizationType.Q8_0
 @pytest.mark.parametrize("kind", ["llama", "llama-tied", "qwen2", "qwen3"])
 def test_a_gguf_file_becomes_a_directory_that_is_the_same_model(kind: str, tmp_path: Path) -> None:
     source = written_as_gguf(tiny_model(kind), tmp_path / "tiny.gguf", Q8_0)
-    made = resolve(str(hf_folder(source, tmp_path / "cache")))
+    made = resolve(str(prepare_folder(source, tmp_path / "cache")))
     config = read_config(source)
 
     assert read_config(made) == config
@@ -32,7 +32,7 @@ def test_a_gguf_file_becomes_a_directory_that_is_the_same_model(kind: str, tmp_p
 def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     source = saved(tiny_model("llama"), tmp_path / "model")
 
-    assert hf_folder(source, tmp_path / "cache") == source.path
+    assert prepare_folder(source, tmp_path / "cache") == source.path
     assert not (tmp_path / "cache").exists()
 
 
@@ -40,7 +40,7 @@ def test_replicas_that_start_at_once_find_one_whole_directory(tmp_path: Path) ->
     source = written_as_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", Q8_0)
     cache = tmp_path / "cache"
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(hf_folder(source, cache))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(prepare_folder(source, cache))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -57,7 +57,7 @@ def test_rope_factors_of_a_gguf_are_refused(tmp_path: Path) -> None:
     )
 
     with pytest.raises(ConfigError, match="RoPE factors"):
-        hf_folder(source, tmp_path / "cache")
+        prepare_folder(source, tmp_path / "cache")
 
 
 def test_a_cache_that_can_not_be_written_is_named(tmp_path: Path) -> None:
@@ -65,4 +65,4 @@ def test_a_cache_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     source: ModelSource = written_as_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", Q8_0)
 
     with pytest.raises(ConfigError, match="cache"):
-        hf_folder(source, tmp_path / "cache")
+        prepare_folder(source, tmp_path / "cache")

@@ -3,7 +3,7 @@ from typing import Any
 from penstock.wire.frames import SamplingParams, TokenLogprobs, unpack_token_ids
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.vllm.bridge import Logprob
-from penstock.workers.vllm.request import add_of, logprobs_of, refusal, sampling_of
+from penstock.workers.vllm.request import find_refusal, make_add, make_logprobs, make_sampling
 
 EOS = frozenset({2, 0})
 
@@ -29,7 +29,7 @@ def test_every_parameter_of_ours_reaches_vllm() -> None:
         logprobs=4,
     )
 
-    assert sampling_of(seq, EOS) == {
+    assert make_sampling(seq, EOS) == {
         "max_tokens": 40,
         "seed": 11,
         "temperature": 0.7,
@@ -48,47 +48,47 @@ def test_every_parameter_of_ours_reaches_vllm() -> None:
 
 
 def test_a_field_that_sampling_params_gains_is_not_forgotten_here() -> None:
-    told = set(sampling_of(sequence(logit_bias=((1, 1.0),)), EOS))
+    args = set(make_sampling(sequence(logit_bias=((1, 1.0),)), EOS))
 
-    assert told == set(SamplingParams.__struct_fields__)
+    assert args == set(SamplingParams.__struct_fields__)
 
 
 def test_greedy_needs_no_seed_and_ignored_ends_are_no_stops() -> None:
-    found = sampling_of(sequence(temperature=0.0, ignore_eos=True, stop_token_ids=(9,)), EOS)
+    found = make_sampling(sequence(temperature=0.0, ignore_eos=True, stop_token_ids=(9,)), EOS)
 
     assert "seed" not in found
     assert found["stop_token_ids"] == [9]
 
 
 def test_bounds_of_a_resumed_sequence_count_what_is_left_and_its_noise_is_not_that_of_its_beginning() -> None:
-    found = sampling_of(sequence(6, seed=2**63 - 1, min_tokens=10), EOS)
+    found = make_sampling(sequence(6, seed=2**63 - 1, min_tokens=10), EOS)
 
     assert (found["max_tokens"], found["min_tokens"], found["seed"]) == (34, 4, 5)
-    assert sampling_of(sequence(6, min_tokens=3), EOS)["min_tokens"] == 0
+    assert make_sampling(sequence(6, min_tokens=3), EOS)["min_tokens"] == 0
 
 
 def test_cached_kv_is_shared_inside_a_tenant_only() -> None:
     seq, other = sequence(), sequence()
     other.tenant = "umbrella"
-    first, again, others = add_of(seq, 1, EOS), add_of(seq, 2, EOS), add_of(other, 3, EOS)
+    first, again, others = make_add(seq, 1, EOS), make_add(seq, 2, EOS), make_add(other, 3, EOS)
 
-    assert unpack_token_ids(first.token_ids) == seq.token_ids
+    assert unpack_token_ids(first.packed_token_ids) == seq.token_ids
     assert first.cache_salt == again.cache_salt
     assert first.cache_salt != others.cache_salt
 
 
 def test_only_an_adapter_is_refused() -> None:
     seq = sequence()
-    assert refusal(seq) is None
+    assert find_refusal(seq) is None
     seq.adapter = "0123"
 
-    assert "0123" in (refusal(seq) or "")
+    assert "0123" in (find_refusal(seq) or "")
 
 
 def test_the_chosen_token_is_not_among_the_likeliest_unless_it_is() -> None:
     found = [Logprob(-3.0, [(5, -0.1), (6, -2.0), (7, -3.0)])]
 
-    assert logprobs_of(found, 2) == [TokenLogprobs(-3.0, ((5, -0.1), (6, -2.0)))]
-    assert logprobs_of(found, 0) == [TokenLogprobs(-3.0)]
-    assert logprobs_of(found, None) is None
-    assert logprobs_of(None, 2) is None
+    assert make_logprobs(found, 2) == [TokenLogprobs(-3.0, ((5, -0.1), (6, -2.0)))]
+    assert make_logprobs(found, 0) == [TokenLogprobs(-3.0)]
+    assert make_logprobs(found, None) is None
+    assert make_logprobs(None, 2) is None

@@ -56,11 +56,13 @@ def num_passed(*paths: str) -> int:
     return int(passed[1])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_in_the_interpreter_products_8_bit_caches_adapters_replayed_steps_and_chosen_tokens_equal_their_twins() -> None:
     assert num_passed(*LATER) > 2 * NUM_SHAPES
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_kernels_compile_for_nvidia_gpus(tmp_path: Path) -> None:
     lines = run("tests.gpu.compile_ahead", TRITON_CACHE_DIR=str(tmp_path)).splitlines()

@@ -1,0 +1,178 @@
+"""The plan of one request: the sequences to run, where each may be answered, and the form of the answer.
+
+Not the running (`completion`), and nothing is reserved or sent here. Invariant: whatever can be wrong with a decoded
+request is found here, before it counts against a limit and before the dispatcher knows of it.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
+
+from penstock.router.completions.admission import default_max_tokens
+from penstock.router.completions.candidates import Candidates, LazyPrompts, Tokenize, find_candidates
+from penstock.router.completions.completion import Choice, Prompt
+from penstock.router.completions.dependencies import GatewayDependencies
+from penstock.router.completions.formats import Format, ResponseMeta
+from penstock.router.completions.parameters import sampling_for_choice, sampling_params, stop_strings
+from penstock.router.completions.prompts import fit_prompt
+from penstock.router.completions.text_assembly import TextAssembler
+from penstock.router.models.served_model import ServedModel
+from penstock.router.routing.request import Generation, ProviderRequest, TokenizedPrompt
+from penstock.router.transport.exchange import Exchange
+from penstock.tenancy.tenants import Tenant
+from penstock.text.tokenizer import Tokenizer
+from penstock.wire.errors import InvalidRequest
+from penstock.wire.frames import SamplingParams
+from penstock.wire.openai import MAX_CHOICES, ChatRequest, CompletionRequest
+
+Request = TypeVar("Request", ChatRequest, CompletionRequest)
+
+
+class EndpointKind(NamedTuple, Generic[Request]):
+    """What chat completions and legacy completions differ in."""
+
+    id_prefix: str
+    decode: Callable[[bytes], Request]
+    tokenize: Callable[[Request, Tokenizer], Awaitable[list[list[int]]]]
+    new_format: Callable[[ResponseMeta], Format]
+    has_offsets: bool
+    """Whether its logprobs name the place in the text where each token begins."""
+
+
+class RequestPlan(NamedTuple):
+    """What one request runs, and how it is answered."""
+
+    prompts: Sequence[Prompt]
+    """Choices of each prompt, in the order of the request."""
+    answer_format: Format
+    """JSON of the answer; its `meta` is what the response says of the request."""
+    is_stream: bool
+    """Whether the answer leaves as server-sent events."""
+
+
+async def plan(
+    deps: GatewayDependencies,
+    exchange: Exchange,
+    tenant: Tenant,
+    model: ServedModel,
+    kind: EndpointKind[Request],
+    request: Request,
+) -> RequestPlan:
+    """The plan for a request that `model` was found for.
+
+    Raises Forbidden where the tenant's policy leaves no route, ContextTooLong, and InvalidRequest for whatever else
+    cannot be done.
+    """
+    # the places, and the tokens of the first model there
+    candidates = find_candidates(model, tenant.tier_policy, request, deps.providers)
+    sampling = sampling_params(request, deps.random.getrandbits(63), candidates.model.tokenizer.vocab_size)
+    has_usage_chunk = _has_usage_chunk(request)
+    tokenize = partial(kind.tokenize, request)
+    candidates, token_ids = await _tokenize_for_first_model(tokenize, candidates, sampling)
+    num_choices = _num_choices(request, len(token_ids))
+    max_tokens = default_max_tokens(
+        tenant.limits, deps.config.default_max_tokens, sum(map(len, token_ids)), num_choices * len(token_ids)
+    )
+
+    # the sequences
+    deadline = deps.now() + deps.config.request_timeout_s
+    lazy_prompts = LazyPrompts(candidates.others, tokenize, sampling, max_tokens)
+    has_offsets = kind.has_offsets and sampling.logprobs is not None
+    new_assembler = partial(
+        TextAssembler, candidates.model.tokenizer, stop_strings(request), sampling.min_tokens, has_offsets
+    )
+    sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler)
+    max_model_len = candidates.max_model_len()
+    prompts = [
+        sequences.choices(index, fit_prompt(ids, sampling, max_model_len, max_tokens), num_choices)
+        for index, ids in enumerate(token_ids)
+    ]
+
+    # the answer
+    meta = ResponseMeta(
+        id=kind.id_prefix + exchange.request_id,
+        created=int(deps.now()),
+        model=candidates.model.name,
+        fingerprint=candidates.model.fingerprint,
+        tokenizer=candidates.model.tokenizer,
+        has_usage_chunk=has_usage_chunk,
+        has_token_ids=bool(request.return_token_ids),
+        has_logprobs=sampling.logprobs is not None,
+    )
+    return RequestPlan(prompts, kind.new_format(meta), bool(request.stream))
+
+
+class _Sequences(NamedTuple):
+    """What the sequences of one request have in common."""
+
+    exchange: Exchange
+    tenant: Tenant
+    request: ChatRequest | CompletionRequest
+    candidates: Candidates
+    deadline: float
+    """Unix time, seconds."""
+    lazy_prompts: LazyPrompts
+    new_assembler: Callable[[], TextAssembler]
+
+    def choices(self, prompt: int, tokenized: TokenizedPrompt, num_choices: int) -> Prompt:
+        """The choices of prompt number `prompt`; they are numbered through all prompts."""
+        first = prompt * num_choices
+        return [
+            Choice(first + number, self._generation(prompt, number, first + number, tokenized), self.new_assembler())
+            for number in range(num_choices)
+        ]
+
+    def _generation(self, prompt: int, number: int, index: int, tokenized: TokenizedPrompt) -> Generation:
+        """number: of the choice within its prompt; index: within the request."""
+        candidates, request_id = self.candidates, self.exchange.request_id
+        return Generation(
+            request_id=request_id if index == 0 else f"{request_id}-{index}",
+            pools=candidates.pools,
+            packed_token_ids=tokenized.packed_token_ids,
+            num_prompt_tokens=tokenized.num_prompt_tokens,
+            sampling=sampling_for_choice(tokenized.sampling, number),
+            tenant=self.tenant.id,
+            salt=self.tenant.salt,
+            deadline=self.deadline,
+            adapter=candidates.model.adapter,
+            traced=self.exchange.traced,
+            routes=candidates.routes,
+            lazy_prompts=self.lazy_prompts.for_sequence(prompt, number),
+            skipped=candidates.skipped,
+            provider_request=ProviderRequest(self.request, prompt) if candidates.has_provider else None,
+        )
+
+
+async def _tokenize_for_first_model(
+    tokenize: Tokenize, candidates: Candidates, sampling: SamplingParams
+) -> tuple[Candidates, list[list[int]]]:
+    """The prompts in the tokens of the first model whose context holds them, and the candidates from that model on;
+    where no context does, of the last model."""
+    while True:
+        token_ids = await tokenize(candidates.model.tokenizer)
+        if max(map(len, token_ids)) + (sampling.max_tokens or 1) <= candidates.max_model_len():
+            return candidates, token_ids
+        rest = candidates.beyond_first_model()
+        if rest is None:
+            return candidates, token_ids
+        candidates = rest
+        if not candidates.has_pool:
+            return candidates, token_ids
+
+
+def _num_choices(request: ChatRequest | CompletionRequest, num_prompts: int) -> int:
+    """Choices per prompt. Raises InvalidRequest when all prompts together have too many."""
+    num_choices = request.n or 1
+    if num_choices * num_prompts > MAX_CHOICES:
+        raise InvalidRequest(
+            f"{num_prompts} prompts with n={num_choices} make more than {MAX_CHOICES} choices.", param="n"
+        )
+    return num_choices
+
+
+def _has_usage_chunk(request: ChatRequest | CompletionRequest) -> bool:
+    if request.stream_options is None:
+        return False
+    if not request.stream:
+        raise InvalidRequest("'stream_options' may only be set when 'stream' is true.", param="stream_options")
+    return bool(request.stream_options.include_usage)

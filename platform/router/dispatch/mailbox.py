@@ -1,0 +1,172 @@
+"""The mailbox of one answer: frames of a replica, or events of a provider, fill it, and one reader empties it.
+
+Bounded; wakes its reader, or passes plain deltas to a listener without waking anybody. Not a transport, and not the
+state of the request: what a delta, a loss or a failure means for it is the owner's decision (the dispatcher's).
+Invariants: `delivered` is exactly what the reader and the listener have been given; after `close` nothing comes out.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Protocol
+
+import msgspec
+
+from penstock.base.errors import PenstockError
+from penstock.router.dispatch.state import RequestState
+from penstock.router.routing.request import Receipt, TextDelta
+from penstock.wire.errors import EngineFault
+from penstock.wire.frames import Delta
+
+log = logging.getLogger("penstock.stream")
+
+
+class MailboxOwner(Protocol):
+    """Who keeps the state of the request whose answer a mailbox takes."""
+
+    def on_delta(self, mailbox: "Mailbox", delta: Delta) -> Delta | None:
+        """The reader takes `delta`: what it is given of it. None: nothing, it was only the end of an attempt."""
+
+    def on_lost(self, mailbox: "Mailbox") -> None:
+        """The link to the replica is gone."""
+
+    def on_refused(self, mailbox: "Mailbox", error: PenstockError) -> None:
+        """The provider gives no answer; another route may."""
+
+    def on_broken(self, mailbox: "Mailbox", error: PenstockError) -> None:
+        """The provider's answer ends in the middle."""
+
+    def on_overflow(self, mailbox: "Mailbox") -> None:
+        """The reader is too slow: more deltas wait for it than are allowed."""
+
+    def on_closed(self, mailbox: "Mailbox") -> None:
+        """The reader wants no more."""
+
+    def fail(self, mailbox: "Mailbox", error: PenstockError) -> None:
+        """End the answer with an error, behind what has come."""
+
+    async def resume(self, mailbox: "Mailbox") -> None:
+        """Find another carrier for the rest of the answer, waiting for one if need be."""
+
+
+class Mailbox:
+    """The `penstock.router.routing.request.Stream` of a request. One reader; `close` not while a `next` is awaited."""
+
+    def __init__(self, state: RequestState, owner: MailboxOwner, max_buffered_deltas: int) -> None:
+        self.state = state
+        self.delivered: list[int] = []
+        """Token ids that the reader and the listener have been given."""
+        self.is_closed = False
+        self._owner = owner
+        self._max_buffered_deltas = max_buffered_deltas
+        self._deltas: list[Delta] = []
+        self._listener: Callable[[Delta], bool] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def receipt(self) -> Receipt:
+        return self.state.receipt
+
+    def push(self, delta: Delta) -> None:
+        if self._listener is not None and not self._deltas and delta.finish is None and delta.num_cached_tokens is None:
+            try:
+                is_taken = self._listener(delta)
+            except Exception as error:
+                # the top for one answer: `push` was called by the link, which carries the replica's other answers too
+                log.error("listener failed", extra={"request_id": self.receipt.request_id}, exc_info=error)
+                self._listener = None
+                self._owner.fail(self, EngineFault("the answer could not be passed on"))
+                return
+            if is_taken:
+                self.delivered += delta.token_ids
+                return
+        self._deltas.append(delta)
+        waiter = self._waiter
+        if waiter is not None:
+            if not waiter.done():
+                waiter.set_result(None)
+        elif len(self._deltas) > self._max_buffered_deltas:
+            self._owner.on_overflow(self)
+
+    def lose(self) -> None:
+        self._owner.on_lost(self)
+        self.wake()
+
+    def refuse(self, error: PenstockError) -> None:
+        self._owner.on_refused(self, error)
+        self.wake()
+
+    def break_off(self, error: PenstockError) -> None:
+        self._owner.on_broken(self, error)
+
+    async def next(self) -> Delta:
+        state = self.state
+        while True:
+            if self.is_closed or state.is_finished:
+                raise RuntimeError("next() after the end of the stream")
+            if self._deltas:
+                deltas, self._deltas = self._deltas, []
+                merged = deltas[0] if len(deltas) == 1 else merge_deltas(deltas)
+                self.delivered += merged.token_ids
+                delta = self._owner.on_delta(self, merged)
+                if delta is not None:
+                    return delta
+            elif state.error is not None:
+                raise state.error
+            elif state.carrier is None:
+                await self._owner.resume(self)
+            else:
+                await self._wait()
+
+    def listen(self, listener: Callable[[Delta], bool]) -> None:
+        if not self.state.is_text:  # a listener takes token ids
+            self._listener = listener
+
+    def close(self) -> None:
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._listener = None
+        self._deltas.clear()
+        self._owner.on_closed(self)
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake the reader, if it waits: the state has changed."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
+def merge_deltas(deltas: Sequence[Delta]) -> Delta:
+    """Consecutive deltas of one sequence as one."""
+    first, last = deltas[0], deltas[-1]
+    logprobs = (
+        None
+        if all(delta.logprobs is None for delta in deltas)
+        else list(chain.from_iterable(delta.logprobs or () for delta in deltas))
+    )
+    if isinstance(last, TextDelta):
+        return _merge_text(last, [delta for delta in deltas if isinstance(delta, TextDelta)])
+    return Delta(
+        sid=first.sid,
+        token_ids=list(chain.from_iterable(delta.token_ids for delta in deltas)),
+        finish=last.finish,
+        num_cached_tokens=first.num_cached_tokens,
+        logprobs=logprobs,
+        error=last.error,
+        timing=next((delta.timing for delta in reversed(deltas) if delta.timing is not None), None),
+    )
+
+
+def _merge_text(last: TextDelta, deltas: Sequence[TextDelta]) -> TextDelta:
+    return msgspec.structs.replace(
+        last, text="".join([delta.text for delta in deltas]), num_tokens=sum(delta.num_tokens for delta in deltas)
+    )

@@ -1,0 +1,71 @@
+"""The state of one request: where it is, where it has been, and how it ended. Plain data.
+
+Invariant: the dispatcher alone writes it. The mailbox, the trace and the forecasts of routes read it.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from penstock.base.errors import PenstockError
+from penstock.router.dispatch.spans import StreamTrace
+from penstock.router.routing.chains import RequestChains
+from penstock.router.routing.request import Generation, LazyPrompt, Receipt, TokenizedPrompt
+from penstock.wire.frames import pack_token_ids
+
+
+class Carrier(Protocol):
+    """Who computes a sequence: a replica, or a provider."""
+
+    def abort(self, sid: int) -> None: ...
+
+
+@dataclass(slots=True)
+class RequestState:
+    generation: Generation
+    arrival: int
+    """Number of the request in the order of arrival: its place in a lane of the queue, also when it comes back."""
+    receipt: Receipt
+    trace: StreamTrace | None
+    """None: the request is not traced."""
+    chains: RequestChains
+
+    # before and between attempts
+    tokenized: TokenizedPrompt
+    """The prompt for the model of the latest attempt; until the first token another model may get it."""
+    model_index: int = 0
+    """`Route.model` of the latest attempt."""
+    unread_prompts: Sequence[LazyPrompt] = ()
+    """Prompts that must be tokenized before a route can be chosen."""
+    output: Sequence[int] = ()
+    """Token ids that the attempts before have delivered; the next attempt goes on behind them."""
+    refused_by: set[str] = field(default_factory=set)
+    """Replicas, by id, and providers, by name, that gave no answer and are not tried again."""
+    refusal: PenstockError | None = None
+    """A provider's reason for its refusal, the latest."""
+
+    # the latest attempt
+    carrier: Carrier | None = None
+    """None: no attempt is under way."""
+    sid: int = 0
+    """Number of the sequence at its carrier."""
+    is_text: bool = False
+    """The carrier answers in text (TextDelta), without token ids."""
+
+    # the answer
+    has_begun: bool = False
+    """A replica's first delta has been delivered."""
+    is_finished: bool = False
+    """The last delta has been delivered."""
+    error: PenstockError | None = None
+    """Why the answer fails; raised behind the deltas that have come."""
+    deadline_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def packed_output(self) -> bytes:
+        return pack_token_ids(self.output) if self.output else b""
+
+    def num_tokens(self, tokenized: TokenizedPrompt) -> int:
+        """Tokens of prompt and output so far."""
+        return tokenized.num_prompt_tokens + len(self.output)

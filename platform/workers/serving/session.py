@@ -1,0 +1,161 @@
+"""One router's session on the token stream: its connection from the Hello on, and the frames that go down to it.
+
+Not the sequences' way through the engine (`stream`). All state belongs to one event loop. Invariants: nothing of a
+connection is taken before a Hello that is trusted; frames go out in order, when they are due; what is held for a router
+that doesn't read is bounded.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from penstock.wire.channel import Channel
+from penstock.wire.frames import DownFrame, Hello, Load, Op, decode_up, encode
+from penstock.workers.engine.sequence import Sequence
+from penstock.workers.serving.intake import Broken, read_router_id
+from penstock.workers.serving.outbox import Outbox
+
+MAX_HELD_TOKENS = 65536
+"""Most tokens held for a router that doesn't read; with more, its connection is aborted."""
+MAX_HELD_EVENT_BYTES = 32 * 2**20
+"""Most bytes of block events held for a router that doesn't read; with more, its connection is aborted."""
+HELLO_TIMEOUT_S = 5.0
+"""Longest wait for the first message of a connection."""
+TIMER_S = 0.001
+"""Resolution of the event loop's timers."""
+
+log = logging.getLogger("penstock.stream")
+
+
+class Session:
+    """A connected router: its sequences, and what is to be sent to it."""
+
+    def __init__(
+        self,
+        router_id: str,
+        channel: Channel,
+        make_load: Callable[["Session"], Load],
+        clock: Callable[[], float],
+    ) -> None:
+        """make_load: the newest load report for this router. clock: monotonic seconds."""
+        self.router_id = router_id
+        self.live: dict[int, Sequence] = {}
+        """Unfinished sequences of the router, by sid."""
+        self.outbox = Outbox()
+        self.last_sid = 0
+        """Highest sid received."""
+        self.counted_sid = 0
+        """Highest sid that the engine's numbers in the newest report count."""
+        self.reported_credit = 0
+        """Credit in the last load report that was sent to the router."""
+        self._channel = channel
+        self._make_load = make_load
+        self._clock = clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due_s = 0.0
+
+    def schedule(self) -> None:
+        """Send the next frame when it is due; while the router doesn't read, hold it, within bounds."""
+        outbox = self.outbox
+        if not self._channel.is_writable:
+            if outbox.num_tokens > MAX_HELD_TOKENS or outbox.num_event_bytes > MAX_HELD_EVENT_BYTES:
+                log.warning("router does not read", extra={"router_id": self.router_id})
+                self._channel.abort()
+            return
+        due_s = outbox.due_s()
+        if due_s is None:
+            return
+        delay_s = due_s - self._clock()
+        if delay_s <= TIMER_S:
+            self._send()
+            due_s = outbox.due_s()  # a load that came too soon after the last one is still to be sent
+            if due_s is None:
+                return
+            delay_s = due_s - self._clock()
+        if self._timer is None or due_s < self._timer_due_s - TIMER_S:
+            self.cancel_timer()
+            loop = asyncio.get_running_loop()
+            self._timer, self._timer_due_s = loop.call_later(delay_s, self._on_timer), due_s
+
+    def cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.schedule()
+
+    def _send(self) -> None:
+        now_s = self._clock()
+        load = self._make_load(self) if self.outbox.wants_load(now_s) else None
+        if load is not None:
+            self.reported_credit = load.max_inflight
+        frame = self.outbox.take(now_s, load)
+        if frame is None:
+            return
+        try:
+            data = encode(frame)
+        except (TypeError, ValueError, OverflowError):
+            # its deltas are gone: the router must resume them, not wait for them
+            log.exception("frame can't be encoded", extra={"router_id": self.router_id})
+            self._channel.abort()
+            return
+        self._channel.send(data)
+
+
+class SessionOwner(Protocol):
+    """The part of the stream server that a connection needs."""
+
+    def is_trusted(self, hello: Hello) -> bool: ...
+    def make_session(self, router_id: str, channel: Channel) -> Session: ...
+    def join(self, session: Session) -> None:
+        """Take in a router that has sent its Hello."""
+
+    def take(self, session: Session, ops: list[Op]) -> None:
+        """Carry out a router's operations. Raises Broken."""
+
+    def leave(self, connection: "Connection") -> None:
+        """Forget a connection that has ended, and its session if it has one."""
+
+
+class Connection:
+    """A channel, and the session of the router at its other end once that has sent a Hello."""
+
+    def __init__(self, owner: SessionOwner) -> None:
+        self.channel = Channel(self._on_message, self._on_end, self._on_writable)
+        self.session: Session | None = None
+        self._owner = owner
+        self._hello_timer = asyncio.get_running_loop().call_later(
+            HELLO_TIMEOUT_S, self._break, f"No Hello came within {HELLO_TIMEOUT_S:.0f} s."
+        )
+
+    def _on_message(self, data: bytes) -> None:
+        try:
+            ops = decode_up(data).ops
+            if self.session is None:
+                router_id = read_router_id(ops, self._owner.is_trusted)
+                self.session = self._owner.make_session(router_id, self.channel)
+                self._hello_timer.cancel()
+                self._owner.join(self.session)
+                del ops[0]
+            self._owner.take(self.session, ops)
+        except msgspec.MsgspecError:
+            self._break("A frame can't be decoded.")
+        except Broken as broken:
+            self._break(str(broken))
+
+    def _break(self, reason: str) -> None:
+        log.warning("stream broken", extra={"peer": self.channel.peer, "reason": reason})
+        self.channel.send(encode(DownFrame([], error=reason)))
+        self.channel.close()
+
+    def _on_writable(self) -> None:
+        if self.session is not None:
+            self.session.schedule()
+
+    def _on_end(self, _error: Exception | None) -> None:
+        self._hello_timer.cancel()
+        self._owner.leave(self)
