@@ -139,7 +139,10 @@ def sglang(python: str, sim_engine: str) -> Iterator[Rival]:
     ]
     route += ["--worker-urls", *engines, "--prometheus-port", str(free_port()), "--log-level", "error"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    processes = [subprocess.Popen([*sim, "--port", str(p)], **quiet) for p in engine_ports]  # type: ignore[call-overload]
+    processes = [
+        subprocess.Popen([*sim, "--port", str(port)], **quiet)  # type: ignore[call-overload]
+        for port in engine_ports
+    ]
     processes.append(subprocess.Popen(route, **quiet))  # type: ignore[call-overload]
     try:
         _wait_for(f"http://127.0.0.1:{router_port}/v1/models")

@@ -35,7 +35,9 @@ log = logging.getLogger("penstock.autoscale")
 class Autoscaler:
     """The Serve deployment that runs the loop."""
 
-    async def __init__(self, pools: tuple[ScaledPool, ...], journal: str | None) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, pools: tuple[ScaledPool, ...], journal: str | None
+    ) -> None:
         logs.configure()
         url = redis_url()
         if url is None:

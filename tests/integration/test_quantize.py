@@ -71,7 +71,12 @@ def test_a_quantized_demo_model_still_knows_paris(made: Made, tmp_path: Path) ->
     question = [{"role": "user", "content": "What is the capital of France?"}]
     with running_platform(tmp_path, CONFIG.replace("MODEL", str(made.folder))) as platform:
         client = openai.OpenAI(base_url=f"{platform.url}/v1", api_key=platform.key)
-        answer = client.chat.completions.create(model="int4", messages=question, temperature=0, max_tokens=24)  # type: ignore[arg-type]
+        answer = client.chat.completions.create(
+            model="int4",
+            messages=question,  # type: ignore[arg-type]
+            temperature=0,
+            max_tokens=24,
+        )
         client.close()
 
     assert "Paris" in (answer.choices[0].message.content or "")

@@ -66,7 +66,8 @@ def sequence(body: dict[str, Any], hasher: ChainHasher) -> Sequence:
 
 
 def engine_config(method: str) -> EngineConfig:
-    return EngineConfig(**ENGINE, speculation=SpeculationConfig(method=method, adaptive=False))  # type: ignore[arg-type]
+    speculation = SpeculationConfig(method=method, adaptive=False)
+    return EngineConfig(**ENGINE, speculation=speculation)  # type: ignore[arg-type]
 
 
 @functools.cache

@@ -189,7 +189,7 @@ class TextFormat:
         self.meta = meta
         self._plain: dict[int, tuple[bytes, bytes]] = {}
 
-    def chunk(self, index: int, piece: TextPiece, is_first: bool) -> bytes:  # noqa: ARG002 (there is no role to begin with)
+    def chunk(self, index: int, piece: TextPiece, is_first: bool) -> bytes:  # noqa: ARG002 (it has no role)
         if self.meta.has_token_ids or self.meta.has_logprobs:
             return self._chunk(self._choice(index, piece))
         before, behind = self.around_text(index)

@@ -149,7 +149,7 @@ class TimedRunner:
             self._sleep(left_s)
         return lambda: sampled
 
-    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> TimedAdapter:  # noqa: ARG002 a rank costs nothing here
+    def load_adapter(self, digest: str, folder: Path, max_rank: int) -> TimedAdapter:  # noqa: ARG002
         """Raises InvalidRequest for files that are not those of the digest, OSError."""
         if digest_of(folder) != digest:
             raise InvalidRequest("its files are not those of its digest.")

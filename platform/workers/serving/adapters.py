@@ -149,7 +149,7 @@ class Adapters:
         except asyncio.CancelledError:
             self._slots.unreserve()
             raise
-        except Exception as error:  # noqa: BLE001 whatever is wrong with its files, it is the affair of those who want it
+        except Exception as error:  # noqa: BLE001 (its files may hold anything)
             self._end(digest, None, _describe_failure(error))
             log.warning("adapter not loaded", extra={"digest": digest, "error": str(error)})
         else:

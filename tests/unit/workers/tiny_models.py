@@ -11,6 +11,11 @@ import transformers
 from transformers import PreTrainedModel
 
 from penstock.text.source import ModelSource
+from penstock.workers.config import EngineConfig
+
+BLOCK_SIZE = 4
+BLOCK_BYTES = 2 * 2 * 2 * BLOCK_SIZE * 16 * 4
+"""A block of `tiny_model("llama")`: K and V, layers, key heads, tokens, head size, float32."""
 
 SIZES: dict[str, Any] = {
     "vocab_size": 96,
@@ -146,4 +151,15 @@ def gguf_name(name: str) -> str:
         f"blk.{prefix}.{_GGUF_NAMES[stem]}.{suffix}"
         if name.startswith("model.layers.")
         else f"{_GGUF_NAMES[stem]}.{suffix}"
+    )
+
+
+def engine_config(blocks: int = 64, max_model_len: int | None = None) -> EngineConfig:
+    """A configuration of the tiny models in float32, with room for so many blocks and a little more."""
+    return EngineConfig(
+        dtype="float32",
+        threads=1,
+        block_size=BLOCK_SIZE,
+        kv_memory_bytes=blocks * BLOCK_BYTES + 7,
+        max_model_len=max_model_len,
     )

@@ -888,7 +888,8 @@ def faked(behaviour: Behaviour, planned: Planned = CHAT, count: int = 1) -> tupl
 
 def behaves(fault: FaultKind | None = None, **fields: object) -> Behaviour:
     faults = [] if fault is None else [Fault(kind=fault, numbers=[0], after_tokens=3, delay_s=0.05)]
-    return Behaviour(ttft_s=Lengths(constant=0.001), gap_s=Lengths(constant=0.0005), faults=faults, **fields)  # type: ignore[arg-type]
+    ttft_s, gap_s = Lengths(constant=0.001), Lengths(constant=0.0005)
+    return Behaviour(ttft_s=ttft_s, gap_s=gap_s, faults=faults, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -98,7 +98,8 @@ async def test_the_openai_client_reads_whole_answers_and_streams_of_both_endpoin
             )
         ]
 
-        token_ids = [token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids]  # type: ignore[attr-defined]
+        choices = [chunk.choices[0] for chunk in chunks[:-1]]
+        token_ids = [token for choice in choices for token in choice.token_ids]  # type: ignore[attr-defined]
         assert (
             chat.choices[0].message.content
             == "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1])

@@ -261,7 +261,8 @@ def test_no_more_requests_than_asked_for_and_a_session_that_is_cut_ends_there() 
 def test_prompts_of_a_group_begin_alike_and_go_on_differently() -> None:
     prompts = Prompts(tokens=Lengths(uniform=(5, 30)), shared_prefix_tokens=16, prefix_groups=3)
     for source, endpoint in (("words", "chat"), ("tokens", "completions")):
-        kind = Kind(endpoint=endpoint, prompts=msgspec.structs.replace(prompts, source=source))  # type: ignore[arg-type]
+        of_source = msgspec.structs.replace(prompts, source=source)
+        kind = Kind(endpoint=endpoint, prompts=of_source)  # type: ignore[arg-type]
         planned = [
             each.prompt.split() if isinstance(each.prompt, str) else each.prompt
             for each in draw_plan(changed(MIXED, kinds=[kind]))
@@ -373,7 +374,8 @@ def test_a_trace_ends_the_plan_and_its_requests_may_end_it_earlier(tmp_path: Pat
 def test_replayed_prompts_share_prefixes_as_the_traces_ids_do(tmp_path: Path, source: str) -> None:
     trace = msgspec.structs.replace(small_mooncake(tmp_path / "trace.jsonl"), token_scale=1 / 16)
     ids = [json.loads(line)["hash_ids"] for line in trace.path.read_text(encoding="utf-8").splitlines()]
-    kinds = [Kind(name=name, endpoint="completions", prompts=Prompts(source=source)) for name in ("one", "two")]  # type: ignore[arg-type]
+    prompts = Prompts(source=source)  # type: ignore[arg-type]
+    kinds = [Kind(name=name, endpoint="completions", prompts=prompts) for name in ("one", "two")]
 
     planned = list(draw_plan(Scenario(duration_s=None, trace=trace, kinds=kinds)))
     number: dict[str, int] = {}

@@ -49,7 +49,9 @@ async def test_a_chat_is_streamed() -> None:
         assert chunks[0].choices[0].delta.role == "assistant"
         assert chunks[-2].choices[0].finish_reason == "stop"
         assert chunks[-1].usage.completion_tokens == 6
-        assert [token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids] == list(b"Paris.")  # type: ignore[attr-defined]
+        choices = [chunk.choices[0] for chunk in chunks[:-1]]
+        token_ids = [token for choice in choices for token in choice.token_ids]  # type: ignore[attr-defined]
+        assert token_ids == list(b"Paris.")
 
 
 async def test_completions_are_answered_and_streamed() -> None:

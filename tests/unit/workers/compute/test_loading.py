@@ -1,7 +1,6 @@
 """A checkpoint made into a runner: KV planning, the computation's type, and what is refused before weights are read."""
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +13,10 @@ from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.loading import compute_dtype, has_bfloat16, load_runner, plan_kv
 from penstock.workers.compute.model_config import read_config
-from penstock.workers.config import EngineConfig, SpeculationConfig
-from tests.unit.workers.tiny_models import saved, tiny_model
+from penstock.workers.config import SpeculationConfig
+from tests.unit.workers.tiny_models import BLOCK_BYTES, engine_config
 
-BLOCK_SIZE = 4
-BLOCK_BYTES = 2 * 2 * 2 * BLOCK_SIZE * 16 * 4
-"""K and V, layers, key heads, tokens, head size, float32."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    """Threads that wait for each other at every tiny product take a hundred times as long on a busy machine."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return tiny_model("llama")
-
-
-@pytest.fixture(scope="module")
-def source(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
-    return saved(model, tmp_path_factory.mktemp("tiny"))
-
-
-def engine_config(blocks: int = 64, max_model_len: int | None = None) -> EngineConfig:
-    return EngineConfig(
-        dtype="float32",
-        threads=1,
-        block_size=BLOCK_SIZE,
-        kv_memory_bytes=blocks * BLOCK_BYTES + 7,
-        max_model_len=max_model_len,
-    )
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def test_the_kv_cache_fills_its_budget(source: ModelSource) -> None:

@@ -2,7 +2,6 @@
 bits."""
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,15 +32,9 @@ from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.lora_files import adapted
 from tests.unit.workers.tiny_models import saved, tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 BLOCK_SIZE, NUM_BLOCKS = 4, 96
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 class Harness:

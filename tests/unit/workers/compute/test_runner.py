@@ -1,7 +1,6 @@
 """The torch runner: steps, choices and drafts over a real model, and the engine's schedule."""
 
 import random
-from collections.abc import Iterator
 
 import msgspec
 import pytest
@@ -14,42 +13,11 @@ from penstock.workers.compute.loading import load_runner
 from penstock.workers.compute.quant.quantized import QuantizedTensor
 from penstock.workers.compute.runner import TorchRunner
 from penstock.workers.compute.weights import round_table
-from penstock.workers.config import EngineConfig, SpeculationConfig
+from penstock.workers.config import SpeculationConfig
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
-from tests.unit.workers.tiny_models import saved, tiny_model
+from tests.unit.workers.tiny_models import engine_config, tiny_model
 
-BLOCK_SIZE = 4
-BLOCK_BYTES = 2 * 2 * 2 * BLOCK_SIZE * 16 * 4
-"""K and V, layers, key heads, tokens, head size, float32."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    """Threads that wait for each other at every tiny product take a hundred times as long on a busy machine."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return tiny_model("llama")
-
-
-@pytest.fixture(scope="module")
-def source(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
-    return saved(model, tmp_path_factory.mktemp("tiny"))
-
-
-def engine_config(blocks: int = 64, max_model_len: int | None = None) -> EngineConfig:
-    return EngineConfig(
-        dtype="float32",
-        threads=1,
-        block_size=BLOCK_SIZE,
-        kv_memory_bytes=blocks * BLOCK_BYTES + 7,
-        max_model_len=max_model_len,
-    )
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 def sequence(num_tokens: int, blocks: list[int], **sampling: float) -> Sequence:

@@ -48,7 +48,8 @@ class Bench:
         self.scheduler = Scheduler(self.pool, self.hasher, config, self.max_model_len, self.runner.eos_token_ids)
 
     def sequence(self, prompt: list[int], max_tokens: int = 4, **options: object) -> Sequence:
-        return make_sequence(self.hasher, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True), **options)  # type: ignore[arg-type]
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+        return make_sequence(self.hasher, prompt, sampling, **options)  # type: ignore[arg-type]
 
     def add(self, *sequences: Sequence) -> None:
         for seq in sequences:

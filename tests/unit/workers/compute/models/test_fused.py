@@ -33,6 +33,8 @@ from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.built_kernels import built_kernels
 from tests.unit.workers.tiny_models import saved, tiny_model, written_as_gguf
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 BLOCK, NUM_BLOCKS, MAX_LEN = 16, 20, 200
 PLAIN = ModelConfig(
     family="llama", vocab_size=211, hidden_size=96, intermediate_size=160, num_layers=2, num_heads=6, num_kv_heads=2,
@@ -57,14 +59,6 @@ CONFIGS = {
 @pytest.fixture(scope="module")
 def kernels() -> Library:
     return built_kernels()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -328,7 +322,8 @@ def test_a_quantized_file_is_served_by_fused_steps_with_the_activations_that_are
     source = written_as_gguf(tiny_model("llama"), tmp_path / "tiny.gguf", GGMLQuantizationType.Q4_1)
 
     def logits(activations: str, dtype: str = "bfloat16") -> Tensor:
-        config = EngineConfig(dtype=dtype, threads=1, kv_memory_bytes=2**20, activations=activations)  # type: ignore[arg-type]
+        options = {"dtype": dtype, "threads": 1, "kv_memory_bytes": 2**20, "activations": activations}
+        config = EngineConfig(**options)  # type: ignore[arg-type]
         runner = load_runner(source, config, poison=True)
         assert isinstance(runner._steps.model, FusedLlama) is (dtype == "bfloat16")
         seq = Sequence("r", [7], SamplingParams(max_tokens=4), 1, [], b"", 0.0, block_table=[3])

@@ -21,16 +21,9 @@ from penstock.workers.compute.weights import load_weights
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 from tests.unit.workers.tiny_models import KINDS, saved, tiny_model, written_as_gguf
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 BLOCK_SIZE, NUM_BLOCKS = 4, 64
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    """Threads that wait for each other at every tiny product take a hundred times as long on a busy machine."""
-    count = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(count)
 
 
 class Harness:

@@ -1,7 +1,6 @@
 """The draft model over the target's blocks: a tiny llama that drafts for itself, so that every proposal is right unless
 its KV is not."""
 
-from collections.abc import Iterator
 from functools import cache
 
 import pytest
@@ -21,6 +20,8 @@ from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Chunk, Sequence, Step
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 VOCAB, MAX_LEN, BLOCK, NUM_BLOCKS = 97, 128, 4, 24
 HASHER = ChainHasher(b"draft-model-secret", BLOCK)
 ROOT = HASHER.root("tiny")
@@ -30,14 +31,6 @@ CONFIG = ModelConfig(
     max_position_embeddings=MAX_LEN, sliding_window=None, is_tied=True, has_qkv_bias=False, has_o_bias=False,
     has_mlp_bias=False, has_qk_norm=False, eos_token_ids=frozenset({3}),
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_torch_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

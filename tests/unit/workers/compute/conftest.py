@@ -1,0 +1,31 @@
+"""Fixtures of the tests that compute with torch."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from penstock.text.source import ModelSource
+from tests.unit.workers.tiny_models import saved, tiny_model
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Threads that wait for each other at every tiny product take a hundred times as long on a busy machine."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(count)
+
+
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    """A random Llama of two layers, as transformers builds it."""
+    return tiny_model("llama")
+
+
+@pytest.fixture(scope="module")
+def source(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    """`model` as a checkpoint on disk."""
+    return saved(model, tmp_path_factory.mktemp("tiny"))
