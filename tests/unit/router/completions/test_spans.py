@@ -1,38 +1,10 @@
 """The spans of requests over HTTP, as the exporter gets them; those of sequences are in dispatch/test_spans."""
 
-from collections.abc import Iterator
-from random import Random
-
-import pytest
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
 from penstock.base import telemetry as names
-from penstock.base.tracing import NOT_TRACED, Tracing
+from penstock.base.tracing import NOT_TRACED
 from penstock.wire.errors import Overloaded
 from tests.unit.router.http_fakes import KEY, MODEL, Script, running_gateway
-
-CLIENTS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-
-
-class Traces:
-    """A tracing whose spans can be read."""
-
-    def __init__(self) -> None:
-        self._exporter = InMemorySpanExporter()
-        self.tracing = Tracing(self._exporter, 1.0, "gateway-1", lambda outcome, count: None, Random(0))
-
-    def spans(self) -> list[ReadableSpan]:
-        """The recorded spans in the order in which they ended; nothing is recorded after this call."""
-        self.tracing.close()
-        return list(self._exporter.get_finished_spans())
-
-
-@pytest.fixture
-def traces() -> Iterator[Traces]:
-    traces = Traces()
-    yield traces
-    traces.tracing.close()
+from tests.unit.router.traces import CLIENTS, Traces
 
 
 async def test_a_request_keeps_the_clients_trace_and_answers_with_its_own_span(traces: Traces) -> None:

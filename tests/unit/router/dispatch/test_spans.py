@@ -3,16 +3,11 @@ completions/test_spans."""
 
 import asyncio
 import dataclasses
-from collections.abc import Iterator
-from random import Random
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from penstock.base import telemetry as names
-from penstock.base.tracing import Tracing
 from penstock.router.config import GatewayConfig
 from penstock.router.dispatch.mailbox import merge_deltas
 from penstock.router.dispatch.spans import StreamTrace, make_stream_trace
@@ -20,37 +15,19 @@ from penstock.router.routing.request import Generation, Receipt, TextDelta
 from penstock.wire.errors import Overloaded, ReplicaLost
 from penstock.wire.frames import Delta, Finish, Timing
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, generation
+from tests.unit.router.traces import CLIENTS, Traces
 
 A, B = FakeMember("a"), FakeMember("b")
 PROMPT = list(range(10, 40))
-CLIENTS = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 FIRST, LAST = Timing(0.25, 100.0, 101.0, 101.0), Timing(0.25, 100.0, 101.0, 104.0, num_preemptions=2)
 
 
-class Traces:
-    """A tracing whose spans can be read."""
-
-    def __init__(self) -> None:
-        self._exporter = InMemorySpanExporter()
-        self.tracing = Tracing(self._exporter, 1.0, "gateway-1", lambda outcome, count: None, Random(0))
-
-    def spans(self) -> list[ReadableSpan]:
-        """All spans in the order in which they ended; nothing is recorded any more."""
-        self.tracing.close()
-        return list(self._exporter.get_finished_spans())
-
-    def named(self) -> list[tuple[str, dict[str, Any]]]:
-        return [(span.name, dict(span.attributes or {})) for span in self.spans()]
-
-    def generation(self, **changes: Any) -> Generation:
-        return dataclasses.replace(generation(PROMPT, **changes), traced=self.tracing.begin(CLIENTS, 0.0))
+def named(traces: Traces) -> list[tuple[str, dict[str, Any]]]:
+    return [(span.name, dict(span.attributes or {})) for span in traces.spans()]
 
 
-@pytest.fixture
-def traces() -> Iterator[Traces]:
-    traces = Traces()
-    yield traces
-    traces.tracing.close()
+def traced(traces: Traces, **changes: Any) -> Generation:
+    return dataclasses.replace(generation(PROMPT, **changes), traced=traces.tracing.begin(CLIENTS, 0.0))
 
 
 def only(spans: list[tuple[str, dict[str, Any]]], name: str) -> list[dict[str, Any]]:
@@ -59,14 +36,14 @@ def only(spans: list[tuple[str, dict[str, Any]]], name: str) -> list[dict[str, A
 
 async def test_an_attempt_is_a_wait_a_route_a_prefill_and_a_decode(traces: Traces) -> None:
     async with Cluster(A) as cluster:
-        stream = await cluster.dispatcher.start(traces.generation())
+        stream = await cluster.dispatcher.start(traced(traces))
         cluster.replicas["a"].send(Delta(1, [5], num_cached_tokens=8, timing=FIRST))
         await stream.next()
         cluster.replicas["a"].send(Delta(1, [6, 7], finish=Finish.STOP, timing=LAST))
         await stream.next()
         cluster.replicas["a"].running.clear()
         stream.close()
-    spans = traces.named()
+    spans = named(traces)
     place = {names.SEQUENCE: "r", names.ATTEMPT: 1}
 
     assert [name for name, _ in spans] == ["route", "queue", "prefill", "decode"]
@@ -102,7 +79,7 @@ def test_the_engines_times_are_told_as_they_are(traces: Traces) -> None:
 
 async def test_an_answer_that_goes_on_elsewhere_is_two_attempts(traces: Traces) -> None:
     async with Cluster(A, B) as cluster:
-        stream = await cluster.dispatcher.start(traces.generation())
+        stream = await cluster.dispatcher.start(traced(traces))
         lost = cluster.replicas[stream.receipt.replica]
         lost.send(Delta(1, [5, 6], num_cached_tokens=0, timing=FIRST))
         await stream.next()
@@ -115,7 +92,7 @@ async def test_an_answer_that_goes_on_elsewhere_is_two_attempts(traces: Traces) 
         other.running.clear()
         await reading
         stream.close()
-    spans = traces.named()
+    spans = named(traces)
 
     assert [attributes[names.ATTEMPT] for attributes in only(spans, "route")] == [1, 2]
     assert [(a[names.ATTEMPT], a[names.OUTPUT_TOKENS], a[names.FINISH]) for a in only(spans, "decode")] == [
@@ -128,14 +105,14 @@ async def test_an_answer_that_goes_on_elsewhere_is_two_attempts(traces: Traces) 
 async def test_a_wait_in_vain_is_told_by_its_error(traces: Traces) -> None:
     async with Cluster(A, max_inflight=0, config=GatewayConfig(queue_timeout_s=0.01)) as cluster:
         with pytest.raises(Overloaded):
-            await cluster.dispatcher.start(traces.generation())
+            await cluster.dispatcher.start(traced(traces))
 
-    assert traces.named() == [("queue", {names.SEQUENCE: "r", names.ATTEMPT: 1, names.ERROR: "Overloaded"})]
+    assert named(traces) == [("queue", {names.SEQUENCE: "r", names.ATTEMPT: 1, names.ERROR: "Overloaded"})]
 
 
 async def test_an_answer_that_is_given_up_has_run_until_now(traces: Traces) -> None:
     async with Cluster(A) as cluster:
-        stream = await cluster.dispatcher.start(traces.generation())
+        stream = await cluster.dispatcher.start(traced(traces))
         cluster.replicas["a"].send(Delta(1, [5, 6], num_cached_tokens=0, timing=FIRST))
         await stream.next()
         stream.close()
@@ -150,7 +127,7 @@ async def test_an_answer_that_is_given_up_has_run_until_now(traces: Traces) -> N
 
 async def test_a_replica_is_told_of_a_trace_only_where_there_is_one(traces: Traces) -> None:
     async with Cluster(A) as cluster:
-        traced = traces.generation()
+        traced = traced(traces)
         streams = [await cluster.dispatcher.start(one) for one in (traced, generation(PROMPT))]
         for stream in streams:
             stream.close()
@@ -161,7 +138,7 @@ async def test_a_replica_is_told_of_a_trace_only_where_there_is_one(traces: Trac
 
 def test_a_providers_answer_is_one_span_and_its_refusal_too(traces: Traces) -> None:
     receipt = Receipt("r", pool="far", tier="cloud")
-    subject = make_stream_trace(traces.generation(), receipt)
+    subject = make_stream_trace(traced(traces), receipt)
     assert subject is not None
 
     subject.record_route(1.0, 1.1)
@@ -172,7 +149,7 @@ def test_a_providers_answer_is_one_span_and_its_refusal_too(traces: Traces) -> N
     subject.record_delta(TextDelta(1, [], finish=Finish.STOP, num_tokens=-1))
     subject.end_attempt(30, 0, is_text=True)
     subject.end_attempt(30, 0, is_text=True)
-    found = only(traces.named(), "provider")
+    found = only(named(traces), "provider")
 
     place = {names.SEQUENCE: "r", names.POOL: "far", names.TIER: "cloud"}
     assert found == [
