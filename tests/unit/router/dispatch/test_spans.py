@@ -127,8 +127,8 @@ async def test_an_answer_that_is_given_up_has_run_until_now(traces: Traces) -> N
 
 async def test_a_replica_is_told_of_a_trace_only_where_there_is_one(traces: Traces) -> None:
     async with Cluster(A) as cluster:
-        traced = traced(traces)
-        streams = [await cluster.dispatcher.start(one) for one in (traced, generation(PROMPT))]
+        with_trace = traced(traces)
+        streams = [await cluster.dispatcher.start(one) for one in (with_trace, generation(PROMPT))]
         for stream in streams:
             stream.close()
 
