@@ -132,7 +132,7 @@ async def test_a_replica_is_told_of_a_trace_only_where_there_is_one(traces: Trac
         for stream in streams:
             stream.close()
 
-        assert [submit.traceparent for submit in cluster.replicas["a"].submits] == [traced.traced.traceparent, None]
+        assert [submit.traceparent for submit in cluster.replicas["a"].submits] == [with_trace.traced.traceparent, None]
         assert streams[1].state.trace is None
 
 
