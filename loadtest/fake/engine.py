@@ -44,7 +44,7 @@ class Slots(Generic[T]):
         self._waiting.remove(item)
 
 
-class Gate:
+class LoadShedder:
     """Declines requests by rate and by concurrency."""
 
     def __init__(self, rules: Shedding | None) -> None:

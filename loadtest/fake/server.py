@@ -28,7 +28,7 @@ from penstock_loadtest.errors import LoadtestError
 from penstock_loadtest.fake.answer import Reply, make_frames, make_token_ids
 from penstock_loadtest.fake.behaviour import Behaviour, load_behaviour
 from penstock_loadtest.fake.connection import Connection, Request
-from penstock_loadtest.fake.engine import Gate, PrefixCache, Slots
+from penstock_loadtest.fake.engine import LoadShedder, PrefixCache, Slots
 from penstock_loadtest.fake.exchange import Exchange
 from penstock_loadtest.fake.pages import Page, error_page, get_page, missing_model_page
 from penstock_loadtest.fake.request import Body, BodyInvalid, read_body
@@ -68,7 +68,7 @@ class FakeServer:
         self._address = host, port
         self._on_truth = on_truth
         self._number = 0
-        self._gate = Gate(behaviour.shedding)
+        self._load_shedder = LoadShedder(behaviour.shedding)
         self._slots: Slots[Exchange] = Slots(behaviour.slots)
         blocks = behaviour.prefix_block_tokens
         self._prefixes = None if blocks is None else PrefixCache(blocks, behaviour.prefix_blocks)
@@ -145,7 +145,7 @@ class FakeServer:
         if self.zero_s is None:
             self.zero_s = request.arrival_s
         truth = self._new_truth(request, body, endpoint)
-        retry_after_s = self._gate.retry_after_s(request.arrival_s, self._slots.serving + self._slots.waiting)
+        retry_after_s = self._load_shedder.retry_after_s(request.arrival_s, self._slots.serving + self._slots.waiting)
         if retry_after_s is None:
             self._serve(connection, request, body, truth)
         else:

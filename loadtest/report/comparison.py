@@ -7,7 +7,8 @@ import numpy as np
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from penstock_loadtest.report.folder import read_json
-from penstock_loadtest.report.parts import Banner, Card, Column, Rows, Table, Top
+from penstock_loadtest.report.number_formats import NONE, format_duration, format_number, format_share
+from penstock_loadtest.report.parts import Banner, Card, Column, PageHeader, Rows, Table
 from penstock_loadtest.report.render import render_page
 from penstock_loadtest.report.style import (
     BLUE,
@@ -26,7 +27,6 @@ from penstock_loadtest.report.style import (
     save_plot,
     set_seconds_axis,
 )
-from penstock_loadtest.report.words import NONE, format_duration, format_number, format_share
 from penstock_loadtest.results.sides import Comparison, Row, Run
 
 _OTHER_UNITS = {
@@ -62,7 +62,7 @@ def render_comparison(comparison: Comparison, pictures: Sequence[Picture]) -> st
     title = f"{b.name} against {a.name}"
     sides = " · ".join(" ".join([f"{side.name}: {side.model} at {side.url}", *side.overrides]) for side in (a, b))
     pairs = len({run.pair for run in comparison.runs if run.side == "b"})
-    top = Top(
+    top = PageHeader(
         title=title,
         kicker="Load test: comparison",
         heading=title,

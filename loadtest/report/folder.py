@@ -122,9 +122,9 @@ def read_run(folder: Path) -> Run:
         summary=summary,
         slowest=slowest.records,
         observed=list(_observed(folder / "observed.jsonl")),
-        verdict=_if_there(folder / "ledger.json", Checked),
-        server=_if_there(folder / "target.json", Server),
-        ending=_if_there(folder / "run.json", Ending),
+        verdict=_read_if_exists(folder / "ledger.json", Checked),
+        server=_read_if_exists(folder / "target.json", Server),
+        ending=_read_if_exists(folder / "run.json", Ending),
     )
 
 
@@ -143,7 +143,7 @@ def _observed(path: Path) -> Iterator[Observed]:
                 raise RecordsInvalid(f"{path}, line {number}: {error}") from None
 
 
-def _if_there(path: Path, kind: type[T]) -> T | None:
+def _read_if_exists(path: Path, kind: type[T]) -> T | None:
     return read_json(path, kind) if path.exists() else None
 
 

@@ -1,6 +1,6 @@
 """The meaning of every figure of a report, in sentences; the page takes them from here only."""
 
-from penstock_loadtest.report.words import format_duration
+from penstock_loadtest.report.number_formats import format_duration
 from penstock_loadtest.results.summary import MAX_LATENESS_S
 from penstock_loadtest.scenario import Targets
 

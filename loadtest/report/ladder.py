@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from penstock_loadtest.report.folder import read_json
-from penstock_loadtest.report.parts import Banner, Card, Column, Rows, Table, Top
+from penstock_loadtest.report.number_formats import format_duration, format_number, format_share
+from penstock_loadtest.report.parts import Banner, Card, Column, PageHeader, Rows, Table
 from penstock_loadtest.report.render import render_page
 from penstock_loadtest.report.style import (
     BLUE,
@@ -29,7 +30,6 @@ from penstock_loadtest.report.style import (
     set_counts_axis,
     set_seconds_axis,
 )
-from penstock_loadtest.report.words import format_duration, format_number, format_share
 from penstock_loadtest.results.columns import Floats
 from penstock_loadtest.results.knee import Ladder, Step, is_held
 
@@ -78,7 +78,7 @@ def render_ladder(ladder: Ladder, pictures: Sequence[Picture]) -> str:
     """The page as HTML."""
     title = f"Ladder against {ladder.model}"
     line = f"{len(ladder.steps)} steps · {ladder.url}"
-    top = Top(title, "Load test", title, line, _list_banners(ladder), _list_cards(ladder))
+    top = PageHeader(title, "Load test", title, line, _list_banners(ladder), _list_cards(ladder))
     return render_page("ladder.html.j2", top, {"pictures": pictures, "steps": _step_table(ladder)})
 
 

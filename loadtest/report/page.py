@@ -8,13 +8,13 @@ from penstock_loadtest.report.comparison import write_comparison_report
 from penstock_loadtest.report.folder import Ending, Run, Verdict, measure_wait_s, read_run
 from penstock_loadtest.report.glossary import define_terms
 from penstock_loadtest.report.ladder import write_ladder_report
-from penstock_loadtest.report.parts import Banner, Card, Column, Rows, Table, Top
+from penstock_loadtest.report.number_formats import NONE, format_duration, format_number, format_share
+from penstock_loadtest.report.parts import Banner, Card, Column, PageHeader, Rows, Table
 from penstock_loadtest.report.plots import draw_run_plots
 from penstock_loadtest.report.render import render_page
 from penstock_loadtest.report.rerun import dump_scenario
 from penstock_loadtest.report.style import Picture, drawing, save_plot
 from penstock_loadtest.report.table import describe_lateness
-from penstock_loadtest.report.words import NONE, format_duration, format_number, format_share
 from penstock_loadtest.results.records import Record
 from penstock_loadtest.results.series import collect_replicas, compute_series
 from penstock_loadtest.results.summary import Distribution, Goodput, Group, Summary
@@ -56,7 +56,7 @@ def render_run(run: Run, pictures: Pictures) -> str:
     """The page as HTML."""
     summary = run.summary
     server = f"--url {quote(run.server.url)} --model {quote(run.server.model)}" if run.server else "--url URL"
-    top = Top(
+    top = PageHeader(
         title=f"{run.scenario.name}: load test",
         kicker="Load test",
         heading=run.scenario.name,

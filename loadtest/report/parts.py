@@ -21,8 +21,8 @@ class Card(NamedTuple):
     second: str = ""  # figure, below the first
 
 
-class Top(NamedTuple):
-    """What every kind of page begins with."""
+class PageHeader(NamedTuple):
+    """The head of a page, of any kind: title, headings, banners and headline figures."""
 
     title: str  # of the browser's tab
     kicker: str  # the small line above the heading

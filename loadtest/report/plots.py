@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator, PercentFormatter
 
+from penstock_loadtest.report.number_formats import format_duration, format_number, format_share
 from penstock_loadtest.report.style import (
     BLUE,
     GREEN,
@@ -27,7 +28,6 @@ from penstock_loadtest.report.style import (
     set_counts_axis,
     set_seconds_axis,
 )
-from penstock_loadtest.report.words import format_duration, format_number, format_share
 from penstock_loadtest.results.columns import Columns, Floats, Sample, measure_token_gaps
 from penstock_loadtest.results.records import Outcome
 from penstock_loadtest.results.series import Percentiles, Replicas, Series

@@ -11,13 +11,13 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from penstock_loadtest.report.parts import Top
+from penstock_loadtest.report.parts import PageHeader
 from penstock_loadtest.report.style import PALETTE
 
 TEMPLATES = Path(__file__).with_name("templates")
 
 
-def render_page(template: str, top: Top, sections: Mapping[str, object]) -> str:
+def render_page(template: str, top: PageHeader, sections: Mapping[str, object]) -> str:
     """Fill one of the templates that extend page.html.j2; `sections` are the values that it names beyond `top`."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),

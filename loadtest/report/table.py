@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock_loadtest.report.folder import Verdict
-from penstock_loadtest.report.words import format_duration, format_number, format_share
+from penstock_loadtest.report.number_formats import format_duration, format_number, format_share
 from penstock_loadtest.results.summary import Distribution, Summary
 
 MAX_TENANTS = 8

@@ -82,7 +82,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     worst_ms: float  # largest distance of a run from the line
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class CellSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One cell of the grid over its rounds."""
 
     concurrency: int
@@ -102,7 +102,7 @@ class Overhead(msgspec.Struct, frozen=True, kw_only=True):
     direct: str | None
     settings: dict[str, object]
     runs: list[CellRun]
-    lines: list[Line]
+    lines: list[CellSummary]
     fits: list[Fit]
     is_complete: bool
     notes: list[str]
@@ -149,20 +149,20 @@ def make_cell_run(cell: Cell, folder: str, summary: Summary, cpu: CpuUse | None)
     )
 
 
-class Straight(NamedTuple):
-    """y = fixed + slope * x, for every set of points."""
+class LinearFits(NamedTuple):
+    """The straight lines y = fixed + slope * x, one for every set of points."""
 
     fixed: Floats
     slope: Floats
 
 
-def fit_line(points: Floats) -> Straight:
+def fit_line(points: Floats) -> LinearFits:
     """The line through points (x, y); shape (..., n, 2) gives (...). NaN where all x of a set are the same."""
     x, y = points[..., 0], points[..., 1]
     from_mean = x - x.mean(axis=-1, keepdims=True)
     spread = (from_mean**2).sum(axis=-1)
     slope = (from_mean * y).sum(axis=-1) / np.where(spread == 0, np.nan, spread)
-    return Straight(y.mean(axis=-1) - slope * x.mean(axis=-1), slope)
+    return LinearFits(y.mean(axis=-1) - slope * x.mean(axis=-1), slope)
 
 
 def fit_cost(runs: Sequence[CellRun], concurrency: int | None, rng: np.random.Generator) -> Fit | None:
@@ -192,16 +192,17 @@ def fit_cost(runs: Sequence[CellRun], concurrency: int | None, rng: np.random.Ge
     )
 
 
-def make_lines(runs: Sequence[CellRun]) -> list[Line]:
+def summarize_cells(runs: Sequence[CellRun]) -> list[CellSummary]:
     cells = dict.fromkeys((run.concurrency, run.output_tokens) for run in runs)
     return [
-        _line([run for run in runs if (run.concurrency, run.output_tokens) == cell], *cell) for cell in sorted(cells)
+        _summarize_cell([run for run in runs if (run.concurrency, run.output_tokens) == cell], *cell)
+        for cell in sorted(cells)
     ]
 
 
-def _line(runs: list[CellRun], concurrency: int, output_tokens: int) -> Line:
+def _summarize_cell(runs: list[CellRun], concurrency: int, output_tokens: int) -> CellSummary:
     cpu = [run for run in runs if run.cpu is not None and run.finished]
-    return Line(
+    return CellSummary(
         concurrency=concurrency,
         output_tokens=output_tokens,
         cpu_ms=_median([run.cpu_ms for run in cpu]),
@@ -247,7 +248,7 @@ def make_overhead(
         direct=direct,
         settings=settings,
         runs=list(runs),
-        lines=make_lines(runs),
+        lines=summarize_cells(runs),
         fits=[found for found in fits if found],
         is_complete=not find_missing_cells(cells, runs),
         notes=_notes(runs, cells),

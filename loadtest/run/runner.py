@@ -22,7 +22,7 @@ from penstock_loadtest.client.schedule import Schedule
 from penstock_loadtest.errors import LoadtestError
 from penstock_loadtest.planned import Planned
 from penstock_loadtest.results.records import Record
-from penstock_loadtest.run.ahead import Ahead
+from penstock_loadtest.run.prefetch import PrefetchQueue
 from penstock_loadtest.run.sample import Repeatable, Sampler
 from penstock_loadtest.run.sessions import Sessions, Turn
 from penstock_loadtest.scenario import Scenario
@@ -76,15 +76,15 @@ async def run_load(
     stop: when it is set, what is under way is cut. enough: nothing more is sent, and what is under way may end.
     What `on_sent` or `on_ended` raises ends the run, and is raised.
     """
-    async with Ahead(planned, client.prepare) as ahead:
-        await ahead.wait_filled(FILL_S, stop)
+    async with PrefetchQueue(planned, client.prepare) as prefetched:
+        await prefetched.wait_filled(FILL_S, stop)
         client.clock.start()
         on_start()
         try:
             async with asyncio.TaskGroup() as group:
                 run = _Run(
                     scenario,
-                    ahead,
+                    prefetched,
                     client,
                     group,
                     on_sent=on_sent,
@@ -110,7 +110,7 @@ class _Run:
     def __init__(
         self,
         scenario: Scenario,
-        ahead: Ahead,
+        prefetched: PrefetchQueue,
         client: Client,
         group: asyncio.TaskGroup,
         *,
@@ -120,7 +120,7 @@ class _Run:
         enough: asyncio.Event,
     ) -> None:
         self._scenario = scenario
-        self._ahead = ahead
+        self._prefetched = prefetched
         self._client = client
         self._now = client.clock.now
         self._group = group
@@ -188,7 +188,7 @@ class _Run:
             self._plan_error = error
 
     async def _open_loop(self) -> None:
-        while (item := await self._ahead.next()) is not None:
+        while (item := await self._prefetched.next()) is not None:
             turn = self._sessions.arrive(item.planned)
             if turn is None:
                 continue
@@ -209,7 +209,7 @@ class _Run:
     async def _next_ready(self) -> Ready | None:
         """Turns that are due first, then what the plan has next; None: nothing is left."""
         while not self._ready:
-            item = await self._ahead.next()
+            item = await self._prefetched.next()
             if item is None:
                 if not self._turns_left:
                     return None

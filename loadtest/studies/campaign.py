@@ -29,7 +29,7 @@ def measure_without_plots(scenario: Scenario, target: Target, folder: Path, cons
     return measure(scenario, target, folder, console=console, plots=False)
 
 
-def is_there(target: Target) -> bool:
+def is_reachable(target: Target) -> bool:
     """Whether the server lists its models, in TRIES attempts, since one that was just overloaded may need a while."""
     for _ in range(TRIES):
         with suppress(TargetUnreachable):

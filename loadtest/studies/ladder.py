@@ -29,7 +29,7 @@ from penstock_loadtest.scenario import Scenario, load_scenario
 from penstock_loadtest.studies.campaign import (
     Run,
     encode_settings,
-    is_there,
+    is_reachable,
     measure_without_plots,
     must_be_same,
     new_folder,
@@ -42,7 +42,7 @@ PER_SECOND = "requests/s"
 SPEED = "x the trace's speed"
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class StepLength(msgspec.Struct, frozen=True, kw_only=True):
     """The length of a step."""
 
     warmup_s: float = 5.0  # left out of its figures
@@ -63,22 +63,22 @@ def find_unit(scenario: Scenario) -> str:
     return PER_SECOND
 
 
-def set_rate(scenario: Scenario, rate: float, *, number: int, pace: Pace) -> Scenario:
+def set_rate(scenario: Scenario, rate: float, *, number: int, step_length: StepLength) -> Scenario:
     """The scenario of step `number` at a rate, in the unit of `find_unit`."""
     changes: dict[str, object] = {}
-    measured_s = pace.step_s
+    measured_s = step_length.step_s
     if scenario.trace is not None:
         changes["trace"] = msgspec.structs.replace(scenario.trace, time_scale=scenario.trace.time_scale / rate)
     else:
         changes["arrivals"] = msgspec.structs.replace(scenario.arrivals, rate=rate)
-        measured_s = max(measured_s, pace.min_requests / rate)
+        measured_s = max(measured_s, step_length.min_requests / rate)
     return msgspec.structs.replace(
         scenario,
         name=f"{scenario.name}, step {number}",
         seed=scenario.seed + number - 1,
-        duration_s=pace.warmup_s + measured_s,
+        duration_s=step_length.warmup_s + measured_s,
         requests=None,
-        warmup_s=pace.warmup_s,
+        warmup_s=step_length.warmup_s,
         repeat=0,
         **changes,
     )
@@ -185,9 +185,9 @@ def ladder(
         precision=precision,
         max_steps=max_steps,
     )
-    pace = Pace(warmup_s=warmup_s, step_s=step_s, min_requests=min_requests)
+    step_length = StepLength(warmup_s=warmup_s, step_s=step_s, min_requests=min_requests)
     target = find_destination(loaded, url, model, os.environ)
-    found = run_ladder(loaded, target, out, rules=rules, pace=pace, settle_s=settle_s, console=console)
+    found = run_ladder(loaded, target, out, rules=rules, step_length=step_length, settle_s=settle_s, console=console)
     console.print(make_ladder_table(found))
     print_sentences(console, [found.verdict, str(_report(out))])
     if not found.is_complete:
@@ -200,24 +200,26 @@ def run_ladder(
     out: Path,
     *,
     rules: Rules,
-    pace: Pace,
+    step_length: StepLength,
     settle_s: float,
     console: Console | None,
     run: Run = measure_without_plots,
-    answers: Callable[[Target], bool] = is_there,
+    answers: Callable[[Target], bool] = is_reachable,
 ) -> Ladder:
     """Begin a ladder, or go on with the one in the folder `out`; Ctrl-C ends it early. Leaves ladder.json.
 
     Raises ScenarioInvalid when the folder's ladder has other settings; its rules may be others.
     """
-    unit, settings, path = find_unit(scenario), encode_settings(scenario, pace=pace), out / "ladder.json"
+    unit, settings, path = find_unit(scenario), encode_settings(scenario, pace=step_length), out / "ladder.json"
 
     def so_far(steps: Sequence[Step]) -> Ladder:
         return make_ladder(target.url, target.model, unit, rules, settings, steps)
 
     def make(number: int, following: Next) -> Step | None:
         folder = new_folder(out, f"step-{number:02}-{following.rate:.4g}")
-        measured = run(set_rate(scenario, following.rate, number=number, pace=pace), target, folder, console)
+        measured = run(
+            set_rate(scenario, following.rate, number=number, step_length=step_length), target, folder, console
+        )
         if measured.interrupted:
             return None
         step = make_step(number, following, folder.name, measured.summary, is_balanced=measured.ledger.is_balanced)

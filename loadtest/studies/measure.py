@@ -132,9 +132,11 @@ async def _load(
         before = await read_metered_usage(target) if scenario.meter else None
         if target.metrics_url is not None:
             note = stack.enter_context(_Notes(folder / "observed.jsonl")).write
-            await stack.enter_async_context(_beside(started, observe(client.get, target.metrics_url, clock.now, note)))
+            await stack.enter_async_context(
+                _run_in_background(started, observe(client.get, target.metrics_url, clock.now, note))
+            )
         if console is not None:
-            await stack.enter_async_context(_beside(started, show(progress, clock.now, console)))
+            await stack.enter_async_context(_run_in_background(started, show(progress, clock.now, console)))
 
         def on_sent(_: Planned) -> None:
             progress.note_sent(clock.now())
@@ -237,8 +239,8 @@ class _Notes:
 
 
 @asynccontextmanager
-async def _beside(started: asyncio.Event, work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """A context beside which the work goes on, from when the run has started."""
+async def _run_in_background(started: asyncio.Event, work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run `work` in a task while the context is open, from when the run has started; cancelled at the end."""
 
     async def run() -> None:
         with closing(work):

@@ -25,9 +25,9 @@ from penstock_loadtest.results import cost
 from penstock_loadtest.results.cost import (
     Cell,
     CellRun,
+    CellSummary,
     CpuUse,
     Fit,
-    Line,
     Overhead,
     find_missing_cells,
     keep_whole_cells,
@@ -82,7 +82,7 @@ class Meter(NamedTuple):
     now_s: Callable[[], float] = time.perf_counter
     rest: Callable[[float], None] = time.sleep
 
-    def around(self, run: Callable[[], Measurement]) -> tuple[Measurement, CpuUse]:
+    def measure_cpu(self, run: Callable[[], Measurement]) -> tuple[Measurement, CpuUse]:
         """Make a run; returns it with its CPU use, and that of the same time without it."""
         before_s, began_s = self.cpu_s(), self.now_s()
         measured = run()
@@ -184,7 +184,7 @@ def run_overhead(
         def measure_cell() -> Measurement:
             return run(load.scenario(cell), targets[cell.path], folder, console)
 
-        measured, cpu = meter.around(measure_cell) if cell.path == "platform" else (measure_cell(), None)
+        measured, cpu = meter.measure_cpu(measure_cell) if cell.path == "platform" else (measure_cell(), None)
         return None if measured.interrupted else make_cell_run(cell, folder.name, measured.summary, cpu)
 
     runs = _begun(path, so_far([]), is_direct_too=is_direct_too)
@@ -236,7 +236,7 @@ def _begun(path: Path, wanted: Overhead, *, is_direct_too: bool) -> list[CellRun
     return keep_whole_cells(found.runs, is_direct_too=is_direct_too)
 
 
-def make_cost_table(lines: Sequence[Line]) -> Table:
+def make_cost_table(lines: Sequence[CellSummary]) -> Table:
     """A row a cell of the grid, in milliseconds; added latencies with their intervals where there are enough rounds."""
     caption = "ms; CPU of a request less the idle share; +: platform less engine"
     table = Table(title="Cost of the platform", caption=caption)

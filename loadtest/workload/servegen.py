@@ -20,7 +20,7 @@ from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.scenario import Trace
 from penstock_loadtest.workload.lines import make_line_error, read_csv, read_header, to_number, to_whole
 from penstock_loadtest.workload.servegen_lengths import LengthTable
-from penstock_loadtest.workload.trace_row import Forward, TraceRow
+from penstock_loadtest.workload.trace_row import MonotonicTimes, TraceRow
 
 WINDOW_S: Final = 600.0
 MIN_GAMMA_SHAPE: Final = 1 / 64
@@ -84,10 +84,10 @@ def is_client_rates(path: Path) -> bool:
 
 def read_requests(path: Path) -> Iterator[TraceRow]:
     """A CSV of requests: t_s, client, input_tokens, output_tokens. Raises TraceInvalid."""
-    forward = Forward()
+    make_monotonic = MonotonicTimes()
     for number, (t_s, client, prompt, output) in read_csv(path, ("t_s", "client", "input_tokens", "output_tokens")):
         try:
-            at_s = forward(to_number(t_s, "t_s"))
+            at_s = make_monotonic(to_number(t_s, "t_s"))
             row = TraceRow(
                 at_s=at_s,
                 prompt_tokens=to_whole(prompt, "input_tokens"),

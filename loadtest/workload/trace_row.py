@@ -30,7 +30,7 @@ class TraceRow(msgspec.Struct, frozen=True, kw_only=True):
     client: str | None = None  # that the trace names
 
 
-class Forward:
+class MonotonicTimes:
     """Keeps times from running backwards: a row up to MAX_DISORDER_S early leaves with the row before it."""
 
     def __init__(self) -> None:

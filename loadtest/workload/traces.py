@@ -16,7 +16,7 @@ from penstock_loadtest.errors import ScenarioInvalid, TraceInvalid
 from penstock_loadtest.scenario import Trace
 from penstock_loadtest.workload import servegen
 from penstock_loadtest.workload.lines import MAX_TOKENS, make_line_error, read_csv, read_json, to_number, to_whole
-from penstock_loadtest.workload.trace_row import Forward, TraceRow, complete_ids, fit_to_replay
+from penstock_loadtest.workload.trace_row import MonotonicTimes, TraceRow, complete_ids, fit_to_replay
 
 MOONCAKE_BLOCK: Final = 512
 BAILIAN_BLOCK: Final = 16
@@ -64,12 +64,12 @@ def read_mooncake(path: Path) -> Iterator[TraceRow]:
     """JSON lines of kvcache-ai/Mooncake's FAST25-release/traces (timestamp in ms, an id for every 512 tokens). Lines
     with a `chat_id` are those of alibaba-edu/qwen-bailian-usagetraces-anon (timestamp in s, an id for every 16
     tokens)."""
-    forward = Forward()
+    make_monotonic = MonotonicTimes()
     for number, line in read_json(path, msgspec.json.Decoder(MooncakeLine)):
         unit_s, block_tokens = (1e-3, MOONCAKE_BLOCK) if line.chat_id is None else (1.0, BAILIAN_BLOCK)
         prompt_tokens = max(1, line.input_length)
         try:
-            at_s = forward(line.timestamp * unit_s)
+            at_s = make_monotonic(line.timestamp * unit_s)
             hash_ids = complete_ids(line.hash_ids, prompt_tokens, block_tokens, number)
         except ValueError as error:
             raise make_line_error(path, number, str(error)) from None
@@ -134,7 +134,7 @@ def _read_csv(
     path: Path, required: tuple[str, ...], optional: tuple[str, ...], parse: Callable[[list[str]], TraceRow | None]
 ) -> Iterator[TraceRow]:
     """Rows with times that count from the first one's."""
-    forward = Forward()
+    make_monotonic = MonotonicTimes()
     zero_s: float | None = None
     for number, fields in read_csv(path, required, optional):
         try:
@@ -142,7 +142,7 @@ def _read_csv(
             if row is None:
                 continue
             zero_s = row.at_s if zero_s is None else zero_s
-            at_s = forward(round(row.at_s - zero_s, 6))
+            at_s = make_monotonic(round(row.at_s - zero_s, 6))
         except ValueError as error:
             raise make_line_error(path, number, str(error)) from None
         yield msgspec.structs.replace(row, at_s=at_s)

@@ -23,7 +23,7 @@ from penstock_loadtest.results.knee import Ladder, Rules
 from penstock_loadtest.results.sides import Setting
 from penstock_loadtest.scenario import Arrivals, Kind, Lengths, Prompts, Scenario, Targets
 from penstock_loadtest.studies.compare import Contender, run_comparison
-from penstock_loadtest.studies.ladder import Pace, run_ladder
+from penstock_loadtest.studies.ladder import StepLength, run_ladder
 from penstock_loadtest.studies.overhead import Load, Meter, run_overhead
 from penstock_loadtest.studies.process_tree import read_tree_cpu_s
 
@@ -47,9 +47,14 @@ def target(url: str) -> Target:
 
 
 def test_the_knee_of_a_server_with_a_known_capacity_is_found(tmp_path: Path) -> None:
-    rules, pace = Rules(start_rate=15, max_rate=500, precision=0.2), Pace(warmup_s=0.2, step_s=0.9, min_requests=1)
+    rules, step_length = (
+        Rules(start_rate=15, max_rate=500, precision=0.2),
+        StepLength(warmup_s=0.2, step_s=0.9, min_requests=1),
+    )
     with fake_server_process(QUEUED) as fake:
-        ladder = run_ladder(STEADY, target(fake.url), tmp_path, rules=rules, pace=pace, settle_s=0.1, console=None)
+        ladder = run_ladder(
+            STEADY, target(fake.url), tmp_path, rules=rules, step_length=step_length, settle_s=0.1, console=None
+        )
 
     assert ladder.is_confirmed, ladder.verdict
     assert ladder.knee == pytest.approx(CAPACITY, rel=0.25)

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock_loadtest.fake.behaviour import Shedding
-from penstock_loadtest.fake.engine import Gate, PrefixCache, Slots
+from penstock_loadtest.fake.engine import LoadShedder, PrefixCache, Slots
 
 
 @given(count=st.integers(1, 4), steps=st.lists(st.sampled_from(["enter", "leave", "give up"]), max_size=60))
@@ -41,16 +41,16 @@ def test_without_a_count_everyone_is_served_at_once() -> None:
 def test_a_gate_never_lets_more_in_than_its_rate_and_its_retry_after_is_enough(
     rate: float, burst: int, gaps: list[float]
 ) -> None:
-    gate = Gate(Shedding(rate=rate, burst=burst))
+    load_shedder = LoadShedder(Shedding(rate=rate, burst=burst))
     now, taken = 100.0, []
     for gap in gaps:
         now += gap
-        retry_after_s = gate.retry_after_s(now, 0)
+        retry_after_s = load_shedder.retry_after_s(now, 0)
         if retry_after_s is None:
             taken.append(now)
         else:
             now += retry_after_s + 1e-6
-            assert gate.retry_after_s(now, 0) is None
+            assert load_shedder.retry_after_s(now, 0) is None
             taken.append(now)
 
     for first in range(len(taken)):
@@ -59,7 +59,7 @@ def test_a_gate_never_lets_more_in_than_its_rate_and_its_retry_after_is_enough(
 
 
 def test_a_gate_without_rules_is_open() -> None:
-    assert Gate(None).retry_after_s(0.0, 10**9) is None
+    assert LoadShedder(None).retry_after_s(0.0, 10**9) is None
 
 
 def test_a_prompt_never_counts_as_cached_whole() -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 from rich.console import Console
 
 from penstock_loadtest.errors import RecordsInvalid
-from penstock_loadtest.report import words
+from penstock_loadtest.report import number_formats
 from penstock_loadtest.report.folder import SLOWEST, Checked, read_run
 from penstock_loadtest.report.page import Pictures, render_run, write_report
 from penstock_loadtest.report.rerun import dump_scenario
@@ -157,7 +157,7 @@ def test_the_page_says_the_figures_of_the_summary(whole: Path) -> None:
         ("End to end", summary.e2e_s),
     ):
         assert page.row(name)[1:6] == [
-            words.format_duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)
+            number_formats.format_duration(value) for value in (found.mean, found.p50, found.p90, found.p99, found.max)
         ]
     assert page.row("good")[1] == f"{summary.goodput.good:,}"
     assert page.row("missed TTFT")[1] == f"{summary.goodput.misses.ttft:,}"
@@ -166,9 +166,9 @@ def test_the_page_says_the_figures_of_the_summary(whole: Path) -> None:
         assert page.row(group.name)[1:4] == [
             f"{group.requests:,}",
             f"{group.outcomes.finished:,}",
-            words.format_share(group.goodput.share),
+            number_formats.format_share(group.goodput.share),
         ]
-    assert " ".join(words.format_share(summary.goodput.share).split()) in page.text
+    assert " ".join(number_formats.format_share(summary.goodput.share).split()) in page.text
 
 
 def test_the_slowest_requests_are_listed_by_their_wait_with_where_they_went(whole: Path) -> None:
@@ -182,9 +182,9 @@ def test_the_slowest_requests_are_listed_by_their_wait_with_where_they_went(whol
     assert [row[0] for row in rows] == [record.request_id for record in slowest]
     first = slowest[0]
     assert rows[0][1:4] == [
-        words.format_duration(first.ttft_s),
-        words.format_duration(first.predicted_ttft_s),
-        words.format_duration(first.tpot_s),
+        number_formats.format_duration(first.ttft_s),
+        number_formats.format_duration(first.predicted_ttft_s),
+        number_formats.format_duration(first.tpot_s),
     ]
     assert rows[0][6] == str(first.cached_tokens)
     assert rows[0][9:] == [first.tenant, first.tier, first.replica]
@@ -314,7 +314,7 @@ def test_a_run_in_which_everything_failed_has_a_report(tmp_path: Path) -> None:
     )
 
     assert "No request finished." in page.text
-    assert page.row("The server closed the connection.")[1:] == [words.NONE, "failed", "20"]
+    assert page.row("The server closed the connection.")[1:] == [number_formats.NONE, "failed", "20"]
 
 
 def test_requests_that_were_never_sent_have_a_report(tmp_path: Path) -> None:
@@ -334,7 +334,7 @@ def test_a_run_of_answers_that_are_not_streamed_is_reported_by_their_whole_time(
 
     page = reported(tmp_path, [request(n, **answer, end_s=n + 1.5, chunk_s=[n + 1.5]) for n in range(10)])
 
-    assert page.row("TTFT")[1:] == page.row("TPOT")[1:] == [words.NONE] * 5 + ["0 requests"]
+    assert page.row("TTFT")[1:] == page.row("TPOT")[1:] == [number_formats.NONE] * 5 + ["0 requests"]
     assert "End to end, median and p99 1.5 s p99 1.5 s" in page.text
     assert not list((tmp_path / "plots").glob("t[tp]*t_*"))
 
@@ -536,7 +536,7 @@ def test_a_comparisons_page_has_ratios_with_intervals_and_every_run(tmp_path: Pa
     ratio = comparison.rows[0].ratio
     assert page.row("TTFT")[3:5] == [f"{ratio.value:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"]
     assert page.row("TTFT")[-1] == "different"
-    assert page.row("goodput")[3] == words.NONE
+    assert page.row("goodput")[3] == number_formats.NONE
     assert sum(row[0].startswith("pair ") for row in page.cells) == 20
     assert page.alerts == 0
 
@@ -557,10 +557,10 @@ def test_the_terminals_table_says_the_same_as_the_summary() -> None:
     text = _printed(summary, Checked(is_balanced=True, sentences=["The ledger balances.", "All is well."]))
 
     for value in (summary.ttft_s.p50, summary.ttft_s.p99, summary.tpot_s.p90, summary.e2e_s.max):
-        assert words.format_duration(value).replace("\N{NO-BREAK SPACE}", " ") in text.replace(
+        assert number_formats.format_duration(value).replace("\N{NO-BREAK SPACE}", " ") in text.replace(
             "\N{NO-BREAK SPACE}", " "
         )
-    assert words.format_share(summary.goodput.share) in text
+    assert number_formats.format_share(summary.goodput.share) in text
     assert "The ledger balances." in text
     assert all(name in text for name in TENANTS)
     assert "late" not in text.replace("lateness", "")
@@ -580,7 +580,7 @@ def test_the_terminals_table_of_an_empty_or_late_run() -> None:
     late = summarize([msgspec.structs.replace(finished(0), sent_s=0.5)], SHORT)
 
     assert "The tester was late." in _printed(late, None)
-    assert words.NONE in _printed(summarize([], SHORT), None)
+    assert number_formats.NONE in _printed(summarize([], SHORT), None)
 
 
 def _printed(summary: Summary, ledger: Checked | None) -> str:
@@ -646,12 +646,12 @@ def test_the_scenario_in_the_report_is_read_back_as_the_same(tmp_path: Path, sce
     ],
 )
 def test_durations_have_three_digits_and_a_unit(seconds: float | None, text: str) -> None:
-    assert words.format_duration(seconds).replace("\N{NO-BREAK SPACE}", " ") == text
+    assert number_formats.format_duration(seconds).replace("\N{NO-BREAK SPACE}", " ") == text
 
 
 @given(st.floats(0.001, 119))
 def test_a_duration_is_within_half_a_percent_of_what_it_says(seconds: float) -> None:
-    value, unit = words.format_duration(seconds).split("\N{NO-BREAK SPACE}")
+    value, unit = number_formats.format_duration(seconds).split("\N{NO-BREAK SPACE}")
 
     assert float(value) * {"s": 1, "ms": 1e-3, "µs": 1e-6}[unit] == pytest.approx(seconds, rel=0.0051)
 
@@ -661,9 +661,9 @@ def test_a_duration_is_within_half_a_percent_of_what_it_says(seconds: float) -> 
     [(None, "–"), (0.0, "0 %"), (1.0, "100 %"), (0.9996, "> 99.9 %"), (0.0004, "< 0.1 %"), (0.9444, "94.4 %")],
 )
 def test_a_share_that_is_not_all_or_nothing_never_reads_like_it(value: float | None, text: str) -> None:
-    assert words.format_share(value).replace("\N{NO-BREAK SPACE}", " ") == text
+    assert number_formats.format_share(value).replace("\N{NO-BREAK SPACE}", " ") == text
 
 
 @given(st.floats(0, 1, exclude_min=True, exclude_max=True))
 def test_only_all_is_a_hundred_percent(value: float) -> None:
-    assert words.format_share(value).replace("\N{NO-BREAK SPACE}", " ") not in ("0 %", "100 %")
+    assert number_formats.format_share(value).replace("\N{NO-BREAK SPACE}", " ") not in ("0 %", "100 %")

@@ -15,8 +15,8 @@ from penstock_loadtest.results.cost import (
     fit_line,
     keep_whole_cells,
     list_cells,
-    make_lines,
     make_overhead,
+    summarize_cells,
 )
 
 
@@ -95,7 +95,7 @@ def test_the_programmed_cost_is_fitted() -> None:
 
 
 def test_added_latency_is_the_difference_to_the_engine() -> None:
-    line = make_lines([programmed(cell) for cell in CELLS])[0]
+    line = summarize_cells([programmed(cell) for cell in CELLS])[0]
 
     assert line.added_ttft_ms is not None
     assert line.added_ttft_ms.value == pytest.approx(4.0)
@@ -112,7 +112,7 @@ def test_added_latency_is_the_difference_to_the_engine() -> None:
 
 
 def test_without_an_engine_nothing_is_said_of_added_latency() -> None:
-    line = make_lines([programmed(Cell(1, 1, 16, "platform"))])[0]
+    line = summarize_cells([programmed(Cell(1, 1, 16, "platform"))])[0]
 
     assert line.added_ttft_ms is None
     assert line.cpu_ms == pytest.approx(1.82)
@@ -186,7 +186,7 @@ def test_a_run_in_which_nothing_finished_has_no_cost() -> None:
     run = cell_run(Cell(1, 1, 16, "platform"), finished=0)
 
     assert run.cpu_ms is None
-    assert make_lines([run])[0].cpu_ms is None
+    assert summarize_cells([run])[0].cpu_ms is None
 
 
 def test_an_overhead_survives_json() -> None:

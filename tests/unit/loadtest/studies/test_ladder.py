@@ -12,7 +12,15 @@ from penstock_loadtest.errors import ScenarioInvalid
 from penstock_loadtest.results.knee import Ladder, Rules
 from penstock_loadtest.results.records import Record
 from penstock_loadtest.scenario import Arrivals, Scenario, Targets, Trace
-from penstock_loadtest.studies.ladder import PER_SECOND, SPEED, Pace, find_unit, make_ladder_table, run_ladder, set_rate
+from penstock_loadtest.studies.ladder import (
+    PER_SECOND,
+    SPEED,
+    StepLength,
+    find_unit,
+    make_ladder_table,
+    run_ladder,
+    set_rate,
+)
 from tests.unit.loadtest.modelled import TARGET, Modelled, answered, refused
 
 KNEE = 10.0
@@ -20,7 +28,7 @@ SCENARIO = Scenario(
     name="steady", seed=7, arrivals=Arrivals(process="constant", rate=1.0), targets=Targets(ttft_s=0.5, tpot_s=0.1)
 )
 RULES = Rules(start_rate=1.0, max_rate=1000.0)
-PACE = Pace(warmup_s=1.0, step_s=2.0, min_requests=20)
+STEP_LENGTH = StepLength(warmup_s=1.0, step_s=2.0, min_requests=20)
 
 
 def served(scenario: Scenario, _: Target) -> list[Record]:
@@ -38,7 +46,15 @@ def climb(
     out: Path, run: Modelled, *, rules: Rules = RULES, scenario: Scenario = SCENARIO, is_there: bool = True
 ) -> Ladder:
     return run_ladder(
-        scenario, TARGET, out, rules=rules, pace=PACE, settle_s=0.0, console=None, run=run, answers=lambda _: is_there
+        scenario,
+        TARGET,
+        out,
+        rules=rules,
+        step_length=STEP_LENGTH,
+        settle_s=0.0,
+        console=None,
+        run=run,
+        answers=lambda _: is_there,
     )
 
 
@@ -145,7 +161,7 @@ def test_ctrl_c_while_the_server_settles_keeps_the_steps(tmp_path: Path, monkeyp
 
 
 def test_a_step_lasts_long_enough_for_its_requests() -> None:
-    slow, fast = (set_rate(SCENARIO, rate, number=1, pace=PACE) for rate in (2.0, 100.0))
+    slow, fast = (set_rate(SCENARIO, rate, number=1, step_length=STEP_LENGTH) for rate in (2.0, 100.0))
 
     assert (slow.duration_s, slow.arrivals.rate) == (1.0 + 20 / 2.0, 2.0)
     assert fast.duration_s == 1.0 + 2.0
@@ -153,7 +169,7 @@ def test_a_step_lasts_long_enough_for_its_requests() -> None:
 
 def test_the_rate_of_a_trace_is_its_speed() -> None:
     scenario = Scenario(trace=Trace(format="azure", path=Path("trace.csv"), time_scale=0.5))
-    step = set_rate(scenario, 4.0, number=2, pace=PACE)
+    step = set_rate(scenario, 4.0, number=2, step_length=STEP_LENGTH)
 
     assert find_unit(scenario) == SPEED
     assert step.trace is not None

@@ -1,4 +1,4 @@
-"""Figures as people read them: three digits, a unit, an en dash where there is none."""
+"""Formats figures as people read them: three digits, a unit, an en dash where there is none."""
 
 from math import isfinite
 
