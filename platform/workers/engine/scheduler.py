@@ -214,7 +214,7 @@ class Scheduler:
         counts = drafts.choose(chunks, [self._draft_cap(chunk.seq) for chunk in chunks], step.shape, costs, budget)
         for chunk, count in zip(chunks, counts, strict=True):
             if count:
-                chunk.max_drafts = self._hold_places(chunk.seq, count)
+                chunk.max_drafts = self._reserve_slots(chunk.seq, count)
 
     def _draft_cap(self, seq: Sequence) -> int:
         """Most draft tokens that `seq` has room for. Behind an accepted draft another token is chosen: one place is
@@ -223,8 +223,8 @@ class Scheduler:
         left = min(seq.sampling.max_tokens - seq.num_output_tokens, self.max_len - seq.num_tokens)
         return min(self.drafts.max_draft_tokens, left - 1)
 
-    def _hold_places(self, seq: Sequence, count: int) -> int:
-        """Take KV slots behind the sequence's tokens, as far as free blocks give them; returns how many."""
+    def _reserve_slots(self, seq: Sequence, count: int) -> int:
+        """Reserve KV slots behind the sequence's tokens, as far as free blocks give them; returns how many."""
         missing = -(-(seq.num_tokens + count) // self._block_size) - len(seq.block_table)
         seq.block_table += self.pool.allocate(max(0, min(missing, self.pool.num_free)))
         return min(count, len(seq.block_table) * self._block_size - seq.num_tokens)
@@ -246,7 +246,7 @@ class Scheduler:
                 seq.num_computed_tokens = chunk.start + chunk.num_tokens
                 self._publish(seq)
                 continue
-            output = self._take(chunk, choices)
+            output = self._accept_tokens(chunk, choices)
             outputs.append(output)
             if output.finish is not Finish.ERROR:  # what was computed before an error is not to be trusted
                 seq.num_computed_tokens = len(seq.token_ids) - 1
@@ -260,7 +260,7 @@ class Scheduler:
             self.running = [seq for seq in self.running if seq.status is Status.RUNNING]
         return outputs
 
-    def _take(self, chunk: Chunk, choices: list[Sampled]) -> SeqOutput:
+    def _accept_tokens(self, chunk: Chunk, choices: list[Sampled]) -> SeqOutput:
         """Append what was chosen, for as long as the draft it was computed behind is what was chosen before."""
         seq, draft = chunk.seq, chunk.draft or ()
         taken: list[int] = []

@@ -22,7 +22,7 @@ MAX_FAILURES = 8
 log = logging.getLogger("penstock.adapters")
 
 
-class Want:
+class PendingAdapter:
     """One sequence that waits for its adapter. `ready` gets the adapter, `failed` a sentence."""
 
     def __init__(self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None]) -> None:
@@ -40,7 +40,7 @@ class Adapters:
         self._folder = folder
         self._load = load
         self._slots: Slots[Resident] = Slots(num_slots)
-        self._wanted: OrderedDict[str, list[Want]] = OrderedDict()
+        self._wanted: OrderedDict[str, list[PendingAdapter]] = OrderedDict()
         """Sequences that wait, by digest of an adapter that is not in a slot, in order of arrival; none for a
         preload."""
         self._loading: dict[str, asyncio.Task[None]] = {}
@@ -61,25 +61,27 @@ class Adapters:
         """The latest failures: digest and a sentence."""
         return tuple(self._failures.items())
 
-    def want(self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None]) -> Want | None:
+    def want(
+        self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None]
+    ) -> PendingAdapter | None:
         """Wait for an adapter. None: `ready` has been called already. Else `ready` or `failed` is called later."""
         adapter = self._slots.pin(digest)
         if adapter is not None:
             ready(adapter)
             return None
-        want = Want(digest, ready, failed)
-        self._wanted.setdefault(digest, []).append(want)
+        pending = PendingAdapter(digest, ready, failed)
+        self._wanted.setdefault(digest, []).append(pending)
         self._dropped.discard(digest)
         self._load_next()
         self._report_changes()
-        return want if want in self._wanted.get(digest, ()) else None
+        return pending if pending in self._wanted.get(digest, ()) else None
 
-    def cancel(self, want: Want) -> None:
+    def cancel(self, pending: PendingAdapter) -> None:
         """End a wait: neither `ready` nor `failed` will be called."""
-        wants = self._wanted[want.digest]
-        wants.remove(want)
-        if not wants and want.digest not in self._loading:
-            del self._wanted[want.digest]
+        waiting = self._wanted[pending.digest]
+        waiting.remove(pending)
+        if not waiting and pending.digest not in self._loading:
+            del self._wanted[pending.digest]
             self._load_next()  # it may have been the one for which others were closed
             self._report_changes()
 
@@ -114,28 +116,30 @@ class Adapters:
             task.cancel()
 
     def _load_next(self) -> None:
-        for digest, wants in list(self._wanted.items()):
+        for digest, waiting in list(self._wanted.items()):
             if digest in self._loading:
                 continue
             if digest in self._slots:  # it was closed when these came; now it is their turn
                 del self._wanted[digest]
                 self._slots.reopen(digest)
-                self._grant(digest, wants)
+                self._grant(digest, waiting)
             elif self._slots.reserve():
                 self._loading[digest] = asyncio.get_running_loop().create_task(
                     self._load_adapter(digest), name=f"adapter {digest}"
                 )
-            elif wants:
+            elif waiting:
                 self._slots.close_one()
                 break
-        for digest in [digest for digest, wants in self._wanted.items() if not wants and digest not in self._loading]:
+        for digest in [
+            digest for digest, waiting in self._wanted.items() if not waiting and digest not in self._loading
+        ]:
             del self._wanted[digest]  # a preload is not worth a wait
 
-    def _grant(self, digest: str, wants: list[Want]) -> None:
-        for want in wants:
+    def _grant(self, digest: str, waiting: list[PendingAdapter]) -> None:
+        for pending in waiting:
             adapter = self._slots.pin(digest)
             assert adapter is not None
-            want.ready(adapter)
+            pending.ready(adapter)
 
     def _report_changes(self) -> None:
         state = self._slots.digests, self.failures
@@ -158,8 +162,8 @@ class Adapters:
 
     def _end(self, digest: str, adapter: Resident | None, error: str) -> None:
         del self._loading[digest]
-        wants = self._wanted.pop(digest)
-        is_wanted = bool(wants) or digest not in self._dropped
+        waiting = self._wanted.pop(digest)
+        is_wanted = bool(waiting) or digest not in self._dropped
         self._dropped.discard(digest)
         if adapter is None:
             self._slots.unreserve()
@@ -172,10 +176,10 @@ class Adapters:
         else:
             self._slots.unreserve()
         if adapter is None:
-            for want in wants:
-                want.failed(error)
+            for pending in waiting:
+                pending.failed(error)
         else:
-            self._grant(digest, wants)
+            self._grant(digest, waiting)
         self._load_next()
         self._report_changes()
 

@@ -15,7 +15,7 @@ from penstock.wire.frames import (
 from penstock.workers.engine.sequence import Sequence, Times
 
 
-class Broken(Exception):
+class ProtocolError(Exception):
     """The stream can't go on; the reason is sent to the router."""
 
     def __init__(self, message: str) -> None:
@@ -24,23 +24,23 @@ class Broken(Exception):
 
 
 def read_router_id(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
-    """The router's id in a stream's first message. Raises Broken when that is no Hello, of another protocol, or not to
-    be trusted."""
+    """The router's id in a stream's first message. Raises ProtocolError when that is no Hello, of another protocol, or
+    not to be trusted."""
     hello = ops[0] if ops else None
     if not isinstance(hello, Hello):
-        raise Broken("The first message of a stream is a Hello.")
+        raise ProtocolError("The first message of a stream is a Hello.")
     if hello.protocol != PROTOCOL_VERSION:
-        raise Broken(f"The router speaks protocol {hello.protocol}, this replica {PROTOCOL_VERSION}.")
+        raise ProtocolError(f"The router speaks protocol {hello.protocol}, this replica {PROTOCOL_VERSION}.")
     if not is_trusted(hello):
-        raise Broken("The router does not know this platform's secret.")
+        raise ProtocolError("The router does not know this platform's secret.")
     return hello.router_id
 
 
 def check_submission(op: Submit) -> None:
-    """Check the lengths in a submission. Raises Broken for those that can't be."""
+    """Check the lengths in a submission. Raises ProtocolError for those that can't be."""
     has_odd_length = len(op.packed_token_ids) % 4 or len(op.block_keys) % KEY_BYTES or len(op.chain_key) != KEY_BYTES
     if has_odd_length or not 0 <= op.num_output_tokens <= len(op.packed_token_ids) // 4:
-        raise Broken(f"Sequence {op.sid} is malformed.")
+        raise ProtocolError(f"Sequence {op.sid} is malformed.")
 
 
 def make_sequence(op: Submit, now_s: float) -> Sequence:

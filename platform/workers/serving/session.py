@@ -15,7 +15,7 @@ import msgspec
 from penstock.wire.channel import Channel
 from penstock.wire.frames import DownFrame, Hello, Load, Op, decode_up, encode
 from penstock.workers.engine.sequence import Sequence
-from penstock.workers.serving.intake import Broken, read_router_id
+from penstock.workers.serving.intake import ProtocolError, read_router_id
 from penstock.workers.serving.outbox import Outbox
 
 MAX_HELD_TOKENS = 65536
@@ -115,7 +115,7 @@ class SessionOwner(Protocol):
         """Take in a router that has sent its Hello."""
 
     def take(self, session: Session, ops: list[Op]) -> None:
-        """Carry out a router's operations. Raises Broken."""
+        """Carry out a router's operations. Raises ProtocolError."""
 
     def leave(self, connection: "Connection") -> None:
         """Forget a connection that has ended, and its session if it has one."""
@@ -144,8 +144,8 @@ class Connection:
             self._owner.take(self.session, ops)
         except msgspec.MsgspecError:
             self._break("A frame can't be decoded.")
-        except Broken as broken:
-            self._break(str(broken))
+        except ProtocolError as error:
+            self._break(str(error))
 
     def _break(self, reason: str) -> None:
         log.warning("stream broken", extra={"peer": self.channel.peer, "reason": reason})

@@ -31,8 +31,8 @@ from penstock.wire.frames import (
 )
 from penstock.workers.engine.engine import EngineLoad, StepReport
 from penstock.workers.engine.sequence import Resident, SeqOutput, Sequence, Status
-from penstock.workers.serving.adapters import Adapters, Want
-from penstock.workers.serving.intake import Broken, check_submission, make_sequence
+from penstock.workers.serving.adapters import Adapters, PendingAdapter
+from penstock.workers.serving.intake import ProtocolError, check_submission, make_sequence
 from penstock.workers.serving.load import StreamInfo, grant_credit, lacks_kv
 from penstock.workers.serving.session import Connection, Session
 
@@ -92,7 +92,7 @@ class StreamServer:
         self._connections: set[Connection] = set()
         self._sessions: list[Session] = []
         self._live: dict[Sequence, _LiveSequence] = {}
-        self._parked: dict[Sequence, Want] = {}
+        self._parked: dict[Sequence, PendingAdapter] = {}
         """Sequences that wait for their adapter, not in the engine yet."""
         self._submitted: deque[_Submitted] = deque()
         self._num_reports = 0
@@ -112,7 +112,7 @@ class StreamServer:
         self._load = load
         self._loop = asyncio.get_running_loop()
         self._server = await self._loop.create_server(self._accept, host, port)
-        self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._beat)
+        self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
@@ -140,9 +140,9 @@ class StreamServer:
         if self._adapters is not None:
             self._adapters.stop()
 
-    def _beat(self) -> None:
+    def _send_heartbeat(self) -> None:
         self._touch_loads()
-        self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._beat)
+        self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
 
     @property
     def num_inflight(self) -> int:
@@ -238,13 +238,13 @@ class StreamServer:
         self._sessions.remove(session)
         session.cancel_timer()
         for seq in list(session.live.values()):
-            if not self._unpark(seq):
+            if not self._cancel_adapter_wait(seq):
                 self._engine.abort(seq)
             self._forget(seq, self._live[seq])
         self._touch_loads()
 
     def take(self, session: Session, ops: list[Op]) -> None:
-        """Carry out a router's operations. Raises Broken for those that no router of ours would send."""
+        """Carry out a router's operations. Raises ProtocolError for those that no router of ours would send."""
         for op in ops:
             if isinstance(op, Submit):
                 self._submit(session, op)
@@ -258,11 +258,11 @@ class StreamServer:
                 if self._adapters is not None:
                     (self._adapters.preload if isinstance(op, LoadAdapter) else self._adapters.drop)(op.digest)
             else:
-                raise Broken("Only the first message of a stream is a Hello.")
+                raise ProtocolError("Only the first message of a stream is a Hello.")
 
     def _submit(self, session: Session, op: Submit) -> None:
         if op.sid <= session.last_sid:
-            raise Broken(f"Sequence numbers rise on a stream; {op.sid} came after {session.last_sid}.")
+            raise ProtocolError(f"Sequence numbers rise on a stream; {op.sid} came after {session.last_sid}.")
         check_submission(op)
         session.last_sid = op.sid
         if self._is_draining:
@@ -274,11 +274,11 @@ class StreamServer:
         self._live[seq] = _LiveSequence(session, op.sid)
         self._idle.clear()
         if seq.adapter is None:
-            self._enter(seq)
+            self._submit_to_engine(seq)
         else:
             self._await_adapter(seq, seq.adapter)
 
-    def _enter(self, seq: Sequence) -> None:
+    def _submit_to_engine(self, seq: Sequence) -> None:
         live = self._live[seq]
         self._submitted.append(_Submitted(seq, live.session, live.sid, self._num_reports))
         self._engine.submit(seq)
@@ -291,14 +291,14 @@ class StreamServer:
         if self._adapters is None:
             self._refuse(seq, "This replica serves no adapters.")
             return
-        want = self._adapters.want(digest, partial(self._enter_adapted, seq), partial(self._refuse, seq))
-        if want is not None:
-            self._parked[seq] = want
+        pending = self._adapters.want(digest, partial(self._submit_with_adapter, seq), partial(self._refuse, seq))
+        if pending is not None:
+            self._parked[seq] = pending
 
-    def _enter_adapted(self, seq: Sequence, adapter: Resident) -> None:
+    def _submit_with_adapter(self, seq: Sequence, adapter: Resident) -> None:
         self._parked.pop(seq, None)
         seq.lora = adapter
-        self._enter(seq)
+        self._submit_to_engine(seq)
 
     def _refuse(self, seq: Sequence, reason: str) -> None:
         """Refuse a sequence whose adapter can't be had; another replica may have the adapter."""
@@ -307,17 +307,17 @@ class StreamServer:
         self._end_unsubmitted(seq, Finish.REFUSED)
 
     def _abort(self, seq: Sequence) -> None:
-        if self._unpark(seq):
+        if self._cancel_adapter_wait(seq):
             self._end_unsubmitted(seq, Finish.ABORT)
         else:
             self._engine.abort(seq)
 
-    def _unpark(self, seq: Sequence) -> bool:
-        """Let a sequence no longer wait for its adapter; False: it did not wait."""
-        want = self._parked.pop(seq, None)
-        if want is None or self._adapters is None:
+    def _cancel_adapter_wait(self, seq: Sequence) -> bool:
+        """End a sequence's wait for its adapter; False: it did not wait."""
+        pending = self._parked.pop(seq, None)
+        if pending is None or self._adapters is None:
             return False
-        self._adapters.cancel(want)
+        self._adapters.cancel(pending)
         return True
 
     def _end_unsubmitted(self, seq: Sequence, finish: Finish) -> None:
