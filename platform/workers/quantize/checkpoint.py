@@ -2,7 +2,7 @@
 read it too, if groups divide its columns.
 
 The directory appears whole or not at all, and a layer that is written is not computed again: see
-`penstock.workers.quantize.growing`.
+`penstock.workers.quantize.partial_checkpoint`.
 """
 
 import json
@@ -21,7 +21,7 @@ from penstock.workers.compute.model_config import ModelConfig, to_hf
 from penstock.workers.compute.quant import awq
 from penstock.workers.compute.weights import Piece, layout
 from penstock.workers.quantize.calibrate import Load, QuantizedLayer, Weights
-from penstock.workers.quantize.growing import Recipe, growing, save_whole, writing
+from penstock.workers.quantize.partial_checkpoint import Recipe, open_partial_checkpoint, save_whole, writing
 
 Layers = Callable[[int], Iterable[QuantizedLayer]]
 """The layers from the given one on, in order."""
@@ -34,7 +34,7 @@ def write_checkpoint(
     """Write the whole checkpoint to `out`. load: reads what is outside the layers. Raises ConfigError with a sentence;
     layers that were written by then are kept for the next call."""
     plan = layout(config)
-    with growing(out, recipe) as folder:
+    with open_partial_checkpoint(out, recipe) as folder:
         shards = [
             folder / f"model-{index + 1:05d}-of-{config.num_layers + 1:05d}.safetensors"
             for index in range(config.num_layers + 1)

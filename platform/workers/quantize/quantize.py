@@ -19,7 +19,7 @@ from penstock.workers.compute.quant.quantized import Matrix, TorchQuantizedMatri
 from penstock.workers.compute.weights import load_weights
 from penstock.workers.quantize.calibrate import LINEAR, QuantizedLayer, Weights, quantize_awq
 from penstock.workers.quantize.checkpoint import write_checkpoint
-from penstock.workers.quantize.growing import Recipe, refuse_taken
+from penstock.workers.quantize.partial_checkpoint import Recipe, refuse_taken
 from penstock.workers.quantize.perplexity import perplexity
 
 WINDOW = 512

@@ -25,7 +25,7 @@ from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix
 from penstock.workers.compute.weights import load_weights
 from penstock.workers.quantize.calibrate import LINEAR, DenseLayer, InputStats, quantize_awq
 from penstock.workers.quantize.checkpoint import write_checkpoint
-from penstock.workers.quantize.growing import RECIPE_FILE, Recipe
+from penstock.workers.quantize.partial_checkpoint import RECIPE_FILE, Recipe
 from penstock.workers.quantize.perplexity import perplexity
 from penstock.workers.quantize.quantize import (
     Plan,

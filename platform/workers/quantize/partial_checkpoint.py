@@ -36,9 +36,9 @@ def refuse_taken(out: Path) -> None:
 
 
 @contextmanager
-def growing(out: Path, recipe: Recipe) -> Iterator[Path]:
-    """The folder, which becomes `out` when the body is through. Raises ConfigError where it can't be made or is not
-    ours."""
+def open_partial_checkpoint(out: Path, recipe: Recipe) -> Iterator[Path]:
+    """Open the partial folder of `out`, and rename it to `out` when the body is through. Raises ConfigError
+    where the folder can't be made or is not ours."""
     refuse_taken(out)
     out = out.absolute()
     folder = out.with_name(f"{out.name}.partial")
