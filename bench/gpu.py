@@ -151,7 +151,7 @@ def read_bytes(weights: Mapping[str, Tensor | GroupedMatrix]) -> int:
 
 def make_cache(bench: Bench, num_blocks: int, dtype: torch.dtype) -> KvCache:
     cache = KvCache(bench.config, num_blocks, BLOCK_SIZE, dtype, bench.device)
-    for pair, form in zip(cache.layers, cache.forms, strict=True):
+    for pair, form in zip(cache.layers, cache.layouts, strict=True):
         for part in pair:
             if form.scales is None:
                 part.normal_()
@@ -217,7 +217,7 @@ class TorchStep:
 
     def _gathered(self, index: int, which: int) -> Tensor:
         """Keys or values of the context, gathered from their blocks: [batch, num_kv_heads, context, head_dim]."""
-        cache, scales = self._cache.layers[index][which], self._cache.forms[index].scales
+        cache, scales = self._cache.layers[index][which], self._cache.layouts[index].scales
         if scales is None:
             found = cache[self._tables].to(self._bench.dtype)
         else:

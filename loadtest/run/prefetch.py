@@ -24,8 +24,8 @@ class Prepared(NamedTuple):
 
 
 class PrefetchQueue:
-    """A queue of prepared requests that a thread keeps filled: up to `max_items` or `max_bytes` of bodies, filled up again
-    when half of it is gone.
+    """A queue of prepared requests that a thread keeps filled: up to `max_items` or `max_bytes` of bodies, filled up
+    again when half of it is gone.
 
     An async context manager, used from the event loop that entered it; `next` is for one caller at a time.
     """

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from penstock.workers.compute.lora import (
     FUSED,
+    AdapterRows,
     LoraAdapter,
     LowRank,
     Part,
-    Share,
-    add_shares,
+    add_adapters,
+    build_segments,
     make_adapter,
-    segments_of,
 )
 from penstock.workers.compute.triton import low_rank
 from penstock.workers.compute.triton.segments import FEW_ROWS, LONG_TILE, Segments
@@ -83,22 +83,24 @@ def test_one_launch_adds_what_each_adapter_adds_to_its_rows(seed: int) -> None:
     num_adapters, num_tokens = seed % 4 + 1, 6 + 3 * seed
     rows = make_rows(seed, num_adapters, num_tokens)
     made = [draw_layers(10 * seed + index, dtype) for index in range(num_adapters)]
-    theirs = [Share(on(layers, CPU, torch.float32), own) for layers, own in zip(made, rows, strict=True)]
-    segments = segments_of(
-        [Share(on(layers, DEVICE, dtype), own) for layers, own in zip(made, rows, strict=True)], num_tokens, DEVICE
+    theirs = [AdapterRows(on(layers, CPU, torch.float32), own) for layers, own in zip(made, rows, strict=True)]
+    segments = build_segments(
+        [AdapterRows(on(layers, DEVICE, dtype), own) for layers, own in zip(made, rows, strict=True)],
+        num_tokens,
+        DEVICE,
     )
     compare(segments, theirs, num_tokens, dtype, tuple(FUSED)[seed // 2 % 4])
 
 
-def compare(segments: Segments, theirs: list[Share], num_tokens: int, dtype: torch.dtype, name: str) -> None:
+def compare(segments: Segments, theirs: list[AdapterRows], num_tokens: int, dtype: torch.dtype, name: str) -> None:
     wide = torch.full((num_tokens, COLUMNS[name] + 60), NAN, dtype=dtype)
     x = wide[:, : COLUMNS[name]].copy_(torch.randn(num_tokens, COLUMNS[name]))
     out = torch.randn(num_tokens, sum(WIDTHS[name])).to(dtype)
     expected, result = out.float(), out.to(DEVICE)
     layer = LAYERS - 1
 
-    add_shares(theirs, layer, exact=False, name=name, out=expected, x=x.float())
-    add_shares(segments, layer, exact=False, name=name, out=result, x=wide.to(DEVICE)[:, : COLUMNS[name]])
+    add_adapters(theirs, layer, exact=False, name=name, out=expected, x=x.float())
+    add_adapters(segments, layer, exact=False, name=name, out=result, x=wide.to(DEVICE)[:, : COLUMNS[name]])
 
     tolerance = TOLERANCE[dtype] * float(expected.abs().max())
     torch.testing.assert_close(result.cpu().float(), expected, atol=tolerance, rtol=TOLERANCE[dtype])
@@ -109,10 +111,10 @@ def test_long_sums_are_cut_and_many_rows_taken_in_larger_tiles(monkeypatch: pyte
     num_tokens = FEW_ROWS + 9
     made = [draw_layers(index, torch.float32) for index in range(2)]
     rows = [torch.arange(num_tokens - 5), torch.arange(num_tokens - 5, num_tokens)]
-    theirs = [Share(on(layers, CPU, torch.float32), own) for layers, own in zip(made, rows, strict=True)]
+    theirs = [AdapterRows(on(layers, CPU, torch.float32), own) for layers, own in zip(made, rows, strict=True)]
 
-    segments = segments_of(
-        [Share(on(layers, DEVICE, torch.float32), own) for layers, own in zip(made, rows, strict=True)],
+    segments = build_segments(
+        [AdapterRows(on(layers, DEVICE, torch.float32), own) for layers, own in zip(made, rows, strict=True)],
         num_tokens,
         DEVICE,
     )
@@ -129,8 +131,10 @@ def test_an_adapter_without_a_matrix_leaves_its_rows_as_they_are() -> None:
     full, other = on([{"qkv": qkv, "o": o}], DEVICE, torch.float32), on([{"qkv": qkv}], DEVICE, torch.float32)
     out = torch.zeros(4, 50, device=DEVICE)
 
-    segments = segments_of([Share(full, torch.tensor([0, 3])), Share(other, torch.tensor([1, 2]))], 4, DEVICE)
-    add_shares(segments, 0, exact=False, name="o", out=out, x=torch.ones(4, 70, device=DEVICE))
+    segments = build_segments(
+        [AdapterRows(full, torch.tensor([0, 3])), AdapterRows(other, torch.tensor([1, 2]))], 4, DEVICE
+    )
+    add_adapters(segments, 0, exact=False, name="o", out=out, x=torch.ones(4, 70, device=DEVICE))
 
     assert out[[0, 3]].all()
     assert not out[[1, 2]].any()

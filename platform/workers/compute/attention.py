@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.kernels.build import load_kernels
-from penstock.workers.compute.kernels.cache_form import PLAIN, Form
+from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.triton.plan import Plan, make_plan
 
@@ -51,11 +51,11 @@ def write_kv(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
-    form: Form = PLAIN,
+    layout: CacheLayout = PLAIN,
     *,
     is_planned: bool = False,
 ) -> None:
-    """Store k and v [T, num_kv_heads, head_dim] in their slots. form: of this layer of the cache. is_planned: by the
+    """Store k and v [T, num_kv_heads, head_dim] in their slots. layout: of this layer of the cache. is_planned: by the
     GPU's kernels.
 
     In int8 each token's head is kept in units of 1/127 of its largest number, in float8 (on a GPU) of 1/448.
@@ -63,13 +63,13 @@ def write_kv(
     if is_planned:
         from penstock.workers.compute.triton.store import store  # noqa: PLC0415 (Triton may be absent)
 
-        store(k, v, k_cache, v_cache, slot_mapping, form.scales)
+        store(k, v, k_cache, v_cache, slot_mapping, layout.scales)
         return
     kernels = _kernels_for(k, k_cache)
     if kernels is None:
-        _write_kv_torch(k, v, k_cache, v_cache, slot_mapping, form)
+        _write_kv_torch(k, v, k_cache, v_cache, slot_mapping, layout)
     else:
-        kernels.write_kv(k, v, k_cache, v_cache, slot_mapping, form)
+        kernels.write_kv(k, v, k_cache, v_cache, slot_mapping, layout)
 
 
 def attend(
@@ -80,23 +80,23 @@ def attend(
     scale: float,
     threads: int,
     exact: bool,
-    form: Form = PLAIN,
+    layout: CacheLayout = PLAIN,
 ) -> Tensor:
     """Attention of q [T, num_heads, head_dim] over the cache, which holds this step's keys and values already: [T,
     num_heads, head_dim].
 
-    threads: at most so many work on it. exact: a query's result is bit-identical whatever else is in the batch. form:
-    of this layer.
+    threads: at most so many work on it. exact: a query's result is bit-identical whatever else is in the batch.
+    layout: of this layer of the cache.
     """
     if batch.plan is not None:
         from penstock.workers.compute.triton.attention import attend_planned  # noqa: PLC0415 (Triton may be absent)
 
-        return attend_planned(q, k_cache, v_cache, batch.plan, scale, form.scales)
+        return attend_planned(q, k_cache, v_cache, batch.plan, scale, layout.scales)
     kernels = _kernels_for(q, k_cache)
     if kernels is None:
-        return _attend_torch(q, k_cache, v_cache, batch, scale, exact, form)
+        return _attend_torch(q, k_cache, v_cache, batch, scale, exact, layout)
     return kernels.attend(
-        q, k_cache, v_cache, batch.query_start, batch.context_len, batch.block_tables, scale, threads, form
+        q, k_cache, v_cache, batch.query_start, batch.context_len, batch.block_tables, scale, threads, layout
     )
 
 
@@ -107,34 +107,40 @@ def _kernels_for(x: Tensor, cache: Tensor) -> Library | None:
 
 
 def _write_kv_torch(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, layout: CacheLayout = PLAIN
 ) -> None:
-    assert not form.is_tiled, "only the kernels write a tiled cache"
+    assert not layout.is_tiled, "only the kernels write a tiled cache"
     block_size = k_cache.shape[2]
     blocks, offsets = slot_mapping // block_size, slot_mapping % block_size
     for index, (x, cache) in enumerate(((k, k_cache), (v, v_cache))):
-        if form.scales is None:
+        if layout.scales is None:
             cache[blocks, :, offsets] = x.to(cache.dtype)
             continue
         unit = x.float().abs().amax(-1) / 127
-        form.scales[index][blocks, :, offsets] = unit
+        layout.scales[index][blocks, :, offsets] = unit
         cache[blocks, :, offsets] = (
             (x.float() / unit.clamp(min=torch.finfo(torch.float32).tiny)[..., None]).round().to(torch.int8)
         )
 
 
 def _attend_torch(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, batch: AttentionBatch, scale: float, exact: bool, form: Form = PLAIN
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    batch: AttentionBatch,
+    scale: float,
+    exact: bool,
+    layout: CacheLayout = PLAIN,
 ) -> Tensor:
-    assert not form.is_tiled, "only the kernels read a tiled cache"
+    assert not layout.is_tiled, "only the kernels read a tiled cache"
     out = torch.empty_like(q)
     starts, contexts = batch.query_start.tolist(), batch.context_len.tolist()
     for index, context_len in enumerate(contexts):
         start, end = starts[index], starts[index + 1]
         keys, values = (_gather(cache, batch.block_tables[index], context_len) for cache in (k_cache, v_cache))
-        if form.scales is not None:
+        if layout.scales is not None:
             key_scales, value_scales = (
-                _gather(part[..., None], batch.block_tables[index], context_len) for part in form.scales
+                _gather(part[..., None], batch.block_tables[index], context_len) for part in layout.scales
             )
             keys, values = keys * key_scales, values * value_scales
         # exact: each query alone, so that shapes depend on its position only

@@ -23,7 +23,7 @@ from penstock.wire.errors import InvalidRequest
 from penstock.workers.compute.device import CPU
 from penstock.workers.compute.linear import linear
 from penstock.workers.compute.model_config import ModelConfig
-from penstock.workers.compute.triton.segments import AdapterSlots, Segments, make_segments, table_of
+from penstock.workers.compute.triton.segments import AdapterMatrices, Segments, make_segments, table_of
 from penstock.workers.engine.sequence import Chunk
 
 FUSED = {
@@ -80,18 +80,18 @@ class LoraAdapter:
     """Rank of all modules of a matrix together, at most."""
 
 
-class Share(NamedTuple):
+class AdapterRows(NamedTuple):
     """The rows of a step that belong to one adapter; None: all of them."""
 
     adapter: LoraAdapter
     rows: Tensor | None
 
 
-Shares = Sequence[Share] | Segments
+StepAdapters = Sequence[AdapterRows] | Segments
 """The adapters of a step, on the CPU and for a GPU."""
 
 
-def shares_of(chunks: Sequence[Chunk]) -> list[Share]:
+def group_rows_by_adapter(chunks: Sequence[Chunk]) -> list[AdapterRows]:
     """The adapters of a step, whose chunks lie one behind the other with their drafts."""
     if all(chunk.seq.lora is None for chunk in chunks):
         return []
@@ -106,29 +106,29 @@ def shares_of(chunks: Sequence[Chunk]) -> list[Share]:
             num_adapted += end - start
         start = end
     is_alone = len(spans) == 1 and num_adapted == start
-    return [Share(adapter, None if is_alone else torch.cat(rows)) for adapter, rows in spans.values()]
+    return [AdapterRows(adapter, None if is_alone else torch.cat(rows)) for adapter, rows in spans.values()]
 
 
-def segments_of(shares: Sequence[Share], num_tokens: int, device: torch.device) -> Segments:
+def build_segments(adapter_rows: Sequence[AdapterRows], num_tokens: int, device: torch.device) -> Segments:
     """The adapters of a step of so many tokens, of which there is one at least, for a GPU's kernels."""
-    adapters = [share.adapter for share in shares]
+    adapters = [rows.adapter for rows in adapter_rows]
     return make_segments(
         [adapter.table for adapter in adapters],
         max(adapter.max_rank for adapter in adapters),
-        [s.rows for s in shares],
+        [rows.rows for rows in adapter_rows],
         num_tokens,
         device,
     )
 
 
-def add_shares(shares: Shares, layer: int, exact: bool, name: str, out: Tensor, x: Tensor) -> None:
+def add_adapters(adapter_rows: StepAdapters, layer: int, exact: bool, name: str, out: Tensor, x: Tensor) -> None:
     """Add to `out` what the adapters of a step add to the matrix `name` of FUSED, given its input x."""
-    if isinstance(shares, Segments):
+    if isinstance(adapter_rows, Segments):
         from penstock.workers.compute.triton.low_rank import add_low_rank  # noqa: PLC0415 (Triton may be absent)
 
-        add_low_rank(out, x, shares, layer, list(FUSED).index(name))
+        add_low_rank(out, x, adapter_rows, layer, list(FUSED).index(name))
         return
-    for adapter, rows in shares:
+    for adapter, rows in adapter_rows:
         low_rank = adapter.layers[layer].get(name)
         if low_rank is not None:
             low_rank.add_to(out, x, rows, exact)
@@ -158,14 +158,14 @@ def make_adapter(
     digest: str, layers: Sequence[Mapping[str, LowRank]], num_bytes: int, device: torch.device = CPU
 ) -> LoraAdapter:
     """An adapter of matrices that are on the device already, one at least."""
-    table = table_of([[_slots_of(layer.get(name)) for name in FUSED] for layer in layers], device)
+    table = table_of([[_to_matrices(layer.get(name)) for name in FUSED] for layer in layers], device)
     return LoraAdapter(
         digest, layers, num_bytes, table, max(len(low_rank.a) for layer in layers for low_rank in layer.values())
     )
 
 
-def _slots_of(low_rank: LowRank | None) -> AdapterSlots | None:
-    return None if low_rank is None else AdapterSlots(low_rank.a, low_rank.parts)
+def _to_matrices(low_rank: LowRank | None) -> AdapterMatrices | None:
+    return None if low_rank is None else AdapterMatrices(low_rank.a, low_rank.parts)
 
 
 def _layer(

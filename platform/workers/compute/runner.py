@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.batch import Batch, build_batch
-from penstock.workers.compute.lora import LoraAdapter, Share, load_lora, shares_of
+from penstock.workers.compute.lora import AdapterRows, LoraAdapter, group_rows_by_adapter, load_lora
 from penstock.workers.compute.sampling import Sampler
 from penstock.workers.compute.speculation.drafter import Drafter
 from penstock.workers.compute.step_model import StepModel, Wait
@@ -40,10 +40,10 @@ class TorchRunner:
         or with a choice on the host."""
         self.draft(step)
         with torch.inference_mode():
-            batch, shares = build_batch(step, self._steps.cache.block_size), shares_of(step.chunks)
-            wait = self._launch_choice([step.chunks[index] for index in batch.sampled], batch, shares)
+            batch, adapter_rows = build_batch(step, self._steps.cache.block_size), group_rows_by_adapter(step.chunks)
+            wait = self._launch_choice([step.chunks[index] for index in batch.sampled], batch, adapter_rows)
             if wait is None:
-                return partial(self.choose, step, batch, self._steps.logits(batch, shares))
+                return partial(self.choose, step, batch, self._steps.logits(batch, adapter_rows))
         return partial(self._verify, step, batch, wait)
 
     def draft(self, step: Step) -> None:
@@ -58,7 +58,7 @@ class TorchRunner:
         """The batch, and float32 [R, vocab_size] logits of its sampled rows."""
         with torch.inference_mode():
             batch = build_batch(step, self._steps.cache.block_size)
-            return batch, self._steps.logits(batch, shares_of(step.chunks))
+            return batch, self._steps.logits(batch, group_rows_by_adapter(step.chunks))
 
     def choose(self, step: Step, batch: Batch, logits: Tensor) -> list[list[Sampled]]:
         """Choose on the host from the logits of `forward`. One list for each chunk, as of `launch`."""
@@ -74,7 +74,7 @@ class TorchRunner:
                 sampled = []
         return _by_chunk(step, batch, sampled)
 
-    def _launch_choice(self, chunks: list[Chunk], batch: Batch, shares: list[Share]) -> Wait | None:
+    def _launch_choice(self, chunks: list[Chunk], batch: Batch, adapter_rows: list[AdapterRows]) -> Wait | None:
         """Have the model's device choose the tokens of the chunks that sample; None: the host must."""
         seqs = [chunk.seq for chunk in chunks]
         inputs: SamplingInputs | None = None
@@ -84,7 +84,7 @@ class TorchRunner:
             inputs = self._sampler.sampling_inputs(seqs, [chunk.end for chunk in chunks])
             if inputs is None:
                 return None
-        return self._steps.choose(batch, shares, inputs)
+        return self._steps.choose(batch, adapter_rows, inputs)
 
     def _verify(self, step: Step, batch: Batch, wait: Wait) -> list[list[Sampled]]:
         """Wait for the device's choice, and end each draft where it differs."""

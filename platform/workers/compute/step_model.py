@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.workers.compute.batch import Batch
 from penstock.workers.compute.device import fetch
-from penstock.workers.compute.lora import Share
+from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.models.fused import Model
 from penstock.workers.compute.models.llama import KvCache, largest
 from penstock.workers.compute.models.replay import Replay
@@ -36,10 +36,10 @@ class StepModel(Protocol):
     def can_sample(self) -> bool:
         """Whether `choose` takes sampling inputs; greedily it may always choose."""
 
-    def logits(self, batch: Batch, shares: list[Share]) -> Tensor:
-        """float32 [R, vocab_size] of the batch's rows, on the host. shares: the adapters of the step."""
+    def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
+        """float32 [R, vocab_size] of the batch's rows, on the host. adapter_rows: the adapters of the step."""
 
-    def choose(self, batch: Batch, shares: list[Share], inputs: SamplingInputs | None) -> Wait | None:
+    def choose(self, batch: Batch, adapter_rows: list[AdapterRows], inputs: SamplingInputs | None) -> Wait | None:
         """Begin the step and the choice of a token for each row: greedily without `inputs`. None: nothing has begun,
         and the host must choose from the logits."""
 
@@ -54,11 +54,13 @@ class HostStepModel:
         self.model = model
         self.cache = cache
 
-    def logits(self, batch: Batch, shares: list[Share]) -> Tensor:
-        return self.model.logits(batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, shares)
+    def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
+        return self.model.logits(
+            batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, adapter_rows
+        )
 
-    def choose(self, batch: Batch, shares: list[Share], inputs: SamplingInputs | None) -> Wait | None:
-        if shares or inputs is not None:
+    def choose(self, batch: Batch, adapter_rows: list[AdapterRows], inputs: SamplingInputs | None) -> Wait | None:
+        if adapter_rows or inputs is not None:
             return None
         chosen = self.model.greedy_tokens(batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows)
         return None if chosen is None else lambda: chosen
@@ -75,24 +77,28 @@ class GpuStepModel:
         self.cache = replay.cache
         self._replay = replay
 
-    def logits(self, batch: Batch, shares: list[Share]) -> Tensor:
-        if self._is_replayed(batch, shares):
+    def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
+        if self._is_replayed(batch, adapter_rows):
             return self._replay.logits(batch)
-        return self.model.logits(batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, shares)
+        return self.model.logits(
+            batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, adapter_rows
+        )
 
-    def choose(self, batch: Batch, shares: list[Share], inputs: SamplingInputs | None) -> Wait:
-        if inputs is None and self._is_replayed(batch, shares):
+    def choose(self, batch: Batch, adapter_rows: list[AdapterRows], inputs: SamplingInputs | None) -> Wait:
+        if inputs is None and self._is_replayed(batch, adapter_rows):
             return self._replay.greedy_on_device(batch).cpu
-        logits = self._on_device(batch, shares)
+        logits = self._on_device(batch, adapter_rows)
         return partial(fetch, largest(logits) if inputs is None else _sample(logits, inputs))
 
-    def _on_device(self, batch: Batch, shares: list[Share]) -> Tensor:
-        if self._is_replayed(batch, shares):
+    def _on_device(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
+        if self._is_replayed(batch, adapter_rows):
             return self._replay.on_device(batch)
-        return self.model.on_device(batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, shares)
+        return self.model.on_device(
+            batch.token_ids, batch.positions, self.cache, batch.attention, batch.rows, adapter_rows
+        )
 
-    def _is_replayed(self, batch: Batch, shares: list[Share]) -> bool:
-        return not shares and self._replay.covers(batch)
+    def _is_replayed(self, batch: Batch, adapter_rows: list[AdapterRows]) -> bool:
+        return not adapter_rows and self._replay.covers(batch)
 
 
 def _sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.kernels.cache_form import Form, cache_code
+from penstock.workers.compute.kernels.cache_layout import CacheLayout, cache_code
 from penstock.workers.compute.kernels.matmul import PackedMatrix
 
 _P, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
@@ -94,7 +94,7 @@ class CacheLayer:
     keys: Tensor
     """[num_blocks, num_kv_heads, block_size, dim], as `values`; blocks may lie apart."""
     values: Tensor
-    form: Form
+    layout: CacheLayout
 
 
 class BoundCache:
@@ -103,19 +103,19 @@ class BoundCache:
     def __init__(self, layers: Sequence[CacheLayer]) -> None:
         self._layers = layers
         self.num_blocks, _, self.block_size, _ = layers[0].keys.shape
-        code = cache_code(layers[0].keys, layers[0].form)
+        code = cache_code(layers[0].keys, layers[0].layout)
         self._stores = (_Store * (2 * len(layers)))()
         for index, layer in enumerate(layers):
             for is_values, data in enumerate((layer.keys, layer.values)):
                 assert data[0].is_contiguous()
-                assert cache_code(data, layer.form) == code
-                scales = None if layer.form.scales is None else layer.form.scales[is_values].data_ptr()
+                assert cache_code(data, layer.layout) == code
+                scales = None if layer.layout.scales is None else layer.layout.scales[is_values].data_ptr()
                 self._stores[2 * index + is_values] = _Store(data.data_ptr(), scales, data.stride(0), is_values)
         self._struct = _Cache(ctypes.addressof(self._stores), self.block_size, code)
         self.address = ctypes.addressof(self._struct)
 
 
-class Places(NamedTuple):
+class TokenLayout(NamedTuple):
     """Where a step's tokens lie: the tensors of `attention.AttentionBatch`, with their shapes."""
 
     query_start: Tensor
@@ -124,7 +124,9 @@ class Places(NamedTuple):
     slot_mapping: Tensor
 
 
-class Chosen(NamedTuple):
+class GreedyTokens(NamedTuple):
+    """What greedy decoding chooses in each row of a step."""
+
     best: Tensor
     """int64 [R]: the id with the largest logit, of equals the lowest."""
     scores: Tensor
@@ -157,33 +159,33 @@ class Decoder:
         token_ids: Tensor,
         positions: Tensor,
         cache: BoundCache,
-        places: Places,
+        layout: TokenLayout,
         rows: Tensor,
         logits: Tensor | None,
-    ) -> Chosen:
+    ) -> GreedyTokens:
         """token_ids, positions: int64 [T]. rows: int64 [R], tokens whose logits are wanted, in order. logits: float32
         [R, vocab], where they go.
 
         Raises IndexError for an id without a row in the embedding.
         """
-        num_tokens, num_seqs, num_rows = len(token_ids), len(places.context_len), len(rows)
+        num_tokens, num_seqs, num_rows = len(token_ids), len(layout.context_len), len(rows)
         shape = self._parameters.shape
         if num_tokens and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < shape.vocab:
             raise IndexError(
                 f"token ids {int(token_ids.min())} to {int(token_ids.max())}, but the embedding has {shape.vocab} rows"
             )
-        assert token_ids.dtype == positions.dtype == places.slot_mapping.dtype == rows.dtype == torch.int64
-        assert places.query_start.dtype == places.context_len.dtype == places.block_tables.dtype == torch.int32
-        assert len(positions) == len(places.slot_mapping) == num_tokens
-        assert len(places.query_start) == num_seqs + 1 == len(places.block_tables) + 1
+        assert token_ids.dtype == positions.dtype == layout.slot_mapping.dtype == rows.dtype == torch.int64
+        assert layout.query_start.dtype == layout.context_len.dtype == layout.block_tables.dtype == torch.int32
+        assert len(positions) == len(layout.slot_mapping) == num_tokens
+        assert len(layout.query_start) == num_seqs + 1 == len(layout.block_tables) + 1
         assert logits is None or (
             logits.shape == (num_rows, shape.vocab) and logits.dtype == torch.float32 and logits.is_contiguous()
         )
-        tables = places.block_tables if places.block_tables.stride(1) == 1 else places.block_tables.contiguous()
+        tables = layout.block_tables if layout.block_tables.stride(1) == 1 else layout.block_tables.contiguous()
         best, scores = torch.empty(num_rows, dtype=torch.int64), torch.empty(num_rows)
         kept = [
             part.contiguous()
-            for part in (token_ids, positions, places.slot_mapping, places.query_start, places.context_len)
+            for part in (token_ids, positions, layout.slot_mapping, layout.query_start, layout.context_len)
         ]
         rows = rows.contiguous()
         step = self._step
@@ -195,7 +197,7 @@ class Decoder:
         step.rows, step.logits = rows.data_ptr(), None if logits is None else logits.data_ptr()
         step.best, step.best_score = best.data_ptr(), scores.data_ptr()
         self._compute(cache)
-        return Chosen(best, scores)
+        return GreedyTokens(best, scores)
 
     def _compute(self, cache: BoundCache) -> None:
         needed = self._run(cache)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from penstock.workers.compute.kernels.cache_form import PLAIN, Form, cache_code
+from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout, cache_code
 from penstock.workers.compute.kernels.decoder import Activations, Decoder, Parameters
 from penstock.workers.compute.kernels.matmul import MatmulKernels
 
@@ -59,7 +59,7 @@ class Library:
         return Decoder(self._library, parameters, threads, activations)
 
     def write_kv(
-        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, form: Form = PLAIN
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, layout: CacheLayout = PLAIN
     ) -> None:
         """k, v [T, num_kv_heads, head_dim] into their slots; see attention.write_kv."""
         num_tokens, num_kv_heads, head_dim = k.shape
@@ -74,8 +74,8 @@ class Library:
         k, v, slot_mapping = _packed(k), _packed(v), slot_mapping.contiguous()
         self._write_kv(
             k.data_ptr(), v.data_ptr(), _DTYPES[k.dtype], k.stride(0), v.stride(0), _cache(k_cache), _cache(v_cache),
-            *_scales(form, k_cache), k_cache.stride(0), cache_code(k_cache, form), slot_mapping.data_ptr(), num_tokens,
-            num_kv_heads, block_size, head_dim,
+            *_scales(layout, k_cache), k_cache.stride(0), cache_code(k_cache, layout), slot_mapping.data_ptr(),
+            num_tokens, num_kv_heads, block_size, head_dim,
         )  # fmt: skip
 
     def attend(
@@ -88,7 +88,7 @@ class Library:
         block_tables: Tensor,
         scale: float,
         threads: int,
-        form: Form = PLAIN,
+        layout: CacheLayout = PLAIN,
     ) -> Tensor:
         """q [T, num_heads, head_dim] over the cache; see attention.attend. Raises MemoryError."""
         _, num_heads, head_dim = q.shape
@@ -104,7 +104,7 @@ class Library:
         out = torch.empty(q.shape, dtype=q.dtype)
         code = self._paged_attention(
             q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache),
-            *_scales(form, k_cache), k_cache.stride(0), cache_code(k_cache, form), query_start.data_ptr(),
+            *_scales(layout, k_cache), k_cache.stride(0), cache_code(k_cache, layout), query_start.data_ptr(),
             context_len.data_ptr(), block_tables.data_ptr(), block_tables.stride(0), len(context_len), num_heads,
             num_kv_heads, block_size, head_dim, scale, threads,
         )  # fmt: skip
@@ -130,8 +130,8 @@ def _cache(x: Tensor) -> int:
     return x.data_ptr()
 
 
-def _scales(form: Form, cache: Tensor) -> tuple[int | None, int | None]:
-    if form.scales is None:
+def _scales(layout: CacheLayout, cache: Tensor) -> tuple[int | None, int | None]:
+    if layout.scales is None:
         return None, None
-    assert all(part.dtype == torch.float32 and part.shape == cache.shape[:3] for part in form.scales)
-    return _cache(form.scales[0]), _cache(form.scales[1])
+    assert all(part.dtype == torch.float32 and part.shape == cache.shape[:3] for part in layout.scales)
+    return _cache(layout.scales[0]), _cache(layout.scales[1])

@@ -17,19 +17,19 @@ from penstock.text.source import ModelSource
 from penstock.workers.compute.attention import AttentionBatch
 from penstock.workers.compute.device import place_weights
 from penstock.workers.compute.kernels.build import load_kernels
-from penstock.workers.compute.kernels.cache_form import can_tile
+from penstock.workers.compute.kernels.cache_layout import can_tile
 from penstock.workers.compute.kernels.decoder import (
     Activations,
     BoundCache,
     CacheLayer,
-    Chosen,
+    GreedyTokens,
     Parameters,
-    Places,
     Shape,
+    TokenLayout,
 )
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level, PackedMatrix, Rounding
-from penstock.workers.compute.lora import Share
+from penstock.workers.compute.lora import AdapterRows
 from penstock.workers.compute.model_config import ModelConfig
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
 from penstock.workers.compute.quant.packed import Packed, UnsupportedMatrix, pack_all
@@ -66,7 +66,7 @@ class FusedLlama:
     """`Llama` with its weights packed. One thread at a time."""
 
     reads_tiles = True
-    """Whether the model reads a tiled cache (see `kernels.cache_form`)."""
+    """Whether the model reads a tiled cache (see `kernels.cache_layout`)."""
 
     def __init__(
         self,
@@ -91,19 +91,19 @@ class FusedLlama:
         cache: KvCache,
         batch: AttentionBatch,
         rows: Tensor,
-        shares: Sequence[Share] = (),
+        adapter_rows: Sequence[AdapterRows] = (),
     ) -> Tensor:
         """See `Llama.logits`."""
-        if shares:
-            return self.torch.logits(token_ids, positions, cache, batch, rows, shares)
+        if adapter_rows:
+            return self.torch.logits(token_ids, positions, cache, batch, rows, adapter_rows)
         logits = torch.empty(len(rows), self.config.vocab_size)
         self._step(token_ids, positions, cache, batch, rows, logits)
         return logits
 
     def greedy_tokens(
         self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor
-    ) -> Chosen:
-        """Tokens of the step that `logits` would compute without shares: each row's largest logit and its id."""
+    ) -> GreedyTokens:
+        """Tokens of the step that `logits` would compute without adapters: each row's largest logit and its id."""
         return self._step(token_ids, positions, cache, batch, rows, None)
 
     def _step(
@@ -114,14 +114,15 @@ class FusedLlama:
         batch: AttentionBatch,
         rows: Tensor,
         logits: Tensor | None,
-    ) -> Chosen:
-        places = Places(batch.query_start, batch.context_len, batch.block_tables, batch.slot_mapping)
-        return self._decoder.step(token_ids, positions, self._bind(cache), places, rows, logits)
+    ) -> GreedyTokens:
+        layout = TokenLayout(batch.query_start, batch.context_len, batch.block_tables, batch.slot_mapping)
+        return self._decoder.step(token_ids, positions, self._bind(cache), layout, rows, logits)
 
     def _bind(self, cache: KvCache) -> BoundCache:
         if self._bound is None or self._bound[0] is not cache:
             layers = [
-                CacheLayer(keys, values, form) for (keys, values), form in zip(cache.layers, cache.forms, strict=True)
+                CacheLayer(keys, values, layout)
+                for (keys, values), layout in zip(cache.layers, cache.layouts, strict=True)
             ]
             self._bound = cache, BoundCache(layers)
         return self._bound[1]

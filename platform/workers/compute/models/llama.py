@@ -18,10 +18,10 @@ from torch.nn import functional
 from penstock.workers.compute.attention import AttentionBatch, attend, write_kv
 from penstock.workers.compute.device import CPU, fetch
 from penstock.workers.compute.kernels.arena import Arena
-from penstock.workers.compute.kernels.cache_form import PLAIN, Form
-from penstock.workers.compute.kernels.decoder import Chosen
+from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout
+from penstock.workers.compute.kernels.decoder import GreedyTokens
 from penstock.workers.compute.linear import linear
-from penstock.workers.compute.lora import Shares, add_shares, segments_of
+from penstock.workers.compute.lora import StepAdapters, add_adapters, build_segments
 from penstock.workers.compute.model_config import Llama3Scaling, ModelConfig
 from penstock.workers.compute.quant.packed import Packed
 from penstock.workers.compute.quant.quantized import Matrix as QuantizedMatrix
@@ -75,7 +75,7 @@ class KvCache:
         is_tiled: bool = False,
     ) -> None:
         """A cache of zeros. by_block: each block lies in one piece, all layers of it; on the host. is_tiled: see
-        `cache_form`; only kernels can read it."""
+        `cache_layout`; only kernels can read it."""
         shape = (num_blocks, config.num_kv_heads, block_size, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size
@@ -86,10 +86,10 @@ class KvCache:
             else [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
         )
         self.layers = list(zip(made[::2], made[1::2], strict=True))
-        self.forms = [Form(is_tiled=True) if is_tiled else PLAIN] * config.num_layers
+        self.layouts = [CacheLayout(is_tiled=True) if is_tiled else PLAIN] * config.num_layers
         if dtype in EIGHT_BITS:
-            self.forms = [
-                Form((torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device)), is_tiled)
+            self.layouts = [
+                CacheLayout((torch.zeros(shape[:3], device=device), torch.zeros(shape[:3], device=device)), is_tiled)
                 for _ in self.layers
             ]
 
@@ -100,8 +100,8 @@ class KvCache:
 
     def poison(self, blocks: Tensor) -> None:
         """Fill blocks with NaN, so that a read of what nobody wrote shows. For tests."""
-        for pair, form in zip(self.layers, self.forms, strict=True):
-            for part in form.scales or pair:
+        for pair, layout in zip(self.layers, self.layouts, strict=True):
+            for part in layout.scales or pair:
                 part[blocks] = math.nan
 
 
@@ -117,7 +117,7 @@ class Llama:
     """The model with its weights. Stateless between calls: the KV cache is the caller's."""
 
     reads_tiles = False
-    """Whether the model reads a tiled cache (see `kernels.cache_form`)."""
+    """Whether the model reads a tiled cache (see `kernels.cache_layout`)."""
 
     def __init__(
         self, config: ModelConfig, weights: Mapping[str, Matrix], max_model_len: int, threads: int, exact: bool
@@ -149,21 +149,21 @@ class Llama:
         cache: KvCache,
         batch: AttentionBatch,
         rows: Tensor,
-        shares: Shares = (),
+        adapter_rows: StepAdapters = (),
     ) -> Tensor:
         """float32 [R, vocab_size] at the flat indices `rows`; the KV of all tokens is written to the cache.
 
-        token_ids, positions: int64 [T]. rows: int64 [R]; with none of them the head is skipped. shares: adapters, and
-        the tokens they belong to. All of these and the result are on the host, wherever the model is; only adapters and
-        cache are beside it.
+        token_ids, positions: int64 [T]. rows: int64 [R]; with none of them the head is skipped. adapter_rows: adapters,
+        and the tokens they belong to. All of these and the result are on the host, wherever the model is; only adapters
+        and cache are beside it.
         """
         if self.device.type == "cpu":
-            return self.compute(token_ids, positions, cache, batch, rows, shares)
-        return fetch(self.on_device(token_ids, positions, cache, batch, rows, shares))
+            return self.compute(token_ids, positions, cache, batch, rows, adapter_rows)
+        return fetch(self.on_device(token_ids, positions, cache, batch, rows, adapter_rows))
 
     def greedy_tokens(
         self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor
-    ) -> Chosen | None:
+    ) -> GreedyTokens | None:
         """None: torch's operators compute logits, from which others choose. Arguments as of `logits`."""
 
     def on_device(
@@ -173,14 +173,14 @@ class Llama:
         cache: KvCache,
         batch: AttentionBatch,
         rows: Tensor,
-        shares: Shares = (),
+        adapter_rows: StepAdapters = (),
     ) -> Tensor:
         """`logits` that stay on the GPU. Waits for nothing."""
-        if shares and not isinstance(shares, Segments):
-            shares = segments_of(shares, len(token_ids), self.device)
+        if adapter_rows and not isinstance(adapter_rows, Segments):
+            adapter_rows = build_segments(adapter_rows, len(token_ids), self.device)
         token_ids, positions, rows = (indices.to(self.device) for indices in (token_ids, positions, rows))
         return self.compute(
-            token_ids, positions, cache, batch.on(self.device, cache.block_size, self._exact), rows, shares
+            token_ids, positions, cache, batch.on(self.device, cache.block_size, self._exact), rows, adapter_rows
         )
 
     def compute(
@@ -190,13 +190,13 @@ class Llama:
         cache: KvCache,
         batch: AttentionBatch,
         rows: Tensor,
-        shares: Shares = (),
+        adapter_rows: StepAdapters = (),
     ) -> Tensor:
         """`logits` of what is where the model is, and so is the result. On a GPU nothing here waits for it."""
         x = self.embed[token_ids] if isinstance(self.embed, Tensor) else _rows(self.embed, token_ids)
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self.layers):
-            adapt = partial(add_shares, shares, index, self._exact) if shares else None
+            adapt = partial(add_adapters, adapter_rows, index, self._exact) if adapter_rows else None
             x += self._attention(layer, self._norm(x, layer.input_norm), cos, sin, cache, index, batch, adapt)
             x += self._mlp(layer, self._norm(x, layer.post_norm), adapt)
         return self._linear(self._norm(x[rows], self.norm), self.lm_head, None).float()
@@ -213,7 +213,7 @@ class Llama:
         adapt: Adapt | None,
     ) -> Tensor:
         config = self.config
-        (keys, values), form = cache.layers[index], cache.forms[index]
+        (keys, values), layout = cache.layers[index], cache.layouts[index]
         num_queries, head_dim = config.num_heads, config.head_dim
         qkv = self._adapted("qkv", x, layer.qkv, layer.qkv_bias, adapt).view(len(x), -1, head_dim)
         qk, v = qkv[:, : num_queries + config.num_kv_heads], qkv[:, num_queries + config.num_kv_heads :]
@@ -221,8 +221,8 @@ class Llama:
             q, k = qk[:, :num_queries], qk[:, num_queries:]
             qk = torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), dim=1)
         qk = rotate(qk, cos, sin)
-        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping, form, is_planned=batch.plan is not None)
-        out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact, form)
+        write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping, layout, is_planned=batch.plan is not None)
+        out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact, layout)
         return self._adapted("o", out.view(len(x), -1), layer.o, layer.o_bias, adapt)
 
     def _mlp(self, layer: Layer, x: Tensor, adapt: Adapt | None) -> Tensor:

@@ -68,7 +68,7 @@ def lay_out_groups(quantized: QuantizedTensor, dtype: torch.dtype, device: torch
     assert is_covered(quantized)
     run = _run(quantized)
     scale = _transposed(quantized.scale.to(device))
-    second_kind, second = _second(quantized)
+    second_kind, second = _offset_or_zero(quantized)
     return GroupedTensor(
         quantized.q.shape,
         dtype,
@@ -91,7 +91,7 @@ def _run(quantized: QuantizedTensor) -> int:
     """Columns of a run: as many as a group is a multiple of and as need little to fill the last block up."""
     columns, runs = quantized.q.shape[1], 2 if quantized.bits == 4 else 1
     fitting = [run for run in _RUNS if quantized.group_size % run == 0 or quantized.scale.shape[1] == 1]
-    return next((run for run in fitting if _up(columns, runs * run) <= _MOST_FILL * columns), fitting[-1])
+    return next((run for run in fitting if _round_up(columns, runs * run) <= _MOST_FILL * columns), fitting[-1])
 
 
 def _tiled(q: Tensor, run: int, bits: int) -> Tensor:
@@ -99,7 +99,7 @@ def _tiled(q: Tensor, run: int, bits: int) -> Tensor:
     rows, columns = q.shape
     runs = 2 if bits == 4 else 1
     filled = functional.pad(
-        q.view(torch.uint8), (0, _up(columns, runs * run) - columns, 0, _up(rows, TILE_ROWS) - rows)
+        q.view(torch.uint8), (0, _round_up(columns, runs * run) - columns, 0, _round_up(rows, TILE_ROWS) - rows)
     )
     parts = filled.view(-1, TILE_ROWS, filled.shape[1] // (runs * run), runs, run).permute(3, 0, 2, 1, 4)
     return (parts[0] | parts[1] << 4 if bits == 4 else parts[0]).contiguous()
@@ -107,11 +107,13 @@ def _tiled(q: Tensor, run: int, bits: int) -> Tensor:
 
 def _transposed(values: Tensor) -> Tensor:
     """The values [N, G] as [G, N], N filled up to whole tiles with zeros."""
-    filled = functional.pad(values, (0, 0, 0, _up(len(values), TILE_ROWS) - len(values)))
-    return _shortest(filled.t().contiguous())
+    filled = functional.pad(values, (0, 0, 0, _round_up(len(values), TILE_ROWS) - len(values)))
+    return _narrowest_exact(filled.t().contiguous())
 
 
-def _second(quantized: QuantizedTensor) -> tuple[Second, Tensor | None]:
+def _offset_or_zero(quantized: QuantizedTensor) -> tuple[Second, Tensor | None]:
+    """The groups' second numbers and their kind: the zero points where whole numbers say the same as the offsets, else
+    the offsets; None of the kind "none"."""
     if quantized.offset is None:
         return "none", None
     zero = quantized.zero
@@ -119,9 +121,11 @@ def _second(quantized: QuantizedTensor) -> tuple[Second, Tensor | None]:
     return ("zero", zero) if is_kept else ("offset", quantized.offset)
 
 
-def _shortest(values: Tensor) -> Tensor:
+def _narrowest_exact(values: Tensor) -> Tensor:
+    """The float32 values in a 16-bit type that holds each of them exactly, or as they are where none does."""
     return next((short for short in (values.half(), values.bfloat16()) if torch.equal(short.float(), values)), values)
 
 
-def _up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `size`."""
     return -(-size // multiple) * multiple

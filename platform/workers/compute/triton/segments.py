@@ -21,7 +21,7 @@ SHORT_TILE, LONG_TILE = 16, 64
 """Rows that a program takes, of a step with up to FEW_ROWS adapted rows, and with more."""
 
 
-class AdapterSlots(NamedTuple):
+class AdapterMatrices(NamedTuple):
     """What an adapter adds to one matrix; see `penstock.workers.compute.lora.LowRank`."""
 
     a: Tensor
@@ -43,11 +43,9 @@ class Segments(NamedTuple):
     """Largest rank in the step, of all parts of a matrix together."""
 
 
-def table_of(layers: Sequence[Sequence[AdapterSlots | None]], device: torch.device) -> Tensor:
+def table_of(layers: Sequence[Sequence[AdapterMatrices | None]], device: torch.device) -> Tensor:
     """int64 [layers, matrices, FIELDS] of contiguous matrices, which must outlive it."""
-    return torch.tensor(
-        [[_entry(slots) for slots in matrices] for matrices in layers], dtype=torch.int64, device=device
-    )
+    return torch.tensor([[_entry(matrix) for matrix in layer] for layer in layers], dtype=torch.int64, device=device)
 
 
 def make_segments(
@@ -68,13 +66,13 @@ def make_segments(
     )
 
 
-def _entry(slots: AdapterSlots | None) -> list[int]:
-    if slots is None:
+def _entry(matrices: AdapterMatrices | None) -> list[int]:
+    if matrices is None:
         return [0] * FIELDS
-    assert slots.a.is_contiguous()
-    entry = [slots.a.data_ptr(), len(slots.a)]
+    assert matrices.a.is_contiguous()
+    entry = [matrices.a.data_ptr(), len(matrices.a)]
     begin = 0
-    for start, end, b in slots.parts:
+    for start, end, b in matrices.parts:
         assert b.is_contiguous()
         entry += [start, end, b.data_ptr(), begin, b.shape[1]]
         begin += b.shape[1]

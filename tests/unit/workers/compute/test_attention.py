@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.workers.compute import attention
 from penstock.workers.compute.attention import AttentionBatch, attend, write_kv
 from penstock.workers.compute.kernels.build import find_compilers, obtain
-from penstock.workers.compute.kernels.cache_form import PLAIN, Form
+from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level, MatmulKernels
 from tests.unit.workers.built_kernels import built_kernels
@@ -35,13 +35,13 @@ class Case:
     batch: AttentionBatch
     keys: list[Tensor]
     values: list[Tensor]
-    form: Form = PLAIN
+    layout: CacheLayout = PLAIN
 
     def attend(self, threads: int = 2, exact: bool = False) -> Tensor:
-        return attend(self.q, self.k_cache, self.v_cache, self.batch, 0.25, threads, exact, self.form)
+        return attend(self.q, self.k_cache, self.v_cache, self.batch, 0.25, threads, exact, self.layout)
 
     def torch_attend(self, exact: bool) -> Tensor:
-        return attention._attend_torch(self.q, self.k_cache, self.v_cache, self.batch, 0.25, exact, self.form)
+        return attention._attend_torch(self.q, self.k_cache, self.v_cache, self.batch, 0.25, exact, self.layout)
 
 
 def make_case(
@@ -61,7 +61,7 @@ def make_case(
     random.Random(seed).shuffle(blocks)
     shape = (len(blocks) + 1, kv_heads, block_size, dim)
     is_int8, is_tiled = "int8" in cache, "tiled" in cache
-    form = Form((torch.full(shape[:3], NAN), torch.full(shape[:3], NAN)) if is_int8 else None, is_tiled)
+    layout = CacheLayout((torch.full(shape[:3], NAN), torch.full(shape[:3], NAN)) if is_int8 else None, is_tiled)
     k_cache = torch.full(shape, 99 if is_int8 else NAN, dtype=torch.int8 if is_int8 else dtype)
     v_cache = k_cache.clone()
     tables = torch.zeros(len(spans), max(counts), dtype=torch.int32)
@@ -76,7 +76,7 @@ def make_case(
         tables[index, : counts[index]] = table
         positions = torch.arange(context)
         slot = table[positions // block_size] * block_size + positions % block_size
-        write_kv(k, v, k_cache, v_cache, slot, form)
+        write_kv(k, v, k_cache, v_cache, slot, layout)
         keys.append(k)
         values.append(v)
         queries.append(q[context - new :])
@@ -90,7 +90,7 @@ def make_case(
         AttentionBatch(starts, contexts, tables, torch.cat(slots)),
         keys,
         values,
-        form,
+        layout,
     )
 
 
@@ -187,9 +187,9 @@ def test_tiled_and_int8_caches_equal_dense_softmax_attention(
 
 def test_torch_and_the_kernels_keep_and_read_an_int8_cache_alike(matmul: MatmulKernels) -> None:
     case = make_case(MIXED, cache="int8")
-    form = (
-        Form((torch.full_like(case.form.scales[0], NAN), torch.full_like(case.form.scales[1], NAN)))
-        if case.form.scales
+    layout = (
+        CacheLayout((torch.full_like(case.layout.scales[0], NAN), torch.full_like(case.layout.scales[1], NAN)))
+        if case.layout.scales
         else PLAIN
     )
     caches = (torch.zeros_like(case.k_cache), torch.zeros_like(case.v_cache))
@@ -198,13 +198,13 @@ def test_torch_and_the_kernels_keep_and_read_an_int8_cache_alike(matmul: MatmulK
     torch.testing.assert_close(case.torch_attend(False), case.attend(), atol=2e-5, rtol=2e-5)
     new = torch.cat([keys[-1:] for keys in case.keys]), torch.cat([values[-1:] for values in case.values])
     slots = case.batch.slot_mapping[case.batch.query_start[1:].long() - 1]
-    attention._write_kv_torch(*new, *caches, slots, form)
+    attention._write_kv_torch(*new, *caches, slots, layout)
     for place in slots.tolist():
         block, offset = divmod(place, 16)
         assert torch.equal(caches[0][block, :, offset], case.k_cache[block, :, offset])
-        assert form.scales is not None
-        assert case.form.scales is not None
-        torch.testing.assert_close(form.scales[1][block, :, offset], case.form.scales[1][block, :, offset])
+        assert layout.scales is not None
+        assert case.layout.scales is not None
+        torch.testing.assert_close(layout.scales[1][block, :, offset], case.layout.scales[1][block, :, offset])
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4])
@@ -247,15 +247,15 @@ def narrowed(case: Case, index: int, row: int, visible: int) -> Case:
     """One query of a case as a batch of its own; everything behind its context is made NaN."""
     token = int(case.batch.query_start[index]) + row
     k_cache, v_cache = case.k_cache.clone(), case.v_cache.clone()
-    form = (
-        case.form
-        if case.form.scales is None
-        else Form((case.form.scales[0].clone(), case.form.scales[1].clone()), case.form.is_tiled)
+    layout = (
+        case.layout
+        if case.layout.scales is None
+        else CacheLayout((case.layout.scales[0].clone(), case.layout.scales[1].clone()), case.layout.is_tiled)
     )
     table, size = case.batch.block_tables[index], case.k_cache.shape[2]
-    for cache in form.scales or (k_cache, v_cache):
+    for cache in layout.scales or (k_cache, v_cache):
         cache[table[-(-visible // size) :].long()] = NAN
-        if visible % size and (form.scales is not None or not form.is_tiled):
+        if visible % size and (layout.scales is not None or not layout.is_tiled):
             cache[int(table[visible // size]), :, visible % size :] = NAN
     tables = case.batch.block_tables[index : index + 1, : -(-visible // size)].clone()
     batch = AttentionBatch(
@@ -264,7 +264,7 @@ def narrowed(case: Case, index: int, row: int, visible: int) -> Case:
         tables,
         torch.zeros(1, dtype=torch.int64),
     )
-    return Case(case.q[token : token + 1], k_cache, v_cache, batch, [], [], form)
+    return Case(case.q[token : token + 1], k_cache, v_cache, batch, [], [], layout)
 
 
 @settings(max_examples=30, deadline=None)

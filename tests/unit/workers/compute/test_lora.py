@@ -15,7 +15,7 @@ from penstock.text.source import ModelSource
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import build_batch
-from penstock.workers.compute.lora import FUSED, LoraAdapter, load_lora, shares_of
+from penstock.workers.compute.lora import FUSED, LoraAdapter, group_rows_by_adapter, load_lora
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.compute.models.llama import KvCache, Llama
 from penstock.workers.compute.quant.quantized import TorchQuantizedMatrix, quantize
@@ -69,7 +69,7 @@ class Harness:
             batch = build_batch(step, BLOCK_SIZE)
             rows = torch.arange(sum(count for _, count in parts))
             logits = self.model.logits(
-                batch.token_ids, batch.positions, self.cache, batch.attention, rows, shares_of(step.chunks)
+                batch.token_ids, batch.positions, self.cache, batch.attention, rows, group_rows_by_adapter(step.chunks)
             )
         for chunk in step.chunks:
             chunk.seq.num_computed_tokens = chunk.end
@@ -124,10 +124,10 @@ def test_two_sequences_of_one_adapter_share_its_products(tmp_path: Path) -> None
     adapter = harness.load(tmp_path / "a")
     a, b = harness.sequence(tokens(12), adapter), harness.sequence(tokens(9, seed=2), adapter)
 
-    shares = shares_of([Chunk(a, 0, 12), Chunk(b, 0, 9)])
+    adapter_rows = group_rows_by_adapter([Chunk(a, 0, 12), Chunk(b, 0, 9)])
     of_a, of_b = harness.run((a, 12), (b, 9))
 
-    assert [(share.adapter, share.rows) for share in shares] == [(adapter, None)]
+    assert [(share.adapter, share.rows) for share in adapter_rows] == [(adapter, None)]
     torch.testing.assert_close(of_a, expected(oracle, tokens(12)), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(of_b, expected(oracle, tokens(9, seed=2)), atol=1e-4, rtol=1e-4)
 
@@ -138,17 +138,19 @@ def test_the_rows_of_a_draft_belong_to_its_sequences_adapter(tmp_path: Path) -> 
     adapter = harness.load(tmp_path / "a")
     plain, own = harness.sequence(tokens(5)), harness.sequence(tokens(6), adapter)
 
-    shares = shares_of([Chunk(plain, 4, 1, 2, [7, 8]), Chunk(own, 5, 1, 3, [1]), Chunk(plain, 0, 2), Chunk(own, 0, 2)])
+    adapter_rows = group_rows_by_adapter(
+        [Chunk(plain, 4, 1, 2, [7, 8]), Chunk(own, 5, 1, 3, [1]), Chunk(plain, 0, 2), Chunk(own, 0, 2)]
+    )
 
-    assert len(shares) == 1
-    assert shares[0].rows is not None
-    assert shares[0].rows.tolist() == [3, 4, 7, 8]
+    assert len(adapter_rows) == 1
+    assert adapter_rows[0].rows is not None
+    assert adapter_rows[0].rows.tolist() == [3, 4, 7, 8]
 
 
 def test_a_step_without_adapters_has_no_shares(tmp_path: Path) -> None:
     harness = Harness(saved(tiny_model("llama"), tmp_path))
 
-    assert shares_of([Chunk(harness.sequence(tokens(5)), 0, 5)]) == []
+    assert group_rows_by_adapter([Chunk(harness.sequence(tokens(5)), 0, 5)]) == []
 
 
 def test_an_adapter_on_int4_weights_adds_what_it_adds_to_the_same_weights_dense(tmp_path: Path) -> None:

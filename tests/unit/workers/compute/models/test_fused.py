@@ -13,12 +13,12 @@ from torch import Tensor
 
 from penstock.wire.frames import SamplingParams
 from penstock.workers.compute.batch import Span, build_batch, lay_out
-from penstock.workers.compute.kernels.cache_form import can_tile
-from penstock.workers.compute.kernels.decoder import Activations, Chosen
+from penstock.workers.compute.kernels.cache_layout import can_tile
+from penstock.workers.compute.kernels.decoder import Activations, GreedyTokens
 from penstock.workers.compute.kernels.library import Library
 from penstock.workers.compute.kernels.matmul import Level
 from penstock.workers.compute.loading import load_runner
-from penstock.workers.compute.lora import LowRank, Part, Share, make_adapter
+from penstock.workers.compute.lora import AdapterRows, LowRank, Part, make_adapter
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import FusedLlama, load_for, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama
@@ -153,7 +153,7 @@ def test_logits_equal_those_of_torch(name: str, kernels: Library, portable: None
 
 @pytest.mark.parametrize("level", [None, Level.VNNI, Level.AVX2, Level.PORTABLE])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
-def test_every_level_and_cache_format_gives_nearly_the_same_logits(
+def test_every_level_and_cache_layoutat_gives_nearly_the_same_logits(
     level: Level | None, dtype: torch.dtype, kernels: Library
 ) -> None:
     oracle, fused = make_pair(CONFIGS["wide groups"], kernels)
@@ -375,7 +375,7 @@ def test_equal_logits_give_the_lowest_id_and_nan_is_seen(kernels: Library, porta
     tables = Tables(PLAIN)
     cache = tables.cache()
 
-    def best_behind(token: int, place: int) -> Chosen:
+    def best_behind(token: int, place: int) -> GreedyTokens:
         token_ids, positions, attention = lay_out([Span([token], place, tables.span(place, 0, 10).block_table)], BLOCK)
         return fused.greedy_tokens(token_ids, positions, cache, attention, torch.tensor([0]))
 
@@ -403,7 +403,7 @@ def test_a_step_with_an_adapter_goes_through_torch_over_the_same_matrices_and_ca
     models: list[Llama | FusedLlama] = [*make_pair(PLAIN, kernels)]
     a, b = torch.randn(4, 96), torch.randn(96, 4)
     adapter = make_adapter("digest", [{"o": LowRank(torch.randn(4, 192) * 0.1, [Part(0, 96, b * 0.1)])}, {}], a.nbytes)
-    share = Share(adapter, None)
+    share = AdapterRows(adapter, None)
     tables = Tables(PLAIN)
     caches = tables.cache(), tables.cache()
     token_ids, positions, attention = lay_out([tables.span(0, 0, 11)], BLOCK)

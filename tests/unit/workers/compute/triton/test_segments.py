@@ -5,7 +5,7 @@ from penstock.workers.compute.triton.segments import (
     FIELDS,
     LONG_TILE,
     SHORT_TILE,
-    AdapterSlots,
+    AdapterMatrices,
     make_segments,
     table_of,
 )
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def test_a_table_says_where_matrices_lie_and_which_columns_they_add_to() -> None:
     a, first, second = torch.randn(5, 8), torch.randn(4, 2), torch.randn(6, 3)
 
-    table = table_of([[None, AdapterSlots(a, [(0, 4, first), (10, 16, second)])]], CPU)
+    table = table_of([[None, AdapterMatrices(a, [(0, 4, first), (10, 16, second)])]], CPU)
 
     assert table.shape == (1, 2, FIELDS)
     assert not table[0, 0].any()
