@@ -20,7 +20,7 @@ from penstock.wire.errors import InvalidRequest, Overloaded
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 LOOKUP_TIMEOUT_S = 0.5
-AWAY_S = 0.5
+UNAVAILABLE_S = 0.5
 """How long Redis is left alone after a failed look-up."""
 MAX_KNOWN = 4096
 """Records remembered for when Redis is away."""
@@ -63,7 +63,7 @@ class Registry:
         self._clock = clock
         self._put = client.register_script(Path(__file__).with_name("register.lua").read_text(encoding="utf-8"))
         self._known: OrderedDict[tuple[str, str], Registered] = OrderedDict()
-        self._away_until = float("-inf")
+        self._unavailable_until = float("-inf")
 
     async def put(self, tenant: str, name: str, adapter: Adapter) -> Registered:
         """Register or replace. Raises InvalidRequest for a name that is none or one adapter too many, Overloaded when
@@ -81,7 +81,7 @@ class Registry:
                 keys=keys, args=[name, msgspec.json.encode(adapter), identity, self._max_per_tenant]
             )
         except (RedisError, OSError) as error:
-            raise _away() from error
+            raise _unavailable() from error
         if value is None:
             raise InvalidRequest(f"You have {self._max_per_tenant} adapters already, which is the most; delete one.")
         return self._remember(tenant, name, _decode_record(value))
@@ -91,12 +91,12 @@ class Registry:
         Raises Overloaded when that is not possible and nothing is known."""
         if NAME_PATTERN.fullmatch(name) is None:
             return None
-        if self._clock() >= self._away_until:
+        if self._clock() >= self._unavailable_until:
             try:
                 async with asyncio.timeout(LOOKUP_TIMEOUT_S):
                     value = await self._client.hget(_records(tenant), name)
             except (RedisError, OSError, TimeoutError):
-                self._away_until = self._clock() + AWAY_S
+                self._unavailable_until = self._clock() + UNAVAILABLE_S
             else:
                 if value is None:
                     self._known.pop((tenant, name), None)
@@ -104,7 +104,7 @@ class Registry:
                 return self._remember(tenant, name, _decode_record(value))
         known = self._known.get((tenant, name))
         if known is None:
-            raise _away()
+            raise _unavailable()
         return known
 
     async def all(self, tenant: str) -> dict[str, Registered]:
@@ -112,7 +112,7 @@ class Registry:
         try:
             values = await self._client.hgetall(_records(tenant))
         except (RedisError, OSError) as error:
-            raise _away() from error
+            raise _unavailable() from error
         return {_text(name): _decode_record(value) for name, value in sorted(values.items())}
 
     async def remove(self, tenant: str, name: str) -> Registered | None:
@@ -123,7 +123,7 @@ class Registry:
         try:
             await self._client.hdel(_records(tenant), name)
         except (RedisError, OSError) as error:
-            raise _away() from error
+            raise _unavailable() from error
         self._known.pop((tenant, name), None)
         return registered
 
@@ -140,7 +140,7 @@ class Registry:
                         _decode_record(value).adapter.digest for values in await pipeline.execute() for value in values
                     }
         except (RedisError, OSError) as error:
-            raise _away() from error
+            raise _unavailable() from error
         return found
 
     def _remember(self, tenant: str, name: str, registered: Registered) -> Registered:
@@ -174,5 +174,5 @@ def _text(value: bytes | str) -> str:
     return value if isinstance(value, str) else value.decode()
 
 
-def _away() -> Overloaded:
+def _unavailable() -> Overloaded:
     return Overloaded("Adapters can't be looked up at the moment.", retry_after_s=1.0)

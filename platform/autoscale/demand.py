@@ -42,7 +42,7 @@ class Sample(NamedTuple):
     num_present: int
 
 
-class Learned(NamedTuple):
+class AverageRequest(NamedTuple):
     """The average request, as far as it is known."""
 
     shape: Shape = FIRST_SHAPE
@@ -80,7 +80,7 @@ def extend_window(samples: tuple[Sample, ...], newest: Sample, window_s: float) 
     return samples[first:]
 
 
-def learn(known: Learned, flow: PoolFlow) -> Learned:
+def learn(known: AverageRequest, flow: PoolFlow) -> AverageRequest:
     """The average request, after the requests of `flow` have been counted."""
     shape, weight = known.shape, min(SHAPE_REQUESTS, FIRST_REQUESTS + known.num_seen)
     num_answered = (flow.num_started + flow.num_ended) / 2
@@ -89,7 +89,7 @@ def learn(known: Learned, flow: PoolFlow) -> Learned:
         cached_tokens=_mix(shape.cached_tokens, weight, flow.cached_tokens, flow.num_started),
         output_tokens=max(1.0, _mix(shape.output_tokens, weight, flow.output_tokens, num_answered)),
     )
-    return Learned(mixed, known.num_seen + flow.num_started)
+    return AverageRequest(mixed, known.num_seen + flow.num_started)
 
 
 def measure_demand(samples: tuple[Sample, ...], shape: Shape) -> Demand:

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.demand import (
+    AverageRequest,
     Demand,
-    Learned,
     Sample,
     Total,
     extend_window,
@@ -86,7 +86,7 @@ class State(NamedTuple):
     samples: tuple[Sample, ...] = ()
     totals: Mapping[str, Total] = MappingProxyType({})
     """Each gateway's totals since its start."""
-    known: Learned = Learned()
+    known: AverageRequest = AverageRequest()
     costs: StepCosts | None = None
     low_since_s: float | None = None
     """Time since which fewer replicas would have been enough; None: they would not."""

@@ -42,15 +42,15 @@ class RemoteServe:
         client: redis.asyncio.Redis,
         apps: Mapping[str, str],
         cluster: Callable[[], str | None],
-        mandate: Callable[[], int],
+        leader_term: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """apps: Serve application of each pool. cluster: name of the Ray cluster, None while there is none. mandate:
-        this leader's term; raises TimeoutError when it may not act any more."""
+        """apps: Serve application of each pool. cluster: name of the Ray cluster, None while there is none.
+        leader_term: this leader's term; raises TimeoutError when it may not act any more."""
         self._client = client
         self._apps = dict(apps)
         self._cluster = cluster
-        self._mandate = mandate
+        self._leader_term = leader_term
         self._clock = clock
         self._targets: dict[str, int] = {}
         """Targets by application, as last read."""
@@ -64,12 +64,12 @@ class RemoteServe:
 
     async def locate(self, cluster: str) -> list[AppPlaces]:
         """Places of all replicas in that Ray cluster."""
-        return (await self._ask(cluster, Call(_new_id(), self._mandate(), "read"))).apps
+        return (await self._ask(cluster, Call(_new_id(), self._leader_term(), "read"))).apps
 
     async def set_target(self, pool: str, target: int) -> None:
         app = self._apps[pool]
         answer = await self._ask(
-            self._active_cluster(), Call(_new_id(), self._mandate(), "set", app, self._targets[app], target)
+            self._active_cluster(), Call(_new_id(), self._leader_term(), "set", app, self._targets[app], target)
         )
         if not answer.is_done:
             raise ValueError("the target has changed meanwhile")
@@ -79,7 +79,7 @@ class RemoteServe:
         return (
             await self._ask(
                 self._active_cluster(),
-                Call(_new_id(), self._mandate(), "down", app, self._targets[app], target, victims),
+                Call(_new_id(), self._leader_term(), "down", app, self._targets[app], target, victims),
             )
         ).is_done
 

@@ -80,7 +80,7 @@ class Scaler:
         self._clock = clock
         self._unix_clock = unix_clock
         self._pool_states = {pool.name: _PoolState() for pool in pools}
-        self._away: set[str] = set()
+        self._unavailable: set[str] = set()
         """Services that did not answer their last request."""
 
     async def reconcile(self) -> None:
@@ -111,13 +111,13 @@ class Scaler:
         try:
             yield
         except errors as error:
-            if service not in self._away:
+            if service not in self._unavailable:
                 log.warning("not reached", extra={"service": service, "error": type(error).__name__})
-            self._away.add(service)
+            self._unavailable.add(service)
         else:
-            if service in self._away:
+            if service in self._unavailable:
                 log.info("reached again", extra={"service": service})
-            self._away.discard(service)
+            self._unavailable.discard(service)
 
     async def _reconcile_pool(self, pool: ScaledPool, observation: Observation) -> None:
         pool_state, now = self._pool_states[pool.name], self._clock()

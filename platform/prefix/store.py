@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 CHUNK = 4096
 """Keys to a command: Lua's stack holds 8,000, and a command should not hold Redis up for more than milliseconds."""
-_AWAY = (RedisError, OSError, TimeoutError)
+_UNAVAILABLE = (RedisError, OSError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class IndexStore:
                 pipe.hmget(meta, ["seq", "count"])
                 pipe.smembers(blocks)
                 (event_seq, count), keys = await pipe.execute()
-        except _AWAY:
+        except _UNAVAILABLE:
             return None
         if event_seq is None or count is None or int(count) != len(keys):
             return None
@@ -103,7 +103,7 @@ class IndexWriter:
         """Number of the last events that Redis has; None: unknown, so only a snapshot can follow."""
         self._has_dropped = False
         """Whether events were dropped since the last snapshot was asked for."""
-        self._is_away = False
+        self._is_unavailable = False
         self.num_announced = 0
         """Snapshots written, counted when Redis has answered: 1 is normal, more mean that Redis lost something."""
 
@@ -125,7 +125,7 @@ class IndexWriter:
                 else:
                     await asyncio.sleep(self._times.retry_s)
         finally:
-            with contextlib.suppress(*_AWAY):
+            with contextlib.suppress(*_UNAVAILABLE):
                 async with asyncio.timeout(self._times.command_s):
                     await self._client.delete(self._blocks, self._meta)
 
@@ -146,11 +146,11 @@ class IndexWriter:
                 await self._announce()
             else:
                 await self._continue(self._event_seq)
-        except _AWAY as error:
+        except _UNAVAILABLE as error:
             self._lose_track()  # whether the last command arrived is unknown
-            self._note(is_away=True, cause=type(error).__name__)
+            self._note(is_unavailable=True, cause=type(error).__name__)
             return False
-        self._note(is_away=False, cause="")
+        self._note(is_unavailable=False, cause="")
         return True
 
     async def _announce(self) -> None:
@@ -205,12 +205,12 @@ class IndexWriter:
         self._pending.clear()
         self._pending_bytes = 0
 
-    def _note(self, *, is_away: bool, cause: str) -> None:
+    def _note(self, *, is_unavailable: bool, cause: str) -> None:
         """Write a line to the log when Redis goes away and when it is back."""
-        if is_away != self._is_away:
-            self._is_away = is_away
+        if is_unavailable != self._is_unavailable:
+            self._is_unavailable = is_unavailable
             log.warning(
-                "prefix_store_away" if is_away else "prefix_store_back",
+                "prefix_store_away" if is_unavailable else "prefix_store_back",
                 extra={"replica": self._replica_id, "cause": cause},
             )
 

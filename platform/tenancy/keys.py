@@ -27,7 +27,7 @@ KEY_PATTERN = re.compile(r"sk-penstock-[0-9a-f]{48}")
 ID_DIGITS = 12
 """Length of a key's id: the first digits of its digest."""
 LOOKUP_TIMEOUT_S = 0.5
-AWAY_S = 0.5
+UNAVAILABLE_S = 0.5
 """How long Redis is left alone after a failed look-up."""
 STALE_S = 12 * 3600.0
 """How long a known key goes on without Redis confirming it."""
@@ -206,7 +206,7 @@ class KeyStore:
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()
         self._lookups: dict[str, asyncio.Task[_Outcome]] = {}
-        self._away_until = float("-inf")
+        self._unavailable_until = float("-inf")
 
     def cached(self, key: str) -> Tenant | None:
         """The key's tenant where no look-up is needed, else None. Never waits."""
@@ -214,7 +214,7 @@ class KeyStore:
         if known is None:
             return None
         now = self._now()
-        if now < known.fresh_until or (now < self._away_until and now < known.stale_until):
+        if now < known.fresh_until or (now < self._unavailable_until and now < known.stale_until):
             return known.tenant
         return None
 
@@ -232,7 +232,7 @@ class KeyStore:
         return self._conclude(digest, outcome)
 
     def _may_look_up(self, digest: str) -> bool:
-        return self._now() >= self._away_until and (digest in self._lookups or len(self._lookups) < MAX_LOOKUPS)
+        return self._now() >= self._unavailable_until and (digest in self._lookups or len(self._lookups) < MAX_LOOKUPS)
 
     async def _look_up(self, digest: str) -> _Outcome:
         """Start a look-up or join the one under way. Shielded: one caller that hangs up must not fail the others."""
@@ -249,7 +249,7 @@ class KeyStore:
             async with asyncio.timeout(self._lookup_timeout_s):
                 return await self._read(digest, began_at)
         except (RedisError, OSError, TimeoutError, msgspec.MsgspecError):
-            self._away_until = self._now() + AWAY_S
+            self._unavailable_until = self._now() + UNAVAILABLE_S
             return _Outcome(began_at, has_failed=True)
 
     async def _read(self, digest: str, began_at: float) -> _Outcome:

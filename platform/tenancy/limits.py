@@ -41,7 +41,7 @@ TIMEOUT_S = 0.5
 """Timeout of one round trip to Redis."""
 MAX_AT_ONCE = 16
 """Round trips under way; more wait for their turn, so that a burst is not taken for a Redis that does not answer."""
-AWAY_MS = 500
+UNAVAILABLE_MS = 500
 """How long Redis is left alone once a round trip has failed."""
 SETTLE_S = 0.05
 """Pause before settlements go out by themselves. A tenant's next request at the same gateway takes them along sooner;
@@ -53,7 +53,7 @@ PRESENCE_MS = 2000
 MAX_TOKENS = 2**40
 """Most tokens of one request, reserved or used. The script counts exactly up to 2**53, and a sum beyond it would fail
 the whole call."""
-_AWAY = (RedisError, OSError, TimeoutError)
+_UNAVAILABLE = (RedisError, OSError, TimeoutError)
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Limiter:
         self._accounts: dict[str, Account] = {}
         self.num_gateways: int | None = None
         """How many gateways Redis counted last; None: it has not answered yet."""
-        self._away_until_ms: int | None = None
+        self._unavailable_until_ms: int | None = None
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
         self._wake = asyncio.Event()
         self._abandoned: set[asyncio.Task[Verdict]] = set()
@@ -95,7 +95,7 @@ class Limiter:
         if account is None:
             account = self._accounts[tenant_id] = Account(LimitLedger(self._window), renewed_at_ms=self._now_ms())
         request = LimitRequest(id=request_id, tokens=min(tokens, MAX_TOKENS), limits=limits)
-        if self._is_away:
+        if self._is_unavailable:
             return self._reserve_alone(account, request)
         task = asyncio.create_task(self._reserve(tenant_id, account, request))
         account.num_reserving += 1
@@ -122,7 +122,7 @@ class Limiter:
         register_at_ms = self._now_ms()
         try:
             while True:
-                if self._now_ms() >= register_at_ms and not self._is_away:
+                if self._now_ms() >= register_at_ms and not self._is_unavailable:
                     register_at_ms = self._now_ms() + PRESENCE_MS
                     await self._register_gateway()
                 await self._report_all()
@@ -135,16 +135,16 @@ class Limiter:
             await self._report_all()
 
     @property
-    def _is_away(self) -> bool:
+    def _is_unavailable(self) -> bool:
         """Whether Redis is left alone because a round trip has just failed."""
-        return self._away_until_ms is not None and self._now_ms() < self._away_until_ms
+        return self._unavailable_until_ms is not None and self._now_ms() < self._unavailable_until_ms
 
     async def _reserve(self, tenant_id: str, account: Account, request: LimitRequest) -> Verdict:
         """Redis's verdict, or this gateway's own where Redis does not answer."""
         assert request.id is not None
         try:
             verdict = await self._report(tenant_id, account, request)
-        except _AWAY as error:
+        except _UNAVAILABLE as error:
             self._note(error)
             account.settled[request.id] = 0  # Redis may hold it; if it is admitted here, it is reported again
             return self._reserve_alone(account, request)
@@ -183,7 +183,7 @@ class Limiter:
 
     async def _apply(self, tenant_id: str, account: Account, request: LimitRequest) -> Verdict:
         async with self._slots:
-            if self._is_away:
+            if self._is_unavailable:
                 raise TimeoutError  # it went while this one waited
             settled, account.settled = account.settled, {}
             renewed = [request_id for request_id in request.renewed if request_id in account.running]  # not the ended
@@ -205,10 +205,10 @@ class Limiter:
             renewed = account.renew(now_ms, self._window) if is_due else []
             if is_due and account.is_idle:
                 del self._accounts[tenant_id]
-            elif (renewed or account.settled or account.unreported) and not self._is_away:
+            elif (renewed or account.settled or account.unreported) and not self._is_unavailable:
                 try:
                     await self._report(tenant_id, account, LimitRequest(renewed=renewed))
-                except _AWAY as error:
+                except _UNAVAILABLE as error:
                     self._note(error)
                 finally:
                     account.end_renewal()
@@ -217,7 +217,7 @@ class Limiter:
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 self.num_gateways = await self._gateways.register()
-        except _AWAY as error:
+        except _UNAVAILABLE as error:
             self._note(error)
             return
         self._note(None)
@@ -229,9 +229,9 @@ class Limiter:
 
     def _note(self, error: BaseException | None) -> None:
         """Write a line to the log when Redis goes away and when it is back."""
-        was_away = self._away_until_ms is not None
-        self._away_until_ms = None if error is None else self._now_ms() + AWAY_MS
-        if was_away != (error is not None):
+        was_unavailable = self._unavailable_until_ms is not None
+        self._unavailable_until_ms = None if error is None else self._now_ms() + UNAVAILABLE_MS
+        if was_unavailable != (error is not None):
             log.warning(
                 "limits_alone" if error is not None else "limits_together",
                 extra={"cause": type(error).__name__, "gateways": self.num_gateways},

@@ -35,7 +35,7 @@ MAX_ROWS = 65536
 few."""
 DAY_S = 86400
 _EPOCH = date(1970, 1, 1)
-_AWAY = (RedisError, OSError, TimeoutError)
+_UNAVAILABLE = (RedisError, OSError, TimeoutError)
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class UsageLog:
         self._number = 0
         self._num_lost = 0
         self._flushing = asyncio.Lock()
-        self._is_away = False
+        self._is_unavailable = False
 
     def add(self, tenant_id: str, model: str, adapter: str, used: Used) -> None:
         """Add what a request has used; called once for every request that is over. O(1)."""
@@ -184,7 +184,7 @@ class UsageLog:
         try:
             if await self.flush():
                 return await read_usage(self._client, tenant_id, days)
-        except _AWAY as error:
+        except _UNAVAILABLE as error:
             self._note(error)
         raise Overloaded("usage can't be read at the moment", retry_after_s=1.0)
 
@@ -211,7 +211,7 @@ class UsageLog:
                     await cast(
                         "Awaitable[int]", self._script(keys=[name, f"{name}:{self._gateway_id}"], args=arguments)
                     )
-            except _AWAY as error:
+            except _UNAVAILABLE as error:
                 self._note(error)
                 return False
             self.num_rows -= len(self._sealed.pop(tenant_day).rows)
@@ -225,10 +225,10 @@ class UsageLog:
 
     def _note(self, error: BaseException | None) -> None:
         """Write a line to the log when Redis goes away and when it is back."""
-        if self._is_away != (error is not None):
-            self._is_away = error is not None
+        if self._is_unavailable != (error is not None):
+            self._is_unavailable = error is not None
             log.warning(
-                "usage_kept" if self._is_away else "usage_written",
+                "usage_kept" if self._is_unavailable else "usage_written",
                 extra={"cause": type(error).__name__, "lost_requests": self._num_lost},
             )
             self._num_lost = 0

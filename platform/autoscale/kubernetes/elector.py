@@ -81,7 +81,7 @@ class Elector:
         finally:
             await self._give_back()
 
-    async def until(self, is_leader: bool) -> None:
+    async def wait_until_leader(self, is_leader: bool) -> None:
         """Returns when this process is the leader, or is not. By the clock: a leader that can't renew gets no news."""
         while True:
             if self.is_leader() is is_leader:
@@ -195,7 +195,7 @@ async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 @asynccontextmanager
-async def standing(elector: Elector) -> AsyncIterator[None]:
+async def run_elector(elector: Elector) -> AsyncIterator[None]:
     """Runs the elector beside what is inside the context, and gives the Lease back behind it."""
     running = asyncio.create_task(elector.run(), name="elector")
     try:

@@ -16,7 +16,7 @@ import aiohttp
 from kubernetes.aio.client import ApiClient, ApiException, CoreV1Api, CustomObjectsApi
 from kubernetes.aio.watch import Watch
 
-from penstock.autoscale.kubernetes.client import GONE, WATCH_S, describe, is_away, no_answer
+from penstock.autoscale.kubernetes.client import GONE, WATCH_S, describe, is_unavailable, no_answer
 from penstock.autoscale.kubernetes.resources import RAY_GROUP, RAY_VERSION, Document
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
@@ -64,7 +64,7 @@ class Mirror(Generic[T]):
                 pause_s = FIRST_PAUSE_S
             except ApiException as error:
                 self._note_loss(error)
-                if not is_away(error):
+                if not is_unavailable(error):
                     self._version = None
             await asyncio.sleep(pause_s * (0.5 + self._random.random() / 2))
             pause_s = FIRST_PAUSE_S if self.is_current else min(2 * pause_s, MAX_PAUSE_S)

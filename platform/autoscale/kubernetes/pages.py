@@ -25,7 +25,7 @@ class Pages:
         self._clock = clock
         self._turned_s = clock()
 
-    def turned(self) -> None:
+    def note_turn(self) -> None:
         """Notes that the leader has had a turn."""
         self._turned_s = self._clock()
 
@@ -45,7 +45,7 @@ class Pages:
     def _page(self, path: str) -> tuple[int, str, bytes]:
         is_leader = self._is_leader()
         if not is_leader:
-            self.turned()
+            self.note_turn()
         if path == "/metrics":
             self._metrics.autoscaler_is_leader.labels(self._lease).set(is_leader)
             return 200, CONTENT_TYPE, self._metrics.render()

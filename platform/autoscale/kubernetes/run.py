@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from penstock.autoscale.journal import Journal
 from penstock.autoscale.kubernetes.client import ACCOUNT, CALL_S, account_of, open_client
-from penstock.autoscale.kubernetes.elector import Elector, end, standing
+from penstock.autoscale.kubernetes.elector import Elector, end, run_elector
 from penstock.autoscale.kubernetes.lease import Times
 from penstock.autoscale.kubernetes.mirror import Mirror, list_pods, list_ray
 from penstock.autoscale.kubernetes.pages import Pages, serve_pages
@@ -95,7 +95,7 @@ class Autoscaler:
         self._options = options
         self._pools = pools
         self._client = client
-        self._serve = RemoteServe(client, {pool.name: pool.app_name for pool in pools}, self._active, self._mandate)
+        self._serve = RemoteServe(client, {pool.name: pool.app_name for pool in pools}, self._active, self._leader_term)
         self._workers = Workers(
             kubernetes, options.namespace, self.clusters, self.pods, lambda: self.elector.is_leader(CALL_S)
         )
@@ -103,11 +103,11 @@ class Autoscaler:
     async def lead(self) -> None:
         """Observes and acts whenever this process is the leader, until cancelled."""
         while True:
-            await self.elector.until(is_leader=True)
+            await self.elector.wait_until_leader(is_leader=True)
             scaler = Scaler(self._name, self._pools, Reports(self._client), self._serve, Journal(None))
             turns = asyncio.create_task(self._turns(scaler), name="turns")
             try:
-                await self.elector.until(is_leader=False)
+                await self.elector.wait_until_leader(is_leader=False)
             finally:
                 await end([turns])
 
@@ -120,7 +120,7 @@ class Autoscaler:
                 await self._follow()
             except Exception:  # the top: one turn that fails must not be the last
                 log.exception("turn failed")
-            self.pages.turned()
+            self.pages.note_turn()
             await asyncio.sleep(max(0.0, began_s + PERIOD_S - time.monotonic()))
 
     async def _follow(self) -> None:
@@ -147,7 +147,8 @@ class Autoscaler:
     def _active(self) -> str | None:
         return self._service().active
 
-    def _mandate(self) -> int:
+    def _leader_term(self) -> int:
+        """This leader's term. Raises TimeoutError when it may not act any more."""
         if not self.elector.is_leader(ANSWER_S):
             raise TimeoutError("not sure to be the leader for long enough")
         return self.elector.term
@@ -173,7 +174,7 @@ async def autoscale(options: Options, pools: Sequence[ScaledPool]) -> None:
             "autoscaler ready",
             extra={"of": options.rayservice or options.raycluster, "pools": [pool.name for pool in pools]},
         )
-        async with standing(scaler.elector):
+        async with run_elector(scaler.elector):
             mirrors = [
                 scaler.clusters.run(),
                 scaler.pods.run(),

@@ -69,15 +69,15 @@ class Reporter:
 
     async def run(self) -> None:
         """Report until cancelled."""
-        is_away = False
+        is_unavailable = False
         while True:
             try:
                 await self.exchange()
-                is_away = False
+                is_unavailable = False
             except (RedisError, OSError, TimeoutError) as error:
-                if not is_away:
+                if not is_unavailable:
                     log.warning("autoscaler not told", extra={"error": type(error).__name__})
-                is_away = True
+                is_unavailable = True
             await asyncio.sleep(REPORT_S)
 
     async def exchange(self) -> None:

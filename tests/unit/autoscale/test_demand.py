@@ -4,7 +4,7 @@ from penstock.autoscale.demand import (
     FIRST_REQUESTS,
     FIRST_SHAPE,
     REMEMBER_S,
-    Learned,
+    AverageRequest,
     Sample,
     Total,
     extend_window,
@@ -75,7 +75,7 @@ def test_of_a_single_sample_no_rate_is_known() -> None:
 
 
 def test_the_average_request_is_learned_from_what_came() -> None:
-    known = Learned()
+    known = AverageRequest()
     for _ in range(30):
         known = learn(
             known, PoolFlow(num_started=50, num_ended=50, prefill_tokens=5000, cached_tokens=2500, output_tokens=1600)
@@ -88,18 +88,18 @@ def test_the_average_request_is_learned_from_what_came() -> None:
 def test_the_guess_at_the_start_gives_way_sooner_than_what_is_known() -> None:
     few = PoolFlow(num_started=2, num_ended=2, output_tokens=2 * 28)
 
-    assert learn(Learned(), few).shape.output_tokens == pytest.approx(
+    assert learn(AverageRequest(), few).shape.output_tokens == pytest.approx(
         (FIRST_REQUESTS * 128 + 56) / (FIRST_REQUESTS + 2)
     )
-    assert learn(Learned(FIRST_SHAPE, 1000.0), few).shape.output_tokens > 115
+    assert learn(AverageRequest(FIRST_SHAPE, 1000.0), few).shape.output_tokens > 115
 
 
 def test_answers_under_way_do_not_look_like_longer_ones() -> None:
     # 200 begin, none has ended, each is half done
-    found = learn(Learned(Shape(0.0, 0.0, 64.0)), PoolFlow(num_started=200, output_tokens=200 * 32))
+    found = learn(AverageRequest(Shape(0.0, 0.0, 64.0)), PoolFlow(num_started=200, output_tokens=200 * 32))
 
     assert found.shape.output_tokens == pytest.approx(64.0)
 
 
 def test_without_requests_the_average_one_stays() -> None:
-    assert learn(Learned(), PoolFlow()) == Learned()
+    assert learn(AverageRequest(), PoolFlow()) == AverageRequest()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.autoscale.config import AutoscaleConfig
-from penstock.autoscale.demand import Learned
+from penstock.autoscale.demand import AverageRequest
 from penstock.autoscale.observation import Observation, ReplicaSnapshot, ServeState
 from penstock.autoscale.policy import STALE_S, Decision, Reason, State, decide
 from penstock.perf.capacity import Shape
@@ -21,7 +21,7 @@ MAX_ROWS = 16
 PROMPT, OUTPUT = 100, 64
 CAPACITY = 8.3
 """Requests a second that one replica of these takes; the tests check it."""
-KNOWN = Learned(Shape(PROMPT, 0.0, OUTPUT), 1000.0)
+KNOWN = AverageRequest(Shape(PROMPT, 0.0, OUTPUT), 1000.0)
 SETTINGS = AutoscaleConfig(max_replicas=8, window_s=5.0, start_s=4.0, scale_down_delay_s=10.0)
 
 

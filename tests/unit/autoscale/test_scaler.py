@@ -32,15 +32,15 @@ def busy(queued: int, names: Sequence[str] = ("r1",), blocks: Sequence[int] = (0
 class Source:
     reports: list[AgedReport] = field(default_factory=list)
     published: list[Targets] = field(default_factory=list)
-    is_away: bool = False
+    is_unavailable: bool = False
 
     async def read(self) -> Sequence[AgedReport]:
-        if self.is_away:
+        if self.is_unavailable:
             raise RedisAway("away")
         return self.reports
 
     async def publish(self, targets: Targets) -> None:
-        if self.is_away:
+        if self.is_unavailable:
             raise RedisAway("away")
         self.published.append(targets)
 
@@ -53,10 +53,10 @@ class Serve:
     calls: list[tuple[object, ...]] = field(default_factory=list)
     fails: bool = False
     refuses: bool = False
-    is_away: bool = False
+    is_unavailable: bool = False
 
     async def read(self) -> dict[str, ServeState]:
-        if self.is_away:
+        if self.is_unavailable:
             raise ValueError("Failed to look up actor")
         return self.serve_states
 
@@ -162,7 +162,9 @@ def test_a_dry_run_only_says_what_it_would_do(tmp_path: Path) -> None:
 
 def test_while_redis_is_away_nothing_changes(tmp_path: Path) -> None:
     rig = Rig(
-        Source([busy(queued=40)], is_away=True), Serve({"a": ServeState(2, ("r1", "r2"))}), tmp_path / "log.jsonl"
+        Source([busy(queued=40)], is_unavailable=True),
+        Serve({"a": ServeState(2, ("r1", "r2"))}),
+        tmp_path / "log.jsonl",
     )
 
     rig.reconcile(30)
@@ -170,7 +172,7 @@ def test_while_redis_is_away_nothing_changes(tmp_path: Path) -> None:
     assert rig.serve.calls == []
     (line,) = lines(tmp_path / "log.jsonl")
     assert (line["reason"], line["age_s"]) == ("stale", None)
-    rig.source.is_away = False
+    rig.source.is_unavailable = False
     rig.reconcile()
     assert rig.serve.calls == [("set", "a", 3)]
 
@@ -178,11 +180,11 @@ def test_while_redis_is_away_nothing_changes(tmp_path: Path) -> None:
 def test_while_serves_controller_is_away_nothing_changes_and_the_log_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    rig = Rig(Source([busy(queued=40)]), Serve({"a": ServeState(1, ("r1",))}, is_away=True))
+    rig = Rig(Source([busy(queued=40)]), Serve({"a": ServeState(1, ("r1",))}, is_unavailable=True))
 
     with caplog.at_level("INFO", "penstock.autoscale"):
         rig.reconcile(5)
-        rig.serve.is_away = False
+        rig.serve.is_unavailable = False
         rig.reconcile(2)
 
     assert rig.serve.calls == [("set", "a", 3)]

@@ -23,14 +23,14 @@ class FakeRedis:
     def __init__(self) -> None:
         self.data: dict[str, bytes] = {}
         self.asked: Counter[str] = Counter()
-        self.is_away = False
+        self.is_unavailable = False
         self.gate: asyncio.Event | None = None
 
     async def get(self, name: str) -> bytes | None:
         self.asked[name] += 1
         if self.gate is not None:
             await self.gate.wait()
-        if self.is_away:
+        if self.is_unavailable:
             raise RedisAway("away")
         return self.data.get(name)
 
@@ -194,7 +194,7 @@ async def test_while_redis_is_away_known_keys_go_on_and_unknown_ones_are_put_off
     world = World()
     await world.add(KEY, "acme")
     await world.store.tenant(KEY)
-    world.redis.is_away = True
+    world.redis.is_unavailable = True
     world.clock.now += 3600.0
 
     assert (await world.store.tenant(KEY)).id == "acme"
@@ -203,9 +203,9 @@ async def test_while_redis_is_away_known_keys_go_on_and_unknown_ones_are_put_off
         await world.store.tenant(OTHER)
     assert caught.value.retry_after_s
     assert world.redis.num_asked == 2
-    world.redis.is_away = False
+    world.redis.is_unavailable = False
     await world.add(OTHER, "other")
-    world.clock.now += keys.AWAY_S
+    world.clock.now += keys.UNAVAILABLE_S
     assert (await world.store.tenant(OTHER)).id == "other"
     assert (await world.store.tenant(KEY)).id == "acme"
     assert world.redis.num_asked == 4
@@ -224,7 +224,7 @@ async def test_a_known_key_does_not_go_on_forever_without_redis() -> None:
     world = World()
     await world.add(KEY, "acme")
     await world.store.tenant(KEY)
-    world.redis.is_away = True
+    world.redis.is_unavailable = True
     world.clock.now += keys.STALE_S
 
     assert world.store.cached(KEY) is None

@@ -5,7 +5,7 @@ import pytest
 from aiohttp import web
 from kubernetes.aio.client import ApiException, CoordinationV1Api, CoreV1Api
 
-from penstock.autoscale.kubernetes.client import NO_ANSWER, describe, is_away, name_call
+from penstock.autoscale.kubernetes.client import NO_ANSWER, describe, is_unavailable, name_call
 from penstock.autoscale.kubernetes.mirror import list_pods
 from penstock.base.metrics import Metrics
 from tests.unit.autoscale.kubernetes.api_fake import FakeServer, client_of
@@ -21,7 +21,7 @@ async def test_every_call_counts_by_verb_resource_and_status(tmp_path: Path) -> 
         server.script.append(None)
         with pytest.raises(ApiException) as raised:
             await CoreV1Api(client).read_namespaced_pod("one", "n")
-        assert is_away(raised.value)
+        assert is_unavailable(raised.value)
     page = metrics.render().decode()
     assert 'penstock_kubernetes_calls_total{code="200",resource="pods",verb="list"} 1.0' in page
     assert 'penstock_kubernetes_calls_total{code="away",resource="pods",verb="get"} 1.0' in page
@@ -73,7 +73,7 @@ async def test_a_server_that_does_not_answer_costs_the_time_of_one_call(tmp_path
         with pytest.raises(ApiException) as raised:
             await CoordinationV1Api(client).read_namespaced_lease("l", "n")
 
-    assert is_away(raised.value)
+    assert is_unavailable(raised.value)
 
 
 async def test_the_token_is_read_again_when_kubernetes_has_replaced_it(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.autoscale.kubernetes.elector import Elector, standing
+from penstock.autoscale.kubernetes.elector import Elector, run_elector
 from penstock.autoscale.kubernetes.lease import Times
 from tests.unit.autoscale.kubernetes.api_fake import FakeServer, client_of
 
@@ -37,8 +37,8 @@ async def test_the_first_one_holds_it_and_renews_by_one_call_each_time(tmp_path:
     server, clock = FakeServer(), Clock()
     async with client_of(server, tmp_path) as client:
         elector = Elector(client, "n", "lease", "a", TIMES, clock)
-        async with standing(elector):
-            await elector.until(is_leader=True)
+        async with run_elector(elector):
+            await elector.wait_until_leader(is_leader=True)
             await turns(server, 3)
             assert [line.split()[0] for line in server.seen[:4]] == ["GET", "POST", "PUT", "PUT"]
             assert (holder(server), elector.term) == ("a", 0)
@@ -58,8 +58,8 @@ async def test_a_lease_that_nobody_has_held_yet_is_taken_at_once_and_none_is_mad
     )
     async with client_of(server, tmp_path) as client:
         elector = Elector(client, "n", "lease", "a", TIMES, clock)
-        async with standing(elector):
-            await elector.until(is_leader=True)
+        async with run_elector(elector):
+            await elector.wait_until_leader(is_leader=True)
             await turns(server, 2)
             assert [line.split()[0] for line in server.seen[:3]] == ["GET", "PUT", "PUT"]
             assert (holder(server), elector.term) == ("a", 1)
@@ -70,12 +70,12 @@ async def test_who_may_make_no_lease_waits_for_one(tmp_path: Path) -> None:
     server.script.extend([200, 403] * 3)
     async with client_of(server, tmp_path) as client:
         elector = Elector(client, "n", "lease", "a", TIMES, clock)
-        async with standing(elector):
+        async with run_elector(elector):
             await turns(server, 6)
             assert [line.split()[0] for line in server.seen[:6]] == ["GET", "POST"] * 3
             assert not elector.is_leader()
             server.put("lease", {})
-            await elector.until(is_leader=True)
+            await elector.wait_until_leader(is_leader=True)
             assert holder(server) == "a"
 
 
@@ -83,8 +83,8 @@ async def test_what_others_write_on_the_lease_costs_one_attempt_and_stays(tmp_pa
     server, clock = FakeServer(), Clock()
     async with client_of(server, tmp_path) as client:
         elector = Elector(client, "n", "lease", "a", TIMES, clock)
-        async with standing(elector):
-            await elector.until(is_leader=True)
+        async with run_elector(elector):
+            await elector.wait_until_leader(is_leader=True)
             server.put("lease", server.objects["lease"]["spec"] | {"preferredHolder": "theirs"})
             await turns(server, 6)
 
@@ -100,13 +100,13 @@ async def test_another_takes_it_when_it_is_given_back_and_its_term_is_the_next(t
     server, clock = FakeServer(), Clock()
     async with client_of(server, tmp_path) as client:
         first, second = (Elector(client, "n", "lease", name, TIMES, clock) for name in "ab")
-        async with standing(first):
-            await first.until(is_leader=True)
-            async with standing(second):
+        async with run_elector(first):
+            await first.wait_until_leader(is_leader=True)
+            async with run_elector(second):
                 await turns(server, 6)
                 assert not second.is_leader()
-        async with standing(second):
-            await second.until(is_leader=True)
+        async with run_elector(second):
+            await second.wait_until_leader(is_leader=True)
             assert (holder(server), second.term) == ("b", 1)
 
 
@@ -114,8 +114,8 @@ async def test_while_the_server_is_away_a_leader_stops_being_one_at_its_deadline
     server, clock = FakeServer(), Clock()
     async with client_of(server, tmp_path) as client:
         elector = Elector(client, "n", "lease", "a", TIMES, clock)
-        async with standing(elector):
-            await elector.until(is_leader=True)
+        async with run_elector(elector):
+            await elector.wait_until_leader(is_leader=True)
             await turns(server, 2)
             server.script.extend([503] * 1000)
             await turns(server, 3)
@@ -124,7 +124,7 @@ async def test_while_the_server_is_away_a_leader_stops_being_one_at_its_deadline
             clock.now += 0.2
             assert not elector.is_leader()
             server.script.clear()
-            await elector.until(is_leader=True)
+            await elector.wait_until_leader(is_leader=True)
             assert elector.term == 0, "nobody else had it"
 
 
@@ -132,8 +132,8 @@ async def test_a_lease_that_was_taken_meanwhile_is_not_written_over(tmp_path: Pa
     server, clock = FakeServer(), Clock()
     async with client_of(server, tmp_path) as client:
         elector = Elector(client, "n", "lease", "a", TIMES, clock)
-        async with standing(elector):
-            await elector.until(is_leader=True)
+        async with run_elector(elector):
+            await elector.wait_until_leader(is_leader=True)
             await turns(server, 2)
             spec = {
                 "holderIdentity": "b",
@@ -149,5 +149,5 @@ async def test_a_lease_that_was_taken_meanwhile_is_not_written_over(tmp_path: Pa
             await turns(server, 2)
             assert not elector.is_leader()
             clock.now += 0.2
-            await elector.until(is_leader=True)
+            await elector.wait_until_leader(is_leader=True)
             assert elector.term == 6

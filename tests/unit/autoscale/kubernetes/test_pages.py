@@ -30,7 +30,7 @@ def test_a_leader_whose_turns_do_not_end_is_not_well() -> None:
     assert get(pages, "/healthz").status_code == 200
     now = 61.0
     assert get(pages, "/healthz").status_code == 503
-    pages.turned()
+    pages.note_turn()
     assert get(pages, "/healthz").status_code == 200
 
 
