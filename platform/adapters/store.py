@@ -44,8 +44,8 @@ def _is_whole(folder: Path, digest: str) -> bool:
         return False
 
 
-class Room(NamedTuple):
-    """Disk space, in bytes."""
+class DiskUse(NamedTuple):
+    """Use of the disk, in bytes."""
 
     held: int
     """Bytes of the files that the tenant has brought and that have not been swept; what several have brought counts for
@@ -72,14 +72,14 @@ class AdapterStore:
     def discard(self, draft: Path) -> None:
         shutil.rmtree(draft, ignore_errors=True)
 
-    def room(self, tenant: str) -> Room:
+    def measure_disk_use(self, tenant: str) -> DiskUse:
         """Space that a tenant takes, and that is left."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
             files = [
                 file for mark in (self._folder / _BROUGHT / tenant).glob("*") for file in self.path(mark.name).glob("*")
             ]
-            return Room(sum(file.stat().st_size for file in files), shutil.disk_usage(self._folder).free)
+            return DiskUse(sum(file.stat().st_size for file in files), shutil.disk_usage(self._folder).free)
 
     def put(self, draft: Path, tenant: str, now: float) -> str:
         """Keep a draft's files, which the tenant has brought, under their digest, which is returned; the draft is gone.

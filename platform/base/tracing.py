@@ -55,7 +55,7 @@ _state_member = re.compile(
 """key=value, as the recommendation has it."""
 
 
-class Started(NamedTuple):
+class StartedTrace(NamedTuple):
     """A request whose tracing has been decided."""
 
     traceparent: str | None
@@ -73,7 +73,7 @@ class Started(NamedTuple):
         return {"traceparent": self.traceparent} | ({"tracestate": self.tracestate} if self.tracestate else {})
 
 
-NOT_TRACED = Started(None, None)
+NOT_TRACED = StartedTrace(None, None)
 
 
 class Tracing:
@@ -96,28 +96,28 @@ class Tracing:
         resource = Resource({"service.name": "penstock", "service.instance.id": instance}).merge(
             OTELResourceDetector().detect()
         )
-        self._exporter = _Counted(exporter, count)
+        self._exporter = _CountingExporter(exporter, count)
         self._provider = TracerProvider(sampler=ALWAYS_ON, resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(_Bounded(self._exporter, count))
+        self._provider.add_span_processor(_BoundedProcessor(self._exporter, count))
         self._tracer = self._provider.get_tracer("penstock")
         self._sample_ratio = sample_ratio
         self._random = random
         self._now = now
         self._clock = clock
 
-    def begin(self, traceparent: str | None, began_s: float, tracestate: str = "") -> Started:
+    def begin(self, traceparent: str | None, began_s: float, tracestate: str = "") -> StartedTrace:
         """Decide whether a request with these headers is traced. began_s: when it came, by the clock. tracestate:
         several such headers are joined by commas."""
         parent = None if traceparent is None else _context_of(traceparent, tracestate)
         if parent is None:
             return self._record(None, began_s) if self._random.random() < self._sample_ratio else NOT_TRACED
         if not parent.trace_flags.sampled:
-            return Started(format_context(parent), None, parent.trace_state.to_header())
+            return StartedTrace(format_context(parent), None, parent.trace_state.to_header())
         return self._record(parent, began_s)
 
-    def _record(self, parent: SpanContext | None, began_s: float) -> Started:
+    def _record(self, parent: SpanContext | None, began_s: float) -> StartedTrace:
         trace = Trace(self._tracer, parent, began_s, self._now() - self._clock(), self._now)
-        return Started(trace.traceparent, trace, "" if parent is None else parent.trace_state.to_header())
+        return StartedTrace(trace.traceparent, trace, "" if parent is None else parent.trace_state.to_header())
 
     def close(self) -> None:
         """Send what is left, for up to CLOSE_S and one more try. Blocks."""
@@ -224,7 +224,7 @@ def _ns(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-class _Counted(SpanExporter):
+class _CountingExporter(SpanExporter):
     """Counts what became of the spans it passes on."""
 
     def __init__(self, exporter: SpanExporter, count: Callable[[str, int], None]) -> None:
@@ -245,11 +245,11 @@ class _Counted(SpanExporter):
             self._exporter.shutdown()
 
 
-class _Bounded(SpanProcessor):
+class _BoundedProcessor(SpanProcessor):
     """The SDK's queue and thread, which would drop silently, behind a count of what it holds. Spans end on one thread,
     the event loop's."""
 
-    def __init__(self, exporter: _Counted, count: Callable[[str, int], None]) -> None:
+    def __init__(self, exporter: _CountingExporter, count: Callable[[str, int], None]) -> None:
         self._exporter = exporter
         self._count = count
         self._num_given = 0

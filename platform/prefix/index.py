@@ -20,7 +20,7 @@ MAX_PREDICTIONS = 2**17
 """Predicted keys kept over all replicas; more let the oldest request's lapse."""
 
 
-class Applied(Enum):
+class ApplyResult(Enum):
     """What became of a replica's block events."""
 
     OK = "ok"
@@ -69,7 +69,7 @@ class PrefixIndex:
         replica = self._replicas.get(replica_id)
         return len(replica.held) if replica else 0
 
-    def apply(self, replica_id: str, epoch: str, events: BlockEvents) -> Applied:
+    def apply(self, replica_id: str, epoch: str, events: BlockEvents) -> ApplyResult:
         """Record what a replica's cache gained and lost. Another epoch is another cache: the entries of the old one are
         removed."""
         replica = self._replicas.get(replica_id)
@@ -80,13 +80,13 @@ class PrefixIndex:
             return self._replace(replica, events)
         if replica.event_seq is None or events.event_seq > replica.event_seq + 1:
             self._forget(replica)
-            return Applied.GAP
+            return ApplyResult.GAP
         if events.event_seq <= replica.event_seq:
-            return Applied.STALE
+            return ApplyResult.STALE
         self._drop(replica, split_keys(events.removed))
         self._hold(replica, split_keys(events.stored))
         replica.event_seq = events.event_seq
-        return Applied.OK
+        return ApplyResult.OK
 
     def lookup(self, keys: Sequence[bytes], now: float) -> dict[str, int]:
         """How many leading `keys` each replica holds (or is predicted to); replicas that hold none are left out."""
@@ -144,13 +144,13 @@ class PrefixIndex:
         self._replicas[replica_id] = replica = _Replica(bit, epoch)
         return replica
 
-    def _replace(self, replica: _Replica, events: BlockEvents) -> Applied:
+    def _replace(self, replica: _Replica, events: BlockEvents) -> ApplyResult:
         if replica.event_seq is not None and events.event_seq < replica.event_seq:
-            return Applied.STALE
+            return ApplyResult.STALE
         self._drop(replica, list(replica.held))
         self._hold(replica, split_keys(events.stored))
         replica.event_seq = events.event_seq
-        return Applied.OK
+        return ApplyResult.OK
 
     def _forget(self, replica: _Replica) -> None:
         """Remove all entries of a replica, predictions too."""

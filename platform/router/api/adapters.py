@@ -124,18 +124,18 @@ class AdapterPages:
         config = adapters.config
         share = config.max_per_tenant * config.max_bytes
         floor = MIN_FREE_BYTES + len(self._uploading) * config.max_bytes
-        room = await asyncio.to_thread(adapters.store.room, tenant)
-        if room.held > share or room.free < floor:
+        disk = await asyncio.to_thread(adapters.store.measure_disk_use, tenant)
+        if disk.held > share or disk.free < floor:
             await self._sweep(adapters)
-            room = await asyncio.to_thread(adapters.store.room, tenant)
-        if room.held > share:
+            disk = await asyncio.to_thread(adapters.store.measure_disk_use, tenant)
+        if disk.held > share:
             raise RateLimited(
-                f"Your adapters take {room.held} bytes of the disk, those that were replaced or deleted lately"
+                f"Your adapters take {disk.held} bytes of the disk, those that were replaced or deleted lately"
                 f" included; more are taken up to {share} bytes (adapters.max_per_tenant times adapters.max_bytes)."
                 f" Files of replaced and deleted ones are gone after {self._kept_s:.0f} s.",
                 retry_after_s=self._kept_s,
             )
-        if room.free < floor:
+        if disk.free < floor:
             raise Overloaded(
                 "There is not enough room for another adapter on this gateway's disk.", retry_after_s=FULL_RETRY_S
             )

@@ -5,12 +5,12 @@ traced each function here costs one test.
 """
 
 from penstock.base import telemetry as names
-from penstock.base.tracing import NOT_TRACED, Started, Trace, Tracing
+from penstock.base.tracing import NOT_TRACED, StartedTrace, Trace, Tracing
 from penstock.router.completions.completion import Completion
 from penstock.router.transport.exchange import Exchange
 
 
-def begin(tracing: Tracing | None, exchange: Exchange, tenant: str) -> Started:
+def begin(tracing: Tracing | None, exchange: Exchange, tenant: str) -> StartedTrace:
     """Begin the trace of an authenticated request: an unknown caller must not fill the collector."""
     if tracing is None:
         return NOT_TRACED

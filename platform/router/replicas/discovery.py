@@ -26,8 +26,8 @@ CHECK_S = 0.5
 log = logging.getLogger("penstock.members")
 
 
-class Member(NamedTuple):
-    """A running replica; equal id and epoch are the same process."""
+class RunningReplica(NamedTuple):
+    """A replica as Serve lists it; equal id and epoch are the same process."""
 
     replica_id: str
     pool: str
@@ -46,12 +46,14 @@ class ReplicaDiscovery:
     there as soon as it is ready.
     """
 
-    def __init__(self, router_id: str, apps: Mapping[str, str], on_change: Callable[[list[Member]], None]) -> None:
+    def __init__(
+        self, router_id: str, apps: Mapping[str, str], on_change: Callable[[list[RunningReplica]], None]
+    ) -> None:
         """apps: Serve application of each pool."""
         self._router_id = router_id
         self._apps = dict(apps)
         self._on_change = on_change
-        self._by_pool: dict[str, list[Member]] = {}
+        self._by_pool: dict[str, list[RunningReplica]] = {}
 
     async def run(self) -> None:
         """Follow the list until cancelled."""
@@ -89,12 +91,12 @@ class ReplicaDiscovery:
         self._on_change([member for members in self._by_pool.values() for member in members])
 
 
-def _read_member(pool: str, info: Any) -> Member | None:
+def _read_member(pool: str, info: Any) -> RunningReplica | None:
     published = from_metadata(info.replica_metadata)
     if published is None or published.pool != pool:
         log.warning("not a replica of this version", extra={"pool": pool, "replica": info.replica_id.unique_id})
         return None
-    return Member(
+    return RunningReplica(
         replica_id=info.replica_id.unique_id,
         pool=pool,
         address=published.address,

@@ -36,8 +36,8 @@ SILENCE_S = 4.0
 log = logging.getLogger("penstock.link")
 
 
-class Link:
-    """Made by `connect`. Its methods never wait; after a loss they do nothing."""
+class ChannelLink:
+    """A link over one `Channel`, made by `connect`. Its methods never wait; after a loss they do nothing."""
 
     def __init__(self, address: str, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> None:
         self.channel = Channel(self._on_message, self._on_end)
@@ -159,14 +159,14 @@ class Link:
 @asynccontextmanager
 async def connect(
     address: str, hello: Hello, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
-) -> AsyncIterator[Link]:
+) -> AsyncIterator[ChannelLink]:
     """Open the stream to the replica at `address` (host:port); leaving closes it.
 
     hello: the first message. on_frame: called with every frame, from the first, which has a load. on_lost: called once,
     when the stream ends otherwise than by leaving. Raises ReplicaLost when the replica can't be reached, refuses, or
     does not answer within CONNECT_TIMEOUT_S.
     """
-    link = Link(address, on_frame, on_lost)
+    link = ChannelLink(address, on_frame, on_lost)
     host, _, port = address.rpartition(":")
     try:
         try:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from penstock.base.metrics import Metrics
-from penstock.prefix.index import Applied, PrefixIndex
+from penstock.prefix.index import ApplyResult, PrefixIndex
 from penstock.router.replicas.traffic import PoolTraffic
 from penstock.router.routing.chains import ChainKind
 from penstock.router.routing.policy import ReplicaView, UnreportedWork
@@ -291,10 +291,10 @@ class ReplicaClient:
 
     def _apply(self, events: BlockEvents) -> None:
         applied = self._index.apply(self.member.replica_id, self.member.epoch, events)
-        if applied is Applied.OK:
+        if applied is ApplyResult.OK:
             self._event_seq = events.event_seq
             self._is_syncing = self._is_syncing and not events.is_snapshot
-        elif applied is Applied.GAP and self._recover_events():
+        elif applied is ApplyResult.GAP and self._recover_events():
             self._callbacks.on_gap(self.member.pool)
 
     def _recover_events(self) -> bool:

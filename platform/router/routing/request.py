@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from penstock.base.tracing import NOT_TRACED, Started
+from penstock.base.tracing import NOT_TRACED, StartedTrace
 from penstock.router.routing.tiers import Tier, TierReason
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import RequestError
@@ -104,7 +104,7 @@ class Generation:
     """Unix time."""
     adapter: str | None = None
     """Digest; None: the base model."""
-    traced: Started = NOT_TRACED
+    traced: StartedTrace = NOT_TRACED
     """The request's trace, and the headers that pass it on to whoever else works on the request, if any."""
     routes: tuple[Route, ...] = ()
     """The same places in the order of the tenant's tier policy; none: all of the pools are one route."""

@@ -66,20 +66,20 @@ def test_sweeping_removes_what_is_old_and_nobodys(tmp_path: Path) -> None:
 
 def test_what_a_tenant_has_brought_counts_for_it_once_until_it_is_swept(tmp_path: Path) -> None:
     store = AdapterStore(tmp_path / "adapters")
-    assert store.room("acme").held == 0
+    assert store.measure_disk_use("acme").held == 0
     first, second = (put(store, fill, 10.0) for fill in (0, 1))
     put(store, 0, 10.0)
     put(store, 0, 10.0, tenant="acme.2")
     size = sum(file.stat().st_size for file in store.path(first).iterdir())
 
-    assert [store.room(tenant).held for tenant in ("acme", "acme.2", "other")] == [2 * size, size, 0]
+    assert [store.measure_disk_use(tenant).held for tenant in ("acme", "acme.2", "other")] == [2 * size, size, 0]
     assert store.sweep({second}, before=20.0) == [first]
-    assert [store.room(tenant).held for tenant in ("acme", "acme.2")] == [size, 0]
+    assert [store.measure_disk_use(tenant).held for tenant in ("acme", "acme.2")] == [size, 0]
     assert store.put(write(store.draft()), "other", 30.0) == first
-    assert [store.room(tenant).held for tenant in ("acme", "acme.2", "other")] == [size, 0, size], (
+    assert [store.measure_disk_use(tenant).held for tenant in ("acme", "acme.2", "other")] == [size, 0, size], (
         "what was swept is brought anew, by others"
     )
-    assert 0 < store.room("acme").free < 2**60
+    assert 0 < store.measure_disk_use("acme").free < 2**60
 
 
 def test_what_is_put_again_is_kept_from_then_on(tmp_path: Path) -> None:

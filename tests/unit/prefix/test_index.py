@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.prefix.index import Applied, PrefixIndex
+from penstock.prefix.index import ApplyResult, PrefixIndex
 from penstock.wire.frames import BlockEvents
 
 KEYS = [bytes([i]) * 16 for i in range(12)]
@@ -28,7 +28,7 @@ def removed(event_seq: int, *keys: bytes) -> BlockEvents:
 def synced(*replicas: str) -> PrefixIndex:
     index = PrefixIndex()
     for replica in replicas:
-        assert index.apply(replica, "e", snapshot(0)) is Applied.OK
+        assert index.apply(replica, "e", snapshot(0)) is ApplyResult.OK
     return index
 
 
@@ -46,7 +46,7 @@ def test_the_depth_is_the_leading_run_that_a_replica_holds() -> None:
 def test_events_before_a_snapshot_are_a_gap() -> None:
     index = PrefixIndex()
 
-    assert index.apply("a", "e", stored(1, KEYS[0])) is Applied.GAP
+    assert index.apply("a", "e", stored(1, KEYS[0])) is ApplyResult.GAP
     assert index.lookup(KEYS, 0.0) == {}
 
 
@@ -54,10 +54,10 @@ def test_a_gap_drops_what_was_known_until_a_snapshot_comes() -> None:
     index = synced("a")
     index.apply("a", "e", stored(1, KEYS[0]))
 
-    assert index.apply("a", "e", stored(3, KEYS[1])) is Applied.GAP
+    assert index.apply("a", "e", stored(3, KEYS[1])) is ApplyResult.GAP
     assert index.lookup(KEYS, 0.0) == {}
-    assert index.apply("a", "e", stored(4, KEYS[1])) is Applied.GAP
-    assert index.apply("a", "e", snapshot(4, *KEYS[:3])) is Applied.OK
+    assert index.apply("a", "e", stored(4, KEYS[1])) is ApplyResult.GAP
+    assert index.apply("a", "e", snapshot(4, *KEYS[:3])) is ApplyResult.OK
     assert index.lookup(KEYS, 0.0) == {"a": 3}
     assert index.num_held("a") == 3
 
@@ -66,8 +66,8 @@ def test_events_that_a_snapshot_already_covers_are_stale() -> None:
     index = PrefixIndex()
     index.apply("a", "e", snapshot(5, *KEYS[:2]))
 
-    assert index.apply("a", "e", removed(5, *KEYS[:2])) is Applied.STALE
-    assert index.apply("a", "e", snapshot(4)) is Applied.STALE
+    assert index.apply("a", "e", removed(5, *KEYS[:2])) is ApplyResult.STALE
+    assert index.apply("a", "e", snapshot(4)) is ApplyResult.STALE
     assert index.lookup(KEYS, 0.0) == {"a": 2}
 
 
@@ -75,9 +75,9 @@ def test_another_epoch_is_another_cache() -> None:
     index = PrefixIndex()
     index.apply("a", "old", snapshot(7, *KEYS[:2]))
 
-    assert index.apply("a", "new", stored(8, KEYS[2])) is Applied.GAP
+    assert index.apply("a", "new", stored(8, KEYS[2])) is ApplyResult.GAP
     assert index.lookup(KEYS, 0.0) == {}
-    assert index.apply("a", "new", snapshot(0, KEYS[0])) is Applied.OK
+    assert index.apply("a", "new", snapshot(0, KEYS[0])) is ApplyResult.OK
     assert index.held("a") == {KEYS[0]}
 
 
@@ -185,7 +185,7 @@ class Model:
     def __init__(self) -> None:
         self.replicas: dict[str, Naive] = {}
 
-    def apply(self, name: str, epoch: str, events: BlockEvents) -> Applied:
+    def apply(self, name: str, epoch: str, events: BlockEvents) -> ApplyResult:
         known = self.replicas.get(name)
         if known is None or known.epoch != epoch:
             known = self.replicas[name] = Naive(epoch)
@@ -193,19 +193,19 @@ class Model:
         gone = {events.removed[i : i + 16] for i in range(0, len(events.removed), 16)}
         if events.is_snapshot:
             if known.event_seq is not None and events.event_seq < known.event_seq:
-                return Applied.STALE
+                return ApplyResult.STALE
             known.held = there
         elif known.event_seq is None or events.event_seq > known.event_seq + 1:
             self.replicas[name] = Naive(epoch)
-            return Applied.GAP
+            return ApplyResult.GAP
         elif events.event_seq <= known.event_seq:
-            return Applied.STALE
+            return ApplyResult.STALE
         else:
             known.held = (known.held - gone) | there
         known.event_seq = events.event_seq
         for key in there:
             known.predicted.pop(key, None)
-        return Applied.OK
+        return ApplyResult.OK
 
     def held(self, name: str) -> set[bytes]:
         known = self.replicas.get(name)

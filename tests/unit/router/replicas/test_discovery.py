@@ -1,7 +1,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from penstock.router.replicas.discovery import Member, ReplicaDiscovery
+from penstock.router.replicas.discovery import ReplicaDiscovery, RunningReplica
 from penstock.wire.discovery import ReplicaMetadata, to_metadata
 
 
@@ -13,12 +13,12 @@ def running(replica_id: str, pool: str = "a", **metadata: Any) -> SimpleNamespac
     return SimpleNamespace(replica_id=SimpleNamespace(unique_id=replica_id), replica_metadata=published)
 
 
-def member(replica_id: str, pool: str = "a") -> Member:
-    return Member(replica_id, pool, f"host-{replica_id}:1", f"epoch-{replica_id}", "digest", 100, 16)
+def member(replica_id: str, pool: str = "a") -> RunningReplica:
+    return RunningReplica(replica_id, pool, f"host-{replica_id}:1", f"epoch-{replica_id}", "digest", 100, 16)
 
 
 def test_every_broadcast_gives_the_members_of_all_pools() -> None:
-    changes: list[list[Member]] = []
+    changes: list[list[RunningReplica]] = []
     members = ReplicaDiscovery("r", {"a": "pool-a", "b": "pool-b"}, changes.append)
 
     members.on_targets("a", SimpleNamespace(running_replicas=[running("1"), running("2")]))
@@ -33,7 +33,7 @@ def test_every_broadcast_gives_the_members_of_all_pools() -> None:
 
 
 def test_replicas_of_another_version_or_pool_are_left_out() -> None:
-    changes: list[list[Member]] = []
+    changes: list[list[RunningReplica]] = []
     members = ReplicaDiscovery("r", {"a": "pool-a"}, changes.append)
 
     members.on_targets(
