@@ -148,7 +148,7 @@ class Autoscaler:
         return self._service().active
 
     def _leader_term(self) -> int:
-        """This leader's term. Raises TimeoutError when it may not act any more."""
+        """The term under which the leader acts. Raises TimeoutError when it may not act any more."""
         if not self.elector.is_leader(ANSWER_S):
             raise TimeoutError("not sure to be the leader for long enough")
         return self.elector.term

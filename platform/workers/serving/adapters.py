@@ -82,7 +82,7 @@ class Adapters:
         waiting.remove(pending)
         if not waiting and pending.digest not in self._loading:
             del self._wanted[pending.digest]
-            self._load_next()  # it may have been the one for which others were closed
+            self._load_next()  # it may have been the one for which others were draining
             self._report_changes()
 
     def release(self, digest: str) -> None:
@@ -119,16 +119,16 @@ class Adapters:
         for digest, waiting in list(self._wanted.items()):
             if digest in self._loading:
                 continue
-            if digest in self._slots:  # it was closed when these came; now it is their turn
+            if digest in self._slots:  # it was draining when these came; now it is their turn
                 del self._wanted[digest]
-                self._slots.reopen(digest)
+                self._slots.stop_draining(digest)
                 self._grant(digest, waiting)
             elif self._slots.reserve():
                 self._loading[digest] = asyncio.get_running_loop().create_task(
                     self._load_adapter(digest), name=f"adapter {digest}"
                 )
             elif waiting:
-                self._slots.close_one()
+                self._slots.drain_one()
                 break
         for digest in [
             digest for digest, waiting in self._wanted.items() if not waiting and digest not in self._loading

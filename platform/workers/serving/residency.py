@@ -2,7 +2,7 @@
 Pure.
 
 Not the loading. Invariants: at most `num_slots` adapters are held or reserved for; a pinned one stays; one that was
-dropped, or closed to newcomers, is gone with its last pin.
+dropped, or draining because another needs its slot, is gone with its last pin.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ class _Held(Generic[T]):
     num_pins: int = 0
     is_dropped: bool = False
     """Whether it has been deleted: it goes with its last pin."""
-    is_closed: bool = False
+    is_draining: bool = False
     """Whether newcomers must wait, because another adapter waits for a slot."""
 
 
@@ -35,15 +35,15 @@ class Slots(Generic[T]):
     @property
     def digests(self) -> tuple[str, ...]:
         """Digests of the adapters that a new sequence can use at once."""
-        return tuple(digest for digest, held in self._held.items() if not held.is_dropped and not held.is_closed)
+        return tuple(digest for digest, held in self._held.items() if not held.is_dropped and not held.is_draining)
 
     def __contains__(self, digest: str) -> bool:
         return digest in self._held
 
     def pin(self, digest: str) -> T | None:
-        """The adapter, held until as many `unpin`; None: it is not there, or closed."""
+        """The adapter, held until as many `unpin`; None: it is not there, or is draining."""
         held = self._held.get(digest)
-        if held is None or held.is_closed:
+        if held is None or held.is_draining:
             return None
         held.num_pins += 1
         held.is_dropped = False
@@ -54,17 +54,18 @@ class Slots(Generic[T]):
         held = self._held[digest]
         assert held.num_pins, f"adapter {digest} is not pinned"
         held.num_pins -= 1
-        if (held.is_dropped or held.is_closed) and not held.num_pins:
+        if (held.is_dropped or held.is_draining) and not held.num_pins:
             del self._held[digest]
 
-    def close_one(self) -> None:
+    def drain_one(self) -> None:
         """Let the least lately used adapter take no newcomers, so that its slot falls free however busy it is; for when
         every slot is needed."""
-        if self._held and not any(held.is_closed for held in self._held.values()):
-            next(iter(self._held.values())).is_closed = True
+        if self._held and not any(held.is_draining for held in self._held.values()):
+            next(iter(self._held.values())).is_draining = True
 
-    def reopen(self, digest: str) -> None:
-        self._held[digest].is_closed = False
+    def stop_draining(self, digest: str) -> None:
+        """Let an adapter take newcomers again."""
+        self._held[digest].is_draining = False
 
     def reserve(self) -> bool:
         """Reserve a slot for an adapter that is being loaded, if need be that of the least lately used one that is not
@@ -98,4 +99,4 @@ class Slots(Generic[T]):
     def check(self) -> None:
         """Assert the invariants. For tests."""
         assert len(self._held) + self._num_reserved <= self._num_slots
-        assert all(held.num_pins > 0 for held in self._held.values() if held.is_dropped or held.is_closed)
+        assert all(held.num_pins > 0 for held in self._held.values() if held.is_dropped or held.is_draining)

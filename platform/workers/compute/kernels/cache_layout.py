@@ -14,7 +14,7 @@ _TILED_CODES = {torch.bfloat16: 3, torch.int8: 4}
 
 
 class CacheLayout(NamedTuple):
-    """How the two tensors of a layer lie in memory, and what belongs to them."""
+    """The order of the two tensors of a layer in memory, and the scales that belong to them."""
 
     scales: tuple[Tensor, Tensor] | None = None
     """Scales of 8-bit keys and of 8-bit values, each float32 [num_blocks, num_kv_heads, block_size]; None: not 8

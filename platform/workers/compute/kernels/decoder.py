@@ -125,7 +125,7 @@ class TokenLayout(NamedTuple):
 
 
 class GreedyTokens(NamedTuple):
-    """What greedy decoding chooses in each row of a step."""
+    """The token that greedy decoding chooses in each row of a step."""
 
     best: Tensor
     """int64 [R]: the id with the largest logit, of equals the lowest."""

@@ -43,7 +43,7 @@ def served(scenario: Scenario, _: Target) -> list[Record]:
 
 
 def climb(
-    out: Path, run: Modelled, *, rules: Rules = RULES, scenario: Scenario = SCENARIO, is_there: bool = True
+    out: Path, run: Modelled, *, rules: Rules = RULES, scenario: Scenario = SCENARIO, is_reachable: bool = True
 ) -> Ladder:
     return run_ladder(
         scenario,
@@ -54,7 +54,7 @@ def climb(
         settle_s=0.0,
         console=None,
         run=run,
-        answers=lambda _: is_there,
+        answers=lambda _: is_reachable,
     )
 
 
@@ -135,14 +135,14 @@ def test_a_server_that_refuses_everything_ends_the_ladder(tmp_path: Path) -> Non
 
 
 def test_a_server_that_is_gone_after_a_step_ends_the_ladder(tmp_path: Path) -> None:
-    ladder = climb(tmp_path, Modelled(served), is_there=False)
+    ladder = climb(tmp_path, Modelled(served), is_reachable=False)
 
     assert ladder.steps[-1].rate == 16.0
     assert ladder.steps[-1].is_dead
 
 
 def test_a_ladder_goes_on_when_the_server_is_back(tmp_path: Path) -> None:
-    climb(tmp_path, Modelled(served), is_there=False)
+    climb(tmp_path, Modelled(served), is_reachable=False)
     ladder = climb(tmp_path, Modelled(served))
 
     assert ladder.is_confirmed

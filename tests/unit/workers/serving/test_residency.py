@@ -75,8 +75,8 @@ def test_a_closed_adapter_takes_no_newcomers_and_leaves_with_its_last_pin() -> N
     for digest in "ab":
         slots.pin(digest)
 
-    slots.close_one()
-    slots.close_one()
+    slots.drain_one()
+    slots.drain_one()
 
     assert slots.digests == ("b",)
     assert slots.pin("a") is None
@@ -88,9 +88,9 @@ def test_a_closed_adapter_takes_no_newcomers_and_leaves_with_its_last_pin() -> N
 def test_a_closed_adapter_can_be_opened_again() -> None:
     slots = filled(1, "a")
     slots.pin("a")
-    slots.close_one()
+    slots.drain_one()
 
-    slots.reopen("a")
+    slots.stop_draining("a")
 
     assert slots.pin("a") == "A"
 
@@ -117,7 +117,7 @@ def test_whatever_happens_pinned_adapters_stay_and_slots_are_not_exceeded(
         elif move == "o" and slots.reserve():
             slots.unreserve()
         elif move == "c" and not slots.reserve():
-            slots.close_one()
+            slots.drain_one()
         elif move == "c":
             slots.unreserve()
         slots.check()
