@@ -151,16 +151,16 @@ def read_bytes(weights: Mapping[str, Tensor | GroupedMatrix]) -> int:
 
 def make_cache(bench: Bench, num_blocks: int, dtype: torch.dtype) -> KvCache:
     cache = KvCache(bench.config, num_blocks, BLOCK_SIZE, dtype, bench.device)
-    for pair, layout in zip(cache.layers, cache.layouts, strict=True):
+    for pair, cache_layout in zip(cache.layers, cache.layouts, strict=True):
         for part in pair:
-            if layout.scales is None:
+            if cache_layout.scales is None:
                 part.normal_()
             else:
                 signs = torch.randint(0, 2, part.shape, dtype=torch.uint8, device=bench.device) << 7
                 part.view(torch.uint8).copy_(
                     signs.bitwise_or_(torch.randint(0, 120, part.shape, dtype=torch.uint8, device=bench.device))
                 )  # up to 240
-        for scale in layout.scales or ():
+        for scale in cache_layout.scales or ():
             scale.fill_(1 / 80)
     return cache
 
