@@ -34,7 +34,7 @@ class Adapter(msgspec.Struct, frozen=True):
 
     digest: str
     base_model: str
-    """Served name."""
+    """Name of the model that it adapts, as the API serves it."""
     model_digest: str
     rank: int
     targets: tuple[str, ...]

@@ -110,7 +110,7 @@ class Core:
             if scaled
             else None
         )
-        self.members = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
+        self.discovery = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
         self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
         models = build_served_models(pools, providers, checkpoints, partial(_context, self.fleet))
@@ -252,7 +252,7 @@ class Gateway:
     async def _run(self, core: Core) -> None:
         """Serve until Serve or the pod ends the gateway, or a task that never ends has ended."""
         async with core.providers, core.fleet:
-            discovering = asyncio.create_task(core.members.run(), name="discovery")
+            discovering = asyncio.create_task(core.discovery.run(), name="discovery")
             admitting = asyncio.create_task(core.admission.run(), name="admission")
             tasks = [discovering, admitting]
             if core.reporter is not None:

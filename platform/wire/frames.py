@@ -55,7 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     temperature: float = 1.0
     """0 is greedy: the noise is left out."""
     top_k: int = 0
-    """0: off."""
+    """Number of likeliest tokens to choose from; 0 is all."""
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0

@@ -1,7 +1,7 @@
 """What each route of a request promises now: a forecast, and the replicas and chains that it rests on.
 
 Not the choice between routes (tiers) or replicas (policy). Reads the state of a request and of the fleet, and changes
-neither.
+neither, but that block chains are kept with the request once they are computed.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -28,7 +28,7 @@ class AdapterPlacement(NamedTuple):
     """Where one adapter lies, among the ready replicas of some pools."""
 
     live: int
-    """Ready replicas."""
+    """Number of ready replicas of those pools."""
     loaded: int
     """Ready replicas that have it in memory."""
     error: str | None

@@ -101,7 +101,7 @@ class Generation:
     salt: bytes
     """The tenant's server-derived cache salt."""
     deadline: float
-    """Unix time."""
+    """Unix time at which the sequence ends, finished or not, seconds."""
     adapter: str | None = None
     """Digest; None: the base model."""
     traced: Started = NOT_TRACED
