@@ -16,7 +16,8 @@ log = logging.getLogger("penstock.autoscale")
 
 
 class Journal:
-    """Appends to the file `path`; None: to the process's log alone."""
+    """The event log of the autoscaler: appends lines to the file `path`; if that is None, to the process's log
+    alone."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

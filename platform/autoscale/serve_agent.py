@@ -95,7 +95,8 @@ async def serve_calls(client: redis.asyncio.Redis, cluster: str, executor: CallE
 
 
 async def next_call(client: redis.asyncio.Redis, cluster: str) -> Call | None:
-    """The next call; None: there was none within WAIT_S, or it has lapsed. Raises redis-py's errors."""
+    """Wait for the next call. Returns None if none came within WAIT_S, or if it has lapsed. Raises redis-py's
+    errors."""
     found = cast(tuple[bytes, bytes] | None, await client.blpop([calls_key(cluster)], timeout=WAIT_S))
     data = None if found is None else cast(bytes | None, await client.getdel(call_key(found[1].decode())))
     return None if data is None else decode_call(data)

@@ -15,9 +15,9 @@ from penstock.autoscale.observation import ServeState
 
 
 def read(controller: Any, deployment_ids: list[Any]) -> list[ServeState | None]:
-    """State of each deployment as Serve has it now; None: Serve does not know that deployment (yet, or any more), or
-    not yet again: a controller that was replaced asks the replicas that it finds, and until each has answered it would
-    take them for ones that are only starting."""
+    """State of each deployment as Serve has it now. It is None if Serve does not know that deployment (yet, or any
+    more), or is still recovering it: a controller that was replaced queries the replicas that it finds, and until each
+    has answered it would take them for ones that are only starting."""
     states = controller.deployment_state_manager._deployment_states
     return [
         _serve_state_of(states[deployment_id]) if deployment_id in states else None for deployment_id in deployment_ids

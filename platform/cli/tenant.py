@@ -104,7 +104,7 @@ class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None
     max_parallel: int | None
     models: tuple[str, ...] | None
-    """None: all."""
+    """Names of the models that the tenant may use; None if it may use all."""
     tier_policy: str
     created: str
     updated: str

@@ -244,7 +244,7 @@ def _load_runner(source: ModelSource, config: EngineConfig) -> Runner:
 
 
 def _make_adapters(runner: Runner | None, config: EngineConfig, folder: str | None) -> Adapters | None:
-    """The replica's adapter slots; None: it serves no adapters."""
+    """Make the replica's adapter slots. Returns None if it serves no adapters."""
     if runner is None or folder is None or not config.adapters.slots:
         return None
     return Adapters(

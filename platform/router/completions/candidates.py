@@ -65,7 +65,8 @@ class Candidates(NamedTuple):
         return self.model.max_model_len() if self.has_pool else sys.maxsize
 
     def beyond_first_model(self) -> "Candidates | None":
-        """The rest, for a request that is too long for the first model; None: there is no rest."""
+        """The candidates without the first model's route, for a request that is too long for it. Returns None if no
+        route is left, or if none was the first model's."""
         rest = [route for route in self.routes if route.provider is not None or route.model]
         if not rest or len(rest) == len(self.routes):
             return None

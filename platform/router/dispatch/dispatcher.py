@@ -259,7 +259,8 @@ class RoutingDispatcher:
     # what becomes of an attempt: called by the mailbox
 
     def on_delta(self, mailbox: Mailbox, delta: Delta) -> Delta | None:
-        """Take in what the reader takes; what it is given of that. None: it was only the end of an attempt."""
+        """Update the request's state with a delta that the reader takes. Returns the delta that the reader gets, or
+        None if this was only the end of an attempt."""
         state = mailbox.state
         num_cached_tokens = delta.num_cached_tokens
         if num_cached_tokens is not None:

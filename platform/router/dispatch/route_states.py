@@ -48,7 +48,8 @@ class RouteState(NamedTuple):
 
     @property
     def is_hopeless(self) -> bool:
-        """Waiting doesn't help."""
+        """Whether waiting can't help: the route's context is too short, it has refused the request, or it can't do what
+        the request asks for."""
         return self.forecast.obstacle in (TierReason.CONTEXT_TOO_LONG, TierReason.REFUSED, TierReason.CAPABILITY)
 
     @property
@@ -132,7 +133,8 @@ class RouteReader:
 
 
 def find_unread(generation: Generation, route: Route) -> LazyPrompt | None:
-    """The prompt that must be tokenized before the route can be read; None: nothing is missing."""
+    """The prompt that must be tokenized before the state of the route can be read. Returns None if nothing is
+    missing."""
     if route.provider is not None or not route.model:
         return None
     prompt = generation.lazy_prompts[route.model - 1]

@@ -78,7 +78,8 @@ class Breaker:
             self._pause_s = min(2 * self._pause_s, MAX_OPEN_S)
 
     def pause(self, now: float, seconds: float) -> None:
-        """The server demanded a pause, whatever the term of the request that it answered so."""
+        """Open the breaker for `seconds`, at most MAX_RETRY_AFTER_S, because the server asked for a pause
+        (Retry-After). The term of the request does not matter. A pause that ends later stays as it is."""
         until = now + min(max(seconds, 0.0), MAX_RETRY_AFTER_S)
         self._open(until if self._open_until is None else max(until, self._open_until))
 

@@ -81,7 +81,8 @@ class Link:
             raise ReplicaLost(f"No stream to the replica at {self._address}: {self._loss}.")
 
     def open(self) -> None:
-        """Pass frames on from the next turn of the loop, the first one included; report the loss from now on."""
+        """Begin to deliver frames to the owner, from the next turn of the event loop on; those that came before are
+        delivered first. From now on the loss of the stream is reported too."""
         self._is_ready = True
         self._loop.call_soon(self._release)
         self._watch()

@@ -298,7 +298,8 @@ class ReplicaClient:
             self._callbacks.on_gap(self.member.pool)
 
     def _recover_events(self) -> bool:
-        """Have a snapshot sent, since events are missing; False: one is on its way already."""
+        """Request a snapshot from the replica, because block events are missing. Returns False if one is requested
+        already, or if there is no link."""
         self._event_seq = None
         if self._link is None or self._is_syncing:
             return False

@@ -54,7 +54,7 @@ class PackQuantized:
     bits: int
     """4, or 8 where it is symmetric."""
     group_size: int | None
-    """None: a row is one group."""
+    """Columns of a group; None if a row is one group."""
     is_symmetric: bool
 
 
