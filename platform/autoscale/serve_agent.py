@@ -138,7 +138,7 @@ class ServeAgent:
         log.info("serve agent ready", extra={"ray_cluster": cluster, "apps": list(apps)})
 
     async def check_health(self) -> None:
-        """Serve replaces an agent for which this raises time and again."""
+        """Raise if the agent's loop has ended. Serve replaces an agent whose check fails repeatedly."""
         if self._main.done():
             raise PenstockError("The serve agent's loop has ended; its log has the cause.")
 

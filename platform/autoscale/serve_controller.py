@@ -31,8 +31,8 @@ def locate(controller: Any, deployment_ids: list[Any]) -> list[tuple[int, list[t
 
 
 def step_down(controller: Any, deployment_id: Any, victims: tuple[str, ...], target: int) -> bool:
-    """Stop the victims gracefully and lower the target by as many, to `target`. False, and nothing is done, where that
-    is not what it would be: the target has changed meanwhile, or a victim runs no more."""
+    """Stop the victims gracefully and lower the target by as many, to `target`. Returns False, and does nothing, if the
+    target has changed meanwhile, or if a victim no longer runs."""
     manager = controller.deployment_state_manager
     state = manager._deployment_states.get(deployment_id)
     if state is None or state.target_num_replicas != target + len(victims):

@@ -175,7 +175,8 @@ async def find_all(client: redis.asyncio.Redis) -> list[TenantInfo]:
 
 
 async def delete(client: redis.asyncio.Redis, tenant_id: str) -> int:
-    """How many keys it had. From the tombstone on none of them is accepted, whatever becomes of the rest."""
+    """Delete a tenant; returns how many keys it had. Once the tombstone is written none of them is accepted, even if
+    the rest of the deletion fails."""
     await Tenants(client).delete(tenant_id, time.time())
     await forget_tenant(client, tenant_id)
     return await revoke_all(client, tenant_id)

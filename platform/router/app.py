@@ -240,7 +240,7 @@ class Gateway:
             )
 
     async def check_health(self) -> None:
-        """Serve replaces a gateway for which this raises time and again."""
+        """Raise if a task of the gateway has ended. Serve replaces a gateway whose check fails repeatedly."""
         if self._main.done():
             raise PenstockError("A task of the gateway has ended; its log has the cause.")
 

@@ -31,7 +31,7 @@ _TENANTS = "penstock:tenants"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The limits of a tenant; None: no such limit."""
+    """The limits of a tenant. A field is None if there is no such limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

@@ -87,7 +87,7 @@ class Replica:
         return to_metadata(self._metadata)
 
     async def check_health(self) -> None:
-        """Raise when the replica can't serve; Serve replaces it when this raises time and again."""
+        """Raise if the replica can't serve. Serve replaces a replica whose check fails repeatedly."""
         if not self._engine.is_healthy(time.monotonic()):
             raise EngineFault("The engine's thread has ended, stalls, or fails step after step.")
         if self._writing is not None and self._writing.done():

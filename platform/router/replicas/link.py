@@ -37,7 +37,7 @@ log = logging.getLogger("penstock.link")
 
 
 class Link:
-    """Made by `connect`. Its methods never wait; after a loss they do nothing."""
+    """One token stream to a replica, as `connect` opens it. Its methods never wait; after a loss they do nothing."""
 
     def __init__(self, address: str, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> None:
         self.channel = Channel(self._on_message, self._on_end)
@@ -88,7 +88,7 @@ class Link:
         self._watch()
 
     def close(self) -> None:
-        """No frame and no loss is reported any more."""
+        """Close the stream. No frame and no loss is reported after that."""
         self._is_over = True
         if self._watchdog is not None:
             self._watchdog.cancel()
