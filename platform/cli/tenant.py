@@ -113,7 +113,7 @@ class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator names; None: as it was. A limit of 0: none."""
+    """A change of a tenant's settings. A field that is None stays as it was; a limit of 0 removes the limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

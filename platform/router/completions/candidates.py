@@ -77,7 +77,8 @@ class Candidates(NamedTuple):
 def find_candidates(
     model: ServedModel, policy: str, request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]
 ) -> Candidates:
-    """policy: as a tenant's settings name it. Raises Forbidden where the policy leaves nothing."""
+    """The routes on which a request may be answered. policy: tier policy, as a tenant's settings name it. Raises
+    Forbidden if the policy leaves no route."""
     order = parse_policy(policy)
     if len(model.routes) <= 1 and order is not TierPolicy.EDGE_ONLY:
         return Candidates(model, model.routes)

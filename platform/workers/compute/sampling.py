@@ -203,7 +203,8 @@ class Sampler:
 
 
 def _checked(score: float, token_id: int) -> Sampled:
-    """score: the row's largest; numpy's argmax finds a NaN before any number."""
+    """The choice of `token_id`, or an error if the row's largest logit, `score`, is not finite; numpy's argmax finds a
+    NaN before any number."""
     return Sampled(token_id) if math.isfinite(score) else Sampled(0, error=_NO_CHOICE)
 
 
