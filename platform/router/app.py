@@ -240,7 +240,7 @@ class Gateway:
             )
 
     async def check_health(self) -> None:
-        """Serve replaces a gateway for which this raises time and again."""
+        """Raise if a task of the gateway has ended. Serve replaces a gateway whose check fails repeatedly."""
         if self._main.done():
             raise PenstockError("A task of the gateway has ended; its log has the cause.")
 
@@ -307,10 +307,10 @@ def gateway_app(
     resource: str | None = None,
     drain_s: int = DRAIN_S,
 ) -> serve.Application:
-    """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry None: nothing
-    is traced, whatever the environment has. adapters None: none are served. num_replicas: all listen on the same port,
-    so each is on a node of its own. resource: Ray's, of which each takes one. drain_s: time for answers under way when
-    a gateway is to go."""
+    """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry: with None
+    nothing is traced, whatever the environment has. adapters: with None no adapters are served. num_replicas: number of
+    gateways; all listen on the same port, so each is on a node of its own. resource: a resource of Ray of which each
+    takes one unit. drain_s: time for answers under way when a gateway is to end."""
     options = serve_options(
         GATEWAY_APP,
         SPREAD_S + drain_s + 2 * STOP_S,

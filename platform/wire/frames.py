@@ -67,7 +67,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     min_tokens: int = 0
     """End-of-sequence and stop tokens are masked until that many tokens are out."""
     logprobs: int | None = None
-    """None: none. 0: the chosen token's. k: and the k likeliest tokens'."""
+    """Log probabilities that are wanted: None for none, 0 for the chosen token's, k for those of the k likeliest tokens
+    too."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):

@@ -145,7 +145,8 @@ def no_answer(what: str, error: Exception) -> ApiException:
 
 
 def is_away(error: ApiException) -> bool:
-    """The server did not answer, or its answer says nothing about the request: the same request may succeed later."""
+    """Whether the same request may succeed later: the server did not answer, or its answer does not concern the
+    request."""
     return error.status in (NO_ANSWER, 429) or error.status >= 500
 
 

@@ -110,7 +110,7 @@ class Mirror(Generic[T]):
         return response
 
     def _apply(self, kind: str, item: Document) -> str:
-        """The version that has been reached."""
+        """Apply one event to the mirror. Returns the resourceVersion that the mirror has now."""
         name = item["metadata"].get("name")
         if kind == "DELETED":
             self.objects.pop(name, None)

@@ -40,8 +40,8 @@ class StepModel(Protocol):
         """float32 [R, vocab_size] of the batch's rows, on the host. shares: the adapters of the step."""
 
     def choose(self, batch: Batch, shares: list[Share], inputs: SamplingInputs | None) -> Wait | None:
-        """Begin the step and the choice of a token for each row: greedily without `inputs`. None: nothing has begun,
-        and the host must choose from the logits."""
+        """Begin the step and the choice of a token for each row: greedily without `inputs`. Returns None if nothing has
+        begun and the host must choose from the logits."""
 
 
 class HostStepModel:

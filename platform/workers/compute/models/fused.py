@@ -93,7 +93,7 @@ class FusedLlama:
         rows: Tensor,
         shares: Sequence[Share] = (),
     ) -> Tensor:
-        """See `Llama.logits`."""
+        """Logits of the rows, float32 [R, vocab_size]; arguments as of `Llama.logits`."""
         if shares:
             return self.torch.logits(token_ids, positions, cache, batch, rows, shares)
         logits = torch.empty(len(rows), self.config.vocab_size)
