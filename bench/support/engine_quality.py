@@ -1,4 +1,4 @@
-"""What speed must not be bought with, for bench.engine: perplexity of the very process that was timed, and memory.
+"""Quality checks for bench.engine: perplexity of the timed process, and memory.
 
 Perplexity counts the second half of windows of 512 tokens, as llama-perplexity does: exp of the mean negative log
 likelihood. Ours is computed by each path that is timed: a window at once, as in prefill, and token by token behind the

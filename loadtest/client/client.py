@@ -150,7 +150,8 @@ class Client:
             connection = await self._connect(exchange, deadline_s)
 
     async def _connect(self, exchange: Exchange, deadline_s: float) -> Connection | None:
-        """None: the exchange has ended meanwhile, or there is no connection to be had, which ends it."""
+        """Open a connection for an exchange. Returns None if the exchange has ended meanwhile, or if no connection can
+        be made, which ends it."""
         left_s = max(0.0, deadline_s - self.clock.now()) + DEADLINE_MARGIN_S
         began = time.perf_counter()
         try:

@@ -242,7 +242,7 @@ class Connections:
         self._open: set[Connection] = set()
 
     def take_idle(self) -> Connection | None:
-        """An open connection that carries no request, the last used one first; None: there is none."""
+        """An open connection that carries no request, the last used one first. Returns None if there is none."""
         while self._idle:
             connection, _ = self._idle.popitem()
             if connection.is_open:

@@ -41,7 +41,7 @@ def missing_model_page(name: str) -> Page:
 
 
 def get_page(behaviour: Behaviour, path: str, since_s: float) -> Page | None:
-    """The page of a path, `since_s` after the first request; None: there is no such page."""
+    """The page of a path, `since_s` after the first request. Returns None if there is no such page."""
     if path in ("/healthz", "/readyz"):
         return Page(200, b'{"status":"ok"}')
     if path == "/metrics":

@@ -59,7 +59,7 @@ class CellRun(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cpu_ms(self) -> float | None:
-        """CPU milliseconds per finished request, idle share subtracted; None: not measured."""
+        """CPU milliseconds per finished request, idle share subtracted. None if not measured."""
         return (
             None if self.cpu is None or not self.finished else 1e3 * (self.cpu.busy_s - self.cpu.idle_s) / self.finished
         )

@@ -1,4 +1,4 @@
-"""Intervals for ratios and differences of two things measured in pairs, and for statistics without a formula.
+"""Confidence intervals: for paired ratios and differences, and by bootstrap for statistics without a formula.
 
 Pure. The paired ones assume nothing of the values but that the pairs are independent of each other: what drifts over
 time hits both sides of a pair and cancels, which is why the measurements are interleaved.

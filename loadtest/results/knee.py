@@ -30,7 +30,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One run at one rate. Latencies are seconds; None: nothing was measured."""
+    """One run at one rate. Latencies are in seconds; None if nothing was measured."""
 
     number: int  # 1, 2, 3 ...
     rate: float

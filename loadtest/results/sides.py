@@ -75,7 +75,7 @@ class NextRun(NamedTuple):
 
 
 def choose_next_run(runs: Sequence[Run], pairs: int) -> NextRun | None:
-    """The first run that is missing, in the order A B, B A, ...; None: all are there."""
+    """The first run that is missing, in the order A B, B A, ... Returns None if all runs are there."""
     made = {(run.pair, run.side) for run in runs}
     orders: tuple[tuple[Side, Side], ...] = (("a", "b"), ("b", "a"))
     plan = (NextRun(pair, side) for pair in range(1, pairs + 1) for side in orders[(pair - 1) % 2])

@@ -81,7 +81,7 @@ class PrefetchQueue:
             await self._wait()
 
     async def next(self) -> Prepared | None:
-        """The next request; None: the plan has ended. Raises what drawing or preparing it raised."""
+        """The next request. Returns None if the plan has ended. Raises what drawing or preparing the request raised."""
         while not self._queue:
             if self._filling.done() and not self._queue:  # in this order: the thread ends after its last item
                 self._filling.result()

@@ -207,7 +207,8 @@ class _Run:
             await asyncio.sleep(0)
 
     async def _next_ready(self) -> Ready | None:
-        """Turns that are due first, then what the plan has next; None: nothing is left."""
+        """The next turn to send: turns that are due first, then the plan's next one. Returns None if nothing is
+        left."""
         while not self._ready:
             item = await self._prefetched.next()
             if item is None:

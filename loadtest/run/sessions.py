@@ -33,8 +33,8 @@ class Sessions:
         self.parked = 0
 
     def arrive(self, planned: Planned) -> Turn | None:
-        """Take a request in the plan's order. Returns its turn, if it may leave at `due_s`; None: it waits for the
-        answer before it, or never leaves."""
+        """Take a request in the plan's order. Returns its turn if it may be sent at `due_s`, and None if it waits for
+        the answer before it or is never sent."""
         if planned.session is None or (planned.turn == 0 and planned.is_last_turn):
             return Turn(planned, planned.at_s, ())
         session = self._sessions.get(planned.session)

@@ -54,7 +54,7 @@ def encode_settings(scenario: Scenario, **others: object) -> dict[str, object]:
 
 
 def read_if_there(path: Path, kind: type[T]) -> T | None:
-    """The file that an earlier run of the command left; None: there is none. Raises RecordsInvalid."""
+    """Read the file that an earlier run of the command left. Returns None if there is none. Raises RecordsInvalid."""
     if not path.exists():
         return None
     try:

@@ -85,7 +85,8 @@ def set_rate(scenario: Scenario, rate: float, *, number: int, step_length: StepL
 
 
 def make_step(number: int, following: Next, folder: str, summary: Summary, *, is_balanced: bool) -> Step:
-    """The step that a run amounts to."""
+    """The record of one step of the ladder: what it was to measure (`following`), and what its run measured
+    (`summary`)."""
     outcomes = summary.outcomes
     return Step(
         number=number,

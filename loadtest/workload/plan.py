@@ -158,7 +158,7 @@ class _Cancels:
         self._which, self._when = map(np.random.default_rng, seeds.spawn(2))
 
     def draw(self) -> float | None:
-        """Seconds after which the next request hangs up; None: it does not."""
+        """Draw the seconds after which the next request hangs up. Returns None if it does not hang up."""
         return draw(self._cancel.after_s, self._when) if self._which.random() < self._cancel.share else None
 
 

@@ -34,7 +34,7 @@ class Adapter(msgspec.Struct, frozen=True):
 
     digest: str
     base_model: str
-    """Served name."""
+    """Name of the model that it adapts, as the API serves it."""
     model_digest: str
     rank: int
     targets: tuple[str, ...]
@@ -87,8 +87,8 @@ class Registry:
         return self._remember(tenant, name, _decode_record(value))
 
     async def get(self, tenant: str, name: str) -> Registered | None:
-        """Look up what a name stands for; None: nothing. One round trip, made for every request that names an adapter.
-        Raises Overloaded when that is not possible and nothing is known."""
+        """Look up the adapter that a tenant's name stands for. Returns None if there is none. One round trip, made for
+        every request that names an adapter. Raises Overloaded when that is not possible and nothing is known."""
         if NAME_PATTERN.fullmatch(name) is None:
             return None
         if self._clock() >= self._unavailable_until:

@@ -128,7 +128,8 @@ class AdapterStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock that keeps another gateway from sweeping what is just being put again."""
+        """Hold the folder's lock, so that one gateway's sweep does not remove files that another one is just putting
+        there."""
         descriptor = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -57,8 +57,8 @@ class ServeActuator:
         await _answer(controller.update_deployment_replicas.remote(self._deployments[pool], target))
 
     async def step_down(self, pool: str, victims: tuple[str, ...], target: int) -> bool:
-        """Lets those victims drain and end, and `target` is what is left. False: the state has changed, and nothing was
-        done."""
+        """Drains and ends those victims, and sets the target to `target`. Returns False if the state has changed; then
+        nothing was done."""
         controller = await asyncio.to_thread(_controller)
         return bool(
             await _answer(

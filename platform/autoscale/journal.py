@@ -16,7 +16,8 @@ log = logging.getLogger("penstock.autoscale")
 
 
 class Journal:
-    """Appends to the file `path`; None: to the process's log alone."""
+    """The event log of the autoscaler: appends lines to the file `path`; if that is None, to the process's log
+    alone."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -61,7 +62,7 @@ class Journal:
             self._append(self._path, line)
 
     def _append(self, path: Path, line: dict[str, object]) -> None:
-        """A full disk costs the line in the file, not the scaling."""
+        """Append a line to the file. If the disk is full, the line is lost, and scaling goes on."""
         try:
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
@@ -70,5 +71,5 @@ class Journal:
 
 
 def _rounded(value: float) -> float | None:
-    """None for what is infinite: JSON has no word for it."""
+    """The value with 4 decimals. Returns None if it is infinite, which JSON can't express."""
     return round(value, 4) if math.isfinite(value) else None

@@ -52,7 +52,7 @@ class Autoscaler:
         log.info("autoscaler ready", extra={"pools": [pool.name for pool in pools]})
 
     async def check_health(self) -> None:
-        """Serve replaces an autoscaler for which this raises time and again."""
+        """Raise if the autoscaler's loop has ended. Serve replaces an autoscaler whose check fails repeatedly."""
         if self._main.done():
             raise PenstockError("The autoscaler's loop has ended; its log has the cause.")
 

@@ -179,7 +179,7 @@ def _predict_wait_s(costs: StepCosts, shape: Shape, observation: Observation, ca
 def _protect_deadline(
     settings: AutoscaleConfig, state: State, observation: Observation, need: _Need, now: float
 ) -> tuple[State, Decision] | None:
-    """The fast path, for a queue whose first tokens would come too late; None: no deadline is in danger."""
+    """The fast path, for a queue whose first tokens would come too late. Returns None if no deadline is in danger."""
     current = observation.serve_state.target
     if need.wait_s <= settings.ttft_target_s or not observation.num_waiting:
         return None

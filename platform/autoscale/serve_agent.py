@@ -95,7 +95,8 @@ async def serve_calls(client: redis.asyncio.Redis, cluster: str, executor: CallE
 
 
 async def next_call(client: redis.asyncio.Redis, cluster: str) -> Call | None:
-    """The next call; None: there was none within WAIT_S, or it has lapsed. Raises redis-py's errors."""
+    """Wait for the next call. Returns None if none came within WAIT_S, or if it has lapsed. Raises redis-py's
+    errors."""
     found = cast(tuple[bytes, bytes] | None, await client.blpop([calls_key(cluster)], timeout=WAIT_S))
     data = None if found is None else cast(bytes | None, await client.getdel(call_key(found[1].decode())))
     return None if data is None else decode_call(data)
@@ -137,7 +138,7 @@ class ServeAgent:
         log.info("serve agent ready", extra={"ray_cluster": cluster, "apps": list(apps)})
 
     async def check_health(self) -> None:
-        """Serve replaces an agent for which this raises time and again."""
+        """Raise if the agent's loop has ended. Serve replaces an agent whose check fails repeatedly."""
         if self._main.done():
             raise PenstockError("The serve agent's loop has ended; its log has the cause.")
 

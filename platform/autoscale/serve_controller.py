@@ -15,9 +15,9 @@ from penstock.autoscale.observation import ServeState
 
 
 def read(controller: Any, deployment_ids: list[Any]) -> list[ServeState | None]:
-    """State of each deployment as Serve has it now; None: Serve does not know that deployment (yet, or any more), or
-    not yet again: a controller that was replaced asks the replicas that it finds, and until each has answered it would
-    take them for ones that are only starting."""
+    """State of each deployment as Serve has it now. It is None if Serve does not know that deployment (yet, or any
+    more), or is still recovering it: a controller that was replaced queries the replicas that it finds, and until each
+    has answered it would take them for ones that are only starting."""
     states = controller.deployment_state_manager._deployment_states
     return [
         _serve_state_of(states[deployment_id]) if deployment_id in states else None for deployment_id in deployment_ids
@@ -31,8 +31,8 @@ def locate(controller: Any, deployment_ids: list[Any]) -> list[tuple[int, list[t
 
 
 def step_down(controller: Any, deployment_id: Any, victims: tuple[str, ...], target: int) -> bool:
-    """Stop the victims gracefully and lower the target by as many, to `target`. False, and nothing is done, where that
-    is not what it would be: the target has changed meanwhile, or a victim runs no more."""
+    """Stop the victims gracefully and lower the target by as many, to `target`. Returns False, and does nothing, if the
+    target has changed meanwhile, or if a victim no longer runs."""
     manager = controller.deployment_state_manager
     state = manager._deployment_states.get(deployment_id)
     if state is None or state.target_num_replicas != target + len(victims):

@@ -74,8 +74,8 @@ def drain(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Ask the process that serves in this pod to drain, and wait until it has; returns at once where none serves (any
-    more). True: nothing runs any more; False: the time was over first."""
+    """Request that the process that serves in this pod drains, and wait until it has; returns at once where none serves
+    (any more). Returns True if nothing runs any more, False if `timeout_s` passed first."""
     serving = _serving(folder)
     if serving is None:
         return True

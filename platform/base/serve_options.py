@@ -39,8 +39,9 @@ def serve_options(
     health_period_s: float = HEALTH_PERIOD_S,
     health_timeout_s: float = HEALTH_TIMEOUT_S,
 ) -> ServeOptions:
-    """shutdown_timeout_s: how long Serve waits for the destructor. num_gpus: of each replica; 0: Ray is not asked for
-    any. resource: Ray's, of which each replica takes one unit; None: it may run on any node."""
+    """Options of a Serve deployment. shutdown_timeout_s: how long Serve waits for the destructor. num_gpus: GPUs of
+    each replica; with 0 none is requested from Ray. resource: a resource of Ray of which each replica takes one unit;
+    with None it may run on any node."""
     actor: dict[str, object] = {"num_cpus": NUM_CPUS}
     if num_gpus:
         actor["num_gpus"] = num_gpus

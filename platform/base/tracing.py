@@ -173,7 +173,7 @@ def open_tracing(
     """Start tracing to the collector that the settings name, or else OpenTelemetry's environment variables, which also
     hold headers and certificates.
 
-    None: neither names one, or OTEL_SDK_DISABLED is true.
+    Returns None if neither names a collector, or if OTEL_SDK_DISABLED is true.
     """
     is_named = config.otlp_endpoint is not None or any(os.environ.get(name) for name in ENDPOINTS)
     if not is_named or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
@@ -189,8 +189,8 @@ def format_context(context: SpanContext) -> str:
 
 
 def _context_of(traceparent: str, tracestate: str) -> SpanContext | None:
-    """Context that the caller's headers hold; None: the parent is malformed, and counts as not sent. A malformed state
-    alone is left out. (The SDK would log both, with the caller's text.)"""
+    """Context that the caller's headers hold. Returns None if the parent is malformed; it counts as not sent. A
+    malformed state alone is left out. (The SDK would log both, with the caller's text.)"""
     if len(traceparent) > MAX_PARENT_CHARS:
         return None
     carrier = {"traceparent": traceparent} | ({"tracestate": tracestate} if _is_state(tracestate) else {})

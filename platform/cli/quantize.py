@@ -37,7 +37,7 @@ def quantize(
     console: Console,
 ) -> None:
     """Make the checkpoint `out` and print what it cost. Raises ConfigError. evaluation: text whose perplexity is
-    printed, before and after; None: none is."""
+    printed, before and after, or None."""
     text = read_text(calibration)
     held_out = None if evaluation is None else evaluation_tokens(model, read_text(evaluation), EVALUATED_TOKENS)
     with _layers_shown(console) as on_layer:

@@ -85,7 +85,8 @@ def _health(
     ready: Mapping[str, int],
     wanted: Mapping[str, int] = MappingProxyType({}),
 ) -> Health:
-    """wanted: by an autoscaler; other pools want what is configured."""
+    """The platform's health as `penstock status` prints it. wanted: replicas that an autoscaler wants, by pool; a pool
+    that is not in it wants the number configured."""
     return Health(
         is_running=is_running,
         is_ready=is_ready,

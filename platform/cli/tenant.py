@@ -104,7 +104,7 @@ class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_minute: int | None
     max_parallel: int | None
     models: tuple[str, ...] | None
-    """None: all."""
+    """Names of the models that the tenant may use; None if it may use all."""
     tier_policy: str
     created: str
     updated: str
@@ -113,7 +113,7 @@ class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator names; None: as it was. A limit of 0: none."""
+    """A change of a tenant's settings. A field that is None stays as it was; a limit of 0 removes the limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -175,7 +175,8 @@ async def find_all(client: redis.asyncio.Redis) -> list[TenantInfo]:
 
 
 async def delete(client: redis.asyncio.Redis, tenant_id: str) -> int:
-    """How many keys it had. From the tombstone on none of them is accepted, whatever becomes of the rest."""
+    """Delete a tenant; returns how many keys it had. Once the tombstone is written none of them is accepted, even if
+    the rest of the deletion fails."""
     await Tenants(client).delete(tenant_id, time.time())
     await forget_tenant(client, tenant_id)
     return await revoke_all(client, tenant_id)

@@ -50,7 +50,8 @@ def _names(epoch: str) -> tuple[str, str]:
 
 
 class IndexStore:
-    """Reads the copies. client: without `decode_responses`."""
+    """Reads the copies of replicas' indexes from Redis. client: made without `decode_responses`, because keys are
+    bytes."""
 
     def __init__(self, client: redis.asyncio.Redis, times: StoreTimes | None = None) -> None:
         self._client = client
@@ -117,7 +118,7 @@ class IndexWriter:
         self._wake.set()
 
     async def run(self) -> None:
-        """Writes until cancelled, then withdraws the copy."""
+        """Write events to Redis as they come, and renew the copy's lease, until cancelled; then delete the copy."""
         try:
             while True:
                 if await self._write():
@@ -138,8 +139,8 @@ class IndexWriter:
                 await self._wake.wait()
 
     async def _write(self) -> bool:
-        """One write: a snapshot where Redis's copy can't be continued, else what is pending (nothing: a heartbeat).
-        False: try later."""
+        """One write: a snapshot where Redis's copy can't be continued, else the pending events; if there are none, only
+        the lease is renewed. Returns False if Redis is away; the caller tries again later."""
         self._wake.clear()
         try:
             if self._event_seq is None:

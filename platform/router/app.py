@@ -110,7 +110,7 @@ class Core:
             if scaled
             else None
         )
-        self.members = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
+        self.discovery = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
         self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
         models = build_served_models(pools, providers, checkpoints, partial(_context, self.fleet))
@@ -240,7 +240,7 @@ class Gateway:
             )
 
     async def check_health(self) -> None:
-        """Serve replaces a gateway for which this raises time and again."""
+        """Raise if a task of the gateway has ended. Serve replaces a gateway whose check fails repeatedly."""
         if self._main.done():
             raise PenstockError("A task of the gateway has ended; its log has the cause.")
 
@@ -252,7 +252,7 @@ class Gateway:
     async def _run(self, core: Core) -> None:
         """Serve until Serve or the pod ends the gateway, or a task that never ends has ended."""
         async with core.providers, core.fleet:
-            discovering = asyncio.create_task(core.members.run(), name="discovery")
+            discovering = asyncio.create_task(core.discovery.run(), name="discovery")
             admitting = asyncio.create_task(core.admission.run(), name="admission")
             tasks = [discovering, admitting]
             if core.reporter is not None:
@@ -307,10 +307,10 @@ def gateway_app(
     resource: str | None = None,
     drain_s: int = DRAIN_S,
 ) -> serve.Application:
-    """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry None: nothing
-    is traced, whatever the environment has. adapters None: none are served. num_replicas: all listen on the same port,
-    so each is on a node of its own. resource: Ray's, of which each takes one. drain_s: time for answers under way when
-    a gateway is to go."""
+    """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry: with None
+    nothing is traced, whatever the environment has. adapters: with None no adapters are served. num_replicas: number of
+    gateways; all listen on the same port, so each is on a node of its own. resource: a resource of Ray of which each
+    takes one unit. drain_s: time for answers under way when a gateway is to end."""
     options = serve_options(
         GATEWAY_APP,
         SPREAD_S + drain_s + 2 * STOP_S,

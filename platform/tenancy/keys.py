@@ -50,7 +50,7 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class KeyInfo(NamedTuple):
-    """A key as it may be shown."""
+    """What an operator may see of an API key: its id and owner, never the key itself."""
 
     id: str
     tenant: str
@@ -98,8 +98,8 @@ async def create_key(client: redis.asyncio.Redis, secret: bytes, tenant_id: str)
 
 
 async def put_key(client: redis.asyncio.Redis, secret: bytes, tenant_id: str, key: str) -> bool:
-    """Store a key that was created before, and its tenant, for instance after Redis lost its data. False: it was
-    revoked, and stays so."""
+    """Store a key that was created before, and its tenant, for instance after Redis lost its data. Returns False if the
+    key was revoked; it stays so."""
     if KEY_PATTERN.fullmatch(key) is None:
         raise InvalidRequest("that is not a key that create_key made")
     now = time.time()

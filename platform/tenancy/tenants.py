@@ -31,7 +31,7 @@ _TENANTS = "penstock:tenants"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The limits of a tenant; None: no such limit."""
+    """The limits of a tenant. A field is None if there is no such limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -163,7 +163,7 @@ class Tenants:
             await self._list(tenant_id)
 
     async def find(self, tenant_id: str) -> Record | None:
-        """Record of a tenant; None: there is none, or it was deleted."""
+        """Find the record of a tenant. Returns None if there is none, or if the tenant was deleted."""
         data = await self._client.get(settings_key(tenant_id))
         record = None if data is None else _decode(tenant_id, data)
         return None if record is None or record.deleted else record

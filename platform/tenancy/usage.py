@@ -171,7 +171,7 @@ class UsageLog:
             await self.flush()
 
     async def flush(self) -> bool:
-        """Write all that was added before; False: Redis is away, and it is kept."""
+        """Write all that was added before. Returns False if Redis is away; it is kept then, and written later."""
         async with self._flushing:
             if not await self._write():
                 return False

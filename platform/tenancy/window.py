@@ -29,7 +29,7 @@ LIMIT_NAMES: tuple[LimitName, ...] = ("requests", "tokens", "parallel")
 
 
 class Window(NamedTuple):
-    """bucket_ms times num_buckets is the window."""
+    """The sliding window over which usage counts: `num_buckets` buckets of `bucket_ms` milliseconds each."""
 
     bucket_ms: int = 1000
     num_buckets: int = 60

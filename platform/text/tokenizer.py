@@ -136,7 +136,8 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
 
 
 def _ids_of(raw: RawTokenizer, text: str) -> list[int]:
-    """The library's answer. InvalidRequest for half a surrogate pair: JSON can spell it, Unicode text can't hold it."""
+    """Token ids of a text, without special tokens added. Raises InvalidRequest for half a surrogate pair, which JSON
+    can spell and Unicode text can't hold."""
     try:
         ids: list[int] = raw.encode(text, add_special_tokens=False).ids
     except TypeError as error:
@@ -145,7 +146,7 @@ def _ids_of(raw: RawTokenizer, text: str) -> list[int]:
 
 
 def _pattern_of(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:
-    """Finds any of them, the longest first."""
+    """A pattern that finds any of these tokens in a text, the longest first. Returns None if there are none."""
     branches = [
         (r"\s*" if token.lstrip else "")
         + (rf"(?<!\w){re.escape(token.content)}(?!\w)" if token.single_word else re.escape(token.content))

@@ -55,7 +55,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     temperature: float = 1.0
     """0 is greedy: the noise is left out."""
     top_k: int = 0
-    """0: off."""
+    """Number of likeliest tokens to choose from; 0 is all."""
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -67,7 +67,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     min_tokens: int = 0
     """End-of-sequence and stop tokens are masked until that many tokens are out."""
     logprobs: int | None = None
-    """None: none. 0: the chosen token's. k: and the k likeliest tokens'."""
+    """Log probabilities that are wanted: None for none, 0 for the chosen token's, k for those of the k likeliest tokens
+    too."""
 
 
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):

@@ -91,7 +91,7 @@ def encode(message: GatewayReport | Targets) -> bytes:
 
 
 def decode_report(data: bytes) -> GatewayReport | None:
-    """The report; None: the bytes are no report of this version."""
+    """Decodes a report. Returns None if the bytes are not a report of this version."""
     try:
         return _reports.decode(data)
     except msgspec.MsgspecError:
@@ -99,7 +99,7 @@ def decode_report(data: bytes) -> GatewayReport | None:
 
 
 def decode_targets(data: bytes) -> Targets | None:
-    """The targets; None: the bytes are none of this version."""
+    """Decodes targets. Returns None if the bytes are not targets of this version."""
     try:
         return _targets.decode(data)
     except msgspec.MsgspecError:

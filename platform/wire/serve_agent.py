@@ -59,7 +59,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """The agent's answer to a call."""
 
     is_done: bool = True
-    """False: the state is not what the caller assumed, and nothing was done."""
+    """Whether the call was executed. False if the state was not what the caller assumed; then nothing was done."""
     apps: list[AppPlaces] = []
     """Result of a read: the applications that Serve knows and is not recovering."""
     error: str | None = None
@@ -95,7 +95,7 @@ def encode(message: Call | Answer | dict[str, int]) -> bytes:
 
 
 def decode_call(data: bytes) -> Call | None:
-    """The call; None: the bytes are no call of this version."""
+    """Decodes a call. Returns None if the bytes are not a call of this version."""
     try:
         return _calls.decode(data)
     except msgspec.MsgspecError:
@@ -103,7 +103,7 @@ def decode_call(data: bytes) -> Call | None:
 
 
 def decode_answer(data: bytes) -> Answer | None:
-    """The answer; None: the bytes are no answer of this version."""
+    """Decodes an answer. Returns None if the bytes are not an answer of this version."""
     try:
         return _answers.decode(data)
     except msgspec.MsgspecError:
@@ -111,7 +111,7 @@ def decode_answer(data: bytes) -> Answer | None:
 
 
 def decode_wanted(data: bytes) -> dict[str, int]:
-    """Targets by application; empty where the bytes are none of this version."""
+    """Decodes the targets by application. Returns an empty dictionary if the bytes are not targets of this version."""
     try:
         return _wanted.decode(data)
     except msgspec.MsgspecError:

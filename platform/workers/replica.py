@@ -87,7 +87,7 @@ class Replica:
         return to_metadata(self._metadata)
 
     async def check_health(self) -> None:
-        """Raise when the replica can't serve; Serve replaces it when this raises time and again."""
+        """Raise if the replica can't serve. Serve replaces a replica whose check fails repeatedly."""
         if not self._engine.is_healthy(time.monotonic()):
             raise EngineFault("The engine's thread has ended, stalls, or fails step after step.")
         if self._writing is not None and self._writing.done():
@@ -244,7 +244,7 @@ def _load_runner(source: ModelSource, config: EngineConfig) -> Runner:
 
 
 def _make_adapters(runner: Runner | None, config: EngineConfig, folder: str | None) -> Adapters | None:
-    """The replica's adapter slots; None: it serves no adapters."""
+    """Make the replica's adapter slots. Returns None if it serves no adapters."""
     if runner is None or folder is None or not config.adapters.slots:
         return None
     return Adapters(

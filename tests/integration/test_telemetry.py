@@ -66,7 +66,7 @@ ELSEWHERE = {
     # only an autoscaler in Kubernetes has them, on a page of its own
     "penstock_autoscaler_is_leader": "unit/autoscale/kubernetes/test_pages.py::test_the_metrics_say_who_leads",
     "penstock_kubernetes_calls_total": (
-        "unit/autoscale/kubernetes/test_api.py::test_every_call_counts_by_verb_resource_and_status"
+        "unit/autoscale/kubernetes/test_client.py::test_every_call_counts_by_verb_resource_and_status"
     ),
 }
 """Metrics that stay at zero here, and the test that makes each of them count."""
@@ -418,7 +418,8 @@ def test_every_metric_of_the_table_is_scraped_and_not_zero_after_a_load(
 def test_what_stays_at_zero_here_is_asserted_by_a_test_of_its_own(name: str, test: str) -> None:
     path, _, function = test.partition("::")
     module = ast.parse((Path(__file__).parents[1] / path).read_text(encoding="utf-8"))
-    (found,) = [node for node in module.body if isinstance(node, ast.FunctionDef) and node.name == function]
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    (found,) = [node for node in functions if node.name == function]
 
     assert any(name in ast.unparse(node.test) for node in ast.walk(found) if isinstance(node, ast.Assert))
 

@@ -36,12 +36,16 @@ def test_penstock_resolves_to_the_platform_folder_alone() -> None:
     assert {Path(place).resolve() for place in spec.submodule_search_locations or ()} == {ROOT / "platform"}
 
 
-def test_every_package_of_the_platform_says_what_it_is() -> None:
-    packages = [path for path in (ROOT / "platform").iterdir() if path.is_dir() and path.name != "__pycache__"]
+def test_every_package_says_in_two_to_five_lines_what_it_is_and_nothing_else() -> None:
+    roots = [path for tree in ("platform", "loadtest") for path in (ROOT / tree).rglob("__init__.py")]
 
-    assert packages
-    for package in packages:
-        assert (package / "__init__.py").read_text(encoding="utf-8").startswith('"""'), package.name
+    assert len(roots) > 30
+    for path in roots:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        text = ast.get_docstring(tree)
+        assert text is not None, path
+        assert len(tree.body) == 1, path
+        assert 2 <= len(text.splitlines()) <= 5, path
 
 
 def test_the_load_tester_resolves_to_its_folder_alone() -> None:

@@ -36,6 +36,7 @@ IDENTIFIERS = {
     "Draws": "SamplingInputs",
     "Groups": "QuantizedTensor",
     "HAND_APP": "SERVE_AGENT_APP",
+    "HAND_RESOURCE": "SERVE_AGENT_RESOURCE",
     "Hand": "ServeAgent",
     "Heard": "AgedReport",
     "Int4Matrix": "TorchQuantizedMatrix",

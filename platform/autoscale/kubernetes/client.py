@@ -21,9 +21,11 @@ from penstock.base.errors import ConfigError
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where Kubernetes puts a pod's token and certificate authority."""
 CALL_S = 5.0
-"""Longest time that a call takes, a watch excepted."""
+"""Longest time that a call waits for a connection, and for the next bytes of an answer; a watch excepted."""
 WATCH_S = 60
 """The server ends a watch after that, and a new one is begun."""
+MAX_EVENT_BYTES = 2**21
+"""Longest line of a watch, which is one object with its status: etcd takes 1.5 MiB."""
 WATCH_MARGIN_S = 10.0
 """A watch that was not ended so long after its time is dead."""
 NO_ANSWER = 0
@@ -64,7 +66,7 @@ def account_of(environment: Mapping[str, str], folder: Path = ACCOUNT) -> Accoun
 async def open_client(
     account: Account, count: CountCall | None = None, call_s: float = CALL_S
 ) -> AsyncIterator[ApiClient]:
-    """A client for the API classes of `kubernetes.aio.client`. call_s: longest time that a call takes, seconds."""
+    """A client for the API classes of `kubernetes.aio.client`. call_s: see `CALL_S`."""
 
     def read_token(configuration: Configuration) -> None:
         token = (account.folder / "token").read_text(encoding="ascii").strip()
@@ -73,7 +75,7 @@ async def open_client(
     configuration = Configuration(
         host=account.server,
         ssl_ca_cert=str(account.folder / "ca.crt"),
-        client_session_kwargs={"trust_env": False, "middlewares": (send_once,)},
+        client_session_kwargs={"trust_env": False, "middlewares": (send_once,), "read_bufsize": MAX_EVENT_BYTES},
     )
     configuration.refresh_api_key_hook = read_token  # called for every request: Kubernetes replaces the token
     read_token(configuration)
@@ -91,7 +93,7 @@ class CheckedRest:
     def __init__(self, rest: RESTClientObject, count: CountCall | None, call_s: float) -> None:
         self._rest = rest
         self._count = count
-        self._timeout = aiohttp.ClientTimeout(total=call_s)
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=call_s, sock_read=call_s)
         self._watch_timeout = aiohttp.ClientTimeout(total=None, connect=call_s, sock_read=WATCH_S + WATCH_MARGIN_S)
 
     async def request(
@@ -142,8 +144,9 @@ def no_answer(what: str, error: Exception) -> ApiException:
     return ApiException(status=NO_ANSWER, reason=f"{what}: {type(error).__name__}")
 
 
-def is_unavailable(error: ApiException) -> bool:
-    """The server did not answer, or its answer says nothing about the request: the same request may succeed later."""
+def is_away(error: ApiException) -> bool:
+    """Whether the same request may succeed later: the server did not answer, or its answer does not concern the
+    request."""
     return error.status in (NO_ANSWER, 429) or error.status >= 500
 
 

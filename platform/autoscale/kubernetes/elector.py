@@ -81,8 +81,9 @@ class Elector:
         finally:
             await self._give_back()
 
-    async def wait_until_leader(self, is_leader: bool) -> None:
-        """Returns when this process is the leader, or is not. By the clock: a leader that can't renew gets no news."""
+    async def until(self, is_leader: bool) -> None:
+        """Wait until this process is the leader, or with `is_leader` False until it is not. Polls by the clock, because
+        a leader that can't renew its Lease gets no event."""
         while True:
             if self.is_leader() is is_leader:
                 return
@@ -195,8 +196,8 @@ async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 @asynccontextmanager
-async def run_elector(elector: Elector) -> AsyncIterator[None]:
-    """Runs the elector beside what is inside the context, and gives the Lease back behind it."""
+async def standing(elector: Elector) -> AsyncIterator[None]:
+    """Runs the elector while the context is open, and frees the Lease when it closes."""
     running = asyncio.create_task(elector.run(), name="elector")
     try:
         yield

@@ -49,7 +49,7 @@ class State(NamedTuple):
     """What one process knows about the Lease."""
 
     observed: Observed | None = None
-    """None: there is no Lease, or it must be read first."""
+    """The Lease as it was last read; None if there is no Lease, or if it must be read first."""
     sure_until_s: float = -math.inf
     """End of the time for which this process is the leader, by its own clock."""
 
@@ -64,8 +64,8 @@ def observe(state: State, me: str, record: Record, version: str, now: float) -> 
 
 
 def next_record(state: State, me: str, times: Times, now: float, renewed: str) -> Record | None:
-    """The record to write; None: the Lease is another's. State.observed must be fresh, or None where there is no
-    Lease."""
+    """The record to write. Returns None if another process holds the Lease. State.observed must be fresh, or None where
+    there is no Lease."""
     if state.observed is None:
         return Record(me, 0, times.duration_s, renewed)
     record, _, since_s = state.observed

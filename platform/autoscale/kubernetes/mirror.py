@@ -12,7 +12,6 @@ from functools import partial
 from random import Random
 from typing import Any, Generic, TypeVar
 
-import aiohttp
 from kubernetes.aio.client import ApiClient, ApiException, CoreV1Api, CustomObjectsApi
 from kubernetes.aio.watch import Watch
 
@@ -71,7 +70,7 @@ class Mirror(Generic[T]):
 
     def _note_loss(self, error: ApiException) -> None:
         if self.is_current and error.status != GONE:
-            log.warning("watch lost", extra={"of": self._name, "error": describe(error)})
+            log.warning("watch lost", extra={"resource": self._name, "error": describe(error)})
         self.is_current = False
 
     async def _list(self) -> None:
@@ -97,8 +96,12 @@ class Mirror(Generic[T]):
                 if not isinstance(event, dict):  # the client's word for a line that is no JSON
                     raise no_answer(self._name, EOFError())
                 self._version = self._apply(event["type"], event["raw_object"])
-        except (aiohttp.ClientError, OSError) as error:
+        except ApiException:
+            raise
+        except Exception as error:
             raise no_answer(self._name, error) from error
+        finally:
+            await self._watch.close()
 
     async def _open(self, _preload_content: bool, **query: Any) -> Any:
         """Opens the watch for the client's Watch, which reads events from what this returns."""
@@ -107,7 +110,7 @@ class Mirror(Generic[T]):
         return response
 
     def _apply(self, kind: str, item: Document) -> str:
-        """The version that has been reached."""
+        """Apply one event to the mirror. Returns the resourceVersion that the mirror has now."""
         name = item["metadata"].get("name")
         if kind == "DELETED":
             self.objects.pop(name, None)

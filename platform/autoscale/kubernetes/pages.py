@@ -56,7 +56,7 @@ class Pages:
 
 
 async def serve_pages(pages: Pages, port: int) -> None:
-    """Serves them until cancelled, or until the process is asked to end."""
+    """Serves the two pages until cancelled, or until the process is asked to end."""
     config = uvicorn.Config(
         pages, host="", port=port, loop="none", lifespan="off", access_log=False, log_config=None, server_header=False
     )

@@ -27,7 +27,8 @@ class Change(NamedTuple):
 
 
 def plan(group: Group, pods: Iterable[Pod], app: AppPlaces) -> Change | None:
-    """The change that a group needs; None: it is right as it is, or can't be made so yet. pods: those of the group."""
+    """The change that a group needs. Returns None if it is right as it is, or can't be made right yet. pods: those of
+    the group."""
     pods = list(pods)
     num_stopping = sum(replica.state == STOPPING for replica in app.replicas)
     keep = max(app.target, min(group.replicas, app.target + num_stopping))

@@ -96,7 +96,7 @@ class Workers:
 
 
 def changes_of(cluster: RayCluster | None, pods: Iterable[Pod], wanted: Mapping[str, AppPlaces]) -> list[Change]:
-    """The changes that the cluster's groups need. cluster None: it is not known (yet)."""
+    """The changes that the cluster's groups need. cluster: None if it is not known (yet); then there are no changes."""
     if cluster is None:
         return []
     by_group: dict[str, list[Pod]] = {}

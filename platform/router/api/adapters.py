@@ -179,7 +179,8 @@ class AdapterPages:
         return {"name": wanted.name} | ({} if wanted.base_model is None else {"base_model": wanted.base_model})
 
     def _check_name(self, name: str) -> str:
-        """The name. Raises InvalidRequest where an adapter may not be called so."""
+        """Check the name of a new adapter, and return it. Raises InvalidRequest if it has the wrong form or is a
+        model's name."""
         if NAME_PATTERN.fullmatch(name) is None:
             raise InvalidRequest(
                 f"'name' must be 1 to 64 letters, digits, dots, dashes or underscores, not {name[:100]!r}.",

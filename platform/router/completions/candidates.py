@@ -65,7 +65,8 @@ class Candidates(NamedTuple):
         return self.model.max_model_len() if self.has_pool else sys.maxsize
 
     def beyond_first_model(self) -> "Candidates | None":
-        """The rest, for a request that is too long for the first model; None: there is no rest."""
+        """The candidates without the first model's route, for a request that is too long for it. Returns None if no
+        route is left, or if none was the first model's."""
         rest = [route for route in self.routes if route.provider is not None or route.model]
         if not rest or len(rest) == len(self.routes):
             return None
@@ -76,7 +77,8 @@ class Candidates(NamedTuple):
 def find_candidates(
     model: ServedModel, policy: str, request: ChatRequest | CompletionRequest, providers: Mapping[str, ProviderConfig]
 ) -> Candidates:
-    """policy: as a tenant's settings name it. Raises Forbidden where the policy leaves nothing."""
+    """The routes on which a request may be answered. policy: tier policy, as a tenant's settings name it. Raises
+    Forbidden if the policy leaves no route."""
     order = parse_policy(policy)
     if len(model.routes) <= 1 and order is not TierPolicy.EDGE_ONLY:
         return Candidates(model, model.routes)

@@ -123,7 +123,7 @@ class _Sequences(NamedTuple):
         ]
 
     def _generation(self, prompt: int, number: int, index: int, tokenized: TokenizedPrompt) -> Generation:
-        """number: of the choice within its prompt; index: within the request."""
+        """The generation of one choice. number: the choice's number within its prompt; index: within the request."""
         candidates, request_id = self.candidates, self.exchange.request_id
         return Generation(
             request_id=request_id if index == 0 else f"{request_id}-{index}",

@@ -37,8 +37,8 @@ class Receipts:
                 self._kept.popitem(last=False)
 
     def find(self, request_id: str, tenant: str) -> RequestReceipt:
-        """request_id: from the response's header, or the id of an answer. Raises NotFound, also for another
-        tenant's."""
+        """Find the receipts of a request. request_id: from the response's header, or the id of an answer. Raises
+        NotFound, also if the request is another tenant's."""
         plain = request_id.rpartition("-")[2]
         kept = self._kept.get(plain)
         if kept is None or kept.tenant != tenant:

@@ -82,5 +82,6 @@ class RequestMetrics:
         self._models = {model: ModelMetrics(metrics, model) for model in models}
 
     def for_model(self, model: str | None) -> ModelMetrics:
-        """model: label of a served model; None: the request failed before its model was known."""
+        """Metrics of one model's requests. model: label of a served model, or None if the request failed before its
+        model was known."""
         return self._none if model is None else self._models[model]

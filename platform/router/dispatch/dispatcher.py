@@ -130,7 +130,8 @@ class RoutingDispatcher:
         )
 
     def _try_place(self, mailbox: Mailbox) -> AttemptResult:
-        """Choose and submit, now. NEEDS_TOKENIZATION: `state.unread_prompts` first."""
+        """Choose a route and submit the request, without waiting. Returns NEEDS_TOKENIZATION if `state.unread_prompts`
+        must be tokenized first."""
         if mailbox.is_closed:
             return AttemptResult.CLOSED
         state = mailbox.state
@@ -259,7 +260,8 @@ class RoutingDispatcher:
     # what becomes of an attempt: called by the mailbox
 
     def on_delta(self, mailbox: Mailbox, delta: Delta) -> Delta | None:
-        """Take in what the reader takes; what it is given of that. None: it was only the end of an attempt."""
+        """Update the request's state with a delta that the reader takes. Returns the delta that the reader gets, or
+        None if this was only the end of an attempt."""
         state = mailbox.state
         num_cached_tokens = delta.num_cached_tokens
         if num_cached_tokens is not None:
@@ -314,7 +316,7 @@ class RoutingDispatcher:
             state.deadline_timer.cancel()
 
     def fail(self, mailbox: Mailbox, error: PenstockError) -> None:
-        """Abort; what has come is still delivered, then the error."""
+        """Abort the request. The reader still gets the deltas that have come, and then the error."""
         state = mailbox.state
         if state.error is None and not state.is_finished:
             state.error = error
@@ -345,7 +347,8 @@ class RoutingDispatcher:
             self.fail(mailbox, error)
 
     def _end_attempt(self, mailbox: Mailbox, finish: Finish, error: str | None) -> None:
-        """A replica gave the sequence up: some ends are final, after the others another replica goes on."""
+        """End an attempt that a replica ended without finishing the answer. Some ends are final; after the others
+        another replica continues."""
         state = mailbox.state
         state.receipt.is_taken = finish is Finish.DEADLINE
         if finish is Finish.DEADLINE:

@@ -26,7 +26,7 @@ class MailboxOwner(Protocol):
     """Who keeps the state of the request whose answer a mailbox takes."""
 
     def on_delta(self, mailbox: "Mailbox", delta: Delta) -> Delta | None:
-        """The reader takes `delta`: what it is given of it. None: nothing, it was only the end of an attempt."""
+        """The reader takes `delta`. Returns the delta that it gets, or None if this was only the end of an attempt."""
 
     def on_lost(self, mailbox: "Mailbox") -> None:
         """The link to the replica is gone."""

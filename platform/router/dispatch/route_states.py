@@ -1,7 +1,7 @@
 """What each route of a request promises now: a forecast, and the replicas and chains that it rests on.
 
 Not the choice between routes (tiers) or replicas (policy). Reads the state of a request and of the fleet, and changes
-neither.
+neither, but that block chains are kept with the request once they are computed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +48,8 @@ class RouteState(NamedTuple):
 
     @property
     def is_hopeless(self) -> bool:
-        """Waiting doesn't help."""
+        """Whether waiting can't help: the route's context is too short, it has refused the request, or it can't do what
+        the request asks for."""
         return self.forecast.obstacle in (TierReason.CONTEXT_TOO_LONG, TierReason.REFUSED, TierReason.CAPABILITY)
 
     @property
@@ -61,7 +62,8 @@ class RouteState(NamedTuple):
 
 
 class RouteReader:
-    """clock: monotonic seconds."""
+    """Reads what each route promises now, from the ready replicas, the prefix index and the providers. clock: monotonic
+    seconds."""
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class RouteReader:
         self._clock = clock
 
     def read(self, state: RequestState, route: Route) -> RouteState:
-        """The route's prompt has been tokenized (`find_unread` is None)."""
+        """The state of a route. Its prompt must have been tokenized already (`find_unread` returns None)."""
         tokenized = state.generation.tokenized
         if route.provider is not None:
             is_refused = route.provider in state.refused_by
@@ -132,7 +134,8 @@ class RouteReader:
 
 
 def find_unread(generation: Generation, route: Route) -> LazyPrompt | None:
-    """The prompt that must be tokenized before the route can be read; None: nothing is missing."""
+    """The prompt that must be tokenized before the state of the route can be read. Returns None if nothing is
+    missing."""
     if route.provider is not None or not route.model:
         return None
     prompt = generation.lazy_prompts[route.model - 1]
@@ -161,7 +164,8 @@ def raise_if_hopeless(state: RequestState, routes: Sequence[RouteState]) -> None
 
 
 def _forecast(decision: Decision, clients: Sequence[ReplicaClient], candidates: Sequence[Candidate]) -> RouteForecast:
-    """clients: with those that refused; one on its way out may have refused for that, and its successor would not."""
+    """Forecast of a route by pools. clients: the ready replicas, also those that refused the request: one that is
+    draining may have refused for that reason, and its successor would not, so that waiting can help."""
     if decision.replica_id is not None:
         return RouteForecast(decision.predicted_ttft_s)
     is_draining = any(client.load is not None and client.load.is_draining for client in clients)

@@ -108,5 +108,5 @@ class StreamTrace:
 
 
 def make_stream_trace(generation: Generation, receipt: Receipt) -> StreamTrace | None:
-    """None: the request is not traced."""
+    """Start to trace the sequences of a request. Returns None if the request is not traced."""
     return None if generation.traced.trace is None else StreamTrace(generation.traced.trace, generation, receipt)

@@ -28,7 +28,7 @@ class RequestState:
     """Number of the request in the order of arrival: its place in a lane of the queue, also when it comes back."""
     receipt: Receipt
     trace: StreamTrace | None
-    """None: the request is not traced."""
+    """Recorder of the request's spans; None if the request is not traced."""
     chains: RequestChains
 
     # before and between attempts
@@ -47,7 +47,7 @@ class RequestState:
 
     # the latest attempt
     carrier: Carrier | None = None
-    """None: no attempt is under way."""
+    """Replica or provider that has the sequence; None while no attempt is under way."""
     sid: int = 0
     """Number of the sequence at its carrier."""
     is_text: bool = False

@@ -54,8 +54,8 @@ class _Waiter:
 
 
 class WaitQueue:
-    """max_waiting: more are refused. timeout_s: longest wait. clock: monotonic seconds, for the drain rate and
-    `oldest_s` only."""
+    """The queue of requests that wait for a replica or provider, in lanes. max_waiting: most that wait at once; further
+    ones are refused. timeout_s: longest wait. clock: monotonic seconds, for the drain rate and `oldest_s` only."""
 
     def __init__(self, max_waiting: int, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_waiting = max_waiting

@@ -67,8 +67,8 @@ class AdapterModels:
         )
 
     def _find_base(self, registered: Registered, base_name: str) -> ServedModel | None:
-        """The served model with the checkpoint that the adapter was made for; None: there is none (of that name).
-        base_name: a served name, or empty for any."""
+        """The served model with the checkpoint that the adapter was made for. base_name: a served name, or empty for
+        any. Returns None if no model (of that name) has that checkpoint."""
         names: Iterable[str] = (base_name,) if base_name else (registered.adapter.base_model, *self._models)
         for name in names:
             model = self._models.get(name)

@@ -22,8 +22,8 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """failures: in a row, until it opens. open_s: the first pause; each one that follows without a success between is
-    twice as long, up to MAX_OPEN_S."""
+    """The circuit breaker of one server. failures: how many in a row open it. open_s: length of the first pause,
+    seconds; each further one without a success between is twice as long, up to MAX_OPEN_S."""
 
     def __init__(self, failures: int, open_s: float) -> None:
         self._failures = failures
@@ -46,18 +46,18 @@ class Breaker:
         return state is BreakerState.CLOSED or (state is BreakerState.HALF_OPEN and not self._has_trial)
 
     def open_for_s(self, now: float) -> float:
-        """How long it stays open; 0 where it is not."""
+        """Seconds for which the breaker stays open; 0 if it is not open."""
         return max(0.0, self._open_until - now) if self._open_until is not None else 0.0
 
     def begin(self) -> int:
-        """A request is made, because it is allowed now; its term. `succeed`, `fail`, `pause` or `forget` follows,
-        perhaps `answer` before."""
+        """Record that a request begins, which `allows` has permitted. Returns the request's term. Later call `succeed`,
+        `fail`, `pause` or `forget` with it; `answer` may come before that."""
         self._has_trial = self._open_until is not None
         return self._term
 
     def answer(self, term: int) -> int:
-        """A request has begun to be answered: if it is a trial, the others may go through. The request's term from now
-        on. If it fails yet, that is one more failure in the row."""
+        """Record that the answer to a request has begun. If the request was a trial, others may go through now. Returns
+        the request's term from now on. If the request still fails, that is one more failure in the row."""
         if term != self._term or self._open_until is None:
             return term
         self._open_until, self._has_trial = None, False
@@ -78,17 +78,18 @@ class Breaker:
             self._pause_s = min(2 * self._pause_s, MAX_OPEN_S)
 
     def pause(self, now: float, seconds: float) -> None:
-        """The server demanded a pause, whatever the term of the request that it answered so."""
+        """Open the breaker for `seconds`, at most MAX_RETRY_AFTER_S, because the server asked for a pause
+        (Retry-After). The term of the request does not matter. A pause that ends later stays as it is."""
         until = now + min(max(seconds, 0.0), MAX_RETRY_AFTER_S)
         self._open(until if self._open_until is None else max(until, self._open_until))
 
     def forget(self, term: int) -> None:
-        """Nothing was learned: the request ended for reasons of our own."""
+        """Record that a request ended for reasons of our own, which tell nothing about the server."""
         if term == self._term:
             self._has_trial = False
 
     def _open(self, until: float) -> None:
-        """One failure more, and it opens again."""
+        """Open the breaker until `until`. After that a single failure opens it again."""
         self._open_until, self._has_trial = until, False
         self._num_failed = self._failures - 1
         self._term += 1

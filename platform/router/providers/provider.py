@@ -160,7 +160,8 @@ class Provider:
         return sid
 
     def abort(self, sid: int) -> None:
-        """Hang up; the sink gets no more. Unknown numbers are ignored."""
+        """Cancel a call to the provider. Its connection is closed, and its sink gets nothing more. An unknown `sid` is
+        ignored."""
         call = self._calls.get(sid)
         if call is not None and call.task is not None:
             call.task.cancel()

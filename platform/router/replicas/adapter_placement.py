@@ -1,5 +1,5 @@
-"""Which replicas have an adapter in memory, and having them load or drop it: over the streams there are, judged by
-their load reports."""
+"""Which replicas have an adapter in memory, and requests to load or drop it. The requests go over the replicas' token
+streams; their load reports show the outcome."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ class AdapterPlacement(NamedTuple):
     """Where one adapter lies, among the ready replicas of some pools."""
 
     live: int
-    """Ready replicas."""
+    """Number of ready replicas of those pools."""
     loaded: int
     """Ready replicas that have it in memory."""
     error: str | None
@@ -47,7 +47,8 @@ class AdapterPlacer:
         return AdapterPlacement(len(loads), num_loaded, errors[0] if errors else None)
 
     async def load(self, pools: Iterable[str], digest: str, timeout_s: float) -> AdapterPlacement:
-        """Have every replica load it, and wait until each has or could not, `timeout_s` at most; where it is then."""
+        """Request that every replica loads the adapter, and wait until each has loaded it or failed, for `timeout_s` at
+        most. Returns the placement at that time."""
         pools = tuple(pools)
         reports_before: dict[int, int] = {}
         for replica in self._ready_replicas(pools):
@@ -70,8 +71,8 @@ class AdapterPlacer:
 
 
 def _is_pending(replica: AdapterControl, digest: str, reports_before: int | None) -> bool:
-    """Whether it may load the adapter yet. reports_before: load reports that had come when it was requested to; None:
-    the replica became ready later, and is not waited for."""
+    """Whether the replica may still be loading the adapter. reports_before: load reports that had come when the load
+    was requested; None if the replica became ready later, and so is not waited for."""
     if reports_before is None or replica.load is None or digest in replica.load.resident_adapters:
         return False
     has_failed = any(failed == digest for failed, _ in replica.load.failed_adapters)

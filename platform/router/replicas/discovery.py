@@ -68,7 +68,7 @@ class ReplicaDiscovery:
                 client.stop()
 
     async def _begin(self) -> LongPollClient | None:
-        """Start a poller. None: Serve's controller is not there."""
+        """Start a poller. Returns None if Serve's controller is not there."""
         try:
             controller = await asyncio.to_thread(ray.get_actor, SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
         except ValueError:

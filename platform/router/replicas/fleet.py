@@ -38,7 +38,8 @@ Seed = Callable[[str], Awaitable[BlockEvents | None]]
 
 
 async def no_seed(_epoch: str) -> None:
-    """None for any epoch: without a shared copy, each replica sends a snapshot itself."""
+    """The seed where there is no shared copy of the index: returns None for any epoch, and each replica sends a
+    snapshot itself."""
 
 
 class PoolStatus(NamedTuple):
@@ -62,7 +63,8 @@ class _Linked(NamedTuple):
 
 
 class Fleet:
-    """Used as `async with Fleet(...) as fleet`; `update` only inside."""
+    """The replicas of all pools, and a link to each. Use it as `async with Fleet(...) as fleet`, and call `update` only
+    inside."""
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class Fleet:
             await asyncio.sleep(backoff_s * self._random.uniform(0.5, 1.0))
 
     async def _run_link(self, client: ReplicaClient) -> bool:
-        """Hold one link until it ends; whether it ever was ready."""
+        """Open one link and keep it until it ends. Returns whether it ever was ready."""
         replica_id = client.member.replica_id
         reports_before = client.num_reports
         seed = await self._seed(client.member.epoch)

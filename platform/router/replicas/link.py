@@ -36,8 +36,8 @@ SILENCE_S = 4.0
 log = logging.getLogger("penstock.link")
 
 
-class ChannelLink:
-    """A link over one `Channel`, made by `connect`. Its methods never wait; after a loss they do nothing."""
+class Link:
+    """One token stream to a replica, as `connect` opens it. Its methods never wait; after a loss they do nothing."""
 
     def __init__(self, address: str, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> None:
         self.channel = Channel(self._on_message, self._on_end)
@@ -81,13 +81,14 @@ class ChannelLink:
             raise ReplicaLost(f"No stream to the replica at {self._address}: {self._loss}.")
 
     def open(self) -> None:
-        """Pass frames on from the next turn of the loop, the first one included; report the loss from now on."""
+        """Begin to deliver frames to the owner, from the next turn of the event loop on; those that came before are
+        delivered first. From now on the loss of the stream is reported too."""
         self._is_ready = True
         self._loop.call_soon(self._release)
         self._watch()
 
     def close(self) -> None:
-        """No frame and no loss is reported any more."""
+        """Close the stream. No frame and no loss is reported after that."""
         self._is_over = True
         if self._watchdog is not None:
             self._watchdog.cancel()

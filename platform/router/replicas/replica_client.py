@@ -159,7 +159,7 @@ class ReplicaClient:
         )
 
     def load_adapter(self, digest: str) -> None:
-        """Have it loaded where there is room; whether it was comes with a load report."""
+        """Request that the replica loads an adapter if it has a free slot. A later load report shows whether it did."""
         if self._link is not None:
             self._link.load_adapter(digest)
 
@@ -168,13 +168,14 @@ class ReplicaClient:
             self._link.drop_adapter(digest)
 
     def open(self) -> None:
-        """A stream is about to begin: sids start again."""
+        """Prepare for a new stream; the numbers of sequences (`sid`) start again."""
         self._is_open = True
         self._last_sid = 0
         self.ended.clear()
 
     def attach(self, link: Link, seed: BlockEvents | None = None) -> None:
-        """The stream is there. seed: a copy of what the replica holds; without one the replica sends a snapshot."""
+        """Begin to use a stream that has been opened. seed: a copy of what the replica holds; without one the replica
+        sends a snapshot."""
         if not self._is_open:
             return
         self._link = link
@@ -185,8 +186,8 @@ class ReplicaClient:
         self._callbacks.on_room(self.member.pool)  # its load may have come already
 
     def detach(self) -> None:
-        """The stream is gone, or no longer wanted: what still comes is ignored, and every live sequence is lost. Safe
-        to call twice."""
+        """End the use of the stream, which is lost or no longer wanted. What still comes is ignored, and every live
+        sequence is lost. Safe to call twice."""
         if not self._is_open:
             return
         self._is_open = False
@@ -279,7 +280,8 @@ class ReplicaClient:
             self._recover_events()
 
     def _end(self, sid: int) -> None:
-        """A sequence is over: the latest load holds it, unless it was sent since."""
+        """Count a sequence that has ended. The latest load report counts it as live, unless it was sent after that
+        report."""
         self._traffic.num_ended += 1
         if self.is_retiring and not self._live:
             self.ended.set()
@@ -298,7 +300,8 @@ class ReplicaClient:
             self._callbacks.on_gap(self.member.pool)
 
     def _recover_events(self) -> bool:
-        """Have a snapshot sent, since events are missing; False: one is on its way already."""
+        """Request a snapshot from the replica, because block events are missing. Returns False if one is requested
+        already, or if there is no link."""
         self._event_seq = None
         if self._link is None or self._is_syncing:
             return False

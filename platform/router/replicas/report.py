@@ -42,7 +42,8 @@ class Waiting(NamedTuple):
 
 
 class Reporter:
-    """pools: those that are scaled. waiting: by pool. num_held: blocks of a replica in the index. client: without
+    """Writes this gateway's report to Redis and reads the autoscaler's targets. pools: those that are scaled. waiting:
+    requests that wait for a pool. num_held: blocks of a replica in the index. client: made without
     `decode_responses`."""
 
     def __init__(

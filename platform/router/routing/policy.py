@@ -105,7 +105,7 @@ class Score(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """`replica_id` None: none can take it now, and `reason` is a Wait."""
+    """The choice of a replica. If no replica can take the request now, `replica_id` is None and `reason` is a Wait."""
 
     replica_id: str | None
     reason: Reason | Wait
@@ -139,7 +139,7 @@ def choose(num_tokens: int, expected_output_tokens: float, replicas: Sequence[Re
 
 
 def blocked_by(view: ReplicaView, num_tokens: int) -> Wait | None:
-    """Why a replica can't take a request of `num_tokens` now; None: it can."""
+    """Why a replica can't take a request of `num_tokens` now. Returns None if it can."""
     load = view.load
     if load.is_draining:
         return Wait.NO_REPLICA

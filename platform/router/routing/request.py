@@ -49,7 +49,7 @@ class AnsweringModel(NamedTuple):
 
     fingerprint: str
     tokenizer: Tokenizer | None
-    """None: the answer comes in text, from a provider."""
+    """Tokenizer of the model; None for a provider, which answers in text."""
 
 
 class LazyPrompt:
@@ -101,7 +101,7 @@ class Generation:
     salt: bytes
     """The tenant's server-derived cache salt."""
     deadline: float
-    """Unix time."""
+    """Unix time at which the sequence ends, finished or not, seconds."""
     adapter: str | None = None
     """Digest; None: the base model."""
     traced: StartedTrace = NOT_TRACED
@@ -155,7 +155,7 @@ class Receipt:
     considered: list[RouteAttempt] = field(default_factory=list)
     """The routes compared, in the policy's order, where there was more than one."""
     answering_model: AnsweringModel | None = None
-    """None: the generation's own model."""
+    """The model that answers, if it is not the generation's own; else None."""
     num_prompt_tokens: int | None = None
     """Tokens of the prompt as the answering model counts them; None: unknown, or the generation's own."""
 

@@ -83,7 +83,8 @@ class RouteForecast(NamedTuple):
 
 
 class TierDecision(NamedTuple):
-    """`route` None: every route has an obstacle, and `reason` is the first one's."""
+    """The choice of a route, by its index. If every route has an obstacle, `route` is None and `reason` is the first
+    obstacle."""
 
     route: int | None
     reason: TierReason

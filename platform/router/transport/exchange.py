@@ -76,7 +76,7 @@ class Exchange:
 
     @property
     def content_length(self) -> int | None:
-        """Declared size of the body, bytes; None: it is not declared."""
+        """Declared size of the body in bytes. None if it is not declared."""
         value = self.header(b"content-length")
         return int(value[:20]) if value is not None and value.isdigit() else None
 

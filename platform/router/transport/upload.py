@@ -20,8 +20,8 @@ FIELDS = ("name", "base_model")
 
 
 def boundary_of(content_type: bytes) -> bytes | None:
-    """The boundary of a multipart/form-data; None: the type is another one. Raises InvalidRequest where it is
-    missing."""
+    """The boundary in a Content-Type of multipart/form-data. Returns None if it is another type. Raises InvalidRequest
+    if the boundary is missing."""
     kind, options = parse_options_header(content_type)
     if kind.lower() != b"multipart/form-data":
         return None

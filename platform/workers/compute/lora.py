@@ -52,7 +52,7 @@ class LowRank:
         self.parts = parts
 
     def add_to(self, out: Tensor, x: Tensor, rows: Tensor | None, exact: bool) -> None:
-        """Add to out [T, N] what x [T, K] gives, at `rows` (int64; None: all of them)."""
+        """Add the adapter's part for x [T, K] to out [T, N], at `rows` (int64); None stands for all rows."""
         inner = linear(x if rows is None else x[rows], self.a, None, exact)
         begin = 0
         for start, end, b in self.parts:

@@ -54,7 +54,7 @@ class PackQuantized:
     bits: int
     """4, or 8 where it is symmetric."""
     group_size: int | None
-    """None: a row is one group."""
+    """Columns of a group; None if a row is one group."""
     is_symmetric: bool
 
 
@@ -362,7 +362,8 @@ def _pack_quantized(fields: _Fields) -> PackQuantized:
 
 
 def _scheme(fields: _Fields, stored: object) -> PackQuantized:
-    """stored: the format of schemes that name none."""
+    """Read one scheme of compressed-tensors. stored: the format of schemes that name none. Raises ConfigError if it is
+    not supported."""
     stored = fields.values.get("format") or stored
     if stored != "pack-quantized":
         raise ConfigError(

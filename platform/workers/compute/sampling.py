@@ -119,8 +119,8 @@ class Sampler:
         return all(_is_plain_greedy(seq.sampling, seq.num_output_tokens) for seq in seqs)
 
     def sampling_inputs(self, seqs: list[Sequence], positions: list[int]) -> SamplingInputs | None:
-        """What a GPU needs to choose the very tokens that `sample` would; None: for one of the sequences the host must
-        choose."""
+        """What a GPU needs to choose the very tokens that `sample` would. Returns None if the host must choose for one
+        of the sequences."""
         if not all(_is_sampled_on_gpu(seq, self.vocab_size) for seq in seqs):
             return None
         return make_sampling_inputs([seq.sampling for seq in seqs], positions, self.vocab_size)
@@ -143,8 +143,8 @@ class Sampler:
         return found
 
     def propose(self, logits: Tensor, seqs: list[Sequence], ahead: list[list[int]]) -> list[int | None]:
-        """What would be chosen from a drafter's logits [R, vocab_size] if the tokens `ahead` stood behind each
-        sequence; None: nothing can be."""
+        """Token that would be chosen from each row of a drafter's logits [R, vocab_size] if the tokens `ahead` stood
+        behind its sequence; None for a row from which none can be chosen."""
         rows = logits.detach().float().numpy()
         if self.are_greedy(seqs):
             choices = [
@@ -203,7 +203,8 @@ class Sampler:
 
 
 def _checked(score: float, token_id: int) -> Sampled:
-    """score: the row's largest; numpy's argmax finds a NaN before any number."""
+    """The choice of `token_id`, or an error if the row's largest logit, `score`, is not finite; numpy's argmax finds a
+    NaN before any number."""
     return Sampled(token_id) if math.isfinite(score) else Sampled(0, error=_NO_CHOICE)
 
 

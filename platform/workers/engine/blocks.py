@@ -1,13 +1,14 @@
 """The pool of KV blocks: reference counts, the prefix cache over them, and the order in which cached blocks are given
 up.
 
-Not the KV itself, which the runner holds: a block here is a number. A block is free when nobody holds it; a free block
-keeps its key, and so its worth, until it is taken for something else. The free list is therefore the LRU: blocks are
-taken at its front and come back at its end, deepest first, so that a chain is never evicted from its root. A block
-without a key is worth nothing and goes to the front.
+Not the KV itself, which the runner holds: a block here is a number. A block is free when no block table contains it. A
+freed block keeps its key and stays cached until it is allocated again; a request with the same prefix can take it from
+the free list before that. The free list is therefore the LRU: blocks are allocated from its front and freed to its end,
+the deepest of a chain first, so that a chain is never evicted from its root. A freed block without a key goes to the
+front, because nobody can find it again.
 
-Invariants (`check`): held + free = all; a block's reference count is the number of tables it stands in; every key names
-one block.
+Invariants (`check`): held + free = all; a block's reference count is the number of block tables that contain it; every
+key names one block.
 """
 
 from collections import Counter, OrderedDict
@@ -92,7 +93,7 @@ class BlockPool:
         return block
 
     def free(self, table: list[int]) -> None:
-        """Release a sequence's blocks, its last one first."""
+        """Free a sequence's blocks, its last one first. A block with a key stays cached until it is allocated again."""
         refs = self._refs
         for block in reversed(table):
             refs[block] -= 1
@@ -123,7 +124,7 @@ class BlockPool:
             self._removed[key] = None
 
     def drain_changes(self) -> KeyChanges | None:
-        """Changes of the cache since the last call; None: there are none."""
+        """Changes of the cache since the last call. Returns None if there are none."""
         if not self._stored and not self._removed:
             return None
         changes = KeyChanges(list(self._stored), list(self._removed))

@@ -156,8 +156,8 @@ class Engine:
         """End the thread and wait for it: with `drain` when every sequence has finished, else with all of them aborted.
         Safe to call again.
 
-        What is submitted from now on is refused, and dropped once the thread has ended. False: the thread still runs
-        after `timeout_s`; a second call without `drain` aborts what is left.
+        Sequences submitted from now on are refused, and dropped once the thread has ended. Returns False if the thread
+        still runs after `timeout_s`; a second call without `drain` aborts what is left.
         """
         if self._thread.ident is None:
             return True
@@ -213,7 +213,8 @@ class Engine:
             self._has_started.set()
 
     def _prepare(self) -> bool:
-        """Carry out the operations of other threads, between two steps; waits for one while idle. False: stopped."""
+        """Carry out the operations of other threads, between two steps; waits for one while idle. Returns False if the
+        engine is to stop."""
         if not self._scheduler.has_work or not self._operations.empty():
             self._report_held()
         if not self._scheduler.has_work and self._operations.empty():
@@ -278,7 +279,7 @@ class Engine:
         )
 
     def _run(self, step: Step) -> list[list[Sampled]] | None:
-        """The tokens chosen in the step, for each chunk; None: the runner failed."""
+        """Run the step: the tokens chosen in it, for each chunk. Returns None if the runner failed."""
         started_s = self._clock()
         try:
             sampled = self._compute(step)

@@ -69,8 +69,8 @@ class Scheduler:
         yield from self.waiting
 
     def add(self, seq: Sequence) -> bool:
-        """Queue a sequence. False: it is finished already, refused with a sentence in `error`, or resumed when it had
-        all its tokens."""
+        """Queue a sequence. Returns False if it is finished already: refused, with the reason in `error`, or resumed
+        when it had all its tokens."""
         seq.error = self._refusal(seq)
         if seq.error is not None:
             self._end(seq, Finish.REFUSED)
@@ -150,8 +150,8 @@ class Scheduler:
         return budget
 
     def _grow(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
-        """Give `seq` blocks for its first `num_tokens` tokens, taken from newer sequences if none are free. False: it
-        was the newest itself."""
+        """Give `seq` blocks for its first `num_tokens` tokens, taken from newer sequences if none are free. Returns
+        False if `seq` was the newest itself, and so was preempted."""
         missing = -(-num_tokens // self._block_size) - len(seq.block_table)
         while self.pool.num_free < missing:
             victim = self.running.pop()
@@ -192,7 +192,8 @@ class Scheduler:
         return budget
 
     def _place(self, seq: Sequence, hits: list[int]) -> bool:
-        """Give a waiting sequence the blocks of all its tokens and make it run; False: there are not enough."""
+        """Give a waiting sequence the blocks of all its tokens and make it run. Returns False if there are not enough
+        free blocks."""
         missing = -(-seq.num_tokens // self._block_size) - len(hits)
         if not self.pool.can_take(hits, missing):
             return False

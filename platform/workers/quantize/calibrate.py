@@ -82,7 +82,8 @@ class DenseLayer:
     """One layer in float32, whose columns can be scaled without changing what it computes."""
 
     def __init__(self, weights: Weights, config: ModelConfig, index: int, rope: tuple[Tensor, Tensor]) -> None:
-        """weights: by their whole names."""
+        """weights: the layer's parameters in float32, by their full names (`layers.3.qkv`). rope: tables of cosines and
+        sines."""
         self._weights = {name.removeprefix(f"layers.{index}."): value for name, value in weights.items()}
         self._config = config
         self._index = index

@@ -70,7 +70,7 @@ def quantize_checkpoint(plan: Plan, on_layer: Callable[[int, int], None]) -> Non
 
 def plain_group_size(model: str, group_size: int) -> int | None:
     """The largest group size up to `group_size` that divides the columns of every matrix, so that all readers of
-    AutoAWQ's format take the checkpoint; None: none does. Raises ConfigError."""
+    AutoAWQ's format take the checkpoint. Returns None if there is no such size. Raises ConfigError."""
     columns = [columns for _, columns in read_config(resolve(model)).linear_shapes.values()]
     return next(
         (size for size in reversed(GROUP_SIZES) if size <= group_size and not any(count % size for count in columns)),

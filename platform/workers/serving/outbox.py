@@ -46,7 +46,7 @@ class Outbox:
         self._is_load_urgent |= is_urgent
 
     def due_s(self) -> float | None:
-        """Time at which the next frame should go; None: there is nothing to send."""
+        """Time at which the next frame should be sent. Returns None if there is nothing to send."""
         if self._is_load_urgent:
             return self._last_frame_s
         due_s = self._last_deltas_s + FRAME_S if self._deltas else None

@@ -41,7 +41,8 @@ class Slots(Generic[T]):
         return digest in self._held
 
     def pin(self, digest: str) -> T | None:
-        """The adapter, held until as many `unpin`; None: it is not there, or is draining."""
+        """Pin an adapter in its slot, until as many calls of `unpin`; returns it. Returns None if it is in no slot, or
+        takes no newcomers."""
         held = self._held.get(digest)
         if held is None or held.is_draining:
             return None
@@ -68,8 +69,8 @@ class Slots(Generic[T]):
         self._held[digest].is_draining = False
 
     def reserve(self) -> bool:
-        """Reserve a slot for an adapter that is being loaded, if need be that of the least lately used one that is not
-        pinned. False: all are pinned."""
+        """Reserve a slot for an adapter that is being loaded, if need be that of the least recently used adapter that
+        is not pinned. Returns False if all are pinned."""
         if len(self._held) + self._num_reserved >= self._num_slots:
             idle = next((digest for digest, held in self._held.items() if not held.num_pins), None)
             if idle is None:

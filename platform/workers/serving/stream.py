@@ -73,8 +73,12 @@ class _Submitted(NamedTuple):
 
 
 class StreamServer:
-    """Build it, give `on_step` to the engine, then `start`. Everything but `on_step` is for the loop that called
-    `start`; a `Connection` calls `make_session`, `join`, `take` and `leave`."""
+    """The server of one replica's token stream: passes sequences from routers to the engine, and the engine's reports
+    back to the routers.
+
+    Build it, give `on_step` to the engine, then call `start`. Everything but `on_step` must be called on the event loop
+    that called `start`; a `Connection` calls `make_session`, `join`, `take` and `leave`.
+    """
 
     def __init__(
         self,
@@ -122,7 +126,8 @@ class StreamServer:
         return connection.channel
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse what comes from now on, and wait for what runs; False: something still runs after `timeout_s`."""
+        """Refuse new sequences, and wait until the present ones have ended. Returns False if some still run after
+        `timeout_s`."""
         self._is_draining = True
         self._touch_loads(is_urgent=True)
         try:
@@ -312,10 +317,10 @@ class StreamServer:
         else:
             self._engine.abort(seq)
 
-    def _cancel_adapter_wait(self, seq: Sequence) -> bool:
-        """End a sequence's wait for its adapter; False: it did not wait."""
-        pending = self._parked.pop(seq, None)
-        if pending is None or self._adapters is None:
+    def _unpark(self, seq: Sequence) -> bool:
+        """End a sequence's wait for its adapter. Returns False if it was not waiting."""
+        want = self._parked.pop(seq, None)
+        if want is None or self._adapters is None:
             return False
         self._adapters.cancel(pending)
         return True

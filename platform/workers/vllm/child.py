@@ -136,8 +136,8 @@ class Child:
         self._wire.send(ops)
 
     def end(self, timeout_s: float) -> bool:
-        """Kill the whole process group, at once. False: it is not gone after `timeout_s`. Safe to call again, but not
-        from `on_message` or `on_end`."""
+        """Kill the whole process group, at once. Returns False if it is not gone after `timeout_s`. Safe to call again,
+        but not from `on_message` or `on_end`."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # the reader ends, and a write that waits
         self._reader.join(timeout_s)

@@ -108,7 +108,7 @@ class VllmEngine:
         """End the thread and the child: with `drain` when every sequence has finished, else with all of them aborted.
         Safe to call again.
 
-        False: the thread still runs after `timeout_s`; a second call without `drain` aborts what is left.
+        Returns False if the thread still runs after `timeout_s`; a second call without `drain` aborts what is left.
         """
         if self._thread.ident is None:
             return True
@@ -177,7 +177,7 @@ class VllmEngine:
             self._has_started.set()
 
     def _start_child(self) -> bool:
-        """Start the child and measure it; False: it failed."""
+        """Start the child and measure its step times. Returns False if that failed."""
         start = Start(dict(self._launch.args))
         try:
             self._child = Child(self._launch.command, self._launch.environment, start, self._on_message, self._on_end)
@@ -225,7 +225,8 @@ class VllmEngine:
                 yield stepped
 
     def _turn(self) -> bool:
-        """Wait for an operation, carry out all there are, send and report. False: stopped, and no sequence is left."""
+        """One turn of the engine's loop: wait for an operation or the next deadline, carry out all queued operations,
+        send to the child, and report outputs. Returns False once the engine is stopping and has no sequence left."""
         with contextlib.suppress(Empty):
             self._inbox.get(timeout=self._seconds_to_deadline())()
         while not self._inbox.empty():

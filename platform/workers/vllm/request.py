@@ -20,7 +20,8 @@ FINISHES: dict[EndReason, Finish] = {
 
 
 def find_refusal(seq: Sequence) -> str | None:
-    """Why a sequence can't be sent to vLLM; None: it can. vLLM reports itself what it refuses."""
+    """Why a sequence can't be sent to vLLM. Returns None if it can; vLLM itself may still refuse it, and reports
+    that."""
     if seq.adapter is not None:
         return (
             "The pool of this model runs vLLM, which serves no adapters here; "

@@ -134,7 +134,7 @@ class GreedyTokens(NamedTuple):
 
 
 class Decoder:
-    """A model whose steps are one call. One thread at a time."""
+    """A model in the kernel library: each step is computed in one call. Only one thread may use it at a time."""
 
     def __init__(self, library: ctypes.CDLL, parameters: Parameters, threads: int, activations: Activations) -> None:
         self._call = library.penstock_step

@@ -55,7 +55,7 @@ class Library:
         return bool(self._supports(head_dim, group))
 
     def decoder(self, parameters: Parameters, threads: int, activations: Activations) -> Decoder:
-        """See `Decoder`."""
+        """A decoder of this library for one model: computes a whole step in one call, with `threads` CPU threads."""
         return Decoder(self._library, parameters, threads, activations)
 
     def write_kv(

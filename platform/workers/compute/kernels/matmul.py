@@ -119,12 +119,12 @@ class MatmulKernels:
         return Level(self._level())
 
     def set_level(self, level: Level | None) -> bool:
-        """Set the level of the whole process; None: the CPU's best. Returns False, and changes nothing, where the CPU
-        does not have it."""
+        """Set the level of the whole process; None sets the CPU's best. Returns False, and changes nothing, if the CPU
+        does not have that level."""
         return bool(self._set_level(-1 if level is None else level))
 
     def pack_bf16(self, weight: Tensor) -> PackedMatrix:
-        """weight: bfloat16 [N, K]."""
+        """Pack a matrix for the kernels, without quantizing it. weight: bfloat16 [N, K]."""
         assert weight.dtype == torch.bfloat16
         rows, columns = weight.shape
         weight = weight.contiguous()

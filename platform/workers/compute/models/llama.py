@@ -139,7 +139,7 @@ class Llama:
 
     @property
     def rope(self) -> tuple[Tensor, Tensor]:
-        """See `rope_tables`."""
+        """Tables of cosines and sines of each position, as `rope_tables` makes them."""
         return self._cos, self._sin
 
     def logits(
@@ -163,8 +163,9 @@ class Llama:
 
     def greedy_tokens(
         self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor
-    ) -> GreedyTokens | None:
-        """None: torch's operators compute logits, from which others choose. Arguments as of `logits`."""
+    ) -> Chosen | None:
+        """Always returns None: this model computes logits, and the caller chooses tokens from them. Arguments as of
+        `logits`."""
 
     def on_device(
         self,

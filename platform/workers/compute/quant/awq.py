@@ -34,7 +34,7 @@ def pack(columns: Tensor) -> Tensor:
 
 
 def copy_groups(qweight: Tensor, qzeros: Tensor, scales: Tensor, out: QuantizedTensor) -> None:
-    """A layer's tensors, as stored, into rows of the normal form."""
+    """Copy a layer's tensors, as stored, into rows of the normal form."""
     assert out.offset is not None
     out.q.copy_(unpack(qweight).t())
     out.scale.copy_(scales.t())

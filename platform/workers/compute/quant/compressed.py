@@ -21,7 +21,8 @@ def unpack(packed: Tensor, bits: int, columns: int) -> Tensor:
 
 
 def copy_groups(packed: Tensor, scale: Tensor, zero: Tensor | None, out: QuantizedTensor) -> None:
-    """A layer's tensors, as stored, into rows of the normal form. zero: of 4 bits; None: symmetric."""
+    """Copy a layer's tensors, as stored, into rows of the normal form. zero: packed zero points of 4 bits, or None if
+    the quantization is symmetric."""
     rows, columns = out.q.shape
     values = unpack(packed, out.bits, columns)
     out.scale.copy_(scale)

@@ -21,7 +21,7 @@ BLOCK = 32
 
 
 def unpack_q4_0(blocks: Tensor, out: QuantizedTensor) -> None:
-    """blocks: uint8 [N, G, 18]."""
+    """Copy Q4_0 blocks into rows of the normal form. blocks: uint8 [N, G, 18]."""
     assert out.offset is not None
     out.scale.copy_(_halves(blocks, 0))
     torch.mul(out.scale, -8, out=out.offset)
@@ -29,7 +29,7 @@ def unpack_q4_0(blocks: Tensor, out: QuantizedTensor) -> None:
 
 
 def unpack_q4_1(blocks: Tensor, out: QuantizedTensor) -> None:
-    """blocks: uint8 [N, G, 20]."""
+    """Copy Q4_1 blocks into rows of the normal form. blocks: uint8 [N, G, 20]."""
     assert out.offset is not None
     out.scale.copy_(_halves(blocks, 0))
     out.offset.copy_(_halves(blocks, 2))
@@ -37,7 +37,7 @@ def unpack_q4_1(blocks: Tensor, out: QuantizedTensor) -> None:
 
 
 def unpack_q8_0(blocks: Tensor, out: QuantizedTensor) -> None:
-    """blocks: uint8 [N, G, 34]."""
+    """Copy Q8_0 blocks into rows of the normal form. blocks: uint8 [N, G, 34]."""
     out.scale.copy_(_halves(blocks, 0))
     out.q.copy_(blocks[..., 2:].contiguous().view(torch.int8).flatten(1))
 
@@ -56,5 +56,5 @@ def _halves(blocks: Tensor, start: int) -> Tensor:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """uint8 [N, G, 16] to [N, 32 * G]."""
+    """Unpack 4-bit numbers: uint8 [N, G, 16] to [N, 32 * G], the low halves of a block before its high halves."""
     return torch.cat((packed & 15, packed >> 4), dim=-1).flatten(1)

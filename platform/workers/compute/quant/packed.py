@@ -41,7 +41,7 @@ class Packed:
         return self._matmul.multiply(x, self.matrix, self._rounding, self._threads).to(x.dtype)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Rows by number, int64 [R]: [R, K]."""
+        """Rows of the matrix, [R, K]. ids: their numbers, int64 [R]."""
         return self._matmul.read_rows(self.matrix, ids).to(self.dtype)
 
 

@@ -217,8 +217,8 @@ Matrix = Tensor | TorchQuantizedMatrix
 
 
 def _operator_group(quantized: QuantizedTensor) -> int | None:
-    """Group size for torch's operator: the matrix's own, or a smaller one that divides it and the columns; None: it
-    can't take the matrix."""
+    """Group size for torch's operator: the matrix's own, or a smaller one that divides it and the columns. Returns None
+    if the operator can't take the matrix."""
     rows, columns = quantized.q.shape
     if rows % _OUT_MULTIPLE:
         return None

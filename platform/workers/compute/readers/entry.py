@@ -25,7 +25,8 @@ class Entry:
     shape: tuple[int, ...]
     copy_into: Callable[[Tensor], None]
     quantized: Quantized | None = None
-    """None: the tensor is not quantized, or in a way that the normal form can't hold."""
+    """How the tensor is copied into the normal form; None if it is not quantized, or in a way that the normal form
+    can't hold."""
 
 
 def quantized_entry(rows: int, columns: int, quantized: Quantized) -> Entry:

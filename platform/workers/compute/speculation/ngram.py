@@ -53,8 +53,8 @@ class NgramDrafter:
 
 
 def find_continuation(data: bytearray, shortest: int) -> int | None:
-    """Index of the token that came after the latest earlier occurrence of the longest suffix found; None: there is
-    none."""
+    """Index of the token that came after the latest earlier occurrence of the longest suffix found. Returns None if no
+    suffix is found."""
     for length in range(LONGEST, shortest - 1, -1):
         place = _find(data, length)
         if place is not None:

@@ -20,7 +20,8 @@ class DraftPlan:
 
 
 def plan_draft(target: ModelSource, target_config: ModelConfig, config: EngineConfig) -> DraftPlan | None:
-    """None: no draft model is wanted. Raises ConfigError for one that can't draft for this target."""
+    """Plan the draft model that the configuration names. Returns None if it names none. Raises ConfigError if the model
+    can't draft for this target."""
     speculation = config.speculation
     if speculation.model is None:
         return None

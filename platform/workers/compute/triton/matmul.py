@@ -225,7 +225,7 @@ def dequantize(matrix: GroupedTensor, start: int, end: int) -> Tensor:
 
 
 def read_rows(matrix: GroupedTensor, ids: Tensor) -> Tensor:
-    """Rows by number, int64 [R]: [R, K] in the matrix's dtype."""
+    """Rows of a quantized matrix, dequantized: [R, K] in `matrix.dtype`. ids: numbers of the rows, int64 [R]."""
     out = torch.empty(len(ids), matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
     if not len(ids):
         return out

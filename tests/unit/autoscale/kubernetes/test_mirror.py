@@ -5,6 +5,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import pytest
+
 from penstock.autoscale.kubernetes.mirror import Mirror, list_pods
 from tests.unit.autoscale.kubernetes.api_fake import FakeServer, client_of
 
@@ -87,6 +89,37 @@ async def test_an_error_event_in_a_watch_is_as_good_as_a_status(tmp_path: Path) 
             (server.version, {"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}})
         )
         await until(lambda: calls(server).count("list") == 2)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"type": "ERROR", "object": {"code": 500}},
+        {"type": "ADDED"},
+        {"type": "ADDED", "object": {"metadata": {}}},
+        {"type": "ADDED", "object": None},
+    ],
+    ids=["error without a reason", "no object", "no version", "null"],
+)
+async def test_an_event_that_is_none_ends_the_watch_and_not_the_mirror(tmp_path: Path, event: dict[str, Any]) -> None:
+    server = FakeServer()
+    async with watching(server, tmp_path) as mirror:
+        await until(lambda: mirror.is_current)
+        server.version += 1
+        server.events.append((server.version, event))
+        await until(lambda: not mirror.is_current)
+        server.events.clear()
+        server.put("p1", {"x": 1})
+        await until(lambda: mirror.objects == {"p1": 1})
+
+
+async def test_an_object_of_a_megabyte_comes_by_the_watch(tmp_path: Path) -> None:
+    server = FakeServer()
+    async with watching(server, tmp_path) as mirror:
+        await until(lambda: mirror.is_current)
+        server.put("p1", {"x": "y" * 1_400_000})
+        await until(lambda: len(mirror.objects.get("p1", "")) == 1_400_000)
+    assert calls(server) == ["list", "watch"]
 
 
 async def test_while_the_server_is_away_the_mirror_stays_and_says_so(tmp_path: Path) -> None:
