@@ -144,7 +144,7 @@ def no_answer(what: str, error: Exception) -> ApiException:
     return ApiException(status=NO_ANSWER, reason=f"{what}: {type(error).__name__}")
 
 
-def is_away(error: ApiException) -> bool:
+def is_unavailable(error: ApiException) -> bool:
     """Whether the same request may succeed later: the server did not answer, or its answer does not concern the
     request."""
     return error.status in (NO_ANSWER, 429) or error.status >= 500

@@ -81,7 +81,7 @@ class Elector:
         finally:
             await self._give_back()
 
-    async def until(self, is_leader: bool) -> None:
+    async def wait_until_leader(self, is_leader: bool) -> None:
         """Wait until this process is the leader, or with `is_leader` False until it is not. Polls by the clock, because
         a leader that can't renew its Lease gets no event."""
         while True:
@@ -196,7 +196,7 @@ async def end(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 @asynccontextmanager
-async def standing(elector: Elector) -> AsyncIterator[None]:
+async def run_elector(elector: Elector) -> AsyncIterator[None]:
     """Runs the elector while the context is open, and frees the Lease when it closes."""
     running = asyncio.create_task(elector.run(), name="elector")
     try:

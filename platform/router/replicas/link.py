@@ -36,7 +36,7 @@ SILENCE_S = 4.0
 log = logging.getLogger("penstock.link")
 
 
-class Link:
+class ChannelLink:
     """One token stream to a replica, as `connect` opens it. Its methods never wait; after a loss they do nothing."""
 
     def __init__(self, address: str, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> None:

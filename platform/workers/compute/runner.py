@@ -74,7 +74,7 @@ class TorchRunner:
                 sampled = []
         return _by_chunk(step, batch, sampled)
 
-    def _launch_choice(self, chunks: list[Chunk], batch: Batch, shares: list[Share]) -> Wait | None:
+    def _launch_choice(self, chunks: list[Chunk], batch: Batch, adapter_rows: list[AdapterRows]) -> Wait | None:
         """Have the model's device choose the tokens of the chunks that sample. Returns None if the host must choose."""
         seqs = [chunk.seq for chunk in chunks]
         inputs: SamplingInputs | None = None

@@ -39,7 +39,7 @@ class StepModel(Protocol):
     def logits(self, batch: Batch, adapter_rows: list[AdapterRows]) -> Tensor:
         """float32 [R, vocab_size] of the batch's rows, on the host. adapter_rows: the adapters of the step."""
 
-    def choose(self, batch: Batch, shares: list[Share], inputs: SamplingInputs | None) -> Wait | None:
+    def choose(self, batch: Batch, adapter_rows: list[AdapterRows], inputs: SamplingInputs | None) -> Wait | None:
         """Begin the step and the choice of a token for each row: greedily without `inputs`. Returns None if nothing has
         begun and the host must choose from the logits."""
 

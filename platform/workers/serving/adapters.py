@@ -61,7 +61,9 @@ class Adapters:
         """The latest failures: digest and a sentence."""
         return tuple(self._failures.items())
 
-    def want(self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None]) -> Want | None:
+    def want(
+        self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None]
+    ) -> PendingAdapter | None:
         """Request an adapter for a sequence. Returns None if `ready` has been called already. Otherwise the returned
         wait ends later, with a call of `ready` or `failed`, or by `cancel`."""
         adapter = self._slots.pin(digest)

@@ -317,10 +317,10 @@ class StreamServer:
         else:
             self._engine.abort(seq)
 
-    def _unpark(self, seq: Sequence) -> bool:
+    def _cancel_adapter_wait(self, seq: Sequence) -> bool:
         """End a sequence's wait for its adapter. Returns False if it was not waiting."""
-        want = self._parked.pop(seq, None)
-        if want is None or self._adapters is None:
+        pending = self._parked.pop(seq, None)
+        if pending is None or self._adapters is None:
             return False
         self._adapters.cancel(pending)
         return True

@@ -94,8 +94,8 @@ class FusedLlama:
         adapter_rows: Sequence[AdapterRows] = (),
     ) -> Tensor:
         """Logits of the rows, float32 [R, vocab_size]; arguments as of `Llama.logits`."""
-        if shares:
-            return self.torch.logits(token_ids, positions, cache, batch, rows, shares)
+        if adapter_rows:
+            return self.torch.logits(token_ids, positions, cache, batch, rows, adapter_rows)
         logits = torch.empty(len(rows), self.config.vocab_size)
         self._step(token_ids, positions, cache, batch, rows, logits)
         return logits

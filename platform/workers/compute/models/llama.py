@@ -163,7 +163,7 @@ class Llama:
 
     def greedy_tokens(
         self, token_ids: Tensor, positions: Tensor, cache: KvCache, batch: AttentionBatch, rows: Tensor
-    ) -> Chosen | None:
+    ) -> GreedyTokens | None:
         """Always returns None: this model computes logits, and the caller chooses tokens from them. Arguments as of
         `logits`."""
 
