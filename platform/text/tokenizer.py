@@ -61,8 +61,8 @@ class Tokenizer:
 
         Raises InvalidRequest for what is not Unicode text.
         """
-        ids = self._encode(text)
-        return [*self._vocabulary.prefix_ids, *ids, *self._vocabulary.suffix_ids] if add_special else ids
+        token_ids = self._encode(text)
+        return [*self._vocabulary.prefix_ids, *token_ids, *self._vocabulary.suffix_ids] if add_special else token_ids
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object] | None = None
@@ -89,28 +89,28 @@ class Tokenizer:
     def _encode(self, text: str, guard: str | None = None) -> list[int]:
         """Token ids of a text. guard: a character to remove again, which keeps what a user wrote from being a special
         token."""
-        ids: list[int] = []
+        token_ids: list[int] = []
         at = 0
         for match in self._added.finditer(text) if self._added else ():
-            self._append(ids, text[at : match.start()], at == 0, guard)
-            ids.append(self._id_of(match.group()))
+            self._append(token_ids, text[at : match.start()], at == 0, guard)
+            token_ids.append(self._id_of(match.group()))
             at = match.end()
-        self._append(ids, text[at:], at == 0, guard)
-        return ids
+        self._append(token_ids, text[at:], at == 0, guard)
+        return token_ids
 
     def _id_of(self, found: str) -> int:
         """Id of an added token as it stands in a text: some include the space around them."""
         return self._added_ids[found if found in self._added_ids else found.strip()]
 
-    def _append(self, ids: list[int], piece: str, is_first: bool, guard: str | None) -> None:
+    def _append(self, token_ids: list[int], piece: str, is_first: bool, guard: str | None) -> None:
         if guard is not None:
             piece = piece.replace(guard, "")
         if not piece:
             return
         if self._words is not None:
-            ids += self._words.encode(piece)
+            token_ids += self._words.encode(piece)
         else:
-            ids += _ids_of(self._head if is_first else self._tail, piece)
+            token_ids += _ids_of(self._head if is_first else self._tail, piece)
 
     def _guarded(self, value: list[object]) -> tuple[list[object], str | None]:
         """`value` with every special token in its strings broken by a character that occurs nowhere in it, and that
@@ -139,10 +139,10 @@ def _ids_of(raw: RawTokenizer, text: str) -> list[int]:
     """Token ids of a text, without special tokens added. Raises InvalidRequest for half a surrogate pair, which JSON
     can spell and Unicode text can't hold."""
     try:
-        ids: list[int] = raw.encode(text, add_special_tokens=False).ids
+        token_ids: list[int] = raw.encode(text, add_special_tokens=False).ids
     except TypeError as error:
         raise InvalidRequest("the text holds half of a surrogate pair, which is not valid Unicode") from error
-    return ids
+    return token_ids
 
 
 def _pattern_of(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:

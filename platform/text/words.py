@@ -56,12 +56,12 @@ class _Table(dict[str, list[int]]):
         self._encode = encode
 
     def __missing__(self, word: str) -> list[int]:
-        ids = self._encode(word)
+        token_ids = self._encode(word)
         if len(word) <= MAX_WORD_CHARS:
             if len(self) >= MAX_WORDS:
                 self.clear()
-            self[word] = ids
-        return ids
+            self[word] = token_ids
+        return token_ids
 
 
 class WordEncoder:
@@ -76,11 +76,11 @@ class WordEncoder:
     def encode(self, text: str) -> list[int]:
         if _is_settled(text):
             return self._quick(text)
-        ids: list[int] = []
+        token_ids: list[int] = []
         for is_settled, lines in groupby(_LINES.split(text), _is_settled):
             piece = "".join(lines)
-            ids += self._quick(piece) if is_settled else self._encode(piece)
-        return ids
+            token_ids += self._quick(piece) if is_settled else self._encode(piece)
+        return token_ids
 
     def _quick(self, text: str) -> list[int]:
         return list(chain.from_iterable(map(self._look_up, self._findall(text))))

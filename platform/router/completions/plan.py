@@ -68,10 +68,10 @@ async def plan(
     sampling = sampling_params(request, deps.random.getrandbits(63), candidates.model.tokenizer.vocab_size)
     has_usage_chunk = _has_usage_chunk(request)
     tokenize = partial(kind.tokenize, request)
-    candidates, token_ids = await _tokenize_for_first_model(tokenize, candidates, sampling)
-    num_choices = _num_choices(request, len(token_ids))
+    candidates, tokenized = await _tokenize_for_first_model(tokenize, candidates, sampling)
+    num_choices = _num_choices(request, len(tokenized))
     max_tokens = default_max_tokens(
-        tenant.limits, deps.config.default_max_tokens, sum(map(len, token_ids)), num_choices * len(token_ids)
+        tenant.limits, deps.config.default_max_tokens, sum(map(len, tokenized)), num_choices * len(tokenized)
     )
 
     # the sequences
@@ -84,8 +84,8 @@ async def plan(
     sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler)
     max_model_len = candidates.max_model_len()
     prompts = [
-        sequences.choices(index, fit_prompt(ids, sampling, max_model_len, max_tokens), num_choices)
-        for index, ids in enumerate(token_ids)
+        sequences.choices(index, fit_prompt(token_ids, sampling, max_model_len, max_tokens), num_choices)
+        for index, token_ids in enumerate(tokenized)
     ]
 
     # the answer

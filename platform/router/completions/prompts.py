@@ -34,13 +34,13 @@ async def tokenize_chat(request: ChatRequest, tokenizer: Tokenizer) -> list[list
 async def tokenize_completion(request: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
     """The prompts of a legacy completion, one or several. Raises InvalidRequest for an empty prompt, a mixed array, or
     token ids that the model has not."""
-    texts, ids = _split_prompt(request.prompt)
-    if len(ids if ids is not None else texts) > MAX_CHOICES:
+    texts, token_ids = _split_prompt(request.prompt)
+    if len(token_ids if token_ids is not None else texts) > MAX_CHOICES:
         raise InvalidRequest(
             f"'prompt' holds {len(request.prompt)} prompts; at most {MAX_CHOICES} are accepted.", param="prompt"
         )
-    if ids is not None:
-        return _check_prompts(tokenizer, ids, "prompt")
+    if token_ids is not None:
+        return _check_prompts(tokenizer, token_ids, "prompt")
     prompts = await _run_off_loop(
         sum(map(len, texts)), lambda: [tokenizer.encode(text, add_special=True) for text in texts]
     )
@@ -60,12 +60,12 @@ def _split_prompt(prompt: str | list[str | int | list[int]]) -> tuple[list[str],
     if isinstance(prompt, str):
         return [prompt], None
     texts = [item for item in prompt if isinstance(item, str)]
-    ids = [item for item in prompt if isinstance(item, int)]
+    token_ids = [item for item in prompt if isinstance(item, int)]
     lists = [item for item in prompt if isinstance(item, list)]
     if len(texts) == len(prompt):
         return texts, None
-    if len(ids) == len(prompt):
-        return [], [ids]
+    if len(token_ids) == len(prompt):
+        return [], [token_ids]
     if len(lists) == len(prompt):
         return [], lists
     raise InvalidRequest("'prompt' mixes strings, token ids and arrays of token ids; use one kind.", param="prompt")

@@ -279,6 +279,8 @@ def _logprobs(raw: Row, token_id: int, num_top: int) -> TokenLogprobs:
     log_total = float(scores.max() + np.log(np.exp(scores - scores.max()).sum()))
     top: tuple[tuple[int, float], ...] = ()
     if num_top:
-        values, ids = torch.from_numpy(raw).topk(min(num_top, len(raw)))
-        top = tuple((token, value - log_total) for token, value in zip(ids.tolist(), values.tolist(), strict=True))
+        values, token_ids = torch.from_numpy(raw).topk(min(num_top, len(raw)))
+        top = tuple(
+            (token, value - log_total) for token, value in zip(token_ids.tolist(), values.tolist(), strict=True)
+        )
     return TokenLogprobs(float(scores[token_id]) - log_total, top)
