@@ -11,16 +11,18 @@ from penstock_loadtest.scenario import Scenario
 
 def dump_scenario(scenario: Scenario) -> str:
     """The scenario as YAML; `load_scenario` reads it back as the same scenario."""
-    return yaml.safe_dump(_changed(scenario), sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
+    return yaml.safe_dump(
+        _list_changes(scenario), sort_keys=False, allow_unicode=True, default_flow_style=None, width=110
+    )
 
 
-def _changed(part: object) -> object:
+def _list_changes(part: object) -> object:
     """Part of a scenario as plain values; for a struct the fields that are not at their default."""
     if isinstance(part, msgspec.Struct):
         fields = {field.name: (getattr(part, field.name), field) for field in msgspec.structs.fields(part)}
-        return {name: _changed(value) for name, (value, field) in fields.items() if value != _default(field)}
+        return {name: _list_changes(value) for name, (value, field) in fields.items() if value != _default(field)}
     if isinstance(part, list | tuple):
-        return [_changed(item) for item in part]
+        return [_list_changes(item) for item in part]
     return str(part) if isinstance(part, Path) else part
 
 

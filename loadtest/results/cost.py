@@ -208,9 +208,9 @@ def _summarize_cell(runs: list[CellRun], concurrency: int, output_tokens: int) -
         cpu_ms=_median([run.cpu_ms for run in cpu]),
         busy_ms=_median([1e3 * run.cpu.busy_s / run.finished for run in cpu if run.cpu]),
         idle_cores=_median([run.cpu.idle_s / run.cpu.wall_s for run in cpu if run.cpu]),
-        added_ttft_ms=_added(runs, "ttft_p50_s"),
-        added_inter_token_ms=_added(runs, "inter_token_p50_s"),
-        added_inter_token_p99_ms=_added(runs, "inter_token_p99_s"),
+        added_ttft_ms=_compute_added(runs, "ttft_p50_s"),
+        added_inter_token_ms=_compute_added(runs, "inter_token_p50_s"),
+        added_inter_token_p99_ms=_compute_added(runs, "inter_token_p99_s"),
     )
 
 
@@ -219,7 +219,7 @@ def _median(values: Sequence[float | None]) -> float | None:
     return float(np.median(known)) if known else None
 
 
-def _added(
+def _compute_added(
     runs: list[CellRun], figure: Literal["ttft_p50_s", "inter_token_p50_s", "inter_token_p99_s"]
 ) -> Estimate | None:
     by_cell: dict[Cell, float | None] = {run.cell: getattr(run, figure) for run in runs}

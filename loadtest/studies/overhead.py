@@ -244,7 +244,7 @@ def make_cost_table(lines: Sequence[CellSummary]) -> Table:
         table.add_column(name, justify="right")
     for line in lines:
         added = [
-            _added(estimate)
+            _measure_added(estimate)
             for estimate in (line.added_ttft_ms, line.added_inter_token_ms, line.added_inter_token_p99_ms)
         ]
         idle = "-" if line.idle_cores is None else f"{line.idle_cores:.4f}"
@@ -270,7 +270,7 @@ def _ms(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _added(estimate: Estimate | None) -> str:
+def _measure_added(estimate: Estimate | None) -> str:
     if estimate is None or estimate.value is None:
         return "-"
     interval = "" if estimate.low is None else f"\n{estimate.low:+.3f} to {estimate.high:+.3f}"

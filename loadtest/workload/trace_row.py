@@ -67,16 +67,16 @@ def fit_to_replay(row: TraceRow, trace: Trace) -> TraceRow:
     length.
     """
     scale = trace.token_scale
-    block_tokens = _scaled(row.block_tokens, scale)
+    block_tokens = _scale(row.block_tokens, scale)
     if row.hash_ids is None:
-        prompt_tokens = _scaled(row.prompt_tokens, scale)
+        prompt_tokens = _scale(row.prompt_tokens, scale)
     else:
         whole = len(row.hash_ids) - 1
         prompt_tokens = whole * block_tokens + min(
-            block_tokens, _scaled(row.prompt_tokens - whole * row.block_tokens, scale)
+            block_tokens, _scale(row.prompt_tokens - whole * row.block_tokens, scale)
         )
     prompt_tokens = min(prompt_tokens, trace.max_prompt_tokens or prompt_tokens)
-    output_tokens = _scaled(row.output_tokens, scale)
+    output_tokens = _scale(row.output_tokens, scale)
     return TraceRow(
         at_s=(row.at_s - trace.start_s) * trace.time_scale,
         prompt_tokens=prompt_tokens,
@@ -90,5 +90,5 @@ def fit_to_replay(row: TraceRow, trace: Trace) -> TraceRow:
     )
 
 
-def _scaled(tokens: int, scale: float) -> int:
+def _scale(tokens: int, scale: float) -> int:
     return max(1, round(tokens * scale))

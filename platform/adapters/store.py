@@ -75,7 +75,7 @@ class AdapterStore:
     def measure_disk_use(self, tenant: str) -> DiskUse:
         """Space that a tenant takes, and that is left."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with self._locked():
+        with self._hold_lock():
             files = [
                 file for mark in (self._folder / _BROUGHT / tenant).glob("*") for file in self.path(mark.name).glob("*")
             ]
@@ -90,7 +90,7 @@ class AdapterStore:
         """
         digest = digest_of(draft)
         place = self.path(digest)
-        with self._locked():
+        with self._hold_lock():
             marks = self._folder / _BROUGHT / tenant
             marks.mkdir(mode=0o700, parents=True, exist_ok=True)
             (marks / digest).touch(mode=0o600)
@@ -104,7 +104,7 @@ class AdapterStore:
 
     def touch(self, digest: str, now: float) -> None:
         """Keep an adapter's files as if they had been put now (Unix time)."""
-        with self._locked():
+        with self._hold_lock():
             if self.path(digest).is_dir():
                 os.utime(self.path(digest), (now, now))
 
@@ -113,7 +113,7 @@ class AdapterStore:
         returns the names."""
         if not self._folder.is_dir():
             return []
-        with self._locked():
+        with self._hold_lock():
             kept = {*owned, _BROUGHT}
             old = [
                 place
@@ -127,7 +127,7 @@ class AdapterStore:
         return [place.name for place in old]
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _hold_lock(self) -> Iterator[None]:
         """Hold the folder's lock, so that one gateway's sweep does not remove files that another one is just putting
         there."""
         descriptor = os.open(self._folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -50,12 +50,12 @@ class Journal:
             "running": list(serve_state.running),
             "starting": serve_state.num_starting,
             "stopping": serve_state.num_stopping,
-            "demand": _rounded(decision.demand),
-            "capacity_rps": _rounded(decision.capacity_rps),
-            "predicted_wait_s": _rounded(decision.predicted_wait_s),
+            "demand": _round_figures(decision.demand),
+            "capacity_rps": _round_figures(decision.capacity_rps),
+            "predicted_wait_s": _round_figures(decision.predicted_wait_s),
             "queued": observation.num_queued,
             "present": observation.num_present,
-            "age_s": _rounded(observation.age_s),
+            "age_s": _round_figures(observation.age_s),
         }
         log.info("autoscale", extra=line)
         if self._path is not None:
@@ -70,6 +70,6 @@ class Journal:
             log.warning("event log not written", extra={"error": type(error).__name__})
 
 
-def _rounded(value: float) -> float | None:
+def _round_figures(value: float) -> float | None:
     """The value with 4 decimals. Returns None if it is infinite, which JSON can't express."""
     return round(value, 4) if math.isfinite(value) else None

@@ -51,7 +51,7 @@ class ChainHasher:
             state.update(len(data).to_bytes(4, "little") + data)
         return state.digest()
 
-    def salted(self, parent: bytes, salt: bytes) -> bytes:
+    def add_salt(self, parent: bytes, salt: bytes) -> bytes:
         """The chain key behind which everything is private to `salt`."""
         state = self._salt.copy()
         state.update(parent)

@@ -75,7 +75,7 @@ class Tokenizer:
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
         try:
-            guarded, guard = self._guarded([messages, options or {}])
+            guarded, guard = self._guard([messages, options or {}])
         except RecursionError as error:
             raise InvalidRequest("the messages or tools are nested too deeply", param="messages") from error
         text = self._template.render(guarded[0], guarded[1])
@@ -112,7 +112,7 @@ class Tokenizer:
         else:
             token_ids += _ids_of(self._head if is_first else self._tail, piece)
 
-    def _guarded(self, value: list[object]) -> tuple[list[object], str | None]:
+    def _guard(self, value: list[object]) -> tuple[list[object], str | None]:
         """`value` with every special token in its strings broken by a character that occurs nowhere in it, and that
         character."""
         texts = list(_strings(value))
@@ -123,7 +123,7 @@ class Tokenizer:
             raise InvalidRequest(
                 "the messages hold both special tokens and every Unicode noncharacter", param="messages"
             )
-        return [_replaced(item, self._special, guard) for item in value], guard
+        return [_replace(item, self._special, guard) for item in value], guard
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
@@ -209,12 +209,12 @@ def _strings(value: object) -> Iterator[str]:
             yield from _strings(item)
 
 
-def _replaced(value: object, special: re.Pattern[str], guard: str) -> object:
+def _replace(value: object, special: re.Pattern[str], guard: str) -> object:
     """A copy of JSON-like data in which every match of `special` is interspersed with `guard`."""
     if isinstance(value, str):
         return special.sub(lambda match: guard.join(match.group()), value)
     if isinstance(value, Mapping):
-        return {key: _replaced(item, special, guard) for key, item in value.items()}
+        return {key: _replace(item, special, guard) for key, item in value.items()}
     if isinstance(value, Sequence):
-        return [_replaced(item, special, guard) for item in value]
+        return [_replace(item, special, guard) for item in value]
     return value

@@ -54,7 +54,7 @@ def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
     except msgspec.ValidationError as error:
         raise _invalid(str(error), body) from None
     except msgspec.DecodeError as error:
-        raise InvalidRequest(f"The request body is not valid JSON: {_clipped(str(error), 200)}.") from None
+        raise InvalidRequest(f"The request body is not valid JSON: {_clip(str(error), 200)}.") from None
     except UnicodeDecodeError:
         raise InvalidRequest("The request body is not valid UTF-8.") from None
     except RecursionError:
@@ -67,9 +67,9 @@ def _invalid(message: str, body: bytes) -> InvalidRequest:
     match = _PLACE.match(message)
     assert match is not None
     what, path = match["what"], (match["path"] or "").lstrip(".").replace("[...]", "")
-    name = _quoted(what)
+    name = _quote(what)
     if what.startswith("Object contains unknown field"):
-        param = _clipped(f"{path}.{name}" if path else name, 200)
+        param = _clip(f"{path}.{name}" if path else name, 200)
         return InvalidRequest(f"Unrecognized request argument supplied: {param}", param=param)
     if what.startswith("Object missing required field"):
         param = f"{path}.{name}" if path else name
@@ -91,10 +91,10 @@ def _sentence(what: str) -> str:
 
 
 def _got(what: str) -> str:
-    return _WORDS.get(_quoted(what.partition(", got ")[2]), "something else")
+    return _WORDS.get(_quote(what.partition(", got ")[2]), "something else")
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """What stands between the first backquote and the last."""
     return text[text.find("`") + 1 : text.rfind("`")]
 
@@ -113,8 +113,8 @@ def _shown(body: bytes, path: str) -> str:
         return f", got an array of {len(value)}"
     if isinstance(value, dict):
         return ", got an object"
-    return f", got {_clipped(msgspec.json.encode(value).decode(), MAX_SHOWN_CHARS)}"
+    return f", got {_clip(msgspec.json.encode(value).decode(), MAX_SHOWN_CHARS)}"
 
 
-def _clipped(text: str, limit: int) -> str:
+def _clip(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}..."

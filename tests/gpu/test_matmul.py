@@ -80,7 +80,7 @@ def test_few_rows_times_a_packed_matrix_is_what_the_dequantized_one_gives(seed: 
 
     result = GroupedMatrix(quantized, shape.dtype, DEVICE).multiply(wide.to(DEVICE)[:, : shape.columns])
 
-    assert_close(result, wide[:, : shape.columns].float() @ quantized.dequantized().T, shape)
+    assert_close(result, wide[:, : shape.columns].float() @ quantized.dequantize().T, shape)
 
 
 @pytest.mark.parametrize("seed", SEEDS[::2])
@@ -89,9 +89,7 @@ def test_rows_that_are_looked_up_are_those_of_the_dequantized_matrix(seed: int) 
     quantized = make_quantized(shape, seed)
     ids = torch.randint(shape.outputs, (5,))
 
-    assert_close(
-        GroupedMatrix(quantized, shape.dtype, DEVICE).rows(ids.to(DEVICE)), quantized.dequantized()[ids], shape
-    )
+    assert_close(GroupedMatrix(quantized, shape.dtype, DEVICE).rows(ids.to(DEVICE)), quantized.dequantize()[ids], shape)
 
 
 @pytest.mark.parametrize("seed", SEEDS[1::2])
@@ -100,8 +98,8 @@ def test_a_slice_of_the_matrix_is_dequantized(seed: int) -> None:
     quantized = make_quantized(shape, seed)
     matrix = GroupedMatrix(quantized, shape.dtype, DEVICE)
 
-    assert_close(matrix.dense(TILE_ROWS, shape.outputs), quantized.dequantized()[TILE_ROWS:], shape)
-    assert_close(matrix.dense(0, TILE_ROWS), quantized.dequantized()[:TILE_ROWS], shape)
+    assert_close(matrix.dense(TILE_ROWS, shape.outputs), quantized.dequantize()[TILE_ROWS:], shape)
+    assert_close(matrix.dense(0, TILE_ROWS), quantized.dequantize()[:TILE_ROWS], shape)
 
 
 @pytest.mark.parametrize("rows_a_slice", [1, 3])
@@ -112,7 +110,7 @@ def test_many_rows_are_multiplied_slice_by_slice(rows_a_slice: int, monkeypatch:
     monkeypatch.setattr(grouped_matrix, "SLICE_ELEMENTS", rows_a_slice * TILE_ROWS * shape.columns)
 
     assert_close(
-        GroupedMatrix(quantized, shape.dtype, DEVICE).multiply(x.to(DEVICE)), x @ quantized.dequantized().T, shape
+        GroupedMatrix(quantized, shape.dtype, DEVICE).multiply(x.to(DEVICE)), x @ quantized.dequantize().T, shape
     )
 
 
@@ -124,7 +122,7 @@ def test_a_long_row_is_read_by_several_programs(dtype: torch.dtype) -> None:
     x = torch.randn(shape.rows, shape.columns).to(dtype)
 
     assert matmul._part_blocks(*matrix.tensor.q.shape[:2]) < matrix.tensor.q.shape[1]
-    assert_close(matrix.multiply(x.to(DEVICE)), x.float() @ quantized.dequantized().T, shape)
+    assert_close(matrix.multiply(x.to(DEVICE)), x.float() @ quantized.dequantize().T, shape)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

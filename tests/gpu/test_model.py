@@ -48,7 +48,7 @@ def dequantized(
     weights: Iterable[tuple[str, Tensor | QuantizedTensor]], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
     for name, weight in weights:
-        yield name, weight if isinstance(weight, Tensor) else weight.dequantized_in(dtype)
+        yield name, weight if isinstance(weight, Tensor) else weight.dequantize_in(dtype)
 
 
 class Harness:

@@ -34,7 +34,7 @@ class Chains:
         root = self._hasher(kind).root(kind.model_digest, adapter) if adapter is not None else self._roots.get(kind)
         if root is None:
             root = self._roots[kind] = self._hasher(kind).root(kind.model_digest)
-        return self.extend(Chain([], self._hasher(kind).salted(root, salt)), kind, packed_token_ids)
+        return self.extend(Chain([], self._hasher(kind).add_salt(root, salt)), kind, packed_token_ids)
 
     def extend(self, chain: Chain, kind: ChainKind, packed_token_ids: bytes) -> Chain:
         """The chain of `packed_token_ids`, which begin with the tokens of `chain`."""

@@ -37,7 +37,7 @@ def place_weights(
 def _place_weight(weight: Tensor | QuantizedTensor, dtype: torch.dtype, device: torch.device) -> Tensor | GroupedMatrix:
     if isinstance(weight, Tensor):
         return weight.to(device)
-    return GroupedMatrix(weight, dtype, device) if is_covered(weight) else weight.dequantized_in(dtype).to(device)
+    return GroupedMatrix(weight, dtype, device) if is_covered(weight) else weight.dequantize_in(dtype).to(device)
 
 
 def check_cache_type(dtype: torch.dtype, device: torch.device) -> None:

@@ -23,7 +23,7 @@ def linear(x: Tensor, weight: Matrix | Packed | GroupedMatrix, bias: Tensor | No
     num_rows = x.shape[0]
     out = x.new_empty(num_rows, weight.shape[0])
     for start in range(0, num_rows, TILE_ROWS):
-        tile = _padded_tile(x[start : start + TILE_ROWS])
+        tile = _pad_tile(x[start : start + TILE_ROWS])
         out[start : start + TILE_ROWS] = _product(tile, weight, bias)[: num_rows - start]
     return out
 
@@ -35,7 +35,7 @@ def _product(x: Tensor, weight: Matrix | Packed | GroupedMatrix, bias: Tensor | 
     return functional.linear(x, weight, bias)
 
 
-def _padded_tile(rows: Tensor) -> Tensor:
+def _pad_tile(rows: Tensor) -> Tensor:
     """A fresh (hence aligned and contiguous) [TILE_ROWS, K] tensor that starts with `rows`."""
     tile = rows.new_zeros(TILE_ROWS, rows.shape[1])
     tile[: rows.shape[0]] = rows

@@ -171,11 +171,11 @@ def _to_matrices(low_rank: LowRank | None) -> AdapterMatrices | None:
 def _layer(
     index: int, checked: Checked, tensors: Mapping[str, Tensor], shapes: BaseShapes, dtype: torch.dtype
 ) -> dict[str, LowRank]:
-    found = {name: _fused(index, modules, checked, tensors, shapes, dtype) for name, modules in FUSED.items()}
+    found = {name: _fuse(index, modules, checked, tensors, shapes, dtype) for name, modules in FUSED.items()}
     return {name: low_rank for name, low_rank in found.items() if low_rank is not None}
 
 
-def _fused(
+def _fuse(
     index: int,
     modules: Sequence[str],
     checked: Checked,

@@ -85,7 +85,7 @@ class Sampler:
         rows = logits.detach().float().numpy()  # numpy's argmax takes a tenth of the time of torch's
         if self.are_greedy(seqs):
             return [
-                _checked(row[token_id], token_id)
+                _check_finite(row[token_id], token_id)
                 for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)
             ]
         return [self._guarded(row, seq, position, ()) for row, seq, position in zip(rows, seqs, positions, strict=True)]
@@ -129,13 +129,13 @@ class Sampler:
         """`verify` of tokens that a device has chosen already: best[r] is the id chosen for row r, scores[r] the row's
         largest logit, which is not finite where there is no token to choose."""
         if len(best) == len(drafts):
-            return [[_checked(score, token_id)] for score, token_id in zip(scores, best, strict=True)]
+            return [[_check_finite(score, token_id)] for score, token_id in zip(scores, best, strict=True)]
         found: list[list[Sampled]] = []
         first = 0
         for draft in drafts:
             choices: list[Sampled] = []
             for place in range(len(draft) + 1):
-                choices.append(_checked(scores[first + place], best[first + place]))
+                choices.append(_check_finite(scores[first + place], best[first + place]))
                 if choices[-1].error is not None or draft[place : place + 1] != [best[first + place]]:
                     break
             found.append(choices)
@@ -148,7 +148,7 @@ class Sampler:
         rows = logits.detach().float().numpy()
         if self.are_greedy(seqs):
             choices = [
-                _checked(row[token_id], token_id)
+                _check_finite(row[token_id], token_id)
                 for row, token_id in zip(rows, rows.argmax(axis=-1).tolist(), strict=True)
             ]
         else:
@@ -175,14 +175,14 @@ class Sampler:
 
     def _sample_row(self, raw: Row, seq: Sequence, position: int, ahead: Seq[int], is_proposal: bool) -> Sampled:
         params = seq.sampling
-        row = self._adjusted(raw, seq, ahead)
+        row = self._adjust(raw, seq, ahead)
         if not np.isfinite(row.max()):  # also when any score is NaN
             return Sampled(0, error=_NO_CHOICE)
         token_id = int(row.argmax()) if params.temperature == 0 else _draw(row, params, position)
         logprobs = None if params.logprobs is None or is_proposal else _logprobs(raw, token_id, params.logprobs)
         return Sampled(token_id, logprobs)
 
-    def _adjusted(self, raw: Row, seq: Sequence, ahead: Seq[int] = ()) -> Row:
+    def _adjust(self, raw: Row, seq: Sequence, ahead: Seq[int] = ()) -> Row:
         """Logits after bias, penalties and masks; `raw` itself when there is none of them."""
         params = seq.sampling
         num_output_tokens = seq.num_output_tokens + len(ahead)
@@ -202,7 +202,7 @@ class Sampler:
         return row
 
 
-def _checked(score: float, token_id: int) -> Sampled:
+def _check_finite(score: float, token_id: int) -> Sampled:
     """The choice of `token_id`, or an error if the row's largest logit, `score`, is not finite; numpy's argmax finds a
     NaN before any number."""
     return Sampled(token_id) if math.isfinite(score) else Sampled(0, error=_NO_CHOICE)

@@ -92,7 +92,7 @@ def _for_torch(name: str, value: Tensor | QuantizedTensor, dtype: torch.dtype, i
         return value
     if is_packed and value.bits == 4 and name not in TABLES:
         return TorchQuantizedMatrix(value, dtype)
-    return value.dequantized_in(dtype)
+    return value.dequantize_in(dtype)
 
 
 def _parameter(
@@ -130,7 +130,7 @@ def round_table(table: Tensor | QuantizedTensor, bits: int) -> Tensor | Quantize
     step = max(1, CHUNK_ELEMENTS // columns)
     for start in range(0, rows, step):
         end = min(rows, start + step)
-        dense = table.rows(start, end).dequantized() if isinstance(table, QuantizedTensor) else table[start:end]
+        dense = table.rows(start, end).dequantize() if isinstance(table, QuantizedTensor) else table[start:end]
         out.rows(start, end).copy_(quantize(dense, HEAD_GROUP) if bits == 4 else quantize_int8(dense, HEAD_GROUP))
     return out
 
@@ -153,27 +153,27 @@ def layout(config: ModelConfig) -> dict[str, Piece]:
         plan |= _attention_layout(config, f"{theirs}.self_attn", ours)
         for fused, parts in (("gate_up", ("gate_proj", "up_proj")), ("down", ("down_proj",))):
             rows, columns = (hidden, inner) if fused == "down" else (inner, hidden)
-            plan |= _fused(f"{theirs}.mlp", dict.fromkeys(parts, rows), f"{ours}.{fused}", columns, config.has_mlp_bias)
+            plan |= _fuse(f"{theirs}.mlp", dict.fromkeys(parts, rows), f"{ours}.{fused}", columns, config.has_mlp_bias)
     return plan
 
 
 def _attention_layout(config: ModelConfig, theirs: str, ours: str) -> dict[str, Piece]:
     query, shared = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    plan = _fused(
+    plan = _fuse(
         theirs,
         {"q_proj": query, "k_proj": shared, "v_proj": shared},
         f"{ours}.qkv",
         config.hidden_size,
         config.has_qkv_bias,
     )
-    plan |= _fused(theirs, {"o_proj": config.hidden_size}, f"{ours}.o", query, config.has_o_bias)
+    plan |= _fuse(theirs, {"o_proj": config.hidden_size}, f"{ours}.o", query, config.has_o_bias)
     if config.has_qk_norm:
         for name in ("q_norm", "k_norm"):
             plan[f"{theirs}.{name}.weight"] = Piece(f"{ours}.{name}", 0, (config.head_dim,))
     return plan
 
 
-def _fused(theirs: str, rows: Mapping[str, int], target: str, columns: int, has_bias: bool) -> dict[str, Piece]:
+def _fuse(theirs: str, rows: Mapping[str, int], target: str, columns: int, has_bias: bool) -> dict[str, Piece]:
     """Places of matrices (and biases) that are stacked in order, `rows` of each."""
     plan: dict[str, Piece] = {}
     start = 0

@@ -62,7 +62,7 @@ def quantize_awq(
     """Layers from `first` on, one after the other; those before it are only read through. texts: int64 token ids, each
     a sequence."""
     rope = rope_tables(inverse_frequencies(config, load(ROPE_FACTORS).get(ROPE_FACTORS)), max(map(len, texts)))
-    hidden = _embedded(load, texts)
+    hidden = _embed(load, texts)
     for index in range(config.num_layers):
         layer = DenseLayer(load(f"layers.{index}."), config, index, rope)
         stats = {name: InputStats(layer.get(name).shape[1]) for name in LINEAR} if index >= first else {}
@@ -73,7 +73,7 @@ def quantize_awq(
             yield layer.quantized(stats, group_size)
 
 
-def _embedded(load: Load, texts: list[Tensor]) -> list[Tensor]:
+def _embed(load: Load, texts: list[Tensor]) -> list[Tensor]:
     table = load("embed")["embed"]
     return [table[text] for text in texts]
 
@@ -95,13 +95,13 @@ class DenseLayer:
 
     def quantized(self, stats: dict[str, InputStats], group_size: int) -> QuantizedLayer:
         matrices = {
-            name: clip_groups(self.get(name), self.scaled_gram(name, stats[name]), group_size) for name in LINEAR
+            name: clip_groups(self.get(name), self.scale_gram(name, stats[name]), group_size) for name in LINEAR
         }
         return QuantizedLayer(
             self._index, matrices, {name: value for name, value in self._weights.items() if name not in LINEAR}
         )
 
-    def scaled_gram(self, name: str, stats: InputStats) -> Tensor:
+    def scale_gram(self, name: str, stats: InputStats) -> Tensor:
         """Gram matrix of the inputs as they are once the scales are folded in."""
         scales = self._scales.get(name)
         return stats.gram if scales is None else stats.gram / scales[:, None] / scales[None, :]
@@ -109,11 +109,11 @@ class DenseLayer:
     def forward(self, x: Tensor, stats: dict[str, InputStats]) -> Tensor:
         """x [T, hidden] of one sequence through the layer. stats: the inputs of the linear layers that it names are
         added to it."""
-        x = x + self._linear("o", self._attended(self._norm(x, "input_norm"), stats), stats)
+        x = x + self._linear("o", self._run_attention(self._norm(x, "input_norm"), stats), stats)
         gate_up = self._linear("gate_up", self._norm(x, "post_norm"), stats)
         return x + self._linear("down", gated(gate_up), stats)
 
-    def _attended(self, x: Tensor, stats: dict[str, InputStats]) -> Tensor:
+    def _run_attention(self, x: Tensor, stats: dict[str, InputStats]) -> Tensor:
         config, count = self._config, len(x)
         qkv = self._linear("qkv", x, stats).view(count, -1, config.head_dim)
         q, k, v = torch.split(qkv, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)

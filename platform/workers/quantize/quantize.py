@@ -108,7 +108,7 @@ def model_perplexity(
     weights = (
         load_weights(source, config, dtype)
         if group_size is None
-        else _rounded(source, _quantizable(source, group_size), dtype, group_size)
+        else _round(source, _quantizable(source, group_size), dtype, group_size)
     )
     window = min(EVALUATION_WINDOW, config.max_full_context)
     return perplexity(Llama(config, weights, window, torch.get_num_threads(), exact=False), dtype, token_ids, window)
@@ -120,7 +120,7 @@ def dense_weights(source: ModelSource, config: ModelConfig, prefix: str = "") ->
     return {name: value for name, value in loaded.items() if isinstance(value, Tensor)}
 
 
-def _rounded(source: ModelSource, config: ModelConfig, dtype: torch.dtype, group_size: int) -> dict[str, Matrix]:
+def _round(source: ModelSource, config: ModelConfig, dtype: torch.dtype, group_size: int) -> dict[str, Matrix]:
     found: dict[str, Matrix] = {}
     for prefix in ("embed", "norm", "lm_head", *(f"layers.{index}." for index in range(config.num_layers))):
         for name, value in dense_weights(source, config, prefix).items():

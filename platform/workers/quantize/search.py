@@ -26,11 +26,11 @@ def find_scales(weight: Tensor, magnitude: Tensor, gram: Tensor, group_size: int
     magnitude: [K], mean of the inputs' absolute values. gram: [K, K] of the inputs.
     """
     weight = weight[:: max(1, -(-len(weight) // SAMPLED_ROWS))]
-    best, least = torch.ones_like(magnitude), _error(weight, quantize(weight, group_size).dequantized(), gram)
+    best, least = torch.ones_like(magnitude), _error(weight, quantize(weight, group_size).dequantize(), gram)
     for step in range(1, ALPHAS):
         scales = magnitude.clamp(min=1e-4) ** (step / ALPHAS)
         scales /= (scales.max() * scales.min()).sqrt()
-        error = _error(weight, quantize(weight * scales, group_size).dequantized() / scales, gram)
+        error = _error(weight, quantize(weight * scales, group_size).dequantize() / scales, gram)
         if error < least:
             best, least = scales, error
     return best

@@ -122,7 +122,7 @@ def make_sequence(
 ) -> Sequence:
     """A sequence as a replica makes it from a Submit. output: the tokens that a resumed one comes with."""
     token_ids = [*prompt, *output]
-    root = hasher.salted(hasher.root("hash-model"), tenant.encode())
+    root = hasher.add_salt(hasher.root("hash-model"), tenant.encode())
     keys = hasher.extend(root, token_ids) if has_keys else []
     return Sequence(
         f"r{next(_numbers)}",

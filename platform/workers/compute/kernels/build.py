@@ -114,7 +114,7 @@ def _obtain_from(compiler: Compiler, cache: Path) -> Library:
     except OSError:
         is_kept = False
     if is_kept:
-        return _cached(compiler, cache / f"{_key(compiler)}.so")
+        return _find_cached(compiler, cache / f"{_key(compiler)}.so")
     # nowhere to keep it: a loaded library lives on without its file
     with tempfile.TemporaryDirectory(prefix="penstock-kernels-") as folder:
         path = Path(folder) / "kernels.so"
@@ -122,8 +122,8 @@ def _obtain_from(compiler: Compiler, cache: Path) -> Library:
         return Library(path)
 
 
-def _cached(compiler: Compiler, path: Path) -> Library:
-    with _locked(path.with_suffix(".lock")):
+def _find_cached(compiler: Compiler, path: Path) -> Library:
+    with _hold_lock(path.with_suffix(".lock")):
         if _is_sealed(path):
             try:
                 return Library(path)
@@ -187,7 +187,7 @@ def _is_sealed(path: Path) -> bool:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
     """Builds of one key wait for each other; the lock dies with its process."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

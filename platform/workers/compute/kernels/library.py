@@ -71,7 +71,7 @@ class Library:
         assert k_cache.stride(0) == v_cache.stride(0)
         assert slot_mapping.dtype == torch.int64
         assert len(slot_mapping) == num_tokens
-        k, v, slot_mapping = _packed(k), _packed(v), slot_mapping.contiguous()
+        k, v, slot_mapping = _pack(k), _pack(v), slot_mapping.contiguous()
         self._write_kv(
             k.data_ptr(), v.data_ptr(), _DTYPES[k.dtype], k.stride(0), v.stride(0), _cache(k_cache), _cache(v_cache),
             *_scales(layout, k_cache), k_cache.stride(0), cache_code(k_cache, layout), slot_mapping.data_ptr(),
@@ -100,7 +100,7 @@ class Library:
         assert query_start.dtype == context_len.dtype == block_tables.dtype == torch.int32
         assert block_tables.stride(1) == 1 or block_tables.shape[1] == 1
         assert len(query_start) == len(context_len) + 1 == len(block_tables) + 1
-        q, query_start, context_len = _packed(q), query_start.contiguous(), context_len.contiguous()
+        q, query_start, context_len = _pack(q), query_start.contiguous(), context_len.contiguous()
         out = torch.empty(q.shape, dtype=q.dtype)
         code = self._paged_attention(
             q.data_ptr(), _DTYPES[q.dtype], q.stride(0), out.data_ptr(), _cache(k_cache), _cache(v_cache),
@@ -117,7 +117,7 @@ class Library:
         return out
 
 
-def _packed(x: Tensor) -> Tensor:
+def _pack(x: Tensor) -> Tensor:
     """The tensor itself if the last two of its three dimensions lie side by side, as in a slice of a fused
     projection."""
     _, heads, dim = x.shape

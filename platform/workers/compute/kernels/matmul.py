@@ -138,7 +138,7 @@ class MatmulKernels:
         rows, columns = q.shape
         q, scale = q.contiguous(), scale.float().contiguous()
         assert scale.shape == (rows, -(-columns // group_size))
-        packed = self._allocate(_Struct(Kind.INT8, rows, columns, _rounded_up(group_size), 0, 1.0))
+        packed = self._allocate(_Struct(Kind.INT8, rows, columns, _round_up(group_size), 0, 1.0))
         self._pack(packed.handle, packed._struct.data, q.data_ptr(), scale.data_ptr(), None)
         return packed
 
@@ -157,7 +157,7 @@ class MatmulKernels:
         )
         q, scale = q.contiguous(), (scale / unit).half().contiguous()
         second = (zero if is_zero_kept else offset / unit).half().contiguous()
-        packed = self._allocate(_Struct(Kind.INT4, rows, columns, _rounded_up(group_size), is_zero_kept, unit))
+        packed = self._allocate(_Struct(Kind.INT4, rows, columns, _round_up(group_size), is_zero_kept, unit))
         self._pack(packed.handle, packed._struct.data, q.data_ptr(), scale.data_ptr(), second.data_ptr())
         return packed
 
@@ -191,7 +191,7 @@ def is_group(group_size: int, columns: int) -> bool:
     return group_size % BLOCK_K == 0 or group_size >= columns
 
 
-def _rounded_up(group_size: int) -> int:
+def _round_up(group_size: int) -> int:
     """A group of all columns may be any size; what it has behind them is padding."""
     return -(-group_size // BLOCK_K) * BLOCK_K
 

@@ -216,7 +216,7 @@ class Llama:
         config = self.config
         (keys, values), layout = cache.layers[index], cache.layouts[index]
         num_queries, head_dim = config.num_heads, config.head_dim
-        qkv = self._adapted("qkv", x, layer.qkv, layer.qkv_bias, adapt).view(len(x), -1, head_dim)
+        qkv = self._add_adapters("qkv", x, layer.qkv, layer.qkv_bias, adapt).view(len(x), -1, head_dim)
         qk, v = qkv[:, : num_queries + config.num_kv_heads], qkv[:, num_queries + config.num_kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = qk[:, :num_queries], qk[:, num_queries:]
@@ -224,16 +224,16 @@ class Llama:
         qk = rotate(qk, cos, sin)
         write_kv(qk[:, num_queries:], v, keys, values, batch.slot_mapping, layout, is_planned=batch.plan is not None)
         out = attend(qk[:, :num_queries], keys, values, batch, head_dim**-0.5, self._threads, self._exact, layout)
-        return self._adapted("o", out.view(len(x), -1), layer.o, layer.o_bias, adapt)
+        return self._add_adapters("o", out.view(len(x), -1), layer.o, layer.o_bias, adapt)
 
     def _mlp(self, layer: Layer, x: Tensor, adapt: Adapt | None) -> Tensor:
-        gate_up = self._adapted("gate_up", x, layer.gate_up, layer.gate_up_bias, adapt)
-        return self._adapted("down", self._by_row(gated, gate_up), layer.down, layer.down_bias, adapt)
+        gate_up = self._add_adapters("gate_up", x, layer.gate_up, layer.gate_up_bias, adapt)
+        return self._add_adapters("down", self._by_row(gated, gate_up), layer.down, layer.down_bias, adapt)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._by_row(lambda rows: rms_norm(rows, weight, self.config.rms_norm_eps), x)
 
-    def _adapted(self, name: str, x: Tensor, weight: Matrix, bias: Tensor | None, adapt: Adapt | None) -> Tensor:
+    def _add_adapters(self, name: str, x: Tensor, weight: Matrix, bias: Tensor | None, adapt: Adapt | None) -> Tensor:
         out = self._linear(x, weight, bias)
         if adapt is not None:
             adapt(name, out, x)
@@ -292,10 +292,10 @@ def inverse_frequencies(config: ModelConfig, factors: Tensor | None) -> Tensor:
     inverse = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim)
     if factors is not None:
         return inverse / factors
-    return inverse if config.rope_scaling is None else _llama3_scaled(inverse, config.rope_scaling)
+    return inverse if config.rope_scaling is None else _scale_as_llama3(inverse, config.rope_scaling)
 
 
-def _llama3_scaled(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
+def _scale_as_llama3(inverse: Tensor, scaling: Llama3Scaling) -> Tensor:
     """Llama 3.1's stretch (`apply_scaling` in Meta's llama_models): long waves by `factor`, short ones not at all,
     between them a blend."""
     context, low, high = scaling.original_max_position_embeddings, scaling.low_freq_factor, scaling.high_freq_factor

@@ -87,21 +87,21 @@ class QuantizedTensor:
         if self.offset is not None and other.offset is not None:
             self.offset.copy_(other.offset)
 
-    def dequantized(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """float32 [N, K]."""
         scaled = self.q.float() * self._spread(self.scale)
         return scaled if self.offset is None else scaled + self._spread(self.offset)
 
-    def dequantized_in(self, dtype: torch.dtype) -> Tensor:
+    def dequantize_in(self, dtype: torch.dtype) -> Tensor:
         """[N, K], some rows at a time."""
         rows, columns = self.q.shape
         out = torch.empty(rows, columns, dtype=dtype)
         step = max(1, CHUNK_ELEMENTS // columns)
         for start in range(0, rows, step):
-            out[start : start + step] = self.rows(start, start + step).dequantized()
+            out[start : start + step] = self.rows(start, start + step).dequantize()
         return out
 
-    def regrouped(self, group_size: int) -> "QuantizedTensor":
+    def regroup(self, group_size: int) -> "QuantizedTensor":
         """The same matrix in smaller groups, of a size that divides its own (or, where a row is one group, its
         columns)."""
         count = -(-self.q.shape[1] // group_size)
@@ -161,11 +161,11 @@ class TorchQuantizedMatrix:
         )
         self._matmul = kernels.matmul if kernels is not None and kernels.matmul.level() > Level.PORTABLE else None
         if self._matmul is not None:
-            self._packed = _packed(quantized, self._matmul)
+            self._packed = _pack(quantized, self._matmul)
             return
         group_size = _operator_group(quantized)
         if dtype != torch.bfloat16 or group_size is None or quantized.offset is None:
-            self._dense = quantized.dequantized().to(dtype)
+            self._dense = quantized.dequantize().to(dtype)
         else:
             self._for_operator = _OperatorForm(quantized, group_size)
 
@@ -198,7 +198,7 @@ class _OperatorForm:
 
     def __init__(self, quantized: QuantizedTensor, group_size: int) -> None:
         self.group_size = group_size
-        fine = quantized.regrouped(group_size)
+        fine = quantized.regroup(group_size)
         assert fine.offset is not None
         self.scales = (
             torch.stack((fine.scale, fine.offset + 8 * fine.scale), dim=-1).transpose(0, 1).contiguous().bfloat16()
@@ -206,7 +206,7 @@ class _OperatorForm:
         self.packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(quantized.q.int(), 8)
 
 
-def _packed(quantized: QuantizedTensor, matmul: MatmulKernels) -> PackedMatrix:
+def _pack(quantized: QuantizedTensor, matmul: MatmulKernels) -> PackedMatrix:
     if quantized.offset is None:
         return matmul.pack_int8(quantized.q, quantized.scale, quantized.group_size)
     return matmul.pack_int4(quantized.q, quantized.scale, quantized.offset, quantized.group_size)

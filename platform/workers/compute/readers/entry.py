@@ -35,6 +35,6 @@ def quantized_entry(rows: int, columns: int, quantized: Quantized) -> Entry:
     def copy_into(out: Tensor) -> None:
         whole = QuantizedTensor.empty(rows, columns, quantized.group_size, quantized.bits)
         quantized.copy_groups(whole)
-        out.copy_(whole.dequantized())
+        out.copy_(whole.dequantize())
 
     return Entry((rows, columns), copy_into, quantized)

@@ -94,7 +94,7 @@ class _Rows(NamedTuple):
     def chunks(self, num_heads: int | None, row_elements: int) -> Iterator[tuple[int, _Bytes]]:
         """Rows in their places, and where the first of them goes."""
         if num_heads is not None:
-            yield 0, _straightened(self.read(0, self.num_rows), num_heads)
+            yield 0, _straighten(self.read(0, self.num_rows), num_heads)
             return
         step = max(1, CHUNK_ELEMENTS // row_elements)
         for start in range(0, self.num_rows, step):
@@ -128,7 +128,7 @@ def _entry(file: _File, tensor: TensorInfo, config: ModelConfig) -> Entry:
     end = tensor.offset + rows.num_rows * row_bytes
     if end > file.size:
         raise ConfigError(f"the GGUF file is cut short: tensor {tensor.name} ends at byte {end} of {file.size}")
-    num_heads = _permuted_heads(tensor.name, config)
+    num_heads = _permute_heads(tensor.name, config)
     quantized = None
     if kind.name in UNPACK and len(shape) == 2:
         quantized = Quantized(UNPACK[kind.name][0], BLOCK, partial(_copy_groups, rows, kind.name, num_heads))
@@ -154,7 +154,7 @@ def _name(ggml_type: int) -> str:
         return f"type {ggml_type}"
 
 
-def _permuted_heads(name: str, config: ModelConfig) -> int | None:
+def _permute_heads(name: str, config: ModelConfig) -> int | None:
     """GGUF files of the llama architecture keep q and k with the two halves of each head interleaved, for another form
     of RoPE."""
     if config.family != "llama":
@@ -163,7 +163,7 @@ def _permuted_heads(name: str, config: ModelConfig) -> int | None:
     return {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(part)
 
 
-def _straightened(rows: _Bytes, num_heads: int) -> _Bytes:
+def _straighten(rows: _Bytes, num_heads: int) -> _Bytes:
     """Rows in the order that halves-form RoPE wants."""
     return rows.reshape(num_heads, -1, 2, rows.shape[1]).swapaxes(1, 2).reshape(rows.shape)
 
@@ -174,10 +174,10 @@ def _copy_dequantized(rows: _Rows, kind: Type, num_heads: int | None, out: Tenso
         rows = rows._replace(num_rows=len(out), row_bytes=rows.row_bytes // len(out))
     table = out.view(rows.num_rows, -1)
     for start, chunk in rows.chunks(num_heads, table.shape[1]):
-        table[start : start + len(chunk)] = _dequantized(torch.from_numpy(chunk), kind)
+        table[start : start + len(chunk)] = _dequantize(torch.from_numpy(chunk), kind)
 
 
-def _dequantized(rows: Tensor, kind: Type) -> Tensor:
+def _dequantize(rows: Tensor, kind: Type) -> Tensor:
     """Elements of rows, uint8 [R, row bytes], as floats [R, row elements]."""
     if kind.name in _FLOATS:
         return rows.view(_FLOATS[kind.name])

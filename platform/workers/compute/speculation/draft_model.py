@@ -96,7 +96,7 @@ class DraftModel:
             seq, count = chunk.seq, min(chunk.max_drafts, self._max_model_len - chunk.seq.num_tokens)
             if count < 1 or not budget:
                 continue
-            state = self._resumed(seq)
+            state = self._resume(seq)
             num_lacking = seq.num_tokens - state.num_computed
             num_tokens = min(num_lacking, budget)
             spans.append(
@@ -145,7 +145,7 @@ class DraftModel:
             if token_id is not None:
                 draft.tokens.append(token_id)
 
-    def _resumed(self, seq: Sequence) -> _State:
+    def _resume(self, seq: Sequence) -> _State:
         """The sequence's state, in which proposals that the target accepted count as computed; at least its last token
         is not."""
         state = self._states.get(seq)

@@ -26,14 +26,14 @@ def attend_planned(
         decode(q, k_cache, v_cache, plan.block_tables, plan.rows, scale, out, scales)
     for piece in plan.pieces:
         keys, values = (
-            _gathered(cache, piece, None if scales is None else scales[index], q.dtype)
+            _gather(cache, piece, None if scales is None else scales[index], q.dtype)
             for index, cache in enumerate((k_cache, v_cache))
         )
         _attend_piece(q, keys, values, piece, scale, out)
     return out
 
 
-def _gathered(cache: Tensor, piece: Piece, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _gather(cache: Tensor, piece: Piece, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
     """The piece's context out of the cache: [num_kv_heads, context, head_dim]."""
     if scales is None:
         return cache[piece.blocks, :, piece.offsets].transpose(0, 1).to(dtype)

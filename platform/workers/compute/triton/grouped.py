@@ -67,7 +67,7 @@ def lay_out_groups(quantized: QuantizedTensor, dtype: torch.dtype, device: torch
     """The matrix, which lies on any device, in the kernels' order on this one. `is_covered` holds for it."""
     assert is_covered(quantized)
     run = _run(quantized)
-    scale = _transposed(quantized.scale.to(device))
+    scale = _transpose(quantized.scale.to(device))
     second_kind, second = _offset_or_zero(quantized)
     return GroupedTensor(
         quantized.q.shape,
@@ -75,9 +75,9 @@ def lay_out_groups(quantized: QuantizedTensor, dtype: torch.dtype, device: torch
         quantized.bits,
         quantized.group_size,
         run,
-        _tiled(quantized.q.to(device), run, quantized.bits),
+        _tile(quantized.q.to(device), run, quantized.bits),
         scale,
-        scale if second is None else _transposed(second.to(device)),
+        scale if second is None else _transpose(second.to(device)),
         second_kind,
     )
 
@@ -94,7 +94,7 @@ def _run(quantized: QuantizedTensor) -> int:
     return next((run for run in fitting if _round_up(columns, runs * run) <= _MOST_FILL * columns), fitting[-1])
 
 
-def _tiled(q: Tensor, run: int, bits: int) -> Tensor:
+def _tile(q: Tensor, run: int, bits: int) -> Tensor:
     """The elements q [N, K] in the order of the module's docstring."""
     rows, columns = q.shape
     runs = 2 if bits == 4 else 1
@@ -105,7 +105,7 @@ def _tiled(q: Tensor, run: int, bits: int) -> Tensor:
     return (parts[0] | parts[1] << 4 if bits == 4 else parts[0]).contiguous()
 
 
-def _transposed(values: Tensor) -> Tensor:
+def _transpose(values: Tensor) -> Tensor:
     """The values [N, G] as [G, N], N filled up to whole tiles with zeros."""
     filled = functional.pad(values, (0, 0, 0, _round_up(len(values), TILE_ROWS) - len(values)))
     return _narrowest_exact(filled.t().contiguous())

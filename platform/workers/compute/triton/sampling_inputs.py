@@ -46,7 +46,7 @@ def can_sample(params: SamplingParams, vocab_size: int) -> bool:
 
 def make_sampling_inputs(params: Sequence[SamplingParams], positions: Sequence[int], vocab_size: int) -> SamplingInputs:
     """The inputs of as many rows as there are `params`. positions: where the chosen tokens will stand."""
-    streams = [_signed(stream_start(own.seed, position)) for own, position in zip(params, positions, strict=True)]
+    streams = [_to_signed(stream_start(own.seed, position)) for own, position in zip(params, positions, strict=True)]
     kept = [own.top_k if 0 < own.top_k < vocab_size and own.temperature > 0 else 0 for own in params]
     return SamplingInputs(
         torch.tensor(streams, dtype=torch.int64),
@@ -63,5 +63,5 @@ def make_sampling_inputs(params: Sequence[SamplingParams], positions: Sequence[i
     )
 
 
-def _signed(bits: int) -> int:
+def _to_signed(bits: int) -> int:
     return (bits ^ _SIGN) - _SIGN

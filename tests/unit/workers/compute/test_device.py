@@ -59,7 +59,7 @@ def test_quantized_weights_in_groups_that_the_kernels_do_not_cover_are_dequantiz
     dense = place_weights([("a", quantized)], torch.float32, CPU)["a"]
 
     assert isinstance(dense, torch.Tensor)
-    assert torch.equal(dense, quantized.dequantized())
+    assert torch.equal(dense, quantized.dequantize())
 
 
 def test_float8_keys_and_values_need_a_gpu_that_converts_them() -> None:

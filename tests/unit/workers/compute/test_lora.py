@@ -47,7 +47,7 @@ class Harness:
             if quantized is not None and name.rsplit(".")[-1] in FUSED:
                 groups = quantize(weight, 32)
                 weights[name] = (
-                    TorchQuantizedMatrix(groups, torch.float32) if quantized == "int4" else groups.dequantized()
+                    TorchQuantizedMatrix(groups, torch.float32) if quantized == "int4" else groups.dequantize()
                 )
         self.model = Llama(self.config, weights, max_model_len=200, threads=1, exact=exact)
         self.cache = KvCache(self.config, NUM_BLOCKS, BLOCK_SIZE, torch.float32)

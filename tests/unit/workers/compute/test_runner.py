@@ -64,7 +64,7 @@ def test_head_and_embedding_are_held_as_the_settings_say(source: ModelSource) ->
     for part in (rounded.lm_head, rounded.model.embed_tokens):
         table = round_table(part.weight.detach(), 4)
         assert isinstance(table, QuantizedTensor)
-        part.weight.data = table.dequantized()
+        part.weight.data = table.dequantize()
     chunk = Chunk(sequence(21, [9, 3, 7, 1, 5, 2]), 0, 21)
 
     _, logits = load_runner(source, msgspec.structs.replace(engine_config(), lm_head="int4")).forward(Step([chunk], []))

@@ -33,7 +33,7 @@ def sample(logits: torch.Tensor, *seqs: Sequence) -> list[int]:
 
 
 def adjusted(logits: torch.Tensor, seq: Sequence) -> np.ndarray:
-    return Sampler(logits.shape[1], frozenset({EOS}))._adjusted(logits[0].numpy(), seq)
+    return Sampler(logits.shape[1], frozenset({EOS}))._adjust(logits[0].numpy(), seq)
 
 
 # choosing
@@ -230,7 +230,7 @@ def test_counts_kept_between_steps_equal_counts_made_anew(growth: list[list[int]
     for tokens in growth:
         seq.token_ids += tokens
 
-        assert sampler._adjusted(logits[0].numpy(), seq).tolist() == adjusted(logits, seq).tolist()
+        assert sampler._adjust(logits[0].numpy(), seq).tolist() == adjusted(logits, seq).tolist()
 
 
 def test_forget_drops_what_is_kept_of_a_sequence() -> None:

@@ -151,8 +151,8 @@ def test_a_gguf_file_stays_quantized_and_its_rows_are_where_dense_ones_would_be(
         assert isinstance(value, QuantizedTensor) == (dense[name].dim() == 2), name
         if isinstance(value, QuantizedTensor):
             assert (value.bits, value.group_size) == (bits, 32)
-            assert torch.equal(value.dequantized(), dense[name]), name
-            assert torch.equal(value.dequantized_in(torch.bfloat16), dense[name].bfloat16()), name
+            assert torch.equal(value.dequantize(), dense[name]), name
+            assert torch.equal(value.dequantize_in(torch.bfloat16), dense[name].bfloat16()), name
         else:
             assert torch.equal(value, dense[name]), name
 
@@ -166,7 +166,7 @@ def test_a_parameter_whose_parts_are_quantized_in_different_ways_is_dequantized(
     assert isinstance(found["layers.0.qkv"], Tensor)
     assert isinstance(found["layers.1.qkv"], QuantizedTensor)  # offsets hold both
     assert torch.equal(found["layers.0.qkv"], load(source)["layers.0.qkv"])
-    assert torch.equal(found["layers.1.qkv"].dequantized(), load(source)["layers.1.qkv"])
+    assert torch.equal(found["layers.1.qkv"].dequantize(), load(source)["layers.1.qkv"])
 
 
 def test_the_demo_models_own_file_is_read_as_the_gguf_package_dequantizes_it() -> None:
@@ -182,7 +182,7 @@ def test_the_demo_models_own_file_is_read_as_the_gguf_package_dequantizes_it() -
     }
     assert quantized == dict.fromkeys(("layers.29.qkv", "layers.29.o", "layers.29.gate_up", "layers.29.down"), (4, 32))
     np.testing.assert_array_equal(
-        found["layers.29.down"].dequantized().numpy(), gguf.dequantize(data, GGMLQuantizationType.Q4_1)
+        found["layers.29.down"].dequantize().numpy(), gguf.dequantize(data, GGMLQuantizationType.Q4_1)
     )
 
 
@@ -233,12 +233,12 @@ def test_a_checkpoint_by_compressed_tensors_is_read_as_upstream_reads_it(
         if name in wanted
     }
     assert len(parts) == 14
-    assert all(torch.equal(quantized.dequantized().half().float(), wanted[name]) for name, quantized in parts.items())
+    assert all(torch.equal(quantized.dequantize().half().float(), wanted[name]) for name, quantized in parts.items())
     assert all(len(quantized.q.unique()) > 12 for quantized in parts.values())
     assert isinstance(found["embed"], Tensor)
     torch_form = load(source)["layers.0.down"]
     torch_form = torch_form.multiply(torch.eye(160)).t() if isinstance(torch_form, TorchQuantizedMatrix) else torch_form
-    assert torch.equal(torch_form, found["layers.0.down"].dequantized())
+    assert torch.equal(torch_form, found["layers.0.down"].dequantize())
 
 
 @pytest.mark.parametrize(
@@ -294,8 +294,8 @@ def test_a_dense_table_is_rounded_where_that_is_asked_for(kind: str, head: Head,
     for name in tables:
         step = rounded[name].scale.repeat_interleave(32, dim=1)
         assert (rounded[name].bits, rounded[name].group_size) == (bits, 32)
-        assert bool(((rounded[name].dequantized() - plain[name]).abs() <= 0.6 * step).all())
-        assert torch.equal(of_torch[name], rounded[name].dequantized())
+        assert bool(((rounded[name].dequantize() - plain[name]).abs() <= 0.6 * step).all())
+        assert torch.equal(of_torch[name], rounded[name].dequantize())
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_a_written_checkpoint_is_read_back_as_it_was_computed(source: ModelSourc
         for name, quantized in layer.matrices.items():
             matrix = loaded[f"layers.{layer.index}.{name}"]
             assert isinstance(matrix, TorchQuantizedMatrix)
-            assert torch.equal(matrix.multiply(torch.eye(matrix.shape[1])).t(), quantized.dequantized())
+            assert torch.equal(matrix.multiply(torch.eye(matrix.shape[1])).t(), quantized.dequantize())
     model = Llama(read_config(again), loaded, 128, 1, exact=False)
     found = [perplexity(model, torch.float32, text, 64) for text in TEXTS]
     assert all(value < 1e4 for value in found)

@@ -29,8 +29,8 @@ def test_loud_channels_are_scaled_up_and_that_pays() -> None:
     scales = find_scales(w, x.abs().mean(0), x.t() @ x, GROUP)
 
     assert scales[::16].mean() > 2 * scales[1::16].mean()
-    assert error(x, w, quantize(w * scales, GROUP).dequantized() / scales) < 0.6 * error(
-        x, w, quantize(w, GROUP).dequantized()
+    assert error(x, w, quantize(w * scales, GROUP).dequantize() / scales) < 0.6 * error(
+        x, w, quantize(w, GROUP).dequantize()
     )
 
 
@@ -39,8 +39,8 @@ def test_scales_are_never_worse_than_none() -> None:
     scales = find_scales(w, x.abs().mean(0), x.t() @ x, GROUP)
 
     assert (
-        error(x, w, quantize(w * scales, GROUP).dequantized() / scales)
-        <= error(x, w, quantize(w, GROUP).dequantized()) * 1.0001
+        error(x, w, quantize(w * scales, GROUP).dequantize() / scales)
+        <= error(x, w, quantize(w, GROUP).dequantize()) * 1.0001
     )
 
 
@@ -49,8 +49,8 @@ def test_clipping_trades_an_outlier_for_everything_else() -> None:
     x[:, 5] *= 1e-3  # nobody listens to the channel that holds the outliers
     w[:, 5] = 8.0
 
-    assert error(x, w, clip_groups(w, x.t() @ x, GROUP).dequantized()) < 0.8 * error(
-        x, w, quantize(w, GROUP).dequantized()
+    assert error(x, w, clip_groups(w, x.t() @ x, GROUP).dequantize()) < 0.8 * error(
+        x, w, quantize(w, GROUP).dequantize()
     )
 
 
@@ -60,4 +60,4 @@ def test_a_short_last_group_is_clipped_like_the_others() -> None:
     quantized = clip_groups(w, x.t() @ x, GROUP)
 
     assert quantized.q.shape == (48, 40)
-    assert error(x, w, quantized.dequantized()) <= error(x, w, quantize(w, GROUP).dequantized()) * 1.0001
+    assert error(x, w, quantized.dequantize()) <= error(x, w, quantize(w, GROUP).dequantize()) * 1.0001

@@ -77,8 +77,8 @@ def packed(matmul: MatmulKernels, kind: Kind, rows: int, columns: int, group_siz
         return matmul.pack_bf16(weight), weight.float()
     quantized = quantized_of(kind, rows, columns, group_size)
     if quantized.offset is None:
-        return matmul.pack_int8(quantized.q, quantized.scale, group_size), quantized.dequantized()
-    return matmul.pack_int4(quantized.q, quantized.scale, quantized.offset, group_size), quantized.dequantized()
+        return matmul.pack_int8(quantized.q, quantized.scale, group_size), quantized.dequantize()
+    return matmul.pack_int4(quantized.q, quantized.scale, quantized.offset, group_size), quantized.dequantize()
 
 
 def in_steps(x: Tensor, group_size: int, rounding: Rounding = Rounding.TWO_TERMS) -> Tensor:
@@ -265,12 +265,12 @@ def test_scales_of_any_size_keep_their_digits(matmul: MatmulKernels, level: Leve
     matrix = matmul.pack_int4(quantized.q, quantized.scale, quantized.offset, 32)
 
     torch.testing.assert_close(
-        matmul.read_rows(matrix, torch.arange(16)), quantized.dequantized(), rtol=1e-5, atol=1e-5 * size
+        matmul.read_rows(matrix, torch.arange(16)), quantized.dequantize(), rtol=1e-5, atol=1e-5 * size
     )
     x = random(5, 64)
     torch.testing.assert_close(
         matmul.multiply(x, matrix, Rounding.TWO_TERMS, 1),
-        in_steps(x, 32) @ quantized.dequantized().t(),
+        in_steps(x, 32) @ quantized.dequantize().t(),
         rtol=1e-4,
         atol=1e-3 * size,
     )
@@ -284,11 +284,11 @@ def test_a_large_activation_leaves_its_neighbours_their_digits(matmul: MatmulKer
     assert matrix is not None
     x = random(3, 64)
     x[:, 5] = 60.0
-    expected = x @ quantized.dequantized().t()
+    expected = x @ quantized.dequantize().t()
 
     def error(rounding: Rounding) -> float:
         found = matmul.multiply(x, matrix, rounding, 1)
-        return float(((found - expected).abs() / (x.abs() @ quantized.dequantized().abs().t())).max())
+        return float(((found - expected).abs() / (x.abs() @ quantized.dequantize().abs().t())).max())
 
     assert error(Rounding.TWO_TERMS) < 1e-3
     assert level < Level.AVX2 or error(Rounding.ONE_TERM) > 5e-3, "what one term loses"
@@ -321,7 +321,7 @@ def test_zero_points_are_kept_exactly(matmul: MatmulKernels) -> None:
     assert quantized.offset is not None
     matrix = matmul.pack_int4(quantized.q, quantized.scale, quantized.offset, 64)
 
-    assert torch.equal(matmul.read_rows(matrix, torch.arange(16)), quantized.dequantized())
+    assert torch.equal(matmul.read_rows(matrix, torch.arange(16)), quantized.dequantize())
 
 
 def test_packed_weights_take_their_bits_and_four_bytes_a_group(matmul: MatmulKernels) -> None:

@@ -251,7 +251,7 @@ def test_quantized_matrices_give_what_their_dequantized_ones_give_within_their_r
 ) -> None:
     config = QUANTIZED[name]
     weights = quantized_weights(config)
-    dense = {name: weight if isinstance(weight, Tensor) else weight.dequantized() for name, weight in weights.items()}
+    dense = {name: weight if isinstance(weight, Tensor) else weight.dequantize() for name, weight in weights.items()}
     packed = pack_all(weights.items(), kernels.matmul, torch.float32, 1)
     expected = logits_by_rows(Llama(config, dense, MAX_LEN, 1, exact=False))
 

@@ -50,7 +50,7 @@ def test_what_compressed_tensors_packed_is_unpacked_to_the_same_weights(
 
     assert ("weight_zero_point" in kept) == (not is_symmetric)
     assert torch.equal(quantized.scale, kept["weight_scale"].float())
-    assert torch.equal(quantized.dequantized().to(dtype), wanted)
+    assert torch.equal(quantized.dequantize().to(dtype), wanted)
     assert quantized.q.float().std() > 2  # all of the range is in use, not a corner of it
 
 

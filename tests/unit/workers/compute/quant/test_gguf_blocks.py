@@ -23,5 +23,5 @@ def test_what_gguf_packed_is_unpacked_to_the_same_weights(kind: str, rows: int, 
 
     unpack(torch.from_numpy(packed).view(rows, columns // BLOCK, -1), quantized)
 
-    np.testing.assert_array_equal(quantized.dequantized().numpy(), gguf.dequantize(packed, GGMLQuantizationType[kind]))
+    np.testing.assert_array_equal(quantized.dequantize().numpy(), gguf.dequantize(packed, GGMLQuantizationType[kind]))
     assert len(quantized.q.unique()) > (8 if bits == 4 else 25)

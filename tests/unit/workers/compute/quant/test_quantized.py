@@ -21,7 +21,7 @@ def test_every_weight_is_within_half_a_step_of_its_integer(columns: int, group_s
 
     assert quantized.scale.shape == (16, -(-columns // group_size))
     # the range is rounded to 15 steps of a float16, its ends may lie a little outside
-    assert bool(((quantized.dequantized() - weight).abs() <= 0.51 * steps + 1e-3 * steps * 15).all())
+    assert bool(((quantized.dequantize() - weight).abs() <= 0.51 * steps + 1e-3 * steps * 15).all())
 
 
 @pytest.mark.parametrize(("columns", "group_size"), [(576, 32), (40, 32), (96, 96)])
@@ -32,7 +32,7 @@ def test_in_8_bits_every_weight_is_within_half_a_step_of_its_integer(columns: in
 
     assert (quantized.bits, quantized.q.dtype, quantized.offset) == (8, torch.int8, None)
     # the float16 scale may be a little short of the largest weight, which is then cut
-    assert bool(((quantized.dequantized() - weight).abs() <= 0.51 * steps + 1e-3 * steps * 127).all())
+    assert bool(((quantized.dequantize() - weight).abs() <= 0.51 * steps + 1e-3 * steps * 127).all())
 
 
 def test_zero_points_are_had_back_from_offsets() -> None:
@@ -48,18 +48,18 @@ def test_weights_on_the_lattice_stay_as_they_are() -> None:
     q[:, 0], q[:, 1] = 0, 15  # the whole range is in use
     lattice = QuantizedTensor(q, torch.full((16, 1), 0.0078125), torch.full((16, 1), -7 * 0.0078125), 64)
 
-    again = quantize(lattice.dequantized(), 64)
+    again = quantize(lattice.dequantize(), 64)
 
     assert torch.equal(again.q, q)
     assert torch.equal(again.zero, lattice.zero)
-    assert torch.equal(again.dequantized(), lattice.dequantized())
+    assert torch.equal(again.dequantize(), lattice.dequantize())
 
 
 @pytest.mark.parametrize("value", [0.0, 0.02, -0.02])
 def test_a_group_of_one_value_is_kept(value: float) -> None:
     weight = torch.full((16, 64), value)
 
-    assert torch.allclose(quantize(weight, 64).dequantized(), weight, rtol=2e-3, atol=1e-6)
+    assert torch.allclose(quantize(weight, 64).dequantize(), weight, rtol=2e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 16, 40])
@@ -71,7 +71,7 @@ def test_products_are_those_of_the_dequantized_matrix(
 ) -> None:
     quantized = quantize(random_weight(rows, columns), group_size)
     x = torch.randn(num_tokens, columns, generator=torch.Generator().manual_seed(1))
-    exact = x @ quantized.dequantized().t()
+    exact = x @ quantized.dequantize().t()
 
     rough = linear(x.bfloat16(), TorchQuantizedMatrix(quantized, torch.bfloat16), None, exact=False)
 
