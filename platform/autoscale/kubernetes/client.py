@@ -69,7 +69,10 @@ async def open_client(
     """A client for the API classes of `kubernetes.aio.client`. call_s: see `CALL_S`."""
 
     def read_token(configuration: Configuration) -> None:
-        token = (account.folder / "token").read_text(encoding="ascii").strip()
+        try:
+            token = (account.folder / "token").read_text(encoding="ascii").strip()
+        except OSError as error:
+            raise no_answer("the token's file", error) from error
         configuration.api_key["BearerToken"] = f"Bearer {token}"
 
     configuration = Configuration(
@@ -150,8 +153,15 @@ def is_unavailable(error: ApiException) -> bool:
     return error.status in (NO_ANSWER, 429) or error.status >= 500
 
 
-def describe(error: ApiException) -> str:
-    """One line for a log: status, reason, and what the server wrote about it."""
+UNREADABLE = (ValueError, LookupError, TypeError)
+"""What an answer raises that is not of the form that Kubernetes' API defines: of a proxy, say."""
+
+
+def describe(error: Exception) -> str:
+    """One line for a log: status, reason, and what the server wrote about it. Of other errors only the class: a proxy's
+    page may hold anything."""
+    if not isinstance(error, ApiException):
+        return f"unreadable answer: {type(error).__name__}"
     if error.status == NO_ANSWER:
         return str(error.reason)
     try:

@@ -16,7 +16,7 @@ from typing import Any
 from kubernetes.aio.client import ApiClient, ApiException, CoordinationV1Api, V1Lease, V1LeaseSpec, V1ObjectMeta
 from kubernetes.aio.client.exceptions import ConflictException, NotFoundException
 
-from penstock.autoscale.kubernetes.client import describe
+from penstock.autoscale.kubernetes.client import UNREADABLE, describe
 from penstock.autoscale.kubernetes.lease import (
     Record,
     State,
@@ -99,7 +99,7 @@ class Elector:
                 await self._write(record)
         except ConflictException:
             self._has_read = False
-        except ApiException as error:
+        except (ApiException, *UNREADABLE) as error:
             self._has_read = False
             log.warning(
                 "lease not reached",

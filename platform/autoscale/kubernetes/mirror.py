@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from kubernetes.aio.client import ApiClient, ApiException, CoreV1Api, CustomObjectsApi
 from kubernetes.aio.watch import Watch
 
-from penstock.autoscale.kubernetes.client import GONE, WATCH_S, describe, is_unavailable, no_answer
+from penstock.autoscale.kubernetes.client import GONE, UNREADABLE, WATCH_S, describe, is_unavailable, no_answer
 from penstock.autoscale.kubernetes.resources import RAY_GROUP, RAY_VERSION, Document
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 10.0
@@ -61,15 +61,16 @@ class Mirror(Generic[T]):
                     await self._list()
                 await self._follow()
                 pause_s = FIRST_PAUSE_S
-            except ApiException as error:
+            except (ApiException, *UNREADABLE) as error:
                 self._note_loss(error)
-                if not is_unavailable(error):
+                if not (isinstance(error, ApiException) and is_unavailable(error)):
                     self._version = None
             await asyncio.sleep(pause_s * (0.5 + self._random.random() / 2))
             pause_s = FIRST_PAUSE_S if self.is_current else min(2 * pause_s, MAX_PAUSE_S)
 
-    def _note_loss(self, error: ApiException) -> None:
-        if self.is_current and error.status != GONE:
+    def _note_loss(self, error: Exception) -> None:
+        is_expired = isinstance(error, ApiException) and error.status == GONE
+        if self.is_current and not is_expired:
             log.warning("watch lost", extra={"resource": self._name, "error": describe(error)})
         self.is_current = False
 

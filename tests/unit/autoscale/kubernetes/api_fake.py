@@ -23,7 +23,7 @@ Item = dict[str, Any]
 
 @dataclass
 class FakeServer:
-    """Objects by name; every write is an event. `script`: what the next calls get instead of an answer: a status, or
+    """Objects by name; every write is an event. `script`: what the next calls get instead: a status, a page, or
     None for a connection that breaks."""
 
     objects: dict[str, Item] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class FakeServer:
     oldest: int = 0
     """The oldest version that is remembered: a watch from before it is answered by 410."""
     events: list[tuple[int, Item]] = field(default_factory=list)
-    script: deque[int | None] = field(default_factory=deque)
+    script: deque[int | str | None] = field(default_factory=deque)
     seen: list[str] = field(default_factory=list)
     """Method and path with query of every request, in order."""
     closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -58,6 +58,8 @@ class FakeServer:
                 assert request.transport is not None
                 request.transport.abort()
                 return web.Response()
+            if isinstance(step, str):
+                return web.Response(text=step, content_type="text/html")
             if step != 200:
                 status = {"kind": "Status", "reason": "Scripted", "message": "as told"}
                 return web.json_response(status, status=step)

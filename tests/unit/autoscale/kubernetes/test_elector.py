@@ -47,6 +47,31 @@ async def test_the_first_one_holds_it_and_renews_by_one_call_each_time(tmp_path:
         assert not elector.is_leader()
 
 
+@pytest.mark.parametrize("page", ["<html>maintenance</html>", "[]", '{"spec": {"renewTime": "soon"}}'])
+async def test_an_answer_that_is_no_lease_is_as_good_as_none(tmp_path: Path, page: str) -> None:
+    server, clock = FakeServer(), Clock()
+    server.script.extend([page])
+    async with client_of(server, tmp_path) as client:
+        elector = Elector(client, "n", "lease", "a", TIMES, clock)
+        async with run_elector(elector):
+            await elector.wait_until_leader(is_leader=True)
+            assert holder(server) == "a"
+
+
+async def test_a_token_that_is_away_for_a_while_costs_attempts_only(tmp_path: Path) -> None:
+    server, clock = FakeServer(), Clock()
+    async with client_of(server, tmp_path) as client:
+        token = tmp_path / "token"
+        text = token.read_text(encoding="ascii")
+        token.unlink()
+        elector = Elector(client, "n", "lease", "a", TIMES, clock)
+        async with run_elector(elector):
+            await asyncio.sleep(0)
+            assert server.seen == []
+            token.write_text(text, encoding="ascii")
+            await elector.wait_until_leader(is_leader=True)
+
+
 @pytest.mark.parametrize("spec", [{}, None])
 async def test_a_lease_that_nobody_has_held_yet_is_taken_at_once_and_none_is_made(
     spec: dict[str, object] | None, tmp_path: Path

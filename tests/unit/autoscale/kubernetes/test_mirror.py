@@ -113,6 +113,16 @@ async def test_an_event_that_is_none_ends_the_watch_and_not_the_mirror(tmp_path:
         await until(lambda: mirror.objects == {"p1": 1})
 
 
+@pytest.mark.parametrize("page", ["<html>maintenance</html>", "{}", "[]", '{"items": [{}]}'])
+async def test_a_list_that_is_none_is_asked_for_again(tmp_path: Path, page: str) -> None:
+    server = FakeServer()
+    server.put("p1", {"x": 1})
+    server.script.extend([page])
+    async with watching(server, tmp_path) as mirror:
+        await until(lambda: mirror.objects == {"p1": 1} and mirror.is_current)
+    assert calls(server)[:2] == ["list", "list"]
+
+
 async def test_an_object_of_a_megabyte_comes_by_the_watch(tmp_path: Path) -> None:
     server = FakeServer()
     async with watching(server, tmp_path) as mirror:
