@@ -28,7 +28,7 @@ loadtest: $(VENV)/.installed-loadtest ## load what `make up` started for 60 s, l
 demo-autoscale: $(VENV)/.installed-loadtest ## a scaled pool under a step of load: 1 -> 3 -> 1 replicas, four minutes (ARGS=--record: docs/autoscale.png)
 	@$(BIN)/python -m bench.autoscale $(ARGS)
 
-test: $(VENV)/.installed-dev ## run every test but the longest, 11 minutes on 2 cores (ARGS="-k name")
+test: $(VENV)/.installed-dev ## run every test but the longest, 10 minutes on 2 cores (ARGS="-k name")
 	@$(BIN)/python -m tests.run $(ARGS)
 
 test-slow: $(VENV)/.installed-dev ## run the longest tests: whole platforms started and killed, the tour; 8 minutes on 2 cores
