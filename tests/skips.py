@@ -1,4 +1,4 @@
-"""Which tests may be skipped: a list of node ids with their reasons, both with shell wildcards, one to a line, `id |
+"""The tests that may be skipped: a list of node ids with their reasons, both with shell wildcards, one to a line, `id |
 reason`."""
 
 from fnmatch import fnmatchcase

@@ -38,7 +38,7 @@ class ErrorKey(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """Which of `names` each request has: `names[codes[i]]`; None in `names`: the requests without."""
+    """The entry of `names` that each request has: `names[codes[i]]`; None in `names`: the requests without."""
 
     names: list[str | None]
     codes: Ints

@@ -189,7 +189,7 @@ def summarize_columns(columns: Columns, scenario: Scenario) -> Summary:
 
 
 def judge(columns: Columns, targets: Targets) -> tuple[Mask, dict[str, Mask]]:
-    """Which requests are good, and which are a miss for which cause (a field of Misses); those in neither were
+    """Requests that are good, and which are a miss for which cause (a field of Misses); those in neither were
     cancelled in time."""
     finished, cancelled = columns.is_outcome("finished"), columns.is_outcome("cancelled")
     # no first token yet when we hung up: the wait until then is the least that TTFT would have been

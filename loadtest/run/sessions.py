@@ -1,4 +1,4 @@
-"""Which turn of which session may leave when, and with what history. Pure bookkeeping: answers and times come in, turns
+"""The turns of sessions: when each may leave, and with what history. Pure bookkeeping: answers and times come in, turns
 come out.
 
 A turn that does not finish ends its session: there is no whole answer to go on from. Turns that therefore never leave

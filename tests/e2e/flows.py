@@ -29,7 +29,7 @@ class Seen(NamedTuple):
     """The address that was asked for."""
     port: int
     target: str
-    """Who answers: behind a Service, a pod."""
+    """The answering end: behind a Service, a pod."""
     target_port: int
 
 

@@ -118,7 +118,7 @@ class PlayedServe:
 
 
 class Gateways(Protocol):
-    """Who reports the load of that pool."""
+    """The gateways that report the load of that pool."""
 
     @property
     def scaled(self) -> ScaledPool:

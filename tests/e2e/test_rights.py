@@ -88,7 +88,7 @@ class Right(NamedTuple):
 
 
 EVERYONE = {Right("create", f"selfsubject{what}reviews", EVERYWHERE) for what in ("access", "rules", "")}
-"""Who is known at all may ask who he is, and what he may do."""
+"""Everybody who is known may ask who he is, and what he may do."""
 UNNAMED = {
     Right("list", "rayclusters"),
     Right("watch", "rayclusters"),

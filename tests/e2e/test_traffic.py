@@ -16,7 +16,7 @@ DNS = End("DNS, on the node", "kube-system", {"k8s-app": "kube-dns"}, {"kubernet
 
 
 def target_of(seen: Seen, known: dict[str, list[End]]) -> list[tuple[End, int]]:
-    """Who may have been meant: a pod, DNS, or an address outside."""
+    """The end that may have been meant: a pod, DNS, or an address outside."""
     if seen.target.startswith(POD_NETWORK):
         return [(end, seen.target_port) for end in known.get(seen.target, [])]
     return [(DNS, DNS_PORT)] if seen.port == DNS_PORT else [(End("outside", address=seen.service), seen.port)]

@@ -45,7 +45,7 @@ SAMPLINGS = [
 @dataclass(frozen=True)
 class Request:
     prefix: int
-    """Which of the shared beginnings, and how much of it."""
+    """Index of a shared beginning, and the number of its tokens that are taken."""
     prefix_len: int
     tail: tuple[int, ...]
     max_tokens: int

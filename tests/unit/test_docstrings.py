@@ -15,7 +15,10 @@ PREPOSITIONS = (
     " between beyond but by down during except for from in inside into like near of off on onto out over past per"
     " since than through throughout till to toward towards under until up upon via with within without"
 )
-PRONOUNS = "he her hers him his i it its me my our ours she that their theirs them these they this those us we you your"
+PRONOUNS = (
+    "he her hers him his i it its me my our ours she that their theirs them these they this those us we which who whom"
+    " whose you your"
+)
 CONJUNCTIONS = "although and because if lest nor once or so though unless when whereas while yet"
 REFUSED = frozenset(f"{PREPOSITIONS} {PRONOUNS} {CONJUNCTIONS}".split())
 WORD = re.compile(r"[A-Za-z]+(?:'[a-z]+)?")
@@ -61,7 +64,15 @@ def test_no_docstring_begins_with_a_bare_preposition_pronoun_or_conjunction() ->
 
 
 @pytest.mark.parametrize(
-    "text", ["Of its route.", "As they travel.", "It has ended.", "If there is room.", "\n  For /metrics."]
+    "text",
+    [
+        "Of its route.",
+        "Which tier answers.",
+        "As they travel.",
+        "It has ended.",
+        "If there is room.",
+        "\n  For /metrics.",
+    ],
 )
 def test_what_leans_on_something_else_is_refused(text: str) -> None:
     assert is_refused(text)

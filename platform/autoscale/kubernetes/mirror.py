@@ -99,7 +99,7 @@ class Mirror(Generic[T]):
                 self._version = self._apply(event["type"], event["raw_object"])
         except ApiException:
             raise
-        except Exception as error:
+        except Exception as error:  # a lost connection; Exception itself is the client's for a line that is no event
             raise no_answer(self._name, error) from error
         finally:
             await self._watch.close()

@@ -23,7 +23,7 @@ log = logging.getLogger("penstock.stream")
 
 
 class MailboxOwner(Protocol):
-    """Who keeps the state of the request whose answer a mailbox takes."""
+    """The keeper of the state of the request whose answer a mailbox takes."""
 
     def on_delta(self, mailbox: "Mailbox", delta: Delta) -> Delta | None:
         """The reader takes `delta`. Returns the delta that it gets, or None if this was only the end of an attempt."""

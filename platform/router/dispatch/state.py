@@ -16,7 +16,7 @@ from penstock.wire.frames import pack_token_ids
 
 
 class Carrier(Protocol):
-    """Who computes a sequence: a replica, or a provider."""
+    """The source of an answer: a replica, or a provider."""
 
     def abort(self, sid: int) -> None: ...
 

@@ -1,5 +1,5 @@
-"""Which replicas have an adapter in memory, and requests to load or drop it. The requests go over the replicas' token
-streams; their load reports show the outcome."""
+"""The replicas that have an adapter in memory, and requests to load or drop it. The requests go over the replicas'
+token streams; their load reports show the outcome."""
 
 import asyncio
 from collections.abc import Callable, Iterable

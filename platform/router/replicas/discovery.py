@@ -1,4 +1,4 @@
-"""Who the replicas are: Ray Serve's own broadcast, so that nothing else needs to be up for discovery.
+"""The list of replicas: Ray Serve's own broadcast, so that nothing else needs to be up for discovery.
 
 Serve's controller pushes the running replicas of a deployment, with what each publishes of itself, to whoever
 long-polls for them. We poll as Serve's own router does, but without one. A RequestRouter subclass and `handle._init()`

@@ -1,4 +1,4 @@
-"""Which replica gets a request: filter, predict, choose. Pure; randomness comes in as a parameter.
+"""The choice of a replica for a request: filter, predict, choose. Pure; randomness comes in as a parameter.
 
 Not the queue, and not the tier policy: the candidates are what the tenant may use. Invariant: a chosen replica had
 credit, room and a long enough context, and the same input always gives the same decision.

@@ -1,5 +1,5 @@
-"""Which tier answers, and why: routes in the order of the tenant's policy, each with its prediction or its obstacle.
-Pure.
+"""The choice of a tier, with its reason: routes in the order of the tenant's policy, each with its prediction or its
+obstacle. Pure.
 
 Not the choice of a replica inside a tier (policy). Invariants: what a policy does not allow is no route, so no state of
 the others can lead there; the same input always gives the same decision; a route that has an obstacle is never chosen.

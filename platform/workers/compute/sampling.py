@@ -43,7 +43,7 @@ _log = logging.getLogger("penstock.sampling")
 
 @dataclass(slots=True)
 class _Counts:
-    """Which tokens a sequence contains, and how often it produced them; `num_tokens` of its tokens are counted."""
+    """The tokens that a sequence contains, and how often it produced them; `num_tokens` of its tokens are counted."""
 
     seen: set[int] = field(default_factory=set)
     produced: dict[int, int] = field(default_factory=dict)

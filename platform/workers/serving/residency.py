@@ -1,4 +1,4 @@
-"""Which adapters lie in a replica's slots: pinned while sequences run with them, the least lately used one makes room.
+"""The adapters in a replica's slots: pinned while sequences run with them, the least lately used one makes room.
 Pure.
 
 Not the loading. Invariants: at most `num_slots` adapters are held or reserved for; a pinned one stays; one that was

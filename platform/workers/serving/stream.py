@@ -51,7 +51,7 @@ class Engine(Protocol):
 
 
 class _LiveSequence:
-    """Whose sequence it is that is in the engine, or waits for its adapter."""
+    """The session and number of a sequence that is in the engine, or waits for its adapter."""
 
     __slots__ = ("is_fresh", "session", "sid")
 

@@ -1,4 +1,4 @@
-"""Who may talk to whom, by the chart's NetworkPolicies."""
+"""The connections that are allowed, by the chart's NetworkPolicies."""
 
 from typing import Any
 

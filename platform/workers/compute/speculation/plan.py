@@ -1,4 +1,4 @@
-"""Which draft model a pool's settings name, read from its headers and checked against the target; no weights."""
+"""The draft model that a pool's settings name, read from its headers and checked against the target; no weights."""
 
 from dataclasses import dataclass, replace
 

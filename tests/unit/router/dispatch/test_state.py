@@ -1,4 +1,4 @@
-"""Who writes the state of a request: the dispatcher alone, as an `ast` walk over its package shows."""
+"""The writer of a request's state: the dispatcher alone, as an `ast` walk over its package shows."""
 
 import ast
 import inspect

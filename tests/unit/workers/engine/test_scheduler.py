@@ -595,7 +595,7 @@ class Job(NamedTuple):
     num_steps: int
     """Steps between this job's arrival and the next one's."""
     aborts: int | None
-    """Which job is aborted when this one arrives."""
+    """Index of the job that is aborted when this one arrives."""
 
 
 @st.composite
