@@ -103,14 +103,20 @@ def penstock(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "penstock.cli.main", *arguments]
 
 
-def start_up(folder: Path, config: str, *, temp: Path | None = None) -> "subprocess.Popen[bytes]":
+def start_up(
+    folder: Path, config: str, *, temp: Path | None = None, checkout: Path | None = None
+) -> "subprocess.Popen[bytes]":
     """Start `penstock up` in the background: configuration, state folder (`state`) and output (`up.log`) in `folder`,
-    temporary files in `temp`.
+    temporary files in `temp`, the code of the checkout `checkout` (None: this one).
 
     In a session of its own, so that a Ctrl-C in the terminal reaches it only through whoever started it.
     """
     (folder / "penstock.yaml").write_text(config, encoding="utf-8")
-    environment = os.environ if temp is None else os.environ | {"TMPDIR": str(temp)}
+    environment = dict(os.environ)
+    if temp is not None:
+        environment["TMPDIR"] = str(temp)
+    if checkout is not None:
+        environment["PYTHONPATH"] = os.pathsep.join([str(checkout / ".src"), str(checkout)])
     with (folder / "up.log").open("wb") as out:
         return subprocess.Popen(
             penstock("up", "--config", str(folder / "penstock.yaml"), "--state", str(folder / "state")),
@@ -118,6 +124,7 @@ def start_up(folder: Path, config: str, *, temp: Path | None = None) -> "subproc
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             env=environment,
+            cwd=checkout,
             start_new_session=True,
         )
 
@@ -129,10 +136,12 @@ def read_env(state: Path) -> dict[str, str]:
 
 
 @contextmanager
-def running_platform(folder: Path, config: str, *, start_s: float = START_S) -> Iterator[PlatformProcess]:
-    """Start the platform from a config text in which {port} stands for the gateway's; stop it at the end. Raises
-    RuntimeError with the log's tail."""
-    process = start_up(folder, config.format(port=free_port()))
+def running_platform(
+    folder: Path, config: str, *, start_s: float = START_S, checkout: Path | None = None
+) -> Iterator[PlatformProcess]:
+    """Start the platform from a config text in which {port} stands for the gateway's; stop it at the end. checkout: as
+    in `start_up`. Raises RuntimeError with the log's tail."""
+    process = start_up(folder, config.format(port=free_port()), checkout=checkout)
     try:
         env = _wait_until_ready(process, folder, start_s)
         yield PlatformProcess(
