@@ -149,6 +149,14 @@ def schema() -> Schema:
         autoscaler=fields(enabled=FLAG, replicas=integer(1, 5), resources=RESOURCES, **PLACEMENT),
         redis=_redis(),
         tenants=fields(first=items(TENANT)),
+        backups=fields(
+            enabled=FLAG,
+            schedule=WORD,
+            keep=integer(1, 10000),
+            existingClaim=NAME,
+            size=SIZE,
+            storageClass=NAME,
+        ),
         secrets=fields(cluster=NAME, redis=NAME, ray=NAME, tenants=NAME, providers=NAME),
         service=fields(
             type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},

@@ -9,8 +9,9 @@ import asyncio
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import msgspec
 import redis.asyncio
@@ -50,6 +51,16 @@ class Registered(msgspec.Struct, frozen=True):
     version: int
     """Number of the adapter under its name: 1, and one more with every change of what the name stands for; a removal
     does not set it back."""
+
+
+class StoredAdapter(NamedTuple):
+    """A name of a tenant for an adapter, as an export has it."""
+
+    tenant: str
+    name: str
+    version: int
+    record: str | None
+    """Record of `register.lua`. None: the name was removed, and only its version counts on."""
 
 
 class Registry:
@@ -155,6 +166,34 @@ async def forget_tenant(client: redis.asyncio.Redis, tenant: str) -> None:
     """Remove all adapters of a tenant that was deleted. Its files go with a later sweep. Raises RedisError."""
     await client.delete(_records(tenant), _versions(tenant))
     await client.srem(_TENANTS, tenant)
+
+
+async def read_stored_adapters(client: redis.asyncio.Redis) -> list[StoredAdapter]:
+    """Names of all tenants, removed ones too, sorted. Raises RedisError."""
+    found: list[StoredAdapter] = []
+    for tenant in sorted(_text(member) for member in await cast("Awaitable[set[bytes]]", client.smembers(_TENANTS))):
+        records = await cast("Awaitable[dict[bytes, bytes]]", client.hgetall(_records(tenant)))
+        versions = await cast("Awaitable[dict[bytes, bytes]]", client.hgetall(_versions(tenant)))
+        for name, version in sorted(versions.items()):
+            record = records.get(name)
+            found.append(StoredAdapter(tenant, _text(name), int(version), None if record is None else _text(record)))
+    return found
+
+
+async def put_stored_adapter(client: redis.asyncio.Redis, adapter: StoredAdapter) -> bool:
+    """Write a name of an export. Returns False where Redis knows the name, also as one that was removed: then nothing
+    is changed. Raises RedisError, and InvalidRequest for a record that is none."""
+    if adapter.record is not None:
+        try:
+            _decode_record(adapter.record)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise InvalidRequest(f"{adapter.name!r} of {adapter.tenant!r} is not registered in a known form") from error
+    await client.sadd(_TENANTS, adapter.tenant)
+    if not await client.hsetnx(_versions(adapter.tenant), adapter.name, str(adapter.version)):
+        return False
+    if adapter.record is not None:
+        await client.hset(_records(adapter.tenant), adapter.name, adapter.record)
+    return True
 
 
 def _records(tenant: str) -> str:

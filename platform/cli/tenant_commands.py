@@ -1,6 +1,7 @@
 """The commands about tenants, their keys and their usage; what they do is in `tenant`."""
 
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -8,8 +9,9 @@ import msgspec
 import typer
 from rich.console import Console
 
-from penstock.base.config import load
+from penstock.base.config import parse
 from penstock.base.errors import ConfigError
+from penstock.cli import tenant_backup
 from penstock.cli.first_tenants import FirstTenants, apply
 from penstock.cli.refusals import refusing
 from penstock.cli.state import StateDir
@@ -130,18 +132,49 @@ def delete_tenant(name: Name, state: State = DEFAULT_STATE, config: Config = Non
 @tenants.command("apply")
 def apply_tenants(
     file: Annotated[
-        Path, typer.Argument(help="YAML: tenants, a list of name, keys and what `penstock tenant create` takes.")
+        Path,
+        typer.Argument(
+            help="YAML: tenants, a list of name, keys and what `penstock tenant create` takes. Or what "
+            "`penstock tenant export` wrote. - reads it from standard input."
+        ),
     ],
     state: State = DEFAULT_STATE,
     config: Config = None,
 ) -> None:
-    """Make the tenants and keys that a file names; tenants that are there already stay as they are."""
+    """Make the tenants and keys that a file names, where they are not there already; or restore an export."""
     with refusing():
-        wanted = load(file, FirstTenants)
         folder = StateDir(state)
+        data = tenant_backup.read(file)
         url, secret = redis_of(folder, config), secret_of(folder)
-        for line in with_redis(url, lambda client: apply(client, secret, wanted)):
+        if tenant_backup.is_export(data):
+            wanted = tenant_backup.parse(data, secret)
+            report = with_redis(url, lambda client: tenant_backup.restore(client, wanted, time.time()))
+            print("\n".join(report.lines))
+            return
+        first = parse(tenant_backup.text(file, data), FirstTenants, name=str(file))
+        for line in with_redis(url, lambda client: apply(client, secret, first)):
             print(line)
+
+
+@tenants.command("export")
+def export_tenants(
+    output: Annotated[Path | None, typer.Option("--output", help="A file; default: standard output.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="A folder, for a file with the time in its name (UTC).")
+    ] = None,
+    keep: Annotated[int, typer.Option("--keep", min=1, help="With --folder: so many of them stay, the latest.")] = 14,
+    state: State = DEFAULT_STATE,
+    config: Config = None,
+) -> None:
+    """All tenants, their settings and adapters' names, and digests of keys (never a key), as JSON lines."""
+    with refusing():
+        if output is not None and folder is not None:
+            raise ConfigError("--output and --folder are two places; name one")
+        place = StateDir(state)
+        url, secret = redis_of(place, config), secret_of(place)
+        now = time.time()
+        lines = with_redis(url, lambda client: tenant_backup.export(client, secret, now))
+        tenant_backup.write(lines, output=output, folder=folder, keep=keep, now=now)
 
 
 @keys.command("create")

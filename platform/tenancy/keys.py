@@ -20,7 +20,7 @@ import msgspec
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from penstock.tenancy.tenants import Tenant, Tenants, decode_record, keys_key, settings_key, tenant_of
+from penstock.tenancy.tenants import SCAN_NAMES, Tenant, Tenants, decode_record, keys_key, settings_key, tenant_of
 from penstock.wire.errors import InvalidRequest, Overloaded, Unauthenticated
 
 KEY_PATTERN = re.compile(r"sk-penstock-[0-9a-f]{48}")
@@ -79,6 +79,18 @@ class _Outcome(NamedTuple):
     """Whether the key was revoked, or its tenant deleted."""
     has_failed: bool = False
     """Whether Redis did not answer."""
+
+
+class StoredKey(NamedTuple):
+    """A key, or the tombstone of a revoked one, as an export has it."""
+
+    digest: str
+    tenant: str
+    """Id of the owner; empty if the key was revoked."""
+    created: int
+    """Unix time, seconds; 0 for a tombstone."""
+    ttl_s: int
+    """Seconds that a tombstone has left; 0 for a key."""
 
 
 class KeyReader(Protocol):
@@ -160,12 +172,48 @@ async def revoke_all(client: redis.asyncio.Redis, tenant_id: str) -> int:
     return len(digests)
 
 
-async def _revoke(client: redis.asyncio.Redis, digest: str) -> None:
+async def _revoke(client: redis.asyncio.Redis, digest: str, ttl_s: int = TOMBSTONE_S) -> None:
     tombstone = msgspec.json.encode(_Record("", revoked=True))
-    data = cast("bytes | None", await client.set(_redis_key(digest), tombstone, ex=TOMBSTONE_S, get=True))
+    data = cast("bytes | None", await client.set(_redis_key(digest), tombstone, ex=ttl_s, get=True))
     tenant_id = "" if data is None else msgspec.json.decode(data, type=_Record).tenant
     if tenant_id:
         await client.hdel(keys_key(tenant_id), digest)
+
+
+async def read_stored(client: redis.asyncio.Redis) -> list[StoredKey]:
+    """All keys and tombstones that Redis holds, by a scan, sorted by digest. Raises RedisError."""
+    found: dict[str, StoredKey] = {}
+    async for name in client.scan_iter(match="penstock:key:*", count=SCAN_NAMES):
+        digest = _text(name).removeprefix("penstock:key:{").removesuffix("}")
+        data = await client.get(name)
+        if data is None:  # a tombstone that has just expired
+            continue
+        record = msgspec.json.decode(data, type=_Record)
+        if record.revoked:
+            found[digest] = StoredKey(digest, "", 0, max(1, await client.ttl(name)))
+        else:
+            created = await cast("Awaitable[bytes | None]", client.hget(keys_key(record.tenant), digest))
+            found[digest] = StoredKey(digest, record.tenant, int(created or 0), 0)
+    return [found[digest] for digest in sorted(found)]
+
+
+async def put_stored(client: redis.asyncio.Redis, key: StoredKey) -> bool | None:
+    """Write a key or tombstone of an export. Returns True if that changed Redis, False if Redis held it already, None
+    for a key that was revoked since: a tombstone is never taken away. Raises RedisError."""
+    name = _redis_key(key.digest)
+    data = await client.get(name)
+    there = None if data is None else msgspec.json.decode(data, type=_Record)
+    if not key.tenant:
+        if there is not None and there.revoked:
+            return False
+        await _revoke(client, key.digest, key.ttl_s)
+        return True
+    if there is None and not await client.set(name, msgspec.json.encode(_Record(key.tenant)), nx=True):
+        return await put_stored(client, key)  # somebody else was faster
+    if there is not None and there.revoked:
+        return None
+    await client.hsetnx(keys_key(key.tenant), key.digest, str(key.created))
+    return there is None
 
 
 def _redis_key(digest: str) -> str:

@@ -27,6 +27,8 @@ TIER_POLICIES = ("edge_first", "cloud_first", "edge_only", "never_leave")
 edge_only."""
 DEFAULT_TIER_POLICY = "edge_first"
 MAX_CHANGE_ATTEMPTS = 16
+SCAN_NAMES = 1000
+"""Names that one step of a scan looks at."""
 _TENANTS = "penstock:tenants"
 
 
@@ -199,6 +201,38 @@ class Tenants:
         await self._edit(tenant_id, lambda record: msgspec.structs.replace(record, updated=int(now), deleted=True))
         await self._client.srem(_TENANTS, tenant_id)
 
+    async def all_stored(self) -> dict[str, Record]:
+        """Records of all tenants by id, deleted ones too, in alphabetical order. By a scan: the list has no deleted
+        ones."""
+        begin, end = settings_key("\0").split("\0")
+        found: dict[str, Record] = {}
+        async for name in self._client.scan_iter(match=f"{begin}*{end}", count=SCAN_NAMES):
+            tenant_id = _text(name).removeprefix(begin).removesuffix(end)
+            if (data := await self._client.get(name)) is not None:
+                found[tenant_id] = _decode(tenant_id, data)
+        return dict(sorted(found.items()))
+
+    async def restore(self, tenant_id: str, record: Record) -> Record | None:
+        """Write a record of an export, unless what is there is newer or deleted. Returns what was there before."""
+        check_id(tenant_id)
+        name = settings_key(tenant_id)
+        for _ in range(MAX_CHANGE_ATTEMPTS):
+            async with self._client.pipeline(transaction=True) as pipe:
+                await pipe.watch(name)
+                data = await cast("Awaitable[bytes | None]", pipe.get(name))
+                before = None if data is None else _decode(tenant_id, data)
+                if before is None or _supersedes(record, before):
+                    pipe.multi()  # type: ignore[no-untyped-call]
+                    pipe.set(name, msgspec.json.encode(record))
+                    try:
+                        await pipe.execute()
+                    except WatchError:
+                        continue
+            is_deleted = record.deleted or (before is not None and before.deleted)
+            await (self._client.srem(_TENANTS, tenant_id) if is_deleted else self._list(tenant_id))
+            return before
+        raise _too_busy(tenant_id)
+
     async def _edit(self, tenant_id: str, edit: Callable[[Record], Record]) -> Record:
         check_id(tenant_id)
         name = settings_key(tenant_id)
@@ -217,7 +251,7 @@ class Tenants:
                 except WatchError:
                     continue
                 return new
-        raise ConfigError(f"the tenant {tenant_id!r} is being changed by others all the time; try again")
+        raise _too_busy(tenant_id)
 
     async def _list(self, tenant_id: str) -> None:
         await self._client.sadd(_TENANTS, tenant_id)
@@ -228,6 +262,17 @@ def _decode(tenant_id: str, data: bytes | str) -> Record:
         return decode_record(data)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"what Redis holds of the tenant {tenant_id!r} can't be read: {error}") from error
+
+
+def _supersedes(record: Record, before: Record) -> bool:
+    """Whether a record of an export takes the place of one in Redis: a deletion is final, else the later one counts."""
+    if record.deleted != before.deleted:
+        return record.deleted
+    return record.updated > before.updated
+
+
+def _too_busy(tenant_id: str) -> ConfigError:
+    return ConfigError(f"the tenant {tenant_id!r} is being changed by others all the time; try again")
 
 
 def _text(member: bytes | str) -> str:

@@ -44,6 +44,11 @@ telemetry: {otlp_endpoint: 'https://collector.example.com'}
 redis: {persistence: {storageClass: fast, whenDeleted: Delete}}
 adapters: {enabled: true, storageClass: shared, config: {max_per_tenant: 8}}
 """,
+    "backups": (
+        "{backups: {enabled: true, existingClaim: backups, keep: 3}, image: {pullSecrets: [registry]}, "
+        "autoscaler: {nodeSelector: {a: b}}}"
+    ),
+    "backups on a claim that is made": "{backups: {enabled: true, storageClass: slow}}",
     "no autoscaler": (
         "{autoscaler: {enabled: false}, networkPolicy: {enabled: false}, "
         "podDisruptionBudgets: false, tenants: {first: []}}"

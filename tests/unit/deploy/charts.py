@@ -136,6 +136,9 @@ def pods(found: list[Object]) -> Iterator[Pod]:
                 each["spec"]["template"]["spec"],
                 each["spec"].get("replicas", 1),
             )
+        elif each["kind"] == "CronJob":
+            job = each["spec"]["jobTemplate"]["spec"]["template"]
+            yield Pod(name, job["metadata"]["labels"], job["spec"], 1)
         elif each["kind"] == "Pod":
             yield Pod(name, each["metadata"]["labels"], each["spec"], 1)
         elif each["kind"] == "RayService":

@@ -168,6 +168,21 @@ def test_the_cluster_secret_is_one_that_the_platform_takes() -> None:
     assert len(bytes.fromhex(secret)) == 32
 
 
+def test_backups_are_written_by_a_pod_that_reaches_redis_only_onto_a_claim_that_stays() -> None:
+    found = objects("", BRANCHES["backups on a claim that is made"])
+    job = next(pod for pod in pods(found) if pod.owner == "CronJob rel-penstock-backups")
+    claim = find(found, "PersistentVolumeClaim")
+    policy = find(found, "NetworkPolicy", "rel-penstock-tenants")
+
+    assert job.spec["containers"][0]["command"] == [
+        *("penstock", "tenant", "export", "--folder", "/backups", "--keep", "14"),
+    ]
+    assert job.spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert claim["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= job.labels.items()
+    assert not [each for each in objects() if each["kind"] == "CronJob"], "off unless asked for"
+
+
 def test_budgets_leave_a_node_free_to_drain() -> None:
     production = {
         each["metadata"]["name"]: each["spec"]

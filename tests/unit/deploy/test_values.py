@@ -30,6 +30,8 @@ PLACES = {
     "podDefaults.gpus": "pools: [{name: demo, engine: {device: cuda}}]",
     "ingress": "ingress: {enabled: true}",
     "httpRoute": "httpRoute: {enabled: true, parentRefs: [{name: public}]}",
+    "backups.enabled": "{}",
+    "backups": "backups: {enabled: true}",
     "adapters": "adapters: {enabled: true}",
 }
 """Where a value has an effect only beside others: a path, or its beginning, to YAML."""
@@ -55,6 +57,7 @@ CHANGED: dict[str, Any] = {
     "adapters.accessModes": ["ReadWriteOnce"],
     "redis.address": "redis://other:1",
     "redis.maxMemory": "7mb",
+    "backups.schedule": "7 7 * * *",
     "tenants.first": [{"name": "other"}],
     "secrets.tenants": "other",
     "image.pullSecrets": ["other"],
