@@ -46,6 +46,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
             "max_body_bytes",
             "max_queue",
             "default_max_tokens",
+            "max_answer_tokens",
             "max_buffered_deltas",
             "max_receipts",
         ),

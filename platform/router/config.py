@@ -35,6 +35,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Deadline of a request that names none."""
     default_max_tokens: int = 1024
     """Output bound of a request that names none, as far as the context allows."""
+    max_answer_tokens: int = 2**19
+    """Most tokens of all choices of one request together. With `logprobs` a token counts twice, and once more for each
+    of its `top_logprobs`."""
     max_buffered_deltas: int = 1024
     """Deltas held for a client that reads slowly; one more aborts its sequence."""
     key_cache_s: float = 0.5
@@ -43,7 +46,8 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ttft_target_s: float = 1.0
     """Predicted time to first token up to which a request stays on the first tier of its tenant's policy."""
     max_receipts: int = 4096
-    """Receipts of the latest requests that one gateway keeps for GET /v1/receipts/{request_id}."""
+    """Receipts of the latest sequences that one gateway keeps for GET /v1/receipts/{request_id}; a request with n
+    choices has n. Where they are too many, the oldest of a tenant with more than an even share are forgotten."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
@@ -57,6 +61,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             "max_body_bytes",
             "max_queue",
             "default_max_tokens",
+            "max_answer_tokens",
             "max_buffered_deltas",
             "max_receipts",
         ):

@@ -18,10 +18,15 @@ from penstock.text.source import ModelSource
 from penstock.text.template import ChatTemplate
 from penstock.text.token_bytes import bytes_of_tokens
 from penstock.text.vocabulary import PRE_TOKENIZERS, Vocabulary, load_vocabulary
-from penstock.wire.errors import InvalidRequest
+from penstock.wire.errors import ContextTooLong, InvalidRequest
 
 _GUARDS = tuple(map(chr, range(0xFDD0, 0xFDF0)))
 """Unicode noncharacters: meant for internal use, never for interchange."""
+_MAX_HELD_CHARS = 1024
+"""Longest text that the library encodes while no other thread runs: a millisecond."""
+_MAX_SHRINK = 4
+"""How many characters of a text may become one by normalization, or go with a special token that takes the space around
+it: canonical composition joins three at most."""
 
 
 class Tokenizer:
@@ -47,6 +52,7 @@ class Tokenizer:
         self._added_ids = {token.content: index for index, token in added.items()}
         self._special = _pattern_of(token for token in added.values() if token.special)
         self._added = _pattern_of(added.values())
+        self._max_token_chars = max(map(len, self.token_bytes), default=0) * (_MAX_SHRINK if _shrinks(raw) else 1)
         self._head, self._tail = raw, _without_first_prefix(raw)
         word_pattern = _word_pattern(raw)
         self._words = words.WordEncoder(word_pattern, lambda word: _ids_of(raw, word)) if word_pattern else None
@@ -55,62 +61,87 @@ class Tokenizer:
     def is_chat(self) -> bool:
         return self._template is not None
 
-    def encode(self, text: str, add_special: bool) -> list[int]:
+    def encode(self, text: str, add_special: bool, max_tokens: int | None = None) -> list[int]:
         """Token ids of `text`; special tokens in it are recognised. add_special: with bos (and eos) as the checkpoint
-        wants it.
+        wants it. max_tokens: context of the model; None: no bound.
 
-        Raises InvalidRequest for what is not Unicode text.
+        Raises InvalidRequest for what is not Unicode text, and ContextTooLong as soon as there are more than
+        `max_tokens`: how many more is not found out.
         """
-        token_ids = self._encode(text)
+        self._check_chars(len(text), max_tokens)
+        token_ids = self._encode(text, None, max_tokens)
         return [*self._vocabulary.prefix_ids, *token_ids, *self._vocabulary.suffix_ids] if add_special else token_ids
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, object]], options: Mapping[str, object] | None = None
+        self,
+        messages: Sequence[Mapping[str, object]],
+        options: Mapping[str, object] | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Token ids of a conversation up to where the assistant's answer begins.
 
         messages: as in OpenAI's API. options: further variables of the template, such as `tools` or `enable_thinking`.
-        Raises InvalidRequest when the model has no template or the template refuses.
+        max_tokens: context of the model; None: no bound. A message is at least a token. Raises InvalidRequest when the
+        model has no template or the template refuses, and ContextTooLong as `encode` does.
         """
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
+        if max_tokens is not None and len(messages) > max_tokens:
+            raise _too_long(max_tokens)
+        self._check_chars(sum(map(len, _strings(messages))), max_tokens)
         try:
             guarded, guard = self._guard([messages, options or {}])
         except RecursionError as error:
             raise InvalidRequest("the messages or tools are nested too deeply", param="messages") from error
         text = self._template.render(guarded[0], guarded[1])
-        return self._encode(text, guard)
+        self._check_chars(len(text), max_tokens)
+        return self._encode(text, guard, max_tokens)
 
     def decode(self, token_ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of a whole answer; bytes that are not UTF-8 become U+FFFD."""
         table = self.visible_bytes if skip_special else self.token_bytes
         return b"".join([table[index] for index in token_ids]).decode("utf-8", "replace")
 
-    def _encode(self, text: str, guard: str | None = None) -> list[int]:
+    def _check_chars(self, num_chars: int, max_tokens: int | None) -> None:
+        """Raises ContextTooLong for a text that has more tokens whatever they are."""
+        if max_tokens is not None and num_chars > max_tokens * self._max_token_chars:
+            raise _too_long(max_tokens)
+
+    def _encode(self, text: str, guard: str | None, max_tokens: int | None) -> list[int]:
         """Token ids of a text. guard: a character to remove again, which keeps what a user wrote from being a special
         token."""
         token_ids: list[int] = []
         at = 0
         for match in self._added.finditer(text) if self._added else ():
-            self._append(token_ids, text[at : match.start()], at == 0, guard)
+            self._append(token_ids, text[at : match.start()], at == 0, guard, max_tokens)
             token_ids.append(self._id_of(match.group()))
             at = match.end()
-        self._append(token_ids, text[at:], at == 0, guard)
+        self._append(token_ids, text[at:], at == 0, guard, max_tokens)
         return token_ids
 
     def _id_of(self, found: str) -> int:
         """Id of an added token as it stands in a text: some include the space around them."""
         return self._added_ids[found if found in self._added_ids else found.strip()]
 
-    def _append(self, token_ids: list[int], piece: str, is_first: bool, guard: str | None) -> None:
+    def _append(
+        self, token_ids: list[int], piece: str, is_first: bool, guard: str | None, max_tokens: int | None
+    ) -> None:
+        """Append the ids of a piece without special tokens. Raises ContextTooLong at more than `max_tokens` in all."""
         if guard is not None:
             piece = piece.replace(guard, "")
+        for part in self._parts(piece, is_first):
+            token_ids += part
+            if max_tokens is not None and len(token_ids) > max_tokens:
+                raise _too_long(max_tokens)
+
+    def _parts(self, piece: str, is_first: bool) -> Iterable[list[int]]:
         if not piece:
-            return
-        if self._words is not None:
-            token_ids += self._words.encode(piece)
-        else:
-            token_ids += _ids_of(self._head if is_first else self._tail, piece)
+            return ()
+        if self._words is None:
+            return (_ids_of(self._head if is_first else self._tail, piece),)
+        if len(piece) <= words.PART_CHARS:
+            return (self._words.encode(piece),)
+        return self._words.encode_parts(piece)
 
     def _guard(self, value: list[object]) -> tuple[list[object], str | None]:
         """`value` with every special token in its strings broken by a character that occurs nowhere in it, and that
@@ -139,10 +170,29 @@ def _ids_of(raw: RawTokenizer, text: str) -> list[int]:
     """Token ids of a text, without special tokens added. Raises InvalidRequest for half a surrogate pair, which JSON
     can spell and Unicode text can't hold."""
     try:
-        token_ids: list[int] = raw.encode(text, add_special_tokens=False).ids
+        # of the two, the second one lets other threads run meanwhile, and begins threads of its own
+        encoded = (
+            raw.encode(text, add_special_tokens=False)
+            if len(text) <= _MAX_HELD_CHARS
+            else raw.encode_batch_fast([text], add_special_tokens=False)[0]
+        )
+        token_ids: list[int] = encoded.ids
     except TypeError as error:
         raise InvalidRequest("the text holds half of a surrogate pair, which is not valid Unicode") from error
     return token_ids
+
+
+def _too_long(max_tokens: int) -> ContextTooLong:
+    return ContextTooLong(
+        f"This model's maximum context length is {max_tokens} tokens. However, the prompt alone has more. Shorten it."
+    )
+
+
+def _shrinks(raw: RawTokenizer) -> bool:
+    """Whether a text's tokens may have fewer bytes together than the text."""
+    return raw.normalizer is not None or any(
+        token.lstrip or token.rstrip for token in raw.get_added_tokens_decoder().values()
+    )
 
 
 def _pattern_of(tokens: Iterable[AddedToken]) -> re.Pattern[str] | None:

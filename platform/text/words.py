@@ -11,8 +11,9 @@ prompt.
 """
 
 import re
-from collections.abc import Callable
-from itertools import chain, groupby
+from collections.abc import Callable, Iterator
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from typing import Final
 
 _LETTER: Final = r"A-Za-z\xaa\xb5\xba\xc0-\xd6\xd8-\xf6\xf8-\u017e\u0180-\u024f"
@@ -46,6 +47,10 @@ characters."""
 
 MAX_WORDS: Final = 65536
 MAX_WORD_CHARS: Final = 64
+PART_CHARS: Final = 16384
+"""Characters that are encoded at once, about: other threads wait for so many at most."""
+_PART_WORDS: Final = 4096
+_WORD: Final = itemgetter(0)
 
 
 class _Table(dict[str, list[int]]):
@@ -69,6 +74,7 @@ class WordEncoder:
     one of the four above that does the same as the library's pre-tokenizer."""
 
     def __init__(self, pattern: re.Pattern[str], encode: Callable[[str], list[int]]) -> None:
+        self._pattern = pattern
         self._findall = pattern.findall
         self._encode = encode
         self._look_up = _Table(encode).__getitem__
@@ -82,8 +88,29 @@ class WordEncoder:
             token_ids += self._quick(piece) if is_settled else self._encode(piece)
         return token_ids
 
+    def encode_parts(self, text: str) -> Iterator[list[int]]:
+        """The ids of `encode`, part by part, for a long text: whoever takes them may stop before the end."""
+        for part in _cut_at_lines(text):
+            if len(part) > 2 * PART_CHARS and _is_settled(part):
+                words = map(_WORD, self._pattern.finditer(part))
+                while batch := list(islice(words, _PART_WORDS)):
+                    yield list(chain.from_iterable(map(self._look_up, batch)))
+            else:
+                yield self.encode(part)
+
     def _quick(self, text: str) -> list[int]:
         return list(chain.from_iterable(map(self._look_up, self._findall(text))))
+
+
+def _cut_at_lines(text: str) -> Iterator[str]:
+    """Parts of at least PART_CHARS characters that end where every word does; where no line is fit for it, much more.
+    A line break between visible characters is what `_LINES` describes."""
+    begin, at = 0, PART_CHARS
+    while (at := text.find("\n", at) + 1) and at < len(text):
+        if not (text[at - 2].isspace() or text[at].isspace()):
+            yield text[begin:at]
+            begin, at = at, at + PART_CHARS
+    yield text[begin:]
 
 
 def _is_settled(text: str) -> bool:

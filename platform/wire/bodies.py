@@ -1,9 +1,12 @@
 """Request bodies into structs; what is wrong with one, in a sentence that names the parameter.
 
-Invariant: whatever the bytes, the outcome is a struct or InvalidRequest.
+Invariants: whatever the bytes, the outcome is a struct or InvalidRequest; and what is built in memory on the way is a
+small multiple of the body. An array is built before its length is compared with the schema, so the values of a large
+body are counted first.
 """
 
 import re
+from itertools import islice
 from typing import TypeVar
 
 import msgspec
@@ -31,6 +34,21 @@ _WORDS = {
     "null": "null",
 }
 MAX_SHOWN_CHARS = 40
+MAX_UNCOUNTED_BYTES = 64 * 2**10
+"""Longest body whose values are not counted."""
+MAX_VALUES = 2**16
+"""Strings (keys included), arrays and objects in one body: each costs up to a hundred bytes, and half a microsecond.
+Literals are not counted, because no array of them is decoded."""
+MAX_NUMBERS = 2**18
+"""Numbers of one body, counted by the commas outside of strings: they follow each other, but for the first of an
+array."""
+_MAX_SHOWN_BYTES = 64 * 2**10
+"""Longest JSON of an offending value that is read to show it."""
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?'
+_VALUE = re.compile(rb'[^"\[{]*+(?:' + _STRING + rb"|[\[{]|\Z)", re.DOTALL)
+"""Everything up to and including a string or the beginning of an array or object; of malformed JSON something of at
+least that length."""
+_STRINGS = re.compile(_STRING, re.DOTALL)
 
 
 def decode_chat(body: bytes) -> ChatRequest:
@@ -49,6 +67,8 @@ def decode_completion(body: bytes) -> CompletionRequest:
 
 
 def _decode(decoder: "msgspec.json.Decoder[T]", body: bytes) -> T:
+    if len(body) > MAX_UNCOUNTED_BYTES:
+        _count_values(body)
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -102,11 +122,25 @@ def _quote(text: str) -> str:
 def _shown(body: bytes, path: str) -> str:
     """`, got 5`: the offending value, where it is short; else its kind. Empty when what follows it is malformed."""
     try:
-        value = msgspec.json.decode(body)
+        raw = msgspec.Raw(body)
         for name, index in _STEP.findall(f".{path}"):
-            value = value[name] if name else value[int(index)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError, TypeError):
+            if name:
+                raw = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])[name]
+            elif len(raw) <= _MAX_SHOWN_BYTES:
+                raw = msgspec.json.decode(raw, type=list[msgspec.Raw])[int(index)]
+            else:
+                return ""
+        return _describe(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, LookupError):
         return ""
+
+
+def _describe(raw: msgspec.Raw) -> str:
+    """`, got 5` of one value's JSON. Raises what decoding raises."""
+    is_string = bytes(memoryview(raw)[:1]) == b'"'
+    if len(raw) > _MAX_SHOWN_BYTES and not is_string:
+        return ""
+    value = msgspec.json.decode(raw)
     if isinstance(value, str):
         return f", got '{value}'" if len(value) <= MAX_SHOWN_CHARS else f", got a string of {len(value)} characters"
     if isinstance(value, list):
@@ -114,6 +148,20 @@ def _shown(body: bytes, path: str) -> str:
     if isinstance(value, dict):
         return ", got an object"
     return f", got {_clip(msgspec.json.encode(value).decode(), MAX_SHOWN_CHARS)}"
+
+
+def _count_values(body: bytes) -> None:
+    """Raises InvalidRequest for a body of more values than any request needs. It takes time in proportion to the bytes
+    of a body and the values that are allowed, and hardly any memory."""
+    # a quick look first, which counts what stands in strings too: texts seldom have so much of it
+    most_values = body.count(b'"') // 2 + body.count(b"[") + body.count(b"{")
+    if most_values > MAX_VALUES and next(islice(_VALUE.finditer(body), MAX_VALUES, None), None) is not None:
+        raise InvalidRequest(
+            f"The request body holds more than {MAX_VALUES} strings, arrays and objects; send fewer messages or"
+            " prompts."
+        )
+    if body.count(b",") > MAX_NUMBERS and _STRINGS.sub(b"", body).count(b",") > MAX_NUMBERS:
+        raise InvalidRequest(f"The request body holds more than {MAX_NUMBERS} numbers; send fewer token ids.")
 
 
 def _clip(text: str, limit: int) -> str:

@@ -16,12 +16,23 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_CHOICES = 128
 """Choices of one request: prompts times n."""
+MAX_MESSAGES = 8192
+"""Messages of one conversation, and content parts of one message."""
+MAX_PROMPT_ITEMS = 2**18
+"""Token ids of one prompt."""
+MAX_STOP_TOKEN_IDS = 256
+MAX_BIASES = 1024
 
 Count = Annotated[int, Meta(ge=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 FinishReason = Literal["stop", "length"]
 Role = Literal["developer", "system", "user", "assistant", "tool", "function"]
+Unread = msgspec.Raw
+"""A field that is ignored, or refused unless it has one of a few values: its JSON is skipped and nothing is built of
+it. It refers to the body, so `wire.support.forget_unread` drops it once it has been checked."""
+_ABSENT: Any = None
+"""The default of an unread field; null is `b"null"`."""
 
 
 # --- requests
@@ -47,15 +58,15 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[int, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[int, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=MAX_STOPS)] | None = None
-    user: Any = None
+    user: Unread = _ABSENT
 
     top_k: Annotated[int, Meta(ge=-1, description="0 or -1: off")] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
-    stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=256)] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
     return_token_ids: (
@@ -72,54 +83,60 @@ class ChatMessageIn(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A message of the conversation. An assistant's message may be sent back as it was received."""
 
     role: Role
-    content: str | list[ContentPart] | None = None
-    name: Any = None
-    refusal: Any = None
-    annotations: Any = None
-    audio: Any = None
-    function_call: Any = None
-    tool_calls: Any = None
-    tool_call_id: Any = None
+    content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
+    name: Unread = _ABSENT
+    refusal: Unread = _ABSENT
+    annotations: Unread = _ABSENT
+    audio: Unread = _ABSENT
+    function_call: Unread = _ABSENT
+    tool_calls: Unread = _ABSENT
+    tool_call_id: Unread = _ABSENT
 
 
 class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessageIn], Meta(min_length=1)]
+    messages: Annotated[list[ChatMessageIn], Meta(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    audio: Any = None
-    function_call: Any = None
-    functions: Any = None
-    metadata: Any = None
-    modalities: Any = None
-    moderation: Any = None
-    parallel_tool_calls: Any = None
-    prediction: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    reasoning_effort: Any = None
-    response_format: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
-    store: Any = None
-    tool_choice: Any = None
-    tools: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    audio: Unread = _ABSENT
+    function_call: Unread = _ABSENT
+    functions: Unread = _ABSENT
+    metadata: Unread = _ABSENT
+    modalities: Unread = _ABSENT
+    moderation: Unread = _ABSENT
+    parallel_tool_calls: Unread = _ABSENT
+    prediction: Unread = _ABSENT
+    prompt_cache_key: Unread = _ABSENT
+    prompt_cache_options: Unread = _ABSENT
+    prompt_cache_retention: Unread = _ABSENT
+    reasoning_effort: Unread = _ABSENT
+    response_format: Unread = _ABSENT
+    safety_identifier: Unread = _ABSENT
+    service_tier: Unread = _ABSENT
+    store: Unread = _ABSENT
+    tool_choice: Unread = _ABSENT
+    tools: Unread = _ABSENT
+    verbosity: Unread = _ABSENT
+    web_search_options: Unread = _ABSENT
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: (
+        str
+        | Annotated[
+            list[str | int | Annotated[list[int], Meta(max_length=MAX_PROMPT_ITEMS)]],
+            Meta(max_length=MAX_PROMPT_ITEMS),
+        ]
+    )
     """One kind only: a string, strings, token ids, or arrays of token ids."""
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     best_of: int | None = None
-    echo: Any = None
-    suffix: Any = None
+    echo: Unread = _ABSENT
+    suffix: Unread = _ABSENT
 
 
 # --- responses

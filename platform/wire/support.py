@@ -7,10 +7,14 @@ implemented are refused, except with the values that have no effect.
 
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from penstock.wire.errors import InvalidRequest
 from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest
 
 Verdict = Literal["honoured", "ignored", "400"]
+_MAX_ACCEPTED_BYTES = 64
+"""Longest JSON that is compared with the accepted values of a refused field; theirs is far shorter."""
 
 
 class Refusal(NamedTuple):
@@ -70,6 +74,16 @@ IGNORED: dict[type, frozenset[str]] = {
 }
 
 
+_UNREAD: dict[type, tuple[str, ...]] = {
+    struct: tuple(
+        field.name
+        for field in msgspec.structs.fields(struct)
+        if field.name in IGNORED[struct] or field.name in REFUSED[struct]
+    )
+    for struct in REFUSED
+}
+
+
 def verdict(struct: type, field: str) -> Verdict:
     """Whether a declared field is honoured, ignored or refused (400)."""
     return "ignored" if field in IGNORED[struct] else "400" if field in REFUSED[struct] else "honoured"
@@ -83,9 +97,33 @@ def check(request: ChatRequest | CompletionRequest) -> None:
             _check_message(message, f"messages[{index}]")
 
 
+def forget_unread(request: ChatRequest | CompletionRequest) -> None:
+    """Drop the JSON of all fields that are not honoured, which keeps the whole body in memory. Only after `check`."""
+    _forget(request)
+    if isinstance(request, ChatRequest):
+        for message in request.messages:
+            _forget(message)
+
+
+def _forget(struct: ChatRequest | CompletionRequest | ChatMessageIn) -> None:
+    for name in _UNREAD[type(struct)]:
+        if getattr(struct, name) is not None:
+            msgspec.structs.force_setattr(struct, name, None)
+
+
+def _read(value: object) -> object:
+    """The value of a refused field. What is too long for an accepted value, or malformed, stays as it is."""
+    if not isinstance(value, msgspec.Raw) or len(value) > _MAX_ACCEPTED_BYTES:
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return value
+
+
 def _check_fields(struct: ChatRequest | CompletionRequest | ChatMessageIn, prefix: str) -> None:
     for name, refusal in REFUSED[type(struct)].items():
-        value = getattr(struct, name)
+        value = _read(getattr(struct, name))
         if value is None or value in refusal.accepted:
             continue
         if name == "best_of" and isinstance(struct, CompletionRequest) and value == (struct.n or 1):

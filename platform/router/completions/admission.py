@@ -11,7 +11,9 @@ one counted is settled.
 """
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from penstock.base.metrics import Metrics
 from penstock.router.completions.completion import Completion, Prompt
@@ -36,20 +38,50 @@ _SENTENCES: dict[LimitName, str] = {
     "parallel": "the limit of {limits.max_parallel} requests at once is reached: {verdict.parallel} are under way",
 }
 
+MAX_KNOWN_S = 1.0
+"""How long the limiter's word that a limit of requests is reached is taken for granted. Requests leave the window at a
+known time only, but a word given while Redis is away may be too strict."""
+
+
+class _Reached(NamedTuple):
+    """The limiter's word that a tenant's limit of requests is reached."""
+
+    requests_per_minute: int
+    at_s: float
+    verdict: Verdict
+
 
 class Admission:
     """Limits and usage of every tenant, as the endpoints need them; `run` runs the limiter and the usage log."""
 
-    def __init__(self, limiter: Limiter, usage: UsageLog, metrics: Metrics) -> None:
+    def __init__(
+        self, limiter: Limiter, usage: UsageLog, metrics: Metrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._limiter = limiter
         self._usage = usage
         self._metrics = metrics
+        self._clock = clock
+        self._reached: dict[str, _Reached] = {}
 
     async def run(self) -> None:
         """The background work of limits and usage: a task of the gateway's, for as long as the gateway lives."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._limiter.run())
             tasks.create_task(self._usage.run())
+
+    def check(self, tenant_id: str, limits: Limits) -> None:
+        """Raises RateLimited if the tenant's limit of requests was reached a moment ago and still must be: that costs
+        no round trip."""
+        reached = self._reached.get(tenant_id)
+        if reached is None:
+            return
+        passed_ms = int(1000 * (self._clock() - reached.at_s))
+        wait_ms = (reached.verdict.wait_ms or 0) - passed_ms
+        if wait_ms <= 0 or passed_ms >= 1000 * MAX_KNOWN_S or reached.requests_per_minute != limits.requests_per_minute:
+            del self._reached[tenant_id]
+            return
+        reset_ms = max(0, reached.verdict.reset_requests_ms - passed_ms)
+        raise self._refuse(limits, reached.verdict._replace(wait_ms=wait_ms, reset_requests_ms=reset_ms), 0)
 
     async def admit(self, tenant_id: str, limits: Limits, request_id: str, prompts: Sequence[Prompt]) -> Headers:
         """The response's headers about the limits; `settle` must follow.
@@ -67,8 +99,8 @@ class Admission:
         return await self._reserve(tenant_id, limits, request_id, tokens)
 
     async def charge(self, tenant_id: str, limits: Limits, request_id: str) -> Headers:
-        """Admission of a request that generates nothing, an upload for instance: it counts against the requests per
-        minute and no other limit, and is settled at once.
+        """Admission of a request that generates nothing, an upload or one that has failed: it counts against the
+        requests per minute and no other limit, and is settled at once.
 
         Returns and raises as `admit` does.
         """
@@ -80,15 +112,21 @@ class Admission:
 
     async def _reserve(self, tenant_id: str, limits: Limits, request_id: str, tokens: int) -> Headers:
         verdict = await self._limiter.reserve(tenant_id, limits, request_id, tokens)
-        headers = limit_headers(limits, verdict)
         if verdict.is_admitted:
-            return headers
+            return limit_headers(limits, verdict)
+        if verdict.limit == "requests" and limits.requests_per_minute is not None:
+            self._reached[tenant_id] = _Reached(limits.requests_per_minute, self._clock(), verdict)
+        raise self._refuse(limits, verdict, tokens)
+
+    def _refuse(self, limits: Limits, verdict: Verdict, tokens: int) -> RateLimited:
         assert verdict.limit is not None
         assert verdict.wait_ms is not None
         self._metrics.rate_limited.labels(verdict.limit).inc()
         sentence = _SENTENCES[verdict.limit].format(limits=limits, verdict=verdict, tokens=tokens)
-        raise RateLimited(
-            f"{sentence[0].upper()}{sentence[1:]}.", retry_after_s=verdict.wait_ms / 1000, headers=tuple(headers)
+        return RateLimited(
+            f"{sentence[0].upper()}{sentence[1:]}.",
+            retry_after_s=verdict.wait_ms / 1000,
+            headers=tuple(limit_headers(limits, verdict)),
         )
 
     async def read_usage(self, tenant_id: str, days: Sequence[str]) -> list[UsageRow]:

@@ -22,8 +22,9 @@ from penstock.wire.errors import Forbidden
 from penstock.wire.frames import SamplingParams
 from penstock.wire.openai import ChatRequest, CompletionRequest
 
-Tokenize = Callable[[Tokenizer], Awaitable[list[list[int]]]]
-"""A function that returns the prompts of one request in a tokenizer's token ids."""
+Tokenize = Callable[[Tokenizer, int | None], Awaitable[list[list[int]]]]
+"""A function that returns the prompts of one request in a tokenizer's token ids, at most so many each, or raises
+ContextTooLong; None: no bound."""
 
 
 class Candidates(NamedTuple):
@@ -58,6 +59,11 @@ class Candidates(NamedTuple):
     @property
     def has_provider(self) -> bool:
         return any(route.provider is not None for route in self.routes)
+
+    def max_prompt_tokens(self) -> int | None:
+        """Longest prompt that is of any use to the first model, in tokens. None if it must be counted to its end: a
+        provider may take what is too long here."""
+        return None if self.has_provider else self.model.max_model_len()
 
     def max_model_len(self) -> int:
         """Context of the first model, in tokens; where only providers are left no bound, for theirs is not known
@@ -146,7 +152,7 @@ class LazyPrompts:
         """Raises RequestError where that model cannot take the prompt."""
         model = self._models[index]
         if index not in self._token_ids:
-            self._token_ids[index] = await self._tokenize(model.tokenizer)
+            self._token_ids[index] = await self._tokenize(model.tokenizer, model.max_model_len())
         token_ids = self._token_ids[index][prompt]
         fitted = fit_prompt(token_ids, self._sampling, model.max_model_len(), self._default_max_tokens)
         return fitted._replace(sampling=sampling_for_choice(fitted.sampling, choice))

@@ -6,7 +6,7 @@ closed.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +32,8 @@ class Choice:
     is_finished: bool = False
 
 
+STARTED_AT_ONCE = 4
+"""Choices that are started before others get their turn on the event loop: each takes a fraction of a millisecond."""
 Prompt = Sequence[Choice]
 """The choices of one prompt, the first one first."""
 DeltaListener = Callable[[Delta], bool]
@@ -89,11 +91,17 @@ class Completion:
     def _make_starter(self, tasks: asyncio.TaskGroup, choices: Sequence[Choice]) -> Callable[[], None]:
         """A function that starts these choices, for the first token of their prompt."""
 
-        def start() -> None:
-            for choice in choices:
+        async def start() -> None:
+            for number, choice in enumerate(choices, 1):
                 tasks.create_task(self._follow(choice))
+                if number % STARTED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
 
-        return start
+        def start_soon() -> None:
+            if choices:
+                tasks.create_task(start())
+
+        return start_soon
 
     async def _follow(self, choice: Choice, on_first: Callable[[], None] | None = None) -> None:
         stream = await self._dispatcher.start(choice.generation)
@@ -143,33 +151,53 @@ class Collector:
     """Emitter of an answer that leaves as a whole."""
 
     def __init__(self) -> None:
-        self._pieces: dict[int, list[TextPiece]] = {}
+        self._collected: dict[int, _Collected] = {}
 
     async def emit(self, choice: Choice, piece: TextPiece) -> None:
-        self._pieces.setdefault(choice.index, []).append(piece)
+        collected = self._collected.get(choice.index)
+        if collected is None:
+            collected = self._collected[choice.index] = _Collected(FinishedChoice(choice.index))
+        collected.add(piece)
 
     def listener(self, choice: Choice, clock: Callable[[], float]) -> DeltaListener | None:
         if not choice.assembler.is_plain:
             return None
-        pieces, push = self._pieces[choice.index], choice.assembler.push
+        add, push = self._collected[choice.index].add, choice.assembler.push
 
         def take(delta: Delta) -> bool:
-            pieces.append(push(delta))
+            add(push(delta))
             choice.num_tokens += len(delta.token_ids)
             choice.last_token_s = clock()
             return True
 
         return take
 
-    def choices(self) -> list[FinishedChoice]:
-        """Finished choices in the order of their indices."""
-        return [_join(index, self._pieces[index]) for index in sorted(self._pieces)]
+    def choices(self) -> Iterator[FinishedChoice]:
+        """Finished choices in the order of their indices, each put together when it is asked for."""
+        return (self._collected[index].finish() for index in sorted(self._collected))
 
 
-def _join(index: int, pieces: Sequence[TextPiece]) -> FinishedChoice:
-    choice = FinishedChoice(index, "".join([piece.text for piece in pieces]), pieces[-1].finish or "stop")
-    for piece in pieces:
+class _Collected:
+    """What there is of one choice."""
+
+    __slots__ = ("_choice", "_texts")
+
+    def __init__(self, choice: FinishedChoice) -> None:
+        self._choice = choice
+        self._texts: list[str] = []
+
+    def add(self, piece: TextPiece) -> None:
+        choice = self._choice
+        if piece.text:
+            self._texts.append(piece.text)
         choice.token_ids += piece.token_ids
-        choice.logprobs += piece.logprobs or ()
-        choice.offsets += piece.offsets
-    return choice
+        if piece.logprobs:
+            choice.logprobs += piece.logprobs
+        if piece.offsets:
+            choice.offsets += piece.offsets
+        if piece.finish is not None:
+            choice.finish = piece.finish
+
+    def finish(self) -> FinishedChoice:
+        self._choice.text = "".join(self._texts)
+        return self._choice

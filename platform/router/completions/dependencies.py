@@ -10,6 +10,7 @@ from typing import NamedTuple
 from penstock.base.metrics import Metrics
 from penstock.base.tracing import Tracing
 from penstock.router.completions.admission import Admission, check_model
+from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.router.models.adapter_models import AdapterDependencies
 from penstock.router.models.served_model import ServedModel
@@ -53,6 +54,8 @@ class GatewayDependencies:
     """Whether at least one provider takes requests now."""
     refresh: Callable[[], None] = _no_refresh
     """Called before /metrics is rendered: sets the gauges that are computed for a scrape only."""
+    threads: FairThreads = field(default_factory=FairThreads)
+    """Threads for templates and tokenization."""
     adapters: AdapterDependencies | None = None
     """Collaborators for adapters; None: this gateway serves none."""
     tracing: Tracing | None = None

@@ -1,13 +1,17 @@
 """POST /v1/chat/completions and /v1/completions: from the body to the last byte.
 
-Authenticate, decode, plan, admit, run, and format the answer on the way. Invariant: nothing is asked of the dispatcher
-before everything that can be wrong with the request has been checked.
+Authenticate, decode, plan, admit, run, and format the answer on the way. Invariants: nothing is asked of the dispatcher
+before everything that can be wrong with the request has been checked; while the answer runs, neither the body nor the
+decoded request is held, but for what another model or a provider may need of it.
 """
 
-from collections.abc import Sequence
+import asyncio
+import contextlib
+from collections.abc import Iterable, Sequence
 
 from penstock.router.completions import spans
 from penstock.router.completions.admission import authenticate
+from penstock.router.completions.arrivals import Arrivals
 from penstock.router.completions.completion import Collector, Completion, Prompt
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import ChatFormat, TextFormat
@@ -16,14 +20,22 @@ from penstock.router.completions.prompts import tokenize_chat, tokenize_completi
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import RequestMetrics
 from penstock.router.completions.sse import EventStream
-from penstock.router.transport.exchange import Exchange
-from penstock.router.transport.headers import receipt_headers
+from penstock.router.transport.client import ClientGone
+from penstock.router.transport.exchange import JSON, Exchange
+from penstock.router.transport.headers import Headers, receipt_headers
 from penstock.tenancy.tenants import Tenant
 from penstock.wire.bodies import decode_chat, decode_completion
+from penstock.wire.errors import RateLimited, RequestError
 from penstock.wire.support import check
 
 CHAT = EndpointKind("chatcmpl-", decode_chat, tokenize_chat, ChatFormat, has_offsets=False)
 COMPLETION = EndpointKind("cmpl-", decode_completion, tokenize_completion, TextFormat, has_offsets=True)
+
+
+ENCODE_S = 0.001
+"""Time for which an answer is encoded before others on the event loop get their turn."""
+SENT_BYTES = 256 * 2**10
+"""Longest part of an answer that is sent at once."""
 
 
 class CompletionsEndpoint:
@@ -33,6 +45,7 @@ class CompletionsEndpoint:
         self._deps = deps
         self._metrics = metrics
         self._receipts = receipts
+        self._arrivals = Arrivals(deps.admission)
 
     async def chat(self, exchange: Exchange) -> None:
         await self._serve(exchange, CHAT)
@@ -41,24 +54,40 @@ class CompletionsEndpoint:
         await self._serve(exchange, COMPLETION)
 
     async def _serve(self, exchange: Exchange, kind: EndpointKind[Request]) -> None:
+        tenant = await authenticate(self._deps.keys, exchange)
+        exchange.traced = spans.begin(self._deps.tracing, exchange, tenant.id)
+        self._arrivals.begin(tenant, exchange.request_id)
+        try:
+            await self._answer(exchange, tenant, kind)
+        except RequestError:
+            await self._arrivals.charge(tenant, exchange.request_id)
+            raise
+        except ClientGone:
+            with contextlib.suppress(RateLimited):
+                await self._arrivals.charge(tenant, exchange.request_id)
+            raise
+        finally:
+            self._arrivals.end(tenant, exchange.request_id)
+
+    async def _answer(self, exchange: Exchange, tenant: Tenant, kind: EndpointKind[Request]) -> None:
         deps = self._deps
-        tenant = await authenticate(deps.keys, exchange)
-        exchange.traced = spans.begin(deps.tracing, exchange, tenant.id)
-        request = await self._decode(exchange, kind)
+        request = await self._decode(exchange, tenant, kind)
         model = await deps.find_model(tenant, request.model)
         exchange.model, exchange.adapter = model.label, model.adapter_name
         with exchange.client.watched(deps.config.request_timeout_s):
             planned = await plan(deps, exchange, tenant, model, kind, request)
+            del request  # the answer takes minutes, and this may be megabytes
             await self._admit(exchange, tenant, planned.prompts)
             if planned.is_stream:
                 await self._run_stream(exchange, tenant, planned)
             else:
                 await self._run_whole(exchange, tenant, planned)
 
-    async def _decode(self, exchange: Exchange, kind: EndpointKind[Request]) -> Request:
-        """Raises InvalidRequest, and what reading the body raises."""
+    async def _decode(self, exchange: Exchange, tenant: Tenant, kind: EndpointKind[Request]) -> Request:
+        """Raises InvalidRequest, RateLimited, and what reading the body raises."""
         config = self._deps.config
         body = await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
+        self._arrivals.check(tenant)  # others may have used the limit up meanwhile
         request = kind.decode(body)
         check(request)
         return request
@@ -69,6 +98,7 @@ class CompletionsEndpoint:
             exchange.limit_headers = await self._deps.admission.admit(
                 tenant.id, tenant.limits, exchange.request_id, prompts
             )
+            self._arrivals.end(tenant, exchange.request_id)
 
     async def _run_stream(self, exchange: Exchange, tenant: Tenant, planned: RequestPlan) -> None:
         events = EventStream(exchange, planned.answer_format, sum(map(len, planned.prompts)))
@@ -89,8 +119,20 @@ class CompletionsEndpoint:
         receipt = planned.prompts[0][0].receipt
         assert receipt is not None
         planned.answer_format.set_answering_model(receipt)
-        body = planned.answer_format.whole(collector.choices(), completion.usage())
-        await exchange.answer(body, headers=receipt_headers(receipt))
+        parts = await self._encode(planned.answer_format.whole(collector.choices(), completion.usage()))
+        await _send(exchange, parts, receipt_headers(receipt))
+
+    async def _encode(self, encoding: Iterable[bytes]) -> list[bytes]:
+        """The parts of an answer, with a pause for others on the event loop about every millisecond."""
+        parts: list[bytes] = []
+        clock = self._deps.clock
+        paused_s = clock()
+        for part in encoding:
+            parts.append(part)
+            if clock() - paused_s > ENCODE_S:
+                await asyncio.sleep(0)
+                paused_s = clock()
+        return parts
 
     def _settle(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:
         """Account for what the request has used, however it ended: limits and usage, metrics, trace, receipts."""
@@ -101,3 +143,19 @@ class CompletionsEndpoint:
         self._metrics.for_model(exchange.model).record_completion(completion, exchange.began_s)
         spans.record_completion(exchange, completion)
         self._receipts.keep(exchange.request_id, tenant.id, exchange.model, int(self._deps.now()), completion)
+
+
+async def _send(exchange: Exchange, parts: Sequence[bytes], headers: Headers) -> None:
+    """Answer with JSON in parts, a long one piece by piece as the client reads it."""
+    num_bytes = sum(map(len, parts))
+    if num_bytes <= SENT_BYTES:
+        await exchange.answer(b"".join(parts), headers=headers)
+        return
+    await exchange.start(200, JSON, ((b"content-length", b"%d" % num_bytes), *headers))
+    held = bytearray()
+    for part in parts:
+        held += part
+        if len(held) >= SENT_BYTES:
+            await exchange.write(bytes(held))
+            held.clear()
+    await exchange.write(bytes(held), is_last=True)

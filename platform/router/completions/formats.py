@@ -2,11 +2,12 @@
 
 The structs of `wire.openai` are the truth. For the chunk that is sent most, text and nothing else, their encoding is
 made once per choice with a mark in place of the text; a chunk is then what stood before the mark, the text, and what
-stood behind it.
+stood behind it. A whole answer is made in parts, because a long one with log probabilities takes a second.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -37,6 +38,11 @@ _encode = msgspec.json.Encoder().encode
 encode_text: Callable[[str], bytes] = _encode
 """Encoder of a text as a JSON string."""
 _ENCODED_MARK = _encode(_MARK)
+PART_TOKENS = 64
+"""Tokens whose log probabilities are encoded at once: half a millisecond with 20 alternatives each."""
+_NO_CHOICES = b'"choices":[]'
+_NO_CONTENT = b'"content":[]'
+_NO_LOGPROBS = _encode(TextLogprobs([], [], [], []))
 
 
 class ResponseMeta(NamedTuple):
@@ -96,8 +102,9 @@ class Format(Protocol):
     def usage(self, usage: Usage) -> bytes:
         """JSON of the stream's last chunk."""
 
-    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
-        """JSON of the whole answer."""
+    def whole(self, choices: Iterable[FinishedChoice], usage: Usage) -> Iterator[bytes]:
+        """JSON of the whole answer, in parts that take about a millisecond each; an empty part is only a place to
+        pause."""
 
 
 class ChatFormat:
@@ -134,28 +141,38 @@ class ChatFormat:
     def usage(self, usage: Usage) -> bytes:
         return self._chunk(None, usage)
 
-    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
+    def whole(self, choices: Iterable[FinishedChoice], usage: Usage) -> Iterator[bytes]:
         meta = self.meta
-        answers = [
+        envelope = ChatCompletion(
+            id=meta.id,
+            created=meta.created,
+            model=meta.model,
+            system_fingerprint=meta.fingerprint,
+            choices=[],
+            usage=usage,
+        )
+        return _fill(_encode(envelope), _NO_CHOICES, _with_commas(map(self._whole_choice, choices)))
+
+    def _whole_choice(self, choice: FinishedChoice) -> Iterator[bytes]:
+        meta = self.meta
+        has_logprobs = meta.has_logprobs and bool(choice.logprobs)
+        answer = _encode(
             ChatChoice(
                 index=choice.index,
                 message=ChatMessageOut(choice.text),
-                logprobs=self._logprobs(choice.token_ids, choice.logprobs),
+                logprobs=ChatLogprobs([]) if has_logprobs else None,
                 finish_reason=choice.finish,
                 token_ids=choice.token_ids if meta.has_token_ids else UNSET,
             )
-            for choice in choices
-        ]
-        return _encode(
-            ChatCompletion(
-                id=meta.id,
-                created=meta.created,
-                model=meta.model,
-                system_fingerprint=meta.fingerprint,
-                choices=answers,
-                usage=usage,
-            )
         )
+        if not has_logprobs:
+            return iter((answer,))
+        return _fill(answer, _NO_CONTENT, _with_commas(self._whole_logprobs(choice)))
+
+    def _whole_logprobs(self, choice: FinishedChoice) -> Iterator[Iterator[bytes]]:
+        for part in _parts(choice.token_ids):
+            content = chat_logprobs(self.meta.tokenizer, choice.token_ids[part], choice.logprobs[part]).content
+            yield iter((_encode(content)[1:-1],))
 
     def _choice(self, index: int, piece: TextPiece, is_first: bool) -> ChatChunkChoice:
         return ChatChunkChoice(
@@ -208,18 +225,42 @@ class TextFormat:
     def usage(self, usage: Usage) -> bytes:
         return self._chunk(None, usage)
 
-    def whole(self, choices: Sequence[FinishedChoice], usage: Usage) -> bytes:
-        answers = [
+    def whole(self, choices: Iterable[FinishedChoice], usage: Usage) -> Iterator[bytes]:
+        return _fill(self._completion([], usage), _NO_CHOICES, _with_commas(map(self._whole_choice, choices)))
+
+    def _whole_choice(self, choice: FinishedChoice) -> Iterator[bytes]:
+        meta = self.meta
+        has_logprobs = meta.has_logprobs and bool(choice.logprobs)
+        answer = _encode(
             TextChoice(
                 index=choice.index,
                 text=choice.text,
-                logprobs=self._logprobs(choice.token_ids, choice.logprobs, choice.offsets),
+                logprobs=TextLogprobs([], [], [], []) if has_logprobs else None,
                 finish_reason=choice.finish,
-                token_ids=choice.token_ids if self.meta.has_token_ids else UNSET,
+                token_ids=choice.token_ids if meta.has_token_ids else UNSET,
             )
-            for choice in choices
-        ]
-        return self._completion(answers, usage)
+        )
+        if not has_logprobs:
+            return iter((answer,))
+        before, _, behind = answer.partition(_NO_LOGPROBS)
+        return chain((before,), self._whole_logprobs(choice), (behind,))
+
+    def _whole_logprobs(self, choice: FinishedChoice) -> Iterator[bytes]:
+        """The object of four arrays, all of which are as long as the answer."""
+        columns: tuple[list[bytes], ...] = ([], [], [], [])
+        for part in _parts(choice.token_ids):
+            logprobs = text_logprobs(
+                self.meta.tokenizer, choice.token_ids[part], choice.logprobs[part], choice.offsets[part]
+            )
+            for column, values in zip(columns, msgspec.structs.astuple(logprobs), strict=True):
+                column.append(_encode(values)[1:-1])
+            yield b""
+        before = b"{"
+        for name, column in zip(TextLogprobs.__struct_fields__, columns, strict=True):
+            yield before + _encode(name) + b":["
+            yield b",".join(column)
+            before = b"],"
+        yield b"]}"
 
     def set_answering_model(self, receipt: Receipt) -> None:
         self.meta = self.meta.with_answering_model(receipt)
@@ -256,6 +297,23 @@ class TextFormat:
                 usage=usage,
             )
         )
+
+
+def _parts(token_ids: Sequence[int]) -> Iterator[slice]:
+    return (slice(first, first + PART_TOKENS) for first in range(0, len(token_ids), PART_TOKENS))
+
+
+def _fill(encoded: bytes, empty: bytes, items: Iterable[bytes]) -> Iterator[bytes]:
+    """JSON in parts, with `items` in its array `empty`, which ends in `[]`: no string holds its quotes unescaped."""
+    before, _, behind = encoded.partition(empty)
+    return chain((before + empty[:-1],), items, (b"]" + behind,))
+
+
+def _with_commas(items: Iterable[Iterator[bytes]]) -> Iterator[bytes]:
+    for number, item in enumerate(items):
+        if number:
+            yield b","
+        yield from item
 
 
 def _split_at_mark(chunk: bytes) -> tuple[bytes, bytes]:

@@ -14,16 +14,18 @@ from penstock.router.completions.completion import Choice, Prompt
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.formats import Format, ResponseMeta
 from penstock.router.completions.parameters import sampling_for_choice, sampling_params, stop_strings
-from penstock.router.completions.prompts import fit_prompt
+from penstock.router.completions.prompts import Reader, fit_prompt
 from penstock.router.completions.text_assembly import TextAssembler
 from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Generation, ProviderRequest, TokenizedPrompt
 from penstock.router.transport.exchange import Exchange
 from penstock.tenancy.tenants import Tenant
+from penstock.text.stops import NO_STOPS, StopAutomaton
 from penstock.text.tokenizer import Tokenizer
-from penstock.wire.errors import InvalidRequest
+from penstock.wire.errors import ContextTooLong, InvalidRequest
 from penstock.wire.frames import SamplingParams
 from penstock.wire.openai import MAX_CHOICES, ChatRequest, CompletionRequest
+from penstock.wire.support import forget_unread
 
 Request = TypeVar("Request", ChatRequest, CompletionRequest)
 
@@ -33,7 +35,7 @@ class EndpointKind(NamedTuple, Generic[Request]):
 
     id_prefix: str
     decode: Callable[[bytes], Request]
-    tokenize: Callable[[Request, Tokenizer], Awaitable[list[list[int]]]]
+    tokenize: Callable[[Request, Reader], Awaitable[list[list[int]]]]
     new_format: Callable[[ResponseMeta], Format]
     has_offsets: bool
     """Whether its logprobs name the place in the text where each token begins."""
@@ -67,26 +69,34 @@ async def plan(
     candidates = find_candidates(model, tenant.tier_policy, request, deps.providers)
     sampling = sampling_params(request, deps.random.getrandbits(63), candidates.model.tokenizer.vocab_size)
     has_usage_chunk = _has_usage_chunk(request)
-    tokenize = partial(kind.tokenize, request)
+
+    def tokenize(tokenizer: Tokenizer, max_tokens: int | None) -> Awaitable[list[list[int]]]:
+        return kind.tokenize(request, Reader(tokenizer, max_tokens, deps.threads, tenant.id))
+
     candidates, tokenized = await _tokenize_for_first_model(tokenize, candidates, sampling)
     num_choices = _num_choices(request, len(tokenized))
+    size = _AnswerSize(num_choices * len(tokenized), sampling.logprobs, deps.config.max_answer_tokens)
     max_tokens = default_max_tokens(
-        tenant.limits, deps.config.default_max_tokens, sum(map(len, tokenized)), num_choices * len(tokenized)
+        tenant.limits,
+        min(deps.config.default_max_tokens, size.max_tokens()),
+        sum(map(len, tokenized)),
+        size.num_sequences,
     )
 
     # the sequences
     deadline = deps.now() + deps.config.request_timeout_s
     lazy_prompts = LazyPrompts(candidates.others, tokenize, sampling, max_tokens)
     has_offsets = kind.has_offsets and sampling.logprobs is not None
-    new_assembler = partial(
-        TextAssembler, candidates.model.tokenizer, stop_strings(request), sampling.min_tokens, has_offsets
-    )
+    stops = stop_strings(request)
+    automaton = StopAutomaton(stops) if stops else NO_STOPS
+    new_assembler = partial(TextAssembler, candidates.model.tokenizer, automaton, sampling.min_tokens, has_offsets)
+    if candidates.has_provider or candidates.others:
+        forget_unread(request)  # the rest is kept for them as long as the answer runs
     sequences = _Sequences(exchange, tenant, request, candidates, deadline, lazy_prompts, new_assembler)
     max_model_len = candidates.max_model_len()
-    prompts = [
-        sequences.choices(index, fit_prompt(token_ids, sampling, max_model_len, max_tokens), num_choices)
-        for index, token_ids in enumerate(tokenized)
-    ]
+    fitted = [fit_prompt(token_ids, sampling, max_model_len, max_tokens) for token_ids in tokenized]
+    size.check(max(prompt.sampling.max_tokens for prompt in fitted))
+    prompts = [sequences.choices(index, prompt, num_choices) for index, prompt in enumerate(fitted)]
 
     # the answer
     meta = ResponseMeta(
@@ -100,6 +110,37 @@ async def plan(
         has_logprobs=sampling.logprobs is not None,
     )
     return RequestPlan(prompts, kind.new_format(meta), bool(request.stream))
+
+
+class _AnswerSize(NamedTuple):
+    """The size of an answer: tokens of all its sequences, and where log probabilities are wanted an entry more for each
+    token, and one for each of its likeliest alternatives. The gateway holds a whole answer, and any answer's memory and
+    encoding grow with it."""
+
+    num_sequences: int
+    logprobs: int | None
+    """Alternatives of each token; None: no log probabilities are wanted."""
+    most: int
+
+    @property
+    def entries_per_token(self) -> int:
+        return 1 if self.logprobs is None else 2 + self.logprobs
+
+    def max_tokens(self) -> int:
+        """Tokens that each sequence may have at most; at least 1."""
+        return max(1, self.most // (self.num_sequences * self.entries_per_token))
+
+    def check(self, max_tokens: int) -> None:
+        """Raises InvalidRequest if sequences of so many tokens make more than the gateway allows."""
+        if self.num_sequences * max_tokens * self.entries_per_token <= self.most:
+            return
+        logprobs = "" if self.logprobs is None else f", each with log probabilities of {self.logprobs} alternatives"
+        raise InvalidRequest(
+            f"The answer may have {self.num_sequences} times {max_tokens} tokens{logprobs}. This gateway takes at most"
+            f" {self.max_tokens()} tokens in each of so many such sequences; lower 'max_tokens', the number of choices,"
+            " or what is asked about each token.",
+            param="max_tokens",
+        )
 
 
 class _Sequences(NamedTuple):
@@ -149,15 +190,19 @@ async def _tokenize_for_first_model(
     """The prompts in the tokens of the first model whose context holds them, and the candidates from that model on;
     where no context does, of the last model."""
     while True:
-        token_ids = await tokenize(candidates.model.tokenizer)
-        if max(map(len, token_ids)) + (sampling.max_tokens or 1) <= candidates.max_model_len():
-            return candidates, token_ids
         rest = candidates.beyond_first_model()
-        if rest is None:
-            return candidates, token_ids
+        try:
+            token_ids = await tokenize(candidates.model.tokenizer, candidates.max_prompt_tokens())
+        except ContextTooLong:
+            if rest is None:
+                raise
+        else:
+            is_fit = max(map(len, token_ids)) + (sampling.max_tokens or 1) <= candidates.max_model_len()
+            if is_fit or rest is None:
+                return candidates, token_ids
+            if not rest.has_pool:
+                return rest, token_ids
         candidates = rest
-        if not candidates.has_pool:
-            return candidates, token_ids
 
 
 def _num_choices(request: ChatRequest | CompletionRequest, num_prompts: int) -> int:

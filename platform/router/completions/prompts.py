@@ -1,50 +1,92 @@
 """The prompts of a request as token ids: messages through the model's chat template, texts, or ids as they are; and
-what of them fits into a model's context."""
+what of them fits into a model's context.
 
-import asyncio
+Invariant: work that takes longer than a millisecond or so is not done on the event loop, and work that can't end in a
+prompt for the model is not begun, or given up.
+"""
+
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple
 
+from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.parameters import bound_max_tokens, check_token_ids
 from penstock.router.routing.request import TokenizedPrompt
 from penstock.text.tokenizer import Tokenizer
-from penstock.wire.errors import InvalidRequest
+from penstock.wire.errors import ContextTooLong, InvalidRequest
 from penstock.wire.frames import SamplingParams, pack_token_ids
 from penstock.wire.openai import MAX_CHOICES, ChatMessageIn, ChatRequest, CompletionRequest
 
-T = TypeVar("T")
-
-INLINE_CHARS = 8192
-"""Longest text that is tokenized on the event loop; a longer one goes to a thread, for its milliseconds would hold up
-every stream of this gateway."""
-
-
-async def tokenize_chat(request: ChatRequest, tokenizer: Tokenizer) -> list[list[int]]:
-    """The one prompt of a chat. Raises InvalidRequest when the template refuses."""
-    messages = [
-        {"role": "system" if message.role == "developer" else message.role, "content": _text(message)}
-        for message in request.messages
-    ]
-    num_chars = sum(len(message["content"]) for message in messages)
-    prompts = [await _run_off_loop(num_chars, partial(tokenizer.encode_chat, messages))]
-    return _check_prompts(tokenizer, prompts, "messages")
+INLINE_COST = 4096
+"""Most work that is done on the event loop; more goes to a thread, for its milliseconds would hold up every stream of
+this gateway. A character of text is 1."""
+MESSAGE_COST = 64
+"""What a message costs in a chat template, its text apart, and a content part."""
 
 
-async def tokenize_completion(request: CompletionRequest, tokenizer: Tokenizer) -> list[list[int]]:
+class Reader(NamedTuple):
+    """How the prompts of a request are read: by which model's tokenizer, for whom, up to how many tokens."""
+
+    tokenizer: Tokenizer
+    max_tokens: int | None
+    """Context of the model; None: no bound, for whoever answers may have a longer one than anybody here knows."""
+    threads: FairThreads
+    tenant: str
+
+    async def run(self, cost: int, work: Callable[[], list[list[int]]]) -> list[list[int]]:
+        """Do the work here, or in a thread when it costs much."""
+        return work() if cost <= INLINE_COST else await self.threads.run(self.tenant, work)
+
+
+async def tokenize_chat(request: ChatRequest, reader: Reader) -> list[list[int]]:
+    """The one prompt of a chat. Raises InvalidRequest when the template refuses, ContextTooLong for more than the
+    reader's bound."""
+    messages = request.messages
+    if reader.max_tokens is not None and len(messages) > reader.max_tokens:
+        raise ContextTooLong(
+            f"This model's maximum context length is {reader.max_tokens} tokens. However, there are {len(messages)}"
+            " messages. Shorten the conversation."
+        )
+    return await reader.run(_estimate_cost(messages), partial(_encode_chat, messages, reader))
+
+
+async def tokenize_completion(request: CompletionRequest, reader: Reader) -> list[list[int]]:
     """The prompts of a legacy completion, one or several. Raises InvalidRequest for an empty prompt, a mixed array, or
-    token ids that the model has not."""
+    token ids that the model has not, ContextTooLong for more than the reader's bound."""
     texts, token_ids = _split_prompt(request.prompt)
     if len(token_ids if token_ids is not None else texts) > MAX_CHOICES:
         raise InvalidRequest(
             f"'prompt' holds {len(request.prompt)} prompts; at most {MAX_CHOICES} are accepted.", param="prompt"
         )
     if token_ids is not None:
-        return _check_prompts(tokenizer, token_ids, "prompt")
-    prompts = await _run_off_loop(
-        sum(map(len, texts)), lambda: [tokenizer.encode(text, add_special=True) for text in texts]
-    )
-    return _check_prompts(tokenizer, prompts, "prompt")
+        return _check_prompts(reader, token_ids, "prompt")
+    return await reader.run(sum(map(len, texts)), partial(_encode_texts, texts, reader))
+
+
+def _encode_chat(messages: Sequence[ChatMessageIn], reader: Reader) -> list[list[int]]:
+    plain = [
+        {"role": "system" if message.role == "developer" else message.role, "content": _text(message)}
+        for message in messages
+    ]
+    token_ids = reader.tokenizer.encode_chat(plain, max_tokens=reader.max_tokens)
+    return _check_prompts(reader, [token_ids], "messages")
+
+
+def _encode_texts(texts: Sequence[str], reader: Reader) -> list[list[int]]:
+    prompts = [reader.tokenizer.encode(text, add_special=True, max_tokens=reader.max_tokens) for text in texts]
+    return _check_prompts(reader, prompts, "prompt")
+
+
+def _estimate_cost(messages: Sequence[ChatMessageIn]) -> int:
+    """Work of rendering and tokenizing a chat, in characters of text. Stops counting where it is too much already."""
+    cost = 0
+    for message in messages:
+        content = message.content
+        parts = (content or "",) if not isinstance(content, list) else [part.text or "" for part in content]
+        cost += MESSAGE_COST * len(parts) + sum(map(len, parts)) + MESSAGE_COST
+        if cost > INLINE_COST:
+            break
+    return cost
 
 
 def fit_prompt(
@@ -71,13 +113,19 @@ def _split_prompt(prompt: str | list[str | int | list[int]]) -> tuple[list[str],
     raise InvalidRequest("'prompt' mixes strings, token ids and arrays of token ids; use one kind.", param="prompt")
 
 
-def _check_prompts(tokenizer: Tokenizer, prompts: list[list[int]], param: str) -> list[list[int]]:
+def _check_prompts(reader: Reader, prompts: list[list[int]], param: str) -> list[list[int]]:
     """The prompts as they are. Raises InvalidRequest for an empty one, and for token ids that the model has not: text
     may hold tokens that were added to the tokenizer only."""
     if not prompts or not all(prompts):
         raise InvalidRequest(f"'{param}' is empty: there is no token to begin with.", param=param)
+    longest = max(map(len, prompts))
+    if reader.max_tokens is not None and longest > reader.max_tokens:
+        raise ContextTooLong(
+            f"This model's maximum context length is {reader.max_tokens} tokens. However, a prompt has {longest}."
+            " Shorten it."
+        )
     for prompt in prompts:
-        check_token_ids(prompt, tokenizer.num_embedded, param)
+        check_token_ids(prompt, reader.tokenizer.num_embedded, param)
     return prompts
 
 
@@ -85,7 +133,3 @@ def _text(message: ChatMessageIn) -> str:
     if isinstance(message.content, list):
         return "".join([part.text or "" for part in message.content])
     return message.content or ""
-
-
-async def _run_off_loop(num_chars: int, work: Callable[[], T]) -> T:
-    return work() if num_chars <= INLINE_CHARS else await asyncio.to_thread(work)

@@ -1,11 +1,13 @@
 """Receipts of the latest requests, for GET /v1/receipts/{request_id}: why each sequence was answered where it was.
 
-They lie in the memory of the gateway that served the requests; the oldest are forgotten; a tenant sees its own only.
+They lie in the memory of the gateway that served the requests; where they are too many, the oldest of
+a tenant with more than an even share are forgotten; a tenant sees its own only. Invariant: no more receipts are kept
+than `max_kept`, one for each choice.
 """
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.router.completions.completion import Completion
 from penstock.router.routing.request import Receipt, RouteAttempt
@@ -21,20 +23,52 @@ class _Kept:
     receipts: Sequence[Receipt]
 
 
+@dataclass(slots=True)
+class _Share:
+    """What is kept of one tenant: its requests, oldest first."""
+
+    request_ids: deque[str] = field(default_factory=deque)
+    num_receipts: int = 0
+
+
 class Receipts:
-    """The latest receipts. max_kept: requests; with one more the oldest is forgotten."""
+    """The latest receipts. max_kept: choices of all requests; of one request with more the first ones are kept."""
 
     def __init__(self, max_kept: int) -> None:
         self._max_kept = max_kept
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: dict[str, _Kept] = {}
+        self._num_kept = 0
+        self._shares: dict[str, _Share] = {}
 
     def keep(self, request_id: str, tenant: str, model: str, created: int, completion: Completion) -> None:
         """Keep the receipts of the sequences that were placed. created: Unix time, seconds."""
         receipts = [choice.receipt for prompt in completion.prompts for choice in prompt if choice.receipt is not None]
-        if receipts:
-            self._kept[request_id] = _Kept(tenant, model, created, receipts)
-            if len(self._kept) > self._max_kept:
-                self._kept.popitem(last=False)
+        if not receipts:
+            return
+        kept = _Kept(tenant, model, created, receipts[: self._max_kept])
+        self._kept[request_id] = kept
+        share = self._shares.setdefault(tenant, _Share())
+        share.request_ids.append(request_id)
+        self._count(share, len(kept.receipts))
+        while self._num_kept > self._max_kept:
+            self._forget_oldest(self._find_largest(tenant))
+
+    def _find_largest(self, tenant: str) -> str:
+        """The tenant that has most receipts: this one, if it has more than its even share."""
+        if self._shares[tenant].num_receipts * len(self._shares) > self._max_kept:
+            return tenant
+        return max(self._shares, key=lambda name: self._shares[name].num_receipts)
+
+    def _forget_oldest(self, tenant: str) -> None:
+        share = self._shares[tenant]
+        kept = self._kept.pop(share.request_ids.popleft())
+        self._count(share, -len(kept.receipts))
+        if not share.request_ids:
+            del self._shares[tenant]
+
+    def _count(self, share: _Share, change: int) -> None:
+        share.num_receipts += change
+        self._num_kept += change
 
     def find(self, request_id: str, tenant: str) -> RequestReceipt:
         """Find the receipts of a request. request_id: from the response's header, or the id of an answer. Raises

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from penstock.router.routing.request import TextDelta
 from penstock.text.detokenizer import Detokenizer
-from penstock.text.stops import StopStrings
+from penstock.text.stops import NO_STOPS, StopAutomaton, StopStrings
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.frames import Delta, Finish, TokenLogprobs
 from penstock.wire.openai import FinishReason
@@ -31,9 +31,11 @@ class TextPiece(NamedTuple):
 
 
 class TextAssembler:
-    """The text of one sequence so far. min_tokens: stop strings count only in what comes after that many tokens."""
+    """The text of one sequence so far. stops: shared by the sequences of a request; min_tokens: they count only in what
+    comes after that many tokens."""
 
     __slots__ = (
+        "_automaton",
         "_detokenizer",
         "_has_offsets",
         "_has_stops",
@@ -41,16 +43,15 @@ class TextAssembler:
         "_num_chars",
         "_num_tokens",
         "_stops",
-        "_stops_wanted",
     )
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: tuple[str, ...] = (), min_tokens: int = 0, has_offsets: bool = False
+        self, tokenizer: Tokenizer, stops: StopAutomaton = NO_STOPS, min_tokens: int = 0, has_offsets: bool = False
     ) -> None:
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(stops)
-        self._stops_wanted = stops
-        self._has_stops = bool(stops)
+        self._automaton = stops
+        self._has_stops = bool(stops.edges)
         self._has_offsets = has_offsets
         self._min_tokens = min_tokens
         self._num_chars = 0
@@ -67,7 +68,7 @@ class TextAssembler:
 
     def with_tokenizer(self, tokenizer: Tokenizer) -> "TextAssembler":
         """A new assembler with the same stops, for an answer by another model; only before anything is pushed."""
-        return TextAssembler(tokenizer, self._stops_wanted, self._min_tokens, self._has_offsets)
+        return TextAssembler(tokenizer, self._automaton, self._min_tokens, self._has_offsets)
 
     def push(self, delta: Delta) -> TextPiece:
         """The piece of text that a delta adds. delta.finish: None, STOP or LENGTH."""

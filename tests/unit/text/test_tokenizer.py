@@ -3,6 +3,7 @@ refused."""
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource, resolve
 from penstock.text.tokenizer import Tokenizer, load_tokenizer
-from penstock.wire.errors import InvalidRequest
+from penstock.wire.errors import ContextTooLong, InvalidRequest
 from tests.unit.text.conftest import NASTY
 from tests.unit.text.naive_bpe import NaiveBpe, sentencepiece
 
@@ -382,3 +383,59 @@ def test_a_missing_or_broken_tokenizer_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         load_tokenizer(source)
+
+
+# --- bounds
+
+
+def test_a_text_is_read_no_further_than_the_context(demo_tokenizer: Tokenizer) -> None:
+    text = "The quick brown fox jumps.\n" * 20_000
+    whole = demo_tokenizer.encode(text[:2700], add_special=False)
+
+    assert demo_tokenizer.encode(text[:2700], add_special=False, max_tokens=len(whole)) == whole
+    with pytest.raises(ContextTooLong, match=f"is {len(whole) - 1} tokens"):
+        demo_tokenizer.encode(text[:2700], add_special=False, max_tokens=len(whole) - 1)
+    began = time.process_time()
+    with pytest.raises(ContextTooLong):
+        demo_tokenizer.encode(text, add_special=False, max_tokens=1000)
+    assert time.process_time() - began < 0.2
+
+
+def test_a_text_that_is_too_long_whatever_its_tokens_is_not_read_at_all(demo_tokenizer: Tokenizer) -> None:
+    longest = max(map(len, demo_tokenizer.token_bytes))
+    text = "\ud800" * (longest * 10 + 1)  # reading it would be another error
+
+    with pytest.raises(ContextTooLong):
+        demo_tokenizer.encode(text, add_special=False, max_tokens=10)
+    with pytest.raises(InvalidRequest):
+        demo_tokenizer.encode(text[1:], add_special=False, max_tokens=10)
+
+
+def test_a_chat_has_no_more_messages_than_the_context_tokens(demo_tokenizer: Tokenizer) -> None:
+    message = {"role": "user", "content": ""}
+    num_tokens = len(demo_tokenizer.encode_chat([message] * 10))
+
+    assert len(demo_tokenizer.encode_chat([message] * 10, max_tokens=num_tokens)) == num_tokens
+    for num_messages, max_tokens in ((10, num_tokens - 1), (500_000, 499_999)):
+        with pytest.raises(ContextTooLong):
+            demo_tokenizer.encode_chat([message] * num_messages, max_tokens=max_tokens)
+
+
+def test_a_long_text_of_half_a_surrogate_pair_is_refused_too(demo_tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="surrogate"):
+        demo_tokenizer.encode("x" * 100_000 + "\ud800", add_special=False)
+
+
+def test_while_a_long_text_is_read_other_threads_run(demo_tokenizer: Tokenizer) -> None:
+    """A Chinese text goes to the library as a whole: it must let the event loop run meanwhile."""
+    text = "".join(chr(0x4E00 + number * 7 % 20_000) for number in range(60_000))
+    reading = threading.Thread(target=demo_tokenizer.encode, args=(text, False))
+    longest_s, last = 0.0, time.perf_counter()
+
+    reading.start()
+    while reading.is_alive():
+        time.sleep(0.0005)
+        now = time.perf_counter()
+        longest_s, last = max(longest_s, now - last), now
+
+    assert longest_s < 0.25

@@ -120,3 +120,34 @@ def test_texts_that_tokenizers_stumble_over(libraries: dict[str, RawTokenizer]) 
     texts = [*NASTY, "\n".join(NASTY), "x".join(NASTY)]
 
     assert [(kind, text) for kind in TWINS for text in texts if not agrees(kind, libraries[kind], text)] == []
+
+
+def long_texts() -> list[str]:
+    """Longer than two parts: with lines and without, settled and not, and with nowhere to cut."""
+    return [
+        "The quick brown fox, 42 times.\nIt's    late\r\n" * 2500,
+        "word " * 20_000,
+        "日本語のテキスト。\n" * 8000 + "plain text again\n" * 4000,
+        "x\n\n  y" * 12_000,
+        "a" * 40_000,
+        "\n" * 40_000,
+    ]
+
+
+@pytest.mark.parametrize("kind", TWINS)
+def test_the_parts_of_a_long_text_are_encoded_as_by_the_library(kind: str, libraries: dict[str, RawTokenizer]) -> None:
+    def ask(piece: str) -> list[int]:
+        token_ids: list[int] = libraries[kind].encode_batch_fast([piece], add_special_tokens=False)[0].ids
+        return token_ids
+
+    encoder = words.WordEncoder(TWINS[kind], ask)
+    for text in long_texts():
+        parts = list(encoder.encode_parts(text))
+
+        assert [token for part in parts for token in part] == ask(text)
+
+
+def test_a_long_text_has_many_parts() -> None:
+    encoder = words.WordEncoder(words.SMOLLM, lambda word: [len(word)])
+
+    assert all(len(list(encoder.encode_parts(text))) > 3 for text in long_texts()[:4])

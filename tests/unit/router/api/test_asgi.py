@@ -115,12 +115,15 @@ async def test_a_prompt_that_can_not_be_read_is_refused(prompt: object) -> None:
         assert not world.dispatcher.generations
 
 
-async def test_a_long_prompt_is_tokenized_off_the_loop_with_the_same_result() -> None:
+async def test_a_prompt_that_is_too_long_by_itself_is_read_no_further_than_that() -> None:
     async with running_gateway() as world:
+        short = await world.complete(prompt="x" * 512)
         response = await world.complete(prompt="x" * 20_000)
 
+        assert "513 tokens were requested: 512 in the prompt" in error_of(short).message
         assert response.status_code == 400
-        assert "20001 tokens were requested: 20000 in the prompt" in error_of(response).message
+        assert error_of(response).code == "context_length_exceeded"
+        assert "maximum context length is 512 tokens. However, the prompt alone has more" in error_of(response).message
 
 
 async def test_a_stop_string_aborts_the_sequence() -> None:

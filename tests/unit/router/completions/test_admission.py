@@ -23,7 +23,7 @@ def choice(index: int, num_prompt_tokens: int, num_tokens: int, receipt: Receipt
     generation = Generation(
         f"r-{index}", ("pool-a",), pack_token_ids(ids), len(ids), SamplingParams(10), "tenant-1", b"salt", 0.0
     )
-    return Choice(index, generation, TextAssembler(TOKENIZER, (), 0, False), receipt, num_tokens)
+    return Choice(index, generation, TextAssembler(TOKENIZER), receipt, num_tokens)
 
 
 def completion(*prompts: list[Choice]) -> Completion:

@@ -101,6 +101,7 @@ def test_who_never_leaves_reaches_the_edge_and_nothing_else(policy: str) -> None
 
     assert found.pools == ("e", "e2")
     assert found.others == ()
+    assert (found.max_prompt_tokens(), find(ALL).max_prompt_tokens()) == (100, None), "a provider may take more"
     assert found.beyond_first_model() is None
     with pytest.raises(Forbidden):
         find(serve(CLOUD), policy)
@@ -143,7 +144,8 @@ def test_one_pool_is_one_route() -> None:
 async def test_a_further_model_is_read_once_for_all_choices_and_only_when_asked() -> None:
     read: list[Tokenizer] = []
 
-    async def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    async def prompts(tokenizer: Tokenizer, max_tokens: int | None) -> list[list[int]]:
+        assert max_tokens == CONTEXTS["large"]
         read.append(tokenizer)
         return [tokenizer.encode(text, add_special=False) for text in ("one", "three")]
 
@@ -164,7 +166,7 @@ async def test_a_further_model_is_read_once_for_all_choices_and_only_when_asked(
 
 
 async def test_a_further_model_that_is_too_small_says_so() -> None:
-    async def prompts(tokenizer: Tokenizer) -> list[list[int]]:
+    async def prompts(tokenizer: Tokenizer, max_tokens: int | None) -> list[list[int]]:
         return [[1] * 200]
 
     lazy_prompts = LazyPrompts(find(ALL, "cloud_first").others, prompts, SamplingParams(0), default_max_tokens=20)

@@ -1,11 +1,20 @@
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
-from penstock.router.completions.completion import Choice, Collector, Completion, DeltaListener, Emitter
+from penstock.router.completions.completion import (
+    STARTED_AT_ONCE,
+    Choice,
+    Collector,
+    Completion,
+    DeltaListener,
+    Emitter,
+)
 from penstock.router.completions.text_assembly import TextAssembler, TextPiece
 from penstock.router.routing.request import Generation
+from penstock.text.stops import StopAutomaton
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import Delta, SamplingParams, pack_token_ids
 from tests.unit.router.http_fakes import TOKENIZER, FakeDispatcher, Script
@@ -15,7 +24,7 @@ def choice(index: int, stops: tuple[str, ...] = ()) -> Choice:
     generation = Generation(
         f"r-{index}", ("pool-a",), pack_token_ids([1, 2, 3]), 3, SamplingParams(10), "tenant-1", b"salt", 0.0
     )
-    return Choice(index, generation, TextAssembler(TOKENIZER, stops))
+    return Choice(index, generation, TextAssembler(TOKENIZER, StopAutomaton(stops)))
 
 
 def completion(dispatcher: FakeDispatcher, emitter: Emitter, prompts: Sequence[Sequence[Choice]]) -> Completion:
@@ -116,7 +125,7 @@ async def test_behind_the_first_piece_plain_deltas_are_taken_as_they_come_and_th
     dispatcher.streams[0].resume()
     await task
 
-    assert collector.choices()[0].text == "abcd"
+    assert next(collector.choices()).text == "abcd"
     assert running.usage().completion_tokens == 4
 
 
@@ -137,3 +146,21 @@ async def test_with_stop_strings_or_a_client_that_does_not_read_every_delta_wait
     assert listener is None or not listener(Delta(1, [ord("b")]))
     dispatcher.streams[0].resume()
     await task
+
+
+async def test_the_siblings_of_a_first_choice_start_a_few_at_a_time_and_others_run_between() -> None:
+    dispatcher = FakeDispatcher(Script("ab"))
+    num_started: list[int] = []
+
+    async def watch() -> None:
+        while len(dispatcher.generations) < 32:
+            num_started.append(len(dispatcher.generations))
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    await completion(dispatcher, Collector(), [[choice(index) for index in range(32)]]).run()
+    await watching
+
+    steps = [after - before for before, after in itertools.pairwise(num_started)]
+    assert max(steps) <= STARTED_AT_ONCE
+    assert dispatcher.num_open == 0

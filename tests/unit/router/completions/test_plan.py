@@ -1,3 +1,4 @@
+import tracemalloc
 from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
@@ -6,6 +7,7 @@ import pytest
 
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.endpoint import CHAT, COMPLETION
+from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.plan import plan
 from penstock.router.config import GatewayConfig
 from penstock.router.models.served_model import ServedModel
@@ -21,7 +23,13 @@ TENANT = Tenant("tenant-1", b"salt")
 MESSAGES = [ChatMessageIn(role="user", content="Hi")]
 DEPS = cast(
     GatewayDependencies,
-    SimpleNamespace(config=GatewayConfig(request_timeout_s=60.0), providers={}, random=Random(0), now=lambda: 1_000.5),
+    SimpleNamespace(
+        config=GatewayConfig(request_timeout_s=60.0, max_answer_tokens=2000),
+        providers={},
+        random=Random(0),
+        now=lambda: 1_000.5,
+        threads=FairThreads(),
+    ),
 )
 
 
@@ -68,7 +76,13 @@ async def test_a_plan_knows_the_form_of_the_answer() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "param"),
-    [({"n": MAX_CHOICES, "prompt": ["a", "b"]}, "n"), ({"stream_options": StreamOptions()}, "stream_options")],
+    [
+        ({"n": MAX_CHOICES, "prompt": ["a", "b"]}, "n"),
+        ({"stream_options": StreamOptions()}, "stream_options"),
+        ({"n": 5, "max_tokens": 401}, "max_tokens"),
+        ({"n": 5, "max_tokens": 19, "logprobs": 20}, "max_tokens"),
+        ({"prompt": ["a"] * 5, "max_tokens": 401}, "max_tokens"),
+    ],
 )
 async def test_what_can_not_be_planned_is_refused_with_its_parameter(fields: dict[str, Any], param: str) -> None:
     request = CompletionRequest(model="tiny", **{"prompt": "a", **fields})
@@ -77,3 +91,33 @@ async def test_what_can_not_be_planned_is_refused_with_its_parameter(fields: dic
         await plan(DEPS, exchange(), TENANT, SERVED, COMPLETION, request)
 
     assert caught.value.param == param
+
+
+async def test_the_size_of_an_answer_has_a_ceiling_that_an_answer_without_max_tokens_keeps_to() -> None:
+    async def granted(**fields: Any) -> int:
+        request = CompletionRequest(model="tiny", **{"prompt": "a", **fields})
+        planned = await plan(DEPS, exchange(), TENANT, SERVED, COMPLETION, request)
+        return planned.prompts[0][0].generation.sampling.max_tokens
+
+    assert await granted(n=5, max_tokens=400) == 400
+    assert await granted(n=5, max_tokens=18, logprobs=20) == 18
+    assert await granted(n=20) == 100
+    assert await granted(n=50, logprobs=20) == 1
+    with pytest.raises(InvalidRequest, match=r"5 times 19 tokens, each with .* of 20 .* at most 18 tokens"):
+        await granted(n=5, max_tokens=19, logprobs=20)
+
+
+async def test_the_choices_of_a_request_share_all_that_is_large() -> None:
+    stops = [f"{number:02}" + "ab" * 127 for number in range(16)]
+    request = CompletionRequest(model="tiny", prompt="a" * 300, n=MAX_CHOICES, stop=stops, max_tokens=1)
+    await plan(DEPS, exchange(), TENANT, SERVED, COMPLETION, request)
+
+    tracemalloc.start()
+    try:
+        planned = await plan(DEPS, exchange(), TENANT, SERVED, COMPLETION, request)
+        num_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+    assert len(planned.prompts[0]) == MAX_CHOICES
+    assert num_bytes < 2**20 + MAX_CHOICES * 2048

@@ -1,14 +1,24 @@
-"""Prompts of tokens that a model cannot read: a tokenizer may know more of them than the embedding has rows for."""
+"""Prompts that a model cannot read, because of their tokens or of their size; what is read elsewhere than on the event
+loop."""
 
+import sys
+import threading
+import time
 from collections.abc import Awaitable
+from typing import Any
 
 import pytest
 
-from penstock.router.completions.prompts import tokenize_chat, tokenize_completion
+from penstock.router.completions.fair_threads import FairThreads
+from penstock.router.completions.prompts import Reader, tokenize_chat, tokenize_completion
 from penstock.text.tokenizer import Tokenizer
-from penstock.wire.errors import InvalidRequest
-from penstock.wire.openai import ChatMessageIn, ChatRequest, CompletionRequest
-from tests.unit.router.http_fakes import IM_START, VOCAB_SIZE, byte_tokenizer
+from penstock.wire.errors import ContextTooLong, InvalidRequest
+from penstock.wire.openai import MAX_MESSAGES, ChatMessageIn, ChatRequest, CompletionRequest, ContentPart
+from tests.unit.router.http_fakes import IM_START, TOKENIZER, VOCAB_SIZE, byte_tokenizer
+
+
+def reader(tokenizer: Tokenizer, max_tokens: int | None = None) -> Reader:
+    return Reader(tokenizer, max_tokens, FairThreads(), "tenant-1")
 
 
 @pytest.fixture
@@ -32,12 +42,91 @@ async def test_ids_texts_and_turns_beyond_the_embedding_are_refused(short_of_one
     text = CompletionRequest(model="m", prompt="a<|im_end|>")
     chat = ChatRequest(model="m", messages=[ChatMessageIn(role="user", content="a")])
 
-    assert (await refused(tokenize_completion(ids, short_of_one))).param == "prompt"
-    assert (await refused(tokenize_completion(text, short_of_one))).param == "prompt"
-    assert (await refused(tokenize_chat(chat, short_of_one))).param == "messages"
+    assert (await refused(tokenize_completion(ids, reader(short_of_one)))).param == "prompt"
+    assert (await refused(tokenize_completion(text, reader(short_of_one)))).param == "prompt"
+    assert (await refused(tokenize_chat(chat, reader(short_of_one)))).param == "messages"
 
 
 async def test_what_the_embedding_has_is_accepted(short_of_one: Tokenizer) -> None:
     request = CompletionRequest(model="m", prompt=[IM_START, 7])
 
-    assert await tokenize_completion(request, short_of_one) == [[IM_START, 7]]
+    assert await tokenize_completion(request, reader(short_of_one)) == [[IM_START, 7]]
+
+
+class Watched:
+    """A tokenizer that notes in which threads it works."""
+
+    def __init__(self) -> None:
+        self.threads: set[threading.Thread] = set()
+        self.num_embedded = VOCAB_SIZE
+
+    def encode(self, text: str, add_special: bool, max_tokens: int | None) -> list[int]:
+        self.threads.add(threading.current_thread())
+        return TOKENIZER.encode(text, add_special, max_tokens)
+
+    def encode_chat(self, messages: Any, max_tokens: int | None) -> list[int]:
+        self.threads.add(threading.current_thread())
+        return TOKENIZER.encode_chat(messages, max_tokens=max_tokens)
+
+
+async def tokenize(request: ChatRequest | CompletionRequest, by: Reader) -> list[list[int]]:
+    if isinstance(request, ChatRequest):
+        return await tokenize_chat(request, by)
+    return await tokenize_completion(request, by)
+
+
+def turns(count: int, content: Any = "") -> ChatRequest:
+    return ChatRequest(model="m", messages=[ChatMessageIn(role="user", content=content)] * count)
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_here"),
+    [
+        (turns(2, "Hi"), True),
+        (turns(200), False),
+        (turns(1, [ContentPart(type="text", text="")] * 200), False),
+        (turns(1, "a" * 10_000), False),
+        (CompletionRequest(model="m", prompt="Hi"), True),
+        (CompletionRequest(model="m", prompt="a" * 10_000), False),
+        (CompletionRequest(model="m", prompt=["a" * 100] * 100), False),
+    ],
+)
+async def test_what_takes_long_is_read_by_a_thread_empty_messages_too(
+    request_: ChatRequest | CompletionRequest, is_here: bool
+) -> None:
+    watched: Any = Watched()
+
+    await tokenize(request_, reader(watched))
+
+    assert (watched.threads == {threading.current_thread()}) is is_here
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        turns(MAX_MESSAGES),
+        turns(1, "a" * 2**23),
+        turns(90, "a" * 20),
+        CompletionRequest(model="m", prompt="a" * 2**23),
+        CompletionRequest(model="m", prompt=["a", "a" * 1001]),
+        CompletionRequest(model="m", prompt=[1] * 1001),
+        CompletionRequest(model="m", prompt=[[1], [1] * 1001]),
+    ],
+)
+async def test_what_no_context_can_hold_is_refused_at_once(request_: ChatRequest | CompletionRequest) -> None:
+    bounded = reader(TOKENIZER, 1000)
+    began = time.process_time()
+
+    with pytest.raises(ContextTooLong, match="maximum context length is 1000 tokens") as caught:
+        await tokenize(request_, bounded)
+
+    assert time.process_time() - began < 0.5
+    assert len(caught.value.message) < 200
+
+
+async def test_what_fits_exactly_is_read() -> None:
+    (prompt,) = await tokenize_completion(CompletionRequest(model="m", prompt="a" * 1000), reader(TOKENIZER, 1000))
+    (ids,) = await tokenize_completion(CompletionRequest(model="m", prompt=[7] * 1000), reader(TOKENIZER, 1000))
+
+    assert (len(prompt), len(ids)) == (1000, 1000)
+    assert await tokenize_completion(CompletionRequest(model="m", prompt="a" * 5000), reader(TOKENIZER, sys.maxsize))

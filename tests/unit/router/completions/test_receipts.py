@@ -1,4 +1,6 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.router.completions.completion import Choice, Completion
 from penstock.router.completions.receipts import Receipts
@@ -63,3 +65,52 @@ def test_the_oldest_are_forgotten() -> None:
     with pytest.raises(NotFound):
         receipts.find("r1", "acme")
     assert [receipts.find(name, "acme").id for name in ("r2", "r3")] == ["r2", "r3"]
+
+
+def test_a_request_counts_with_all_its_choices() -> None:
+    receipts = Receipts(max_kept=4)
+    receipts.keep("r1", "acme", "m", 5, completion(Receipt("r1")))
+    receipts.keep("r2", "acme", "m", 5, completion(*[Receipt("r2")] * 4))
+
+    assert len(receipts.find("r2", "acme").choices) == 4
+    with pytest.raises(NotFound):
+        receipts.find("r1", "acme")
+    receipts.keep("r3", "acme", "m", 5, completion(*[Receipt("r3")] * 128))
+    assert len(receipts.find("r3", "acme").choices) == 4, "no more than are kept at all"
+
+
+def test_nobody_drives_out_what_others_have_of_their_even_share() -> None:
+    receipts = Receipts(max_kept=8)
+    for number in range(3):
+        receipts.keep(f"light{number}", "light", "m", 5, completion(Receipt("l")))
+    for number in range(100):
+        receipts.keep(f"heavy{number}", "heavy", "m", 5, completion(Receipt("h")))
+    receipts.keep("new0", "new", "m", 5, completion(*[Receipt("n")] * 2))
+
+    assert all(receipts.find(f"light{number}", "light") for number in range(3))
+    assert len(receipts.find("new0", "new").choices) == 2
+    assert [number for number in range(100) if is_there(receipts, f"heavy{number}", "heavy")] == [97, 98, 99]
+
+
+def is_there(receipts: Receipts, request_id: str, tenant: str) -> bool:
+    try:
+        receipts.find(request_id, tenant)
+    except NotFound:
+        return False
+    return True
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 6)), max_size=60))
+def test_no_more_are_kept_than_allowed_and_each_tenant_has_the_latest_of_its_own(
+    arrivals: list[tuple[str, int]],
+) -> None:
+    receipts = Receipts(max_kept=12)
+    kept: dict[str, list[int]] = {}
+    for number, (tenant, num_choices) in enumerate(arrivals):
+        receipts.keep(str(number), tenant, "m", 5, completion(*[Receipt("r")] * num_choices))
+        kept.setdefault(tenant, []).append(number)
+        found = {name: [one for one in own if is_there(receipts, str(one), name)] for name, own in kept.items()}
+
+        assert sum(arrivals[one][1] for own in found.values() for one in own) <= 12
+        assert all(own == kept[name][len(kept[name]) - len(own) :] for name, own in found.items())
+        assert found[tenant][-1:] == [number], "the newest is there"

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.router.completions.text_assembly import TextAssembler, TextPiece
+from penstock.text.stops import StopAutomaton
 from penstock.wire.frames import Delta, Finish, TokenLogprobs
 from tests.unit.router.http_fakes import IM_END, TOKENIZER
 
@@ -39,7 +40,7 @@ def test_an_end_token_has_no_text_but_counts() -> None:
 
 @pytest.mark.parametrize(("finish", "reason"), [(Finish.STOP, "stop"), (Finish.LENGTH, "length")])
 def test_the_engines_finish_is_the_reason(finish: Finish, reason: str) -> None:
-    (piece,) = pushed(TextAssembler(TOKENIZER, ("never",)), b"ok", finish=finish)
+    (piece,) = pushed(TextAssembler(TOKENIZER, StopAutomaton(("never",))), b"ok", finish=finish)
 
     assert piece.finish == reason
 
@@ -47,29 +48,31 @@ def test_the_engines_finish_is_the_reason(finish: Finish, reason: str) -> None:
 def test_a_stop_string_ends_the_answer_and_the_tokens_behind_it_do_not_count() -> None:
     logprobs = [TokenLogprobs(-float(number)) for number in range(6)]
 
-    piece = TextAssembler(TOKENIZER, ("c",)).push(Delta(1, list(b"abcdef"), logprobs=logprobs))
+    piece = TextAssembler(TOKENIZER, StopAutomaton(("c",))).push(Delta(1, list(b"abcdef"), logprobs=logprobs))
 
     assert piece == TextPiece("ab", list(b"abc"), "stop", logprobs[:3], [0, 1, 2])
 
 
 def test_a_stop_string_counts_only_behind_min_tokens() -> None:
-    assert text(pushed(TextAssembler(TOKENIZER, ("a",), min_tokens=3), b"aaab", b"ba")) == "aaabb"
+    assert text(pushed(TextAssembler(TOKENIZER, StopAutomaton(("a",)), min_tokens=3), b"aaab", b"ba")) == "aaabb"
 
 
 def test_what_may_become_a_stop_string_is_held_back_and_then_released() -> None:
-    pieces = pushed(TextAssembler(TOKENIZER, ("END",)), b"xEN", b"y")
+    pieces = pushed(TextAssembler(TOKENIZER, StopAutomaton(("END",))), b"xEN", b"y")
 
     assert [piece.text for piece in pieces] == ["x", "ENy"]
 
 
 def test_a_stop_string_beats_the_length_it_is_complete_at() -> None:
-    (piece,) = pushed(TextAssembler(TOKENIZER, ("z",)), b"xyz", finish=Finish.LENGTH)
+    (piece,) = pushed(TextAssembler(TOKENIZER, StopAutomaton(("z",))), b"xyz", finish=Finish.LENGTH)
 
     assert (piece.text, piece.finish) == ("xy", "stop")
 
 
 def test_what_is_left_at_the_end_can_complete_a_stop_string() -> None:
-    (piece,) = pushed(TextAssembler(TOKENIZER, ("\N{REPLACEMENT CHARACTER}",)), [97, 0xC3], finish=Finish.LENGTH)
+    (piece,) = pushed(
+        TextAssembler(TOKENIZER, StopAutomaton(("\N{REPLACEMENT CHARACTER}",))), [97, 0xC3], finish=Finish.LENGTH
+    )
 
     assert (piece.text, piece.finish) == ("a", "stop")
 
@@ -88,8 +91,8 @@ def test_the_text_does_not_depend_on_how_it_was_cut(answer: str, cuts: list[int]
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     parts = [data[a:b] for a, b in itertools.pairwise(places)] or [b""]
 
-    cut = pushed(TextAssembler(TOKENIZER, stops), *parts)
-    whole = pushed(TextAssembler(TOKENIZER, stops), data)
+    cut = pushed(TextAssembler(TOKENIZER, StopAutomaton(stops)), *parts)
+    whole = pushed(TextAssembler(TOKENIZER, StopAutomaton(stops)), data)
     until = next((number for number, piece in enumerate(cut) if piece.finish), len(cut) - 1)
 
     assert text(cut[: until + 1]) == text(whole)
