@@ -19,11 +19,12 @@ from penstock.base.telemetry import TelemetryConfig
 from penstock.cli.config import PoolConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.tenancy.tenants import TIER_POLICIES
+from penstock.wire.stream_config import StreamConfig
 
 Schema = dict[str, Any]
 
 TARGET = Path(__file__).parent / "helm" / "values.schema.json"
-SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig)
+SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, StreamConfig)
 CHART_OWNED = {"GatewayConfig": ("host", "port", "admin_port"), "AdaptersConfig": ("folder",)}
 """Fields that the chart sets itself."""
 
@@ -129,6 +130,7 @@ def schema() -> Schema:
         podDefaults=POOL_POD,
         providers=items(_ref("ProviderConfig")),
         telemetry=_ref("TelemetryConfig"),
+        stream=_ref("StreamConfig"),
         models=fields(
             mountPath={"type": "string", "pattern": "^/[^ ]+$"},
             existingClaim=NAME,

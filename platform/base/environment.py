@@ -6,11 +6,16 @@ Read by composition roots only.
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from penstock.base.errors import ConfigError
+from penstock.base.subsecrets import ReplicaSecrets, parse_replica_secrets
+from penstock.base.subsecrets import replica_secrets as derive_replica_secrets
 
 CLUSTER_SECRET = "PENSTOCK_CLUSTER_SECRET"
-"""Hex digits of 16 to 64 bytes, the same on every gateway and replica."""
+"""Hex digits of 16 to 64 bytes, the same for every gateway and whoever makes keys. Replicas do without."""
+REPLICA_SECRETS = "PENSTOCK_REPLICA_SECRETS"
+"""Path of a replica's file of secrets, which `penstock replica-secrets` makes of the cluster secret."""
 REDIS_URL = "PENSTOCK_REDIS_URL"
 """redis://, rediss:// or unix://; may be missing on a replica."""
 VLLM_PYTHON = "PENSTOCK_VLLM_PYTHON"
@@ -20,7 +25,7 @@ RAY_CLUSTER = "RAY_CLUSTER_NAME"
 
 
 def cluster_secret() -> bytes:
-    """The secret that gateways and replicas share. Raises ConfigError when it is missing or malformed; the error's text
+    """The secret from which all others derive. Raises ConfigError when it is missing or malformed; the error's text
     does not hold it."""
     try:
         secret = bytes.fromhex(os.environ[CLUSTER_SECRET])
@@ -31,6 +36,18 @@ def cluster_secret() -> bytes:
     if not 16 <= len(secret) <= 64:
         raise ConfigError(f"{CLUSTER_SECRET} must hold 16 to 64 bytes in hex digits, not {len(secret)}")
     return secret
+
+
+def replica_secrets() -> ReplicaSecrets:
+    """A replica's secrets: of its file, where the environment names one, else derived from the cluster secret. Raises
+    ConfigError; its text holds none."""
+    path = os.environ.get(REPLICA_SECRETS)
+    if not path:
+        return derive_replica_secrets(cluster_secret())
+    try:
+        return parse_replica_secrets(Path(path).read_text(encoding="ascii"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{REPLICA_SECRETS} names {path}, which can't be read: {type(error).__name__}") from error
 
 
 def redis_url() -> str | None:

@@ -16,6 +16,7 @@ from penstock.base.config import load
 from penstock.base.errors import ConfigError
 from penstock.base.telemetry import TelemetryConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
+from penstock.wire.stream_config import StreamConfig
 from penstock.workers.config import EngineConfig
 
 
@@ -85,6 +86,7 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     redis: RedisConfig = msgspec.field(default_factory=RedisConfig)
     gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
+    stream: StreamConfig = msgspec.field(default_factory=StreamConfig)
     telemetry: TelemetryConfig = msgspec.field(default_factory=TelemetryConfig)
     adapters: AdaptersConfig = msgspec.field(default_factory=AdaptersConfig)
     pools: tuple[PoolConfig, ...] = ()

@@ -11,13 +11,15 @@ import msgspec
 import typer
 from rich.console import Console
 
+from penstock.base.environment import cluster_secret
 from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.pod import DRAIN_S, POD_DIR
 from penstock.base.pod import drain as drain_pod
+from penstock.base.subsecrets import format_replica_secrets, replica_secrets
 from penstock.cli.cluster import StartFailed
 from penstock.cli.config import load_platform
 from penstock.cli.refusals import REFUSED, complain, refusing
-from penstock.cli.state import StateDir
+from penstock.cli.state import StateDir, write_private
 from penstock.cli.status import observe, show
 from penstock.cli.tenant_commands import keys, tenants, usage
 from penstock.cli.up import up as run
@@ -151,6 +153,15 @@ def drain(
         Path(folder), timeout_s if timeout_s is not None else float(os.environ.get(DRAIN_S) or DEFAULT_DRAIN_S)
     )
     raise typer.Exit(0 if has_drained else FAILED)
+
+
+@app.command("replica-secrets")
+def write_replica_secrets(
+    file: Annotated[Path, typer.Argument(help="Where to; replaced, readable by its owner only.")],
+) -> None:
+    """Write what a replica needs of PENSTOCK_CLUSTER_SECRET, and no more, for its PENSTOCK_REPLICA_SECRETS."""
+    with refusing():
+        write_private(file, format_replica_secrets(replica_secrets(cluster_secret())).encode())
 
 
 @app.command()

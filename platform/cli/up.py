@@ -26,7 +26,7 @@ from rich.console import Console
 
 from penstock.base import log as logs
 from penstock.base.cores import available_cores
-from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, provider_key, vllm_python
+from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, REPLICA_SECRETS, provider_key, vllm_python
 from penstock.base.errors import ConfigError
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
@@ -153,7 +153,12 @@ class Run:
         return cluster, api_key
 
     def _environment(self, redis_url: str) -> dict[str, str]:
-        return {**ray_environment(), CLUSTER_SECRET: self._state.secret().hex(), REDIS_URL: redis_url}
+        return {
+            **ray_environment(),
+            CLUSTER_SECRET: self._state.secret().hex(),
+            REPLICA_SECRETS: str(self._state.write_replica_secrets()),
+            REDIS_URL: redis_url,
+        }
 
     def _start_redis(self, temp_dir: Path, cleanup: ExitStack) -> str:
         if self._config.redis.url is not None:

@@ -29,6 +29,7 @@ from penstock.base.metrics import Metrics
 from penstock.base.pod import SPREAD_S, this_pod
 from penstock.base.redis import connect as connect_redis
 from penstock.base.serve_options import serve_options
+from penstock.base.subsecrets import replica_secrets
 from penstock.base.telemetry import TelemetryConfig
 from penstock.base.tracing import open_tracing
 from penstock.prefix.index import PrefixIndex
@@ -46,7 +47,7 @@ from penstock.router.providers.provider import Providers
 from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.replicas.discovery import ReplicaDiscovery
 from penstock.router.replicas.fleet import Fleet
-from penstock.router.replicas.link import connect
+from penstock.router.replicas.link import Greeting, connect
 from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.replicas.report import Reporter, Waiting
 from penstock.router.routing.chains import Chains
@@ -58,8 +59,9 @@ from penstock.tenancy.usage import UsageLog
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
-from penstock.wire.frames import DownFrame
-from penstock.wire.proof import make_hello
+from penstock.wire.errors import ReplicaLost
+from penstock.wire.frames import PREVIOUS_PROTOCOL, PROTOCOL_VERSION, DownFrame
+from penstock.wire.stream_config import StreamConfig
 
 DRAIN_S = 10
 """Time for answers under way when the gateway is to go, where nothing else is configured, seconds."""
@@ -67,6 +69,8 @@ STOP_S = 5.0
 """Longest time for what comes after the drain."""
 HEALTH_PERIOD_S = 0.5
 HEALTH_TIMEOUT_S = 5.0
+
+_DEFAULT_STREAM = StreamConfig()
 
 log = logging.getLogger("penstock.gateway")
 
@@ -86,11 +90,14 @@ class Core:
         providers: Sequence[ProviderConfig] = (),
         provider_keys: Mapping[str, str] = MappingProxyType({}),
         adapters: AdaptersConfig | None = None,
+        stream: StreamConfig = _DEFAULT_STREAM,
     ) -> None:
-        """checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one. telemetry None: nothing
-        is traced."""
+        """secret: the cluster's. checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one.
+        telemetry None: nothing is traced."""
         self._router_id = router_id
         self._secret = secret
+        self._secrets = replica_secrets(secret)
+        self._stream = stream
         self._pools = {pool.name: pool for pool in pools}
         self._metrics = Metrics()
         self.tracing = None if telemetry is None else open_tracing(telemetry, router_id, self._count_spans, Random())
@@ -122,7 +129,7 @@ class Core:
                 self.fleet,
                 self._index,
                 self._queue,
-                Chains(secret),
+                Chains(self._secrets.block),
                 config,
                 self._metrics,
                 Random(),
@@ -146,7 +153,19 @@ class Core:
     def _connect(
         self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
     ) -> AbstractAsyncContextManager[Link]:
-        return connect(member.address, make_hello(self._secret, self._router_id, member.epoch), on_frame, on_lost)
+        return connect(member.address, self._greeting(member), on_frame, on_lost)
+
+    def _greeting(self, member: Member) -> Greeting:
+        """How to open the stream to a replica. Which version it is of is known from Serve's broadcast, and never from
+        the network. Raises ReplicaLost for one that is not spoken to."""
+        if member.protocol == PROTOCOL_VERSION:
+            return Greeting(self._router_id, member.epoch, self._secrets.stream)
+        if member.protocol == PREVIOUS_PROTOCOL and self._stream.accept_previous_hello:
+            return Greeting(self._router_id, member.epoch, self._secret, is_previous=True)
+        raise ReplicaLost(
+            f"The replica at {member.address} speaks protocol {member.protocol}, this gateway {PROTOCOL_VERSION}; "
+            "stream.accept_previous_hello allows the previous one."
+        )
 
     def _adapters(
         self, config: AdaptersConfig, client: redis.asyncio.Redis, models: Mapping[str, ServedModel]
@@ -198,6 +217,7 @@ class Gateway:
         providers: tuple[ProviderConfig, ...],
         adapters: AdaptersConfig | None,
         drain_s: int,
+        stream: StreamConfig = _DEFAULT_STREAM,
     ) -> None:
         logs.configure()
         self._pod = this_pod()
@@ -223,6 +243,7 @@ class Gateway:
             providers,
             keys,
             adapters,
+            stream,
         )
         self._drain = DrainingApp(core.app)
         self._listener = Listener(
@@ -306,11 +327,12 @@ def gateway_app(
     num_replicas: int = 1,
     resource: str | None = None,
     drain_s: int = DRAIN_S,
+    stream: StreamConfig = _DEFAULT_STREAM,
 ) -> serve.Application:
     """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry: with None
     nothing is traced, whatever the environment has. adapters: with None no adapters are served. num_replicas: number of
     gateways; all listen on the same port, so each is on a node of its own. resource: a resource of Ray of which each
-    takes one unit. drain_s: time for answers under way when a gateway is to end."""
+    takes one unit. drain_s: time for answers under way when a gateway is to end. stream: the same as the pools'."""
     options = serve_options(
         GATEWAY_APP,
         SPREAD_S + drain_s + 2 * STOP_S,
@@ -321,6 +343,6 @@ def gateway_app(
     )
     deployment = serve.deployment(**options)
     application: serve.Application = deployment(Gateway).bind(
-        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s
+        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s, stream
     )
     return application

@@ -18,6 +18,9 @@
 {{/* Without redis: its URL is a secret and comes by the environment. */}}
 {{- define "penstock.yaml" -}}
 gateway: {{- include "penstock.gatewayConfig" . | nindent 2 }}
+{{- with .Values.stream }}
+stream: {{- toYaml . | nindent 2 }}
+{{- end }}
 telemetry: {{- toYaml .Values.telemetry | nindent 2 }}
 {{- if .Values.adapters.enabled }}
 adapters: {{- include "penstock.adapters" . | nindent 2 }}
@@ -56,6 +59,9 @@ applications:
       pool: {{- include "penstock.pool" . | nindent 8 }}
       {{- if $.Values.adapters.enabled }}
       adapters: {{- include "penstock.adapters" $ | nindent 8 }}
+      {{- end }}
+      {{- with $.Values.stream }}
+      stream: {{- toYaml . | nindent 8 }}
       {{- end }}
 {{- end }}
 {{- end }}

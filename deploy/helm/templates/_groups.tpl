@@ -78,6 +78,7 @@ template:
         resources: {{- toYaml $gateway.resources | nindent 10 }}
         env:
           {{- include "penstock.workerEnv" (list . $drain) | nindent 10 }}
+          {{- include "penstock.secretsEnv" . | nindent 10 }}
           {{- with include "penstock.providerEnv" . | trim }}{{ . | nindent 10 }}{{ end }}
         ports:
           - {name: http, containerPort: {{ $gateway.port }}}
@@ -129,13 +130,17 @@ template:
     {{- $spread := printf "%s\nray.io/group: %s" (include "penstock.selector" (list $root "pool")) $group }}
     {{- with include "penstock.spread" (list $pod $spread) | trim }}{{ . | nindent 4 }}{{ end }}
     terminationGracePeriodSeconds: {{ add $drain 45 }}
+    initContainers:
+      {{- include "penstock.replicaSecretsContainer" (list $root (default (include "penstock.image" $root) $pod.image)) | nindent 6 }}
     containers:
       - name: ray-worker
         image: {{ default (include "penstock.image" $root) $pod.image }}
         imagePullPolicy: {{ $root.Values.image.pullPolicy }}
         securityContext: {{- include "penstock.containerSecurity" . | nindent 10 }}
         resources: {{- include "penstock.poolResources" $pod | nindent 10 }}
-        env: {{- include "penstock.workerEnv" (list $root $drain) | nindent 10 }}
+        env:
+          {{- include "penstock.workerEnv" (list $root $drain) | nindent 10 }}
+          {{- include "penstock.replicaEnv" $root | nindent 10 }}
         ports:
           - {name: metrics, containerPort: 8080}
         # The raylet answers long before the model is loaded; ready is the pod whose replica serves.
@@ -155,8 +160,13 @@ template:
           timeoutSeconds: 5
           failureThreshold: 6
         lifecycle: {preStop: {exec: {command: [penstock, drain]}}}
-        volumeMounts: {{- include "penstock.volumeMounts" $volumes | nindent 10 }}
-    volumes: {{- include "penstock.volumes" $volumes | nindent 6 }}
+        volumeMounts:
+          {{- include "penstock.volumeMounts" $volumes | nindent 10 }}
+          - {name: secrets, mountPath: {{ include "penstock.replicaSecretsFolder" $root }}, readOnly: true}
+    volumes:
+      {{- include "penstock.volumes" $volumes | nindent 6 }}
+      - name: secrets
+        emptyDir: {medium: Memory, sizeLimit: 1Mi}
 {{- end }}
 
 {{/* Resources of a pool's container, GPUs among them. */}}

@@ -151,10 +151,14 @@ redis://{{ include "penstock.redisHost" . }}:6379
 {{ include "penstock.secretEnv" (list "PENSTOCK_REDIS_URL" (include "penstock.secretName" (list . "redis")) "url") }}
 {{- end }}
 
-{{/* What gateways, replicas and tenants' commands need. */}}
+{{- define "penstock.clusterSecretEnv" -}}
+{{ include "penstock.secretEnv" (list "PENSTOCK_CLUSTER_SECRET" (include "penstock.secretName" (list . "cluster")) "cluster-secret") }}
+{{- end }}
+
+{{/* What gateways and tenants' commands need. */}}
 {{- define "penstock.secretsEnv" -}}
 {{ include "penstock.redisEnv" . }}
-{{ include "penstock.secretEnv" (list "PENSTOCK_CLUSTER_SECRET" (include "penstock.secretName" (list . "cluster")) "cluster-secret") }}
+{{ include "penstock.clusterSecretEnv" . }}
 {{- end }}
 
 {{/* Deadline of the longest request, whole seconds. */}}

@@ -1,4 +1,4 @@
-"""The router's end of the token stream to one replica: one channel, used once.
+"""The router's end of the token stream to one replica: one channel, used once, from its opening on.
 
 Not the keeper of links: who wants another after a loss connects again. Invariants: what is sent in one turn of the
 event loop travels in one frame, in order; a loss is reported once, within seconds also when the replica hangs or its
@@ -9,23 +9,36 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import msgspec
 
-from penstock.wire.channel import Channel
+from penstock.wire.channel import MAX_MESSAGE_BYTES, Channel
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import (
     Abort,
     Announce,
     DownFrame,
     DropAdapter,
-    Hello,
     LoadAdapter,
     Op,
     Submit,
     UpFrame,
     decode_down,
     encode,
+)
+from penstock.wire.proof import (
+    MAX_OPENING_BYTES,
+    NONCE_BYTES,
+    Answer,
+    Challenge,
+    Opening,
+    StreamProofs,
+    decode_opening,
+    encode_opening,
+    is_same,
+    make_hello,
+    make_nonce,
 )
 
 CONNECT_TIMEOUT_S = 3.0
@@ -36,11 +49,31 @@ SILENCE_S = 4.0
 log = logging.getLogger("penstock.link")
 
 
+class Greeting(NamedTuple):
+    """What a router opens a stream with."""
+
+    router_id: str
+    epoch: str
+    """Epoch of the replica's process."""
+    secret: bytes
+    """The stream secret; for a replica of the previous version the cluster secret."""
+    is_previous: bool = False
+    """Whether the replica is of the version before, which says `Hello` and proves nothing."""
+
+
 class ChannelLink:
     """One token stream to a replica, as `connect` opens it. Its methods never wait; after a loss they do nothing."""
 
-    def __init__(self, address: str, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> None:
-        self.channel = Channel(self._on_message, self._on_end)
+    def __init__(
+        self,
+        address: str,
+        greeting: Greeting,
+        on_frame: Callable[[DownFrame], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.channel = Channel(self._on_challenge, self._on_end, max_message_bytes=MAX_OPENING_BYTES)
+        self._greeting = greeting
+        self._opening = Opening(greeting.router_id, make_nonce())
         self._address = address
         self._on_frame = on_frame
         self._on_lost = on_lost
@@ -73,9 +106,15 @@ class ChannelLink:
     def drop_adapter(self, digest: str) -> None:
         self._push(DropAdapter(digest))
 
-    async def handshake(self, hello: Hello) -> None:
-        """Send Hello and wait for the first frame. Raises ReplicaLost, with the replica's words where it refuses."""
-        self._push(hello)
+    async def handshake(self) -> None:
+        """Open the stream and wait for the first frame. Raises ReplicaLost, with the replica's words where it
+        refuses."""
+        router_id, epoch, secret, is_previous = self._greeting
+        if is_previous:
+            self._begin()
+            self._push(make_hello(secret, router_id, epoch))
+        else:
+            self.channel.send(encode_opening(self._opening))
         await self._answered
         if self._loss is not None:
             raise ReplicaLost(f"No stream to the replica at {self._address}: {self._loss}.")
@@ -103,6 +142,24 @@ class ChannelLink:
     def _flush(self) -> None:
         ops, self._ops = self._ops, []
         self.channel.send(encode(UpFrame(ops)))
+
+    def _on_challenge(self, data: bytes) -> None:
+        """Take the replica's reply to the Opening, and prove ourselves only to one that has."""
+        challenge = decode_opening(data)
+        if not isinstance(challenge, Challenge):
+            self._lose(_read_refusal(data))
+            return
+        proofs = StreamProofs(self._greeting.secret, self._opening, self._greeting.epoch, challenge.nonce)
+        if len(challenge.nonce) != NONCE_BYTES or not is_same(challenge.proof, proofs.replica):
+            self._lose("it is not the replica of this platform that it was taken for")
+            return
+        self._begin()
+        self.channel.send(encode_opening(Answer(proofs.router)))
+
+    def _begin(self) -> None:
+        """Take frames from now on."""
+        self.channel.max_message_bytes = MAX_MESSAGE_BYTES
+        self.channel.on_message = self._on_message
 
     def _on_message(self, data: bytes) -> None:
         self._received_s = self._loop.time()
@@ -157,23 +214,32 @@ class ChannelLink:
             self._on_lost()
 
 
+def _read_refusal(data: bytes) -> str:
+    """The reason in a frame that ends the stream, or that it is no such frame."""
+    try:
+        reason = decode_down(data).error
+    except msgspec.MsgspecError:
+        reason = None
+    return reason or "it is not a replica of this version"
+
+
 @asynccontextmanager
 async def connect(
-    address: str, hello: Hello, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
+    address: str, greeting: Greeting, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
 ) -> AsyncIterator[ChannelLink]:
     """Open the stream to the replica at `address` (host:port); leaving closes it.
 
-    hello: the first message. on_frame: called with every frame, from the first, which has a load. on_lost: called once,
-    when the stream ends otherwise than by leaving. Raises ReplicaLost when the replica can't be reached, refuses, or
-    does not answer within CONNECT_TIMEOUT_S.
+    greeting: whom the replica is to take us for, and we it. on_frame: called with every frame, from the first, which
+    has a load. on_lost: called once, when the stream ends otherwise than by leaving. Raises ReplicaLost when the
+    replica can't be reached, refuses, proves to be another one, or does not answer within CONNECT_TIMEOUT_S.
     """
-    link = ChannelLink(address, on_frame, on_lost)
+    link = ChannelLink(address, greeting, on_frame, on_lost)
     host, _, port = address.rpartition(":")
     try:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 await asyncio.get_running_loop().create_connection(lambda: link.channel, host.strip("[]"), int(port))
-                await link.handshake(hello)
+                await link.handshake()
         except TimeoutError:
             raise ReplicaLost(f"The replica at {address} did not answer within {CONNECT_TIMEOUT_S:.0f} s.") from None
         except OSError as error:

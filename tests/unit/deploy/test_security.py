@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from penstock.base.environment import CLUSTER_SECRET, REPLICA_SECRETS
 from tests.unit.deploy.branches import BRANCHES
 from tests.unit.deploy.charts import PRESETS, Object, Pod, containers, every_case, find, objects, pods
 
@@ -56,6 +57,43 @@ def test_the_check_sees_a_pod_that_is_not() -> None:
         "volume hostPath",
         f"{pod.spec['containers'][0]['name']} has capabilities",
     ]
+
+
+def serving_env(component: str, values: str = "") -> dict[str, Object]:
+    """Environment of the containers that serve in a component's pods, by name of the variable."""
+    return {
+        variable["name"]: variable
+        for pod in pods(objects("", values))
+        if pod.labels["app.kubernetes.io/component"] == component
+        for variable in pod.spec["containers"][0]["env"]
+    }
+
+
+def test_a_replica_has_its_own_secrets_and_not_the_clusters() -> None:
+    assert CLUSTER_SECRET in serving_env("gateway")
+    assert CLUSTER_SECRET not in serving_env("pool")
+    assert REPLICA_SECRETS in serving_env("pool")
+
+
+def test_a_replica_has_the_clusters_secret_while_gateways_of_the_version_before_are_let_in() -> None:
+    assert CLUSTER_SECRET in serving_env("pool", "stream: {accept_previous_hello: true}")
+
+
+def test_a_replicas_secrets_are_derived_before_it_starts_into_memory_that_it_can_only_read() -> None:
+    for pod in pods(objects()):
+        if pod.labels["app.kubernetes.io/component"] != "pool":
+            continue
+        [made] = pod.spec["initContainers"]
+        [serving] = pod.spec["containers"]
+        path = next(variable["value"] for variable in serving["env"] if variable["name"] == REPLICA_SECRETS)
+        mounts = {each["name"]: each for each in serving["volumeMounts"]}
+        volumes = {each["name"]: each for each in pod.spec["volumes"]}
+
+        assert made["command"] == ["penstock", "replica-secrets", path]
+        assert {variable["name"] for variable in made["env"]} == {CLUSTER_SECRET}
+        assert path.startswith(mounts["secrets"]["mountPath"] + "/")
+        assert mounts["secrets"]["readOnly"] is True
+        assert volumes["secrets"]["emptyDir"]["medium"] == "Memory"
 
 
 @pytest.mark.parametrize(("preset", "values"), ALL)
