@@ -193,6 +193,7 @@ def _redis() -> Schema:
         enabled=FLAG,
         address={"type": "string", "pattern": "^(rediss?://[^@/ ]+)?$"},
         username=TEXT,
+        roles=FLAG,
         image=fields(repository=WORD, tag=WORD, pullPolicy=POLICY),
         runAsUser=integer(1),
         resources=RESOURCES,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.base.errors import ConfigError
+from penstock.base.redis_roles import RoleName
 from penstock.base.subsecrets import ReplicaSecrets, parse_replica_secrets
 from penstock.base.subsecrets import replica_secrets as derive_replica_secrets
 
@@ -17,7 +18,8 @@ CLUSTER_SECRET = "PENSTOCK_CLUSTER_SECRET"
 REPLICA_SECRETS = "PENSTOCK_REPLICA_SECRETS"
 """Path of a replica's file of secrets, which `penstock replica-secrets` makes of the cluster secret."""
 REDIS_URL = "PENSTOCK_REDIS_URL"
-"""redis://, rediss:// or unix://; may be missing on a replica."""
+"""redis://, rediss:// or unix://; may be missing on a replica. With _GATEWAY, _REPLICA, _AUTOSCALER or _OPERATOR behind
+it: the address for that role, which wins."""
 VLLM_PYTHON = "PENSTOCK_VLLM_PYTHON"
 """Path of the Python interpreter that has vLLM, on this machine."""
 RAY_CLUSTER = "RAY_CLUSTER_NAME"
@@ -50,9 +52,14 @@ def replica_secrets() -> ReplicaSecrets:
         raise ConfigError(f"{REPLICA_SECRETS} names {path}, which can't be read: {type(error).__name__}") from error
 
 
-def redis_url() -> str | None:
-    """Address of Redis, where the environment names one."""
-    return os.environ.get(REDIS_URL) or None
+def redis_variable(role: RoleName) -> str:
+    """Name of the variable with the role's own address of Redis."""
+    return f"{REDIS_URL}_{role.upper()}"
+
+
+def redis_url(role: RoleName) -> str | None:
+    """Address of Redis for a role, where the environment names one."""
+    return os.environ.get(redis_variable(role)) or os.environ.get(REDIS_URL) or None
 
 
 def provider_key(provider: str, variable: str) -> str:

@@ -14,20 +14,45 @@ from penstock.adapters.config import AdaptersConfig
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.config import load
 from penstock.base.errors import ConfigError
+from penstock.base.redis_roles import ROLES, RoleName
 from penstock.base.telemetry import TelemetryConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.wire.stream_config import StreamConfig
 from penstock.workers.config import EngineConfig
 
 
+class RedisUrls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Addresses of one Redis, with the user of each role; `penstock redis-acl` prints what each may do."""
+
+    gateway: str | None = None
+    replica: str | None = None
+    autoscaler: str | None = None
+    operator: str | None = None
+
+
 class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     url: str | None = None
     """Address of Redis: redis://, rediss:// or unix://; None: an embedded server, kept alive, with its data in the
     state folder."""
+    urls: RedisUrls = msgspec.field(default_factory=RedisUrls)
+    """Addresses by role, each with a user of its own; those left out take `url`."""
+
+    def url_for(self, role: RoleName) -> str | None:
+        """Address of Redis for a role; None: the embedded server."""
+        return getattr(self.urls, role) or self.url
 
     def __post_init__(self) -> None:
-        if self.url is not None and not self.url.startswith(("redis://", "rediss://", "unix://")):
-            raise ConfigError(f"redis.url must begin with redis://, rediss:// or unix://, not {self.url!r}")
+        _check_redis_url("redis.url", self.url)
+        for role in ROLES:
+            url = getattr(self.urls, role)
+            _check_redis_url(f"redis.urls.{role}", url)
+            if url is not None and self.url is None:
+                raise ConfigError(f"redis.urls.{role} is set, but not redis.url: the embedded Redis has its own users")
+
+
+def _check_redis_url(name: str, url: str | None) -> None:
+    if url is not None and not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError(f"{name} must begin with redis://, rediss:// or unix://, not {url!r}")
 
 
 class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

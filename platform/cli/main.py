@@ -15,6 +15,7 @@ from penstock.base.environment import cluster_secret
 from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.pod import DRAIN_S, POD_DIR
 from penstock.base.pod import drain as drain_pod
+from penstock.base.redis_roles import ROLES, acl_rules, user_of
 from penstock.base.subsecrets import format_replica_secrets, replica_secrets
 from penstock.cli.cluster import StartFailed
 from penstock.cli.config import load_platform
@@ -162,6 +163,13 @@ def write_replica_secrets(
     """Write what a replica needs of PENSTOCK_CLUSTER_SECRET, and no more, for its PENSTOCK_REPLICA_SECRETS."""
     with refusing():
         write_private(file, format_replica_secrets(replica_secrets(cluster_secret())).encode())
+
+
+@app.command("redis-acl")
+def print_redis_acl() -> None:
+    """Print the users that a Redis of your own should have, as ACL SETUSER commands; put passwords in."""
+    for role in ROLES:
+        print(f"ACL SETUSER {user_of(role)} on '>PASSWORD' {acl_rules(role)}")
 
 
 @app.command()

@@ -96,7 +96,7 @@ def first_replicas(pool: PoolConfig, targets: dict[str, int]) -> int:
 
 async def _read_targets() -> dict[str, int]:
     """The autoscaler's last targets by application; empty where it has written none, or Redis does not answer."""
-    url = redis_url()
+    url = redis_url("autoscaler")
     if url is None:
         return {}
     client = connect(url)

@@ -222,7 +222,7 @@ class Gateway:
         logs.configure()
         self._pod = this_pod()
         self._drain_s = drain_s
-        url = redis_url()
+        url = redis_url("gateway")
         if url is None:
             raise ConfigError(f"{REDIS_URL} is not set: a gateway looks API keys up in Redis")
         checkpoints = await asyncio.to_thread(_load_checkpoints, pools)

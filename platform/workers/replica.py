@@ -134,7 +134,7 @@ class Replica:
         self._unwritten: list[BlockEvents] = []
         self._writer: IndexWriter | None = None
         self._writing: asyncio.Task[None] | None = None
-        url = redis_url()
+        url = redis_url("replica")
         if url is not None:
             replica_id = serve.get_replica_context().replica_id.unique_id
             self._writer = IndexWriter(connect(url), replica_id, epoch, self._snapshot)

@@ -24,7 +24,7 @@ template:
         env:
           {{- include "penstock.rayEnv" . | nindent 10 }}
           # Serve builds its applications here; a pool's asks how many replicas it had.
-          {{- include "penstock.redisEnv" . | nindent 10 }}
+          {{- include "penstock.redisEnv" (list . "autoscaler") | nindent 10 }}
         ports:
           - {name: gcs-server, containerPort: 6379}
           - {name: dashboard, containerPort: 8265}
@@ -78,7 +78,7 @@ template:
         resources: {{- toYaml $gateway.resources | nindent 10 }}
         env:
           {{- include "penstock.workerEnv" (list . $drain) | nindent 10 }}
-          {{- include "penstock.secretsEnv" . | nindent 10 }}
+          {{- include "penstock.gatewayEnv" . | nindent 10 }}
           {{- with include "penstock.providerEnv" . | trim }}{{ . | nindent 10 }}{{ end }}
         ports:
           - {name: http, containerPort: {{ $gateway.port }}}

@@ -53,7 +53,7 @@ httpGet: {path: /api/healthz, port: 52365}
 
 {{/* What a replica has of secrets: Redis, and the file that the init container made. The cluster secret only for gateways of the version before. */}}
 {{- define "penstock.replicaEnv" -}}
-{{ include "penstock.redisEnv" . }}
+{{ include "penstock.redisEnv" (list . "replica") }}
 - {name: PENSTOCK_REPLICA_SECRETS, value: {{ include "penstock.replicaSecretsFolder" . }}/replica}
 {{- if .Values.stream.accept_previous_hello }}
 {{ include "penstock.clusterSecretEnv" . }}

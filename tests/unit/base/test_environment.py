@@ -9,6 +9,7 @@ from penstock.base.environment import (
     cluster_secret,
     provider_key,
     redis_url,
+    redis_variable,
     replica_secrets,
 )
 from penstock.base.errors import ConfigError
@@ -38,10 +39,14 @@ def test_a_secret_that_is_missing_or_malformed_is_refused_without_showing_it(
 
 def test_redis_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(REDIS_URL, raising=False)
-    assert redis_url() is None
+    assert redis_url("gateway") is None
 
     monkeypatch.setenv(REDIS_URL, "unix:///run/redis.sock")
-    assert redis_url() == "unix:///run/redis.sock"
+    assert redis_url("gateway") == "unix:///run/redis.sock"
+
+    monkeypatch.setenv(redis_variable("replica"), "unix://penstock-replica:pw@/run/redis.sock")
+    assert redis_url("replica") == "unix://penstock-replica:pw@/run/redis.sock"
+    assert redis_url("gateway") == "unix:///run/redis.sock"
 
 
 def test_a_providers_key_loses_the_line_end_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from tests.unit.deploy.branches import BRANCHES
 from tests.unit.deploy.charts import PRESETS, Object, Pod, containers, every_case, find, objects, pods
 
 ALL = every_case()
-SECRET_NAMES = re.compile(r"KEY|TOKEN|PASSWORD|SECRET|REDIS_URL|AUTH$")
+SECRET_NAMES = re.compile(r"KEY|TOKEN|PASSWORD|SECRET(?!S$)|REDIS_URL|AUTH$")
 UNWRITABLE = {"configMap", "secret", "emptyDir", "persistentVolumeClaim"}
 """Kinds of volumes that Pod Security restricted allows, of those we use."""
 

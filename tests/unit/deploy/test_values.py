@@ -19,6 +19,7 @@ PLACES = {
     "httpRoute.enabled": "httpRoute: {parentRefs: [{name: public}]}",
     "redis.address": "{redis: {enabled: false, address: 'redis://b:1'}, secrets: {redis: s}}",
     "redis.enabled": "{redis: {address: 'redis://b:1'}, secrets: {redis: s}}",
+    "redis.roles": "{secrets: {redis: s}}",
     "redis.username": "{redis: {enabled: false, address: 'redis://b:1'}, secrets: {redis: s}}",
     "networkPolicy.redis": "{redis: {enabled: false, address: 'redis://b:1'}, secrets: {redis: s}}",
     "networkPolicy.telemetry": "telemetry: {otlp_endpoint: 'http://x'}",
