@@ -31,6 +31,7 @@ from penstock.base.redis import connect as connect_redis
 from penstock.base.serve_options import serve_options
 from penstock.base.subsecrets import replica_secrets
 from penstock.base.telemetry import TelemetryConfig
+from penstock.base.tls import TlsContexts
 from penstock.base.tracing import open_tracing
 from penstock.prefix.index import PrefixIndex
 from penstock.prefix.store import IndexStore
@@ -98,6 +99,7 @@ class Core:
         self._secret = secret
         self._secrets = replica_secrets(secret)
         self._stream = stream
+        self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
         self._metrics = Metrics()
         self.tracing = None if telemetry is None else open_tracing(telemetry, router_id, self._count_spans, Random())
@@ -153,7 +155,8 @@ class Core:
     def _connect(
         self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
     ) -> AbstractAsyncContextManager[Link]:
-        return connect(member.address, self._greeting(member), on_frame, on_lost)
+        tls = None if self._tls is None else self._tls.newest
+        return connect(member.address, self._greeting(member), on_frame, on_lost, tls)
 
     def _greeting(self, member: Member) -> Greeting:
         """How to open the stream to a replica. Which version it is of is known from Serve's broadcast, and never from
@@ -247,7 +250,11 @@ class Gateway:
         )
         self._drain = DrainingApp(core.app)
         self._listener = Listener(
-            self._drain, config.host, [port for port in (config.port, config.admin_port) if port is not None], drain_s
+            self._drain,
+            config.host,
+            [port for port in (config.port, config.admin_port) if port is not None],
+            drain_s,
+            None if config.tls is None else TlsContexts(config.tls, is_server=True).newest,
         )
         self._stopping = asyncio.Event()
         self._main = asyncio.create_task(self._run(core), name="gateway")

@@ -12,6 +12,7 @@ Decisions: docs/decisions/stream.md
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable
 from typing import cast
 
@@ -22,6 +23,15 @@ WRITE_BUFFER_BYTES = 256 * 2**10
 """Bytes held for a peer that doesn't read, beyond the kernel's buffers, before `is_writable` is false."""
 UNACKED_MS = 5000
 """How long a peer's machine may leave sent data unacknowledged before the connection is given up."""
+
+
+TLS_S = 3.0
+"""Longest agreement on TLS at the beginning, and on its end."""
+
+
+def tls_timeouts(tls: ssl.SSLContext | None) -> dict[str, float]:
+    """Keyword arguments for asyncio where a channel is made with TLS; none without."""
+    return {} if tls is None else {"ssl_handshake_timeout": TLS_S, "ssl_shutdown_timeout": TLS_S}
 
 
 def _do_nothing() -> None:
@@ -75,6 +85,12 @@ class Channel(asyncio.Protocol):
         if self.is_open:
             self.is_open = False
             self._transport.abort()
+
+    @property
+    def peer_names(self) -> tuple[str, ...]:
+        """DNS names in the certificate of the other end, which TLS has checked; none without TLS."""
+        certificate = self._transport.get_extra_info("peercert") or {}
+        return tuple(name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS")
 
     # asyncio's side
 

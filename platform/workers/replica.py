@@ -24,13 +24,14 @@ from penstock.base.environment import cluster_secret, redis_url, replica_secrets
 from penstock.base.pod import AFTER_GATEWAYS_S, this_pod
 from penstock.base.redis import connect
 from penstock.base.serve_options import serve_options
+from penstock.base.tls import TlsContexts
 from penstock.prefix.hashing import ChainHasher
 from penstock.prefix.store import IndexWriter
 from penstock.text.source import ModelSource, resolve
 from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, to_metadata
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import PROTOCOL_VERSION, BlockEvents, StepCosts
-from penstock.wire.stream_config import StreamConfig
+from penstock.wire.stream_config import GATEWAY_NAME, StreamConfig
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, EngineLoad, Runner, StepReport
 from penstock.workers.engine.probe import measure
@@ -74,7 +75,9 @@ class Replica:
         epoch = uuid.uuid4().hex
         secrets = replica_secrets()
         hasher = ChainHasher(secrets.block, config.block_size)
-        door = Door(secrets.stream, epoch, cluster_secret() if stream.accept_previous_hello else None)
+        previous_secret = cluster_secret() if stream.accept_previous_hello else None
+        door = Door(secrets.stream, epoch, previous_secret, None if stream.tls is None else GATEWAY_NAME)
+        tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=True).newest
         self._streams = StreamServer(StreamInfo.of(epoch, config), self._on_events, door)
         started = await asyncio.to_thread(_start_engine, model, config, hasher, self._streams.on_step)
         self._engine = started.engine
@@ -82,7 +85,11 @@ class Replica:
         self._start_writer(epoch)
         host = host or str(ray.util.get_node_ip_address())
         port = await self._streams.start(
-            self._engine, started.idle, host, adapters=_make_adapters(started.runner, config, adapters_folder)
+            self._engine,
+            started.idle,
+            host,
+            adapters=_make_adapters(started.runner, config, adapters_folder),
+            tls=tls,
         )
         self._metadata = ReplicaMetadata(
             f"{host}:{port}",

@@ -7,13 +7,14 @@ machine vanishes; no frame is passed on after that, nor after the link was close
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 import msgspec
 
-from penstock.wire.channel import MAX_MESSAGE_BYTES, Channel
+from penstock.wire.channel import MAX_MESSAGE_BYTES, Channel, tls_timeouts
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import (
     Abort,
@@ -40,6 +41,7 @@ from penstock.wire.proof import (
     make_hello,
     make_nonce,
 )
+from penstock.wire.stream_config import REPLICA_NAME
 
 CONNECT_TIMEOUT_S = 3.0
 """Longest time from the first packet to the replica's first load report."""
@@ -225,20 +227,32 @@ def _read_refusal(data: bytes) -> str:
 
 @asynccontextmanager
 async def connect(
-    address: str, greeting: Greeting, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
+    address: str,
+    greeting: Greeting,
+    on_frame: Callable[[DownFrame], None],
+    on_lost: Callable[[], None],
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[ChannelLink]:
     """Open the stream to the replica at `address` (host:port); leaving closes it.
 
     greeting: whom the replica is to take us for, and we it. on_frame: called with every frame, from the first, which
     has a load. on_lost: called once, when the stream ends otherwise than by leaving. Raises ReplicaLost when the
-    replica can't be reached, refuses, proves to be another one, or does not answer within CONNECT_TIMEOUT_S.
+    replica can't be reached, refuses, proves to be another one, or does not answer within CONNECT_TIMEOUT_S. tls: by
+    which the replica's certificate is checked and ours shown; None: the stream is not encrypted.
     """
     link = ChannelLink(address, greeting, on_frame, on_lost)
     host, _, port = address.rpartition(":")
     try:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await asyncio.get_running_loop().create_connection(lambda: link.channel, host.strip("[]"), int(port))
+                await asyncio.get_running_loop().create_connection(
+                    lambda: link.channel,
+                    host.strip("[]"),
+                    int(port),
+                    ssl=tls,
+                    server_hostname=None if tls is None else REPLICA_NAME,
+                    **tls_timeouts(tls),
+                )
                 await link.handshake()
         except TimeoutError:
             raise ReplicaLost(f"The replica at {address} did not answer within {CONNECT_TIMEOUT_S:.0f} s.") from None

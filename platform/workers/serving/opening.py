@@ -41,18 +41,21 @@ class Step(NamedTuple):
 
 class Door:
     """What a replica process checks routers by. secret: the stream secret. epoch: the process's. previous_secret: the
-    cluster secret where gateways of the version before are let in, else None."""
+    cluster secret where gateways of the version before are let in, else None. router_name: DNS name that a router's
+    certificate must have; None: streams are without TLS."""
 
     def __init__(
         self,
         secret: bytes,
         epoch: str,
         previous_secret: bytes | None = None,
+        router_name: str | None = None,
         make_nonce: Callable[[], bytes] = make_nonce,
     ) -> None:
         self.secret = secret
         self.epoch = epoch
         self.previous_secret = previous_secret
+        self.router_name = router_name
         self.make_nonce = make_nonce
 
 
@@ -64,8 +67,10 @@ class Entrance:
         self._proofs: StreamProofs | None = None
         self._router_id = ""
 
-    def take(self, data: bytes) -> Step:
-        """Raises ProtocolError for anything that no router of ours would send."""
+    def take(self, data: bytes, names: tuple[str, ...] = ()) -> Step:
+        """Raises ProtocolError for anything that no router of ours would send. names: of its certificate."""
+        if self._door.router_name is not None and self._door.router_name not in names:
+            raise ProtocolError(f"The router's certificate has not the name {self._door.router_name}.")
         message = decode_opening(data)
         if self._proofs is None:
             if isinstance(message, Opening):

@@ -143,7 +143,7 @@ class Connection:
 
     def _on_opening(self, data: bytes) -> None:
         try:
-            reply, router_id = self._entrance.take(data)
+            reply, router_id = self._entrance.take(data, self.channel.peer_names)
         except ProtocolError as error:
             self._break(str(error))
             return

@@ -8,13 +8,14 @@ session, and is aborted when that ends; a router gets only its own deltas, in or
 
 import asyncio
 import logging
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from penstock.wire.channel import Channel
+from penstock.wire.channel import Channel, tls_timeouts
 from penstock.wire.frames import (
     Abort,
     Announce,
@@ -106,17 +107,23 @@ class StreamServer:
         self._is_draining = False
 
     async def start(
-        self, engine: Engine, load: EngineLoad, host: str, port: int = 0, adapters: Adapters | None = None
+        self,
+        engine: Engine,
+        load: EngineLoad,
+        host: str,
+        port: int = 0,
+        adapters: Adapters | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> int:
         """Serve on host:port (0: a free one); returns the port. load: the engine's before its first step. adapters:
-        None where there are none."""
+        None where there are none. tls: None: streams are not encrypted."""
         self._engine = engine
         self._adapters = adapters
         if adapters is not None:
             adapters.on_change = partial(self._touch_loads, is_urgent=True)
         self._load = load
         self._loop = asyncio.get_running_loop()
-        self._server = await self._loop.create_server(self._accept, host, port)
+        self._server = await self._loop.create_server(self._accept, host, port, ssl=tls, **tls_timeouts(tls))
         self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
