@@ -25,7 +25,11 @@ Schema = dict[str, Any]
 
 TARGET = Path(__file__).parent / "helm" / "values.schema.json"
 SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, StreamConfig)
-CHART_OWNED = {"GatewayConfig": ("host", "port", "admin_port"), "AdaptersConfig": ("folder",)}
+CHART_OWNED = {
+    "GatewayConfig": ("host", "port", "admin_port", "tls"),
+    "AdaptersConfig": ("folder",),
+    "StreamConfig": ("tls",),
+}
 """Fields that the chart sets itself."""
 
 TEXT: Schema = {"type": "string"}
@@ -131,6 +135,7 @@ def schema() -> Schema:
         providers=items(_ref("ProviderConfig")),
         telemetry=_ref("TelemetryConfig"),
         stream=_ref("StreamConfig"),
+        tls=fields(stream=FLAG, gateway=FLAG, issuer=fields(name=NAME, kind={"enum": ["Issuer", "ClusterIssuer"]})),
         models=fields(
             mountPath={"type": "string", "pattern": "^/[^ ]+$"},
             existingClaim=NAME,

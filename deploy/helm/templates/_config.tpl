@@ -8,7 +8,9 @@
 {{- end }}
 
 {{- define "penstock.gatewayConfig" -}}
-{{- toYaml (merge (dict "host" "0.0.0.0" "port" .Values.gateway.port "admin_port" .Values.gateway.adminPort) .Values.gateway.config) -}}
+{{- $own := dict "host" "0.0.0.0" "port" .Values.gateway.port "admin_port" .Values.gateway.adminPort -}}
+{{- if .Values.tls.gateway -}}{{- $_ := set $own "tls" (include "penstock.gatewayTls" . | fromYaml) -}}{{- end -}}
+{{- toYaml (merge $own .Values.gateway.config) -}}
 {{- end }}
 
 {{- define "penstock.adapters" -}}
@@ -18,8 +20,8 @@
 {{/* Without redis: its URL is a secret and comes by the environment. */}}
 {{- define "penstock.yaml" -}}
 gateway: {{- include "penstock.gatewayConfig" . | nindent 2 }}
-{{- with .Values.stream }}
-stream: {{- toYaml . | nindent 2 }}
+{{- with include "penstock.stream" . }}
+stream: {{- . | nindent 2 }}
 {{- end }}
 telemetry: {{- toYaml .Values.telemetry | nindent 2 }}
 {{- if .Values.adapters.enabled }}
@@ -60,8 +62,8 @@ applications:
       {{- if $.Values.adapters.enabled }}
       adapters: {{- include "penstock.adapters" $ | nindent 8 }}
       {{- end }}
-      {{- with $.Values.stream }}
-      stream: {{- toYaml . | nindent 8 }}
+      {{- with include "penstock.stream" $ }}
+      stream: {{- . | nindent 8 }}
       {{- end }}
 {{- end }}
 {{- end }}

@@ -54,6 +54,7 @@ template:
 {{- $gateway := .Values.gateway -}}
 {{- $drain := include "penstock.gatewayDrainSeconds" . -}}
 {{- $volumes := dict "root" . "tmpSize" $gateway.tmpSize "shmSize" $gateway.shmSize "adapters" true -}}
+{{- $tls := concat (list .) (include "penstock.tlsOfGateway" . | fromJsonArray) -}}
 groupName: gateway
 replicas: {{ $gateway.replicas }}
 minReplicas: 0
@@ -92,7 +93,7 @@ template:
           failureThreshold: 90
         # Quick, for a gateway that leaves listens on only so long (SPREAD_S in platform/base/pod.py).
         readinessProbe:
-          httpGet: {path: /readyz, port: http}
+          httpGet: {path: /readyz, port: http, scheme: {{ include "penstock.scheme" . | upper }}}
           periodSeconds: 1
           timeoutSeconds: 2
           failureThreshold: 2
@@ -102,8 +103,12 @@ template:
           timeoutSeconds: 5
           failureThreshold: 6
         lifecycle: {preStop: {exec: {command: [penstock, drain]}}}
-        volumeMounts: {{- include "penstock.volumeMounts" $volumes | nindent 10 }}
-    volumes: {{- include "penstock.volumes" $volumes | nindent 6 }}
+        volumeMounts:
+          {{- include "penstock.volumeMounts" $volumes | nindent 10 }}
+          {{- include "penstock.tlsMounts" $tls | nindent 10 }}
+    volumes:
+      {{- include "penstock.volumes" $volumes | nindent 6 }}
+      {{- include "penstock.tlsVolumes" $tls | nindent 6 }}
 {{- end }}
 
 {{/* List of root and pool. */}}
@@ -113,6 +118,7 @@ template:
 {{- $drain := int $pod.drainSeconds -}}
 {{- $group := printf "pool-%s" $pool.name -}}
 {{- $volumes := dict "root" $root "tmpSize" $pod.tmpSize "shmSize" $pod.shmSize "adapters" true -}}
+{{- $tls := concat (list $root) (include "penstock.tlsOfPool" $root | fromJsonArray) -}}
 groupName: {{ $group }}
 replicas: {{ default 1 $pool.replicas | int }}
 minReplicas: 0
@@ -163,8 +169,10 @@ template:
         volumeMounts:
           {{- include "penstock.volumeMounts" $volumes | nindent 10 }}
           - {name: secrets, mountPath: {{ include "penstock.replicaSecretsFolder" $root }}, readOnly: true}
+          {{- include "penstock.tlsMounts" $tls | nindent 10 }}
     volumes:
       {{- include "penstock.volumes" $volumes | nindent 6 }}
+      {{- include "penstock.tlsVolumes" $tls | nindent 6 }}
       - name: secrets
         emptyDir: {medium: Memory, sizeLimit: 1Mi}
 {{- end }}

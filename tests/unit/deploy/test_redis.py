@@ -96,6 +96,7 @@ def test_every_pod_has_the_address_of_its_role_only() -> None:
         "gateway": {"gateway-url", "operator-url"},
         "pool": {"replica-url"},
         "autoscaler": {"autoscaler-url"},
+        "tenants": {"operator-url"},
     }
     for values, keys in (("", wanted), ("{secrets: {redis: mine}, redis: {roles: true}}", wanted)):
         assert addresses(values) == keys

@@ -26,6 +26,8 @@ PLACES = {
     "networkPolicy.providers": "providers: [{name: up, base_url: 'http://x', model: m, served_names: [demo]}]",
     "networkPolicy.internetExcept": "models: {download: true}",
     "service.nodePort": "service: {type: NodePort}",
+    "tls.issuer.kind": "tls: {stream: true, issuer: {name: ca}}",
+    "tls.issuer.name": "tls: {stream: true}",
     "podDefaults.resources": "pools: [{name: demo}]",
     "podDefaults.gpuResource": "pools: [{name: demo, engine: {device: cuda}}]",
     "podDefaults.gpus": "pools: [{name: demo, engine: {device: cuda}}]",
