@@ -48,7 +48,7 @@ from penstock.router.providers.provider import Providers
 from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.replicas.discovery import ReplicaDiscovery
 from penstock.router.replicas.fleet import Fleet
-from penstock.router.replicas.link import Greeting, connect
+from penstock.router.replicas.link import Greeter, connect
 from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.replicas.report import Reporter, Waiting
 from penstock.router.routing.chains import Chains
@@ -60,8 +60,7 @@ from penstock.tenancy.usage import UsageLog
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
-from penstock.wire.errors import ReplicaLost
-from penstock.wire.frames import PREVIOUS_PROTOCOL, PROTOCOL_VERSION, DownFrame
+from penstock.wire.frames import DownFrame
 from penstock.wire.stream_config import StreamConfig
 
 DRAIN_S = 10
@@ -95,10 +94,8 @@ class Core:
     ) -> None:
         """secret: the cluster's. checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one.
         telemetry None: nothing is traced."""
-        self._router_id = router_id
-        self._secret = secret
-        self._secrets = replica_secrets(secret)
-        self._stream = stream
+        secrets = replica_secrets(secret)
+        self._greeter = Greeter(router_id, secrets.stream, secret if stream.accept_previous_hello else None)
         self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
         self._metrics = Metrics()
@@ -131,7 +128,7 @@ class Core:
                 self.fleet,
                 self._index,
                 self._queue,
-                Chains(self._secrets.block),
+                Chains(secrets.block),
                 config,
                 self._metrics,
                 Random(),
@@ -156,19 +153,7 @@ class Core:
         self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
     ) -> AbstractAsyncContextManager[Link]:
         tls = None if self._tls is None else self._tls.newest
-        return connect(member.address, self._greeting(member), on_frame, on_lost, tls)
-
-    def _greeting(self, member: Member) -> Greeting:
-        """How to open the stream to a replica. Which version it is of is known from Serve's broadcast, and never from
-        the network. Raises ReplicaLost for one that is not spoken to."""
-        if member.protocol == PROTOCOL_VERSION:
-            return Greeting(self._router_id, member.epoch, self._secrets.stream)
-        if member.protocol == PREVIOUS_PROTOCOL and self._stream.accept_previous_hello:
-            return Greeting(self._router_id, member.epoch, self._secret, is_previous=True)
-        raise ReplicaLost(
-            f"The replica at {member.address} speaks protocol {member.protocol}, this gateway {PROTOCOL_VERSION}; "
-            "stream.accept_previous_hello allows the previous one."
-        )
+        return connect(member.address, self._greeter.greet(member), on_frame, on_lost, tls)
 
     def _adapters(
         self, config: AdaptersConfig, client: redis.asyncio.Redis, models: Mapping[str, ServedModel]

@@ -14,9 +14,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.router.replicas.replica_client import Member
 from penstock.wire.channel import MAX_MESSAGE_BYTES, Channel, tls_timeouts
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import (
+    PREVIOUS_PROTOCOL,
+    PROTOCOL_VERSION,
     Abort,
     Announce,
     DownFrame,
@@ -61,6 +64,28 @@ class Greeting(NamedTuple):
     """The stream secret; for a replica of the previous version the cluster secret."""
     is_previous: bool = False
     """Whether the replica is of the version before, which says `Hello` and proves nothing."""
+
+
+class Greeter:
+    """Chooses how to open the stream to a replica, by what that publishes through Serve and never by what somebody says
+    on the network. secret: the stream secret. previous_secret: the cluster secret where replicas of the version before
+    are spoken to, else None."""
+
+    def __init__(self, router_id: str, secret: bytes, previous_secret: bytes | None) -> None:
+        self._router_id = router_id
+        self._secret = secret
+        self._previous_secret = previous_secret
+
+    def greet(self, member: Member) -> Greeting:
+        """Raises ReplicaLost for a replica that is not spoken to."""
+        if member.protocol == PROTOCOL_VERSION:
+            return Greeting(self._router_id, member.epoch, self._secret)
+        if member.protocol == PREVIOUS_PROTOCOL and self._previous_secret is not None:
+            return Greeting(self._router_id, member.epoch, self._previous_secret, is_previous=True)
+        raise ReplicaLost(
+            f"The replica at {member.address} speaks protocol {member.protocol}, this gateway {PROTOCOL_VERSION}; "
+            "stream.accept_previous_hello allows the previous one."
+        )
 
 
 class ChannelLink:

@@ -7,10 +7,12 @@ import pytest
 import uvloop
 
 from penstock.router.replicas import link as module
-from penstock.router.replicas.link import Greeting, connect
+from penstock.router.replicas.link import Greeter, Greeting, connect
 from penstock.wire.channel import Channel
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import (
+    PREVIOUS_PROTOCOL,
+    PROTOCOL_VERSION,
     Abort,
     Announce,
     Delta,
@@ -33,6 +35,7 @@ from penstock.wire.proof import (
     encode_opening,
     make_nonce,
 )
+from tests.unit.router.fleet_fakes import FakeMember
 
 TIMEOUT_S = 10.0
 SECRET = bytes(range(32))
@@ -203,6 +206,17 @@ async def test_a_replica_of_the_version_before_is_greeted_as_it_expects() -> Non
         assert place.replicas[0].opened == [PREVIOUS_HELLO]
         assert frame.load is not None
         assert (frame.load.epoch, frame.load.max_inflight) == ("epoch", 8)
+
+
+def test_replicas_of_the_version_before_are_spoken_to_while_that_is_allowed_only() -> None:
+    now, before, later = (FakeMember("r", protocol=protocol) for protocol in (PROTOCOL_VERSION, PREVIOUS_PROTOCOL, 9))
+    strict, lenient = Greeter("me", SECRET, None), Greeter("me", SECRET, b"cluster")
+
+    assert strict.greet(now) == lenient.greet(now) == Greeting("me", now.epoch, SECRET)
+    assert lenient.greet(before) == Greeting("me", before.epoch, b"cluster", is_previous=True)
+    for greeter, member in ((strict, before), (strict, later), (lenient, later)):
+        with pytest.raises(ReplicaLost, match="accept_previous_hello"):
+            greeter.greet(member)
 
 
 def test_no_frame_is_passed_on_before_the_owner_has_the_link() -> None:
