@@ -19,12 +19,17 @@ from penstock.base.telemetry import TelemetryConfig
 from penstock.cli.config import PoolConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.tenancy.tenants import TIER_POLICIES
+from penstock.wire.stream_config import StreamConfig
 
 Schema = dict[str, Any]
 
 TARGET = Path(__file__).parent / "helm" / "values.schema.json"
-SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig)
-CHART_OWNED = {"GatewayConfig": ("host", "port", "admin_port"), "AdaptersConfig": ("folder",)}
+SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, StreamConfig)
+CHART_OWNED = {
+    "GatewayConfig": ("host", "port", "admin_port", "tls"),
+    "AdaptersConfig": ("folder",),
+    "StreamConfig": ("tls",),
+}
 """Fields that the chart sets itself."""
 
 TEXT: Schema = {"type": "string"}
@@ -129,6 +134,8 @@ def schema() -> Schema:
         podDefaults=POOL_POD,
         providers=items(_ref("ProviderConfig")),
         telemetry=_ref("TelemetryConfig"),
+        stream=_ref("StreamConfig"),
+        tls=fields(stream=FLAG, gateway=FLAG, issuer=fields(name=NAME, kind={"enum": ["Issuer", "ClusterIssuer"]})),
         models=fields(
             mountPath={"type": "string", "pattern": "^/[^ ]+$"},
             existingClaim=NAME,
@@ -199,6 +206,7 @@ def _redis() -> Schema:
         enabled=FLAG,
         address={"type": "string", "pattern": "^(rediss?://[^@/ ]+)?$"},
         username=TEXT,
+        roles=FLAG,
         image=fields(repository=WORD, tag=WORD, pullPolicy=POLICY),
         runAsUser=integer(1),
         resources=RESOURCES,

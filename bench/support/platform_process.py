@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import msgspec
 import psutil
 
 from bench.support.cpu import descendants
+from penstock.cli.state import StateDir
+from penstock.cli.tenant import redis_of
 
 START_S = 180.0
 STOP_S = 60.0
@@ -51,9 +52,9 @@ class PlatformProcess:
         return self._named("redis-server", "valkey-server")
 
     @property
-    def redis_socket(self) -> Path:
-        """Path of the embedded Redis' socket."""
-        return Path(msgspec.json.decode((self.state / "state.json").read_bytes())["temp_dir"]) / "redis" / "redis.sock"
+    def redis_url(self) -> str:
+        """Address of the embedded Redis, with the operator's user."""
+        return redis_of(StateDir(self.state), None)
 
     def metrics(self) -> str:
         """The gateway's page /metrics. Raises httpx.HTTPError."""

@@ -39,7 +39,7 @@ class Autoscaler:
         self, pools: tuple[ScaledPool, ...], journal: str | None
     ) -> None:
         logs.configure()
-        url = redis_url()
+        url = redis_url("autoscaler")
         if url is None:
             raise ConfigError(f"{REDIS_URL} is not set: the autoscaler learns the load through Redis")
         self._client = connect(url)

@@ -126,7 +126,7 @@ class ServeAgent:
 
     async def __init__(self, apps: Sequence[str]) -> None:  # type: ignore[misc]  # Serve awaits it
         logs.configure()
-        url = redis_url()
+        url = redis_url("gateway")
         if url is None:
             raise ConfigError(f"{REDIS_URL} is not set: the autoscaler's calls come through Redis")
         self._client = connect(url)

@@ -6,13 +6,20 @@ Read by composition roots only.
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 from penstock.base.errors import ConfigError
+from penstock.base.redis_roles import RoleName
+from penstock.base.subsecrets import ReplicaSecrets, parse_replica_secrets
+from penstock.base.subsecrets import replica_secrets as derive_replica_secrets
 
 CLUSTER_SECRET = "PENSTOCK_CLUSTER_SECRET"
-"""Hex digits of 16 to 64 bytes, the same on every gateway and replica."""
+"""Hex digits of 16 to 64 bytes, the same for every gateway and whoever makes keys. Replicas do without."""
+REPLICA_SECRETS = "PENSTOCK_REPLICA_SECRETS"
+"""Path of a replica's file of secrets, which `penstock replica-secrets` makes of the cluster secret."""
 REDIS_URL = "PENSTOCK_REDIS_URL"
-"""redis://, rediss:// or unix://; may be missing on a replica."""
+"""redis://, rediss:// or unix://; may be missing on a replica. With _GATEWAY, _REPLICA, _AUTOSCALER or _OPERATOR behind
+it: the address for that role, which wins."""
 VLLM_PYTHON = "PENSTOCK_VLLM_PYTHON"
 """Path of the Python interpreter that has vLLM, on this machine."""
 RAY_CLUSTER = "RAY_CLUSTER_NAME"
@@ -20,7 +27,7 @@ RAY_CLUSTER = "RAY_CLUSTER_NAME"
 
 
 def cluster_secret() -> bytes:
-    """The secret that gateways and replicas share. Raises ConfigError when it is missing or malformed; the error's text
+    """The secret from which all others derive. Raises ConfigError when it is missing or malformed; the error's text
     does not hold it."""
     try:
         secret = bytes.fromhex(os.environ[CLUSTER_SECRET])
@@ -33,9 +40,26 @@ def cluster_secret() -> bytes:
     return secret
 
 
-def redis_url() -> str | None:
-    """Address of Redis, where the environment names one."""
-    return os.environ.get(REDIS_URL) or None
+def replica_secrets() -> ReplicaSecrets:
+    """A replica's secrets: of its file, where the environment names one, else derived from the cluster secret. Raises
+    ConfigError; its text holds none."""
+    path = os.environ.get(REPLICA_SECRETS)
+    if not path:
+        return derive_replica_secrets(cluster_secret())
+    try:
+        return parse_replica_secrets(Path(path).read_text(encoding="ascii"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{REPLICA_SECRETS} names {path}, which can't be read: {type(error).__name__}") from error
+
+
+def redis_variable(role: RoleName) -> str:
+    """Name of the variable with the role's own address of Redis."""
+    return f"{REDIS_URL}_{role.upper()}"
+
+
+def redis_url(role: RoleName) -> str | None:
+    """Address of Redis for a role, where the environment names one."""
+    return os.environ.get(redis_variable(role)) or os.environ.get(REDIS_URL) or None
 
 
 def provider_key(provider: str, variable: str) -> str:

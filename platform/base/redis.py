@@ -3,7 +3,12 @@
 Retries are the caller's decision, which depends on whether the command may run twice and how long there is to wait.
 """
 
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
 import redis.asyncio
+from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -13,9 +18,28 @@ MAX_CONNECTIONS = 32
 """Connections of one client; a command that finds none free waits up to COMMAND_TIMEOUT_S."""
 
 
+class ReadingConnection(SSLConnection):
+    """A connection by TLS that reads its certificates again each time it connects: they are rotated while it lives."""
+
+    def _connection_arguments(self) -> Mapping[str, Any]:
+        self.ssl_context.context = None
+        arguments: Mapping[str, Any] = super()._connection_arguments()
+        return arguments
+
+
+def with_tls(url: str, ca: str | None, certificate: str | None, key: str | None) -> str:
+    """A rediss:// URL that names the files of its certificates, as redis-py reads it. What is None stays as it was."""
+    parts = urlsplit(url)
+    named = {"ssl_ca_certs": ca, "ssl_certfile": certificate, "ssl_keyfile": key}
+    query = dict(parse_qsl(parts.query)) | {name: path for name, path in named.items() if path is not None}
+    return urlunsplit(parts._replace(query=urlencode(query, safe="/")))
+
+
 def connect(url: str) -> redis.asyncio.Redis:
-    """A client of `redis://`, `rediss://` or `unix://`; connects on first use. Errors are redis-py's, raised at
-    once."""
+    """A client of `redis://`, `rediss://` or `unix://`; connects on first use. Errors are redis-py's, raised at once.
+
+    A `rediss://` may name certificates, as `with_tls` writes them: in ssl_ca_certs, ssl_certfile and ssl_keyfile.
+    """
     pool: redis.asyncio.BlockingConnectionPool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
         max_connections=MAX_CONNECTIONS,
@@ -26,4 +50,6 @@ def connect(url: str) -> redis.asyncio.Redis:
         retry_on_error=[],
         client_name="penstock",
     )
+    if url.startswith("rediss://"):
+        pool.connection_class = ReadingConnection
     return redis.asyncio.Redis.from_pool(pool)

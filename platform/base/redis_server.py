@@ -2,7 +2,8 @@
 
 For one machine and one state folder; a cluster brings its own Redis. Invariants: keys survive a restart (append-only
 file, flushed every second); nothing is evicted in silence (noeviction: a full server refuses writes); only this user
-reaches it (socket in a folder of mode 0700); after `stop()` no process and no socket is left.
+reaches it (socket in a folder of mode 0700), and each role only what is its own (`redis_roles`); after `stop()` no
+process and no socket is left.
 """
 
 import importlib.util
@@ -12,11 +13,13 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 
 from penstock.base.errors import ConfigError
+from penstock.base.redis_roles import RoleName, acl_line, url_of, user_of
 
 MAX_MEMORY_BYTES = 256 * 2**20
 START_TIMEOUT_S = 10.0
@@ -52,10 +55,19 @@ class EmbeddedRedis:
     """A redis-server process and the thread that brings it back.
 
     `data_dir` keeps the append-only file; `socket_dir` is private to this run. `start` returns when the server answers
-    and raises ConfigError when it does not.
+    and raises ConfigError when it does not. `passwords`: of all roles; nobody else gets in. None: everybody may do
+    everything, without a password.
     """
 
-    def __init__(self, *, executable: Path, data_dir: Path, socket_dir: Path) -> None:
+    def __init__(
+        self,
+        *,
+        executable: Path,
+        data_dir: Path,
+        socket_dir: Path,
+        passwords: Mapping[RoleName, str] | None = None,
+    ) -> None:
+        self._passwords = passwords
         self._executable = executable
         self._data_dir = data_dir.resolve()
         self._socket = socket_dir / "redis.sock"
@@ -67,7 +79,12 @@ class EmbeddedRedis:
 
     @property
     def url(self) -> str:
+        """Address of the server, without a user."""
         return f"unix://{self._socket}"
+
+    def url_for(self, role: RoleName) -> str:
+        """Address of the server with the role's user, where there are any."""
+        return self.url if self._passwords is None else url_of(self.url, role, self._passwords[role])
 
     @property
     def pid(self) -> int | None:
@@ -86,9 +103,11 @@ class EmbeddedRedis:
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._end_left_over()
+        if self._passwords is not None:
+            self._write_users(self._passwords)
         process = self._spawn()
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not _answers(self._socket):
+        while not _answers(self._socket, self._greeting):
             if process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 raise ConfigError(f"The embedded Redis ({self._executable}) did not start: {_last_line(self.log_path)}")
@@ -111,6 +130,22 @@ class EmbeddedRedis:
             self._process = None
             self._pid_path.unlink(missing_ok=True)
         self._socket.unlink(missing_ok=True)
+
+    @property
+    def _acl_path(self) -> Path:
+        return self._data_dir / "users.acl"
+
+    @property
+    def _greeting(self) -> bytes:
+        """What is said to the server, to learn whether it serves."""
+        if self._passwords is None:
+            return b"PING\r\n"
+        return f"AUTH {user_of('operator')} {self._passwords['operator']}\r\nPING\r\n".encode()
+
+    def _write_users(self, passwords: Mapping[RoleName, str]) -> None:
+        lines = ["user default off", *(acl_line(role, password) for role, password in passwords.items())]
+        self._acl_path.touch(mode=0o600)
+        self._acl_path.write_text("\n".join(lines) + "\n", encoding="ascii")
 
     def _end_left_over(self) -> None:
         """End the server of an owner that was killed: two servers on one append-only file would spoil it."""
@@ -151,6 +186,8 @@ class EmbeddedRedis:
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
         }
+        if self._passwords is not None:
+            settings["aclfile"] = str(self._acl_path)
         return [part for name, value in settings.items() for part in (f"--{name}", value)]
 
     def _watch(self) -> None:
@@ -173,15 +210,22 @@ class EmbeddedRedis:
                 log.warning("redis_spawn_failed", extra={"os_error": error.strerror})
 
 
-def _answers(path: Path) -> bool:
+def _answers(path: Path, greeting: bytes) -> bool:
+    """Whether the server's last word to the greeting, lines that end with PING, is PONG."""
+    replies = b""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(1.0)
             connection.connect(str(path))
-            connection.sendall(b"PING\r\n")
-            return connection.recv(16).startswith(b"+PONG")
+            connection.sendall(greeting)
+            while replies.count(b"\n") < greeting.count(b"\n"):
+                received = connection.recv(4096)
+                if not received:
+                    return False
+                replies += received
     except OSError:
         return False
+    return replies.endswith(b"+PONG\r\n")
 
 
 def _last_line(path: Path) -> str:

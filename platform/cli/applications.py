@@ -16,9 +16,12 @@ from penstock.router.config import AdapterBase, PoolSpec
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import pool_app_name
+from penstock.wire.stream_config import StreamConfig
 from penstock.workers.compute.model_config import read_config
 from penstock.workers.replica import DRAIN_S as REPLICA_DRAIN_S
 from penstock.workers.replica import pool_app
+
+_DEFAULT_STREAM = StreamConfig()
 
 
 class Placement(NamedTuple):
@@ -46,10 +49,13 @@ def gateway_application(config: PlatformConfig, placement: Placement) -> serve.A
         num_replicas=placement.replicas,
         resource=placement.resource,
         drain_s=GATEWAY_DRAIN_S if placement.drain_s is None else placement.drain_s,
+        stream=config.stream,
     )
 
 
-def pool_application(pool: PoolConfig, adapters: AdaptersConfig, placement: Placement) -> serve.Application:
+def pool_application(
+    pool: PoolConfig, adapters: AdaptersConfig, placement: Placement, stream: StreamConfig = _DEFAULT_STREAM
+) -> serve.Application:
     """The application of one pool, to be run with `external_scaler_enabled`."""
     return pool_app(
         pool.name,
@@ -60,6 +66,7 @@ def pool_application(pool: PoolConfig, adapters: AdaptersConfig, placement: Plac
         adapters_folder=adapters.folder,
         resource=placement.resource,
         drain_s=REPLICA_DRAIN_S if placement.drain_s is None else placement.drain_s,
+        stream=stream,
     )
 
 

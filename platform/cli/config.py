@@ -14,19 +14,67 @@ from penstock.adapters.config import AdaptersConfig
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.config import load
 from penstock.base.errors import ConfigError
+from penstock.base.redis import with_tls
+from penstock.base.redis_roles import ROLES, RoleName
 from penstock.base.telemetry import TelemetryConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
+from penstock.wire.stream_config import StreamConfig
 from penstock.workers.config import EngineConfig
+
+
+class RedisUrls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Addresses of one Redis, with the user of each role; `penstock redis-acl` prints what each may do."""
+
+    gateway: str | None = None
+    replica: str | None = None
+    autoscaler: str | None = None
+    operator: str | None = None
+
+
+class RedisTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Paths of PEM files for rediss://."""
+
+    ca: str | None = None
+    """CAs that the server's certificate is checked by; None: the system's."""
+    certificate: str | None = None
+    """Own certificate, where the server asks for one."""
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigError("redis.tls.certificate and redis.tls.key belong together; set both or neither")
 
 
 class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     url: str | None = None
     """Address of Redis: redis://, rediss:// or unix://; None: an embedded server, kept alive, with its data in the
     state folder."""
+    urls: RedisUrls = msgspec.field(default_factory=RedisUrls)
+    """Addresses by role, each with a user of its own; those left out take `url`."""
+    tls: RedisTls | None = None
+    """Certificates for a rediss:// address; None: the server's is checked by the system's CAs."""
+
+    def url_for(self, role: RoleName) -> str | None:
+        """Address of Redis for a role, certificates included; None: the embedded server."""
+        url: str | None = getattr(self.urls, role) or self.url
+        if url is None or self.tls is None:
+            return url
+        return with_tls(url, self.tls.ca, self.tls.certificate, self.tls.key)
 
     def __post_init__(self) -> None:
-        if self.url is not None and not self.url.startswith(("redis://", "rediss://", "unix://")):
-            raise ConfigError(f"redis.url must begin with redis://, rediss:// or unix://, not {self.url!r}")
+        _check_redis_url("redis.url", self.url)
+        for role in ROLES:
+            url = getattr(self.urls, role)
+            _check_redis_url(f"redis.urls.{role}", url)
+            if url is not None and self.url is None:
+                raise ConfigError(f"redis.urls.{role} is set, but not redis.url: the embedded Redis has its own users")
+            if self.tls is not None and not (self.url_for(role) or "").startswith("rediss://"):
+                raise ConfigError("redis.tls is set, but an address of Redis does not begin with rediss://")
+
+
+def _check_redis_url(name: str, url: str | None) -> None:
+    if url is not None and not url.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError(f"{name} must begin with redis://, rediss:// or unix://, not {url!r}")
 
 
 class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -85,6 +133,7 @@ class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 class PlatformConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     redis: RedisConfig = msgspec.field(default_factory=RedisConfig)
     gateway: GatewayConfig = msgspec.field(default_factory=GatewayConfig)
+    stream: StreamConfig = msgspec.field(default_factory=StreamConfig)
     telemetry: TelemetryConfig = msgspec.field(default_factory=TelemetryConfig)
     adapters: AdaptersConfig = msgspec.field(default_factory=AdaptersConfig)
     pools: tuple[PoolConfig, ...] = ()

@@ -11,13 +11,16 @@ import msgspec
 import typer
 from rich.console import Console
 
+from penstock.base.environment import cluster_secret
 from penstock.base.errors import ConfigError, PenstockError
 from penstock.base.pod import DRAIN_S, POD_DIR
 from penstock.base.pod import drain as drain_pod
+from penstock.base.redis_roles import ROLES, acl_rules, user_of
+from penstock.base.subsecrets import format_replica_secrets, replica_secrets
 from penstock.cli.cluster import StartFailed
 from penstock.cli.config import load_platform
 from penstock.cli.refusals import REFUSED, complain, refusing
-from penstock.cli.state import StateDir
+from penstock.cli.state import StateDir, write_private
 from penstock.cli.status import observe, show
 from penstock.cli.tenant_commands import keys, tenants, usage
 from penstock.cli.up import up as run
@@ -68,7 +71,7 @@ def status(
     if found is None:
         print("null" if as_json else f"Nothing runs with the state folder {state}; start it with: penstock up")
         raise typer.Exit(FAILED)
-    with httpx.Client(trust_env=False) as client:
+    with httpx.Client(trust_env=False, verify=False) as client:  # the platform's own pages, on this machine
         health = observe(found, client)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(health)).decode())
@@ -151,6 +154,22 @@ def drain(
         Path(folder), timeout_s if timeout_s is not None else float(os.environ.get(DRAIN_S) or DEFAULT_DRAIN_S)
     )
     raise typer.Exit(0 if has_drained else FAILED)
+
+
+@app.command("replica-secrets")
+def write_replica_secrets(
+    file: Annotated[Path, typer.Argument(help="Where to; replaced, readable by its owner only.")],
+) -> None:
+    """Write what a replica needs of PENSTOCK_CLUSTER_SECRET, and no more, for its PENSTOCK_REPLICA_SECRETS."""
+    with refusing():
+        write_private(file, format_replica_secrets(replica_secrets(cluster_secret())).encode())
+
+
+@app.command("redis-acl")
+def print_redis_acl() -> None:
+    """Print the users that a Redis of your own should have, as ACL SETUSER commands; put passwords in."""
+    for role in ROLES:
+        print(f"ACL SETUSER {user_of(role)} on '>PASSWORD' {acl_rules(role)}")
 
 
 @app.command()

@@ -23,6 +23,7 @@ from penstock.cli.applications import Placement, gateway_application, pool_appli
 from penstock.cli.config import PlatformConfig, PoolConfig
 from penstock.wire.discovery import GATEWAY_APP, pool_app_name
 from penstock.wire.serve_agent import SERVE_AGENT_RESOURCE, WANTED_KEY, decode_wanted
+from penstock.wire.stream_config import StreamConfig
 
 GATEWAY_RESOURCE = GATEWAY_APP
 
@@ -45,6 +46,7 @@ class PoolArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     pool: PoolConfig
     adapters: AdaptersConfig | None = None
     """null: no adapters are served."""
+    stream: StreamConfig = msgspec.field(default_factory=StreamConfig)
     drain_s: int | None = None
     """Seconds that running sequences get when a replica is to go; null: 30."""
 
@@ -69,7 +71,7 @@ def pool(args: dict[str, object]) -> serve.Application:
     found = convert(args, PoolArguments, name="args of a pool's application")
     replicas = first_replicas(found.pool, asyncio.run(_read_targets()))
     placement = Placement(replicas, pool_app_name(found.pool.name), host=None, drain_s=found.drain_s)
-    return pool_application(found.pool, found.adapters or AdaptersConfig(), placement)
+    return pool_application(found.pool, found.adapters or AdaptersConfig(), placement, found.stream)
 
 
 def serve_agent(args: dict[str, object]) -> serve.Application:
@@ -94,7 +96,7 @@ def first_replicas(pool: PoolConfig, targets: dict[str, int]) -> int:
 
 async def _read_targets() -> dict[str, int]:
     """The autoscaler's last targets by application; empty where it has written none, or Redis does not answer."""
-    url = redis_url()
+    url = redis_url("autoscaler")
     if url is None:
         return {}
     client = connect(url)

@@ -1,9 +1,9 @@
 """The state folder of a platform on one machine (`.penstock`): who runs here, its key, its Redis data.
 
 Layout: `lock` (held by the running `penstock up`), `state.json` (what runs, for `penstock status`), `env` (shell
-syntax, for scripts), `key` (the demo tenant's API key), `secret` (the cluster's, from which keys and block hashes
-derive), `redis/` (append-only file and log), `penstock.log`, `autoscale.jsonl` (what the autoscaler did, where a pool
-is scaled). Everything is readable by its owner only.
+syntax, for scripts), `key` (the demo tenant's API key), `secret` (the cluster's, from which keys, salts and all other
+secrets derive), `replica-secrets` (what replicas have of it), `redis/` (append-only file and log), `penstock.log`,
+`autoscale.jsonl` (what the autoscaler did, where a pool is scaled). Everything is readable by its owner only.
 """
 
 import fcntl
@@ -20,6 +20,7 @@ import msgspec
 import psutil
 
 from penstock.base.errors import ConfigError
+from penstock.base.subsecrets import format_replica_secrets, replica_secrets
 
 TEMP_PREFIX = "penstock-"
 SECRET_BYTES = 32
@@ -93,7 +94,7 @@ class StateDir:
             os.close(descriptor)
 
     def write(self, state: RunState) -> None:
-        _write_private(self._state_path, msgspec.json.format(msgspec.json.encode(state)))
+        write_private(self._state_path, msgspec.json.format(msgspec.json.encode(state)))
 
     def read(self) -> RunState | None:
         """None where nothing was started, or it was stopped. Raises ConfigError on a file that is not ours."""
@@ -116,7 +117,7 @@ class StateDir:
         self.env_path.unlink(missing_ok=True)
 
     def write_env(self, base_url: str, api_key: str) -> None:
-        _write_private(self.env_path, f"export OPENAI_BASE_URL={base_url}\nexport OPENAI_API_KEY={api_key}\n".encode())
+        write_private(self.env_path, f"export OPENAI_BASE_URL={base_url}\nexport OPENAI_API_KEY={api_key}\n".encode())
 
     def read_key(self) -> str | None:
         try:
@@ -125,12 +126,12 @@ class StateDir:
             return None
 
     def write_key(self, api_key: str) -> None:
-        _write_private(self._key_path, api_key.encode() + b"\n")
+        write_private(self._key_path, api_key.encode() + b"\n")
 
     def secret(self) -> bytes:
         """The cluster secret, 32 bytes; made once. Raises ConfigError on a file that holds something else."""
         if not self._secret_path.exists():
-            _write_private(self._secret_path, secrets.token_hex(32).encode() + b"\n")
+            write_private(self._secret_path, secrets.token_hex(32).encode() + b"\n")
         try:
             found = bytes.fromhex(self._secret_path.read_text(encoding="ascii"))
         except ValueError as error:
@@ -144,6 +145,12 @@ class StateDir:
             )
         return found
 
+    def write_replica_secrets(self) -> Path:
+        """Write what replicas have of the cluster secret; returns the file's path, absolute."""
+        path = (self.path / "replica-secrets").absolute()
+        write_private(path, format_replica_secrets(replica_secrets(self.secret())).encode())
+        return path
+
     def _remove_leftovers(self) -> None:
         """Remove what a killed `penstock up` could not remove itself. Its processes are ended by their own means."""
         state = self.read()
@@ -155,7 +162,7 @@ class StateDir:
         self.clear()
 
 
-def _write_private(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
     """Replaces the file at once, readable by its owner only."""
     draft = path.with_name(path.name + ".new")
     draft.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from penstock.adapters.registry import forget_tenant
 from penstock.base.environment import CLUSTER_SECRET, cluster_secret, redis_url
 from penstock.base.errors import ConfigError
 from penstock.base.redis import connect
+from penstock.base.redis_roles import make_password, url_of
 from penstock.cli.config import load_platform
 from penstock.cli.state import RunState, StateDir
 from penstock.tenancy.keys import KEY_PATTERN, KeyInfo, list_keys, revoke_all, revoke_id, revoke_key
@@ -41,8 +42,8 @@ def redis_of(state: StateDir, config: Path | None) -> str:
     Raises ConfigError with what to do."""
     run = state.read() if config is None else None
     if run is not None and run.is_alive:
-        return _redis_of_run(run)
-    named = redis_url()
+        return _redis_of_run(state, run)
+    named = redis_url("operator")
     if config is None and named is not None:
         return named
     if config is None:
@@ -50,16 +51,17 @@ def redis_of(state: StateDir, config: Path | None) -> str:
             f"nothing runs with the state folder {state.path}; start it with `penstock up`, or name a configuration "
             "with a redis.url by --config"
         )
-    url = load_platform(config).redis.url
+    url = load_platform(config).redis.url_for("operator")
     if url is None:
         raise ConfigError(f"{config} has no redis.url, and the embedded Redis is there only while `penstock up` runs")
     return url
 
 
-def _redis_of_run(run: RunState) -> str:
+def _redis_of_run(state: StateDir, run: RunState) -> str:
     if run.redis == EMBEDDED:
-        return f"unix://{Path(run.temp_dir) / 'redis' / 'redis.sock'}"
-    url = load_platform(Path(run.config)).redis.url  # the state folder has it without its password
+        socket = f"unix://{Path(run.temp_dir) / 'redis' / 'redis.sock'}"
+        return url_of(socket, "operator", make_password(state.secret(), "operator"))
+    url = load_platform(Path(run.config)).redis.url_for("operator")  # the state folder has it without its password
     if url is None:
         raise ConfigError(
             f"{run.config} has no redis.url any more; name the configuration that was started by --config"

@@ -26,9 +26,10 @@ from rich.console import Console
 
 from penstock.base import log as logs
 from penstock.base.cores import available_cores
-from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, provider_key, vllm_python
+from penstock.base.environment import CLUSTER_SECRET, REPLICA_SECRETS, provider_key, redis_variable, vllm_python
 from penstock.base.errors import ConfigError
 from penstock.base.redis import connect
+from penstock.base.redis_roles import ROLES, RoleName, make_password
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.cli.cluster import POLL_S, Cluster, StartFailed, driver_command, ray_environment
 from penstock.cli.config import PlatformConfig, check_memory, divide_threads, place_adapters, start_timeout_s
@@ -131,8 +132,8 @@ class Run:
         cleanup.callback(self._end_what_is_left)
         self._state.write(self._run_state(temp_dir))
         with self._progress.step("Redis"):
-            redis_url = self._start_redis(temp_dir, cleanup)
-            api_key = asyncio.run(self._demo_key(redis_url))
+            redis_urls = self._start_redis(temp_dir, cleanup)
+            api_key = asyncio.run(self._demo_key(redis_urls["operator"]))
         with self._progress.step("checkpoints"):
             drafts = {pool.engine.speculation.model for pool in self._config.pools if pool.engine.speculation.model}
             for model in {pool.model for pool in self._config.pools} | drafts:
@@ -141,7 +142,7 @@ class Run:
             cluster = Cluster(
                 driver_command(self._config, temp_dir, self._state.journal_path),
                 temp_dir,
-                self._environment(redis_url),
+                self._environment(redis_urls),
                 self._log_file,
             )
             cleanup.callback(cluster.stop, self._interrupts.hurry)
@@ -152,18 +153,31 @@ class Run:
         self._state.write_env(f"{self._address}/v1", api_key)
         return cluster, api_key
 
-    def _environment(self, redis_url: str) -> dict[str, str]:
-        return {**ray_environment(), CLUSTER_SECRET: self._state.secret().hex(), REDIS_URL: redis_url}
+    def _environment(self, redis_urls: dict[RoleName, str]) -> dict[str, str]:
+        """Environment of all processes, which are of one user: what belongs to one role only is not kept from the
+        others, but not used by them."""
+        return {
+            **ray_environment(),
+            CLUSTER_SECRET: self._state.secret().hex(),
+            REPLICA_SECRETS: str(self._state.write_replica_secrets()),
+            **{redis_variable(role): redis_urls[role] for role in ("gateway", "replica", "autoscaler")},
+        }
 
-    def _start_redis(self, temp_dir: Path, cleanup: ExitStack) -> str:
-        if self._config.redis.url is not None:
-            return self._config.redis.url
+    def _start_redis(self, temp_dir: Path, cleanup: ExitStack) -> dict[RoleName, str]:
+        """Start the embedded Redis, where no other is named; returns the address for each role."""
+        named = {role: url for role in ROLES if (url := self._config.redis.url_for(role)) is not None}
+        if named:
+            return named
+        secret = self._state.secret()
         server = EmbeddedRedis(
-            executable=find_executable(), data_dir=self._state.redis_dir, socket_dir=temp_dir / "redis"
+            executable=find_executable(),
+            data_dir=self._state.redis_dir,
+            socket_dir=temp_dir / "redis",
+            passwords={role: make_password(secret, role) for role in ROLES},
         )
         cleanup.callback(server.stop)
         server.start()
-        return server.url
+        return {role: server.url_for(role) for role in ROLES}
 
     async def _demo_key(self, redis_url: str) -> str:
         """The same key at every start, known to Redis even if that lost its data; a new one where it was revoked.
@@ -196,7 +210,8 @@ class Run:
         """Wait until /readyz answers 200. Raises StartFailed."""
         deadline = time.monotonic() + READY_TIMEOUT_S
         last = "no answer"
-        with httpx.Client(timeout=2.0, trust_env=False) as client:
+        # nothing secret is said, and a certificate has other names than this machine's own address
+        with httpx.Client(timeout=2.0, trust_env=False, verify=False) as client:
             while time.monotonic() < deadline:
                 try:
                     answer = client.get(f"{self._address}/readyz")
@@ -219,7 +234,8 @@ class Run:
     def _address(self) -> str:
         host = self._config.gateway.host
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
-        return f"http://{shown}:{self._config.gateway.port}"
+        scheme = "http" if self._config.gateway.tls is None else "https"
+        return f"{scheme}://{shown}:{self._config.gateway.port}"
 
     def _run_state(self, temp_dir: Path) -> RunState:
         own = psutil.Process()

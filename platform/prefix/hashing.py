@@ -1,8 +1,8 @@
 """The definition of a block key. Gateways and replicas both import this one; a second definition would silently find
 nothing.
 
-key(i) = blake2b-128(kind | key(i-1) | token ids of block i), keyed by the cluster secret, so that a caller who knows
-the tokens still can't compute a key. Every input is tagged by its kind: a namespace can never equal a salt or a block.
+key(i) = blake2b-128(kind | key(i-1) | token ids of block i), keyed by the block secret, so that a caller who knows the
+tokens still can't compute a key. Every input is tagged by its kind: a namespace can never equal a salt or a block.
 The chain starts from a namespace root (model digest, adapter digest, block size, format version); where the shared part
 ends, the tenant's salt is mixed in as a step of its own, and everything after it is private to that salt. Only full
 blocks have a key.
@@ -21,14 +21,14 @@ _BLOCK, _ROOT, _SALT = b"penstock-block", b"penstock-root", b"penstock-salt"  # 
 
 
 class ChainHasher:
-    """Makes block keys under one cluster secret.
+    """Makes block keys under one block secret.
 
-    secret: up to 64 bytes, the same on every gateway and replica. block_size: tokens to a block.
+    secret: 16 to 64 bytes, the same on every gateway and replica (`base.subsecrets`). block_size: tokens to a block.
     """
 
     def __init__(self, secret: bytes, block_size: int) -> None:
         if not 16 <= len(secret) <= 64:
-            raise ValueError(f"the cluster secret must have 16 to 64 bytes, this one has {len(secret)}")
+            raise ValueError(f"the block secret must have 16 to 64 bytes, this one has {len(secret)}")
         self.block_size = block_size
         # a keyed state is copied for each block: half the price of a new one
         self._block = hashlib.blake2b(digest_size=KEY_BYTES, key=secret, person=_BLOCK)

@@ -29,7 +29,9 @@ from penstock.base.metrics import Metrics
 from penstock.base.pod import SPREAD_S, this_pod
 from penstock.base.redis import connect as connect_redis
 from penstock.base.serve_options import serve_options
+from penstock.base.subsecrets import replica_secrets
 from penstock.base.telemetry import TelemetryConfig
+from penstock.base.tls import TlsContexts
 from penstock.base.tracing import open_tracing
 from penstock.prefix.index import PrefixIndex
 from penstock.prefix.store import IndexStore
@@ -46,7 +48,7 @@ from penstock.router.providers.provider import Providers
 from penstock.router.replicas.adapter_placement import AdapterPlacer
 from penstock.router.replicas.discovery import ReplicaDiscovery
 from penstock.router.replicas.fleet import Fleet
-from penstock.router.replicas.link import connect
+from penstock.router.replicas.link import Greeter, connect
 from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.replicas.report import Reporter, Waiting
 from penstock.router.routing.chains import Chains
@@ -59,7 +61,7 @@ from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
 from penstock.wire.discovery import GATEWAY_APP
 from penstock.wire.frames import DownFrame
-from penstock.wire.proof import make_hello
+from penstock.wire.stream_config import StreamConfig
 
 DRAIN_S = 10
 """Time for answers under way when the gateway is to go, where nothing else is configured, seconds."""
@@ -67,6 +69,8 @@ STOP_S = 5.0
 """Longest time for what comes after the drain."""
 HEALTH_PERIOD_S = 0.5
 HEALTH_TIMEOUT_S = 5.0
+
+_DEFAULT_STREAM = StreamConfig()
 
 log = logging.getLogger("penstock.gateway")
 
@@ -86,11 +90,13 @@ class Core:
         providers: Sequence[ProviderConfig] = (),
         provider_keys: Mapping[str, str] = MappingProxyType({}),
         adapters: AdaptersConfig | None = None,
+        stream: StreamConfig = _DEFAULT_STREAM,
     ) -> None:
-        """checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one. telemetry None: nothing
-        is traced."""
-        self._router_id = router_id
-        self._secret = secret
+        """secret: the cluster's. checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one.
+        telemetry None: nothing is traced."""
+        secrets = replica_secrets(secret)
+        self._greeter = Greeter(router_id, secrets.stream, secret if stream.accept_previous_hello else None)
+        self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
         self._metrics = Metrics()
         self.tracing = None if telemetry is None else open_tracing(telemetry, router_id, self._count_spans, Random())
@@ -122,7 +128,7 @@ class Core:
                 self.fleet,
                 self._index,
                 self._queue,
-                Chains(secret),
+                Chains(secrets.block),
                 config,
                 self._metrics,
                 Random(),
@@ -146,7 +152,8 @@ class Core:
     def _connect(
         self, member: Member, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
     ) -> AbstractAsyncContextManager[Link]:
-        return connect(member.address, make_hello(self._secret, self._router_id, member.epoch), on_frame, on_lost)
+        tls = None if self._tls is None else self._tls.newest
+        return connect(member.address, self._greeter.greet(member), on_frame, on_lost, tls)
 
     def _adapters(
         self, config: AdaptersConfig, client: redis.asyncio.Redis, models: Mapping[str, ServedModel]
@@ -198,11 +205,12 @@ class Gateway:
         providers: tuple[ProviderConfig, ...],
         adapters: AdaptersConfig | None,
         drain_s: int,
+        stream: StreamConfig = _DEFAULT_STREAM,
     ) -> None:
         logs.configure()
         self._pod = this_pod()
         self._drain_s = drain_s
-        url = redis_url()
+        url = redis_url("gateway")
         if url is None:
             raise ConfigError(f"{REDIS_URL} is not set: a gateway looks API keys up in Redis")
         checkpoints = await asyncio.to_thread(_load_checkpoints, pools)
@@ -223,10 +231,15 @@ class Gateway:
             providers,
             keys,
             adapters,
+            stream,
         )
         self._drain = DrainingApp(core.app)
         self._listener = Listener(
-            self._drain, config.host, [port for port in (config.port, config.admin_port) if port is not None], drain_s
+            self._drain,
+            config.host,
+            [port for port in (config.port, config.admin_port) if port is not None],
+            drain_s,
+            None if config.tls is None else TlsContexts(config.tls, is_server=True).newest,
         )
         self._stopping = asyncio.Event()
         self._main = asyncio.create_task(self._run(core), name="gateway")
@@ -306,11 +319,12 @@ def gateway_app(
     num_replicas: int = 1,
     resource: str | None = None,
     drain_s: int = DRAIN_S,
+    stream: StreamConfig = _DEFAULT_STREAM,
 ) -> serve.Application:
     """The Serve application of the gateways, to be run as GATEWAY_APP with `route_prefix=None`. telemetry: with None
     nothing is traced, whatever the environment has. adapters: with None no adapters are served. num_replicas: number of
     gateways; all listen on the same port, so each is on a node of its own. resource: a resource of Ray of which each
-    takes one unit. drain_s: time for answers under way when a gateway is to end."""
+    takes one unit. drain_s: time for answers under way when a gateway is to end. stream: the same as the pools'."""
     options = serve_options(
         GATEWAY_APP,
         SPREAD_S + drain_s + 2 * STOP_S,
@@ -321,6 +335,6 @@ def gateway_app(
     )
     deployment = serve.deployment(**options)
     application: serve.Application = deployment(Gateway).bind(
-        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s
+        config, tuple(pools), telemetry, tuple(providers), adapters, drain_s, stream
     )
     return application

@@ -6,6 +6,7 @@ import msgspec
 
 from penstock.adapters.peft import BaseShapes
 from penstock.base.errors import ConfigError
+from penstock.base.tls import TlsFiles
 
 EXTENSIONS = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos", "min_tokens"})
 """Parameters of requests that OpenAI's API has not and that need no vocabulary."""
@@ -48,6 +49,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_receipts: int = 4096
     """Receipts of the latest sequences that one gateway keeps for GET /v1/receipts/{request_id}; a request with n
     choices has n. Where they are too many, the oldest of a tenant with more than an even share are forgotten."""
+    tls: TlsFiles | None = None
+    """HTTPS on both ports, and nothing else; with a `ca`, for clients with a certificate of it only. None: HTTP, for a
+    load balancer in front that has the certificate."""
 
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.wire.frames import PREVIOUS_PROTOCOL
+
 GATEWAY_APP = "gateway"
 AUTOSCALER_APP = "autoscaler"
 REPLICA_DEPLOYMENT = "replica"
@@ -29,6 +31,8 @@ class ReplicaMetadata(msgspec.Struct, frozen=True):
     model_digest: str
     max_model_len: int
     block_size: int
+    protocol: int = PREVIOUS_PROTOCOL
+    """Version of the stream's opening that the replica expects; those of the previous version don't publish it."""
 
 
 def to_metadata(metadata: ReplicaMetadata) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from typing import TypeAlias
 
 import msgspec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+PREVIOUS_PROTOCOL = 2
+"""The same frames after another opening; see `wire.proof`."""
 KEY_BYTES = 16
 """Length of a block key; `prefix.hashing` makes them."""
 
@@ -102,10 +104,10 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="a"):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="h"):
-    """First message of a router on a new stream."""
+    """First message of a router of the previous version on a new stream; see `wire.proof`."""
 
     router_id: str
-    protocol: int = PROTOCOL_VERSION
+    protocol: int = PREVIOUS_PROTOCOL
     proof: bytes = b""
     """Proof that the router knows the cluster secret; see `wire.proof`."""
 

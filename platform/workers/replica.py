@@ -20,23 +20,25 @@ import ray
 from ray import serve
 
 from penstock.base import log as logs
-from penstock.base.environment import cluster_secret, redis_url, vllm_python
+from penstock.base.environment import cluster_secret, redis_url, replica_secrets, vllm_python
 from penstock.base.pod import AFTER_GATEWAYS_S, this_pod
 from penstock.base.redis import connect
 from penstock.base.serve_options import serve_options
+from penstock.base.tls import TlsContexts
 from penstock.prefix.hashing import ChainHasher
 from penstock.prefix.store import IndexWriter
 from penstock.text.source import ModelSource, resolve
 from penstock.wire.discovery import REPLICA_DEPLOYMENT, ReplicaMetadata, to_metadata
 from penstock.wire.errors import EngineFault
-from penstock.wire.frames import BlockEvents, StepCosts
-from penstock.wire.proof import is_proved
+from penstock.wire.frames import PROTOCOL_VERSION, BlockEvents, StepCosts
+from penstock.wire.stream_config import GATEWAY_NAME, StreamConfig
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import Engine, EngineLoad, Runner, StepReport
 from penstock.workers.engine.probe import measure
 from penstock.workers.engine.timed import TimedRunner
 from penstock.workers.serving.adapters import Adapters
 from penstock.workers.serving.load import StreamInfo
+from penstock.workers.serving.opening import Door
 from penstock.workers.serving.stream import StreamServer
 from penstock.workers.vllm.engine import Launch, VllmEngine
 from penstock.workers.vllm.launch import find_python, make_launch
@@ -49,6 +51,8 @@ WRITE_EVERY_S = 0.25
 """Time between two batches of block events that are written to Redis, seconds: a write costs more than a frame.
 Gateways have the events from the stream already."""
 
+_DEFAULT_STREAM = StreamConfig()
+
 log = logging.getLogger("penstock.replica")
 
 
@@ -56,27 +60,45 @@ class Replica:
     """The Serve deployment; `__init__` returns when routers can come."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, pool: str, model: str, config: EngineConfig, host: str | None, adapters_folder: str | None, drain_s: float
+        self,
+        pool: str,
+        model: str,
+        config: EngineConfig,
+        host: str | None,
+        adapters_folder: str | None,
+        drain_s: float,
+        stream: StreamConfig = _DEFAULT_STREAM,
     ) -> None:
         logs.configure()
         self._pod = this_pod()
         self._drain_s = drain_s
         epoch = uuid.uuid4().hex
-        secret = cluster_secret()
-        hasher = ChainHasher(secret, config.block_size)
-        self._streams = StreamServer(
-            StreamInfo.of(epoch, config), self._on_events, lambda hello: is_proved(hello, secret, epoch)
-        )
+        secrets = replica_secrets()
+        hasher = ChainHasher(secrets.block, config.block_size)
+        previous_secret = cluster_secret() if stream.accept_previous_hello else None
+        door = Door(secrets.stream, epoch, previous_secret, None if stream.tls is None else GATEWAY_NAME)
+        tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=True).newest
+        self._streams = StreamServer(StreamInfo.of(epoch, config), self._on_events, door)
         started = await asyncio.to_thread(_start_engine, model, config, hasher, self._streams.on_step)
         self._engine = started.engine
         _name_engine_thread()
         self._start_writer(epoch)
         host = host or str(ray.util.get_node_ip_address())
         port = await self._streams.start(
-            self._engine, started.idle, host, adapters=_make_adapters(started.runner, config, adapters_folder)
+            self._engine,
+            started.idle,
+            host,
+            adapters=_make_adapters(started.runner, config, adapters_folder),
+            tls=tls,
         )
         self._metadata = ReplicaMetadata(
-            f"{host}:{port}", epoch, pool, started.model_digest, started.max_model_len, config.block_size
+            f"{host}:{port}",
+            epoch,
+            pool,
+            started.model_digest,
+            started.max_model_len,
+            config.block_size,
+            PROTOCOL_VERSION,
         )
         self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
         self._pod.mark_ready()
@@ -119,7 +141,7 @@ class Replica:
         self._unwritten: list[BlockEvents] = []
         self._writer: IndexWriter | None = None
         self._writing: asyncio.Task[None] | None = None
-        url = redis_url()
+        url = redis_url("replica")
         if url is not None:
             replica_id = serve.get_replica_context().replica_id.unique_id
             self._writer = IndexWriter(connect(url), replica_id, epoch, self._snapshot)
@@ -168,6 +190,7 @@ def pool_app(
     adapters_folder: str | None = None,
     resource: str | None = None,
     drain_s: float = DRAIN_S,
+    stream: StreamConfig = _DEFAULT_STREAM,
 ) -> serve.Application:
     """The Serve application of a pool, to be run as `pool_app_name(pool)` with `route_prefix=None` and
     `external_scaler_enabled=True`.
@@ -175,6 +198,7 @@ def pool_app(
     host: where the token streams listen; None: on the address of the replica's node, for gateways elsewhere.
     adapters_folder: the store that the gateways share; None: no adapters are served. resource: a custom resource of
     Ray, of which each replica takes one. drain_s: time that running sequences get when a replica is to go, seconds.
+    stream: the same as the gateways'.
     """
     options = serve_options(
         REPLICA_DEPLOYMENT,
@@ -184,7 +208,9 @@ def pool_app(
         resource=resource,
     )
     deployment = serve.deployment(**options)
-    application: serve.Application = deployment(Replica).bind(pool, model, config, host, adapters_folder, drain_s)
+    application: serve.Application = deployment(Replica).bind(
+        pool, model, config, host, adapters_folder, drain_s, stream
+    )
     return application
 
 

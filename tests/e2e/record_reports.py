@@ -39,9 +39,9 @@ SETTINGS = (
 class Reader:
     """Every report of the one gateway, with the Unix time when it was read, taken by a thread of its own."""
 
-    def __init__(self, socket: Path) -> None:
+    def __init__(self, url: str) -> None:
         self.reports: list[tuple[float, GatewayReport]] = []
-        self._client = redis.Redis(unix_socket_path=str(socket))
+        self._client = redis.Redis.from_url(url)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reader")
 
@@ -104,7 +104,7 @@ def main() -> None:
         load = Path(name) / "load"
         with Watch(platform.url, POOL).running() as watch:
             watch.wait_for_replicas(1, SETTLE_S)
-        with Reader(platform.redis_socket).running() as reader:
+        with Reader(platform.redis_url).running() as reader:
             status = run_load(platform, EXAMPLE / "load.yaml", SETTINGS, load)
         if status:
             sys.exit(f"the load ended with {status}: nothing is recorded")

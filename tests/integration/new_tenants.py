@@ -14,7 +14,7 @@ def new_key(platform: PlatformProcess, tenant: str, settings: Settings) -> str:
     """Create a tenant with these settings; returns a key of it."""
 
     async def create() -> str:
-        async with connect(f"unix://{platform.redis_socket}") as client:
+        async with connect(platform.redis_url) as client:
             await Tenants(client).create(tenant, settings, time.time())
             return await create_key(client, StateDir(platform.state).secret(), tenant)
 

@@ -138,7 +138,7 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlatformProce
 def tenants(platform: PlatformProcess, oracle: tuple[Any, Path]) -> Tenants:
     async def keys() -> dict[str, str]:
         secret = StateDir(platform.state).secret()
-        async with connect(f"unix://{platform.redis_socket}") as client:
+        async with connect(platform.redis_url) as client:
             return {tenant: await create_key(client, secret, tenant) for tenant in ("acme", "other")}
 
     return Tenants(platform.url, asyncio.run(keys()), oracle[1])

@@ -123,7 +123,7 @@ def copies(platform: PlatformProcess) -> dict[str, int]:
     """Replica id to number of blocks, of every whole copy that the index's Redis holds; empty while that is away."""
     found = {}
     try:
-        with redis.Redis(unix_socket_path=str(platform.redis_socket)) as store:
+        with redis.Redis.from_url(platform.redis_url) as store:
             for meta in store.scan_iter("penstock:prefix:*:meta"):
                 replica, count = store.hmget(meta, ["replica", "count"])
                 if count is not None and int(count) == store.scard(meta.removesuffix(b":meta") + b":blocks"):
@@ -141,7 +141,7 @@ def stream_of(response: httpx.Response) -> Iterator[dict[str, Any]]:
 
 def has_redis(platform: PlatformProcess) -> bool:
     try:
-        with redis.Redis(unix_socket_path=str(platform.redis_socket)) as store:
+        with redis.Redis.from_url(platform.redis_url) as store:
             return bool(store.ping())
     except redis.ConnectionError:  # not there, or still loading what it has on disk
         return False

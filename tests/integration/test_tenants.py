@@ -208,7 +208,7 @@ def test_two_tenants_with_the_same_prompt_share_no_block(platform: PlatformProce
     prompt = [*range(4000, 4000 + 20 * BLOCK_SIZE)]
 
     def blocks() -> set[bytes]:
-        with redis.Redis(unix_socket_path=str(platform.redis_socket)) as store:
+        with redis.Redis.from_url(platform.redis_url) as store:
             return {key for name in store.scan_iter("penstock:prefix:*:blocks") for key in store.smembers(name)}
 
     found: list[set[bytes]] = [blocks()]

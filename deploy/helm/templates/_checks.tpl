@@ -13,6 +13,9 @@
 {{- include "penstock.checkServedNames" . }}
 {{- include "penstock.checkTenants" . }}
 {{- include "penstock.checkOutside" . }}
+{{- if and .Values.tls.issuer.name (not (.Capabilities.APIVersions.Has "cert-manager.io/v1/Certificate")) }}
+{{- fail (printf "tls.issuer.name is %s, and the cluster has no cert-manager (no API cert-manager.io/v1): install it, or leave the name empty, and Helm makes the certificates" .Values.tls.issuer.name) }}
+{{- end }}
 {{- if and .Values.httpRoute.enabled (not (.Capabilities.APIVersions.Has "gateway.networking.k8s.io/v1/HTTPRoute")) }}
 {{- fail "httpRoute.enabled is true, but this cluster has no Gateway API: install its custom resources, or use ingress.enabled. With `helm template` add --api-versions gateway.networking.k8s.io/v1/HTTPRoute" }}
 {{- end }}
@@ -89,7 +92,7 @@
 {{- end }}
 {{- end }}
 {{- $set := list }}
-{{- range include "penstock.workerEnv" (list . 1) | fromYamlArray }}{{ $set = append $set .name }}{{ end }}
+{{- range concat (include "penstock.workerEnv" (list . 1) | fromYamlArray) (include "penstock.gatewayEnv" . | fromYamlArray) }}{{ $set = append $set .name }}{{ end }}
 {{- range $index, $provider := .Values.providers }}
 {{- if and $provider.api_key_env (not $.Values.secrets.providers) }}
 {{- fail (printf "providers[%d].api_key_env is %s: secrets.providers must name a Secret that has it as a key" $index $provider.api_key_env) }}

@@ -8,7 +8,9 @@
 {{- end }}
 
 {{- define "penstock.gatewayConfig" -}}
-{{- toYaml (merge (dict "host" "0.0.0.0" "port" .Values.gateway.port "admin_port" .Values.gateway.adminPort) .Values.gateway.config) -}}
+{{- $own := dict "host" "0.0.0.0" "port" .Values.gateway.port "admin_port" .Values.gateway.adminPort -}}
+{{- if .Values.tls.gateway -}}{{- $_ := set $own "tls" (include "penstock.gatewayTls" . | fromYaml) -}}{{- end -}}
+{{- toYaml (merge $own .Values.gateway.config) -}}
 {{- end }}
 
 {{- define "penstock.adapters" -}}
@@ -18,6 +20,9 @@
 {{/* Without redis: its URL is a secret and comes by the environment. */}}
 {{- define "penstock.yaml" -}}
 gateway: {{- include "penstock.gatewayConfig" . | nindent 2 }}
+{{- with include "penstock.stream" . }}
+stream: {{- . | nindent 2 }}
+{{- end }}
 telemetry: {{- toYaml .Values.telemetry | nindent 2 }}
 {{- if .Values.adapters.enabled }}
 adapters: {{- include "penstock.adapters" . | nindent 2 }}
@@ -56,6 +61,9 @@ applications:
       pool: {{- include "penstock.pool" . | nindent 8 }}
       {{- if $.Values.adapters.enabled }}
       adapters: {{- include "penstock.adapters" $ | nindent 8 }}
+      {{- end }}
+      {{- with include "penstock.stream" $ }}
+      stream: {{- . | nindent 8 }}
       {{- end }}
 {{- end }}
 {{- end }}

@@ -24,7 +24,7 @@ template:
         env:
           {{- include "penstock.rayEnv" . | nindent 10 }}
           # Serve builds its applications here; a pool's asks how many replicas it had.
-          {{- include "penstock.redisEnv" . | nindent 10 }}
+          {{- include "penstock.redisEnv" (list . "autoscaler") | nindent 10 }}
         ports:
           - {name: gcs-server, containerPort: 6379}
           - {name: dashboard, containerPort: 8265}
@@ -54,6 +54,7 @@ template:
 {{- $gateway := .Values.gateway -}}
 {{- $drain := include "penstock.gatewayDrainSeconds" . -}}
 {{- $volumes := dict "root" . "tmpSize" $gateway.tmpSize "shmSize" $gateway.shmSize "adapters" true -}}
+{{- $tls := concat (list .) (include "penstock.tlsOfGateway" . | fromJsonArray) -}}
 groupName: gateway
 replicas: {{ $gateway.replicas }}
 minReplicas: 0
@@ -78,6 +79,7 @@ template:
         resources: {{- toYaml $gateway.resources | nindent 10 }}
         env:
           {{- include "penstock.workerEnv" (list . $drain) | nindent 10 }}
+          {{- include "penstock.gatewayEnv" . | nindent 10 }}
           {{- with include "penstock.providerEnv" . | trim }}{{ . | nindent 10 }}{{ end }}
         ports:
           - {name: http, containerPort: {{ $gateway.port }}}
@@ -91,7 +93,7 @@ template:
           failureThreshold: 90
         # Quick, for a gateway that leaves listens on only so long (SPREAD_S in platform/base/pod.py).
         readinessProbe:
-          httpGet: {path: /readyz, port: http}
+          httpGet: {path: /readyz, port: http, scheme: {{ include "penstock.scheme" . | upper }}}
           periodSeconds: 1
           timeoutSeconds: 2
           failureThreshold: 2
@@ -101,8 +103,12 @@ template:
           timeoutSeconds: 5
           failureThreshold: 6
         lifecycle: {preStop: {exec: {command: [penstock, drain]}}}
-        volumeMounts: {{- include "penstock.volumeMounts" $volumes | nindent 10 }}
-    volumes: {{- include "penstock.volumes" $volumes | nindent 6 }}
+        volumeMounts:
+          {{- include "penstock.volumeMounts" $volumes | nindent 10 }}
+          {{- include "penstock.tlsMounts" $tls | nindent 10 }}
+    volumes:
+      {{- include "penstock.volumes" $volumes | nindent 6 }}
+      {{- include "penstock.tlsVolumes" $tls | nindent 6 }}
 {{- end }}
 
 {{/* List of root and pool. */}}
@@ -112,6 +118,7 @@ template:
 {{- $drain := int $pod.drainSeconds -}}
 {{- $group := printf "pool-%s" $pool.name -}}
 {{- $volumes := dict "root" $root "tmpSize" $pod.tmpSize "shmSize" $pod.shmSize "adapters" true -}}
+{{- $tls := concat (list $root) (include "penstock.tlsOfPool" $root | fromJsonArray) -}}
 groupName: {{ $group }}
 replicas: {{ default 1 $pool.replicas | int }}
 minReplicas: 0
@@ -129,13 +136,17 @@ template:
     {{- $spread := printf "%s\nray.io/group: %s" (include "penstock.selector" (list $root "pool")) $group }}
     {{- with include "penstock.spread" (list $pod $spread) | trim }}{{ . | nindent 4 }}{{ end }}
     terminationGracePeriodSeconds: {{ add $drain 45 }}
+    initContainers:
+      {{- include "penstock.replicaSecretsContainer" (list $root (default (include "penstock.image" $root) $pod.image)) | nindent 6 }}
     containers:
       - name: ray-worker
         image: {{ default (include "penstock.image" $root) $pod.image }}
         imagePullPolicy: {{ $root.Values.image.pullPolicy }}
         securityContext: {{- include "penstock.containerSecurity" . | nindent 10 }}
         resources: {{- include "penstock.poolResources" $pod | nindent 10 }}
-        env: {{- include "penstock.workerEnv" (list $root $drain) | nindent 10 }}
+        env:
+          {{- include "penstock.workerEnv" (list $root $drain) | nindent 10 }}
+          {{- include "penstock.replicaEnv" $root | nindent 10 }}
         ports:
           - {name: metrics, containerPort: 8080}
         # The raylet answers long before the model is loaded; ready is the pod whose replica serves.
@@ -155,8 +166,15 @@ template:
           timeoutSeconds: 5
           failureThreshold: 6
         lifecycle: {preStop: {exec: {command: [penstock, drain]}}}
-        volumeMounts: {{- include "penstock.volumeMounts" $volumes | nindent 10 }}
-    volumes: {{- include "penstock.volumes" $volumes | nindent 6 }}
+        volumeMounts:
+          {{- include "penstock.volumeMounts" $volumes | nindent 10 }}
+          - {name: secrets, mountPath: {{ include "penstock.replicaSecretsFolder" $root }}, readOnly: true}
+          {{- include "penstock.tlsMounts" $tls | nindent 10 }}
+    volumes:
+      {{- include "penstock.volumes" $volumes | nindent 6 }}
+      {{- include "penstock.tlsVolumes" $tls | nindent 6 }}
+      - name: secrets
+        emptyDir: {medium: Memory, sizeLimit: 1Mi}
 {{- end }}
 
 {{/* Resources of a pool's container, GPUs among them. */}}

@@ -147,14 +147,23 @@ redis://{{ include "penstock.redisHost" . }}:6379
     secretKeyRef: {name: {{ index . 1 | quote }}, key: {{ index . 2 | quote }}}
 {{- end }}
 
+{{/* Redis' address with a role's user: list of root, role and, where it is not the pod's only one, the variable's name. A Secret of your own may have one user for all. */}}
 {{- define "penstock.redisEnv" -}}
-{{ include "penstock.secretEnv" (list "PENSTOCK_REDIS_URL" (include "penstock.secretName" (list . "redis")) "url") }}
+{{- $root := index . 0 -}}{{- $role := index . 1 -}}
+{{- $variable := ternary (index . (sub (len .) 1)) "PENSTOCK_REDIS_URL" (gt (len .) 2) -}}
+{{- $key := ternary (printf "%s-url" $role) "url" (or $root.Values.redis.roles (empty $root.Values.secrets.redis)) -}}
+{{ include "penstock.secretEnv" (list $variable (include "penstock.secretName" (list $root "redis")) $key) }}
 {{- end }}
 
-{{/* What gateways, replicas and tenants' commands need. */}}
-{{- define "penstock.secretsEnv" -}}
-{{ include "penstock.redisEnv" . }}
+{{- define "penstock.clusterSecretEnv" -}}
 {{ include "penstock.secretEnv" (list "PENSTOCK_CLUSTER_SECRET" (include "penstock.secretName" (list . "cluster")) "cluster-secret") }}
+{{- end }}
+
+{{/* What gateways need; with what `penstock tenant` does in their pods. */}}
+{{- define "penstock.gatewayEnv" -}}
+{{ include "penstock.redisEnv" (list . "gateway") }}
+{{ include "penstock.redisEnv" (list . "operator" "PENSTOCK_REDIS_URL_OPERATOR") }}
+{{ include "penstock.clusterSecretEnv" . }}
 {{- end }}
 
 {{/* Deadline of the longest request, whole seconds. */}}

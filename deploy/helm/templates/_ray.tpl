@@ -44,10 +44,37 @@ httpGet: {path: /api/healthz, port: 52365}
 {{/* Of gateways and pools: list of root and drain deadline. */}}
 {{- define "penstock.workerEnv" -}}
 {{ include "penstock.rayEnv" (index . 0) }}
-{{ include "penstock.secretsEnv" (index . 0) }}
 - {name: PENSTOCK_POD_DIR, value: {{ include "penstock.podDir" . }}}
 # The preStop hook's patience: draining, and what comes before and after it.
 - {name: PENSTOCK_DRAIN_S, value: {{ add (index . 1) 15 | quote }}}
+{{- end }}
+
+{{- define "penstock.replicaSecretsFolder" -}}/run/penstock/secrets{{- end }}
+
+{{/* What a replica has of secrets: Redis, and the file that the init container made. The cluster secret only for gateways of the version before. */}}
+{{- define "penstock.replicaEnv" -}}
+{{ include "penstock.redisEnv" (list . "replica") }}
+- {name: PENSTOCK_REPLICA_SECRETS, value: {{ include "penstock.replicaSecretsFolder" . }}/replica}
+{{- if .Values.stream.accept_previous_hello }}
+{{ include "penstock.clusterSecretEnv" . }}
+{{- end }}
+{{- end }}
+
+{{/* Derives a replica's secrets; the container that serves never has the cluster secret. List of root and image. */}}
+{{- define "penstock.replicaSecretsContainer" -}}
+{{- $root := index . 0 -}}
+- name: secrets
+  image: {{ index . 1 }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  command: [penstock, replica-secrets, {{ include "penstock.replicaSecretsFolder" $root }}/replica]
+  securityContext: {{- include "penstock.containerSecurity" $root | nindent 4 }}
+  resources:
+    requests: {cpu: 10m, memory: 256Mi}
+    limits: {memory: 512Mi}
+  env: {{- include "penstock.clusterSecretEnv" $root | nindent 4 }}
+  volumeMounts:
+    - {name: secrets, mountPath: {{ include "penstock.replicaSecretsFolder" $root }}}
+    - {name: tmp, mountPath: /tmp}
 {{- end }}
 
 {{/* Providers may share a key; a variable stands there once. */}}

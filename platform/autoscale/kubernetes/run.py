@@ -157,7 +157,7 @@ class Autoscaler:
 async def autoscale(options: Options, pools: Sequence[ScaledPool]) -> None:
     """Runs until SIGTERM or SIGINT. Raises ConfigError at once where something is missing, and what ends one of its
     tasks."""
-    url = redis_url()
+    url = redis_url("autoscaler")
     if url is None:
         raise ConfigError(f"{REDIS_URL} is not set: the autoscaler learns the load through Redis")
     stopped = asyncio.Event()

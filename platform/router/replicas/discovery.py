@@ -19,6 +19,7 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve._private.long_poll import LongPollClient, LongPollNamespace
 
 from penstock.wire.discovery import REPLICA_DEPLOYMENT, from_metadata
+from penstock.wire.frames import PREVIOUS_PROTOCOL
 
 CHECK_S = 0.5
 """Pause between two checks that the poller still lives."""
@@ -36,6 +37,8 @@ class RunningReplica(NamedTuple):
     model_digest: str
     max_model_len: int
     block_size: int
+    protocol: int = PREVIOUS_PROTOCOL
+    """Version of the stream's opening that the replica expects."""
 
 
 class ReplicaDiscovery:
@@ -104,4 +107,5 @@ def _read_member(pool: str, info: Any) -> RunningReplica | None:
         model_digest=published.model_digest,
         max_model_len=published.max_model_len,
         block_size=published.block_size,
+        protocol=published.protocol,
     )

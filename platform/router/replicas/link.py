@@ -1,4 +1,4 @@
-"""The router's end of the token stream to one replica: one channel, used once.
+"""The router's end of the token stream to one replica: one channel, used once, from its opening on.
 
 Not the keeper of links: who wants another after a loss connects again. Invariants: what is sent in one turn of the
 event loop travels in one frame, in order; a loss is reported once, within seconds also when the replica hangs or its
@@ -7,19 +7,23 @@ machine vanishes; no frame is passed on after that, nor after the link was close
 
 import asyncio
 import logging
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import NamedTuple
 
 import msgspec
 
-from penstock.wire.channel import Channel
+from penstock.router.replicas.replica_client import Member
+from penstock.wire.channel import MAX_MESSAGE_BYTES, Channel, tls_timeouts
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import (
+    PREVIOUS_PROTOCOL,
+    PROTOCOL_VERSION,
     Abort,
     Announce,
     DownFrame,
     DropAdapter,
-    Hello,
     LoadAdapter,
     Op,
     Submit,
@@ -27,6 +31,20 @@ from penstock.wire.frames import (
     decode_down,
     encode,
 )
+from penstock.wire.proof import (
+    MAX_OPENING_BYTES,
+    NONCE_BYTES,
+    Answer,
+    Challenge,
+    Opening,
+    StreamProofs,
+    decode_opening,
+    encode_opening,
+    is_same,
+    make_hello,
+    make_nonce,
+)
+from penstock.wire.stream_config import REPLICA_NAME
 
 CONNECT_TIMEOUT_S = 3.0
 """Longest time from the first packet to the replica's first load report."""
@@ -36,11 +54,53 @@ SILENCE_S = 4.0
 log = logging.getLogger("penstock.link")
 
 
+class Greeting(NamedTuple):
+    """What a router opens a stream with."""
+
+    router_id: str
+    epoch: str
+    """Epoch of the replica's process."""
+    secret: bytes
+    """The stream secret; for a replica of the previous version the cluster secret."""
+    is_previous: bool = False
+    """Whether the replica is of the version before, which says `Hello` and proves nothing."""
+
+
+class Greeter:
+    """Chooses how to open the stream to a replica, by what that publishes through Serve and never by what somebody says
+    on the network. secret: the stream secret. previous_secret: the cluster secret where replicas of the version before
+    are spoken to, else None."""
+
+    def __init__(self, router_id: str, secret: bytes, previous_secret: bytes | None) -> None:
+        self._router_id = router_id
+        self._secret = secret
+        self._previous_secret = previous_secret
+
+    def greet(self, member: Member) -> Greeting:
+        """Raises ReplicaLost for a replica that is not spoken to."""
+        if member.protocol == PROTOCOL_VERSION:
+            return Greeting(self._router_id, member.epoch, self._secret)
+        if member.protocol == PREVIOUS_PROTOCOL and self._previous_secret is not None:
+            return Greeting(self._router_id, member.epoch, self._previous_secret, is_previous=True)
+        raise ReplicaLost(
+            f"The replica at {member.address} speaks protocol {member.protocol}, this gateway {PROTOCOL_VERSION}; "
+            "stream.accept_previous_hello allows the previous one."
+        )
+
+
 class ChannelLink:
     """One token stream to a replica, as `connect` opens it. Its methods never wait; after a loss they do nothing."""
 
-    def __init__(self, address: str, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]) -> None:
-        self.channel = Channel(self._on_message, self._on_end)
+    def __init__(
+        self,
+        address: str,
+        greeting: Greeting,
+        on_frame: Callable[[DownFrame], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.channel = Channel(self._on_challenge, self._on_end, max_message_bytes=MAX_OPENING_BYTES)
+        self._greeting = greeting
+        self._opening = Opening(greeting.router_id, make_nonce())
         self._address = address
         self._on_frame = on_frame
         self._on_lost = on_lost
@@ -73,9 +133,15 @@ class ChannelLink:
     def drop_adapter(self, digest: str) -> None:
         self._push(DropAdapter(digest))
 
-    async def handshake(self, hello: Hello) -> None:
-        """Send Hello and wait for the first frame. Raises ReplicaLost, with the replica's words where it refuses."""
-        self._push(hello)
+    async def handshake(self) -> None:
+        """Open the stream and wait for the first frame. Raises ReplicaLost, with the replica's words where it
+        refuses."""
+        router_id, epoch, secret, is_previous = self._greeting
+        if is_previous:
+            self._begin()
+            self._push(make_hello(secret, router_id, epoch))
+        else:
+            self.channel.send(encode_opening(self._opening))
         await self._answered
         if self._loss is not None:
             raise ReplicaLost(f"No stream to the replica at {self._address}: {self._loss}.")
@@ -103,6 +169,24 @@ class ChannelLink:
     def _flush(self) -> None:
         ops, self._ops = self._ops, []
         self.channel.send(encode(UpFrame(ops)))
+
+    def _on_challenge(self, data: bytes) -> None:
+        """Take the replica's reply to the Opening, and prove ourselves only to one that has."""
+        challenge = decode_opening(data)
+        if not isinstance(challenge, Challenge):
+            self._lose(_read_refusal(data))
+            return
+        proofs = StreamProofs(self._greeting.secret, self._opening, self._greeting.epoch, challenge.nonce)
+        if len(challenge.nonce) != NONCE_BYTES or not is_same(challenge.proof, proofs.replica):
+            self._lose("it is not the replica of this platform that it was taken for")
+            return
+        self._begin()
+        self.channel.send(encode_opening(Answer(proofs.router)))
+
+    def _begin(self) -> None:
+        """Take frames from now on."""
+        self.channel.max_message_bytes = MAX_MESSAGE_BYTES
+        self.channel.on_message = self._on_message
 
     def _on_message(self, data: bytes) -> None:
         self._received_s = self._loop.time()
@@ -157,23 +241,44 @@ class ChannelLink:
             self._on_lost()
 
 
+def _read_refusal(data: bytes) -> str:
+    """The reason in a frame that ends the stream, or that it is no such frame."""
+    try:
+        reason = decode_down(data).error
+    except msgspec.MsgspecError:
+        reason = None
+    return reason or "it is not a replica of this version"
+
+
 @asynccontextmanager
 async def connect(
-    address: str, hello: Hello, on_frame: Callable[[DownFrame], None], on_lost: Callable[[], None]
+    address: str,
+    greeting: Greeting,
+    on_frame: Callable[[DownFrame], None],
+    on_lost: Callable[[], None],
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[ChannelLink]:
     """Open the stream to the replica at `address` (host:port); leaving closes it.
 
-    hello: the first message. on_frame: called with every frame, from the first, which has a load. on_lost: called once,
-    when the stream ends otherwise than by leaving. Raises ReplicaLost when the replica can't be reached, refuses, or
-    does not answer within CONNECT_TIMEOUT_S.
+    greeting: whom the replica is to take us for, and we it. on_frame: called with every frame, from the first, which
+    has a load. on_lost: called once, when the stream ends otherwise than by leaving. Raises ReplicaLost when the
+    replica can't be reached, refuses, proves to be another one, or does not answer within CONNECT_TIMEOUT_S. tls: by
+    which the replica's certificate is checked and ours shown; None: the stream is not encrypted.
     """
-    link = ChannelLink(address, on_frame, on_lost)
+    link = ChannelLink(address, greeting, on_frame, on_lost)
     host, _, port = address.rpartition(":")
     try:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await asyncio.get_running_loop().create_connection(lambda: link.channel, host.strip("[]"), int(port))
-                await link.handshake(hello)
+                await asyncio.get_running_loop().create_connection(
+                    lambda: link.channel,
+                    host.strip("[]"),
+                    int(port),
+                    ssl=tls,
+                    server_hostname=None if tls is None else REPLICA_NAME,
+                    **tls_timeouts(tls),
+                )
+                await link.handshake()
         except TimeoutError:
             raise ReplicaLost(f"The replica at {address} did not answer within {CONNECT_TIMEOUT_S:.0f} s.") from None
         except OSError as error:

@@ -21,7 +21,7 @@ class Chain(NamedTuple):
 
 
 class Chains:
-    """Makes chains under one cluster secret (16 to 64 bytes)."""
+    """Makes chains under one block secret (16 to 64 bytes)."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret

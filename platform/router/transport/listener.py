@@ -12,6 +12,7 @@ Decisions: docs/decisions/gateway.md
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import Sequence
 
 import uvicorn
@@ -30,8 +31,10 @@ log = logging.getLogger("penstock.listener")
 class Listener:
     """The gateway's sockets and the server behind them. Call `start`, and later `stop`, once each."""
 
-    def __init__(self, app: ASGIApp, host: str, ports: Sequence[int], drain_s: int) -> None:
-        """drain_s: time for answers under way at the end, before they are cut."""
+    def __init__(
+        self, app: ASGIApp, host: str, ports: Sequence[int], drain_s: int, tls: ssl.SSLContext | None = None
+    ) -> None:
+        """drain_s: time for answers under way at the end, before they are cut. tls: None: HTTP, else HTTPS only."""
         self._sockets = [bind(host, port) for port in ports]
         config = uvicorn.Config(
             app,
@@ -46,6 +49,8 @@ class Listener:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=drain_s,
         )
+        config.load()
+        config.ssl = tls  # its own options would make a context once, and never read the files again
         self._server = uvicorn.Server(config)
         self._serving: asyncio.Task[None] | None = None
 

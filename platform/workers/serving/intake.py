@@ -1,13 +1,7 @@
-"""Messages of a router, checked and converted: the first one of a stream, and submissions, which become sequences.
-Pure."""
-
-from collections.abc import Callable
+"""A router's submissions, checked and converted: they become sequences. Pure."""
 
 from penstock.wire.frames import (
     KEY_BYTES,
-    PROTOCOL_VERSION,
-    Hello,
-    Op,
     Submit,
     split_keys,
     unpack_token_ids,
@@ -21,19 +15,6 @@ class ProtocolError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
-
-
-def read_router_id(ops: list[Op], is_trusted: Callable[[Hello], bool]) -> str:
-    """The router's id in a stream's first message. Raises ProtocolError when that is no Hello, of another protocol, or
-    not to be trusted."""
-    hello = ops[0] if ops else None
-    if not isinstance(hello, Hello):
-        raise ProtocolError("The first message of a stream is a Hello.")
-    if hello.protocol != PROTOCOL_VERSION:
-        raise ProtocolError(f"The router speaks protocol {hello.protocol}, this replica {PROTOCOL_VERSION}.")
-    if not is_trusted(hello):
-        raise ProtocolError("The router does not know this platform's secret.")
-    return hello.router_id
 
 
 def check_submission(op: Submit) -> None:

@@ -1,29 +1,33 @@
-"""One router's session on the token stream: its connection from the Hello on, and the frames that go down to it.
+"""One router's session on the token stream: its connection, and the frames that go down to it.
 
-Not the sequences' way through the engine (`stream`). All state belongs to one event loop. Invariants: nothing of a
-connection is taken before a Hello that is trusted; frames go out in order, when they are due; what is held for a router
+Not the sequences' way through the engine (`stream`), nor who is let in (`opening`). All state belongs to one event
+loop. Invariants: nothing of a connection is taken before its router has proven itself, and of its messages no more than
+MAX_OPENING_BYTES are held until then; frames go out in order, when they are due; what is held for a router
 that doesn't read is bounded.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from penstock.wire.channel import Channel
-from penstock.wire.frames import DownFrame, Hello, Load, Op, decode_up, encode
+from penstock.wire.channel import MAX_MESSAGE_BYTES, Channel
+from penstock.wire.frames import DownFrame, Load, Op, decode_up, encode
+from penstock.wire.proof import MAX_OPENING_BYTES
 from penstock.workers.engine.sequence import Sequence
-from penstock.workers.serving.intake import ProtocolError, read_router_id
+from penstock.workers.serving.intake import ProtocolError
+from penstock.workers.serving.opening import Door, Entrance
 from penstock.workers.serving.outbox import Outbox
 
 MAX_HELD_TOKENS = 65536
 """Most tokens held for a router that doesn't read; with more, its connection is aborted."""
 MAX_HELD_EVENT_BYTES = 32 * 2**20
 """Most bytes of block events held for a router that doesn't read; with more, its connection is aborted."""
-HELLO_TIMEOUT_S = 5.0
-"""Longest wait for the first message of a connection."""
+OPENING_TIMEOUT_S = 5.0
+"""Longest time until the router at the other end of a connection has proven itself."""
 TIMER_S = 0.001
 """Resolution of the event loop's timers."""
 
@@ -109,10 +113,11 @@ class Session:
 class SessionOwner(Protocol):
     """The part of the stream server that a connection needs."""
 
-    def is_trusted(self, hello: Hello) -> bool: ...
+    door: Door
+
     def make_session(self, router_id: str, channel: Channel) -> Session: ...
-    def join(self, session: Session) -> None:
-        """Take in a router that has sent its Hello."""
+    def join(self, connection: "Connection", session: Session) -> None:
+        """Take in a router that has proven itself."""
 
     def take(self, session: Session, ops: list[Op]) -> None:
         """Carry out a router's operations. Raises ProtocolError."""
@@ -122,30 +127,55 @@ class SessionOwner(Protocol):
 
 
 class Connection:
-    """A channel, and the session of the router at its other end once that has sent a Hello."""
+    """A channel, and the session of the router at its other end once that has proven itself."""
 
     def __init__(self, owner: SessionOwner) -> None:
-        self.channel = Channel(self._on_message, self._on_end, self._on_writable)
+        self.channel = Channel(self._on_opening, self._on_end, self._on_writable, max_message_bytes=MAX_OPENING_BYTES)
         self.session: Session | None = None
         self._owner = owner
-        self._hello_timer = asyncio.get_running_loop().call_later(
-            HELLO_TIMEOUT_S, self._break, f"No Hello came within {HELLO_TIMEOUT_S:.0f} s."
-        )
+        self._entrance = Entrance(owner.door)
+        self._opening_timer = asyncio.get_running_loop().call_later(OPENING_TIMEOUT_S, self._on_timeout)
 
-    def _on_message(self, data: bytes) -> None:
+    def give_up(self) -> None:
+        """End a connection whose router has not proven itself, now."""
+        log.warning("connection given up", extra={"peer": self.channel.peer})
+        self._end_opening()
+
+    def _on_opening(self, data: bytes) -> None:
         try:
-            ops = decode_up(data).ops
-            if self.session is None:
-                router_id = read_router_id(ops, self._owner.is_trusted)
-                self.session = self._owner.make_session(router_id, self.channel)
-                self._hello_timer.cancel()
-                self._owner.join(self.session)
-                del ops[0]
-            self._owner.take(self.session, ops)
+            reply, router_id = self._entrance.take(data, self.channel.peer_names)
+        except ProtocolError as error:
+            self._break(str(error))
+            return
+        if reply is not None:
+            self.channel.send(reply)
+        if router_id is not None:
+            self._begin(router_id)
+
+    def _begin(self, router_id: str) -> None:
+        self._opening_timer.cancel()
+        self.channel.max_message_bytes = MAX_MESSAGE_BYTES
+        self.session = session = self._owner.make_session(router_id, self.channel)
+        self.channel.on_message = partial(self._on_message, session)
+        self._owner.join(self, session)
+
+    def _on_message(self, session: Session, data: bytes) -> None:
+        try:
+            self._owner.take(session, decode_up(data).ops)
         except msgspec.MsgspecError:
             self._break("A frame can't be decoded.")
         except ProtocolError as error:
             self._break(str(error))
+
+    def _on_timeout(self) -> None:
+        self._break(f"No proof came within {OPENING_TIMEOUT_S:.0f} s.")
+        self._end_opening()
+
+    def _end_opening(self) -> None:
+        """Leave nothing behind, also of a connection that was never made: its TLS may not have come to its end."""
+        self._opening_timer.cancel()
+        self.channel.abort()
+        self._owner.leave(self)
 
     def _break(self, reason: str) -> None:
         log.warning("stream broken", extra={"peer": self.channel.peer, "reason": reason})
@@ -157,5 +187,5 @@ class Connection:
             self.session.schedule()
 
     def _on_end(self, _error: Exception | None) -> None:
-        self._hello_timer.cancel()
+        self._opening_timer.cancel()
         self._owner.leave(self)

@@ -8,13 +8,14 @@ session, and is aborted when that ends; a router gets only its own deltas, in or
 
 import asyncio
 import logging
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from penstock.wire.channel import Channel
+from penstock.wire.channel import Channel, tls_timeouts
 from penstock.wire.frames import (
     Abort,
     Announce,
@@ -22,7 +23,6 @@ from penstock.wire.frames import (
     Delta,
     DropAdapter,
     Finish,
-    Hello,
     Load,
     LoadAdapter,
     Op,
@@ -34,6 +34,7 @@ from penstock.workers.engine.sequence import Resident, SeqOutput, Sequence, Stat
 from penstock.workers.serving.adapters import Adapters, PendingAdapter
 from penstock.workers.serving.intake import ProtocolError, check_submission, make_sequence
 from penstock.workers.serving.load import StreamInfo, grant_credit, lacks_kv
+from penstock.workers.serving.opening import Door, Lobby
 from penstock.workers.serving.session import Connection, Session
 
 HEARTBEAT_S = 1.0
@@ -84,16 +85,17 @@ class StreamServer:
         self,
         info: StreamInfo,
         on_events: Callable[[BlockEvents], None],
-        is_trusted: Callable[[Hello], bool],
+        door: Door,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Nothing is served before `start`. on_events: gets all block events, in order, on the loop. is_trusted:
-        whether a router may have a stream. clock: the monotonic clock of `Sequence.arrival_s`."""
-        self.is_trusted = is_trusted
+        """Nothing is served before `start`. on_events: gets all block events, in order, on the loop. door:
+        decides which routers may have a stream. clock: the monotonic clock of `Sequence.arrival_s`."""
+        self.door = door
         self._info = info
         self._on_events = on_events
         self._clock = clock
         self._connections: set[Connection] = set()
+        self._lobby = Lobby()
         self._sessions: list[Session] = []
         self._live: dict[Sequence, _LiveSequence] = {}
         self._parked: dict[Sequence, PendingAdapter] = {}
@@ -105,23 +107,30 @@ class StreamServer:
         self._is_draining = False
 
     async def start(
-        self, engine: Engine, load: EngineLoad, host: str, port: int = 0, adapters: Adapters | None = None
+        self,
+        engine: Engine,
+        load: EngineLoad,
+        host: str,
+        port: int = 0,
+        adapters: Adapters | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> int:
         """Serve on host:port (0: a free one); returns the port. load: the engine's before its first step. adapters:
-        None where there are none."""
+        None where there are none. tls: None: streams are not encrypted."""
         self._engine = engine
         self._adapters = adapters
         if adapters is not None:
             adapters.on_change = partial(self._touch_loads, is_urgent=True)
         self._load = load
         self._loop = asyncio.get_running_loop()
-        self._server = await self._loop.create_server(self._accept, host, port)
+        self._server = await self._loop.create_server(self._accept, host, port, ssl=tls, **tls_timeouts(tls))
         self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound
 
     def _accept(self) -> Channel:
         connection = Connection(self)
+        self._lobby.enter(connection)
         self._connections.add(connection)
         return connection.channel
 
@@ -226,8 +235,9 @@ class StreamServer:
     def make_session(self, router_id: str, channel: Channel) -> Session:
         return Session(router_id, channel, self._make_load, self._clock)
 
-    def join(self, session: Session) -> None:
-        """Begin to send to a router that has sent its Hello."""
+    def join(self, connection: Connection, session: Session) -> None:
+        """Begin to send to a router that has proven itself."""
+        self._lobby.leave(connection)
         log.info("router connected", extra={"router_id": session.router_id})
         self._sessions.append(session)
         self._touch_loads()
@@ -236,6 +246,7 @@ class StreamServer:
         """Forget a connection that has ended, and abort the sequences of its session if it has one."""
         if connection.session is not None:
             self._end_session(connection.session)
+        self._lobby.leave(connection)
         self._connections.discard(connection)
 
     def _end_session(self, session: Session) -> None:
@@ -263,7 +274,7 @@ class StreamServer:
                 if self._adapters is not None:
                     (self._adapters.preload if isinstance(op, LoadAdapter) else self._adapters.drop)(op.digest)
             else:
-                raise ProtocolError("Only the first message of a stream is a Hello.")
+                raise ProtocolError("A Hello comes at the opening of a stream only.")
 
     def _submit(self, session: Session, op: Submit) -> None:
         if op.sid <= session.last_sid:

@@ -1,7 +1,20 @@
+from pathlib import Path
+
 import pytest
 
-from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, cluster_secret, provider_key, redis_url
+from penstock.base.environment import (
+    CLUSTER_SECRET,
+    REDIS_URL,
+    REPLICA_SECRETS,
+    cluster_secret,
+    provider_key,
+    redis_url,
+    redis_variable,
+    replica_secrets,
+)
 from penstock.base.errors import ConfigError
+from penstock.base.subsecrets import ReplicaSecrets, format_replica_secrets
+from penstock.base.subsecrets import replica_secrets as derived_of
 
 
 def test_the_secret_is_read_from_hex_digits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,10 +39,14 @@ def test_a_secret_that_is_missing_or_malformed_is_refused_without_showing_it(
 
 def test_redis_may_be_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(REDIS_URL, raising=False)
-    assert redis_url() is None
+    assert redis_url("gateway") is None
 
     monkeypatch.setenv(REDIS_URL, "unix:///run/redis.sock")
-    assert redis_url() == "unix:///run/redis.sock"
+    assert redis_url("gateway") == "unix:///run/redis.sock"
+
+    monkeypatch.setenv(redis_variable("replica"), "unix://penstock-replica:pw@/run/redis.sock")
+    assert redis_url("replica") == "unix://penstock-replica:pw@/run/redis.sock"
+    assert redis_url("gateway") == "unix:///run/redis.sock"
 
 
 def test_a_providers_key_loses_the_line_end_of_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,3 +67,30 @@ def test_a_providers_key_that_is_missing_or_could_be_none_is_refused_without_sho
     with pytest.raises(ConfigError, match="TEST_KEY") as refused:
         provider_key("up", "TEST_KEY")
     assert "sk-" not in str(refused.value)
+
+
+def test_a_replica_has_the_secrets_of_its_file_and_needs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CLUSTER_SECRET, raising=False)
+    secrets = ReplicaSecrets(b"b" * 32, b"s" * 32)
+    path = tmp_path / "replica"
+    path.write_text(format_replica_secrets(secrets), encoding="ascii")
+    monkeypatch.setenv(REPLICA_SECRETS, str(path))
+
+    assert replica_secrets() == secrets
+
+
+def test_without_a_file_a_replica_derives_its_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(REPLICA_SECRETS, raising=False)
+    monkeypatch.setenv(CLUSTER_SECRET, "ab" * 32)
+
+    assert replica_secrets() == derived_of(b"\xab" * 32)
+
+
+def test_a_file_of_secrets_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CLUSTER_SECRET, "ab" * 32)
+    monkeypatch.setenv(REPLICA_SECRETS, str(tmp_path / "none"))
+
+    with pytest.raises(ConfigError, match=REPLICA_SECRETS):
+        replica_secrets()

@@ -116,6 +116,14 @@ def test_the_example_starts_two_replicas() -> None:
             "{redis: {url: 'http://x'}, pools: [{name: a}]}",
             "redis.url must begin with redis://, rediss:// or unix://, not 'http://x'",
         ),
+        (
+            "{redis: {url: 'redis://x', urls: {replica: 'http://x'}}, pools: [{name: a}]}",
+            "redis.urls.replica must begin with redis://, rediss:// or unix://, not 'http://x'",
+        ),
+        (
+            "{redis: {urls: {replica: 'redis://x'}}, pools: [{name: a}]}",
+            "redis.urls.replica is set, but not redis.url",
+        ),
         ("{gateway: {port: 70000}, pools: [{name: a}]}", "gateway.port must lie in 1..65535, not 70000"),
         ("{gateway: {ttft_target_s: 0}, pools: [{name: a}]}", "gateway.ttft_target_s must be more than 0, not 0"),
         (provider("name: a"), "2 pools or providers are named 'a': names must differ"),

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.base.environment import CLUSTER_SECRET
 from penstock.base.errors import ConfigError
+from penstock.base.redis_roles import make_password
 from penstock.cli.state import RunState, StateDir
 from penstock.cli.tenant import Change, redis_of, secret_of
 from penstock.tenancy.tenants import Limits, Settings
@@ -34,7 +35,10 @@ def state_of(folder: Path, *, redis: str = "embedded", config: str = "none", is_
 
 
 def test_the_running_platforms_own_redis_is_its_socket(tmp_path: Path) -> None:
-    assert redis_of(state_of(tmp_path), None) == "unix:///tmp/penstock-x/redis/redis.sock"
+    state = state_of(tmp_path)
+    password = make_password(state.secret(), "operator")
+
+    assert redis_of(state, None) == f"unix://penstock-operator:{password}@/tmp/penstock-x/redis/redis.sock"
 
 
 def test_another_redis_is_read_from_the_configuration_with_its_password(tmp_path: Path) -> None:

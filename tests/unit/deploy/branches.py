@@ -77,6 +77,8 @@ ingress: {enabled: true, tlsSecret: tls}
 httpRoute: {enabled: true, parentRefs: [{name: public, port: 443}], timeoutSeconds: 70}
 """,
     "plain ingress": "{ingress: {enabled: true, controller: other}, networkPolicy: {monitoring: []}}",
+    "tls of Helm's": "{tls: {stream: true, gateway: true}, ingress: {enabled: true}}",
+    "tls of cert-manager's": "{tls: {stream: true, gateway: true, issuer: {name: ca, kind: ClusterIssuer}}}",
     "placed": """
 head:
   nodeSelector: {a: b}

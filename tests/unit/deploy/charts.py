@@ -26,7 +26,7 @@ HELM = Path(sysconfig.get_path("scripts")) / "helm"
 """The program of the dev group's helm-binary."""
 RELEASE = "rel"
 NAMESPACE = "llm"
-APIS = ("ray.io/v1/RayService", "gateway.networking.k8s.io/v1/HTTPRoute")
+APIS = ("ray.io/v1/RayService", "gateway.networking.k8s.io/v1/HTTPRoute", "cert-manager.io/v1/Certificate")
 IMAGE = "registry.example.com/penstock"
 
 

@@ -20,7 +20,7 @@ import yaml
 Object = dict[str, Any]
 
 VERSIONS = ("1.31", "1.32", "1.33", "1.34", "1.35", "1.36")
-OURS = ("RayService", "HTTPRoute")
+OURS = ("RayService", "HTTPRoute", "Certificate")
 """Kinds that Kubernetes itself does not have."""
 DEFINITIONS = "/api/_definitions.json#"
 """How the schemas point at each other."""

@@ -27,6 +27,7 @@ READ = {
     "testTenant",
     "defaults",
 }
+READ |= {"tlsCertificates", "tlsData", "tlsOfGateway", "stream"}
 READ |= {"rayEnv", "workerEnv", "hubFolder", "poolResources", "secretName"}
 """What is read by another template."""
 CHECKS = {"_checks.tpl", "_config_checks.tpl"}

@@ -9,7 +9,7 @@ import yaml
 
 from deploy import chart_defaults, chart_schema, chart_values
 from penstock.base.config import convert
-from penstock.base.environment import CLUSTER_SECRET, REDIS_URL, serve_environment
+from penstock.base.environment import REDIS_URL, serve_environment
 from penstock.base.pod import DRAIN_S, POD_DIR
 from penstock.cli.serve_apps import GatewayArguments, PoolArguments, ServeAgentArguments
 from penstock.router.config import GatewayConfig
@@ -298,7 +298,7 @@ def test_rays_processes_find_what_serve_must_find_before_it_is_imported() -> Non
             assert serve_environment().items() <= env.items()
             assert {REDIS_URL} <= env.keys()
         if pod.labels["app.kubernetes.io/component"] in ("gateway", "pool"):
-            assert {REDIS_URL, CLUSTER_SECRET, POD_DIR, DRAIN_S} <= env.keys()
+            assert {REDIS_URL, POD_DIR, DRAIN_S} <= env.keys()
 
 
 @pytest.mark.parametrize("branch", ["downloads", "downloads beside a claim"])

@@ -1,26 +1,35 @@
 """Redis as the chart starts it: its script, run."""
 
+import base64
 import os
 import subprocess
 import time
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
 
+from deploy import chart_redis_roles
+from penstock.base.redis_roles import ROLES, acl_line
 from penstock.base.redis_server import find_executable
-from tests.unit.deploy.charts import find, objects
+from tests.unit.deploy.charts import containers, find, objects, pods
 
 START_S = 20.0
 CONF = "port 0\nunixsocket {folder}/s\nsave ''\ninclude {folder}/auth.conf\n"
 
 
-def started(folder: Path, password: str) -> subprocess.Popen[bytes]:
+def started(folder: Path, password: str, users: str | None = None) -> subprocess.Popen[bytes]:
     """start.sh with its files in the folder, and nothing but what a small image has on its path."""
     script = find(objects(), "ConfigMap", "rel-penstock-redis")["data"]["start.sh"]
     (folder / "start.sh").write_text(
-        script.replace("/run/redis/", f"{folder}/").replace("/etc/redis/", f"{folder}/"), encoding="utf-8"
+        script.replace("/run/redis/", f"{folder}/")
+        .replace("/etc/redis/", f"{folder}/")
+        .replace("/etc/redis-users/", f"{folder}/"),
+        encoding="utf-8",
     )
+    if users is not None:
+        (folder / "users.conf").write_text(users, encoding="ascii")
     (folder / "redis.conf").write_text(CONF.format(folder=folder), encoding="utf-8")
     (folder / "redis-server").symlink_to(find_executable())
     environment = {"PATH": f"{folder}:{os.defpath}", "REDISCLI_AUTH": password}
@@ -29,14 +38,18 @@ def started(folder: Path, password: str) -> subprocess.Popen[bytes]:
     )
 
 
+def await_socket(server: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline_s = time.monotonic() + START_S
+    while not (folder / "s").exists() and time.monotonic() < deadline_s:
+        assert server.poll() is None, "it refused its configuration"
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("password", ["plain", """a"b'c\\d $(e) `f` #g %s \\x41\\"""])
 def test_redis_asks_for_exactly_the_password_of_the_secret(password: str, socket_dir: Path) -> None:
     server = started(socket_dir, password)
     try:
-        deadline_s = time.monotonic() + START_S
-        while not (socket_dir / "s").exists() and time.monotonic() < deadline_s:
-            assert server.poll() is None, "it refused its configuration"
-            time.sleep(0.01)
+        await_socket(server, socket_dir)
 
         assert redis.Redis(unix_socket_path=str(socket_dir / "s"), password=password).ping()
         with pytest.raises(redis.AuthenticationError):
@@ -50,3 +63,62 @@ def test_redis_does_not_start_without_a_password(socket_dir: Path) -> None:
     server = started(socket_dir, "")
 
     assert server.wait(timeout=START_S) != 0
+
+
+def secret() -> dict[str, str]:
+    data = find(objects(), "Secret", "rel-penstock-redis")["data"]
+    return {name: base64.b64decode(value).decode() for name, value in data.items()}
+
+
+def test_redis_has_a_user_for_each_role_whose_address_is_in_the_secret(socket_dir: Path) -> None:
+    found = secret()
+    server = started(socket_dir, found["password"], found["users.conf"])
+    try:
+        await_socket(server, socket_dir)
+        for role in ROLES:
+            parts = urlsplit(found[f"{role}-url"])
+            client = redis.Redis(
+                unix_socket_path=str(socket_dir / "s"), username=parts.username, password=parts.password
+            )
+            assert client.ping()
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.flushall()
+            assert found["users.conf"].count(acl_line(role, parts.password or "")) == 1
+            client.close()
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_every_pod_has_the_address_of_its_role_only() -> None:
+    wanted = {
+        "head": {"autoscaler-url"},
+        "gateway": {"gateway-url", "operator-url"},
+        "pool": {"replica-url"},
+        "autoscaler": {"autoscaler-url"},
+        "tenants": {"operator-url"},
+    }
+    for values, keys in (("", wanted), ("{secrets: {redis: mine}, redis: {roles: true}}", wanted)):
+        assert addresses(values) == keys
+    assert addresses("{secrets: {redis: mine}}") == {component: {"url"} for component in wanted}
+
+
+def addresses(values: str) -> dict[str, set[str]]:
+    """Keys of the Redis Secret that serve as addresses, by component."""
+    found: dict[str, set[str]] = {}
+    for pod in pods(objects("", values)):
+        for container in containers(pod):
+            keys = {
+                variable["valueFrom"]["secretKeyRef"]["key"]
+                for variable in container.get("env", [])
+                if variable["name"].startswith("PENSTOCK_REDIS_URL")
+            }
+            if keys:
+                found.setdefault(pod.labels["app.kubernetes.io/component"], set()).update(keys)
+    return found
+
+
+def test_the_template_of_roles_is_the_generated_one() -> None:
+    assert chart_redis_roles.TARGET.read_text(encoding="utf-8") == chart_redis_roles.render(), (
+        "python -m deploy.chart_redis_roles"
+    )

@@ -4,12 +4,16 @@ import base64
 import re
 
 import pytest
+import yaml
+from cryptography import x509
 
+from penstock.base.environment import CLUSTER_SECRET, REPLICA_SECRETS
+from penstock.wire.stream_config import GATEWAY_NAME, REPLICA_NAME
 from tests.unit.deploy.branches import BRANCHES
-from tests.unit.deploy.charts import PRESETS, Object, Pod, containers, every_case, find, objects, pods
+from tests.unit.deploy.charts import PRESETS, Object, Pod, containers, every_case, find, objects, pods, template
 
 ALL = every_case()
-SECRET_NAMES = re.compile(r"KEY|TOKEN|PASSWORD|SECRET|REDIS_URL|AUTH$")
+SECRET_NAMES = re.compile(r"KEY|TOKEN|PASSWORD|SECRET(?!S$)|REDIS_URL|AUTH$")
 UNWRITABLE = {"configMap", "secret", "emptyDir", "persistentVolumeClaim"}
 """Kinds of volumes that Pod Security restricted allows, of those we use."""
 
@@ -56,6 +60,43 @@ def test_the_check_sees_a_pod_that_is_not() -> None:
         "volume hostPath",
         f"{pod.spec['containers'][0]['name']} has capabilities",
     ]
+
+
+def serving_env(component: str, values: str = "") -> dict[str, Object]:
+    """Environment of the containers that serve in a component's pods, by name of the variable."""
+    return {
+        variable["name"]: variable
+        for pod in pods(objects("", values))
+        if pod.labels["app.kubernetes.io/component"] == component
+        for variable in pod.spec["containers"][0]["env"]
+    }
+
+
+def test_a_replica_has_its_own_secrets_and_not_the_clusters() -> None:
+    assert CLUSTER_SECRET in serving_env("gateway")
+    assert CLUSTER_SECRET not in serving_env("pool")
+    assert REPLICA_SECRETS in serving_env("pool")
+
+
+def test_a_replica_has_the_clusters_secret_while_gateways_of_the_version_before_are_let_in() -> None:
+    assert CLUSTER_SECRET in serving_env("pool", "stream: {accept_previous_hello: true}")
+
+
+def test_a_replicas_secrets_are_derived_before_it_starts_into_memory_that_it_can_only_read() -> None:
+    for pod in pods(objects()):
+        if pod.labels["app.kubernetes.io/component"] != "pool":
+            continue
+        [made] = pod.spec["initContainers"]
+        [serving] = pod.spec["containers"]
+        path = next(variable["value"] for variable in serving["env"] if variable["name"] == REPLICA_SECRETS)
+        mounts = {each["name"]: each for each in serving["volumeMounts"]}
+        volumes = {each["name"]: each for each in pod.spec["volumes"]}
+
+        assert made["command"] == ["penstock", "replica-secrets", path]
+        assert {variable["name"] for variable in made["env"]} == {CLUSTER_SECRET}
+        assert path.startswith(mounts["secrets"]["mountPath"] + "/")
+        assert mounts["secrets"]["readOnly"] is True
+        assert volumes["secrets"]["emptyDir"]["medium"] == "Memory"
 
 
 @pytest.mark.parametrize(("preset", "values"), ALL)
@@ -198,3 +239,92 @@ def test_budgets_leave_a_node_free_to_drain() -> None:
         "autoscaler": None,
     }
     assert single == []
+
+
+# TLS
+
+BOTH = "tls: {stream: true, gateway: true}"
+
+
+def certificate_of(found: list[Object], name: str) -> x509.Certificate:
+    data = find(found, "Secret", f"rel-penstock-tls-{name}")["data"]
+    return x509.load_pem_x509_certificate(base64.b64decode(data["tls.crt"]))
+
+
+def ca_of(found: list[Object], name: str) -> bytes:
+    return base64.b64decode(find(found, "Secret", f"rel-penstock-tls-{name}")["data"]["ca.crt"])
+
+
+def test_helms_certificates_have_the_names_that_both_sides_ask_for() -> None:
+    found = objects("", BOTH)
+    names = {
+        name: certificate_of(found, name)
+        .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        .value.get_values_for_type(x509.DNSName)
+        for name in ("gateway", "replica", "http")
+    }
+
+    assert names["gateway"] == [GATEWAY_NAME]
+    assert names["replica"] == [REPLICA_NAME]
+    assert "rel-penstock.llm.svc" in names["http"]
+    assert ca_of(found, "gateway") == ca_of(found, "replica") != ca_of(found, "http")
+    for name in ("gateway", "replica"):
+        ca = x509.load_pem_x509_certificate(ca_of(found, name))
+        certificate_of(found, name).verify_directly_issued_by(ca)
+
+
+def test_cert_manager_is_asked_for_the_same_names() -> None:
+    found = objects("", BRANCHES["tls of cert-manager's"])
+    asked = {each["spec"]["secretName"]: each["spec"]["dnsNames"] for each in found if each["kind"] == "Certificate"}
+
+    assert asked["rel-penstock-tls-gateway"] == [GATEWAY_NAME]
+    assert asked["rel-penstock-tls-replica"] == [REPLICA_NAME]
+    assert "rel-penstock.llm.svc" in asked["rel-penstock-tls-http"]
+    assert not [each for each in found if each["kind"] == "Secret" and "-tls-" in each["metadata"]["name"]]
+
+
+@pytest.mark.parametrize("branch", ["tls of Helm's", "tls of cert-manager's"])
+def test_every_file_that_the_configuration_names_lies_in_the_pod(branch: str) -> None:
+    found = objects("", BRANCHES[branch])
+    applications = yaml.safe_load(find(found, "RayService")["spec"]["serveConfigV2"])["applications"]
+    arguments = {each["name"]: each["args"] for each in applications}
+    gateway, pool = arguments["gateway"]["config"], arguments["pool-demo"]
+    wanted = {
+        "gateway": [*gateway["stream"]["tls"].values(), *gateway["gateway"]["tls"].values()],
+        "pool": [*pool["stream"]["tls"].values()],
+    }
+    for pod in pods(found):
+        component = pod.labels["app.kubernetes.io/component"]
+        folders = {each["mountPath"]: each["name"] for each in pod.spec["containers"][0]["volumeMounts"]}
+        for path in wanted.get(component, []):
+            folder, _, name = path.rpartition("/")
+            volume = next(each for each in pod.spec["volumes"] if each["name"] == folders[folder])
+
+            assert name in ("tls.crt", "tls.key", "ca.crt")
+            assert volume["secret"]["defaultMode"] == 0o440
+    assert len(wanted["gateway"]) == 5
+
+
+def test_a_pool_has_no_gateways_certificate() -> None:
+    for pod in pods(objects("", BOTH)):
+        if pod.labels["app.kubernetes.io/component"] == "pool":
+            named = {each["secret"]["secretName"] for each in pod.spec["volumes"] if "secret" in each}
+
+            assert named == {"rel-penstock-tls-replica"}
+
+
+def test_by_https_everything_in_the_chart_asks_by_it() -> None:
+    found = objects("", BRANCHES["tls of Helm's"])
+    gateway = next(pod for pod in pods(found) if pod.labels["app.kubernetes.io/component"] == "gateway")
+
+    assert gateway.spec["containers"][0]["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    assert find(found, "Service", "rel-penstock")["spec"]["ports"][0]["appProtocol"] == "https"
+    annotations = find(found, "Ingress")["metadata"]["annotations"]
+    assert annotations["nginx.ingress.kubernetes.io/backend-protocol"] == "HTTPS"
+
+
+def test_an_issuer_without_cert_manager_is_a_sentence() -> None:
+    done = template("", "tls: {stream: true, issuer: {name: ca}}", ("ray.io/v1/RayService",))
+
+    assert done.returncode != 0
+    assert "no cert-manager" in done.stderr

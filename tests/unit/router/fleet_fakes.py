@@ -23,6 +23,7 @@ from penstock.router.replicas.replica_client import Link, Member, make_pool_call
 from penstock.router.routing.chains import Chains
 from penstock.router.routing.request import Generation
 from penstock.wire.frames import (
+    PROTOCOL_VERSION,
     BlockEvents,
     Delta,
     DownFrame,
@@ -66,6 +67,7 @@ class FakeMember:
     model_digest: str = "digest"
     max_model_len: int = 1000
     block_size: int = BLOCK_SIZE
+    protocol: int = PROTOCOL_VERSION
 
 
 @dataclass

@@ -2,12 +2,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire import channel as module
 from penstock.wire.channel import HEADER_BYTES, Channel
 
 TIMEOUT_S = 10.0
@@ -120,11 +118,10 @@ def test_a_peer_that_does_not_read_makes_the_channel_unwritable_until_it_does() 
     uvloop.run(main())
 
 
-def test_a_length_beyond_the_bound_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_MESSAGE_BYTES", 10)
-
+def test_a_length_beyond_the_bound_ends_the_connection() -> None:
     async def main() -> None:
         async with connection() as (here, there):
+            there.channel.max_message_bytes = 10
             here.channel.send(b"x" * 11)
             async with asyncio.timeout(TIMEOUT_S):
                 await there.ended.wait()
@@ -147,3 +144,20 @@ def test_after_the_owner_has_closed_it_no_message_is_passed_on() -> None:
     channel.data_received(framed(b"one") + framed(b"two"))
 
     assert found == [b"one"]
+
+
+def test_a_channel_closed_before_it_is_made_never_begins() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        here, there = End(), End()
+        there.channel.abort()
+        server = await loop.create_server(there.accept, "127.0.0.1", 0)
+        await loop.create_connection(here.accept, "127.0.0.1", server.sockets[0].getsockname()[1])
+        here.channel.send(b"hello")
+        async with asyncio.timeout(TIMEOUT_S):
+            await asyncio.gather(here.ended.wait(), there.ended.wait())
+        server.close()
+
+        assert there.messages == []
+
+    uvloop.run(main())

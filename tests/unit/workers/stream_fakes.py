@@ -11,7 +11,6 @@ from penstock.wire.frames import (
     Delta,
     DownFrame,
     Finish,
-    Hello,
     SamplingParams,
     StepCosts,
     Submit,
@@ -20,13 +19,25 @@ from penstock.wire.frames import (
     encode,
     pack_token_ids,
 )
+from penstock.wire.proof import (
+    Answer,
+    Challenge,
+    Opening,
+    StreamProofs,
+    decode_opening,
+    encode_opening,
+    make_nonce,
+)
 from penstock.workers.engine.engine import EngineLoad, StepReport
 from penstock.workers.engine.sequence import SeqOutput, Sequence, Status
 from penstock.workers.serving.load import StreamInfo
+from penstock.workers.serving.opening import Door
 from penstock.workers.serving.stream import StreamServer
 
 TIMEOUT_S = 10.0
 NUM_PLACES = 8
+SECRET = bytes(range(32))
+EPOCH = "epoch"
 IDLE = EngineLoad(0, 0, 0, 0, 100, 100, 0, StepCosts(base_s=0.01))
 
 
@@ -58,6 +69,26 @@ class FakeRouter:
     def __init__(self) -> None:
         self.channel = Channel(self._on_message, self._on_end)
         self._frames: asyncio.Queue[DownFrame | None] = asyncio.Queue()
+        self.challenges: asyncio.Queue[Challenge] = asyncio.Queue()
+
+    async def greet(self, name: str = "r", secret: bytes = SECRET, epoch: str = EPOCH) -> Answer:
+        """Open the stream; returns what proved it."""
+        opening = Opening(name, make_nonce())
+        self.channel.on_message = self._on_challenge
+        self.channel.send(encode_opening(opening))
+        async with asyncio.timeout(TIMEOUT_S):
+            challenge = await self.challenges.get()
+        self.channel.on_message = self._on_message
+        proofs = StreamProofs(secret, opening, epoch, challenge.nonce)
+        assert challenge.proof == proofs.replica or secret != SECRET
+        answer = Answer(proofs.router)
+        self.channel.send(encode_opening(answer))
+        return answer
+
+    def _on_challenge(self, data: bytes) -> None:
+        challenge = decode_opening(data)
+        assert isinstance(challenge, Challenge)
+        self.challenges.put_nowait(challenge)
 
     def _on_message(self, data: bytes) -> None:
         self._frames.put_nowait(decode_down(data))
@@ -92,11 +123,11 @@ class FakeRouter:
 class Bench:
     """The server, its engine, and routers on demand."""
 
-    def __init__(self) -> None:
+    def __init__(self, previous_secret: bytes | None = None) -> None:
         self.engine = FakeEngine()
         self.events: list[BlockEvents] = []
         self.server = StreamServer(
-            StreamInfo("epoch", NUM_PLACES, 16, 512), self.events.append, lambda hello: hello.router_id != "stranger"
+            StreamInfo(EPOCH, NUM_PLACES, 16, 512), self.events.append, Door(SECRET, EPOCH, previous_secret)
         )
         self.engine.on_step = self.server.on_step
         self.address = ""
@@ -107,15 +138,15 @@ class Bench:
         host, _, port = self.address.rpartition(":")
         await asyncio.get_running_loop().create_connection(lambda: router.channel, host, int(port))
         if greets:
-            router.send(Hello(name))
+            await router.greet(name)
         yield router
         if router.channel.is_open:
             router.channel.close()
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Bench]:
-    bench = Bench()
+async def serving(previous_secret: bytes | None = None) -> AsyncIterator[Bench]:
+    bench = Bench(previous_secret)
     bench.address = f"127.0.0.1:{await bench.server.start(bench.engine, IDLE, '127.0.0.1')}"
     try:
         yield bench

@@ -7,15 +7,16 @@ import pytest
 import uvloop
 
 from penstock.router.replicas import link as module
-from penstock.router.replicas.link import connect
+from penstock.router.replicas.link import Greeter, Greeting, connect
 from penstock.wire.channel import Channel
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import (
+    PREVIOUS_PROTOCOL,
+    PROTOCOL_VERSION,
     Abort,
     Announce,
     Delta,
     DownFrame,
-    Hello,
     Load,
     SamplingParams,
     StepCosts,
@@ -24,25 +25,69 @@ from penstock.wire.frames import (
     decode_up,
     encode,
 )
+from penstock.wire.proof import (
+    MAX_OPENING_BYTES,
+    Answer,
+    Challenge,
+    Opening,
+    StreamProofs,
+    decode_opening,
+    encode_opening,
+    make_nonce,
+)
+from tests.unit.router.fleet_fakes import FakeMember
 
 TIMEOUT_S = 10.0
+SECRET = bytes(range(32))
+ME = Greeting("me", "epoch", SECRET)
+PREVIOUS_HELLO = bytes.fromhex(
+    "919194a168a9676174657761792d3102c420ff6c32e3db74b3b4c4abb50ced293d9c6e8088e12703099886da3aad72984828"
+)
+"""First message of gateway-1, of protocol 2, to the process with the epoch "epoch", as it was sent."""
+PREVIOUS_FIRST = bytes.fromhex(
+    "9490dc0011a565706f6368000800000000646498cb3f847ae147ae147bcb0000000000000000cb0000000000000000cb00000000000000"
+    "00cb0000000000000000cb0000000000000000cb0000000000000000cb0000000000000000cd0200c29000000090c0c0"
+)
+"""First frame of a replica of protocol 2, as it was sent."""
 LOAD = Load("epoch", 0, 8, 0, 0, 0, 0, 100, 100, StepCosts(), 512)
 FIRST = DownFrame([], LOAD)
 FRAME = encode(DownFrame([Delta(1, [5])]))
 
 
 class FakeReplica:
-    """One connection's replica; answers the first message as the test demands, and keeps all it receives."""
+    """One connection's replica; answers the router's proof as the test demands, and keeps all it receives."""
 
-    def __init__(self, answers: tuple[bytes, ...], *, closes: bool) -> None:
-        self.channel = Channel(self._on_message, self._on_end)
+    def __init__(self, answers: tuple[bytes, ...], *, closes: bool, secret: bytes | None) -> None:
+        """secret: None: it knows nothing of openings, and answers the first message instead."""
+        self.channel = Channel(self._on_message if secret is None else self._on_opening, self._on_end)
+        self.opened: list[object] = []
+        """The messages of the opening."""
+        self._secret = secret or b""
         self.received: asyncio.Queue[UpFrame] = asyncio.Queue()
         self.ended = asyncio.Event()
         self._answers = answers
         self._closes = closes
 
+    def _on_opening(self, data: bytes) -> None:
+        message = decode_opening(data)
+        self.opened.append(message)
+        if isinstance(message, Opening):
+            nonce = make_nonce()
+            self._proofs = StreamProofs(self._secret, message, "epoch", nonce)
+            self.channel.send(encode_opening(Challenge(nonce, self._proofs.replica)))
+        else:
+            assert message == Answer(self._proofs.router)
+            self.channel.on_message = self._on_message
+            self._answer()
+
     def _on_message(self, data: bytes) -> None:
-        self.received.put_nowait(decode_up(data))
+        if self._secret:
+            self.received.put_nowait(decode_up(data))
+        else:
+            self.opened.append(data)
+        self._answer()
+
+    def _answer(self) -> None:
         for answer in self._answers:
             self.channel.send(answer)
         self._answers = ()
@@ -66,12 +111,12 @@ class Place:
 
 
 @asynccontextmanager
-async def replica(*answers: bytes, closes: bool = False) -> AsyncIterator[Place]:
-    """answers: messages sent in reply to the Hello."""
+async def replica(*answers: bytes, closes: bool = False, secret: bytes | None = SECRET) -> AsyncIterator[Place]:
+    """answers: messages sent in reply to the router's proof; without a secret, to its first message."""
     place = Place()
 
     def accept() -> Channel:
-        place.replicas.append(FakeReplica(answers, closes=closes))
+        place.replicas.append(FakeReplica(answers, closes=closes, secret=secret))
         return place.replicas[-1].channel
 
     server = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
@@ -111,17 +156,67 @@ def submit(sid: int) -> Submit:
     return Submit(sid, f"q{sid}", b"", b"", b"c" * 16, SamplingParams(max_tokens=1))
 
 
-def test_a_link_says_hello_first_and_passes_on_the_first_load() -> None:
+def test_a_link_proves_itself_and_passes_on_the_first_load() -> None:
     async def main() -> None:
         received = Received()
         async with (
             replica(encode(FIRST)) as place,
-            connect(place.address, Hello("me"), received.on_frame, received.on_lost),
+            connect(place.address, ME, received.on_frame, received.on_lost),
         ):
             assert await received.frame() == FIRST
-            assert await place.replicas[0].ops() == [Hello("me")]
+            assert [type(message) for message in place.replicas[0].opened] == [Opening, Answer]
 
     uvloop.run(main())
+
+
+async def test_a_replica_that_does_not_know_the_secret_is_shown_no_proof() -> None:
+    async with replica(encode(FIRST), secret=b"t" * 32) as place:
+        with pytest.raises(ReplicaLost, match="not the replica of this platform"):
+            async with connect(place.address, ME, lambda _: None, lambda: None):
+                pass
+
+        assert [type(message) for message in place.replicas[0].opened] == [Opening]
+
+
+async def test_another_process_at_the_address_is_shown_no_proof() -> None:
+    async with replica(encode(FIRST)) as place:
+        with pytest.raises(ReplicaLost, match="not the replica of this platform"):
+            async with connect(place.address, ME._replace(epoch="another"), lambda _: None, lambda: None):
+                pass
+
+        assert [type(message) for message in place.replicas[0].opened] == [Opening]
+
+
+async def test_nothing_long_is_taken_before_the_replica_has_proven_itself() -> None:
+    async with replica(b"x" * (MAX_OPENING_BYTES + 1), secret=None) as place:
+        with pytest.raises(ReplicaLost, match="the connection ended"):
+            async with connect(place.address, ME, lambda _: None, lambda: None):
+                pass
+
+
+async def test_a_replica_of_the_version_before_is_greeted_as_it_expects() -> None:
+    received = Received()
+    previous = Greeting("gateway-1", "epoch", bytes(range(32)), is_previous=True)
+    async with (
+        replica(PREVIOUS_FIRST, secret=None) as place,
+        connect(place.address, previous, received.on_frame, received.on_lost),
+    ):
+        frame = await received.frame()
+
+        assert place.replicas[0].opened == [PREVIOUS_HELLO]
+        assert frame.load is not None
+        assert (frame.load.epoch, frame.load.max_inflight) == ("epoch", 8)
+
+
+def test_replicas_of_the_version_before_are_spoken_to_while_that_is_allowed_only() -> None:
+    now, before, later = (FakeMember("r", protocol=protocol) for protocol in (PROTOCOL_VERSION, PREVIOUS_PROTOCOL, 9))
+    strict, lenient = Greeter("me", SECRET, None), Greeter("me", SECRET, b"cluster")
+
+    assert strict.greet(now) == lenient.greet(now) == Greeting("me", now.epoch, SECRET)
+    assert lenient.greet(before) == Greeting("me", before.epoch, b"cluster", is_previous=True)
+    for greeter, member in ((strict, before), (strict, later), (lenient, later)):
+        with pytest.raises(ReplicaLost, match="accept_previous_hello"):
+            greeter.greet(member)
 
 
 def test_no_frame_is_passed_on_before_the_owner_has_the_link() -> None:
@@ -130,7 +225,7 @@ def test_no_frame_is_passed_on_before_the_owner_has_the_link() -> None:
         second = DownFrame([Delta(1, [5])])
         async with (
             replica(encode(FIRST), encode(second)) as place,
-            connect(place.address, Hello("me"), received.on_frame, received.on_lost),
+            connect(place.address, ME, received.on_frame, received.on_lost),
         ):
             assert received.frames.empty()
 
@@ -144,14 +239,13 @@ def test_what_is_sent_in_one_turn_of_the_loop_travels_in_one_frame_in_order() ->
         received = Received()
         async with (
             replica(encode(FIRST)) as place,
-            connect(place.address, Hello("me"), received.on_frame, received.on_lost) as link,
+            connect(place.address, ME, received.on_frame, received.on_lost) as link,
         ):
             link.announce()
             link.submit(submit(1))
             link.abort(1)
             link.submit(submit(2))
 
-            assert await place.replicas[0].ops() == [Hello("me")]
             assert await place.replicas[0].ops() == [Announce(), submit(1), Abort(1), submit(2)]
 
     uvloop.run(main())
@@ -163,7 +257,7 @@ def test_a_broken_stream_is_reported_once_and_nothing_after_it(last: bytes) -> N
         received = Received()
         async with (
             replica(encode(FIRST)) as place,
-            connect(place.address, Hello("me"), received.on_frame, received.on_lost) as link,
+            connect(place.address, ME, received.on_frame, received.on_lost) as link,
         ):
             await received.frame()
             for message in (FRAME, last, FRAME):
@@ -183,7 +277,7 @@ def test_a_replica_that_dies_is_lost_at_once(end: Callable[[Channel], None]) -> 
         received = Received()
         async with (
             replica(encode(FIRST)) as place,
-            connect(place.address, Hello("me"), received.on_frame, received.on_lost),
+            connect(place.address, ME, received.on_frame, received.on_lost),
         ):
             await received.frame()
             end(place.replicas[0].channel)
@@ -200,7 +294,7 @@ def test_a_replica_that_falls_silent_is_lost(monkeypatch: pytest.MonkeyPatch) ->
         received = Received()
         async with (
             replica(encode(FIRST)) as place,
-            connect(place.address, Hello("me"), received.on_frame, received.on_lost),
+            connect(place.address, ME, received.on_frame, received.on_lost),
         ):
             await received.loss()
 
@@ -214,7 +308,7 @@ def test_a_replica_that_is_heard_of_now_and_then_is_kept(monkeypatch: pytest.Mon
         received = Received()
         async with (
             replica(encode(FIRST)) as place,
-            connect(place.address, Hello("me"), received.on_frame, received.on_lost),
+            connect(place.address, ME, received.on_frame, received.on_lost),
         ):
             for _ in range(12):
                 await received.frame()
@@ -229,7 +323,7 @@ def test_a_closed_link_ends_the_stream_and_reports_no_loss() -> None:
     async def main() -> None:
         received = Received()
         async with replica(encode(FIRST)) as place:
-            async with connect(place.address, Hello("me"), received.on_frame, received.on_lost):
+            async with connect(place.address, ME, received.on_frame, received.on_lost):
                 await received.frame()
             async with asyncio.timeout(TIMEOUT_S):
                 await place.replicas[0].ended.wait()
@@ -246,7 +340,7 @@ def test_an_error_of_the_owner_ends_the_link_as_a_loss(caplog: pytest.LogCapture
         def fail(_frame: DownFrame) -> None:
             raise LookupError("ours")
 
-        async with replica(encode(FIRST)) as place, connect(place.address, Hello("me"), fail, received.on_lost):
+        async with replica(encode(FIRST)) as place, connect(place.address, ME, fail, received.on_lost):
             await received.loss()
 
     uvloop.run(main())
@@ -261,32 +355,48 @@ def test_where_nobody_listens_there_is_no_link() -> None:
 
         async def main() -> None:
             with pytest.raises(ReplicaLost, match=address):
-                async with connect(address, Hello("me"), lambda _: None, lambda: None):
+                async with connect(address, ME, lambda _: None, lambda: None):
                     pass
 
         uvloop.run(main())
 
 
 @pytest.mark.parametrize(
-    ("answers", "closes", "sentence"),
+    ("answers", "closes", "secret", "sentence"),
     [
-        ((encode(DownFrame([], error="The router speaks protocol 1, this replica 2.")),), True, "this replica 2"),
-        ((b"\xc1",), False, "not a replica of this version"),
-        ((encode(FIRST), encode(DownFrame([], error="changed its mind"))), False, "changed its mind"),
-        ((), True, "the connection ended"),
-        ((), False, "did not answer"),
+        ((encode(DownFrame([], error="The router speaks protocol 1, this replica 2.")),), True, None, "this replica 2"),
+        ((b"\xc1",), False, None, "not a replica of this version"),
+        ((encode(FIRST),), False, None, "not a replica of this version"),
+        ((), True, None, "the connection ended"),
+        ((), False, None, "did not answer"),
+        ((encode(DownFrame([], error="It knows you not.")),), True, SECRET, "knows you not"),
+        ((b"\xc1",), False, SECRET, "not a replica of this version"),
+        ((encode(FIRST), encode(DownFrame([], error="changed its mind"))), False, SECRET, "changed its mind"),
+        ((), True, SECRET, "the connection ended"),
+        ((), False, SECRET, "did not answer"),
     ],
-    ids=["refused", "gibberish", "refused late", "closed", "silent"],
+    ids=[
+        "refused",
+        "gibberish",
+        "a frame without proof",
+        "closed",
+        "silent",
+        "refused after proof",
+        "gibberish after proof",
+        "refused late",
+        "closed after proof",
+        "silent after proof",
+    ],
 )
-def test_a_replica_that_does_not_answer_the_hello_is_no_link(
-    answers: tuple[bytes, ...], closes: bool, sentence: str, monkeypatch: pytest.MonkeyPatch
+def test_a_replica_that_does_not_answer_is_no_link(
+    answers: tuple[bytes, ...], closes: bool, secret: bytes | None, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CONNECT_TIMEOUT_S", 0.5)
 
     async def main() -> None:
-        async with replica(*answers, closes=closes) as place:
+        async with replica(*answers, closes=closes, secret=secret) as place:
             with pytest.raises(ReplicaLost, match=sentence):
-                async with connect(place.address, Hello("me"), lambda _: None, lambda: None):
+                async with connect(place.address, ME, lambda _: None, lambda: None):
                     pass
 
     uvloop.run(main())
@@ -296,7 +406,7 @@ def test_an_error_in_the_owners_block_is_its_own() -> None:
     async def main() -> None:
         async with replica(encode(FIRST)) as place:
             with pytest.raises(ConnectionError, match="of the owner"):
-                async with connect(place.address, Hello("me"), lambda _: None, lambda: None):
+                async with connect(place.address, ME, lambda _: None, lambda: None):
                     raise ConnectionError("of the owner")
 
     uvloop.run(main())

@@ -1,12 +1,17 @@
 import asyncio
 import socket
+import ssl
+from pathlib import Path
 
+import httpx
 import pytest
 import uvloop
 from starlette.types import Receive, Scope, Send
 
 from penstock.base.errors import ConfigError
+from penstock.base.tls import TlsContexts, TlsFiles
 from penstock.router.transport.listener import Listener, bind
+from tests.certificates import Authority
 
 TIMEOUT_S = 10.0
 REQUEST = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -114,3 +119,46 @@ def test_a_port_in_use_is_refused_with_a_sentence() -> None:
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
         bind("127.0.0.1", port)
     taken.close()
+
+
+async def test_by_tls_it_speaks_https_and_nothing_else(tmp_path: Path) -> None:
+    files = Authority().issue(tmp_path / "http", "localhost")
+    app, port = App(), free_port()
+    app.may_finish.set()
+    anyone = TlsFiles(certificate=files.certificate, key=files.key)
+    listener = Listener(app, "127.0.0.1", [port], 10, TlsContexts(anyone, is_server=True).newest)
+    listener.start()
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.load_verify_locations(files.ca)
+
+    async with httpx.AsyncClient(verify=trusting, trust_env=False) as client:
+        answer = await client.get(f"https://localhost:{port}/", timeout=TIMEOUT_S)
+        with pytest.raises(httpx.TransportError):
+            await client.get(f"http://localhost:{port}/", timeout=TIMEOUT_S)
+    async with httpx.AsyncClient(verify=ssl.create_default_context(), trust_env=False) as doubting:
+        with pytest.raises(httpx.ConnectError):
+            await doubting.get(f"https://localhost:{port}/", timeout=TIMEOUT_S)
+    await listener.stop()
+
+    assert answer.text == "begundone"
+
+
+async def test_with_a_ca_it_lets_in_who_has_a_certificate_of_it(tmp_path: Path) -> None:
+    authority = Authority()
+    server, client_files = authority.issue(tmp_path / "http", "localhost"), authority.issue(tmp_path / "client", "me")
+    app, port = App(), free_port()
+    app.may_finish.set()
+    listener = Listener(app, "127.0.0.1", [port], 10, TlsContexts(server, is_server=True).newest)
+    listener.start()
+    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    bare.load_verify_locations(server.ca)
+
+    async with httpx.AsyncClient(verify=bare, trust_env=False) as stranger:
+        with pytest.raises(httpx.TransportError):
+            await stranger.get(f"https://localhost:{port}/", timeout=TIMEOUT_S)
+    own = TlsContexts(client_files, is_server=False).newest
+    async with httpx.AsyncClient(verify=own, trust_env=False) as client:
+        answer = await client.get(f"https://localhost:{port}/", timeout=TIMEOUT_S)
+    await listener.stop()
+
+    assert answer.status_code == 200

@@ -60,7 +60,9 @@ def test_the_child_gets_the_bridge_and_its_threads() -> None:
 SECRETS = (
     *(
         "PENSTOCK_CLUSTER_SECRET",
+        "PENSTOCK_REPLICA_SECRETS",
         "PENSTOCK_REDIS_URL",
+        "PENSTOCK_REDIS_URL_REPLICA",
         "RAY_AUTH_TOKEN",
         "OPENAI_API_KEY",
         "MISTRAL_KEY",

@@ -1,0 +1,40 @@
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.base.environment import CLUSTER_SECRET
+from penstock.base.subsecrets import parse_replica_secrets, replica_secrets
+from penstock.cli.main import app
+from penstock.cli.state import StateDir
+
+
+def test_a_replicas_file_is_made_of_the_clusters_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CLUSTER_SECRET, "ab" * 32)
+    path = tmp_path / "replica"
+
+    done = CliRunner().invoke(app, ["replica-secrets", str(path)])
+
+    assert done.exit_code == 0
+    assert done.output == ""
+    assert parse_replica_secrets(path.read_text(encoding="ascii")) == replica_secrets(b"\xab" * 32)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_without_the_clusters_secret_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CLUSTER_SECRET, raising=False)
+
+    done = CliRunner().invoke(app, ["replica-secrets", str(tmp_path / "replica")])
+
+    assert done.exit_code == 2
+    assert not (tmp_path / "replica").exists()
+
+
+def test_a_state_folder_keeps_what_replicas_have_of_its_secret(tmp_path: Path) -> None:
+    state = StateDir(tmp_path)
+
+    path = state.write_replica_secrets()
+
+    assert path.is_absolute()
+    assert parse_replica_secrets(path.read_text(encoding="ascii")) == replica_secrets(state.secret())
