@@ -33,6 +33,8 @@ class Answer:
     total_s: float
     usage: dict[str, Any] = field(default_factory=dict)
     headers: dict[str, str] = field(default_factory=dict)
+    began_s: float = 0.0
+    """Moment at which the request was written, by time.perf_counter."""
 
     @property
     def ttft_s(self) -> float:
@@ -70,6 +72,10 @@ class _Connection(asyncio.Protocol):
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
         await self.future
 
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
         self.now = time.perf_counter() - self.began
         self.parser.feed_data(data)
@@ -99,7 +105,9 @@ def _answer(connection: _Connection) -> Answer:
             usage = event.get("usage") or usage
             if any((c.get("delta") or {}).get("content") for c in event.get("choices") or ()):
                 arrivals.append(at)
-    return Answer(connection.parser.get_status_code(), arrivals, connection.now, usage, connection.headers)
+    return Answer(
+        connection.parser.get_status_code(), arrivals, connection.now, usage, connection.headers, connection.began
+    )
 
 
 class ChatClient:
@@ -131,7 +139,11 @@ class ChatClient:
             }
         )
         connection = await self._connection()
-        await asyncio.wait_for(connection.post(f"{self.head}{len(body)}\r\n\r\n".encode() + body), timeout_s)
+        try:
+            await asyncio.wait_for(connection.post(f"{self.head}{len(body)}\r\n\r\n".encode() + body), timeout_s)
+        except BaseException:
+            connection.close()
+            raise
         self.idle.append(connection)
         answer = _answer(connection)
         if answer.status != 200 or not answer.arrivals:
