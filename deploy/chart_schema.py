@@ -199,6 +199,7 @@ def _redis() -> Schema:
         address={"type": "string", "pattern": "^(rediss?://[^@/ ]+)?$"},
         username=TEXT,
         roles=FLAG,
+        tlsSecret=NAME,
         image=fields(repository=WORD, tag=WORD, pullPolicy=POLICY),
         runAsUser=integer(1),
         resources=RESOURCES,
