@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.router.replicas.replica_client import Member
-from penstock.wire.channel import MAX_MESSAGE_BYTES, Channel, tls_timeouts
+from penstock.wire.channel import MAX_MESSAGE_BYTES, Channel, tls_timeout_s
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import (
     PREVIOUS_PROTOCOL,
@@ -276,7 +276,8 @@ async def connect(
                     int(port),
                     ssl=tls,
                     server_hostname=None if tls is None else REPLICA_NAME,
-                    **tls_timeouts(tls),
+                    ssl_handshake_timeout=tls_timeout_s(tls),
+                    ssl_shutdown_timeout=tls_timeout_s(tls),
                 )
                 await link.handshake()
         except TimeoutError:
