@@ -60,7 +60,9 @@ def trusting(files: TlsFiles) -> ssl.SSLContext:
 
 def stream_of(encrypted: Encrypted) -> bytes:
     """The replicas' stream secret: on one machine they have one file."""
-    return parse_replica_secrets((encrypted.platform.state / "replica-secrets").read_text(encoding="ascii")).stream
+    run = StateDir(encrypted.platform.state).read()
+    assert run is not None
+    return parse_replica_secrets((Path(run.temp_dir) / "replica-secrets").read_text(encoding="ascii")).stream
 
 
 def stream_port(platform: PlatformProcess) -> int:

@@ -33,10 +33,10 @@ def test_without_the_clusters_secret_there_is_none(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "replica").exists()
 
 
-def test_a_state_folder_keeps_what_replicas_have_of_its_secret(tmp_path: Path) -> None:
+def test_replicas_of_one_machine_have_a_file_made_of_the_state_folders_secret(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
+    (tmp_path / "temp").mkdir()
 
-    path = state.write_replica_secrets()
+    path = state.write_replica_secrets(tmp_path / "temp")
 
-    assert path.is_absolute()
     assert parse_replica_secrets(path.read_text(encoding="ascii")).block == block_secret(state.secret())
