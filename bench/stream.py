@@ -22,7 +22,7 @@ import uvloop
 from bench.support.report import Row, write_report
 from penstock.base.tls import TlsContexts, TlsFiles
 from penstock.router.replicas.link import Greeting, connect
-from penstock.wire.channel import Channel, tls_timeouts
+from penstock.wire.channel import Channel
 from penstock.wire.frames import BlockEvents, StepCosts
 from penstock.wire.stream_config import GATEWAY_NAME, REPLICA_NAME
 from penstock.workers.engine.engine import EngineLoad
@@ -87,9 +87,7 @@ async def frame_cpu_us(num_frames: int, files: TlsFiles | None) -> float:
 
     server_tls = None if files is None else TlsContexts(files, is_server=True).newest
     client_tls = None if files is None else TlsContexts(files, is_server=False).newest
-    server = await loop.create_server(
-        lambda: Channel(count, lambda _: None), "127.0.0.1", 0, ssl=server_tls, **tls_timeouts(server_tls)
-    )
+    server = await loop.create_server(lambda: Channel(count, lambda _: None), "127.0.0.1", 0, ssl=server_tls)
     here = Channel(count, lambda _: None)
     port = server.sockets[0].getsockname()[1]
     name = None if files is None else REPLICA_NAME

@@ -19,16 +19,14 @@ from penstock.base.telemetry import TelemetryConfig
 from penstock.cli.config import PoolConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.tenancy.tenants import TIER_POLICIES
-from penstock.wire.stream_config import StreamConfig
 
 Schema = dict[str, Any]
 
 TARGET = Path(__file__).parent / "helm" / "values.schema.json"
-SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig, StreamConfig)
+SECTIONS = (PoolConfig, ProviderConfig, GatewayConfig, TelemetryConfig, AdaptersConfig)
 CHART_OWNED = {
     "GatewayConfig": ("host", "port", "admin_port", "tls"),
     "AdaptersConfig": ("folder",),
-    "StreamConfig": ("tls",),
 }
 """Fields that the chart sets itself."""
 
@@ -134,7 +132,7 @@ def schema() -> Schema:
         podDefaults=POOL_POD,
         providers=items(_ref("ProviderConfig")),
         telemetry=_ref("TelemetryConfig"),
-        stream=_ref("StreamConfig"),
+        stream=fields(accept_previous_hello=FLAG),
         tls=fields(stream=FLAG, gateway=FLAG, issuer=fields(name=NAME, kind={"enum": ["Issuer", "ClusterIssuer"]})),
         models=fields(
             mountPath={"type": "string", "pattern": "^/[^ ]+$"},
@@ -207,6 +205,7 @@ def _redis() -> Schema:
         address={"type": "string", "pattern": "^(rediss?://[^@/ ]+)?$"},
         username=TEXT,
         roles=FLAG,
+        tlsSecret=NAME,
         image=fields(repository=WORD, tag=WORD, pullPolicy=POLICY),
         runAsUser=integer(1),
         resources=RESOURCES,
@@ -238,6 +237,7 @@ def _sections() -> dict[str, Schema]:
     for name, owned in CHART_OWNED.items():
         for field in owned:
             found[name]["properties"].pop(field, None)
+    del found["TlsFiles"]  # of fields that the chart owns
     pool = found["PoolConfig"]["properties"]
     pool["name"] = {"type": "string", "pattern": "^[a-z][a-z0-9]*(-[a-z0-9]+)*$", "maxLength": 24}
     pool["replicas"] = integer(1, 1000)

@@ -2,8 +2,8 @@
 
 Layout: `lock` (held by the running `penstock up`), `state.json` (what runs, for `penstock status`), `env` (shell
 syntax, for scripts), `key` (the demo tenant's API key), `secret` (the cluster's, from which keys, salts and all other
-secrets derive), `replica-secrets` (what replicas have of it), `redis/` (append-only file and log), `penstock.log`,
-`autoscale.jsonl` (what the autoscaler did, where a pool is scaled). Everything is readable by its owner only.
+secrets derive), `redis/` (append-only file, users and log), `penstock.log`, `autoscale.jsonl` (what the autoscaler did,
+where a pool is scaled). Everything is readable by its owner only.
 """
 
 import fcntl
@@ -145,9 +145,9 @@ class StateDir:
             )
         return found
 
-    def write_replica_secrets(self) -> Path:
-        """Write what replicas have of the cluster secret; returns the file's path, absolute."""
-        path = (self.path / "replica-secrets").absolute()
+    def write_replica_secrets(self, folder: Path) -> Path:
+        """Write what replicas have of the cluster secret into a private folder; returns the file's path."""
+        path = folder / "replica-secrets"
         write_private(path, format_replica_secrets(replica_secrets(self.secret())).encode())
         return path
 

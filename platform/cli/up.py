@@ -142,7 +142,7 @@ class Run:
             cluster = Cluster(
                 driver_command(self._config, temp_dir, self._state.journal_path),
                 temp_dir,
-                self._environment(redis_urls),
+                self._environment(temp_dir, redis_urls),
                 self._log_file,
             )
             cleanup.callback(cluster.stop, self._interrupts.hurry)
@@ -153,13 +153,13 @@ class Run:
         self._state.write_env(f"{self._address}/v1", api_key)
         return cluster, api_key
 
-    def _environment(self, redis_urls: dict[RoleName, str]) -> dict[str, str]:
+    def _environment(self, temp_dir: Path, redis_urls: dict[RoleName, str]) -> dict[str, str]:
         """Environment of all processes, which are of one user: what belongs to one role only is not kept from the
         others, but not used by them."""
         return {
             **ray_environment(),
             CLUSTER_SECRET: self._state.secret().hex(),
-            REPLICA_SECRETS: str(self._state.write_replica_secrets()),
+            REPLICA_SECRETS: str(self._state.write_replica_secrets(temp_dir)),
             **{redis_variable(role): redis_urls[role] for role in ("gateway", "replica", "autoscaler")},
         }
 

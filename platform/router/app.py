@@ -29,7 +29,7 @@ from penstock.base.metrics import Metrics
 from penstock.base.pod import SPREAD_S, this_pod
 from penstock.base.redis import connect as connect_redis
 from penstock.base.serve_options import serve_options
-from penstock.base.subsecrets import replica_secrets
+from penstock.base.subsecrets import block_secret
 from penstock.base.telemetry import TelemetryConfig
 from penstock.base.tls import TlsContexts
 from penstock.base.tracing import open_tracing
@@ -94,8 +94,7 @@ class Core:
     ) -> None:
         """secret: the cluster's. checkpoints: by `PoolSpec.model`. provider_keys: by provider, of those that want one.
         telemetry None: nothing is traced."""
-        secrets = replica_secrets(secret)
-        self._greeter = Greeter(router_id, secrets.stream, secret if stream.accept_previous_hello else None)
+        self._greeter = Greeter(router_id, secret, accepts_previous=stream.accept_previous_hello)
         self._tls = None if stream.tls is None else TlsContexts(stream.tls, is_server=False)
         self._pools = {pool.name: pool for pool in pools}
         self._metrics = Metrics()
@@ -128,7 +127,7 @@ class Core:
                 self.fleet,
                 self._index,
                 self._queue,
-                Chains(secrets.block),
+                Chains(block_secret(secret)),
                 config,
                 self._metrics,
                 Random(),

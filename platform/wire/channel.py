@@ -29,9 +29,9 @@ TLS_S = 3.0
 """Longest agreement on TLS at the beginning, and on its end."""
 
 
-def tls_timeouts(tls: ssl.SSLContext | None) -> dict[str, float]:
-    """Keyword arguments for asyncio where a channel is made with TLS; none without."""
-    return {} if tls is None else {"ssl_handshake_timeout": TLS_S, "ssl_shutdown_timeout": TLS_S}
+def tls_timeout_s(tls: ssl.SSLContext | None) -> float | None:
+    """The longest agreement on TLS as asyncio takes it: None without TLS."""
+    return None if tls is None else TLS_S
 
 
 def _do_nothing() -> None:

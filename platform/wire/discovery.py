@@ -33,6 +33,8 @@ class ReplicaMetadata(msgspec.Struct, frozen=True):
     block_size: int
     protocol: int = PREVIOUS_PROTOCOL
     """Version of the stream's opening that the replica expects; those of the previous version don't publish it."""
+    stream_key_id: str = ""
+    """Hex digits by which a gateway derives this replica's stream secret (`base.subsecrets`)."""
 
 
 def to_metadata(metadata: ReplicaMetadata) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """How a router and a replica prove to each other, at the opening of a stream, that they are of the same platform: by
-the stream secret, which is never sent.
+the replica's stream secret, which is never sent. Gateways derive every replica's (`base.subsecrets`); a replica has
+only its own, so it opens no stream to another.
 
 Three messages: `Opening` (the router's nonce), `Challenge` (the replica's nonce and proof), `Answer` (the router's
 proof). A proof is a MAC over the protocol's version, the role of who makes it, the router's id, the epoch of the

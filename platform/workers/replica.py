@@ -99,6 +99,7 @@ class Replica:
             started.max_model_len,
             config.block_size,
             PROTOCOL_VERSION,
+            secrets.stream_key_id.hex(),
         )
         self._leaving = asyncio.create_task(self._leave_with_pod(), name="pod")
         self._pod.mark_ready()

@@ -13,7 +13,7 @@ import redis
 
 from bench.support.platform_process import PlatformProcess, running_platform
 from penstock.base.redis_roles import make_password, url_of
-from penstock.base.subsecrets import replica_secrets
+from penstock.base.subsecrets import parse_replica_secrets
 from penstock.base.tls import TlsContexts, TlsFiles
 from penstock.cli.state import StateDir
 from penstock.router.replicas.link import Greeting, connect
@@ -56,6 +56,13 @@ def trusting(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(files.ca)
     return context
+
+
+def stream_of(encrypted: Encrypted) -> bytes:
+    """The replicas' stream secret: on one machine they have one file."""
+    run = StateDir(encrypted.platform.state).read()
+    assert run is not None
+    return parse_replica_secrets((Path(run.temp_dir) / "replica-secrets").read_text(encoding="ascii")).stream
 
 
 def stream_port(platform: PlatformProcess) -> int:
@@ -101,7 +108,7 @@ def test_a_stream_without_tls_or_of_another_ca_is_refused_with_the_right_secret_
     encrypted: Encrypted, tmp_path: Path
 ) -> None:
     address = f"127.0.0.1:{stream_port(encrypted.platform)}"
-    greeting = Greeting("stranger", "unknown", replica_secrets(encrypted.secret).stream)
+    greeting = Greeting("stranger", "unknown", stream_of(encrypted))
     stranger = Authority("another").issue(tmp_path / "stranger", GATEWAY_NAME)
     foreign = TlsFiles(certificate=stranger.certificate, key=stranger.key, ca=encrypted.stream.ca)
 

@@ -25,6 +25,9 @@ template:
           {{- include "penstock.rayEnv" . | nindent 10 }}
           # Serve builds its applications here; a pool's asks how many replicas it had.
           {{- include "penstock.redisEnv" (list . "autoscaler") | nindent 10 }}
+          {{- if .Values.redis.tlsSecret }}
+          - {name: RAY_REDIS_CA_CERT, value: {{ include "penstock.tlsFolder" . }}/redis/ca.crt}
+          {{- end }}
         ports:
           - {name: gcs-server, containerPort: 6379}
           - {name: dashboard, containerPort: 8265}

@@ -106,6 +106,7 @@ httpGet: {path: /api/healthz, port: 52365}
 - name: adapters
   persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim | quote }}}
 {{- end }}
+{{- include "penstock.redisTlsVolume" .root }}
 {{- end }}
 
 {{- define "penstock.volumeMounts" -}}
@@ -122,6 +123,7 @@ httpGet: {path: /api/healthz, port: 52365}
 {{- if and .adapters .root.Values.adapters.enabled }}
 - {name: adapters, mountPath: {{ include "penstock.adaptersFolder" .root }}}
 {{- end }}
+{{- include "penstock.redisTlsMount" .root }}
 {{- end }}
 
 {{/* What all of Ray's pods say of themselves before their containers. */}}

@@ -81,4 +81,18 @@ key: {{ $folder }}/tls.key
 {{- toJson (ternary (list (list "replica" "stream")) list .Values.tls.stream) -}}
 {{- end }}
 
+{{/* Files by which a rediss:// of yours is spoken to, in every pod that does. */}}
+{{- define "penstock.redisTlsVolume" -}}
+{{- with .Values.redis.tlsSecret }}
+- name: tls-redis
+  secret: {secretName: {{ . | quote }}, defaultMode: 0440}
+{{- end }}
+{{- end }}
+
+{{- define "penstock.redisTlsMount" -}}
+{{- if .Values.redis.tlsSecret }}
+- {name: tls-redis, mountPath: {{ include "penstock.tlsFolder" . }}/redis, readOnly: true}
+{{- end }}
+{{- end }}
+
 {{- define "penstock.scheme" -}}{{ ternary "https" "http" .Values.tls.gateway }}{{- end }}

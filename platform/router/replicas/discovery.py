@@ -39,6 +39,8 @@ class RunningReplica(NamedTuple):
     block_size: int
     protocol: int = PREVIOUS_PROTOCOL
     """Version of the stream's opening that the replica expects."""
+    stream_key_id: str = ""
+    """Hex digits by which the replica's stream secret is derived."""
 
 
 class ReplicaDiscovery:
@@ -108,4 +110,5 @@ def _read_member(pool: str, info: Any) -> RunningReplica | None:
         max_model_len=published.max_model_len,
         block_size=published.block_size,
         protocol=published.protocol,
+        stream_key_id=published.stream_key_id,
     )

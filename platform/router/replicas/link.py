@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from penstock.base.subsecrets import stream_secret
 from penstock.router.replicas.replica_client import Member
-from penstock.wire.channel import MAX_MESSAGE_BYTES, Channel, tls_timeouts
+from penstock.wire.channel import MAX_MESSAGE_BYTES, Channel, tls_timeout_s
 from penstock.wire.errors import ReplicaLost
 from penstock.wire.frames import (
     PREVIOUS_PROTOCOL,
@@ -61,31 +62,38 @@ class Greeting(NamedTuple):
     epoch: str
     """Epoch of the replica's process."""
     secret: bytes
-    """The stream secret; for a replica of the previous version the cluster secret."""
+    """The replica's stream secret; for one of the previous version the cluster secret."""
     is_previous: bool = False
     """Whether the replica is of the version before, which says `Hello` and proves nothing."""
 
 
 class Greeter:
     """Chooses how to open the stream to a replica, by what that publishes through Serve and never by what somebody says
-    on the network. secret: the stream secret. previous_secret: the cluster secret where replicas of the version before
-    are spoken to, else None."""
+    on the network. secret: the cluster's. accepts_previous: whether replicas of the version before are spoken to."""
 
-    def __init__(self, router_id: str, secret: bytes, previous_secret: bytes | None) -> None:
+    def __init__(self, router_id: str, secret: bytes, *, accepts_previous: bool) -> None:
         self._router_id = router_id
         self._secret = secret
-        self._previous_secret = previous_secret
+        self._accepts_previous = accepts_previous
 
     def greet(self, member: Member) -> Greeting:
         """Raises ReplicaLost for a replica that is not spoken to."""
         if member.protocol == PROTOCOL_VERSION:
-            return Greeting(self._router_id, member.epoch, self._secret)
-        if member.protocol == PREVIOUS_PROTOCOL and self._previous_secret is not None:
-            return Greeting(self._router_id, member.epoch, self._previous_secret, is_previous=True)
+            key_id = _read_key_id(member)
+            return Greeting(self._router_id, member.epoch, stream_secret(self._secret, key_id))
+        if member.protocol == PREVIOUS_PROTOCOL and self._accepts_previous:
+            return Greeting(self._router_id, member.epoch, self._secret, is_previous=True)
         raise ReplicaLost(
             f"The replica at {member.address} speaks protocol {member.protocol}, this gateway {PROTOCOL_VERSION}; "
             "stream.accept_previous_hello allows the previous one."
         )
+
+
+def _read_key_id(member: Member) -> bytes:
+    try:
+        return bytes.fromhex(member.stream_key_id)
+    except ValueError:
+        raise ReplicaLost(f"The replica at {member.address} publishes no key id but garbage.") from None
 
 
 class ChannelLink:
@@ -276,7 +284,8 @@ async def connect(
                     int(port),
                     ssl=tls,
                     server_hostname=None if tls is None else REPLICA_NAME,
-                    **tls_timeouts(tls),
+                    ssl_handshake_timeout=tls_timeout_s(tls),
+                    ssl_shutdown_timeout=tls_timeout_s(tls),
                 )
                 await link.handshake()
         except TimeoutError:

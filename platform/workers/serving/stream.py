@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from penstock.wire.channel import Channel, tls_timeouts
+from penstock.wire.channel import Channel, tls_timeout_s
 from penstock.wire.frames import (
     Abort,
     Announce,
@@ -123,7 +123,10 @@ class StreamServer:
             adapters.on_change = partial(self._touch_loads, is_urgent=True)
         self._load = load
         self._loop = asyncio.get_running_loop()
-        self._server = await self._loop.create_server(self._accept, host, port, ssl=tls, **tls_timeouts(tls))
+        limit_s = tls_timeout_s(tls)
+        self._server = await self._loop.create_server(
+            self._accept, host, port, ssl=tls, ssl_handshake_timeout=limit_s, ssl_shutdown_timeout=limit_s
+        )
         self._heartbeat = self._loop.call_later(HEARTBEAT_S, self._send_heartbeat)
         bound: int = self._server.sockets[0].getsockname()[1]
         return bound

@@ -13,8 +13,7 @@ from penstock.base.environment import (
     replica_secrets,
 )
 from penstock.base.errors import ConfigError
-from penstock.base.subsecrets import ReplicaSecrets, format_replica_secrets
-from penstock.base.subsecrets import replica_secrets as derived_of
+from penstock.base.subsecrets import ReplicaSecrets, block_secret, format_replica_secrets, stream_secret
 
 
 def test_the_secret_is_read_from_hex_digits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +72,7 @@ def test_a_replica_has_the_secrets_of_its_file_and_needs_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(CLUSTER_SECRET, raising=False)
-    secrets = ReplicaSecrets(b"b" * 32, b"s" * 32)
+    secrets = ReplicaSecrets(b"b" * 32, b"s" * 32, b"i" * 16)
     path = tmp_path / "replica"
     path.write_text(format_replica_secrets(secrets), encoding="ascii")
     monkeypatch.setenv(REPLICA_SECRETS, str(path))
@@ -85,7 +84,10 @@ def test_without_a_file_a_replica_derives_its_secrets(monkeypatch: pytest.Monkey
     monkeypatch.delenv(REPLICA_SECRETS, raising=False)
     monkeypatch.setenv(CLUSTER_SECRET, "ab" * 32)
 
-    assert replica_secrets() == derived_of(b"\xab" * 32)
+    secrets = replica_secrets()
+
+    assert secrets.block == block_secret(b"\xab" * 32)
+    assert secrets.stream == stream_secret(b"\xab" * 32, secrets.stream_key_id)
 
 
 def test_a_file_of_secrets_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

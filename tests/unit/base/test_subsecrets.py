@@ -4,11 +4,13 @@ import pytest
 
 from penstock.base.errors import ConfigError
 from penstock.base.subsecrets import (
+    block_secret,
     derive,
     format_replica_secrets,
     hkdf,
     parse_replica_secrets,
     replica_secrets,
+    stream_secret,
 )
 from penstock.prefix.hashing import ChainHasher
 from penstock.tenancy.keys import record_of
@@ -51,12 +53,20 @@ def test_hkdf_gives_what_rfc_5869_says(secret: str, salt: str, info: str, length
     assert found.hex() == material
 
 
-def test_each_purpose_has_a_secret_of_its_own_that_stays_the_same() -> None:
-    secrets = replica_secrets(SECRET)
+def test_each_purpose_and_each_replica_has_a_secret_of_its_own_that_stays_the_same() -> None:
+    one, other = stream_secret(SECRET, b"1" * 16), stream_secret(SECRET, b"2" * 16)
 
-    assert secrets.block.hex() == "a9e1e4e58943a83276d28e6b3be963a610a19c19133c0616c114b4fdf602952a"
-    assert secrets.stream.hex() == "a536a829a6d6e3cb5dee0ee00c2a3d04ace9165bb15f9fa6a82edac14f8fa0f7"
-    assert len({SECRET, *secrets, derive(SECRET, "anything else")}) == 4
+    assert block_secret(SECRET).hex() == "a9e1e4e58943a83276d28e6b3be963a610a19c19133c0616c114b4fdf602952a"
+    assert one.hex() == "a04b7ed0cf0f9e067406e98feb29bd4372c5922f1a90946647b16669c66d252c"
+    assert len({SECRET, block_secret(SECRET), one, other, derive(SECRET, "anything else")}) == 5
+
+
+def test_two_replicas_agree_on_blocks_and_share_no_stream_secret() -> None:
+    one, other = replica_secrets(SECRET), replica_secrets(SECRET)
+
+    assert one.block == other.block
+    assert one.stream != other.stream
+    assert one.stream == stream_secret(SECRET, one.stream_key_id)
 
 
 def test_keys_and_salts_that_were_made_before_there_were_sub_secrets_stay_valid() -> None:
@@ -71,7 +81,7 @@ def test_keys_and_salts_that_were_made_before_there_were_sub_secrets_stay_valid(
 def test_replicas_of_two_versions_share_no_block_but_those_that_a_gateway_named_to_both() -> None:
     """A replica extends the chain that its gateway began: with another secret than the gateway's its own keys are
     found by nobody, and no key stands for other tokens or another parent than it says."""
-    before, after = ChainHasher(SECRET, 4), ChainHasher(replica_secrets(SECRET).block, 4)
+    before, after = ChainHasher(SECRET, 4), ChainHasher(block_secret(SECRET), 4)
     token_ids = list(range(32))
     chains = [hasher.extend(hasher.add_salt(hasher.root("digest"), b"salt"), token_ids) for hasher in (before, after)]
     mixed = before.extend(chains[1][3], token_ids[16:])  # an old replica behind a new gateway's prompt
@@ -79,7 +89,7 @@ def test_replicas_of_two_versions_share_no_block_but_those_that_a_gateway_named_
     assert len({*chains[0], *chains[1], *mixed}) == 8 + 8 + 4
 
 
-def test_a_replicas_file_holds_its_two_secrets_and_comes_back() -> None:
+def test_a_replicas_file_holds_its_secrets_and_comes_back() -> None:
     secrets = replica_secrets(SECRET)
     text = format_replica_secrets(secrets)
 
@@ -93,8 +103,8 @@ def test_a_replicas_file_holds_its_two_secrets_and_comes_back() -> None:
         "",
         "block-secret 00",
         f"block-secret {'ab' * 32}\n",
-        f"block-secret {'ab' * 32}\nstream-secret {'cd' * 31}\n",
-        f"block-secret {'ab' * 32}\nstream-secret nothex\n",
+        f"block-secret {'ab' * 32}\nstream-secret {'cd' * 31}\nstream-key-id {'ef' * 16}\n",
+        f"block-secret {'ab' * 32}\nstream-secret nothex\nstream-key-id {'ef' * 16}\n",
     ],
     ids=["empty", "short", "one", "one short", "no hex"],
 )

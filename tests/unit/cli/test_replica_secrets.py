@@ -5,7 +5,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.base.environment import CLUSTER_SECRET
-from penstock.base.subsecrets import parse_replica_secrets, replica_secrets
+from penstock.base.subsecrets import block_secret, parse_replica_secrets, stream_secret
 from penstock.cli.main import app
 from penstock.cli.state import StateDir
 
@@ -18,7 +18,9 @@ def test_a_replicas_file_is_made_of_the_clusters_secret(tmp_path: Path, monkeypa
 
     assert done.exit_code == 0
     assert done.output == ""
-    assert parse_replica_secrets(path.read_text(encoding="ascii")) == replica_secrets(b"\xab" * 32)
+    found = parse_replica_secrets(path.read_text(encoding="ascii"))
+    assert found.block == block_secret(b"\xab" * 32)
+    assert found.stream == stream_secret(b"\xab" * 32, found.stream_key_id)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -31,10 +33,10 @@ def test_without_the_clusters_secret_there_is_none(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "replica").exists()
 
 
-def test_a_state_folder_keeps_what_replicas_have_of_its_secret(tmp_path: Path) -> None:
+def test_replicas_of_one_machine_have_a_file_made_of_the_state_folders_secret(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
+    (tmp_path / "temp").mkdir()
 
-    path = state.write_replica_secrets()
+    path = state.write_replica_secrets(tmp_path / "temp")
 
-    assert path.is_absolute()
-    assert parse_replica_secrets(path.read_text(encoding="ascii")) == replica_secrets(state.secret())
+    assert parse_replica_secrets(path.read_text(encoding="ascii")).block == block_secret(state.secret())

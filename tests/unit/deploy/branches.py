@@ -18,7 +18,8 @@ ingress: {enabled: true, className: '12', host: '13', tlsSecret: '14', annotatio
     "names": "{nameOverride: gate, image: {tag: '1', digest: 'sha256:" + 64 * "a" + "', pullSecrets: [registry]}}",
     "full name": "{fullnameOverride: gate}",
     "outer redis": """
-redis: {enabled: false, address: 'rediss://redis.example.com:6380', username: penstock}
+redis:
+  {enabled: false, address: 'rediss://redis.example.com:6380', username: penstock, roles: true, tlsSecret: redis-ca}
 secrets: {redis: outer-redis, cluster: own, ray: own, tenants: own, providers: own}
 test: {tenant: acme}
 telemetry: {otlp_endpoint: 'http://collector.telemetry:4318'}
@@ -77,6 +78,7 @@ ingress: {enabled: true, tlsSecret: tls}
 httpRoute: {enabled: true, parentRefs: [{name: public, port: 443}], timeoutSeconds: 70}
 """,
     "plain ingress": "{ingress: {enabled: true, controller: other}, networkPolicy: {monitoring: []}}",
+    "an upgrade in place": "{stream: {accept_previous_hello: true}}",
     "tls of Helm's": "{tls: {stream: true, gateway: true}, ingress: {enabled: true}}",
     "tls of cert-manager's": "{tls: {stream: true, gateway: true, issuer: {name: ca, kind: ClusterIssuer}}}",
     "placed": """

@@ -11,9 +11,11 @@ import pytest
 import redis
 
 from deploy import chart_redis_roles
+from penstock.base.environment import REDIS_URL
 from penstock.base.redis_roles import ROLES, acl_line
 from penstock.base.redis_server import find_executable
-from tests.unit.deploy.charts import containers, find, objects, pods
+from tests.unit.deploy.branches import BRANCHES
+from tests.unit.deploy.charts import Pod, containers, find, objects, pods
 
 START_S = 20.0
 CONF = "port 0\nunixsocket {folder}/s\nsave ''\ninclude {folder}/auth.conf\n"
@@ -122,3 +124,22 @@ def test_the_template_of_roles_is_the_generated_one() -> None:
     assert chart_redis_roles.TARGET.read_text(encoding="utf-8") == chart_redis_roles.render(), (
         "python -m deploy.chart_redis_roles"
     )
+
+
+def test_every_pod_that_speaks_to_redis_has_the_files_of_its_tls() -> None:
+    found = list(pods(objects("", BRANCHES["outer redis"])))
+    speaking = {pod.labels["app.kubernetes.io/component"] for pod in found if speaks(pod)}
+    holding = {
+        pod.labels["app.kubernetes.io/component"]
+        for pod in found
+        for mount in pod.spec["containers"][0]["volumeMounts"]
+        if mount["mountPath"] == "/etc/penstock/tls/redis"
+        and {"name": "tls-redis", "secret": {"secretName": "redis-ca", "defaultMode": 0o440}} in pod.spec["volumes"]
+    }
+
+    assert speaking == holding
+    assert len(speaking) == 5
+
+
+def speaks(pod: Pod) -> bool:
+    return any(variable["name"] == REDIS_URL for variable in pod.spec["containers"][0].get("env", []))

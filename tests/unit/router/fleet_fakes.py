@@ -68,6 +68,7 @@ class FakeMember:
     max_model_len: int = 1000
     block_size: int = BLOCK_SIZE
     protocol: int = PROTOCOL_VERSION
+    stream_key_id: str = "00" * 16
 
 
 @dataclass

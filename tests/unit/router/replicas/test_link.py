@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 import pytest
 import uvloop
 
+from penstock.base.subsecrets import stream_secret
 from penstock.router.replicas import link as module
 from penstock.router.replicas.link import Greeter, Greeting, connect
 from penstock.wire.channel import Channel
@@ -210,13 +211,19 @@ async def test_a_replica_of_the_version_before_is_greeted_as_it_expects() -> Non
 
 def test_replicas_of_the_version_before_are_spoken_to_while_that_is_allowed_only() -> None:
     now, before, later = (FakeMember("r", protocol=protocol) for protocol in (PROTOCOL_VERSION, PREVIOUS_PROTOCOL, 9))
-    strict, lenient = Greeter("me", SECRET, None), Greeter("me", SECRET, b"cluster")
+    strict, lenient = (Greeter("me", SECRET, accepts_previous=accepts) for accepts in (False, True))
+    own = stream_secret(SECRET, bytes.fromhex(now.stream_key_id))
 
-    assert strict.greet(now) == lenient.greet(now) == Greeting("me", now.epoch, SECRET)
-    assert lenient.greet(before) == Greeting("me", before.epoch, b"cluster", is_previous=True)
+    assert strict.greet(now) == lenient.greet(now) == Greeting("me", now.epoch, own)
+    assert lenient.greet(before) == Greeting("me", before.epoch, SECRET, is_previous=True)
     for greeter, member in ((strict, before), (strict, later), (lenient, later)):
         with pytest.raises(ReplicaLost, match="accept_previous_hello"):
             greeter.greet(member)
+
+
+def test_a_replica_that_publishes_garbage_for_a_key_id_is_lost_and_nothing_else() -> None:
+    with pytest.raises(ReplicaLost, match="garbage"):
+        Greeter("me", SECRET, accepts_previous=False).greet(FakeMember("r", stream_key_id="no hex"))
 
 
 def test_no_frame_is_passed_on_before_the_owner_has_the_link() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from penstock.base.subsecrets import replica_secrets
 from penstock.wire.frames import Hello, UpFrame, encode
 from penstock.wire.proof import (
     MAX_OPENING_BYTES,
@@ -63,6 +64,15 @@ async def test_a_router_that_has_proven_itself_is_served() -> None:
 async def test_a_router_with_another_secret_or_for_another_process_is_refused(wrong: dict[str, Any]) -> None:
     async with serving() as bench, bench.router(greets=False) as router:
         await router.greet(**{"secret": b"t" * 32, **wrong})
+
+        assert "secret" in await reason_of(router)
+
+
+async def test_a_replica_with_its_own_secrets_opens_no_stream_to_another() -> None:
+    own = replica_secrets(CLUSTER_SECRET)
+    async with serving() as bench, bench.router(greets=False) as router:
+        bench.server.door.secret = replica_secrets(CLUSTER_SECRET).stream
+        await router.greet(secret=own.stream)
 
         assert "secret" in await reason_of(router)
 
