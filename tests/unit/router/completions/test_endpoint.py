@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.router.completions.endpoint import SENT_BYTES
-from penstock.wire.openai import ChatCompletion, ChatRequest, TextCompletion
+from penstock.wire.openai import ChatCompletion, ChatRequest
 from tests.unit.router.http_fakes import Script, running_gateway
 
 
@@ -58,6 +58,6 @@ async def test_while_a_long_answer_with_log_probabilities_is_encoded_others_get_
         response = await asking
 
         assert num_turns > 20
-        answer = msgspec.json.decode(response.content, type=ChatCompletion if is_chat else TextCompletion)
-        assert answer.choices[0].logprobs is not None
-        assert answer.usage.completion_tokens == num_tokens  # type: ignore[union-attr]
+        answer = msgspec.json.decode(response.content)
+        logprobs = answer["choices"][0]["logprobs"]
+        assert len(logprobs["content"] if is_chat else logprobs["tokens"]) == num_tokens
