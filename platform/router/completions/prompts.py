@@ -7,7 +7,7 @@ prompt for the model is not begun, or given up.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.parameters import bound_max_tokens, check_token_ids
@@ -101,15 +101,13 @@ def _split_prompt(prompt: str | list[str | int | list[int]]) -> tuple[list[str],
     """The texts of a prompt and None, or no text and the token ids of each."""
     if isinstance(prompt, str):
         return [prompt], None
-    texts = [item for item in prompt if isinstance(item, str)]
-    token_ids = [item for item in prompt if isinstance(item, int)]
-    lists = [item for item in prompt if isinstance(item, list)]
-    if len(texts) == len(prompt):
-        return texts, None
-    if len(token_ids) == len(prompt):
-        return [], [token_ids]
-    if len(lists) == len(prompt):
-        return [], lists
+    kinds = set(map(type, prompt))
+    if kinds <= {str}:
+        return cast("list[str]", prompt), None
+    if kinds == {int}:
+        return [], [cast("list[int]", prompt)]
+    if kinds == {list}:
+        return [], cast("list[list[int]]", prompt)
     raise InvalidRequest("'prompt' mixes strings, token ids and arrays of token ids; use one kind.", param="prompt")
 
 
