@@ -96,15 +96,14 @@ async def test_a_turn_that_comes_as_its_caller_goes_is_passed_on() -> None:
     gate, first = await begun(threads)
     gone = await queue(threads, "heavy", lambda: None)
     light = await queue(threads, "light", lambda: None)
+
     gate.release()
-    await first
-
-    while not gone.done():
-        gone.cancel()
-        await asyncio.sleep(0)
+    threads._executor.submit(lambda: None).result(10)  # the loop has been told now, and does it next
+    asyncio.get_running_loop().call_soon(gone.cancel)
     async with asyncio.timeout(10):
-        await light
+        await asyncio.gather(first, light)
 
+    assert gone.cancelled()
     assert await threads.run("new", lambda: 1) == 1
 
 
