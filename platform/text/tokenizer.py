@@ -68,7 +68,7 @@ class Tokenizer:
         Raises InvalidRequest for what is not Unicode text, and ContextTooLong as soon as there are more than
         `max_tokens`: how many more is not found out.
         """
-        self._check_chars(len(text), max_tokens)
+        self.check_chars(len(text), max_tokens)
         token_ids = self._encode(text, None, max_tokens)
         return [*self._vocabulary.prefix_ids, *token_ids, *self._vocabulary.suffix_ids] if add_special else token_ids
 
@@ -88,13 +88,13 @@ class Tokenizer:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
         if max_tokens is not None and len(messages) > max_tokens:
             raise _too_long(max_tokens)
-        self._check_chars(sum(map(len, _strings(messages))), max_tokens)
+        self.check_chars(sum(map(len, _strings(messages))), max_tokens)
         try:
             guarded, guard = self._guard([messages, options or {}])
         except RecursionError as error:
             raise InvalidRequest("the messages or tools are nested too deeply", param="messages") from error
         text = self._template.render(guarded[0], guarded[1])
-        self._check_chars(len(text), max_tokens)
+        self.check_chars(len(text), max_tokens)
         return self._encode(text, guard, max_tokens)
 
     def decode(self, token_ids: Iterable[int], skip_special: bool = True) -> str:
@@ -102,8 +102,9 @@ class Tokenizer:
         table = self.visible_bytes if skip_special else self.token_bytes
         return b"".join([table[index] for index in token_ids]).decode("utf-8", "replace")
 
-    def _check_chars(self, num_chars: int, max_tokens: int | None) -> None:
-        """Raises ContextTooLong for a text that has more tokens whatever they are."""
+    def check_chars(self, num_chars: int, max_tokens: int | None) -> None:
+        """Raises ContextTooLong if so many characters are more than `max_tokens` tokens whatever they are. None: there
+        is no bound."""
         if max_tokens is not None and num_chars > max_tokens * self._max_token_chars:
             raise _too_long(max_tokens)
 

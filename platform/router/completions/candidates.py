@@ -5,6 +5,7 @@ Not the choice among those (`routing.tiers`, called by dispatch), for it rests o
 turn comes.
 """
 
+import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +19,7 @@ from penstock.router.providers.provider_api import is_bound_to_tokens, is_unders
 from penstock.router.routing.request import AnsweringModel, LazyPrompt, Route, TokenizedPrompt
 from penstock.router.routing.tiers import TierPolicy, TierReason, in_order, parse_policy
 from penstock.text.tokenizer import Tokenizer
-from penstock.wire.errors import Forbidden
+from penstock.wire.errors import Forbidden, RequestError
 from penstock.wire.frames import SamplingParams
 from penstock.wire.openai import ChatRequest, CompletionRequest
 
@@ -139,7 +140,9 @@ class LazyPrompts:
         self._tokenize = tokenize
         self._sampling = sampling
         self._default_max_tokens = default_max_tokens
-        self._token_ids: dict[int, list[list[int]]] = {}
+        self._read: dict[int, list[list[int]] | RequestError] = {}
+        """Token ids of all prompts, or why there are none, by number of the model."""
+        self._reading = asyncio.Lock()
 
     def for_sequence(self, prompt: int, choice: int) -> tuple[LazyPrompt, ...]:
         """One for each further model. prompt: number of the prompt in the request; choice: number within the prompt."""
@@ -151,8 +154,17 @@ class LazyPrompts:
     async def _load(self, index: int, prompt: int, choice: int) -> TokenizedPrompt:
         """Raises RequestError where that model cannot take the prompt."""
         model = self._models[index]
-        if index not in self._token_ids:
-            self._token_ids[index] = await self._tokenize(model.tokenizer, model.max_model_len())
-        token_ids = self._token_ids[index][prompt]
-        fitted = fit_prompt(token_ids, self._sampling, model.max_model_len(), self._default_max_tokens)
+        async with self._reading:  # many sequences may want it at the same moment
+            if index not in self._read:
+                self._read[index] = await self._tokenize_all(model)
+        read = self._read[index]
+        if isinstance(read, RequestError):
+            raise read
+        fitted = fit_prompt(read[prompt], self._sampling, model.max_model_len(), self._default_max_tokens)
         return fitted._replace(sampling=sampling_for_choice(fitted.sampling, choice))
+
+    async def _tokenize_all(self, model: ServedModel) -> list[list[int]] | RequestError:
+        try:
+            return await self._tokenize(model.tokenizer, model.max_model_len())
+        except RequestError as error:
+            return error

@@ -7,7 +7,7 @@ prompt for the model is not begun, or given up.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from penstock.router.completions.fair_threads import FairThreads
 from penstock.router.completions.parameters import bound_max_tokens, check_token_ids
@@ -21,7 +21,7 @@ INLINE_COST = 4096
 """Most work that is done on the event loop; more goes to a thread, for its milliseconds would hold up every stream of
 this gateway. A character of text is 1."""
 MESSAGE_COST = 64
-"""What a message costs in a chat template, its text apart, and a content part."""
+"""What a message or content part costs in a chat template, its text apart."""
 
 
 class Reader(NamedTuple):
@@ -35,7 +35,7 @@ class Reader(NamedTuple):
 
     async def run(self, cost: int, work: Callable[[], list[list[int]]]) -> list[list[int]]:
         """Do the work here, or in a thread when it costs much."""
-        return work() if cost <= INLINE_COST else await self.threads.run(self.tenant, work)
+        return work() if cost <= INLINE_COST else await self.threads.run(self.tenant, cost, work)
 
 
 async def tokenize_chat(request: ChatRequest, reader: Reader) -> list[list[int]]:
@@ -47,7 +47,9 @@ async def tokenize_chat(request: ChatRequest, reader: Reader) -> list[list[int]]
             f"This model's maximum context length is {reader.max_tokens} tokens. However, there are {len(messages)}"
             " messages. Shorten the conversation."
         )
-    return await reader.run(_estimate_cost(messages), partial(_encode_chat, messages, reader))
+    num_chars, num_parts = _measure(messages)
+    reader.tokenizer.check_chars(num_chars, reader.max_tokens)
+    return await reader.run(num_chars + MESSAGE_COST * num_parts, partial(_encode_chat, messages, reader))
 
 
 async def tokenize_completion(request: CompletionRequest, reader: Reader) -> list[list[int]]:
@@ -60,6 +62,8 @@ async def tokenize_completion(request: CompletionRequest, reader: Reader) -> lis
         )
     if token_ids is not None:
         return _check_prompts(reader, token_ids, "prompt")
+    for text in texts:
+        reader.tokenizer.check_chars(len(text), reader.max_tokens)
     return await reader.run(sum(map(len, texts)), partial(_encode_texts, texts, reader))
 
 
@@ -77,16 +81,16 @@ def _encode_texts(texts: Sequence[str], reader: Reader) -> list[list[int]]:
     return _check_prompts(reader, prompts, "prompt")
 
 
-def _estimate_cost(messages: Sequence[ChatMessageIn]) -> int:
-    """Work of rendering and tokenizing a chat, in characters of text. Stops counting where it is too much already."""
-    cost = 0
+def _measure(messages: Sequence[ChatMessageIn]) -> tuple[int, int]:
+    """Characters of a chat, and its messages and content parts."""
+    num_chars, num_parts = 0, len(messages)
     for message in messages:
-        content = message.content
-        parts = (content or "",) if not isinstance(content, list) else [part.text or "" for part in content]
-        cost += MESSAGE_COST * len(parts) + sum(map(len, parts)) + MESSAGE_COST
-        if cost > INLINE_COST:
-            break
-    return cost
+        if isinstance(message.content, list):
+            num_chars += sum(len(part.text or "") for part in message.content)
+            num_parts += len(message.content)
+        else:
+            num_chars += len(message.content or "")
+    return num_chars, num_parts
 
 
 def fit_prompt(
@@ -101,15 +105,13 @@ def _split_prompt(prompt: str | list[str | int | list[int]]) -> tuple[list[str],
     """The texts of a prompt and None, or no text and the token ids of each."""
     if isinstance(prompt, str):
         return [prompt], None
-    texts = [item for item in prompt if isinstance(item, str)]
-    token_ids = [item for item in prompt if isinstance(item, int)]
-    lists = [item for item in prompt if isinstance(item, list)]
-    if len(texts) == len(prompt):
-        return texts, None
-    if len(token_ids) == len(prompt):
-        return [], [token_ids]
-    if len(lists) == len(prompt):
-        return [], lists
+    kinds = set(map(type, prompt))
+    if kinds <= {str}:
+        return cast("list[str]", prompt), None
+    if kinds == {int}:
+        return [], [cast("list[int]", prompt)]
+    if kinds == {list}:
+        return [], cast("list[list[int]]", prompt)
     raise InvalidRequest("'prompt' mixes strings, token ids and arrays of token ids; use one kind.", param="prompt")
 
 

@@ -1,3 +1,4 @@
+import asyncio
 import sys
 from typing import Any
 
@@ -11,7 +12,7 @@ from penstock.router.models.served_model import ServedModel
 from penstock.router.routing.request import Route
 from penstock.router.routing.tiers import TierReason
 from penstock.text.tokenizer import Tokenizer
-from penstock.wire.errors import ContextTooLong, Forbidden
+from penstock.wire.errors import ContextTooLong, Forbidden, InvalidRequest
 from penstock.wire.frames import SamplingParams, unpack_token_ids
 from penstock.wire.openai import ChatMessageIn, ChatRequest
 from tests.unit.router.http_fakes import OTHER_TOKENIZER, TOKENIZER
@@ -163,6 +164,28 @@ async def test_a_further_model_is_read_once_for_all_choices_and_only_when_asked(
     assert (first.tokenized.num_prompt_tokens, first.tokenized.sampling.max_tokens) == (5, 20)
     assert (first.tokenized.sampling.seed, sibling.tokenized.sampling.seed != 5) == (5, True)
     assert first.answering_model == ("fp_digest-large", OTHER_TOKENIZER)
+
+
+async def test_prompts_that_are_wanted_at_the_same_time_are_read_once_and_refused_once() -> None:
+    num_read = 0
+
+    async def prompts(tokenizer: Tokenizer, max_tokens: int | None) -> list[list[int]]:
+        nonlocal num_read
+        num_read += 1
+        await asyncio.sleep(0)
+        if is_refused:
+            raise InvalidRequest("no")
+        return [[number] for number in range(128)]
+
+    for is_refused in (False, True):
+        num_read = 0
+        lazy_prompts = LazyPrompts(find(ALL).others, prompts, SamplingParams(0), default_max_tokens=20)
+        loaded = [lazy_prompts.for_sequence(number, 0)[0] for number in range(128)]
+        await asyncio.gather(*(prompt.load() for prompt in loaded))
+
+        assert num_read == 1
+        assert all((prompt.error is not None) is is_refused for prompt in loaded)
+        assert all((prompt.tokenized is None) is is_refused for prompt in loaded)
 
 
 async def test_a_further_model_that_is_too_small_says_so() -> None:

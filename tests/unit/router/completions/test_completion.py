@@ -153,7 +153,7 @@ async def test_the_siblings_of_a_first_choice_start_a_few_at_a_time_and_others_r
     num_started: list[int] = []
 
     async def watch() -> None:
-        while len(dispatcher.generations) < 32:
+        while not num_started or num_started[-1] < 32:
             num_started.append(len(dispatcher.generations))
             await asyncio.sleep(0)
 

@@ -24,13 +24,13 @@ class Gate:
 
 async def begun(threads: FairThreads, tenant: str = "heavy") -> tuple[Gate, "asyncio.Task[None]"]:
     gate = Gate()
-    task = asyncio.create_task(threads.run(tenant, gate.work))
+    task = asyncio.create_task(threads.run(tenant, 1, gate.work))
     await asyncio.to_thread(gate.begun.wait, 10)
     return gate, task
 
 
 async def queue(threads: FairThreads, tenant: str, work: Callable[[], None]) -> "asyncio.Task[None]":
-    task = asyncio.create_task(threads.run(tenant, work))
+    task = asyncio.create_task(threads.run(tenant, 1, work))
     await asyncio.sleep(0)
     return task
 
@@ -41,10 +41,10 @@ async def test_work_runs_in_a_thread_and_its_result_or_error_comes_back() -> Non
     def refuse() -> None:
         raise InvalidRequest("no")
 
-    assert await threads.run("a", threading.current_thread) is not threading.current_thread()
+    assert await threads.run("a", 1, threading.current_thread) is not threading.current_thread()
     with pytest.raises(InvalidRequest, match="no"):
-        await threads.run("a", refuse)
-    assert await threads.run("a", lambda: 5) == 5
+        await threads.run("a", 1, refuse)
+    assert await threads.run("a", 1, lambda: 5) == 5
 
 
 async def test_tenants_take_turns_however_much_one_of_them_sent_first() -> None:
@@ -67,7 +67,7 @@ async def test_what_a_tenant_may_have_waiting_is_bounded_and_leaves_others_their
     waiting = [await queue(threads, "heavy", lambda: None) for _ in range(2)]
 
     with pytest.raises(RateLimited) as caught:
-        await threads.run("heavy", lambda: None)
+        await threads.run("heavy", 1, lambda: None)
     light = await queue(threads, "light", lambda: None)
     gate.release()
     await asyncio.gather(first, light, *waiting)
@@ -88,7 +88,7 @@ async def test_who_is_gone_before_its_turn_is_never_begun_and_holds_up_nobody() 
 
     assert gone.cancelled()
     assert done == ["light"]
-    assert await threads.run("new", lambda: 1) == 1
+    assert await threads.run("new", 1, lambda: 1) == 1
 
 
 async def test_a_turn_that_comes_as_its_caller_goes_is_passed_on() -> None:
@@ -96,16 +96,15 @@ async def test_a_turn_that_comes_as_its_caller_goes_is_passed_on() -> None:
     gate, first = await begun(threads)
     gone = await queue(threads, "heavy", lambda: None)
     light = await queue(threads, "light", lambda: None)
+
     gate.release()
-    await first
-
-    while not gone.done():
-        gone.cancel()
-        await asyncio.sleep(0)
+    threads._executor.submit(lambda: None).result(10)  # the loop has been told now, and does it next
+    asyncio.get_running_loop().call_soon(gone.cancel)
     async with asyncio.timeout(10):
-        await light
+        await asyncio.gather(first, light)
 
-    assert await threads.run("new", lambda: 1) == 1
+    assert gone.cancelled()
+    assert await threads.run("new", 1, lambda: 1) == 1
 
 
 async def test_work_whose_caller_is_gone_keeps_its_thread_to_its_end() -> None:
@@ -121,3 +120,24 @@ async def test_work_whose_caller_is_gone_keeps_its_thread_to_its_end() -> None:
         await light
 
     assert is_held
+
+
+async def test_what_a_tenant_may_have_waiting_is_bounded_by_its_size_too() -> None:
+    threads = FairThreads(num_threads=1, max_waiting_cost=100)
+    gate, first = await begun(threads)
+    large = asyncio.create_task(threads.run("heavy", 1000, lambda: "large"))  # alone it may be of any size
+    await asyncio.sleep(0)
+
+    with pytest.raises(RateLimited):
+        await threads.run("heavy", 1, lambda: None)
+    light = asyncio.create_task(threads.run("light", 60, lambda: None))
+    await asyncio.sleep(0)
+    with pytest.raises(RateLimited):
+        await threads.run("light", 41, lambda: None)
+    light.cancel()
+    await asyncio.sleep(0)
+    again = asyncio.create_task(threads.run("light", 41, lambda: None))
+    gate.release()
+    await asyncio.gather(first, again)
+
+    assert await large == "large"

@@ -59,6 +59,7 @@ class Watched:
     def __init__(self) -> None:
         self.threads: set[threading.Thread] = set()
         self.num_embedded = VOCAB_SIZE
+        self.check_chars = TOKENIZER.check_chars
 
     def encode(self, text: str, add_special: bool, max_tokens: int | None) -> list[int]:
         self.threads.add(threading.current_thread())
