@@ -3,7 +3,8 @@
 Not the keys themselves (`tenancy.keys`), not the arithmetic of limits (`tenancy.window`). A request of a tenant with
 limits reserves what it may use at most, prompt and `max_tokens` of every choice, before the dispatcher starts any of
 its sequences. However it ends, it is settled with what it has used: the prompts that a replica or provider took, and
-the tokens that came back. What was refused before that, or failed on our side before its first token, has used nothing.
+the tokens that came back. What was refused before that, or lost on our side before its first token, has used nothing; a
+sequence with which the engine's step fails has used its prompt.
 Invariant: what was admitted is settled exactly once. For a tenant without limits `admit` need not be called.
 
 A provider, or another model of the same name, may count more tokens than the first model's tokenizer did; what that

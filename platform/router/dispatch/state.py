@@ -6,7 +6,7 @@ Invariant: the dispatcher alone writes it. The mailbox, the trace and the foreca
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from penstock.base.errors import PenstockError
 from penstock.router.dispatch.spans import StreamTrace
@@ -19,6 +19,15 @@ class Carrier(Protocol):
     """The source of an answer: a replica, or a provider."""
 
     def abort(self, sid: int) -> None: ...
+
+
+class Loss(NamedTuple):
+    """The loss of a replica that a request ran on."""
+
+    num_tokens: int
+    """Output tokens that had come, from all attempts together."""
+    has_token: bool
+    """Whether that replica had given one of them."""
 
 
 @dataclass(slots=True)
@@ -44,6 +53,11 @@ class RequestState:
     """Replicas, by id, and providers, by name, that gave no answer and are not tried again."""
     refusal: PenstockError | None = None
     """A provider's reason for its refusal, the latest."""
+
+    losses: list[Loss] = field(default_factory=list)
+    """Losses that count against the request, oldest first; see `quarantine`."""
+    is_quarantined: bool = False
+    """The request was at too many of them to be tried again."""
 
     # the latest attempt
     carrier: Carrier | None = None

@@ -3,7 +3,8 @@ and brings each session the deltas of its own.
 
 Not the engine, nor what a session sends and when (`session`). All state belongs to one event loop, in callbacks; the
 engine's thread only passes a report to it, once a step. Invariants: every sequence in the engine belongs to one
-session, and is aborted when that ends; a router gets only its own deltas, in order, and every block event.
+session, and is aborted when that ends; a router gets only its own deltas, in order, and every block event. An engine
+that can compute nothing ends the streams, as the loss of the process would.
 """
 
 import asyncio
@@ -182,6 +183,8 @@ class StreamServer:
         report describes one moment.
         """
         self._load = report.load
+        if report.is_broken:
+            self._end_streams()
         for sent in counted:
             sent.session.counted_sid = max(sent.session.counted_sid, sent.sid)  # one may have waited for its adapter
         if report.events is not None:
@@ -195,6 +198,12 @@ class StreamServer:
                 session.outbox.add_events(report.events)
             session.outbox.touch_load(is_urgent=self._is_unblocked(session))
             session.schedule()
+
+    def _end_streams(self) -> None:
+        """End every stream: routers then know that what ran here was lost, and may come back."""
+        log.error("engine broken", extra={"num_inflight": len(self._live)})
+        for connection in self._connections:
+            connection.channel.abort()
 
     def _add_delta(self, output: SeqOutput, live: _LiveSequence) -> None:
         seq, token_ids, logprobs, finish = output

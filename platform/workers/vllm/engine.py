@@ -70,6 +70,8 @@ class VllmEngine:
         self._child: Child | None = None
         self._ready: Ready | None = None
         self._failure: str | None = None
+        self._is_broken = False
+        """Whether vLLM was lost since the last report."""
         """Why the child can't go on; None: it can."""
         self._live: dict[int, Sequence] = {}
         self._rids: dict[Sequence, int] = {}
@@ -334,6 +336,7 @@ class VllmEngine:
             self._failure = reason
             if not self._is_stopping:
                 _log.error("vllm lost", extra={"reason": reason, "num_live": len(self._live)})
+        self._is_broken = bool(self._live)
         for seq in list(self._live.values()):
             self._end(seq, Finish.REFUSED, LOST)
 
@@ -398,7 +401,8 @@ class VllmEngine:
 
     def _report(self) -> None:
         outputs, self._outputs = self._outputs, []
-        self._on_step(StepReport(outputs, None, self.load))
+        is_broken, self._is_broken = self._is_broken, False
+        self._on_step(StepReport(outputs, None, self.load, is_broken))
 
     @property
     def _num_blocks(self) -> int:

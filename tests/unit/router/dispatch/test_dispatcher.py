@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.base.errors import PenstockError
 from penstock.router.config import GatewayConfig
 from penstock.router.dispatch.dispatcher import MAX_ATTEMPTS
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
@@ -310,15 +311,19 @@ async def test_the_reader_hears_of_cached_tokens_once():
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=MAX_ATTEMPTS - 1), st.integers(1, 12))
-def test_wherever_replicas_die_the_answer_is_the_same(deaths, max_tokens):
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=MAX_ATTEMPTS - 1),
+    st.integers(0, MAX_ATTEMPTS),
+    st.integers(1, 12),
+)
+def test_wherever_replicas_die_the_answer_is_the_same(deaths, unannounced, max_tokens):
     async def main():
         async with Cluster(*[FakeMember(str(number)) for number in range(MAX_ATTEMPTS)]) as cluster:
             stream = await cluster.start(PROMPT, max_tokens=max_tokens)
             tokens: list[int] = []
             reading = asyncio.ensure_future(stream.next())
             is_over = False
-            for num_steps, is_read_first in deaths:
+            for number, (num_steps, is_read_first) in enumerate(deaths):
                 for _ in range(num_steps):
                     cluster.step()
                     if is_read_first:
@@ -330,6 +335,8 @@ def test_wherever_replicas_die_the_answer_is_the_same(deaths, max_tokens):
                         break
                     reading = asyncio.ensure_future(stream.next())
                 await settle()
+                if number != unannounced:  # all but one, since after two losses an answer ends
+                    cluster.replicas[stream.receipt.replica].report(is_draining=True)
                 cluster.replicas[stream.receipt.replica].die()
                 await settle()
             while not is_over:
@@ -354,6 +361,7 @@ async def test_attempts_are_bounded():
         reading = asyncio.ensure_future(stream.next())
         for _ in range(MAX_ATTEMPTS):
             await settle()
+            cluster.replicas[stream.receipt.replica].report(is_draining=True)
             cluster.replicas[stream.receipt.replica].die()
         with pytest.raises(ReplicaLost):
             await reading
@@ -426,6 +434,20 @@ async def test_a_request_refused_by_a_draining_replica_waits_for_the_next_one():
 
         assert stream.receipt.replica == "b"
         stream.close()
+
+
+@pytest.mark.parametrize(
+    ("finish", "is_charged"), [(Finish.ERROR, True), (Finish.DEADLINE, True), (Finish.INVALID, False)]
+)
+async def test_a_sequence_that_failed_alone_has_used_its_prompt(finish, is_charged):
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT)
+        cluster.replicas["a"].finish(1, finish, "it broke")
+        with pytest.raises(PenstockError):
+            await stream.next()
+        stream.close()
+
+        assert stream.receipt.is_taken is is_charged
 
 
 @pytest.mark.parametrize(

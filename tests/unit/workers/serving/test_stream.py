@@ -16,6 +16,7 @@ from penstock.wire.frames import (
     encode,
     pack_token_ids,
 )
+from penstock.workers.engine.engine import StepReport
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.serving import outbox, session, stream
 from penstock.workers.serving.outbox import FRAME_S
@@ -384,3 +385,16 @@ async def test_token_ids_travel_as_they_are() -> None:
         router.send(submit(1, packed_token_ids=pack_token_ids([0, 2**32 - 1])))
 
         assert (await soon(bench.engine.submitted)).token_ids == [0, 2**32 - 1]
+
+
+async def test_an_engine_that_computes_nothing_ends_the_streams_as_a_loss_would():
+    async with serving() as bench, bench.router() as router:
+        router.send(submit(1), submit(2))
+        lost, other = await soon(bench.engine.submitted), await soon(bench.engine.submitted)
+        bench.engine.on_step(StepReport([gain(lost, finish=Finish.REFUSED)], None, IDLE, is_broken=True))
+        with pytest.raises(EOFError):
+            await router.frame_with(lambda frame: frame.deltas)
+
+        assert await soon(bench.engine.aborted) is other
+        async with bench.router("r2") as again:  # it may come back
+            assert (await again.frame_with(lambda frame: frame.load)).load.max_inflight > 0
