@@ -73,6 +73,7 @@ class CompletionsEndpoint:
     async def _run_stream(self, exchange: Exchange, tenant: Tenant, planned: RequestPlan) -> None:
         events = EventStream(exchange, planned.answer_format, sum(map(len, planned.prompts)))
         completion = Completion(planned.prompts, self._deps.dispatcher, self._deps.clock, events)
+        self._watch(exchange, tenant, completion)
         try:
             await completion.run()
             await events.end(completion.usage())
@@ -82,6 +83,7 @@ class CompletionsEndpoint:
     async def _run_whole(self, exchange: Exchange, tenant: Tenant, planned: RequestPlan) -> None:
         collector = Collector()
         completion = Completion(planned.prompts, self._deps.dispatcher, self._deps.clock, collector)
+        self._watch(exchange, tenant, completion)
         try:
             await completion.run()
         finally:
@@ -91,6 +93,11 @@ class CompletionsEndpoint:
         planned.answer_format.set_answering_model(receipt)
         body = planned.answer_format.whole(collector.choices(), completion.usage())
         await exchange.answer(body, headers=receipt_headers(receipt))
+
+    def _watch(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:
+        """Have usage written while the answer runs; `_settle` must follow."""
+        assert exchange.model is not None
+        self._deps.admission.watch(tenant.id, exchange.request_id, exchange.model, completion, exchange.adapter)
 
     def _settle(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:
         """Account for what the request has used, however it ended: limits and usage, metrics, trace, receipts."""

@@ -124,7 +124,7 @@ class RoutingDispatcher:
 
     async def _admit(self, mailbox: Mailbox, lane: Lane) -> AttemptResult:
         state = mailbox.state
-        seconds_left = state.generation.deadline - self._now()
+        seconds_left = state.generation.deadline - self._clock()
         if seconds_left <= 0:
             raise DeadlineExceeded("the request's deadline has passed")
         return await self._queue.admit(
@@ -200,7 +200,7 @@ class RoutingDispatcher:
             self._submit_to_replica(mailbox, chosen.chosen)
             self._expect_blocks(chosen)
         if state.deadline_timer is None:
-            seconds_left = state.generation.deadline - self._now()
+            seconds_left = state.generation.deadline - self._clock()
             state.deadline_timer = asyncio.get_running_loop().call_later(
                 seconds_left + DEADLINE_GRACE_S, self._expire, mailbox
             )
@@ -222,6 +222,7 @@ class RoutingDispatcher:
     def _submit_to_replica(self, mailbox: Mailbox, chosen: Candidate) -> None:
         state = mailbox.state
         generation, tokenized = state.generation, state.tokenized
+        seconds_left = generation.deadline - self._clock()
         submit = Submit(
             sid=0,
             request_id=generation.request_id,
@@ -232,8 +233,10 @@ class RoutingDispatcher:
             num_output_tokens=len(state.output),
             adapter=generation.adapter,
             tenant=generation.tenant,
-            deadline=generation.deadline,
+            deadline=self._now() + seconds_left,
             traceparent=None if generation.traced.trace is None else generation.traced.traceparent,
+            seconds_left=seconds_left,
+            service_class=generation.service_class,
         )
         uncached_tokens = state.num_tokens(tokenized) - chosen.cached_tokens
         state.sid = chosen.client.submit(submit, uncached_tokens, mailbox)

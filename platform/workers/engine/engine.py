@@ -119,13 +119,12 @@ class Engine:
         unix_clock: Callable[[], float] = time.time,
         measure_costs: Callable[[Runner, EngineConfig], StepCosts] = measure,
     ) -> None:
-        """clock: the monotonic clock of `Sequence.arrival_s` and `is_healthy`. unix_clock: the clock of deadlines.
-        measure_costs: called once, before the first step."""
+        """clock: the monotonic clock of `Sequence.arrival_s`, of deadlines and `is_healthy`. unix_clock: the clock of
+        recorded times. measure_costs: called once, before the first step."""
         self._runner = runner
         self._config = config
         self._on_step = on_step
         self._clock = clock
-        self._unix_clock = unix_clock
         self._measure_costs = measure_costs
         self._pool = BlockPool(runner.num_blocks, config.block_size)
         self._scheduler = Scheduler(self._pool, hasher, config, runner.max_model_len, runner.eos_token_ids)
@@ -276,7 +275,7 @@ class Engine:
             self._end(seq, Finish.ABORT)
 
     def _expire(self) -> None:
-        now = self._unix_clock()
+        now = self._clock()
         if now < self._next_deadline:
             return
         self._report_held()

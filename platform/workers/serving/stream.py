@@ -87,13 +87,16 @@ class StreamServer:
         on_events: Callable[[BlockEvents], None],
         is_trusted: Callable[[Hello], bool],
         clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
     ) -> None:
         """Nothing is served before `start`. on_events: gets all block events, in order, on the loop. is_trusted:
-        whether a router may have a stream. clock: the monotonic clock of `Sequence.arrival_s`."""
+        whether a router may have a stream. clock: the monotonic clock of `Sequence.arrival_s`. unix_clock: the clock of
+        deadlines that older gateways send."""
         self.is_trusted = is_trusted
         self._info = info
         self._on_events = on_events
         self._clock = clock
+        self._unix_clock = unix_clock
         self._connections: set[Connection] = set()
         self._sessions: list[Session] = []
         self._live: dict[Sequence, _LiveSequence] = {}
@@ -283,7 +286,7 @@ class StreamServer:
             session.outbox.add(Delta(op.sid, [], Finish.REFUSED, error="The replica is draining."))
             session.schedule()
             return
-        seq = make_sequence(op, self._clock())
+        seq = make_sequence(op, self._clock(), self._unix_clock())
         session.live[op.sid] = seq
         self._live[seq] = _LiveSequence(session, op.sid)
         self._idle.clear()

@@ -21,7 +21,13 @@ TENANT = Tenant("tenant-1", b"salt")
 MESSAGES = [ChatMessageIn(role="user", content="Hi")]
 DEPS = cast(
     GatewayDependencies,
-    SimpleNamespace(config=GatewayConfig(request_timeout_s=60.0), providers={}, random=Random(0), now=lambda: 1_000.5),
+    SimpleNamespace(
+        config=GatewayConfig(request_timeout_s=60.0),
+        providers={},
+        random=Random(0),
+        now=lambda: 1_000.5,
+        clock=lambda: 50.5,
+    ),
 )
 
 
@@ -48,7 +54,7 @@ async def test_choices_are_numbered_through_all_prompts_and_each_has_a_seed_of_i
     first, second = ([choice.generation.sampling.seed for choice in prompt] for prompt in planned.prompts)
     assert first == second
     assert (first[0], first[1] != 5) == (5, True)
-    assert {generation.deadline for generation in generations} == {1_060.5}
+    assert {generation.deadline for generation in generations} == {110.5}
     assert len({id(choice.assembler) for choice in choices}) == 4
 
 

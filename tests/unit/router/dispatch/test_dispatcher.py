@@ -480,6 +480,23 @@ async def test_an_abort_that_nobody_asked_for_is_resumed_elsewhere():
         assert tokens == answer_to(PROMPT, 8)
 
 
+async def test_a_submit_carries_the_seconds_left_of_each_attempt_whatever_the_gateways_clock_says():
+    async with Cluster(A, B) as cluster:
+        cluster.dispatcher._now = lambda: 3600.0
+        stream = await cluster.start(PROMPT, deadline_in_s=30.0)
+        first = cluster.replicas[stream.receipt.replica]
+        await asyncio.sleep(0.02)
+        first.die()
+        await cluster.read(stream)
+        stream.close()
+        second = cluster.replicas[stream.receipt.replica]
+        submits = [first.submits[0], second.submits[-1]]
+
+        assert 29.0 < submits[1].seconds_left <= submits[0].seconds_left - 0.02
+        assert submits[0].seconds_left <= 30.0
+        assert all(submit.deadline == pytest.approx(3600.0 + submit.seconds_left) for submit in submits)
+
+
 async def test_the_router_keeps_the_deadline_when_the_replica_does_not(monkeypatch):
     monkeypatch.setattr("penstock.router.dispatch.dispatcher.DEADLINE_GRACE_S", 0.0)
 

@@ -275,10 +275,10 @@ def test_an_abort_of_a_finished_sequence_changes_nothing(house: House) -> None:
 def test_a_deadline_ends_running_and_waiting_sequences(gated: House) -> None:
     sequences = [
         gated.submit([first], max_tokens=50, deadline=deadline)
-        for first, deadline in enumerate([5010.0, None, 5010.0, 5020.0, 5010.0])
+        for first, deadline in enumerate([1010.0, None, 1010.0, 1020.0, 1010.0])
     ]
     gated.runner.entered.get(timeout=TIMEOUT_S)
-    gated.unix_now = 5011.0
+    gated.now = 1011.0
     gated.runner.open()
 
     assert gated.until_finished(sequences[0], sequences[2], sequences[4]) == [Finish.DEADLINE] * 3
@@ -288,12 +288,12 @@ def test_a_deadline_ends_running_and_waiting_sequences(gated: House) -> None:
 
 
 def test_a_later_deadline_is_kept_too(gated: House) -> None:
-    early, late = gated.submit([1], max_tokens=50, deadline=5010.0), gated.submit([2], max_tokens=50, deadline=5020.0)
+    early, late = gated.submit([1], max_tokens=50, deadline=1010.0), gated.submit([2], max_tokens=50, deadline=1020.0)
     gated.runner.entered.get(timeout=TIMEOUT_S)
-    gated.unix_now = 5010.0
+    gated.now = 1010.0
     gated.runner.passes.release()
     second = gated.runner.entered.get(timeout=TIMEOUT_S)
-    gated.unix_now = 5020.0
+    gated.now = 1020.0
     gated.runner.open()
 
     assert [chunk.seq for chunk in second.chunks] == [late]
@@ -484,11 +484,11 @@ def test_the_load_counts_what_runs_and_what_waits(houses: list[House]) -> None:
     gated.runner.passes.release(2)
     first, second = gated.next_report().load, gated.next_report().load
 
-    # 3 + 13 tokens; then a decoding row, the other 7, and 5 + 3 tokens of the next two
-    assert (first.num_running, first.num_waiting, first.prefill_tokens_outstanding) == (2, 3, 7 + 5 + 6 + 7)
+    # 3 + 10 + 3 tokens; then a decoding row, the other 10 and 2, and 3 tokens of the next one
+    assert (first.num_running, first.num_waiting, first.prefill_tokens_outstanding) == (3, 2, 10 + 2 + 6 + 7)
     assert (second.num_running, second.num_waiting, second.prefill_tokens_outstanding) == (4, 1, 3 + 7)
-    assert (first.kv_tokens, second.kv_tokens) == (4 + 20, 5 + 21 + 6 + 6)
-    assert (first.free_blocks, second.free_blocks) == (32 - 1 - 5, 32 - 1 - 5 - 2 - 2)
+    assert (first.kv_tokens, second.kv_tokens) == (4 + 20 + 5, 5 + 21 + 6 + 6)
+    assert (first.free_blocks, second.free_blocks) == (32 - 1 - 5 - 2, 32 - 1 - 5 - 2 - 2)
     assert (first.total_blocks, first.costs) == (32, COSTS)
 
 

@@ -62,7 +62,7 @@ async def test_a_submission_becomes_a_sequence_with_its_output_told_apart() -> N
                 block_keys=keys,
                 num_output_tokens=5,
                 tenant="t",
-                deadline=9.5,
+                seconds_left=9.5,
                 sampling=SamplingParams(max_tokens=9, seed=4),
             )
         )
@@ -74,11 +74,11 @@ async def test_a_submission_becomes_a_sequence_with_its_output_told_apart() -> N
             35,
             5,
         )
-        assert (seq.block_keys, seq.chain_key, seq.tenant, seq.deadline, seq.sampling.seed) == (
+        assert seq.deadline == seq.arrival_s + 9.5
+        assert (seq.block_keys, seq.chain_key, seq.tenant, seq.sampling.seed) == (
             [keys[:16], keys[16:]],
             b"c" * 16,
             "t",
-            9.5,
             4,
         )
 
