@@ -153,7 +153,8 @@ class Admission:
     ) -> None:
         """Replace what the request has reserved by what it has used, however it ended. Never waits."""
         used = count_usage(completion)
-        self._add_usage(self._running.pop(request_id, None) or _Running(tenant_id, model, adapter, completion), used)
+        running = self._running.pop(request_id, None)
+        self._add_usage(running if running is not None else _Running(tenant_id, model, adapter, completion), used)
         if limits is not None:
             self._limiter.settle(tenant_id, request_id, used.prompt_tokens + used.completion_tokens)
 

@@ -25,7 +25,7 @@ from penstock.prefix.index import PrefixIndex
 from penstock.router.config import GatewayConfig, PoolSpec
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.output_lengths import OutputLengths
-from penstock.router.dispatch.quarantine import MAX_LOSSES, Quarantine
+from penstock.router.dispatch.quarantine import MAX_LOSSES, Loss, Quarantine
 from penstock.router.dispatch.receipt import fill_receipt
 from penstock.router.dispatch.route_states import Candidate, RouteReader, RouteState, find_unread, raise_if_hopeless
 from penstock.router.dispatch.spans import make_stream_trace
@@ -291,10 +291,12 @@ class RoutingDispatcher:
         return msgspec.structs.replace(delta, finish=None, error=None) if delta.token_ids else None
 
     def on_lost(self, mailbox: Mailbox, *, is_planned: bool) -> None:
+        state, num_tokens = mailbox.state, mailbox.num_received
         if not is_planned:
-            self._quarantine.note_loss(mailbox.state, mailbox.num_received)
+            loss = Loss(num_tokens, has_token=num_tokens > len(state.output))
+            self._quarantine.note_loss(state.receipt.replica, state.losses, loss)
             asyncio.get_running_loop().call_soon(self._quarantine.judge)  # when all of the replica are noted
-        _detach(mailbox.state)
+        _detach(state)
 
     def on_refused(self, mailbox: Mailbox, error: PenstockError) -> None:
         state = mailbox.state
@@ -338,7 +340,7 @@ class RoutingDispatcher:
             return
         self._quarantine.judge()
         try:
-            if state.is_quarantined:
+            if state.losses.is_quarantined:
                 raise EngineFault(
                     f"request {state.generation.request_id} ran on {MAX_LOSSES} replicas when they were lost;"
                     " it is not tried on another one"

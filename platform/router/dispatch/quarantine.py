@@ -1,4 +1,4 @@
-"""Which requests end because replicas are lost with them. No I/O.
+"""The rule by which requests end because replicas are lost with them. No I/O.
 
 A replica that dies says nothing of why. A request that was there at two losses is not sent to a third replica: it ends
 with an error. Others may have been at both by chance, beside the one that caused them, so of a loss only the most
@@ -15,8 +15,8 @@ beside it at both losses; then that one ends first, and this one at the next los
 
 import logging
 from collections.abc import Sequence
-
-from penstock.router.dispatch.state import Loss, RequestState
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 MAX_LOSSES = 2
 """Losses of a replica that a request is present at, at most."""
@@ -27,30 +27,48 @@ are delivered by none."""
 log = logging.getLogger("penstock.router")
 
 
+class Loss(NamedTuple):
+    """The loss of a replica that a request ran on."""
+
+    num_tokens: int
+    """Output tokens that had come, from all attempts together."""
+    has_token: bool
+    """Whether that replica had given one of them."""
+
+
+@dataclass(slots=True)
+class LossRecord:
+    """A request's losses. Written by `Quarantine` alone."""
+
+    request_id: str
+    losses: list[Loss] = field(default_factory=list)
+    """Losses that count against the request, oldest first."""
+    is_quarantined: bool = False
+    """Whether the request was at too many of them to be tried again."""
+
+
 class Quarantine:
     """Requests that ran on replicas when those were lost, until they are judged: all of a replica's at once."""
 
     def __init__(self) -> None:
-        self._lost: dict[str, list[RequestState]] = {}
+        self._lost: dict[str, list[LossRecord]] = {}
 
-    def note_loss(self, state: RequestState, num_tokens: int) -> None:
-        """Record that a request's replica was lost. num_tokens: output that has come, from all attempts together."""
-        state.losses.append(Loss(num_tokens, has_token=num_tokens > len(state.output)))
-        self._lost.setdefault(state.receipt.replica, []).append(state)
+    def note_loss(self, replica: str, record: LossRecord, loss: Loss) -> None:
+        record.losses.append(loss)
+        self._lost.setdefault(replica, []).append(record)
 
     def judge(self) -> None:
-        """Decide on all that were noted, before one of them is placed again: sets `is_quarantined` of those that
-        end."""
+        """Decide on all that were noted; call it before one of them is placed again."""
         lost, self._lost = self._lost, {}
-        for replica, states in lost.items():
-            suspects = [state for state in states if len(state.losses) >= MAX_LOSSES]
-            blamed = find_most_suspicious([state.losses for state in suspects])
-            for place, state in enumerate(suspects):
+        for replica, records in lost.items():
+            suspects = [record for record in records if len(record.losses) >= MAX_LOSSES]
+            blamed = find_most_suspicious([record.losses for record in suspects])
+            for place, record in enumerate(suspects):
                 if place in blamed:
-                    state.is_quarantined = True
-                    log.warning("quarantined", extra={"request_id": state.generation.request_id, "replica": replica})
+                    record.is_quarantined = True
+                    log.warning("quarantined", extra={"request_id": record.request_id, "replica": replica})
                 else:
-                    del state.losses[:-1]
+                    del record.losses[:-1]
 
 
 def find_most_suspicious(histories: Sequence[Sequence[Loss]]) -> set[int]:

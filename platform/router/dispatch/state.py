@@ -6,9 +6,10 @@ Invariant: the dispatcher alone writes it. The mailbox, the trace and the foreca
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from penstock.base.errors import PenstockError
+from penstock.router.dispatch.quarantine import LossRecord
 from penstock.router.dispatch.spans import StreamTrace
 from penstock.router.routing.chains import RequestChains
 from penstock.router.routing.request import Generation, LazyPrompt, Receipt, TokenizedPrompt
@@ -19,15 +20,6 @@ class Carrier(Protocol):
     """The source of an answer: a replica, or a provider."""
 
     def abort(self, sid: int) -> None: ...
-
-
-class Loss(NamedTuple):
-    """The loss of a replica that a request ran on."""
-
-    num_tokens: int
-    """Output tokens that had come, from all attempts together."""
-    has_token: bool
-    """Whether that replica had given one of them."""
 
 
 @dataclass(slots=True)
@@ -54,10 +46,8 @@ class RequestState:
     refusal: PenstockError | None = None
     """A provider's reason for its refusal, the latest."""
 
-    losses: list[Loss] = field(default_factory=list)
-    """Losses that count against the request, oldest first; see `quarantine`."""
-    is_quarantined: bool = False
-    """The request was at too many of them to be tried again."""
+    losses: LossRecord = field(init=False)
+    """Replicas that were lost with the request; `quarantine` writes and weighs them."""
 
     # the latest attempt
     carrier: Carrier | None = None
@@ -75,6 +65,9 @@ class RequestState:
     error: PenstockError | None = None
     """Why the answer fails; raised behind the deltas that have come."""
     deadline_timer: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self.losses = LossRecord(self.generation.request_id)
 
     @property
     def packed_output(self) -> bytes:

@@ -285,6 +285,8 @@ class Scheduler:
         seq.num_computed_tokens = len(hits) * self._block_size
         seq.num_published_blocks = len(hits)
         seq.num_bypasses = 0
+        if seq.num_found_blocks is None:
+            seq.num_found_blocks = len(hits)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = min(seq.num_computed_tokens, seq.num_prompt_tokens)
         seq.status = Status.RUNNING
@@ -310,7 +312,9 @@ class Scheduler:
                 continue
             output = self._accept_tokens(chunk, choices)
             outputs.append(output)
-            if output.finish is not Finish.ERROR:  # what was computed before an error is not to be trusted
+            if output.finish is Finish.ERROR:  # what it computed is not to be trusted: scores that are no numbers last
+                self.pool.withdraw(seq.block_table[seq.num_found_blocks :])
+            else:
                 seq.num_computed_tokens = len(seq.token_ids) - 1
                 self._publish(seq)
             if output.finish is not None:
@@ -330,7 +334,8 @@ class Scheduler:
         finish = None
         for choice in choices:
             if choice.error is not None:
-                seq.error, finish = choice.error, Finish.ERROR
+                named = "" if seq.adapter is None else f" It runs with the adapter {seq.adapter}."
+                seq.error, finish = choice.error + named, Finish.ERROR
                 break
             place, token_id = len(taken), choice.token_id
             seq.token_ids.append(token_id)

@@ -71,6 +71,8 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_published_blocks: int = 0
+    num_found_blocks: int | None = None
+    """Leading blocks that others had computed, found in the cache at first admission; None before it."""
     num_cached_tokens: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     num_preemptions: int = 0

@@ -65,7 +65,7 @@ def make_sequence(op: Submit, now_s: float, unix_s: float) -> Sequence:
 
 
 def _read_deadline(op: Submit, now_s: float, unix_s: float) -> float | None:
-    """When the sequence ends unfinished, seconds of the monotonic clock; None for no limit."""
+    """Time of the monotonic clock at which the sequence ends unfinished, seconds. Returns None for no limit."""
     seconds_left = op.seconds_left
     if seconds_left is None and op.deadline is not None:
         seconds_left = op.deadline - unix_s

@@ -3,8 +3,7 @@ import asyncio
 import pytest
 
 from penstock.router.dispatch.mailbox import Mailbox
-from penstock.router.dispatch.quarantine import MAX_LOSSES, NEAR_TOKENS, find_most_suspicious
-from penstock.router.dispatch.state import Loss
+from penstock.router.dispatch.quarantine import MAX_LOSSES, NEAR_TOKENS, Loss, find_most_suspicious
 from penstock.wire.errors import EngineFault
 from tests.unit.router.fleet_fakes import Cluster, FakeMember, answer_to, settle
 

@@ -519,7 +519,7 @@ def test_an_error_behind_an_accepted_draft_ends_the_sequence_after_what_was_chos
     (output,) = bench.scheduler.commit(step, [[first, second, Sampled(0, error="no choice")]])
 
     assert (output.token_ids, output.finish, seq.error) == (expected(seq)[1:3], Finish.ERROR, "no choice")
-    assert len(bench.pool.cached_keys()) == 1
+    assert bench.pool.cached_keys() == []  # nothing that it computed is trusted
     bench.drain()
 
 
@@ -852,3 +852,38 @@ def test_a_row_without_a_choice_ends_its_own_sequence_publishes_nothing_and_free
     assert bench.pool.match(broken.block_keys, 1) == []
     assert len(bench.pool.match(good.block_keys, 1)) == 1
     bench.pool.check(bench.scheduler.sequences())
+
+
+def test_what_a_sequence_computed_before_its_scores_were_no_numbers_is_found_by_nobody() -> None:
+    bench = Bench()
+    owner = bench.sequence(prompt_of(9), max_tokens=1)
+    bench.add(owner)
+    bench.drain()
+    broken = bench.sequence([*prompt_of(8), *prompt_of(12, first=3)], max_tokens=30)
+    broken.adapter = "d1"
+    bench.add(broken)
+    for _ in range(6):
+        bench.step()
+    follower = bench.sequence([*broken.token_ids[:20], 1], max_tokens=3)
+    bench.add(follower)  # holds blocks of the broken one when it ends
+    bench.step()
+    step = bench.scheduler.schedule()
+    chosen = bench.runner.launch(step)()
+    bench.scheduler.commit(
+        step,
+        [
+            [Sampled(0, error="no choice.")] if chunk.seq is broken else choice
+            for chunk, choice in zip(step.chunks, chosen, strict=True)
+        ],
+    )
+    bench.pool.check(bench.scheduler.sequences())
+
+    assert broken.error == "no choice. It runs with the adapter d1."
+    assert follower.num_cached_tokens == 20
+    assert len(bench.pool.match(broken.block_keys, 99)) == 2, "what others had computed stays"
+    bench.drain()
+    assert make_output(follower) == expected(follower)
+    again = bench.sequence(broken.token_ids[:20], max_tokens=3)
+    bench.add(again)
+    bench.drain()
+    assert again.num_cached_tokens == 8

@@ -40,8 +40,11 @@ class Bench:
         self.late_s = 0.0
         """Time by which the engine's clock is ahead."""
         launch = Launch(list(command), os.environ, args, frozenset({EOS}))
-        self.engine = VllmEngine(launch, config, self.reports.put, lambda: time.monotonic() + self.late_s)
+        self.engine = VllmEngine(launch, config, self.reports.put, self._clock, unix_clock=lambda: 1000.0)
         self.load: EngineLoad | None = None
+
+    def _clock(self) -> float:
+        return time.monotonic() + self.late_s
 
     def outputs(self, seqs: Seq[Sequence]) -> dict[Sequence, list[SeqOutput]]:
         """All that is reported until each of them has a finish."""
