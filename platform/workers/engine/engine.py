@@ -38,8 +38,9 @@ ADAPT_RATE = 0.02
 machine can be far off."""
 ADAPT_FIRST = 4
 """The first correction takes over 1 / (ADAPT_FIRST + 1), the second 1 / (ADAPT_FIRST + 2), ..."""
-MAX_FAILURES = 3
-"""Failed steps in a row, none of which could be computed in parts either, that make the engine unhealthy."""
+MAX_FAILURES = 1
+"""Steps in a row of which nothing can be computed, that make the engine closed and unhealthy. One more, and gateways
+would send it their requests again: it looks idle."""
 LOST = "The replica's device failed while it computed this sequence."
 """What a sequence is refused with when the runner can compute nothing, so that another replica goes on with it."""
 CHECK_EVERY_S = 60.0

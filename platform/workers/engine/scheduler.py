@@ -183,21 +183,18 @@ class Scheduler:
             seq = running[position]
             position += 1
             start = seq.num_computed_tokens
-            count = len(seq.token_ids) - start
+            count = lacking = len(seq.token_ids) - start
             if count == 1:
                 num_decodes -= 1
             else:
                 left = budget - num_decodes
-                count = min(count, self._share(seq, left, position) if is_shared else left)
+                count = min(lacking, self._share(seq, left, position) if is_shared else left)
             if count and (start + count <= len(seq.block_table) * size or self._grow(seq, start + count, step)):
-                self._append(Chunk(seq, start, count), chunks)
+                chunks.append(Chunk(seq, start, count))
                 budget -= count
+                if count < lacking:
+                    self._partial.append(chunks[-1])
         return budget
-
-    def _append(self, chunk: Chunk, chunks: list[Chunk]) -> None:
-        chunks.append(chunk)
-        if not chunk.is_sampled:
-            self._partial.append(chunk)
 
     def _share(self, seq: Sequence, budget: int, position: int) -> int:
         """Most tokens of the budget that a prompt may take before others have had their turn: those that run from
@@ -260,8 +257,10 @@ class Scheduler:
             passed.pop()
             self._place(seq, hits)
             chunk = Chunk(seq, seq.num_computed_tokens, min(num_missing, limit))
-            self._append(chunk, step.chunks)
+            step.chunks.append(chunk)
             budget -= chunk.num_tokens
+            if not chunk.is_sampled:
+                self._partial.append(chunk)
             prefilling.append(seq)
             for other in blocked:
                 other.num_bypasses += 1

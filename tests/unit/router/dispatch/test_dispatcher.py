@@ -1,6 +1,7 @@
 import asyncio
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from penstock.router.config import GatewayConfig
 from penstock.router.dispatch.dispatcher import MAX_ATTEMPTS
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import BlockEvents, Delta, Finish, split_keys, unpack_token_ids
-from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, answer_to, settle
+from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, answer_to, generation, settle
 
 A, B, C = FakeMember("a"), FakeMember("b"), FakeMember("c")
 PROMPT = list(range(10, 40))
@@ -495,6 +496,16 @@ async def test_a_submit_carries_the_seconds_left_of_each_attempt_whatever_the_ga
         assert 29.0 < submits[1].seconds_left <= submits[0].seconds_left - 0.02
         assert submits[0].seconds_left <= 30.0
         assert all(submit.deadline == pytest.approx(3600.0 + submit.seconds_left) for submit in submits)
+
+
+async def test_a_submit_carries_the_class_of_its_tenants_requests():
+    async with Cluster(A) as cluster:
+        stream = await cluster.dispatcher.start(replace(generation(PROMPT), service_class="batch"))
+        other = await cluster.start(PROMPT)
+        stream.close()
+        other.close()
+
+        assert [submit.service_class for submit in cluster.replicas["a"].submits] == ["batch", "standard"]
 
 
 async def test_the_router_keeps_the_deadline_when_the_replica_does_not(monkeypatch):

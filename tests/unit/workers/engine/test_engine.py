@@ -370,7 +370,7 @@ def test_of_32_streams_none_fails_beside_50_sequences_that_make_steps_raise(
 
 def test_sequences_that_fail_alone_in_an_idle_engine_leave_it_healthy(houses: list[House]) -> None:
     houses.append(house := House(Poisoned(0, 32)))
-    poisons = [house.submit([13, number]) for number in range(MAX_FAILURES + 1)]
+    poisons = [house.submit([13, number]) for number in range(MAX_FAILURES + 3)]
 
     assert house.until_finished(*poisons) == [Finish.ERROR] * len(poisons)
     assert house.engine.is_healthy(house.now)
