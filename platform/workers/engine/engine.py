@@ -39,8 +39,8 @@ machine can be far off."""
 ADAPT_FIRST = 4
 """The first correction takes over 1 / (ADAPT_FIRST + 1), the second 1 / (ADAPT_FIRST + 2), ..."""
 MAX_FAILURES = 1
-"""Steps in a row of which nothing can be computed, that make the engine closed and unhealthy. One more, and gateways
-would send it their requests again: it looks idle."""
+"""Steps in a row of which nothing can be computed, that make the engine closed and unhealthy: it looks idle, so
+gateways would send it their requests again."""
 LOST = "The replica's device failed while it computed this sequence."
 """What a sequence is refused with when the runner can compute nothing, so that another replica goes on with it."""
 CHECK_EVERY_S = 60.0
@@ -93,6 +93,8 @@ class EngineLoad(NamedTuple):
     num_accepted: int = 0
     is_closed: bool = False
     """Whether the engine refuses every new sequence."""
+    unplaced_tokens: int = 0
+    """Tokens of the waiting sequences for which KV blocks must be free before others are admitted."""
 
 
 class StepReport(NamedTuple):
@@ -141,8 +143,7 @@ class Engine:
         self._costs = StepCosts()
         self._num_steps = 0
         self._num_failures = 0
-        self._is_broken = False
-        """Whether nothing could be computed since the last report."""
+        self._is_broken = False  # nothing could be computed since the last report
         self._busy_since: float | None = None
         self._checked_s = -math.inf
         self._is_stopping = False
@@ -395,4 +396,5 @@ class Engine:
             0 if drafts is None else drafts.num_drafted,
             0 if drafts is None else drafts.num_accepted,
             is_closed=self._num_failures >= MAX_FAILURES,
+            unplaced_tokens=sum(len(seq.token_ids) for seq in waiting if not seq.is_passable),
         )

@@ -251,7 +251,8 @@ class Scheduler:
                 continue
             if not self._can_place(seq, hits):
                 blocked.append(seq)
-                if seq.num_bypasses >= MAX_BYPASSES or len(blocked) >= MAX_BLOCKED:
+                seq.is_passable = seq.num_bypasses < MAX_BYPASSES
+                if not seq.is_passable or len(blocked) >= MAX_BLOCKED:
                     break
                 continue
             passed.pop()
@@ -283,7 +284,7 @@ class Scheduler:
         seq.block_table = hits + self.pool.allocate(-(-seq.num_tokens // self._block_size) - len(hits))
         seq.num_computed_tokens = len(hits) * self._block_size
         seq.num_published_blocks = len(hits)
-        seq.num_bypasses = 0
+        seq.num_bypasses, seq.is_passable = 0, False
         if seq.num_found_blocks is None:
             seq.num_found_blocks = len(hits)
         if seq.num_cached_tokens is None:

@@ -78,6 +78,8 @@ class Sequence:
     num_preemptions: int = 0
     num_bypasses: int = 0
     """Sequences that were admitted past this one because its blocks were not free."""
+    is_passable: bool = False
+    """Whether its blocks are not free, and others may be admitted past it."""
     acceptance: float | None = None
     """Estimated chance that its next draft token is accepted, by `draft_lengths`; None before the first draft."""
     finish: Finish | None = None

@@ -159,6 +159,7 @@ class VllmEngine:
             event_seq=0,
             costs=self._costs,
             is_closed=self._failure is not None,
+            unplaced_tokens=sum(len(seq.token_ids) for seq in seqs if seq.status is Status.WAITING),
         )
 
     # on the engine's thread

@@ -490,6 +490,24 @@ def test_the_load_counts_what_runs_and_what_waits(houses: list[House]) -> None:
     assert (first.kv_tokens, second.kv_tokens) == (4 + 20 + 5, 5 + 21 + 6 + 6)
     assert (first.free_blocks, second.free_blocks) == (32 - 1 - 5 - 2, 32 - 1 - 5 - 2 - 2)
     assert (first.total_blocks, first.costs) == (32, COSTS)
+    assert (first.unplaced_tokens, second.unplaced_tokens) == (6 + 7, 7)
+
+
+def test_what_waits_for_blocks_and_may_be_passed_keeps_nobody_out(houses: list[House]) -> None:
+    houses.append(gated := House(Gate(num_blocks=8, is_open=False)))
+    holder = gated.submit([1] * 20, max_tokens=11)
+    gated.runner.entered.get(timeout=TIMEOUT_S)
+    gated.submit([2] * 15)
+    gated.runner.passes.release(1)
+    unknown = gated.next_report().load
+    gated.runner.entered.get(timeout=TIMEOUT_S)
+    gated.runner.passes.release(1)
+    blocked = gated.next_report().load
+    gated.runner.open()
+
+    assert unknown.unplaced_tokens == 0  # it came in after the step had begun
+    assert (blocked.num_waiting, blocked.unplaced_tokens) == (1, 0)
+    gated.until_finished(holder)
 
 
 def test_an_idle_engine_has_no_load(house: House) -> None:

@@ -212,7 +212,7 @@ async def test_no_credit_while_sequences_wait_for_kv_that_is_not_there() -> None
         seq = await begun(bench, router)
         bench.engine.step(
             gain(seq, 5),
-            load=IDLE._replace(num_running=1, num_waiting=1, prefill_tokens_outstanding=500, free_blocks=3),
+            load=IDLE._replace(num_running=1, num_waiting=1, unplaced_tokens=500, free_blocks=3),
         )
         load = (await router.frame_with(lambda frame: frame.load and frame.load.num_waiting)).load
 
