@@ -1,9 +1,9 @@
 """What tenants have used: requests and tokens by day, model and adapter, in Redis.
 
-Not the limits, and nothing that a request waits for. A gateway adds up what has ended and writes it about once a
+Not the limits, and nothing that a request waits for. A gateway adds up what has been used and writes it about once a
 second, in batches that carry a number: a batch that is repeated because Redis's answer got lost is not counted twice.
-While Redis is away, sums are kept and written when it is back. A gateway that is killed loses the last second. Layout,
-under the tenant's hash tag:
+While Redis is away, sums are kept and written when it is back. A gateway that is killed loses the last second, and of
+answers that run what came since they were last added. Layout, under the tenant's hash tag:
     penstock:tenant:{id}:usage:2026-11-21             [model, adapter, kind] as JSON -> count; days are UTC
     penstock:tenant:{id}:usage:2026-11-21:{gateway}   number of that gateway's last batch
 """
@@ -149,7 +149,8 @@ class UsageLog:
         self._is_unavailable = False
 
     def add(self, tenant_id: str, model: str, adapter: str, used: Used) -> None:
-        """Add what a request has used; called once for every request that is over. O(1)."""
+        """Add what a request has used, or what it has used since it was last added; `used.requests` is 1 the first
+        time. O(1)."""
         rows = self._open.setdefault(_TenantDay(tenant_id, int(self._now()) // DAY_S), {})
         key = _ModelKey(model, adapter)
         before = rows.get(key)

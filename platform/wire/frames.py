@@ -92,9 +92,14 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """Digest of the LoRA adapter; None: the base model."""
     tenant: str = ""
     deadline: float | None = None
-    """Unix time, seconds."""
+    """Unix time, seconds, by the gateway's clock; for replicas that know no `seconds_left`."""
     traceparent: str | None = None
     """W3C Trace Context of the request's span; None: the request is not traced, and its deltas have no `timing`."""
+    seconds_left: float | None = None
+    """Time until the sequence ends unfinished, from the sending of this message: the clocks of two machines need not
+    agree. None: the gateway is of a version that sends `deadline` alone."""
+    service_class: str = "standard"
+    """Class of the tenant's requests: interactive, standard or batch. An unknown one counts as standard."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="a"):

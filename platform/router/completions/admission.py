@@ -3,8 +3,11 @@
 Not the keys themselves (`tenancy.keys`), not the arithmetic of limits (`tenancy.window`). A request of a tenant with
 limits reserves what it may use at most, prompt and `max_tokens` of every choice, before the dispatcher starts any of
 its sequences. However it ends, it is settled with what it has used: the prompts that a replica or provider took, and
-the tokens that came back. What was refused before that, or failed on our side before its first token, has used nothing.
-Invariant: what was admitted is settled exactly once. For a tenant without limits `admit` need not be called.
+the tokens that came back. What was refused before that, or lost on our side before its first token, has used nothing; a
+sequence with which the engine's step fails has used its prompt.
+Invariant: what was admitted is settled exactly once. For a tenant without limits `admit` need not be called. Usage is
+written while an answer runs (`watch`), so that a gateway that is killed loses seconds of it and not the answer: every
+USAGE_EVERY_S what has been used since the last time, and at the end the rest.
 
 A provider, or another model of the same name, may count more tokens than the first model's tokenizer did; what that
 one counted is settled.
@@ -13,6 +16,7 @@ one counted is settled.
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.base.metrics import Metrics
@@ -25,6 +29,11 @@ from penstock.tenancy.tenants import Limits, Tenant
 from penstock.tenancy.usage import UsageLog, UsageRow, Used
 from penstock.tenancy.window import LimitName, Verdict
 from penstock.wire.errors import Forbidden, InvalidRequest, RateLimited, Unauthenticated
+
+USAGE_EVERY_S = 2.0
+"""Time between two additions of what running requests have used, seconds; the usage log writes them a second later."""
+
+NOTHING_USED = Used()
 
 _SENTENCES: dict[LimitName, str] = {
     "requests": (
@@ -51,6 +60,17 @@ class _Reached(NamedTuple):
     verdict: Verdict
 
 
+@dataclass(slots=True)
+class _Running:
+    """A request whose answer runs, and what has been counted of it."""
+
+    tenant_id: str
+    model: str
+    adapter: str
+    completion: Completion
+    counted: Used = NOTHING_USED
+
+
 class Admission:
     """Limits and usage of every tenant, as the endpoints need them; `run` runs the limiter and the usage log."""
 
@@ -62,12 +82,15 @@ class Admission:
         self._metrics = metrics
         self._clock = clock
         self._reached: dict[str, _Reached] = {}
+        self._running: dict[str, _Running] = {}
+        """Requests whose answers run, by request id."""
 
     async def run(self) -> None:
         """The background work of limits and usage: a task of the gateway's, for as long as the gateway lives."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._limiter.run())
             tasks.create_task(self._usage.run())
+            tasks.create_task(self._add_usage_while_running())
 
     def check(self, tenant_id: str, limits: Limits) -> None:
         """Raises RateLimited if the tenant's limit of requests was reached a moment ago and still must be: that costs
@@ -134,6 +157,29 @@ class Admission:
         Raises Overloaded when Redis is away."""
         return await self._usage.read(tenant_id, days)
 
+    def watch(self, tenant_id: str, request_id: str, model: str, completion: Completion, adapter: str = "") -> None:
+        """Write what the request uses while its answer runs; `settle` must follow."""
+        self._running[request_id] = _Running(tenant_id, model, adapter, completion)
+
+    def add_running_usage(self) -> None:
+        """Add what the running requests have used since the last time. O(running)."""
+        for running in self._running.values():
+            used = count_usage(running.completion)
+            if used.completion_tokens:  # else the prompt may still be lost with its replica, and would be taken back
+                self._add_usage(running, used)
+
+    async def _add_usage_while_running(self) -> None:
+        while True:
+            await asyncio.sleep(USAGE_EVERY_S)
+            self.add_running_usage()
+
+    def _add_usage(self, running: "_Running", used: Used) -> None:
+        """Bring what is counted of a request to `used`; a provider may have corrected a number downward."""
+        more = Used(*[now - before for now, before in zip(used, running.counted, strict=True)])
+        running.counted = used
+        if any(more):
+            self._usage.add(running.tenant_id, running.model, running.adapter, more)
+
     def settle(
         self,
         tenant_id: str,
@@ -145,8 +191,8 @@ class Admission:
     ) -> None:
         """Replace what the request has reserved by what it has used, however it ended. Never waits."""
         used = count_usage(completion)
-        if used.requests:
-            self._usage.add(tenant_id, model, adapter, used)
+        running = self._running.pop(request_id, None)
+        self._add_usage(running if running is not None else _Running(tenant_id, model, adapter, completion), used)
         if limits is not None:
             self._limiter.settle(tenant_id, request_id, used.prompt_tokens + used.completion_tokens)
 

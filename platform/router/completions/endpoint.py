@@ -103,6 +103,7 @@ class CompletionsEndpoint:
     async def _run_stream(self, exchange: Exchange, tenant: Tenant, planned: RequestPlan) -> None:
         events = EventStream(exchange, planned.answer_format, sum(map(len, planned.prompts)))
         completion = Completion(planned.prompts, self._deps.dispatcher, self._deps.clock, events)
+        self._watch(exchange, tenant, completion)
         try:
             await completion.run()
             await events.end(completion.usage())
@@ -112,6 +113,7 @@ class CompletionsEndpoint:
     async def _run_whole(self, exchange: Exchange, tenant: Tenant, planned: RequestPlan) -> None:
         collector = Collector()
         completion = Completion(planned.prompts, self._deps.dispatcher, self._deps.clock, collector)
+        self._watch(exchange, tenant, completion)
         try:
             await completion.run()
         finally:
@@ -133,6 +135,11 @@ class CompletionsEndpoint:
                 await asyncio.sleep(0)
                 paused_s = clock()
         return parts
+
+    def _watch(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:
+        """Have usage written while the answer runs; `_settle` must follow."""
+        assert exchange.model is not None
+        self._deps.admission.watch(tenant.id, exchange.request_id, exchange.model, completion, exchange.adapter)
 
     def _settle(self, exchange: Exchange, tenant: Tenant, completion: Completion) -> None:
         """Account for what the request has used, however it ended: limits and usage, metrics, trace, receipts."""

@@ -84,7 +84,7 @@ async def plan(
     )
 
     # the sequences
-    deadline = deps.now() + deps.config.request_timeout_s
+    deadline = deps.clock() + deps.config.request_timeout_s
     lazy_prompts = LazyPrompts(candidates.others, tokenize, sampling, max_tokens)
     has_offsets = kind.has_offsets and sampling.logprobs is not None
     stops = stop_strings(request)
@@ -151,7 +151,7 @@ class _Sequences(NamedTuple):
     request: ChatRequest | CompletionRequest
     candidates: Candidates
     deadline: float
-    """Unix time, seconds."""
+    """Time of the monotonic clock, seconds."""
     lazy_prompts: LazyPrompts
     new_assembler: Callable[[], TextAssembler]
 

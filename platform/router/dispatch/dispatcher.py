@@ -25,6 +25,7 @@ from penstock.prefix.index import PrefixIndex
 from penstock.router.config import GatewayConfig, PoolSpec
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.output_lengths import OutputLengths
+from penstock.router.dispatch.quarantine import MAX_LOSSES, Loss, Quarantine
 from penstock.router.dispatch.receipt import fill_receipt
 from penstock.router.dispatch.route_states import Candidate, RouteReader, RouteState, find_unread, raise_if_hopeless
 from penstock.router.dispatch.spans import make_stream_trace
@@ -76,6 +77,7 @@ class RoutingDispatcher:
         self._clock = clock
         self._lengths = OutputLengths()
         self._route_reader = RouteReader(fleet, index, providers, self._lengths, random, clock)
+        self._quarantine = Quarantine()
         self._arrivals = itertools.count()
         self._attempts: dict[tuple[str, str], Counter] = {}
         """Counters by pool and kind: looking a label up costs more than counting."""
@@ -122,7 +124,7 @@ class RoutingDispatcher:
 
     async def _admit(self, mailbox: Mailbox, lane: Lane) -> AttemptResult:
         state = mailbox.state
-        seconds_left = state.generation.deadline - self._now()
+        seconds_left = state.generation.deadline - self._clock()
         if seconds_left <= 0:
             raise DeadlineExceeded("the request's deadline has passed")
         return await self._queue.admit(
@@ -198,7 +200,7 @@ class RoutingDispatcher:
             self._submit_to_replica(mailbox, chosen.chosen)
             self._expect_blocks(chosen)
         if state.deadline_timer is None:
-            seconds_left = state.generation.deadline - self._now()
+            seconds_left = state.generation.deadline - self._clock()
             state.deadline_timer = asyncio.get_running_loop().call_later(
                 seconds_left + DEADLINE_GRACE_S, self._expire, mailbox
             )
@@ -220,6 +222,7 @@ class RoutingDispatcher:
     def _submit_to_replica(self, mailbox: Mailbox, chosen: Candidate) -> None:
         state = mailbox.state
         generation, tokenized = state.generation, state.tokenized
+        seconds_left = generation.deadline - self._clock()
         submit = Submit(
             sid=0,
             request_id=generation.request_id,
@@ -230,8 +233,10 @@ class RoutingDispatcher:
             num_output_tokens=len(state.output),
             adapter=generation.adapter,
             tenant=generation.tenant,
-            deadline=generation.deadline,
+            deadline=self._now() + seconds_left,
             traceparent=None if generation.traced.trace is None else generation.traced.traceparent,
+            seconds_left=seconds_left,
+            service_class=generation.service_class,
         )
         uncached_tokens = state.num_tokens(tokenized) - chosen.cached_tokens
         state.sid = chosen.client.submit(submit, uncached_tokens, mailbox)
@@ -285,16 +290,20 @@ class RoutingDispatcher:
         self._end_attempt(mailbox, delta.finish, delta.error)
         return msgspec.structs.replace(delta, finish=None, error=None) if delta.token_ids else None
 
-    def on_lost(self, mailbox: Mailbox) -> None:
-        mailbox.state.carrier = None
-        mailbox.state.receipt.is_taken = False
+    def on_lost(self, mailbox: Mailbox, *, is_planned: bool) -> None:
+        state, num_tokens = mailbox.state, mailbox.num_received
+        if not is_planned:
+            loss = Loss(num_tokens, has_token=num_tokens > len(state.output))
+            self._quarantine.note_loss(state.receipt.replica, state.losses, loss)
+            asyncio.get_running_loop().call_soon(self._quarantine.judge)  # when all of the replica are noted
+        _detach(state)
 
     def on_refused(self, mailbox: Mailbox, error: PenstockError) -> None:
         state = mailbox.state
         self._trace_attempt(mailbox, error)
         state.refused_by.add(state.receipt.replica)
         state.refusal = error
-        self.on_lost(mailbox)
+        _detach(state)
 
     def on_broken(self, mailbox: Mailbox, error: PenstockError) -> None:
         """Fail: a provider's text has no tokens with which a replica could go on."""
@@ -329,7 +338,13 @@ class RoutingDispatcher:
         if len(mailbox.delivered) >= state.tokenized.sampling.max_tokens:
             mailbox.push(Delta(state.sid, [], finish=Finish.LENGTH))  # only its end got lost
             return
+        self._quarantine.judge()
         try:
+            if state.losses.is_quarantined:
+                raise EngineFault(
+                    f"request {state.generation.request_id} ran on {MAX_LOSSES} replicas when they were lost;"
+                    " it is not tried on another one"
+                )
             if state.receipt.attempts >= MAX_ATTEMPTS:
                 raise ReplicaLost(f"{state.receipt.attempts} replicas were tried, and none finished the answer")
             self._trace_attempt(mailbox)
@@ -350,7 +365,8 @@ class RoutingDispatcher:
         """End an attempt that a replica ended without finishing the answer. Some ends are final; after the others
         another replica continues."""
         state = mailbox.state
-        state.receipt.is_taken = finish is Finish.DEADLINE
+        # a sequence that fails alone fails by what its request wants: it has used what was computed
+        state.receipt.is_taken = finish in (Finish.DEADLINE, Finish.ERROR)
         if finish is Finish.DEADLINE:
             self._expire(mailbox)
         elif finish is Finish.ERROR:
@@ -369,6 +385,11 @@ class RoutingDispatcher:
         if state.trace is not None:
             num_prompt_tokens = state.tokenized.num_prompt_tokens
             state.trace.end_attempt(num_prompt_tokens, len(mailbox.delivered), state.is_text, error)
+
+
+def _detach(state: RequestState) -> None:
+    state.carrier = None
+    state.receipt.is_taken = False
 
 
 def _abort(state: RequestState) -> None:

@@ -28,8 +28,8 @@ class MailboxOwner(Protocol):
     def on_delta(self, mailbox: "Mailbox", delta: Delta) -> Delta | None:
         """The reader takes `delta`. Returns the delta that it gets, or None if this was only the end of an attempt."""
 
-    def on_lost(self, mailbox: "Mailbox") -> None:
-        """The link to the replica is gone."""
+    def on_lost(self, mailbox: "Mailbox", *, is_planned: bool) -> None:
+        """The link to the replica is gone. is_planned: the replica was leaving."""
 
     def on_refused(self, mailbox: "Mailbox", error: PenstockError) -> None:
         """The provider gives no answer; another route may."""
@@ -68,6 +68,11 @@ class Mailbox:
     def receipt(self) -> Receipt:
         return self.state.receipt
 
+    @property
+    def num_received(self) -> int:
+        """Tokens that have come, those included that wait for the reader."""
+        return len(self.delivered) + sum(len(delta.token_ids) for delta in self._deltas)
+
     def push(self, delta: Delta) -> None:
         if self._listener is not None and not self._deltas and delta.finish is None and delta.num_cached_tokens is None:
             try:
@@ -89,8 +94,8 @@ class Mailbox:
         elif len(self._deltas) > self._max_buffered_deltas:
             self._owner.on_overflow(self)
 
-    def lose(self) -> None:
-        self._owner.on_lost(self)
+    def lose(self, *, is_planned: bool = False) -> None:
+        self._owner.on_lost(self, is_planned=is_planned)
         self.wake()
 
     def refuse(self, error: PenstockError) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from penstock.base.errors import PenstockError
+from penstock.router.dispatch.quarantine import LossRecord
 from penstock.router.dispatch.spans import StreamTrace
 from penstock.router.routing.chains import RequestChains
 from penstock.router.routing.request import Generation, LazyPrompt, Receipt, TokenizedPrompt
@@ -45,6 +46,9 @@ class RequestState:
     refusal: PenstockError | None = None
     """A provider's reason for its refusal, the latest."""
 
+    losses: LossRecord = field(init=False)
+    """Replicas that were lost with the request; `quarantine` writes and weighs them."""
+
     # the latest attempt
     carrier: Carrier | None = None
     """Replica or provider that has the sequence; None while no attempt is under way."""
@@ -61,6 +65,9 @@ class RequestState:
     error: PenstockError | None = None
     """Why the answer fails; raised behind the deltas that have come."""
     deadline_timer: asyncio.TimerHandle | None = None
+
+    def __post_init__(self) -> None:
+        self.losses = LossRecord(self.generation.request_id)
 
     @property
     def packed_output(self) -> bytes:

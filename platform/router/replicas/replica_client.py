@@ -61,8 +61,8 @@ class Sink(Protocol):
     def push(self, delta: Delta) -> None:
         """The next delta; after one with a `finish` there is no more."""
 
-    def lose(self) -> None:
-        """The link is gone; no more deltas."""
+    def lose(self, *, is_planned: bool) -> None:
+        """The link is gone; no more deltas. is_planned: the replica was leaving, so nobody's request is to blame."""
 
 
 class PoolCallbacks(NamedTuple):
@@ -195,6 +195,7 @@ class ReplicaClient:
         if not self._is_open:
             return
         self._is_open = False
+        is_planned = self.is_retiring or (self.load is not None and self.load.is_draining)
         self._link, self.load, self._event_seq = None, None, None
         self._is_syncing = False
         self._unreported.clear()
@@ -203,7 +204,7 @@ class ReplicaClient:
         live, self._live = self._live, {}
         self._traffic.num_ended += len(live)
         for sink in live.values():
-            sink.lose()
+            sink.lose(is_planned=is_planned)
 
     def submit(self, submit: Submit, uncached_tokens: int, sink: Sink) -> int:
         """Send a sequence (whose sid is set here) and return its sid."""

@@ -101,7 +101,7 @@ class Generation:
     salt: bytes
     """The tenant's server-derived cache salt."""
     deadline: float
-    """Unix time at which the sequence ends, finished or not, seconds."""
+    """Time of the monotonic clock at which the sequence ends, finished or not, seconds."""
     adapter: str | None = None
     """Digest; None: the base model."""
     traced: StartedTrace = NOT_TRACED
@@ -114,6 +114,8 @@ class Generation:
     """Why a route before all of these was left out."""
     provider_request: ProviderRequest | None = None
     """The request as the caller wrote it; set where a provider is among the routes."""
+    service_class: str = "standard"
+    """Class of the tenant's requests: interactive, standard or batch."""
 
     @property
     def tokenized(self) -> TokenizedPrompt:

@@ -1,6 +1,7 @@
 """The torch runner: computes the engine's steps with a real model. It owns weights, KV cache and sampler; blocks and
 sequences are the engine's. How it is made of a checkpoint: `loading`."""
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,8 @@ from penstock.workers.compute.step_model import StepModel, Wait
 from penstock.workers.compute.triton.sampling_inputs import SamplingInputs
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 
+_log = logging.getLogger("penstock.runner")
+
 
 class TorchRunner:
     """Satisfies `penstock.workers.engine.engine.Runner`. One thread at a time."""
@@ -28,6 +31,8 @@ class TorchRunner:
         self._steps = steps
         self._sampler = sampler
         self._drafter = drafter
+        self._undrafted: set[Sequence] = set()
+        """Sequences beside which the drafter has failed: they go on without it."""
 
     @property
     def is_asynchronous(self) -> bool:
@@ -47,11 +52,22 @@ class TorchRunner:
         return partial(self._verify, step, batch, wait)
 
     def draft(self, step: Step) -> None:
-        """Set the drafts of the chunks that have places for them."""
+        """Set the drafts of the chunks that have places for them. A drafter that fails makes nothing fail: its
+        sequences go on without drafts."""
         if self._drafter is None:
             return
-        chunks = [chunk for chunk in step.chunks if chunk.max_drafts]
-        for chunk, draft in zip(chunks, self._drafter.propose(chunks) if chunks else (), strict=True):
+        chunks = [chunk for chunk in step.chunks if chunk.max_drafts and chunk.seq not in self._undrafted]
+        if not chunks:
+            return
+        try:
+            drafts = self._drafter.propose(chunks)
+        except Exception:  # noqa: BLE001 whatever it was, the target needs no draft
+            _log.exception("The drafter failed beside %d sequences.", len(chunks))
+            for chunk in chunks:
+                self._drafter.forget(chunk.seq)
+                self._undrafted.add(chunk.seq)
+            return
+        for chunk, draft in zip(chunks, drafts, strict=True):
             chunk.draft = draft
 
     def forward(self, step: Step) -> tuple[Batch, Tensor]:
@@ -102,6 +118,7 @@ class TorchRunner:
     def forget(self, seq: Sequence) -> None:
         """Drop what sampler and drafter keep of a sequence, which has ended."""
         self._sampler.forget(seq)
+        self._undrafted.discard(seq)
         if self._drafter is not None:
             self._drafter.forget(seq)
 

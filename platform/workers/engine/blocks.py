@@ -116,6 +116,15 @@ class BlockPool:
         else:
             self._stored[key] = None
 
+    def withdraw(self, table: Iterable[int]) -> None:
+        """Take the keys from held blocks, whose KV is not to be trusted: nobody finds them any more. Who holds them
+        already keeps them."""
+        for block in table:
+            key = self._keys[block]
+            if key is not None:
+                self._keys[block] = None
+                self._forget(key)
+
     def _forget(self, key: bytes) -> None:
         del self._cached[key]
         if key in self._stored:

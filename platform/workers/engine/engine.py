@@ -4,7 +4,8 @@ Not a server: submit, abort and snapshot requests come in from any thread and ne
 through `on_step`, called on the engine's thread, which must not block. Where a device computes by itself, a report goes
 out while it computes the next step. Invariants: a submitted sequence is reported with a `finish` exactly once, and
 nothing after it; before a step begins the blocks of aborted and expired sequences are free; an idle engine holds no
-block.
+block. A step that fails is computed again in parts (`isolation`): only sequences with which a step fails alone end in
+an error.
 
 Decisions: docs/decisions/engine.md
 """
@@ -24,6 +25,7 @@ from penstock.wire.errors import EngineFault
 from penstock.wire.frames import BlockEvents, Finish, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.blocks import BlockPool
+from penstock.workers.engine.isolation import can_compute, run_apart
 from penstock.workers.engine.probe import measure
 from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Resident, Sampled, SeqOutput, Sequence, Step
@@ -36,8 +38,11 @@ ADAPT_RATE = 0.02
 machine can be far off."""
 ADAPT_FIRST = 4
 """The first correction takes over 1 / (ADAPT_FIRST + 1), the second 1 / (ADAPT_FIRST + 2), ..."""
-MAX_FAILURES = 3
-"""Failed steps in a row that make the engine unhealthy."""
+MAX_FAILURES = 1
+"""Steps in a row of which nothing can be computed, that make the engine closed and unhealthy: it looks idle, so
+gateways would send it their requests again."""
+LOST = "The replica's device failed while it computed this sequence."
+"""What a sequence is refused with when the runner can compute nothing, so that another replica goes on with it."""
 CHECK_EVERY_S = 60.0
 """Least time between two full checks of the block pool; they cost milliseconds, and only an idle engine makes them."""
 
@@ -88,6 +93,8 @@ class EngineLoad(NamedTuple):
     num_accepted: int = 0
     is_closed: bool = False
     """Whether the engine refuses every new sequence."""
+    unplaced_tokens: int = 0
+    """Tokens of the waiting sequences for which KV blocks must be free before others are admitted."""
 
 
 class StepReport(NamedTuple):
@@ -97,6 +104,8 @@ class StepReport(NamedTuple):
     events: BlockEvents | None
     """Blocks that the cache gained and lost, numbered consecutively from 1; None: it did not change."""
     load: EngineLoad
+    is_broken: bool = False
+    """Whether the engine could compute nothing: the refused sequences of this report were lost with it."""
 
 
 class Engine:
@@ -113,13 +122,12 @@ class Engine:
         unix_clock: Callable[[], float] = time.time,
         measure_costs: Callable[[Runner, EngineConfig], StepCosts] = measure,
     ) -> None:
-        """clock: the monotonic clock of `Sequence.arrival_s` and `is_healthy`. unix_clock: the clock of deadlines.
-        measure_costs: called once, before the first step."""
+        """clock: the monotonic clock of `Sequence.arrival_s`, of deadlines and `is_healthy`. unix_clock: the clock of
+        recorded times. measure_costs: called once, before the first step."""
         self._runner = runner
         self._config = config
         self._on_step = on_step
         self._clock = clock
-        self._unix_clock = unix_clock
         self._measure_costs = measure_costs
         self._pool = BlockPool(runner.num_blocks, config.block_size)
         self._scheduler = Scheduler(self._pool, hasher, config, runner.max_model_len, runner.eos_token_ids)
@@ -135,6 +143,7 @@ class Engine:
         self._costs = StepCosts()
         self._num_steps = 0
         self._num_failures = 0
+        self._is_broken = False  # nothing could be computed since the last report
         self._busy_since: float | None = None
         self._checked_s = -math.inf
         self._is_stopping = False
@@ -179,7 +188,8 @@ class Engine:
         )
 
     def is_healthy(self, now: float) -> bool:
-        """False when the thread is gone, steps fail one after the other, or one takes longer than `config.stall_s`."""
+        """False when the thread is gone, the runner computes nothing step after step, or one takes longer than
+        `config.stall_s`."""
         busy_since = self._busy_since
         has_stalled = busy_since is not None and now - busy_since > self._config.stall_s
         return self._thread.is_alive() and self._num_failures < MAX_FAILURES and not has_stalled
@@ -191,7 +201,7 @@ class Engine:
         step = self._scheduler.schedule(self._costs)
         self._timing.record_admissions()
         sampled = self._run(step)
-        outputs = self._fail(step) if sampled is None else self._commit(step, sampled)
+        outputs = self._refuse(step) if sampled is None else self._commit(step, sampled)
         self._timing.record_tokens(outputs)
         if self._runner.is_asynchronous:
             self._held = outputs
@@ -267,7 +277,7 @@ class Engine:
             self._end(seq, Finish.ABORT)
 
     def _expire(self) -> None:
-        now = self._unix_clock()
+        now = self._clock()
         if now < self._next_deadline:
             return
         self._report_held()
@@ -279,20 +289,42 @@ class Engine:
         )
 
     def _run(self, step: Step) -> list[list[Sampled]] | None:
-        """Run the step: the tokens chosen in it, for each chunk. Returns None if the runner failed."""
+        """Run the step: the tokens chosen in it, for each chunk. Returns None if the runner can compute nothing."""
         started_s = self._clock()
         try:
             sampled = self._compute(step)
-        except Exception:  # noqa: BLE001 whatever it was, it ends the sequences of this step and not the engine
+        except Exception:  # noqa: BLE001 whatever it was, it ends the sequences that cause it and not the engine
             _log.exception("A step of %d sequences failed.", len(step.chunks))
-            self._num_failures += 1
             self._report_held()  # before the ends of what failed
-            return None
+            return self._recover(step)
         self._num_failures = 0
         self._num_steps += 1
         if self._num_steps % ADAPT_EVERY == 0:
             self._adapt(step, self._clock() - started_s)
         return sampled
+
+    def _recover(self, step: Step) -> list[list[Sampled]] | None:
+        """Compute a step that has failed in parts; what fails alone gets an error. Returns None if the runner can
+        compute nothing."""
+        if not can_compute(self._pool, self._try, self._runner.forget):
+            self._num_failures += 1
+            self._is_broken = True
+            _log.error("the runner computes nothing", extra={"num_failures": self._num_failures})
+            return None
+        sampled = run_apart(step, self._try)
+        self._num_failures = 0
+        for chunk, choices in zip(step.chunks, sampled, strict=True):
+            if choices and choices[0].error is not None:
+                _log.error("sequence fails alone", extra={"request_id": chunk.seq.request_id})
+        return sampled
+
+    def _try(self, step: Step) -> list[list[Sampled]] | None:
+        """Run a part of a step that has failed. Returns None if it fails too."""
+        self._busy_since = self._clock()
+        try:
+            return self._runner.launch(step)()
+        except Exception:  # noqa: BLE001 the step's own exception is in the log
+            return None
 
     def _compute(self, step: Step) -> list[list[Sampled]]:
         wait = self._runner.launch(step)
@@ -313,9 +345,9 @@ class Engine:
         rate = max(ADAPT_RATE, 1 / (ADAPT_FIRST + self._num_steps // ADAPT_EVERY))
         self._costs = adapt(self._costs, sample, rate)
 
-    def _fail(self, step: Step) -> list[SeqOutput]:
+    def _refuse(self, step: Step) -> list[SeqOutput]:
         for chunk in step.chunks:
-            self._end(chunk.seq, Finish.ERROR, "The engine failed while it computed this sequence.")
+            self._end(chunk.seq, Finish.REFUSED, LOST)
         return []
 
     def _commit(self, step: Step, sampled: list[list[Sampled]]) -> list[SeqOutput]:
@@ -332,8 +364,8 @@ class Engine:
 
     def _report(self, outputs: list[SeqOutput]) -> None:
         outputs, self._ended = self._ended + outputs, []
-        events = self._drain_events()
-        self._on_step(StepReport(outputs, events, self._load()))
+        is_broken, self._is_broken = self._is_broken, False
+        self._on_step(StepReport(outputs, self._drain_events(), self._load(), is_broken))
 
     def _drain_events(self) -> BlockEvents | None:
         changes = self._pool.drain_changes()
@@ -363,4 +395,6 @@ class Engine:
             self._costs,
             0 if drafts is None else drafts.num_drafted,
             0 if drafts is None else drafts.num_accepted,
+            is_closed=self._num_failures >= MAX_FAILURES,
+            unplaced_tokens=sum(len(seq.token_ids) for seq in waiting if not seq.is_passable),
         )

@@ -1,13 +1,18 @@
 """The one-phase scheduler: a token budget per step, so that `num_computed_tokens` catches up with the tokens known.
 
 Prefill chunks, decode rows, resumed sequences, prefix hits and speculation are the same arithmetic (vLLM V1's
-scheduler, without its phases). Pure: no torch, no clock. First come, first served:
+scheduler, without its phases). Pure: no torch, no clock. First come, first served, and those of the class batch behind
+all others:
 
 * running sequences first, each with all it lacks, as far as the budget goes after a row for every decoding one;
-* then waiting ones, admitted when the blocks of all their known tokens are free, minus what the cache holds;
+* then waiting ones, admitted when the blocks of all their known tokens are free, minus what the cache holds. At most
+  MAX_BYPASSES are admitted past one that is not, so that it waits for a bounded number of others;
+* while others lack tokens too, a prompt takes at most half of the budget that is left when its turn comes, and at most
+  MAX_PARTIAL prompts are computed in part; what nobody else wanted goes to them in the end;
 * a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its
   published blocks stay in the cache as long as nobody needs them). The oldest always proceeds, so every sequence
   finishes;
+* batch rows lose their blocks and places to the others: as many of the newest as one that waits needs;
 * last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
 Invariants: `schedule` and `commit` alternate; between them nothing else is called. Only tokens the target chose enter
@@ -15,6 +20,7 @@ Invariants: `schedule` and `commit` alternate; between them nothing else is call
 stale slots that are written over.
 """
 
+import itertools
 from collections import deque
 from collections.abc import Iterator
 
@@ -23,11 +29,19 @@ from penstock.wire.frames import Finish, StepCosts, TokenLogprobs
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.draft_lengths import DraftLengths
+from penstock.workers.engine.draft_places import reserve_drafts
 from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence, Status, Step
 
 NO_COSTS = StepCosts()
 MAX_DEFERRED = 16
-"""Most waiting sequences that a step passes over because a running one is just computing their prefix."""
+"""Most waiting sequences that a step passes over because a running one is just computing their prefix, or because
+MAX_PARTIAL longer ones are under way."""
+MAX_BLOCKED = 4
+"""Most waiting sequences that a step passes over because their blocks are not free: each is looked up in the cache."""
+MAX_BYPASSES = 16
+"""Most sequences that are admitted past one whose blocks are not free."""
+MAX_PARTIAL = 2
+"""Most prompts that are admitted with a part of their tokens while others wait; they hold the blocks of all."""
 
 
 class Scheduler:
@@ -44,11 +58,13 @@ class Scheduler:
         """max_model_len: tokens of a sequence, prompt and output, that the model allows."""
         self.pool = pool
         self.running: list[Sequence] = []
-        """Sequences that hold blocks, in order of admission."""
+        """Sequences that hold blocks, in order of admission, those of the class batch last."""
         self.waiting: deque[Sequence] = deque()
-        """Sequences without blocks, the next one to be admitted first."""
+        """Sequences without blocks, the next one to be admitted first, those of the class batch last."""
         self.max_len = min(max_model_len, pool.num_blocks * pool.block_size)
         """Longest sequence, prompt and output, in tokens."""
+        self._partial: list[Chunk] = []
+        """Prompts of the step that is being made of which not all tokens are in it."""
         self._hasher = hasher
         self._config = config
         self._block_size = pool.block_size
@@ -77,8 +93,12 @@ class Scheduler:
         elif seq.num_output_tokens >= seq.sampling.max_tokens:
             self._end(seq, Finish.LENGTH)
         else:
-            self.waiting.append(seq)
+            self.waiting.insert(len(self.waiting) if seq.is_batch else self._num_urgent_waiting(), seq)
         return seq.finish is None
+
+    def _num_urgent_waiting(self) -> int:
+        """Waiting sequences that are not of the class batch: they come first."""
+        return sum(not seq.is_batch for seq in self.waiting)
 
     def _refusal(self, seq: Sequence) -> str | None:
         num_blocks = seq.num_tokens // self._block_size
@@ -122,31 +142,76 @@ class Scheduler:
     def schedule(self, costs: StepCosts = NO_COSTS) -> Step:
         """The next step; empty only when there is no work. costs: what drafts are weighed with."""
         step = Step([], [])
+        self._partial = []
+        if self.waiting and self.running and self.running[-1].is_batch:
+            self._displace_batch(self.waiting[0], step)
+        num_displaced = len(step.preempted)
         budget = self._schedule_running(step)
-        if self.waiting and not step.preempted:
+        if self.waiting and len(step.preempted) == num_displaced:
             budget = self._admit(step, budget)
+        if budget and self._partial:
+            budget = self._top_up(budget)
         if self.drafts is not None and budget and not step.preempted:
-            self._reserve_drafts(step, budget, costs, self.drafts)
+            reserve_drafts(step, budget, costs, self.drafts, self.pool, self.max_len)
         return step
+
+    def _displace_batch(self, seq: Sequence, step: Step) -> None:
+        """Take places and blocks from the newest batch rows where a sequence of another class waits for them, and gets
+        room by it."""
+        num_batch = sum(other.is_batch for other in self.running)
+        if seq.is_batch or len(self.running) - num_batch >= self._config.max_num_seqs:
+            return
+        missing = -(-seq.num_tokens // self._block_size)
+        held = sum(len(other.block_table) for other in self.running if other.is_batch)
+        if self.pool.num_free + held < missing:
+            return  # it would wait all the same
+        while (
+            self.running
+            and self.running[-1].is_batch
+            and (len(self.running) >= self._config.max_num_seqs or not self._can_place(seq, self._find_hits(seq)))
+        ):
+            self._preempt_last(step)
 
     def _schedule_running(self, step: Step) -> int:
         """Chunks for the running sequences, in order; returns the budget left."""
         running, chunks, size = self.running, step.chunks, self._block_size
         budget = self._config.max_batched_tokens
         num_decodes = sum(len(seq.token_ids) - seq.num_computed_tokens == 1 for seq in running)
+        is_shared = len(running) - num_decodes + bool(self.waiting) > 1
         position = 0
         while position < len(running):
             seq = running[position]
             position += 1
             start = seq.num_computed_tokens
-            count = len(seq.token_ids) - start
+            count = lacking = len(seq.token_ids) - start
             if count == 1:
                 num_decodes -= 1
             else:
-                count = min(count, budget - num_decodes)
+                left = budget - num_decodes
+                count = min(lacking, self._share(seq, left, position) if is_shared else left)
             if count and (start + count <= len(seq.block_table) * size or self._grow(seq, start + count, step)):
                 chunks.append(Chunk(seq, start, count))
                 budget -= count
+                if count < lacking:
+                    self._partial.append(chunks[-1])
+        return budget
+
+    def _share(self, seq: Sequence, budget: int, position: int) -> int:
+        """Most tokens of the budget that a prompt may take before others have had their turn: those that run from
+        `position` on, and those that wait. Batch rows leave all but one to others; others leave nothing to batch."""
+        if seq.is_batch and self.waiting and not self.waiting[0].is_batch:
+            return min(budget, 1)
+        later = itertools.chain(itertools.islice(self.running, position, None), itertools.islice(self.waiting, 1))
+        is_shared = any(other.num_uncomputed_tokens > 1 and other.is_batch <= seq.is_batch for other in later)
+        return -(-budget // 2) if is_shared else budget
+
+    def _top_up(self, budget: int) -> int:
+        """Give the prompts of the step what nobody else wanted of the budget, batch ones last; returns what is left.
+        They hold the blocks of all their tokens."""
+        for chunk in sorted(self._partial, key=lambda chunk: chunk.seq.is_batch):
+            count = min(budget, chunk.seq.num_tokens - chunk.end)
+            chunk.num_tokens += count
+            budget -= count
         return budget
 
     def _grow(self, seq: Sequence, num_tokens: int, step: Step) -> bool:
@@ -154,81 +219,79 @@ class Scheduler:
         False if `seq` was the newest itself, and so was preempted."""
         missing = -(-num_tokens // self._block_size) - len(seq.block_table)
         while self.pool.num_free < missing:
-            victim = self.running.pop()
-            self._preempt(victim)
-            step.preempted.append(victim)
-            if victim is seq:
+            if self._preempt_last(step) is seq:
                 return False
         seq.block_table += self.pool.allocate(missing)
         return True
 
-    def _preempt(self, seq: Sequence) -> None:
+    def _preempt_last(self, step: Step) -> Sequence:
+        """Take its blocks from the newest running sequence, of the class batch if there are any; returns it."""
+        seq = self.running.pop()
         self._release(seq)
         seq.status = Status.WAITING
         seq.num_preemptions += 1
-        self.waiting.appendleft(seq)
+        self.waiting.insert(self._num_urgent_waiting() if seq.is_batch else 0, seq)
+        step.preempted.append(seq)
+        return seq
 
     def _admit(self, step: Step, budget: int) -> int:
         """Let waiting sequences run; returns the budget left."""
-        deferred: list[Sequence] = []
+        passed: list[Sequence] = []
+        blocked: list[Sequence] = []
         prefilling = [seq for seq in self.running if seq.num_uncomputed_tokens > 1]
-        while (
-            self.waiting and budget and len(self.running) < self._config.max_num_seqs and len(deferred) < MAX_DEFERRED
-        ):
+        while self.waiting and budget and len(self.running) < self._config.max_num_seqs and len(passed) < MAX_DEFERRED:
             seq = self.waiting.popleft()
-            num_usable = (seq.num_tokens - 1) // self._block_size  # the last token is computed: it makes the logits
-            hits = self.pool.match(seq.block_keys, num_usable)
-            if len(hits) < num_usable and _is_next_block_in_flight(seq, len(hits), prefilling):
-                deferred.append(seq)
+            passed.append(seq)
+            hits = self._find_hits(seq)
+            if len(hits) < _num_usable(seq, self._block_size) and _is_next_block_in_flight(seq, len(hits), prefilling):
                 continue
-            if not self._place(seq, hits):
-                self.waiting.appendleft(seq)
-                break
-            chunk = Chunk(seq, seq.num_computed_tokens, min(seq.num_uncomputed_tokens, budget))
+            num_missing = seq.num_tokens - len(hits) * self._block_size
+            limit = self._share(seq, budget, len(self.running))
+            if num_missing > limit and len(self._partial) >= MAX_PARTIAL:
+                continue
+            if not self._can_place(seq, hits):
+                blocked.append(seq)
+                seq.is_passable = seq.num_bypasses < MAX_BYPASSES
+                if not seq.is_passable or len(blocked) >= MAX_BLOCKED:
+                    break
+                continue
+            passed.pop()
+            self._place(seq, hits)
+            chunk = Chunk(seq, seq.num_computed_tokens, min(num_missing, limit))
             step.chunks.append(chunk)
             budget -= chunk.num_tokens
+            if not chunk.is_sampled:
+                self._partial.append(chunk)
             prefilling.append(seq)
-        self.waiting.extendleft(reversed(deferred))
+            for other in blocked:
+                other.num_bypasses += 1
+            if any(other.num_bypasses >= MAX_BYPASSES for other in blocked):
+                break
+        self.waiting.extendleft(reversed(passed))
         return budget
 
-    def _place(self, seq: Sequence, hits: list[int]) -> bool:
-        """Give a waiting sequence the blocks of all its tokens and make it run. Returns False if there are not enough
-        free blocks."""
-        missing = -(-seq.num_tokens // self._block_size) - len(hits)
-        if not self.pool.can_take(hits, missing):
-            return False
+    def _find_hits(self, seq: Sequence) -> list[int]:
+        """The cached blocks that a waiting sequence begins with."""
+        return self.pool.match(seq.block_keys, _num_usable(seq, self._block_size))
+
+    def _can_place(self, seq: Sequence, hits: list[int]) -> bool:
+        """Whether the blocks of all tokens of a waiting sequence are free. hits: those that the cache holds."""
+        return self.pool.can_take(hits, -(-seq.num_tokens // self._block_size) - len(hits))
+
+    def _place(self, seq: Sequence, hits: list[int]) -> None:
+        """Give a waiting sequence the blocks of all its tokens, and make it run."""
         self.pool.take(hits)
-        seq.block_table = hits + self.pool.allocate(missing)
+        seq.block_table = hits + self.pool.allocate(-(-seq.num_tokens // self._block_size) - len(hits))
         seq.num_computed_tokens = len(hits) * self._block_size
         seq.num_published_blocks = len(hits)
+        seq.num_bypasses, seq.is_passable = 0, False
+        if seq.num_found_blocks is None:
+            seq.num_found_blocks = len(hits)
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = min(seq.num_computed_tokens, seq.num_prompt_tokens)
         seq.status = Status.RUNNING
-        self.running.append(seq)
-        return True
-
-    def _reserve_drafts(self, step: Step, budget: int, costs: StepCosts, drafts: DraftLengths) -> None:
-        """Reserve places for drafts behind the decoding rows where they pay; nobody is preempted for them."""
-        chunks = [chunk for chunk in step.chunks if chunk.num_tokens == 1 and chunk.is_sampled]
-        if not chunks:
-            return
-        counts = drafts.choose(chunks, [self._draft_cap(chunk.seq) for chunk in chunks], step.shape, costs, budget)
-        for chunk, count in zip(chunks, counts, strict=True):
-            if count:
-                chunk.max_drafts = self._reserve_slots(chunk.seq, count)
-
-    def _draft_cap(self, seq: Sequence) -> int:
-        """Most draft tokens that `seq` has room for. Behind an accepted draft another token is chosen: one place is
-        left for it."""
-        assert self.drafts is not None
-        left = min(seq.sampling.max_tokens - seq.num_output_tokens, self.max_len - seq.num_tokens)
-        return min(self.drafts.max_draft_tokens, left - 1)
-
-    def _reserve_slots(self, seq: Sequence, count: int) -> int:
-        """Reserve KV slots behind the sequence's tokens, as far as free blocks give them; returns how many."""
-        missing = -(-(seq.num_tokens + count) // self._block_size) - len(seq.block_table)
-        seq.block_table += self.pool.allocate(max(0, min(missing, self.pool.num_free)))
-        return min(count, len(seq.block_table) * self._block_size - seq.num_tokens)
+        num_ahead = len(self.running) if seq.is_batch else sum(not other.is_batch for other in self.running)
+        self.running.insert(num_ahead, seq)
 
     # commit
 
@@ -249,7 +312,9 @@ class Scheduler:
                 continue
             output = self._accept_tokens(chunk, choices)
             outputs.append(output)
-            if output.finish is not Finish.ERROR:  # what was computed before an error is not to be trusted
+            if output.finish is Finish.ERROR:  # what it computed is not to be trusted: scores that are no numbers last
+                self.pool.withdraw(seq.block_table[seq.num_found_blocks :])
+            else:
                 seq.num_computed_tokens = len(seq.token_ids) - 1
                 self._publish(seq)
             if output.finish is not None:
@@ -269,7 +334,8 @@ class Scheduler:
         finish = None
         for choice in choices:
             if choice.error is not None:
-                seq.error, finish = choice.error, Finish.ERROR
+                named = "" if seq.adapter is None else f" It runs with the adapter {seq.adapter}."
+                seq.error, finish = choice.error + named, Finish.ERROR
                 break
             place, token_id = len(taken), choice.token_id
             seq.token_ids.append(token_id)
@@ -314,6 +380,11 @@ class Scheduler:
         if num_tokens - seq.num_prompt_tokens >= sampling.max_tokens or num_tokens >= self.max_len:
             return Finish.LENGTH
         return None
+
+
+def _num_usable(seq: Sequence, block_size: int) -> int:
+    """Full blocks that the cache may give a sequence: its last token is computed, which makes the logits."""
+    return (seq.num_tokens - 1) // block_size
 
 
 def _is_next_block_in_flight(seq: Sequence, index: int, prefilling: list[Sequence]) -> bool:

@@ -56,10 +56,12 @@ class Sequence:
     arrival_s: float
     """Time of arrival at the engine, seconds of the monotonic clock."""
     deadline: float | None = None
-    """Unix time at which the sequence ends unfinished; None: it has no limit."""
+    """Time of the monotonic clock at which the sequence ends unfinished, seconds; None: it has no limit."""
     adapter: str | None = None
     """Digest of the adapter; None: the base model alone."""
     tenant: str = ""
+    is_batch: bool = False
+    """Whether it is of the class batch, which gives way to all others."""
     lora: Resident | None = None
     """The loaded adapter, set before the engine gets the sequence."""
     times: Times | None = None
@@ -69,9 +71,15 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     num_published_blocks: int = 0
+    num_found_blocks: int | None = None
+    """Leading blocks that others had computed, found in the cache at first admission; None before it."""
     num_cached_tokens: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     num_preemptions: int = 0
+    num_bypasses: int = 0
+    """Sequences that were admitted past this one because its blocks were not free."""
+    is_passable: bool = False
+    """Whether its blocks are not free, and others may be admitted past it."""
     acceptance: float | None = None
     """Estimated chance that its next draft token is accepted, by `draft_lengths`; None before the first draft."""
     finish: Finish | None = None

@@ -99,6 +99,16 @@ class TimedAdapter(NamedTuple):
     digest: str
 
 
+class _History(NamedTuple):
+    """Hash of a running sequence's tokens, and the one from which the last step began: a step may be run again."""
+
+    end: int
+    """Number of tokens hashed."""
+    state: int
+    start: int
+    start_state: int
+
+
 class TimedRunner:
     """A runner (see `penstock.workers.engine.engine.Runner`) without a model.
 
@@ -134,8 +144,7 @@ class TimedRunner:
         self._ended_s = clock()
         self._kv = [0] * timed.num_blocks
         """Hash of the history up to the end of each full block, by block number: what KV is to a model."""
-        self._states: dict[Sequence, tuple[int, int]] = {}
-        """Number of tokens hashed and their hash, by running sequence."""
+        self._histories: dict[Sequence, _History] = {}
 
     def launch(self, step: Step) -> Callable[[], list[list[Sampled]]]:
         """Compute the step, and sleep for as long as it takes."""
@@ -156,21 +165,28 @@ class TimedRunner:
         return TimedAdapter(digest)
 
     def forget(self, seq: Sequence) -> None:
-        self._states.pop(seq, None)
+        self._histories.pop(seq, None)
 
     def _compute(self, chunk: Chunk) -> list[Sampled]:
         seq, start, end = chunk.seq, chunk.start, chunk.start + chunk.num_tokens
-        size = self._block_size
-        num_hashed, state = self._states.get(seq, (-1, 0))
-        if num_hashed != start:  # new, admitted again after a preemption, or behind a prefix that was found
-            state = self._kv[seq.block_table[start // size - 1]] if start else _root_state(seq)
+        begin = self._state_before(seq, start)
         state = (
-            self._write_token(seq, start, seq.token_ids[start], state)
+            self._write_token(seq, start, seq.token_ids[start], begin)
             if chunk.num_tokens == 1
-            else self._prefill(seq, start, end, state)
+            else self._prefill(seq, start, end, begin)
         )
-        self._states[seq] = end, state
+        self._histories[seq] = _History(end, state, start, begin)
         return self._choose(chunk, state) if end == len(seq.token_ids) else []
+
+    def _state_before(self, seq: Sequence, start: int) -> int:
+        """Hash of the sequence's first `start` tokens."""
+        history = self._histories.get(seq)
+        if history is not None and history.end == start:
+            return history.state
+        if history is not None and history.start == start:  # the step failed, and is run again
+            return history.start_state
+        # new, admitted again after a preemption, or behind a prefix that was found
+        return self._kv[seq.block_table[start // self._block_size - 1]] if start else _root_state(seq)
 
     def _choose(self, chunk: Chunk, state: int) -> list[Sampled]:
         """Choose the next token and, where places for a draft are given, draft tokens that are right until the first
@@ -187,7 +203,7 @@ class TimedRunner:
                 break
             draft.append(token_id)
             state = self._write_token(seq, position, token_id, state)
-            self._states[seq] = position + 1, state
+            self._histories[seq] = self._histories[seq]._replace(end=position + 1, state=state)
             token_id = self._token_after(state, seq.sampling.seed)
             sampled.append(Sampled(token_id))
         chunk.draft = draft + [token_id] * (chunk.max_drafts - len(draft))

@@ -1,5 +1,7 @@
 """A router's submissions, checked and converted: they become sequences. Pure."""
 
+import math
+
 from penstock.wire.frames import (
     KEY_BYTES,
     Submit,
@@ -24,8 +26,9 @@ def check_submission(op: Submit) -> None:
         raise ProtocolError(f"Sequence {op.sid} is malformed.")
 
 
-def make_sequence(op: Submit, now_s: float) -> Sequence:
-    """The sequence of a submission. now_s: its arrival, seconds of the monotonic clock."""
+def make_sequence(op: Submit, now_s: float, unix_s: float) -> Sequence:
+    """The sequence of a submission. now_s: its arrival, seconds of the monotonic clock. unix_s: the same moment in Unix
+    time, by which the deadline of an older gateway is read."""
     token_ids = unpack_token_ids(op.packed_token_ids)
     return Sequence(
         request_id=op.request_id,
@@ -35,8 +38,17 @@ def make_sequence(op: Submit, now_s: float) -> Sequence:
         block_keys=split_keys(op.block_keys),
         chain_key=op.chain_key,
         arrival_s=now_s,
-        deadline=op.deadline,
+        deadline=_read_deadline(op, now_s, unix_s),
         adapter=op.adapter,
         tenant=op.tenant,
+        is_batch=op.service_class == "batch",
         times=None if op.traceparent is None else Times(),
     )
+
+
+def _read_deadline(op: Submit, now_s: float, unix_s: float) -> float | None:
+    """Time of the monotonic clock at which the sequence ends unfinished, seconds. Returns None for no limit."""
+    seconds_left = op.seconds_left
+    if seconds_left is None and op.deadline is not None:
+        seconds_left = op.deadline - unix_s
+    return None if seconds_left is None or math.isnan(seconds_left) else now_s + seconds_left

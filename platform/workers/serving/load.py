@@ -38,5 +38,5 @@ def grant_credit(num_inflight: int, total_inflight: int, num_routers: int, num_p
 
 
 def lacks_kv(load: EngineLoad, block_size: int) -> bool:
-    """Whether sequences wait whose prompts are larger than the free KV blocks."""
-    return load.num_waiting > 0 and load.prefill_tokens_outstanding > load.free_blocks * block_size
+    """Whether sequences wait that others may not pass, and whose tokens are more than the free KV blocks hold."""
+    return load.unplaced_tokens > load.free_blocks * block_size

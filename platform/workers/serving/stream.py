@@ -3,7 +3,8 @@ and brings each session the deltas of its own.
 
 Not the engine, nor what a session sends and when (`session`). All state belongs to one event loop, in callbacks; the
 engine's thread only passes a report to it, once a step. Invariants: every sequence in the engine belongs to one
-session, and is aborted when that ends; a router gets only its own deltas, in order, and every block event.
+session, and is aborted when that ends; a router gets only its own deltas, in order, and every block event. An engine
+that can compute nothing ends the streams, as the loss of the process would.
 """
 
 import asyncio
@@ -87,13 +88,16 @@ class StreamServer:
         on_events: Callable[[BlockEvents], None],
         door: Door,
         clock: Callable[[], float] = time.monotonic,
+        unix_clock: Callable[[], float] = time.time,
     ) -> None:
-        """Nothing is served before `start`. on_events: gets all block events, in order, on the loop. door:
-        decides which routers may have a stream. clock: the monotonic clock of `Sequence.arrival_s`."""
+        """Nothing is served before `start`. on_events: gets all block events, in order, on the loop. door: decides
+        which routers may have a stream. clock: the monotonic clock of `Sequence.arrival_s`. unix_clock: the clock of
+        deadlines that older gateways send."""
         self.door = door
         self._info = info
         self._on_events = on_events
         self._clock = clock
+        self._unix_clock = unix_clock
         self._connections: set[Connection] = set()
         self._lobby = Lobby()
         self._sessions: list[Session] = []
@@ -194,6 +198,8 @@ class StreamServer:
         report describes one moment.
         """
         self._load = report.load
+        if report.is_broken:
+            self._end_streams()
         for sent in counted:
             sent.session.counted_sid = max(sent.session.counted_sid, sent.sid)  # one may have waited for its adapter
         if report.events is not None:
@@ -207,6 +213,12 @@ class StreamServer:
                 session.outbox.add_events(report.events)
             session.outbox.touch_load(is_urgent=self._is_unblocked(session))
             session.schedule()
+
+    def _end_streams(self) -> None:
+        """End every stream: routers then know that what ran here was lost, and may come back."""
+        log.error("engine broken", extra={"num_inflight": len(self._live)})
+        for connection in self._connections:
+            connection.channel.abort()
 
     def _add_delta(self, output: SeqOutput, live: _LiveSequence) -> None:
         seq, token_ids, logprobs, finish = output
@@ -288,7 +300,7 @@ class StreamServer:
             session.outbox.add(Delta(op.sid, [], Finish.REFUSED, error="The replica is draining."))
             session.schedule()
             return
-        seq = make_sequence(op, self._clock())
+        seq = make_sequence(op, self._clock(), self._unix_clock())
         session.live[op.sid] = seq
         self._live[seq] = _LiveSequence(session, op.sid)
         self._idle.clear()

@@ -60,17 +60,19 @@ class VllmEngine:
         *,
         unix_clock: Callable[[], float] = time.time,
     ) -> None:
-        """clock: the monotonic clock of `Sequence.arrival_s` and `is_healthy`. unix_clock: the clock of deadlines."""
+        """clock: the monotonic clock of `Sequence.arrival_s`, of deadlines and `is_healthy`. unix_clock: the clock of
+        recorded times."""
         self._launch = launch
         self._config = config
         self._on_step = on_step
         self._clock = clock
-        self._unix_clock = unix_clock
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._child: Child | None = None
         self._ready: Ready | None = None
         self._failure: str | None = None
         """Why the child can't go on; None: it can."""
+        self._is_broken = False
+        """Whether vLLM was lost since the last report."""
         self._live: dict[int, Sequence] = {}
         self._rids: dict[Sequence, int] = {}
         self._last_rid = 0
@@ -157,6 +159,7 @@ class VllmEngine:
             event_seq=0,
             costs=self._costs,
             is_closed=self._failure is not None,
+            unplaced_tokens=sum(len(seq.token_ids) for seq in seqs if seq.status is Status.WAITING),
         )
 
     # on the engine's thread
@@ -241,7 +244,7 @@ class VllmEngine:
         return (
             None
             if self._next_deadline == math.inf
-            else min(max(0.0, self._next_deadline - self._unix_clock()), threading.TIMEOUT_MAX)
+            else min(max(0.0, self._next_deadline - self._clock()), threading.TIMEOUT_MAX)
         )
 
     # operations of other threads
@@ -280,7 +283,7 @@ class VllmEngine:
             self._end(seq, finish, error)
 
     def _expire(self) -> None:
-        now = self._unix_clock()
+        now = self._clock()
         if now < self._next_deadline:
             return
         for seq in list(self._live.values()):
@@ -334,6 +337,7 @@ class VllmEngine:
             self._failure = reason
             if not self._is_stopping:
                 _log.error("vllm lost", extra={"reason": reason, "num_live": len(self._live)})
+        self._is_broken = bool(self._live)
         for seq in list(self._live.values()):
             self._end(seq, Finish.REFUSED, LOST)
 
@@ -398,7 +402,8 @@ class VllmEngine:
 
     def _report(self) -> None:
         outputs, self._outputs = self._outputs, []
-        self._on_step(StepReport(outputs, None, self.load))
+        is_broken, self._is_broken = self._is_broken, False
+        self._on_step(StepReport(outputs, None, self.load, is_broken))
 
     @property
     def _num_blocks(self) -> int:

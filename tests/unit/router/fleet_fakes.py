@@ -295,7 +295,7 @@ def generation(
     deadline_in_s: float = 60.0,
     adapter: str | None = None,
 ) -> Generation:
-    sampling, deadline = SamplingParams(max_tokens, seed=5), time.time() + deadline_in_s
+    sampling, deadline = SamplingParams(max_tokens, seed=5), time.monotonic() + deadline_in_s
     return Generation(
         request_id, pools, pack_token_ids(prompt), len(prompt), sampling, "tenant", salt, deadline, adapter
     )

@@ -196,6 +196,7 @@ class World:
     metrics: Metrics
     client: httpx.AsyncClient
     pools: list[PoolReplicas]
+    admission: Admission
 
     async def post(self, path: str, **body: object) -> httpx.Response:
         return await self.client.post(path, json={"model": MODEL, **body})
@@ -238,13 +239,14 @@ async def running_gateway(
     limiter = Limiter(nowhere, "gateway-1")
     limiter.num_gateways = num_gateways
     pools = [PoolReplicas("pool-a", "edge", 2)]
+    admission = Admission(limiter, UsageLog(nowhere, "gateway-1"), metrics)
     deps = GatewayDependencies(
         config=config or GatewayConfig(),
         models=models
         or {MODEL: model or ServedModel(MODEL, ("pool-a",), TOKENIZER, lambda: CONTEXT, "0123456789abcdef")},
         dispatcher=dispatcher or fake,
         keys=KeyStore(store, SECRET, cache_s=60),
-        admission=Admission(limiter, UsageLog(nowhere, "gateway-1"), metrics),
+        admission=admission,
         metrics=metrics,
         replicas=lambda: pools,
         providers={provider.name: provider for provider in providers},
@@ -257,7 +259,7 @@ async def running_gateway(
     async with httpx.AsyncClient(
         transport=transport, base_url="http://gateway", headers={"Authorization": f"Bearer {KEY}"}
     ) as client:
-        yield World(app, fake, metrics, client, pools)
+        yield World(app, fake, metrics, client, pools, admission)
 
 
 @asynccontextmanager

@@ -4,8 +4,10 @@ tests/integration/test_limits."""
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.router.completions.admission import count_usage, default_max_tokens, limit_headers
+from penstock.router.completions.admission import Admission, count_usage, default_max_tokens, limit_headers
 from penstock.router.completions.completion import Choice, Completion
 from penstock.router.completions.text_assembly import TextAssembler
 from penstock.router.routing.request import Generation, Receipt
@@ -50,6 +52,72 @@ def test_what_failed_before_its_first_token_has_used_nothing_and_what_was_cut_th
     assert count_usage(completion([choice(0, 10, 0, lost)])) == Used()
     assert count_usage(completion([choice(0, 10, 3, lost)])) == Used(1, 10, 0, 3)
     assert count_usage(completion([choice(0, 10, 0, receipt())])) == Used(1, 10, 0, 0)
+
+
+class Written:
+    """A usage log that keeps the sums."""
+
+    def __init__(self) -> None:
+        self.sums: dict[tuple[str, str, str], Used] = {}
+        self.num_adds = 0
+
+    def add(self, tenant_id: str, model: str, adapter: str, used: Used) -> None:
+        key = tenant_id, model, adapter
+        self.sums[key] = self.sums.get(key, Used()).plus(used)
+        self.num_adds += 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=12), st.integers(0, 12))
+def test_what_running_answers_use_is_written_while_they_run_and_the_rest_at_their_end(
+    progress: list[tuple[int, bool]], num_before_kill: int
+) -> None:
+    unused: Any = None
+    written: Any = Written()
+    admission = Admission(unused, written, unused)
+    answer, other = choice(0, 10, 0, receipt(cached_tokens=8)), choice(0, 7, 3, receipt())
+    running, beside = completion([answer]), completion([other])
+    admission.watch("t", "r", "m", running, "a")
+    admission.watch("t", "other", "m", beside)
+    at_last_addition = Used()
+    for number, (num_tokens, is_added) in enumerate(progress):
+        answer.num_tokens += num_tokens
+        if is_added:
+            admission.add_running_usage()
+            at_last_addition = count_usage(running) if answer.num_tokens else Used()
+        if number == num_before_kill:  # nothing is lost but what came since
+            assert written.sums.get(("t", "m", "a"), Used()) == at_last_addition
+    admission.settle("t", None, "r", "m", running, "a")
+    admission.settle("t", None, "other", "m", beside)
+
+    assert written.sums == {("t", "m", "a"): count_usage(running), ("t", "m", ""): count_usage(beside)}
+    num_adds = written.num_adds
+    admission.add_running_usage()
+    assert written.num_adds == num_adds
+
+
+def test_what_a_provider_counts_in_the_end_replaces_what_was_written_meanwhile() -> None:
+    unused: Any = None
+    written: Any = Written()
+    admission = Admission(unused, written, unused)
+    answer = choice(0, 10, 9, receipt())
+    running = completion([answer])
+    admission.watch("t", "r", "m", running)
+    admission.add_running_usage()
+    answer.num_tokens = 6
+    answer.receipt = receipt(num_prompt_tokens=12)
+    admission.settle("t", None, "r", "m", running)
+
+    assert written.sums == {("t", "m", ""): Used(1, 12, 0, 6)}
+
+
+async def test_requests_leave_nothing_behind_to_be_counted_again() -> None:
+    async with running_gateway() as world:
+        admission = world.admission
+        assert (await world.chat()).status_code == 200
+        assert (await world.chat(stream=True)).status_code == 200
+        await world.chat(model="another")
+
+        assert admission._running == {}
 
 
 def test_tokens_are_counted_as_whoever_answered_counts() -> None:

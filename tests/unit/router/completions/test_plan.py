@@ -28,6 +28,7 @@ DEPS = cast(
         providers={},
         random=Random(0),
         now=lambda: 1_000.5,
+        clock=lambda: 50.5,
         threads=FairThreads(),
     ),
 )
@@ -56,7 +57,7 @@ async def test_choices_are_numbered_through_all_prompts_and_each_has_a_seed_of_i
     first, second = ([choice.generation.sampling.seed for choice in prompt] for prompt in planned.prompts)
     assert first == second
     assert (first[0], first[1] != 5) == (5, True)
-    assert {generation.deadline for generation in generations} == {1_060.5}
+    assert {generation.deadline for generation in generations} == {110.5}
     assert len({id(choice.assembler) for choice in choices}) == 4
 
 

@@ -1,16 +1,18 @@
 import asyncio
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.base.errors import PenstockError
 from penstock.router.config import GatewayConfig
 from penstock.router.dispatch.dispatcher import MAX_ATTEMPTS
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import BlockEvents, Delta, Finish, split_keys, unpack_token_ids
-from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, answer_to, settle
+from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, answer_to, generation, settle
 
 A, B, C = FakeMember("a"), FakeMember("b"), FakeMember("c")
 PROMPT = list(range(10, 40))
@@ -310,15 +312,19 @@ async def test_the_reader_hears_of_cached_tokens_once():
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=MAX_ATTEMPTS - 1), st.integers(1, 12))
-def test_wherever_replicas_die_the_answer_is_the_same(deaths, max_tokens):
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=MAX_ATTEMPTS - 1),
+    st.integers(0, MAX_ATTEMPTS),
+    st.integers(1, 12),
+)
+def test_wherever_replicas_die_the_answer_is_the_same(deaths, unannounced, max_tokens):
     async def main():
         async with Cluster(*[FakeMember(str(number)) for number in range(MAX_ATTEMPTS)]) as cluster:
             stream = await cluster.start(PROMPT, max_tokens=max_tokens)
             tokens: list[int] = []
             reading = asyncio.ensure_future(stream.next())
             is_over = False
-            for num_steps, is_read_first in deaths:
+            for number, (num_steps, is_read_first) in enumerate(deaths):
                 for _ in range(num_steps):
                     cluster.step()
                     if is_read_first:
@@ -330,6 +336,8 @@ def test_wherever_replicas_die_the_answer_is_the_same(deaths, max_tokens):
                         break
                     reading = asyncio.ensure_future(stream.next())
                 await settle()
+                if number != unannounced:  # all but one, since after two losses an answer ends
+                    cluster.replicas[stream.receipt.replica].report(is_draining=True)
                 cluster.replicas[stream.receipt.replica].die()
                 await settle()
             while not is_over:
@@ -354,6 +362,7 @@ async def test_attempts_are_bounded():
         reading = asyncio.ensure_future(stream.next())
         for _ in range(MAX_ATTEMPTS):
             await settle()
+            cluster.replicas[stream.receipt.replica].report(is_draining=True)
             cluster.replicas[stream.receipt.replica].die()
         with pytest.raises(ReplicaLost):
             await reading
@@ -429,6 +438,20 @@ async def test_a_request_refused_by_a_draining_replica_waits_for_the_next_one():
 
 
 @pytest.mark.parametrize(
+    ("finish", "is_charged"), [(Finish.ERROR, True), (Finish.DEADLINE, True), (Finish.INVALID, False)]
+)
+async def test_a_sequence_that_failed_alone_has_used_its_prompt(finish, is_charged):
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT)
+        cluster.replicas["a"].finish(1, finish, "it broke")
+        with pytest.raises(PenstockError):
+            await stream.next()
+        stream.close()
+
+        assert stream.receipt.is_taken is is_charged
+
+
+@pytest.mark.parametrize(
     ("finish", "error"),
     [(Finish.DEADLINE, DeadlineExceeded), (Finish.ERROR, EngineFault), (Finish.INVALID, InvalidRequest)],
 )
@@ -456,6 +479,33 @@ async def test_an_abort_that_nobody_asked_for_is_resumed_elsewhere():
         stream.close()
 
         assert tokens == answer_to(PROMPT, 8)
+
+
+async def test_a_submit_carries_the_seconds_left_of_each_attempt_whatever_the_gateways_clock_says():
+    async with Cluster(A, B) as cluster:
+        cluster.dispatcher._now = lambda: 3600.0
+        stream = await cluster.start(PROMPT, deadline_in_s=30.0)
+        first = cluster.replicas[stream.receipt.replica]
+        await asyncio.sleep(0.02)
+        first.die()
+        await cluster.read(stream)
+        stream.close()
+        second = cluster.replicas[stream.receipt.replica]
+        submits = [first.submits[0], second.submits[-1]]
+
+        assert 29.0 < submits[1].seconds_left <= submits[0].seconds_left - 0.02
+        assert submits[0].seconds_left <= 30.0
+        assert all(submit.deadline == pytest.approx(3600.0 + submit.seconds_left) for submit in submits)
+
+
+async def test_a_submit_carries_the_class_of_its_tenants_requests():
+    async with Cluster(A) as cluster:
+        stream = await cluster.dispatcher.start(replace(generation(PROMPT), service_class="batch"))
+        other = await cluster.start(PROMPT)
+        stream.close()
+        other.close()
+
+        assert [submit.service_class for submit in cluster.replicas["a"].submits] == ["batch", "standard"]
 
 
 async def test_the_router_keeps_the_deadline_when_the_replica_does_not(monkeypatch):

@@ -13,7 +13,7 @@ from penstock.adapters.store import digest_of
 from penstock.prefix.hashing import ChainHasher
 from penstock.text.source import ModelSource
 from penstock.wire.errors import InvalidRequest
-from penstock.wire.frames import SamplingParams
+from penstock.wire.frames import Finish, SamplingParams
 from penstock.workers.compute.batch import build_batch
 from penstock.workers.compute.lora import FUSED, LoraAdapter, group_rows_by_adapter, load_lora
 from penstock.workers.compute.model_config import read_config
@@ -199,6 +199,44 @@ def test_numbers_that_overflow_in_an_adapter_spoil_no_row_but_its_own(tmp_path: 
     torch.testing.assert_close(
         torch.cat([steps[0][1], steps[1][0]]), expected(tiny_model("llama"), tokens(30)), atol=2e-5, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_an_adapter_whose_numbers_overflow_ends_its_own_sequence_alone(temperature: float, tmp_path: Path) -> None:
+    source = saved(tiny_model("llama"), tmp_path / "base")
+    adapted(tiny_model("llama"), tmp_path / "huge", seed=1, size=1e20)
+    adapted(tiny_model("llama"), tmp_path / "good", seed=2)
+
+    def run(folders: list[Path | None]) -> list[Sequence]:
+        harness, pool = Harness(source, exact=True), BlockPool(NUM_BLOCKS, BLOCK_SIZE)
+        runner = TorchRunner(HostStepModel(harness.model, harness.cache), Sampler(96), 200)
+        hasher = ChainHasher(b"a secret for adapters", BLOCK_SIZE)
+        config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=8, max_batched_tokens=8)
+        scheduler = Scheduler(pool, hasher, config, 200, frozenset())
+        seqs: list[Sequence] = []
+        for folder in folders:
+            adapter = None if folder is None else harness.load(folder)
+            digest = None if adapter is None else adapter.digest
+            sampling = SamplingParams(max_tokens=9, temperature=temperature, seed=5)
+            root = hasher.root("tiny", digest)
+            seqs.append(Sequence("r", tokens(13), sampling, 13, [], root, 0.0, adapter=digest, lora=adapter))
+            scheduler.add(seqs[-1])
+        while scheduler.has_work:
+            step = scheduler.schedule()
+            scheduler.commit(step, runner.launch(step)())
+            pool.check(scheduler.running)
+        assert all(not pool.match(seq.block_keys, 1) for seq in seqs if seq.finish is Finish.ERROR)
+        return seqs
+
+    huge, *others = run([tmp_path / "huge", None, tmp_path / "good"])
+    alone = run([None, tmp_path / "good"])
+
+    assert huge.finish is Finish.ERROR
+    assert huge.error is not None
+    assert "not numbers" in huge.error
+    assert str(huge.adapter) in huge.error
+    assert [seq.token_ids for seq in others] == [seq.token_ids for seq in alone]
+    assert all(seq.finish is Finish.LENGTH for seq in others)
 
 
 def generate(

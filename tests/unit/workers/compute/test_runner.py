@@ -150,3 +150,34 @@ def test_a_runner_drafts_as_its_settings_say(
     assert seq.token_ids[12:] == greedy(model, prompt, seq.num_output_tokens)
     if speculation.model and not speculation.draft_layers:
         assert seq.num_output_tokens == 4, "the target itself is always right"
+
+
+class FailingDrafter:
+    def __init__(self) -> None:
+        self.asked: list[Sequence] = []
+        self.forgotten: list[Sequence] = []
+
+    def propose(self, chunks: list[Chunk]) -> list[list[int]]:
+        self.asked += [chunk.seq for chunk in chunks]
+        raise MemoryError
+
+    def forget(self, seq: Sequence) -> None:
+        self.forgotten.append(seq)
+
+
+def test_a_drafter_that_fails_leaves_its_sequences_without_drafts_and_the_step_whole(
+    model: PreTrainedModel, source: ModelSource
+) -> None:
+    runner = load_runner(source, engine_config())
+    runner._drafter = drafter = FailingDrafter()
+    seq, later = sequence(8, [9, 3, 7, 1]), sequence(8, [4, 5, 6])
+    prompt = list(seq.token_ids)
+    for _ in range(3):
+        advance(runner, Chunk(seq, seq.num_computed_tokens, seq.num_tokens - seq.num_computed_tokens, 2))
+    advance(runner, Chunk(later, 0, 8, 2))
+    runner.forget(seq)
+
+    assert seq.token_ids[8:] == greedy(model, prompt, 3)
+    assert drafter.asked == [seq, later]
+    assert drafter.forgotten == [seq, later, seq]
+    assert runner._undrafted == {later}

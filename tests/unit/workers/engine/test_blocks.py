@@ -141,6 +141,20 @@ def test_changes_are_net_since_the_last_drain() -> None:
     assert pool.drain_changes() == KeyChanges([key(10)], [key(1), key(0)])
 
 
+def test_a_withdrawn_block_is_found_no_more_and_is_allocated_first_when_it_is_free() -> None:
+    pool = BlockPool(4, 4)
+    table = pool.allocate(2)
+    for block, key in zip(table, (b"a", b"b"), strict=True):
+        pool.publish(block, key)
+    assert pool.drain_changes() == ([b"a", b"b"], [])
+    pool.withdraw(table[1:])
+    pool.free(table)
+
+    assert pool.match([b"a", b"b"], 2) == table[:1]
+    assert pool.drain_changes() == ([], [b"b"])
+    assert pool.allocate(1) == table[1:]
+
+
 def test_a_check_finds_a_table_that_nobody_counted() -> None:
     pool = BlockPool(2, 4)
     table = pool.allocate(1)

@@ -12,10 +12,11 @@ from penstock.prefix.hashing import ChainHasher
 from penstock.wire.errors import EngineFault
 from penstock.wire.frames import BlockEvents, Finish, SamplingParams, StepCosts, split_keys
 from penstock.workers.config import EngineConfig, SpeculationConfig, TimedConfig
-from penstock.workers.engine.engine import ADAPT_EVERY, MAX_FAILURES, Engine, Runner, StepReport
+from penstock.workers.engine.engine import ADAPT_EVERY, LOST, MAX_FAILURES, Engine, Runner, StepReport
+from penstock.workers.engine.isolation import ROW_FAILED
 from penstock.workers.engine.sequence import Sampled, SeqOutput, Sequence, Step, Times
 from penstock.workers.engine.timed import TimedRunner
-from tests.unit.workers.paged_hash import HashRunner, answer, make_sequence
+from tests.unit.workers.paged_hash import HashRunner, Proposal, answer, make_sequence
 
 TIMEOUT_S = 20.0
 BLOCK_SIZE = 4
@@ -71,6 +72,32 @@ class Picky(Gate):
             [Sampled(0, error="no choice")] if chunk.seq.token_ids[0] == 13 else choice
             for chunk, choice in zip(step.chunks, chosen, strict=True)
         ]
+
+
+class Poisoned(Gate):
+    """Raises in the middle of a step that computes a prompt beginning with 13, once it has `phase` output tokens."""
+
+    def __init__(self, phase: int, num_blocks: int, drafter: Proposal | None = None) -> None:
+        super().__init__(num_blocks)
+        self.drafter = drafter or self.drafter
+        self._phase = phase
+
+    def compute(self, step: Step) -> list[list[Sampled]]:
+        sampled: list[list[Sampled]] = []
+        for chunk in step.chunks:
+            sampled.append(self._compute(chunk))
+            if chunk.seq.token_ids[0] == 13 and chunk.seq.num_output_tokens >= self._phase:
+                raise FloatingPointError
+        return sampled
+
+
+def _propose_answer(seq: Sequence, count: int) -> list[int]:
+    prompt = seq.token_ids[: seq.num_prompt_tokens]
+    # never beyond the phase of a poisoned sequence: what is accepted there would be lost with the step
+    return [] if prompt[0] == 13 else answer(prompt, seq.sampling)[seq.num_output_tokens :][:count]
+
+
+POISON_DRAFTERS: dict[str, Proposal | None] = {"none": None, "right": _propose_answer}
 
 
 class House:
@@ -207,8 +234,8 @@ def test_a_device_that_fails_loses_no_token_of_the_step_before(houses: list[Hous
     runner.on_launch = fail
     runner.open()
 
-    assert house.until_finished(seq) == [Finish.ERROR]
-    assert [output.finish for output in house.outputs(seq)] == [None, Finish.ERROR]
+    assert house.until_finished(seq) == [Finish.REFUSED]
+    assert [output.finish for output in house.outputs(seq)] == [None, Finish.REFUSED]
 
 
 def test_a_submit_does_not_wait_for_the_step_under_way(gated: House) -> None:
@@ -248,10 +275,10 @@ def test_an_abort_of_a_finished_sequence_changes_nothing(house: House) -> None:
 def test_a_deadline_ends_running_and_waiting_sequences(gated: House) -> None:
     sequences = [
         gated.submit([first], max_tokens=50, deadline=deadline)
-        for first, deadline in enumerate([5010.0, None, 5010.0, 5020.0, 5010.0])
+        for first, deadline in enumerate([1010.0, None, 1010.0, 1020.0, 1010.0])
     ]
     gated.runner.entered.get(timeout=TIMEOUT_S)
-    gated.unix_now = 5011.0
+    gated.now = 1011.0
     gated.runner.open()
 
     assert gated.until_finished(sequences[0], sequences[2], sequences[4]) == [Finish.DEADLINE] * 3
@@ -261,12 +288,12 @@ def test_a_deadline_ends_running_and_waiting_sequences(gated: House) -> None:
 
 
 def test_a_later_deadline_is_kept_too(gated: House) -> None:
-    early, late = gated.submit([1], max_tokens=50, deadline=5010.0), gated.submit([2], max_tokens=50, deadline=5020.0)
+    early, late = gated.submit([1], max_tokens=50, deadline=1010.0), gated.submit([2], max_tokens=50, deadline=1020.0)
     gated.runner.entered.get(timeout=TIMEOUT_S)
-    gated.unix_now = 5010.0
+    gated.now = 1010.0
     gated.runner.passes.release()
     second = gated.runner.entered.get(timeout=TIMEOUT_S)
-    gated.unix_now = 5020.0
+    gated.now = 1020.0
     gated.runner.open()
 
     assert [chunk.seq for chunk in second.chunks] == [late]
@@ -302,31 +329,89 @@ def test_rows_without_a_choice_end_their_sequences_while_their_neighbours_and_th
     assert set(house.runner.forgotten) >= set(bad)
 
 
-def test_a_failed_step_ends_its_sequences_and_not_the_engine(gated: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_fails_once_costs_nobody_anything(gated: House, caplog: pytest.LogCaptureFixture) -> None:
     gated.runner.fails = 1
+    sequences = [gated.submit([first] * 9) for first in (1, 2, 3)]
+    gated.runner.open()
+
+    assert gated.until_finished(*sequences) == [Finish.LENGTH] * 3
+    assert [seq.token_ids[9:] for seq in sequences] == [answer(seq.token_ids[:9], seq.sampling) for seq in sequences]
+    assert gated.engine.is_healthy(gated.now)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+@pytest.mark.parametrize("phase", [0, 7])
+@pytest.mark.parametrize("num_blocks", [33 * 14, 90])  # room for all, and so little that sequences are preempted
+@pytest.mark.parametrize("drafter", sorted(POISON_DRAFTERS))
+def test_of_32_streams_none_fails_beside_50_sequences_that_make_steps_raise(
+    houses: list[House], phase: int, num_blocks: int, drafter: str
+) -> None:
+    runner = Poisoned(phase, num_blocks, POISON_DRAFTERS[drafter])
+    speculation = SpeculationConfig(method="ngram" if drafter == "right" else "none", adaptive=False)
+    config = structs.replace(CONFIG, max_num_seqs=33, max_batched_tokens=99, speculation=speculation)
+    houses.append(house := House(runner, config))
+    poisons: list[Sequence] = []
+    innocent: list[Sequence] = []
+    for number in range(50):
+        while sum(seq.finish is None for seq in innocent) < 32:
+            innocent.append(house.submit([len(innocent) % 13, 2, number % 40, 4, 5], max_tokens=40))
+        poisons.append(house.submit([13, number % 40, *range(number % 9)], max_tokens=20))
+        house.until_finished(poisons[-1])
+    while any(seq.finish is None for seq in innocent):
+        house.next_report()
+
+    assert [(seq.finish, seq.error) for seq in poisons] == [(Finish.ERROR, ROW_FAILED)] * 50
+    assert [seq.num_output_tokens for seq in poisons] == [phase] * 50
+    assert {seq.finish for seq in innocent} == {Finish.LENGTH}
+    assert all(seq.token_ids[5:] == answer(seq.token_ids[:5], seq.sampling) for seq in innocent)
+    assert house.engine.is_healthy(house.now)
+    assert num_blocks > 90 or any(seq.num_preemptions for seq in innocent)
+
+
+def test_sequences_that_fail_alone_in_an_idle_engine_leave_it_healthy(houses: list[House]) -> None:
+    houses.append(house := House(Poisoned(0, 32)))
+    poisons = [house.submit([13, number]) for number in range(MAX_FAILURES + 3)]
+
+    assert house.until_finished(*poisons) == [Finish.ERROR] * len(poisons)
+    assert house.engine.is_healthy(house.now)
+    assert set(poisons) <= set(house.runner.forgotten)
+
+
+def test_what_a_sequence_wrote_in_a_step_that_failed_is_not_cached(houses: list[House]) -> None:
+    houses.append(house := House(Poisoned(0, 32)))
+    failed = house.submit([13] * 9)
+    house.until_finished(failed)
+
+    assert set(failed.block_keys).isdisjoint(split_keys(house.snapshot().stored))
+
+
+def test_where_nothing_can_be_computed_sequences_are_refused_as_lost_so_that_others_go_on_with_them(
+    gated: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    gated.runner.fails = 2  # the step, and the check whether anything can be computed
     failed = gated.submit([1] * 9)
     gated.runner.entered.get(timeout=TIMEOUT_S)
     waiting = gated.submit([2] * 3)
     gated.runner.open()
 
-    assert gated.until_finished(failed, waiting) == [Finish.ERROR, Finish.LENGTH]
-    assert failed.error == "The engine failed while it computed this sequence."
+    assert gated.until_finished(failed, waiting) == [Finish.REFUSED, Finish.LENGTH]
+    assert failed.error == LOST
+    assert [report.is_broken for report in gated.received if report.outputs][:2] == [True, False]
     assert gated.engine.is_healthy(gated.now)
-    assert set(failed.block_keys).isdisjoint(
-        split_keys(gated.snapshot().stored)
-    )  # what the failed step computed is not trusted
     assert "the device is gone" in caplog.text
 
 
-def test_an_engine_whose_steps_all_fail_is_unhealthy(house: House) -> None:
-    house.runner.fails = MAX_FAILURES
+def test_an_engine_that_computes_nothing_is_unhealthy_and_closed(house: House) -> None:
+    house.runner.fails = 2 * MAX_FAILURES
     for _ in range(MAX_FAILURES):
         assert house.engine.is_healthy(house.now)
         house.until_finished(house.submit([1]))
 
     assert not house.engine.is_healthy(house.now)
+    assert house.received[-1].load.is_closed
     house.until_finished(house.submit([1]))
     assert house.engine.is_healthy(house.now)
+    assert not house.received[-1].load.is_closed
 
 
 def test_an_engine_is_unhealthy_while_a_step_takes_too_long(gated: House) -> None:
@@ -399,12 +484,30 @@ def test_the_load_counts_what_runs_and_what_waits(houses: list[House]) -> None:
     gated.runner.passes.release(2)
     first, second = gated.next_report().load, gated.next_report().load
 
-    # 3 + 13 tokens; then a decoding row, the other 7, and 5 + 3 tokens of the next two
-    assert (first.num_running, first.num_waiting, first.prefill_tokens_outstanding) == (2, 3, 7 + 5 + 6 + 7)
+    # 3 + 10 + 3 tokens; then a decoding row, the other 10 and 2, and 3 tokens of the next one
+    assert (first.num_running, first.num_waiting, first.prefill_tokens_outstanding) == (3, 2, 10 + 2 + 6 + 7)
     assert (second.num_running, second.num_waiting, second.prefill_tokens_outstanding) == (4, 1, 3 + 7)
-    assert (first.kv_tokens, second.kv_tokens) == (4 + 20, 5 + 21 + 6 + 6)
-    assert (first.free_blocks, second.free_blocks) == (32 - 1 - 5, 32 - 1 - 5 - 2 - 2)
+    assert (first.kv_tokens, second.kv_tokens) == (4 + 20 + 5, 5 + 21 + 6 + 6)
+    assert (first.free_blocks, second.free_blocks) == (32 - 1 - 5 - 2, 32 - 1 - 5 - 2 - 2)
     assert (first.total_blocks, first.costs) == (32, COSTS)
+    assert (first.unplaced_tokens, second.unplaced_tokens) == (6 + 7, 7)
+
+
+def test_what_waits_for_blocks_and_may_be_passed_keeps_nobody_out(houses: list[House]) -> None:
+    houses.append(gated := House(Gate(num_blocks=8, is_open=False)))
+    holder = gated.submit([1] * 20, max_tokens=11)
+    gated.runner.entered.get(timeout=TIMEOUT_S)
+    gated.submit([2] * 15)
+    gated.runner.passes.release(1)
+    unknown = gated.next_report().load
+    gated.runner.entered.get(timeout=TIMEOUT_S)
+    gated.runner.passes.release(1)
+    blocked = gated.next_report().load
+    gated.runner.open()
+
+    assert unknown.unplaced_tokens == 0  # it came in after the step had begun
+    assert (blocked.num_waiting, blocked.unplaced_tokens) == (1, 0)
+    gated.until_finished(holder)
 
 
 def test_an_idle_engine_has_no_load(house: House) -> None:

@@ -12,7 +12,7 @@ from penstock.wire.frames import Finish, SamplingParams, StepCosts, TokenLogprob
 from penstock.workers.compute.speculation.ngram import NgramDrafter
 from penstock.workers.config import EngineConfig, SpeculationConfig
 from penstock.workers.engine.blocks import BlockPool
-from penstock.workers.engine.scheduler import Scheduler
+from penstock.workers.engine.scheduler import MAX_BYPASSES, MAX_PARTIAL, Scheduler
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Status, Step
 from tests.unit.workers.paged_hash import EOS, VOCAB, HashRunner, Proposal, answer, make_sequence
 
@@ -519,7 +519,7 @@ def test_an_error_behind_an_accepted_draft_ends_the_sequence_after_what_was_chos
     (output,) = bench.scheduler.commit(step, [[first, second, Sampled(0, error="no choice")]])
 
     assert (output.token_ids, output.finish, seq.error) == (expected(seq)[1:3], Finish.ERROR, "no choice")
-    assert len(bench.pool.cached_keys()) == 1
+    assert bench.pool.cached_keys() == []  # nothing that it computed is trusted
     bench.drain()
 
 
@@ -581,6 +581,138 @@ def test_drafts_that_do_not_pay_are_not_made() -> None:
     assert make_output(seq) == expected(seq)
 
 
+# shares of the budget, places and blocks
+
+
+def test_a_long_prompt_leaves_half_of_the_budget_to_others_and_takes_what_they_leave() -> None:
+    bench = Bench(max_batched_tokens=16)
+    long = bench.sequence(prompt_of(100), max_tokens=1)
+    bench.add(long)
+    alone = bench.step()
+    short, another = bench.sequence(prompt_of(6, first=1)), bench.sequence(prompt_of(30, first=2))
+    bench.add(short)
+    beside_short = bench.step()
+    bench.add(another)
+    beside_another = bench.step()
+
+    assert [(chunk.seq, chunk.num_tokens) for chunk in alone.chunks] == [(long, 16)]
+    assert [(chunk.seq, chunk.num_tokens) for chunk in beside_short.chunks] == [(long, 10), (short, 6)]
+    assert [(chunk.seq, chunk.num_tokens) for chunk in beside_another.chunks] == [(long, 8), (short, 1), (another, 7)]
+    bench.drain()
+    assert [make_output(seq) for seq in (long, short, another)] == [expected(seq) for seq in (long, short, another)]
+
+
+def test_a_prompt_alone_is_computed_in_as_few_steps_as_the_budget_allows() -> None:
+    bench = Bench(max_batched_tokens=16)
+    bench.add(bench.sequence(prompt_of(100), max_tokens=1))
+
+    assert bench.drain() == 7
+
+
+def test_few_prompts_are_computed_in_part_at_once_and_short_ones_go_past_those_that_wait() -> None:
+    bench = Bench(max_batched_tokens=16, num_blocks=200)
+    longs = [bench.sequence(prompt_of(60, first=first)) for first in range(4)]
+    short = bench.sequence(prompt_of(2, first=9))
+    bench.add(*longs, short)
+
+    assert [(chunk.seq, chunk.num_tokens) for chunk in bench.step().chunks] == [
+        (longs[0], 10),
+        (longs[1], 4),
+        (short, 2),
+    ]
+    finished = []
+    while bench.scheduler.has_work:
+        assert sum(seq.num_uncomputed_tokens > 1 for seq in bench.scheduler.running) <= MAX_PARTIAL
+        finished += [chunk.seq for chunk in bench.step().chunks if chunk.seq.finish]
+    assert [seq for seq in finished if seq is not short] == longs
+
+
+def test_a_sequence_whose_blocks_are_not_free_is_overtaken_a_bounded_number_of_times() -> None:
+    bench = Bench(num_blocks=12, max_num_seqs=8)
+    holder, big = bench.sequence(prompt_of(20), max_tokens=20), bench.sequence(prompt_of(30, first=1))
+    bench.add(holder)
+    bench.step()
+    bench.add(big)
+    smalls: list[Sequence] = []
+    num_before: list[int] = []
+    while big.status is Status.WAITING:
+        num_before.append(sum(seq.finish is not None for seq in smalls))
+        smalls.append(bench.sequence(prompt_of(2, first=len(smalls)), max_tokens=1))
+        bench.add(smalls[-1])
+        bench.step()
+    bench.drain()
+
+    assert num_before[-1] == MAX_BYPASSES
+    assert make_output(big) == expected(big)
+
+
+@settings(max_examples=30, deadline=None)
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6), seed=st.integers(0, 99))
+def test_no_stream_of_small_ones_starves_a_big_one(lengths: list[int], seed: int) -> None:
+    bench = Bench(num_blocks=12, max_num_seqs=6, max_batched_tokens=12)
+    chosen = random.Random(seed)
+    big = bench.sequence(prompt_of(40, first=1), max_tokens=3)
+    others: list[Sequence] = []
+    num_steps = 0
+    while big.finish is None:
+        while len(bench.scheduler.waiting) < 4:
+            others.append(bench.sequence(prompt_of(chosen.choice(lengths), first=len(others)), max_tokens=3))
+            bench.add(others[-1])
+            if len(others) == 3:
+                bench.add(big)
+        bench.step()
+        num_steps += 1
+        assert num_steps < 200, "it starves"
+    bench.drain()
+
+    assert [make_output(seq) for seq in others] == [expected(seq) for seq in others]
+
+
+def test_batch_rows_wait_behind_others_and_lose_their_places_and_blocks_to_them() -> None:
+    bench = Bench(num_blocks=12, max_num_seqs=2)
+    batch = [bench.sequence(prompt_of(8, first=first), max_tokens=9) for first in range(3)]
+    for seq in batch:
+        seq.is_batch = True
+    bench.add(*batch)
+    assert [chunk.seq for chunk in bench.step().chunks] == batch[:2]
+    urgent = bench.sequence(prompt_of(30, first=5), max_tokens=2)
+    bench.add(urgent)
+    step = bench.step()
+
+    assert (step.preempted, [chunk.seq for chunk in step.chunks]) == ([batch[1]], [batch[0], urgent])
+    assert bench.scheduler.running == [urgent, batch[0]]
+    assert list(bench.scheduler.waiting) == [batch[1], batch[2]]
+    bench.drain()
+    assert [make_output(seq) for seq in (*batch, urgent)] == [expected(seq) for seq in (*batch, urgent)]
+
+
+def test_a_batch_row_is_preempted_before_a_newer_one_of_another_class() -> None:
+    bench = Bench(num_blocks=6)
+    batch, first, second = (bench.sequence(prompt_of(7, first=number), max_tokens=14) for number in range(3))
+    batch.is_batch = True
+    bench.add(batch)
+    bench.step()
+    bench.add(first, second)
+    bench.drain()
+
+    assert batch.num_preemptions > 0
+    assert first.num_preemptions == 0
+    assert [make_output(seq) for seq in (batch, first, second)] == [expected(seq) for seq in (batch, first, second)]
+
+
+def test_a_batch_prompt_takes_what_the_others_leave_of_the_budget() -> None:
+    bench = Bench(max_batched_tokens=16)
+    batch, urgent = bench.sequence(prompt_of(60)), bench.sequence(prompt_of(40, first=1))
+    batch.is_batch = True
+    bench.add(batch)
+    bench.step()
+    bench.add(urgent)
+
+    assert [(chunk.seq, chunk.num_tokens) for chunk in bench.step().chunks] == [(batch, 1), (urgent, 15)]
+    assert [(chunk.seq, chunk.num_tokens) for chunk in bench.step().chunks] == [(urgent, 16)]
+    bench.drain()
+
+
 # invariants 2 and 3 over random schedules
 
 
@@ -596,6 +728,7 @@ class Job(NamedTuple):
     """Steps between this job's arrival and the next one's."""
     aborts: int | None
     """Index of the job that is aborted when this one arrives."""
+    is_batch: bool
 
 
 @st.composite
@@ -618,6 +751,7 @@ jobs = st.builds(
     has_keys=st.sampled_from([True, True, False]),
     num_steps=st.sampled_from([0, 0, 1, 2, 9]),
     aborts=st.one_of(st.none(), st.none(), st.integers(0, 9)),
+    is_batch=st.booleans(),
 )
 
 
@@ -627,6 +761,7 @@ def submit(bench: Bench, job: Job) -> Sequence:
     if EOS in output or len(output) == job.max_tokens:
         output = []
     seq = make_sequence(bench.hasher, job.prompt, sampling, output=output, tenant=job.tenant, has_keys=job.has_keys)
+    seq.is_batch = job.is_batch
     bench.scheduler.add(seq)
     return seq
 
@@ -717,3 +852,38 @@ def test_a_row_without_a_choice_ends_its_own_sequence_publishes_nothing_and_free
     assert bench.pool.match(broken.block_keys, 1) == []
     assert len(bench.pool.match(good.block_keys, 1)) == 1
     bench.pool.check(bench.scheduler.sequences())
+
+
+def test_what_a_sequence_computed_before_its_scores_were_no_numbers_is_found_by_nobody() -> None:
+    bench = Bench()
+    owner = bench.sequence(prompt_of(9), max_tokens=1)
+    bench.add(owner)
+    bench.drain()
+    broken = bench.sequence([*prompt_of(8), *prompt_of(12, first=3)], max_tokens=30)
+    broken.adapter = "d1"
+    bench.add(broken)
+    for _ in range(6):
+        bench.step()
+    follower = bench.sequence([*broken.token_ids[:20], 1], max_tokens=3)
+    bench.add(follower)  # holds blocks of the broken one when it ends
+    bench.step()
+    step = bench.scheduler.schedule()
+    chosen = bench.runner.launch(step)()
+    bench.scheduler.commit(
+        step,
+        [
+            [Sampled(0, error="no choice.")] if chunk.seq is broken else choice
+            for chunk, choice in zip(step.chunks, chosen, strict=True)
+        ],
+    )
+    bench.pool.check(bench.scheduler.sequences())
+
+    assert broken.error == "no choice. It runs with the adapter d1."
+    assert follower.num_cached_tokens == 20
+    assert len(bench.pool.match(broken.block_keys, 99)) == 2, "what others had computed stays"
+    bench.drain()
+    assert make_output(follower) == expected(follower)
+    again = bench.sequence(broken.token_ids[:20], max_tokens=3)
+    bench.add(again)
+    bench.drain()
+    assert again.num_cached_tokens == 8

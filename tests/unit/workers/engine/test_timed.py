@@ -155,7 +155,7 @@ def test_nothing_is_kept_of_a_forgotten_sequence() -> None:
     play.runner.forget(seq)
     play.runner.forget(seq)
 
-    assert play.runner._states == {}
+    assert play.runner._histories == {}
 
 
 def test_a_step_takes_its_time_however_long_its_tokens_took() -> None:
@@ -318,3 +318,20 @@ def test_a_played_draft_costs_its_time() -> None:
     assert sum(plain.time.slept) == pytest.approx(21 * 0.01)
     assert sum(drafted.time.slept) == pytest.approx(5 * 0.01 + 16 * 0.002)
     assert drafted.runner.costs.draft_token_s == 0.002
+
+
+@pytest.mark.parametrize("speculation", [NO_SPECULATION, SpeculationConfig(method="ngram", max_draft_tokens=3)])
+def test_a_step_that_is_run_again_goes_on_from_where_it_began(speculation: SpeculationConfig) -> None:
+    wanted = Play(max_batched_tokens=8).finish(sequence(21, seed=4))[0]
+    play = Play(max_batched_tokens=8, speculation=speculation)
+    seq = sequence(21, seed=4)
+    play.scheduler.add(seq)
+    while play.scheduler.has_work:
+        step = play.scheduler.schedule()
+        play.runner.launch(step)  # nothing of it is committed
+        for chunk in step.chunks:
+            chunk.draft = None
+        again = [Chunk(chunk.seq, chunk.start, chunk.num_tokens) for chunk in step.chunks]
+        play.scheduler.commit(step, play.runner.launch(Step(again, []))())
+
+    assert seq.token_ids[21:] == wanted

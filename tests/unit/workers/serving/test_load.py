@@ -1,7 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workers.serving.load import grant_credit
+from penstock.wire.frames import StepCosts
+from penstock.workers.engine.engine import EngineLoad
+from penstock.workers.serving.load import grant_credit, lacks_kv
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 40))
@@ -18,3 +20,12 @@ def test_credit_never_takes_a_place_away_and_shares_what_is_free(inflight: list[
 
 def test_a_closed_replica_grants_nothing_beyond_what_runs() -> None:
     assert grant_credit(3, 3, 1, 10, is_closed=True) == 3
+
+
+def test_kv_lacks_where_what_waits_and_may_not_be_passed_is_more_than_is_free() -> None:
+    def load(unplaced_tokens: int) -> EngineLoad:
+        return EngineLoad(3, 1, 9000, 0, 10, 100, 0, StepCosts(), unplaced_tokens=unplaced_tokens)
+
+    assert not lacks_kv(load(0), 16)  # what runs has its blocks, and what waits may be passed
+    assert not lacks_kv(load(160), 16)
+    assert lacks_kv(load(161), 16)

@@ -15,6 +15,7 @@ from penstock.wire.frames import (
     encode,
     pack_token_ids,
 )
+from penstock.workers.engine.engine import StepReport
 from penstock.workers.engine.sequence import Sequence
 from penstock.workers.serving import outbox, session, stream
 from penstock.workers.serving.outbox import FRAME_S
@@ -60,7 +61,7 @@ async def test_a_submission_becomes_a_sequence_with_its_output_told_apart() -> N
                 block_keys=keys,
                 num_output_tokens=5,
                 tenant="t",
-                deadline=9.5,
+                seconds_left=9.5,
                 sampling=SamplingParams(max_tokens=9, seed=4),
             )
         )
@@ -72,11 +73,11 @@ async def test_a_submission_becomes_a_sequence_with_its_output_told_apart() -> N
             35,
             5,
         )
-        assert (seq.block_keys, seq.chain_key, seq.tenant, seq.deadline, seq.sampling.seed) == (
+        assert seq.deadline == seq.arrival_s + 9.5
+        assert (seq.block_keys, seq.chain_key, seq.tenant, seq.sampling.seed) == (
             [keys[:16], keys[16:]],
             b"c" * 16,
             "t",
-            9.5,
             4,
         )
 
@@ -210,7 +211,7 @@ async def test_no_credit_while_sequences_wait_for_kv_that_is_not_there() -> None
         seq = await begun(bench, router)
         bench.engine.step(
             gain(seq, 5),
-            load=IDLE._replace(num_running=1, num_waiting=1, prefill_tokens_outstanding=500, free_blocks=3),
+            load=IDLE._replace(num_running=1, num_waiting=1, unplaced_tokens=500, free_blocks=3),
         )
         load = (await router.frame_with(lambda frame: frame.load and frame.load.num_waiting)).load
 
@@ -358,3 +359,16 @@ async def test_token_ids_travel_as_they_are() -> None:
         router.send(submit(1, packed_token_ids=pack_token_ids([0, 2**32 - 1])))
 
         assert (await soon(bench.engine.submitted)).token_ids == [0, 2**32 - 1]
+
+
+async def test_an_engine_that_computes_nothing_ends_the_streams_as_a_loss_would():
+    async with serving() as bench, bench.router() as router:
+        router.send(submit(1), submit(2))
+        lost, other = await soon(bench.engine.submitted), await soon(bench.engine.submitted)
+        bench.engine.on_step(StepReport([gain(lost, finish=Finish.REFUSED)], None, IDLE, is_broken=True))
+        with pytest.raises(EOFError):
+            await router.frame_with(lambda frame: frame.deltas)
+
+        assert await soon(bench.engine.aborted) is other
+        async with bench.router("r2") as again:  # it may come back
+            assert (await again.frame_with(lambda frame: frame.load)).load.max_inflight > 0

@@ -37,10 +37,14 @@ class Bench:
         self, config: EngineConfig, args: dict[str, object], command: Seq[str] = (sys.executable, str(FAKE))
     ) -> None:
         self.reports: SimpleQueue[StepReport] = SimpleQueue()
-        self.unix_s = 1000.0
+        self.late_s = 0.0
+        """Time by which the engine's clock is ahead."""
         launch = Launch(list(command), os.environ, args, frozenset({EOS}))
-        self.engine = VllmEngine(launch, config, self.reports.put, unix_clock=lambda: self.unix_s)
+        self.engine = VllmEngine(launch, config, self.reports.put, self._clock, unix_clock=lambda: 1000.0)
         self.load: EngineLoad | None = None
+
+    def _clock(self) -> float:
+        return time.monotonic() + self.late_s
 
     def outputs(self, seqs: Seq[Sequence]) -> dict[Sequence, list[SeqOutput]]:
         """All that is reported until each of them has a finish."""
@@ -265,11 +269,13 @@ def test_an_idle_engine_does_not_stall_however_long_its_start_took() -> None:
 
 def test_a_sequence_ends_at_its_deadline() -> None:
     with serving() as bench:
-        seq, other = sequence(max_tokens=100_000, deadline=1005.0), sequence(20, max_tokens=100_000, deadline=9000.0)
+        now = time.monotonic()
+        seq = sequence(max_tokens=100_000, deadline=now + 1000.0)
+        other = sequence(20, max_tokens=100_000, deadline=now + 9000.0)
         bench.engine.submit(seq)
         bench.engine.submit(other)
         bench.until_running(seq)
-        bench.unix_s = 1005.0
+        bench.late_s = 1000.0
 
         assert bench.finish(seq) is Finish.DEADLINE
         assert other.finish is None

@@ -1,0 +1,38 @@
+"""Places for drafts behind the decoding rows of a step: KV slots and budget that nobody else wants. Pure.
+
+Not how many tokens are worth a draft (`draft_lengths`), and not the drafts, which the runner makes.
+"""
+
+from penstock.wire.frames import StepCosts
+from penstock.workers.engine.blocks import BlockPool
+from penstock.workers.engine.draft_lengths import DraftLengths
+from penstock.workers.engine.sequence import Sequence, Step
+
+
+def reserve_drafts(
+    step: Step, budget: int, costs: StepCosts, drafts: DraftLengths, pool: BlockPool, max_len: int
+) -> None:
+    """Reserve places behind the decoding rows where drafts pay; nobody is preempted for them. budget: tokens. max_len:
+    longest sequence, prompt and output, in tokens."""
+    chunks = [chunk for chunk in step.chunks if chunk.num_tokens == 1 and chunk.is_sampled]
+    if not chunks:
+        return
+    caps = [_cap(chunk.seq, drafts.max_draft_tokens, max_len) for chunk in chunks]
+    counts = drafts.choose(chunks, caps, step.shape, costs, budget)
+    for chunk, count in zip(chunks, counts, strict=True):
+        if count:
+            chunk.max_drafts = _reserve_slots(chunk.seq, count, pool)
+
+
+def _cap(seq: Sequence, max_draft_tokens: int, max_len: int) -> int:
+    """Most draft tokens that `seq` has room for. Behind an accepted draft another token is chosen: one place is left
+    for it."""
+    left = min(seq.sampling.max_tokens - seq.num_output_tokens, max_len - seq.num_tokens)
+    return min(max_draft_tokens, left - 1)
+
+
+def _reserve_slots(seq: Sequence, count: int, pool: BlockPool) -> int:
+    """Reserve KV slots behind the sequence's tokens, as far as free blocks give them; returns how many."""
+    missing = -(-(seq.num_tokens + count) // pool.block_size) - len(seq.block_table)
+    seq.block_table += pool.allocate(max(0, min(missing, pool.num_free)))
+    return min(count, len(seq.block_table) * pool.block_size - seq.num_tokens)

@@ -1,0 +1,57 @@
+"""A step that failed, computed again in parts, so that only the sequences that can't be computed end. Pure.
+
+Halving finds one bad row among n in about 2 log2(n) steps, of about 2n rows in all. Nothing has been committed of a
+step that failed, so each part begins where the step began: it writes the same KV slots again, and chooses the tokens
+that the step would have chosen, since a row's token does not depend on its batch.
+"""
+
+from collections.abc import Callable
+
+from penstock.wire.frames import SamplingParams
+from penstock.workers.engine.blocks import BlockPool
+from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
+
+ROW_FAILED = "This sequence could not be computed: a step fails with it, and not without it."
+"""What the request of a bad row is told."""
+
+RunStep = Callable[[Step], list[list[Sampled]] | None]
+"""Runs a step: what was chosen for each chunk, or None if the step fails."""
+
+
+def run_apart(step: Step, run: RunStep) -> list[list[Sampled]]:
+    """What was chosen for each chunk of a step that has failed; an error for those that fail alone too.
+
+    The parts have no drafts: what failed may have been the drafter, or a draft's rows.
+    """
+    for chunk in step.chunks:
+        chunk.draft = None
+    chunks = [Chunk(chunk.seq, chunk.start, chunk.num_tokens) for chunk in step.chunks]
+    if len(chunks) == 1:
+        return _run_part(chunks, run)
+    return _run_halves(chunks, run)
+
+
+def _run_part(chunks: list[Chunk], run: RunStep) -> list[list[Sampled]]:
+    sampled = run(Step(chunks, []))
+    if sampled is not None:
+        return sampled
+    return [[Sampled(0, error=ROW_FAILED)]] if len(chunks) == 1 else _run_halves(chunks, run)
+
+
+def _run_halves(chunks: list[Chunk], run: RunStep) -> list[list[Sampled]]:
+    middle = len(chunks) // 2
+    return _run_part(chunks[:middle], run) + _run_part(chunks[middle:], run)
+
+
+def can_compute(pool: BlockPool, run: RunStep, forget: Callable[[Sequence], None]) -> bool:
+    """Whether a step of one token can be computed, in a block that nobody holds. True if there is no such block: the
+    parts of the step will show it. forget: drops what the runner keeps of a sequence."""
+    if not pool.num_free:
+        return True
+    table = pool.allocate(1)
+    sampling = SamplingParams(max_tokens=1, temperature=0.0)
+    seq = Sequence("check", [0], sampling, 1, [], b"", 0.0, block_table=table)
+    sampled = run(Step([Chunk(seq, 0, 1)], []))
+    forget(seq)
+    pool.free(table)
+    return sampled is not None

@@ -1,0 +1,43 @@
+"""Messages of gateways and replicas of two versions, which meet during a rolling update."""
+
+import msgspec
+
+from penstock.wire.frames import SamplingParams, Submit, UpFrame, decode_up, encode, pack_token_ids
+
+
+class SubmitBefore(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """`Submit` of the version that knew no `seconds_left`."""
+
+    sid: int
+    request_id: str
+    packed_token_ids: bytes
+    block_keys: bytes
+    chain_key: bytes
+    sampling: SamplingParams
+    num_output_tokens: int = 0
+    adapter: str | None = None
+    tenant: str = ""
+    deadline: float | None = None
+    traceparent: str | None = None
+
+
+class UpFrameBefore(msgspec.Struct, frozen=True, array_like=True):
+    ops: list[SubmitBefore]
+
+
+FIELDS = 1, "q", pack_token_ids([1, 2]), b"", b"c" * 16, SamplingParams(max_tokens=2), 0, None, "t", 1_700_000_030.0
+
+
+def test_a_replica_of_the_version_before_reads_the_deadline_of_a_gateway_of_this_one() -> None:
+    data = encode(UpFrame([Submit(*FIELDS, seconds_left=30.0, service_class="batch")]))
+    (op,) = msgspec.msgpack.decode(data, type=UpFrameBefore).ops
+
+    assert op == SubmitBefore(*FIELDS)
+
+
+def test_a_gateway_of_the_version_before_is_understood() -> None:
+    (op,) = decode_up(msgspec.msgpack.encode(UpFrameBefore([SubmitBefore(*FIELDS)]))).ops
+
+    assert op == Submit(*FIELDS)
+    assert isinstance(op, Submit)
+    assert (op.deadline, op.seconds_left, op.service_class) == (1_700_000_030.0, None, "standard")
