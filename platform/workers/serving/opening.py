@@ -1,9 +1,10 @@
 """The opening of a stream as the replica sees it: which routers are let in, and how many connections may be at it.
 
-Not what follows (`session`). Pure but for the random nonces. Invariant: nothing but the opening's own messages is read
-before the router has proven itself.
+Not what follows (`session`), and no I/O but nonces and a line in the log. Invariant: nothing but the opening's own
+messages is read before the router has proven itself.
 """
 
+import logging
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -28,6 +29,9 @@ from penstock.workers.serving.intake import ProtocolError
 MAX_UNPROVEN = 64
 """Connections that may be at their opening at once; one more ends the oldest. A router of ours takes milliseconds, so
 it gets through while fewer than thousands of strangers come in a second."""
+
+
+log = logging.getLogger("penstock.stream")
 
 
 class Step(NamedTuple):
@@ -113,15 +117,20 @@ class Unproven(Protocol):
 
 
 class Lobby:
-    """The connections at their opening, oldest first; never more than `size`."""
+    """The connections at their opening, oldest first; never more than `size`. A flood is a line in the log when it
+    begins, however many come."""
 
     def __init__(self, size: int = MAX_UNPROVEN) -> None:
         self._size = size
         self._waiting: dict[Unproven, None] = {}
+        self._is_flooded = False
 
     def enter(self, connection: Unproven) -> None:
         """Let a connection begin its opening; where there are `size`, the oldest is given up."""
         if len(self._waiting) >= self._size:
+            if not self._is_flooded:
+                self._is_flooded = True
+                log.warning("strangers fill the stream's port", extra={"connections": self._size})
             oldest = next(iter(self._waiting))
             self.leave(oldest)
             oldest.give_up()
@@ -130,6 +139,8 @@ class Lobby:
     def leave(self, connection: Unproven) -> None:
         """Forget a connection that has ended, or whose router has proven itself. One that is not here is ignored."""
         self._waiting.pop(connection, None)
+        if len(self._waiting) <= self._size // 2:
+            self._is_flooded = False
 
     def __len__(self) -> int:
         return len(self._waiting)

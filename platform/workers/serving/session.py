@@ -138,7 +138,6 @@ class Connection:
 
     def give_up(self) -> None:
         """End a connection whose router has not proven itself, now."""
-        log.warning("connection given up", extra={"peer": self.channel.peer})
         self._end_opening()
 
     def _on_opening(self, data: bytes) -> None:

@@ -204,6 +204,8 @@ async def test_strangers_that_fill_the_lobby_keep_no_router_out(caplog: pytest.L
             for each in strangers:
                 each.close()
 
+    assert caplog.messages.count("strangers fill the stream's port") == 1
+
 
 async def stranger(bench: Bench) -> socket.socket:
     """A connection that says nothing."""
