@@ -12,9 +12,11 @@ one counted is settled.
 
 import asyncio
 from collections.abc import Sequence
+from random import Random
 
 from penstock.base.metrics import Metrics
 from penstock.router.completions.completion import Completion, Prompt
+from penstock.router.routing.retry import spread_s
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.headers import Headers
 from penstock.tenancy.keys import KeyStore
@@ -33,14 +35,19 @@ _SENTENCES: dict[LimitName, str] = {
         "the limit of {limits.tokens_per_minute} tokens per minute is reached:"
         " {verdict.tokens} are used or reserved, and this request may use {tokens}"
     ),
-    "parallel": "the limit of {limits.max_parallel} requests at once is reached: {verdict.parallel} are under way",
+    "parallel": (
+        "the limit of {limits.max_parallel} requests at once is reached, every choice of every prompt counted:"
+        " {verdict.parallel} are under way, and this request counts as {sequences}"
+    ),
 }
 
 
 class Admission:
     """Limits and usage of every tenant, as the endpoints need them; `run` runs the limiter and the usage log."""
 
-    def __init__(self, limiter: Limiter, usage: UsageLog, metrics: Metrics) -> None:
+    def __init__(self, limiter: Limiter, usage: UsageLog, metrics: Metrics, random: Random | None = None) -> None:
+        """random: spreads the times after which refused requests may come back."""
+        self._random = Random() if random is None else random
         self._limiter = limiter
         self._usage = usage
         self._metrics = metrics
@@ -64,7 +71,14 @@ class Admission:
                 f" never fit into the limit of {limits.tokens_per_minute} tokens per minute; shorten one of them.",
                 param="max_tokens",
             )
-        return await self._reserve(tenant_id, limits, request_id, tokens)
+        sequences = sum(map(len, prompts))
+        if limits.max_parallel is not None and sequences > limits.max_parallel:
+            raise InvalidRequest(
+                f"The request has {sequences} sequences, its prompts times 'n'. That can never fit into the limit of"
+                f" {limits.max_parallel} at once.",
+                param="n",
+            )
+        return await self._reserve(tenant_id, limits, request_id, tokens, sequences)
 
     async def charge(self, tenant_id: str, limits: Limits, request_id: str) -> Headers:
         """Admission of a request that generates nothing, an upload for instance: it counts against the requests per
@@ -78,17 +92,21 @@ class Admission:
         self._limiter.settle(tenant_id, request_id, 0)
         return headers
 
-    async def _reserve(self, tenant_id: str, limits: Limits, request_id: str, tokens: int) -> Headers:
-        verdict = await self._limiter.reserve(tenant_id, limits, request_id, tokens)
+    async def _reserve(
+        self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int = 1
+    ) -> Headers:
+        verdict = await self._limiter.reserve(tenant_id, limits, request_id, tokens, sequences)
         headers = limit_headers(limits, verdict)
         if verdict.is_admitted:
             return headers
         assert verdict.limit is not None
         assert verdict.wait_ms is not None
         self._metrics.rate_limited.labels(verdict.limit).inc()
-        sentence = _SENTENCES[verdict.limit].format(limits=limits, verdict=verdict, tokens=tokens)
+        sentence = _SENTENCES[verdict.limit].format(limits=limits, verdict=verdict, tokens=tokens, sequences=sequences)
         raise RateLimited(
-            f"{sentence[0].upper()}{sentence[1:]}.", retry_after_s=verdict.wait_ms / 1000, headers=tuple(headers)
+            f"{sentence[0].upper()}{sentence[1:]}.",
+            retry_after_s=spread_s(verdict.wait_ms / 1000, self._random),
+            headers=tuple(headers),
         )
 
     async def read_usage(self, tenant_id: str, days: Sequence[str]) -> list[UsageRow]:
