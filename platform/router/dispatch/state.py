@@ -45,6 +45,9 @@ class RequestState:
     refusal: PenstockError | None = None
     """A provider's reason for its refusal, the latest."""
 
+    num_text_tokens: int = 0
+    """Output tokens that came as text."""
+
     # the latest attempt
     carrier: Carrier | None = None
     """Replica or provider that has the sequence; None while no attempt is under way."""

@@ -29,6 +29,7 @@ PLACES = {
     "podDefaults.gpuResource": "pools: [{name: demo, engine: {device: cuda}}]",
     "podDefaults.gpus": "pools: [{name: demo, engine: {device: cuda}}]",
     "ingress": "ingress: {enabled: true}",
+    "tenants.defaults": "tenants: {first: []}",
     "httpRoute": "httpRoute: {enabled: true, parentRefs: [{name: public}]}",
     "adapters": "adapters: {enabled: true}",
 }
@@ -56,6 +57,7 @@ CHANGED: dict[str, Any] = {
     "redis.address": "redis://other:1",
     "redis.maxMemory": "7mb",
     "tenants.first": [{"name": "other"}],
+    "tenants.defaults": {"max_parallel": 7},
     "secrets.tenants": "other",
     "image.pullSecrets": ["other"],
     "httpRoute.parentRefs": [{"name": "other"}],
