@@ -52,6 +52,8 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         ),
         **each(ABOVE_0, "ttft_target_s", "request_timeout_s", "body_timeout_s"),
         **each(AT_LEAST_0, "queue_timeout_s", "key_cache_s"),
+        "max_queue_share": {"exclusiveMinimum": 0, "maximum": 1},
+        "reserved_places": {"minimum": 0, "exclusiveMaximum": 1},
     },
     "PoolConfig": {"served_names": DIFFERENT_WORDS},
     "ProviderConfig": {

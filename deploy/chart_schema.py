@@ -18,6 +18,7 @@ from penstock.adapters.config import AdaptersConfig
 from penstock.base.telemetry import TelemetryConfig
 from penstock.cli.config import PoolConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
+from penstock.tenancy.share import MAX_WEIGHT, MIN_WEIGHT, SERVICE_CLASSES
 from penstock.tenancy.tenants import TIER_POLICIES
 
 Schema = dict[str, Any]
@@ -94,14 +95,15 @@ POOL_POD = fields(
     spread=SPREAD,
     zoneSpread=SPREAD,
 )
+LIMITS = {name: integer(0) for name in ("requests_per_minute", "tokens_per_minute", "max_parallel")}
 TENANT = fields(
     ("name",),
     name={"type": "string", "pattern": f"^{TENANT_NAME}$"},
-    requests_per_minute=integer(0),
-    tokens_per_minute=integer(0),
-    max_parallel=integer(0),
+    **LIMITS,
     models=items(WORD),
     tier_policy={"enum": list(TIER_POLICIES)},
+    weight={"type": "number", "minimum": MIN_WEIGHT, "maximum": MAX_WEIGHT},
+    service_class={"enum": list(SERVICE_CLASSES)},
 )
 
 
@@ -153,7 +155,7 @@ def schema() -> Schema:
         upgrade=fields(deletionDelaySeconds=integer(0, nullable=True)),
         autoscaler=fields(enabled=FLAG, replicas=integer(1, 5), resources=RESOURCES, **PLACEMENT),
         redis=_redis(),
-        tenants=fields(first=items(TENANT)),
+        tenants=fields(first=items(TENANT), defaults=fields(**LIMITS)),
         backups=fields(
             enabled=FLAG,
             schedule=WORD,

@@ -2,7 +2,8 @@
 
 What the file says of a tenant is how it begins. One that is there stays as it is, with what an operator has set since,
 and so do tenants that the file doesn't name; keys are added. What an operator took away stays away: a deleted tenant is
-not made again, nor a revoked key accepted. So it can run at every start.
+not made again, nor a revoked key accepted. So it can run at every start. The file may also say which limits new tenants
+get.
 
 Decisions: docs/decisions/kubernetes.md
 """
@@ -15,7 +16,7 @@ import redis.asyncio
 from penstock.base.errors import ConfigError
 from penstock.cli.tenant import Change
 from penstock.tenancy.keys import KEY_PATTERN, put_key
-from penstock.tenancy.tenants import Settings, Tenants
+from penstock.tenancy.tenants import Limits, Settings, Tenants
 from penstock.wire.errors import InvalidRequest
 
 
@@ -29,6 +30,8 @@ class FirstTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     models: tuple[str, ...] | None = None
     """Models that the tenant may use; null: all."""
     tier_policy: str | None = None
+    weight: float | None = None
+    service_class: str | None = None
 
     def __post_init__(self) -> None:
         for number, key in enumerate(self.keys):
@@ -38,30 +41,53 @@ class FirstTenant(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
                     "rand -hex 24 gives them"
                 )
 
-    @property
-    def settings(self) -> Settings:
+    def settings(self, defaults: Limits) -> Settings:
+        """Settings that the tenant begins with. defaults: its limits where the file names none."""
         change = Change(
             requests_per_minute=self.requests_per_minute,
             tokens_per_minute=self.tokens_per_minute,
             max_parallel=self.max_parallel,
             models=self.models,
             tier_policy=self.tier_policy,
+            weight=self.weight,
+            service_class=self.service_class,
         )
-        return change.applied(Settings())
+        return change.applied(Settings(limits=defaults))
+
+
+class DefaultLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Limits of tenants that are made from now on; 0 or null: no such limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_parallel: int | None = None
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            requests_per_minute=self.requests_per_minute or None,
+            tokens_per_minute=self.tokens_per_minute or None,
+            max_parallel=self.max_parallel or None,
+        )
 
 
 class FirstTenants(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     tenants: tuple[FirstTenant, ...] = ()
+    defaults: DefaultLimits | None = None
+    """Default limits; null: they stay as they are."""
 
 
 async def apply(client: redis.asyncio.Redis, secret: bytes, wanted: FirstTenants) -> list[str]:
     """Make tenants and keys that are not there yet; returns a line about each tenant. Raises RedisError, and
     InvalidRequest for settings that can't be."""
-    return [f"{tenant.name}: {await _apply(client, secret, tenant)}" for tenant in wanted.tenants]
+    if wanted.defaults is not None:
+        await Tenants(client).set_defaults(wanted.defaults.limits)
+    defaults = await Tenants(client).defaults()
+    return [f"{tenant.name}: {await _apply(client, secret, tenant, defaults)}" for tenant in wanted.tenants]
 
 
-async def _apply(client: redis.asyncio.Redis, secret: bytes, wanted: FirstTenant) -> str:
-    settings = wanted.settings
+async def _apply(client: redis.asyncio.Redis, secret: bytes, wanted: FirstTenant, defaults: Limits) -> str:
+    settings = wanted.settings(defaults)
     settings.check()
     try:
         await Tenants(client).ensure(wanted.name, time.time(), settings)

@@ -27,7 +27,8 @@ from penstock.base.redis_roles import make_password, url_of
 from penstock.cli.config import load_platform
 from penstock.cli.state import RunState, StateDir
 from penstock.tenancy.keys import KEY_PATTERN, KeyInfo, list_keys, revoke_all, revoke_id, revoke_key
-from penstock.tenancy.tenants import Record, Settings, Tenants
+from penstock.tenancy.share import DEFAULT_SHARE
+from penstock.tenancy.tenants import Limits, Record, Settings, Tenants
 from penstock.tenancy.usage import UsageRow, last_days, read_usage
 
 T = TypeVar("T")
@@ -108,6 +109,8 @@ class TenantInfo(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] | None
     """Names of the models that the tenant may use; None if it may use all."""
     tier_policy: str
+    weight: float
+    service_class: str
     created: str
     updated: str
     keys: tuple[str, ...]
@@ -123,6 +126,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...] | None = None
     """`*`: all."""
     tier_policy: str | None = None
+    weight: float | None = None
+    service_class: str | None = None
 
     def applied(self, settings: Settings) -> Settings:
         limits = msgspec.structs.replace(
@@ -140,7 +145,13 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
             if "*" in self.models
             else tuple(dict.fromkeys(self.models))
         )
-        return Settings(limits=limits, models=models, tier_policy=self.tier_policy or settings.tier_policy)
+        return Settings(
+            limits=limits,
+            models=models,
+            tier_policy=self.tier_policy or settings.tier_policy,
+            weight=settings.weight if self.weight is None else self.weight,
+            service_class=self.service_class or settings.service_class,
+        )
 
 
 async def describe(client: redis.asyncio.Redis, tenant_id: str, record: Record) -> TenantInfo:
@@ -152,6 +163,8 @@ async def describe(client: redis.asyncio.Redis, tenant_id: str, record: Record) 
         max_parallel=limits.max_parallel,
         models=record.settings.models,
         tier_policy=record.settings.tier_policy,
+        weight=record.settings.weight,
+        service_class=record.settings.service_class,
         created=_moment(record.created),
         updated=_moment(record.updated),
         keys=tuple(key.id for key in await list_keys(client, tenant_id)),
@@ -159,9 +172,18 @@ async def describe(client: redis.asyncio.Redis, tenant_id: str, record: Record) 
 
 
 async def create(client: redis.asyncio.Redis, tenant_id: str, change: Change) -> TenantInfo:
-    return await describe(
-        client, tenant_id, await Tenants(client).create(tenant_id, change.applied(Settings()), time.time())
-    )
+    """Make a tenant, with the default limits where `change` names none."""
+    settings = change.applied(Settings(limits=await Tenants(client).defaults()))
+    return await describe(client, tenant_id, await Tenants(client).create(tenant_id, settings, time.time()))
+
+
+async def change_defaults(client: redis.asyncio.Redis, change: Change) -> Limits:
+    """Change the limits of tenants that are made from now on; returns what they are."""
+    before = await Tenants(client).defaults()
+    limits = change.applied(Settings(limits=before)).limits
+    if limits != before:
+        await Tenants(client).set_defaults(limits)
+    return limits
 
 
 async def change_settings(client: redis.asyncio.Redis, tenant_id: str, change: Change) -> TenantInfo:
@@ -205,13 +227,24 @@ async def usage_of(client: redis.asyncio.Redis, tenant_id: str | None, num_days:
 
 
 def show_tenants(tenants: list[TenantInfo], console: Console) -> None:
-    table = Table("tenant", "requests/min", "tokens/min", "at once", "models", "tier policy", "keys", "created")
+    """Print a table of tenants; a column of shares where one of them has another than the default."""
+    has_shares = any((tenant.weight, tenant.service_class) != DEFAULT_SHARE for tenant in tenants)
+    columns = ["tenant", "requests/min", "tokens/min", "at once", "models", "tier policy", "keys", "created"]
+    table = Table(*columns, *(["share"] if has_shares else []))
     for tenant in tenants:
         limits = [
             _limit(value) for value in (tenant.requests_per_minute, tenant.tokens_per_minute, tenant.max_parallel)
         ]
         models = "all" if tenant.models is None else ", ".join(tenant.models)
-        table.add_row(tenant.id, *limits, models, tenant.tier_policy, ", ".join(tenant.keys) or "none", tenant.created)
+        keys = ", ".join(tenant.keys) or "none"
+        share = [f"{tenant.weight:g}, {tenant.service_class}"] if has_shares else []
+        table.add_row(tenant.id, *limits, models, tenant.tier_policy, keys, tenant.created, *share)
+    console.print(table)
+
+
+def show_defaults(limits: Limits, console: Console) -> None:
+    table = Table("requests/min", "tokens/min", "at once", title="limits of new tenants")
+    table.add_row(_limit(limits.requests_per_minute), _limit(limits.tokens_per_minute), _limit(limits.max_parallel))
     console.print(table)
 
 

@@ -17,6 +17,7 @@ from penstock.cli.refusals import refusing
 from penstock.cli.state import StateDir
 from penstock.cli.tenant import (
     Change,
+    change_defaults,
     change_settings,
     create,
     delete,
@@ -26,6 +27,7 @@ from penstock.cli.tenant import (
     redis_of,
     revoke,
     secret_of,
+    show_defaults,
     show_keys,
     show_tenants,
     show_usage,
@@ -35,6 +37,7 @@ from penstock.cli.tenant import (
 )
 from penstock.cli.up import DEMO_TENANT
 from penstock.tenancy.keys import create_key
+from penstock.tenancy.share import SERVICE_CLASSES
 from penstock.tenancy.tenants import TIER_POLICIES, Tenants
 from penstock.tenancy.usage import KEPT_S
 
@@ -54,11 +57,20 @@ Requests = Annotated[int | None, typer.Option("--requests-per-minute", min=0, he
 Tokens = Annotated[
     int | None, typer.Option("--tokens-per-minute", min=0, help="Of prompts and answers together; 0: no limit.")
 ]
-Parallel = Annotated[int | None, typer.Option("--max-parallel", min=0, help="Requests at once; 0: no limit.")]
+Parallel = Annotated[
+    int | None,
+    typer.Option("--max-parallel", min=0, help="Requests at once, each choice of each prompt counted; 0: no limit."),
+]
 Models = Annotated[
     str | None, typer.Option("--models", help="Served names it may use, with commas between them; *: all.")
 ]
 Policy = Annotated[str | None, typer.Option("--tier-policy", help=f"{', '.join(TIER_POLICIES)}.")]
+Weight = Annotated[
+    float | None, typer.Option("--weight", help="Tokens it gets for one of a tenant with weight 1, while both wait.")
+]
+ServiceClass = Annotated[
+    str | None, typer.Option("--class", help=f"{', '.join(SERVICE_CLASSES)}: who goes first, and is refused last.")
+]
 DEFAULT_STATE = Path(".penstock")
 
 
@@ -70,11 +82,13 @@ def create_tenant(
     max_parallel: Parallel = None,
     models: Models = None,
     tier_policy: Policy = None,
+    weight: Weight = None,
+    service_class: ServiceClass = None,
     state: State = DEFAULT_STATE,
     config: Config = None,
 ) -> None:
     """A new tenant; it needs a key: penstock key create NAME."""
-    change = _change(requests_per_minute, tokens_per_minute, max_parallel, models, tier_policy)
+    change = _change(requests_per_minute, tokens_per_minute, max_parallel, models, tier_policy, weight, service_class)
     with refusing():
         show_tenants(
             [with_redis(redis_of(StateDir(state), config), lambda client: create(client, name, change))], Console()
@@ -89,11 +103,13 @@ def set_tenant(
     max_parallel: Parallel = None,
     models: Models = None,
     tier_policy: Policy = None,
+    weight: Weight = None,
+    service_class: ServiceClass = None,
     state: State = DEFAULT_STATE,
     config: Config = None,
 ) -> None:
     """Change what is named; the rest stays."""
-    change = _change(requests_per_minute, tokens_per_minute, max_parallel, models, tier_policy)
+    change = _change(requests_per_minute, tokens_per_minute, max_parallel, models, tier_policy, weight, service_class)
     with refusing():
         show_tenants(
             [with_redis(redis_of(StateDir(state), config), lambda client: change_settings(client, name, change))],
@@ -115,6 +131,24 @@ def list_tenants(as_json: AsJson = False, state: State = DEFAULT_STATE, config: 
     with refusing():
         found = with_redis(redis_of(StateDir(state), config), find_all)
         _print(found) if as_json else show_tenants(found, Console())
+
+
+@tenants.command("defaults")
+def default_limits(
+    requests_per_minute: Requests = None,
+    tokens_per_minute: Tokens = None,
+    max_parallel: Parallel = None,
+    state: State = DEFAULT_STATE,
+    config: Config = None,
+) -> None:
+    """Limits of tenants that are made from now on, to show or to change; those that are there keep theirs."""
+    change = Change(
+        requests_per_minute=requests_per_minute, tokens_per_minute=tokens_per_minute, max_parallel=max_parallel
+    )
+    with refusing():
+        show_defaults(
+            with_redis(redis_of(StateDir(state), config), lambda client: change_defaults(client, change)), Console()
+        )
 
 
 @tenants.command("delete")
@@ -230,11 +264,23 @@ def usage(
 
 
 def _change(
-    requests: int | None, tokens: int | None, parallel: int | None, models: str | None, policy: str | None
+    requests: int | None,
+    tokens: int | None,
+    parallel: int | None,
+    models: str | None,
+    policy: str | None,
+    weight: float | None,
+    service_class: str | None,
 ) -> Change:
     names = None if models is None else tuple(name.strip() for name in models.split(",") if name.strip())
     return Change(
-        requests_per_minute=requests, tokens_per_minute=tokens, max_parallel=parallel, models=names, tier_policy=policy
+        requests_per_minute=requests,
+        tokens_per_minute=tokens,
+        max_parallel=parallel,
+        models=names,
+        tier_policy=policy,
+        weight=weight,
+        service_class=service_class,
     )
 
 

@@ -40,6 +40,8 @@ from penstock.router.completions.admission import Admission
 from penstock.router.completions.dependencies import GatewayDependencies, PoolReplicas
 from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch.dispatcher import RoutingDispatcher
+from penstock.router.dispatch.shares.charges import Charges
+from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.models.adapter_models import AdapterDependencies, AdapterModels
 from penstock.router.models.catalogue import Checkpoint, build_served_models
@@ -56,6 +58,7 @@ from penstock.router.transport.drain import DrainingApp, wait_until_known
 from penstock.router.transport.listener import Listener
 from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.tenancy.limits import Limiter
+from penstock.tenancy.service_exchange import ServiceExchange
 from penstock.tenancy.usage import UsageLog
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
@@ -100,7 +103,10 @@ class Core:
         self._metrics = Metrics()
         self.tracing = None if telemetry is None else open_tracing(telemetry, router_id, self._count_spans, Random())
         self._index = PrefixIndex()
-        self._queue = WaitQueue(config.max_queue, config.queue_timeout_s)
+        counters = VirtualCounters()
+        charges = Charges(counters)
+        self.exchange = ServiceExchange(client, router_id, counters, charges.correct)
+        self._queue = WaitQueue(config.max_queue, config.queue_timeout_s, counters, config.tenant_queue_share)
         self.fleet = Fleet(
             self._pools,
             self._connect,
@@ -127,6 +133,7 @@ class Core:
                 self.fleet,
                 self._index,
                 self._queue,
+                charges,
                 Chains(block_secret(secret)),
                 config,
                 self._metrics,
@@ -266,7 +273,8 @@ class Gateway:
         async with core.providers, core.fleet:
             discovering = asyncio.create_task(core.discovery.run(), name="discovery")
             admitting = asyncio.create_task(core.admission.run(), name="admission")
-            tasks = [discovering, admitting]
+            sharing = asyncio.create_task(core.exchange.run(), name="shares")
+            tasks = [discovering, admitting, sharing]
             if core.reporter is not None:
                 tasks.append(asyncio.create_task(core.reporter.run(), name="reports"))
             stopping = asyncio.create_task(self._stopping.wait())

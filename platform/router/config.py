@@ -32,6 +32,14 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Requests waiting for a replica in one gateway; one more is refused with Retry-After."""
     queue_timeout_s: float = 30.0
     """Longest wait for a replica before a request is refused with Retry-After."""
+    fairness: Literal["vtc", "arrival"] = "vtc"
+    """Order in which requests of different tenants leave the queue. vtc: the tenant goes first that has had the fewest
+    tokens for its weight (`penstock tenant set --weight`). arrival: first come, first served, whoever it is."""
+    max_queue_share: float = 0.5
+    """Part of the queue that requests of one tenant may fill; one more is refused with Retry-After."""
+    reserved_places: float = 0.05
+    """Part of the replicas' places that a tenant with its share of them leaves free, while other tenants are active; 0:
+    none."""
     request_timeout_s: float = 600.0
     """Deadline of a request that names none."""
     default_max_tokens: int = 1024
@@ -53,6 +61,11 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """HTTPS on both ports, and nothing else; with a `ca`, for clients with a certificate of it only. None: HTTP, for a
     load balancer in front that has the certificate."""
 
+    @property
+    def tenant_queue_share(self) -> float:
+        """Part of the queue that one tenant may fill: all of it where the order knows of no tenants."""
+        return self.max_queue_share if self.fairness == "vtc" else 1.0
+
     def __post_init__(self) -> None:
         if not 0 < self.port < 65536:
             raise ConfigError(f"gateway.port must lie in 1..65535, not {self.port}")
@@ -71,6 +84,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"gateway.{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 < self.max_queue_share <= 1:
+            raise ConfigError(f"gateway.max_queue_share must lie above 0 and up to 1, not {self.max_queue_share}")
+        if not 0 <= self.reserved_places < 1:
+            raise ConfigError(f"gateway.reserved_places must lie in 0..1, 1 left out, not {self.reserved_places}")
         if not self.ttft_target_s > 0:
             raise ConfigError(f"gateway.ttft_target_s must be more than 0, not {self.ttft_target_s}")
 

@@ -23,6 +23,7 @@ class UnreportedRequest:
     tokens: int
     """Tokens reserved, and from the request's end on tokens used."""
     is_running: bool = True
+    sequences: int = 1
 
 
 @dataclass(slots=True)
@@ -73,7 +74,7 @@ class Account:
         for request_id, unreported in self.unreported.items():
             age_ms = now_ms - unreported.at_ms
             if unreported.is_running:
-                usages.append(UnsettledUsage(request_id, age_ms, 1, unreported.tokens, True))
+                usages.append(UnsettledUsage(request_id, age_ms, 1, unreported.tokens, True, unreported.sequences))
             else:
                 age = window.bucket(age_ms)
                 requests, tokens = over.get(age, (0, 0))

@@ -1,8 +1,9 @@
 -- Applies one LimitRequest to the ledger of one tenant: does what `window.LimitLedger.apply` does, on Redis's clock.
 --
--- KEYS: requests, tokens (hashes: bucket -> count), held (hash: request id -> bucket:tokens), leases (sorted set: request
--- id by the end of its lease). ARGV: the LimitRequest as JSON; bucket_ms, num_buckets, lease_ms of the Window; how long a
--- request should wait for a place among the parallel ones, in ms.
+-- KEYS: requests, tokens (hashes: bucket -> count), held (hash: request id -> bucket:tokens, with more than one sequence
+-- bucket:tokens:sequences), leases (sorted set: request id by the end of its lease). ARGV: the LimitRequest as JSON;
+-- bucket_ms, num_buckets, lease_ms of the Window; how long a request should wait for a place among the parallel ones, in
+-- ms.
 -- Returns the fields of a Verdict: is_admitted (0 or 1), the limit that refused (0: none, else its place in LIMIT_NAMES,
 -- from 1), wait_ms (-1: it can never fit), requests, tokens, reset_requests_ms, reset_tokens_ms, parallel.
 
@@ -31,13 +32,16 @@ end
 -- usage: the fields of an UnsettledUsage.
 local function charge(usage, bucket)
   local id, num_requests, num_tokens, is_running = usage[1], usage[3], usage[4], usage[5]
+  local num_sequences = usage[6] or 1
   if redis.call('HEXISTS', held, id) == 1 then return end
   if bucket >= oldest then
     redis.call('HINCRBY', requests, bucket, num_requests)
     redis.call('HINCRBY', tokens, bucket, num_tokens)
   end
   if is_running then
-    redis.call('HSET', held, id, string.format('%d:%d', bucket, num_tokens))
+    local hold = string.format('%d:%d', bucket, num_tokens)
+    if num_sequences > 1 then hold = string.format('%s:%d', hold, num_sequences) end
+    redis.call('HSET', held, id, hold)
     redis.call('ZADD', leases, now + lease_ms, id)
   end
 end
@@ -46,7 +50,7 @@ local function settle(id, used_tokens)
   local hold = redis.call('HGET', held, id)
   if not hold then return end
   release(id)
-  local bucket, reserved = string.match(hold, '^(%d+):(%d+)$')
+  local bucket, reserved = string.match(hold, '^(%d+):(%d+)')
   if redis.call('HEXISTS', tokens, bucket) == 1 then
     redis.call('HINCRBY', tokens, bucket, used_tokens - tonumber(reserved))
   end
@@ -79,6 +83,15 @@ local function wait_for(excess, kept)
   return math.huge
 end
 
+-- Sequences under way.
+local function count_sequences()
+  local count = 0
+  for _, hold in ipairs(redis.call('HVALS', held)) do
+    count = count + (tonumber(string.match(hold, '^%d+:%d+:(%d+)$')) or 1)
+  end
+  return count
+end
+
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', leases, '-inf', now)) do release(id) end
 for _, settled in ipairs(request.settled or {}) do settle(settled[1], settled[2]) end
 for _, usage in ipairs(request.unsettled or {}) do charge(usage, math.floor((now - usage[2]) / bucket_ms)) end
@@ -89,7 +102,8 @@ end
 
 local sum_requests, reset_requests, kept_requests = sum_buckets(requests)
 local sum_tokens, reset_tokens, kept_tokens = sum_buckets(tokens)
-local parallel = redis.call('HLEN', held)
+local max_parallel = (request.limits or {}).max_parallel
+local parallel = max_parallel and count_sequences() or 0
 local is_admitted, limit, wait = 0, 0, 0
 
 -- The limit that is in the way for longest is the one to report.
@@ -100,19 +114,19 @@ end
 if request.id and redis.call('HEXISTS', held, request.id) == 1 then
   is_admitted = 1
 elseif request.id then
-  local limits, wanted = request.limits or {}, request.tokens or 0
+  local limits, wanted, sequences = request.limits or {}, request.tokens or 0, request.sequences or 1
   local max_requests, max_tokens = limits.requests_per_minute, limits.tokens_per_minute
-  local max_parallel = limits.max_parallel
   if max_requests and sum_requests + 1 > max_requests then
     refuse(1, wait_for(sum_requests + 1 - max_requests, kept_requests))
   end
   if max_tokens and sum_tokens + wanted > max_tokens then
     refuse(2, wait_for(sum_tokens + wanted - max_tokens, kept_tokens))
   end
-  if max_parallel and parallel >= max_parallel then refuse(3, parallel_wait_ms) end
+  if max_parallel and parallel + sequences > max_parallel then refuse(3, parallel_wait_ms) end
   if limit == 0 then
-    charge({request.id, 0, 1, wanted, true}, current)
-    is_admitted, parallel = 1, parallel + 1
+    charge({request.id, 0, 1, wanted, true, sequences}, current)
+    is_admitted = 1
+    if max_parallel then parallel = parallel + sequences end
     sum_requests, sum_tokens = sum_requests + 1, sum_tokens + wanted
     reset_requests = math.max(reset_requests, leaves_in(current))
     if wanted > 0 then reset_tokens = math.max(reset_tokens, leaves_in(current)) end

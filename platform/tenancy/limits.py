@@ -85,16 +85,19 @@ class Limiter:
         self._abandoned: set[asyncio.Task[Verdict]] = set()
         """Reservations under way whose caller is gone."""
 
-    async def reserve(self, tenant_id: str, limits: Limits, request_id: str, tokens: int) -> Verdict:
+    async def reserve(
+        self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int = 1
+    ) -> Verdict:
         """Charge a request to all limits, or to none; what was admitted must be settled. Raises Overloaded when Redis
         is away and this gateway can't decide alone.
 
-        tokens: most tokens that the request may use; more than the limit can never be admitted.
+        tokens: most tokens that the request may use; sequences: its prompts times its choices. More of them than the
+        limit can never be admitted.
         """
         account = self._accounts.get(tenant_id)
         if account is None:
             account = self._accounts[tenant_id] = Account(LimitLedger(self._window), renewed_at_ms=self._now_ms())
-        request = LimitRequest(id=request_id, tokens=min(tokens, MAX_TOKENS), limits=limits)
+        request = LimitRequest(id=request_id, tokens=min(tokens, MAX_TOKENS), sequences=sequences, limits=limits)
         if self._is_unavailable:
             return self._reserve_alone(account, request)
         task = asyncio.create_task(self._reserve(tenant_id, account, request))
@@ -150,7 +153,7 @@ class Limiter:
             return self._reserve_alone(account, request)
         if verdict.is_admitted:
             account.running.add(request.id)
-            admitted = UnsettledUsage(request.id, 0, 1, request.tokens, True)
+            admitted = UnsettledUsage(request.id, 0, 1, request.tokens, True, request.sequences)
             account.ledger.apply(LimitRequest(unsettled=[admitted]), self._now_ms())
         return verdict
 
@@ -161,7 +164,9 @@ class Limiter:
         limits = share_limits(request.limits, self.num_gateways)
         verdict = account.ledger.apply(msgspec.structs.replace(request, limits=limits), self._now_ms())
         if verdict.is_admitted:
-            account.unreported[request.id] = UnreportedRequest(self._now_ms(), request.tokens)
+            account.unreported[request.id] = UnreportedRequest(
+                self._now_ms(), request.tokens, sequences=request.sequences
+            )
         elif verdict.wait_ms is None:
             raise Overloaded(
                 "the limits of this tenant can't be checked at the moment, and the request exceeds this gateway's share"

@@ -2,6 +2,7 @@
 
 Not their keys (`keys`), not the counting (`limits`, `usage`). Layout, all of a tenant under one hash tag:
     penstock:tenants                    ids of all tenants, deleted ones left out
+    penstock:tenant_defaults            Limits of tenants made from now on, as JSON
     penstock:tenant:{id}:settings       a Record, as JSON
     penstock:tenant:{id}:keys           key digest -> when it was made
 Invariant: an id is used once. What is left of a deleted tenant (usage, cached blocks under its salt) must not become
@@ -19,6 +20,7 @@ import redis.asyncio
 from redis.exceptions import WatchError
 
 from penstock.base.errors import ConfigError
+from penstock.tenancy.share import DEFAULT_SHARE, MAX_WEIGHT, MIN_WEIGHT, SERVICE_CLASSES, Share
 from penstock.wire.errors import InvalidRequest
 
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -30,6 +32,7 @@ MAX_CHANGE_ATTEMPTS = 16
 SCAN_NAMES = 1000
 """Names that one step of a scan looks at."""
 _TENANTS = "penstock:tenants"
+_DEFAULTS = "penstock:tenant_defaults"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -39,11 +42,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tokens_per_minute: int | None = None
     """Tokens of prompts and answers together."""
     max_parallel: int | None = None
-    """Requests at once."""
+    """Sequences at once: each choice of each prompt of a request is one."""
 
     @property
     def are_none(self) -> bool:
         return self.requests_per_minute is None and self.tokens_per_minute is None and self.max_parallel is None
+
+    def check(self) -> None:
+        """Raises InvalidRequest."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidRequest(f"{name} must be at least 1, not {value}; leave it out for no limit")
 
 
 NO_LIMITS = Limits()
@@ -56,15 +66,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     models: tuple[str, ...] | None = None
     """Served names of the models that the tenant may use; None: all."""
     tier_policy: str = DEFAULT_TIER_POLICY
+    weight: float = DEFAULT_SHARE.weight
+    """Tokens that the tenant gets for one of a tenant with weight 1, while both wait."""
+    service_class: str = DEFAULT_SHARE.service_class
 
     def check(self) -> None:
         """Raises InvalidRequest."""
-        for name in Limits.__struct_fields__:
-            value = getattr(self.limits, name)
-            if value is not None and value < 1:
-                raise InvalidRequest(f"{name} must be at least 1, not {value}; leave it out for no limit")
+        self.limits.check()
         if self.tier_policy not in TIER_POLICIES:
             raise InvalidRequest(f"the tier policy must be one of {', '.join(TIER_POLICIES)}, not {self.tier_policy!r}")
+        if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
+            raise InvalidRequest(f"the weight must lie in {MIN_WEIGHT:g}..{MAX_WEIGHT:g}, not {self.weight:g}")
+        if self.service_class not in SERVICE_CLASSES:
+            raise InvalidRequest(f"the class must be one of {', '.join(SERVICE_CLASSES)}, not {self.service_class!r}")
 
 
 NO_SETTINGS = Settings()
@@ -91,6 +105,7 @@ class Tenant:
     """Limits of the tenant; None: there are none, and a request needs no admission."""
     models: tuple[str, ...] | None = None
     tier_policy: str = DEFAULT_TIER_POLICY
+    share: Share = DEFAULT_SHARE
 
     def may_use(self, model: str) -> bool:
         return self.models is None or model in self.models
@@ -103,7 +118,12 @@ def tenant_of(secret: bytes, tenant_id: str, settings: Settings | None = None) -
     if settings is None:
         return Tenant(tenant_id, salt)
     return Tenant(
-        tenant_id, salt, None if settings.limits.are_none else settings.limits, settings.models, settings.tier_policy
+        tenant_id,
+        salt,
+        None if settings.limits.are_none else settings.limits,
+        settings.models,
+        settings.tier_policy,
+        Share(settings.weight, settings.service_class),
     )
 
 
@@ -137,6 +157,20 @@ class Tenants:
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
+
+    async def defaults(self) -> Limits:
+        """Limits that a new tenant gets where nothing else is said. Whoever makes a tenant takes them over."""
+        data = await self._client.get(_DEFAULTS)
+        try:
+            return NO_LIMITS if data is None else msgspec.json.decode(data, type=Limits)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(f"the default limits in Redis can't be read: {error}") from error
+
+    async def set_defaults(self, limits: Limits) -> None:
+        """Set the limits of tenants that are made from now on; those that are there keep theirs. Raises
+        InvalidRequest."""
+        limits.check()
+        await self._client.set(_DEFAULTS, msgspec.json.encode(limits))
 
     async def create(self, tenant_id: str, settings: Settings, now: float) -> Record:
         """Create a tenant. now: Unix time. Raises InvalidRequest when the id is taken, was used before, or is not a

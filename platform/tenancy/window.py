@@ -7,7 +7,7 @@ bucket counts until all of it is older than the window. So in no window, whereve
 admitted than the limit says, and none is counted for longer than a window and one bucket. What is refused is not
 counted.
 
-A request that is not over is held under its id. Only the count of parallel requests needs that, and the settling: the
+A request that is not over is held under its id. Only the count of parallel sequences needs that, and the settling: the
 charge itself leaves with its bucket, so a gateway that dies without settling has merely used all that it had reserved.
 A hold is a lease, which its gateway renews.
 
@@ -67,6 +67,8 @@ class UnsettledUsage(NamedTuple):
     tokens: int
     """Tokens reserved by what is running, or used by what is over."""
     is_running: bool
+    sequences: int = 1
+    """Sequences of the request, as long as it runs."""
 
 
 class LimitRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -85,6 +87,8 @@ class LimitRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Id of the request to be admitted; None: there is none."""
     tokens: int = 0
     """Most tokens that the request may use, prompt included."""
+    sequences: int = 1
+    """Sequences of the request: its prompts times its choices."""
     limits: Limits = Limits()
     now_ms: int | None = None
     """Time to count with; None: the clock of whoever keeps the ledger."""
@@ -107,7 +111,7 @@ class Verdict(NamedTuple):
     reset_tokens_ms: int = 0
     """Time until no token of now is left in the window."""
     parallel: int = 0
-    """Requests under way, this one included if it was admitted."""
+    """Sequences under way, this request's included if it was admitted; 0 where `max_parallel` is no limit."""
 
 
 class _Hold(NamedTuple):
@@ -116,6 +120,7 @@ class _Hold(NamedTuple):
     bucket: int
     tokens: int
     lease_until_ms: int
+    sequences: int = 1
 
 
 _UNKNOWN = _Hold(0, 0, 0)
@@ -156,7 +161,7 @@ class LimitLedger:
         self._forget(oldest)
         limit, wait_ms = self._find_obstacle(request, now_ms)
         if request.id is not None and limit is None:
-            admitted = UnsettledUsage(request.id, 0, 1, request.tokens, True)
+            admitted = UnsettledUsage(request.id, 0, 1, request.tokens, True, request.sequences)
             self._charge(admitted, self._window.bucket(now_ms), oldest, lease_until_ms)
         return Verdict(
             request.id is not None and limit is None,
@@ -166,7 +171,7 @@ class LimitLedger:
             sum(self._tokens.values()),
             self._reset_ms(self._requests, now_ms),
             self._reset_ms(self._tokens, now_ms),
-            len(self._held),
+            0 if request.limits.max_parallel is None else self._count_sequences(),
         )
 
     def _settle(self, settled: Settled) -> None:
@@ -181,7 +186,7 @@ class LimitLedger:
             self._requests[bucket] = self._requests.get(bucket, 0) + usage.requests
             self._tokens[bucket] = self._tokens.get(bucket, 0) + usage.tokens
         if usage.is_running:
-            self._hold(usage.id, _Hold(bucket, usage.tokens, lease_until_ms))
+            self._hold(usage.id, _Hold(bucket, usage.tokens, lease_until_ms, usage.sequences))
 
     def _hold(self, request_id: str, hold: _Hold) -> None:
         self._held[request_id] = hold
@@ -215,12 +220,15 @@ class LimitLedger:
             excess = 0 if limit is None else sum(counts.values()) + wanted - limit
             if excess > 0:
                 waits.append((self._wait_ms(counts, excess, now_ms), name))
-        if limits.max_parallel is not None and len(self._held) >= limits.max_parallel:
+        if limits.max_parallel is not None and self._count_sequences() + request.sequences > limits.max_parallel:
             waits.append((PARALLEL_WAIT_MS, "parallel"))
         if not waits:
             return None, 0
         longest_ms, name_of_longest = max(waits, key=lambda wait: wait[0])
         return name_of_longest, None if longest_ms == float("inf") else int(longest_ms)
+
+    def _count_sequences(self) -> int:
+        return sum(hold.sequences for hold in self._held.values())
 
     def _wait_ms(self, counts: dict[int, int], excess: int, now_ms: int) -> float:
         """Time until so much will have left the window; inf: that much is not in it."""

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from penstock.base.redis_server import EmbeddedRedis, find_executable
@@ -52,6 +53,25 @@ def test_a_tenant_begins_as_the_file_says_and_what_an_operator_changed_stays_cha
     assert again.stdout.splitlines()[0] == "acme: 1 keys, 1 left out, they were revoked"
     assert again.stdout.splitlines()[1].startswith("beta: left out, a tenant 'beta' was deleted")
     assert '"requests_per_minute": 75' in penstock(redis_url, "tenant", "show", "acme", "--json").stdout
+
+
+def test_new_tenants_get_the_default_limits_and_the_others_keep_theirs(redis_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text("tenants: [{name: before}]\n", encoding="utf-8")
+    assert penstock(redis_url, "tenant", "apply", str(file)).returncode == 0
+    file.write_text(
+        "{defaults: {tokens_per_minute: 5000, max_parallel: 4}, tenants: [{name: before}, {name: after}]}\n",
+        encoding="utf-8",
+    )
+    assert penstock(redis_url, "tenant", "apply", str(file)).returncode == 0
+    assert penstock(redis_url, "tenant", "create", "own", "--max-parallel", "0", "--weight", "2").returncode == 0
+    shown = msgspec.json.decode(penstock(redis_url, "tenant", "list", "--json").stdout)
+
+    limits = {each["id"]: (each["tokens_per_minute"], each["max_parallel"]) for each in shown}
+    assert limits == {"before": (None, None), "after": (5000, 4), "own": (5000, None)}
+    changed = penstock(redis_url, "tenant", "defaults", "--max-parallel", "9").stdout
+    assert "5,000" in changed
+    assert "9" in changed
 
 
 def test_a_mistake_in_the_file_is_a_sentence_without_the_key(redis_url: str, tmp_path: Path) -> None:

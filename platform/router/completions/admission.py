@@ -17,10 +17,12 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import NamedTuple
 
 from penstock.base.metrics import Metrics
 from penstock.router.completions.completion import Completion, Prompt
+from penstock.router.routing.retry import spread_s
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.headers import Headers
 from penstock.tenancy.keys import KeyStore
@@ -44,7 +46,10 @@ _SENTENCES: dict[LimitName, str] = {
         "the limit of {limits.tokens_per_minute} tokens per minute is reached:"
         " {verdict.tokens} are used or reserved, and this request may use {tokens}"
     ),
-    "parallel": "the limit of {limits.max_parallel} requests at once is reached: {verdict.parallel} are under way",
+    "parallel": (
+        "the limit of {limits.max_parallel} requests at once is reached, every choice of every prompt counted:"
+        " {verdict.parallel} are under way, and this request counts as {sequences}"
+    ),
 }
 
 MAX_KNOWN_S = 1.0
@@ -75,8 +80,15 @@ class Admission:
     """Limits and usage of every tenant, as the endpoints need them; `run` runs the limiter and the usage log."""
 
     def __init__(
-        self, limiter: Limiter, usage: UsageLog, metrics: Metrics, clock: Callable[[], float] = time.monotonic
+        self,
+        limiter: Limiter,
+        usage: UsageLog,
+        metrics: Metrics,
+        random: Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """random: spreads the times after which refused requests may come back. clock: monotonic seconds."""
+        self._random = Random() if random is None else random
         self._limiter = limiter
         self._usage = usage
         self._metrics = metrics
@@ -104,7 +116,7 @@ class Admission:
             del self._reached[tenant_id]
             return
         reset_ms = max(0, reached.verdict.reset_requests_ms - passed_ms)
-        raise self._refuse(limits, reached.verdict._replace(wait_ms=wait_ms, reset_requests_ms=reset_ms), 0)
+        raise self._refuse(limits, reached.verdict._replace(wait_ms=wait_ms, reset_requests_ms=reset_ms), 0, 1)
 
     async def admit(self, tenant_id: str, limits: Limits, request_id: str, prompts: Sequence[Prompt]) -> Headers:
         """The response's headers about the limits; `settle` must follow.
@@ -119,7 +131,14 @@ class Admission:
                 f" never fit into the limit of {limits.tokens_per_minute} tokens per minute; shorten one of them.",
                 param="max_tokens",
             )
-        return await self._reserve(tenant_id, limits, request_id, tokens)
+        sequences = sum(map(len, prompts))
+        if limits.max_parallel is not None and sequences > limits.max_parallel:
+            raise InvalidRequest(
+                f"The request has {sequences} sequences, its prompts times 'n'. That can never fit into the limit of"
+                f" {limits.max_parallel} at once.",
+                param="n",
+            )
+        return await self._reserve(tenant_id, limits, request_id, tokens, sequences)
 
     async def charge(self, tenant_id: str, limits: Limits, request_id: str) -> Headers:
         """Admission of a request that generates nothing, an upload or one that has failed: it counts against the
@@ -133,22 +152,24 @@ class Admission:
         self._limiter.settle(tenant_id, request_id, 0)
         return headers
 
-    async def _reserve(self, tenant_id: str, limits: Limits, request_id: str, tokens: int) -> Headers:
-        verdict = await self._limiter.reserve(tenant_id, limits, request_id, tokens)
+    async def _reserve(
+        self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int = 1
+    ) -> Headers:
+        verdict = await self._limiter.reserve(tenant_id, limits, request_id, tokens, sequences)
         if verdict.is_admitted:
             return limit_headers(limits, verdict)
         if verdict.limit == "requests" and limits.requests_per_minute is not None:
             self._reached[tenant_id] = _Reached(limits.requests_per_minute, self._clock(), verdict)
-        raise self._refuse(limits, verdict, tokens)
+        raise self._refuse(limits, verdict, tokens, sequences)
 
-    def _refuse(self, limits: Limits, verdict: Verdict, tokens: int) -> RateLimited:
+    def _refuse(self, limits: Limits, verdict: Verdict, tokens: int, sequences: int) -> RateLimited:
         assert verdict.limit is not None
         assert verdict.wait_ms is not None
         self._metrics.rate_limited.labels(verdict.limit).inc()
-        sentence = _SENTENCES[verdict.limit].format(limits=limits, verdict=verdict, tokens=tokens)
+        sentence = _SENTENCES[verdict.limit].format(limits=limits, verdict=verdict, tokens=tokens, sequences=sequences)
         return RateLimited(
             f"{sentence[0].upper()}{sentence[1:]}.",
-            retry_after_s=verdict.wait_ms / 1000,
+            retry_after_s=spread_s(verdict.wait_ms / 1000, self._random),
             headers=tuple(limit_headers(limits, verdict)),
         )
 

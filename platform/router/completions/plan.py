@@ -181,6 +181,7 @@ class _Sequences(NamedTuple):
             lazy_prompts=self.lazy_prompts.for_sequence(prompt, number),
             skipped=candidates.skipped,
             provider_request=ProviderRequest(self.request, prompt) if candidates.has_provider else None,
+            share=self.tenant.share,
         )
 
 

@@ -17,35 +17,43 @@ from random import Random
 from types import MappingProxyType
 
 import msgspec
-from prometheus_client import Counter
 
 from penstock.base.errors import PenstockError
 from penstock.base.metrics import Metrics
 from penstock.prefix.index import PrefixIndex
 from penstock.router.config import GatewayConfig, PoolSpec
+from penstock.router.dispatch.attempt import AttemptResult
+from penstock.router.dispatch.lane import Claim, Lane
 from penstock.router.dispatch.mailbox import Mailbox
 from penstock.router.dispatch.output_lengths import OutputLengths
+from penstock.router.dispatch.placement_counts import PlacementCounts
 from penstock.router.dispatch.quarantine import MAX_LOSSES, Loss, Quarantine
 from penstock.router.dispatch.receipt import fill_receipt
-from penstock.router.dispatch.route_states import Candidate, RouteReader, RouteState, find_unread, raise_if_hopeless
+from penstock.router.dispatch.route_states import (
+    RouteReader,
+    RouteState,
+    count_places,
+    find_unread,
+    raise_if_hopeless,
+)
+from penstock.router.dispatch.shares.charges import Charges, Expected
+from penstock.router.dispatch.shares.place_shares import PlaceShares
 from penstock.router.dispatch.spans import make_stream_trace
 from penstock.router.dispatch.state import RequestState
-from penstock.router.dispatch.waiting import AttemptResult, Lane, WaitQueue
+from penstock.router.dispatch.submission import Submitter
+from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.providers.provider import Provider
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.routing.chains import Chains, RequestChains
 from penstock.router.routing.request import Generation, LazyPrompt, Receipt, Route, TextDelta
 from penstock.router.routing.tiers import RouteForecast, TierReason, decide
 from penstock.wire.errors import DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
-from penstock.wire.frames import Delta, Finish, Submit
+from penstock.wire.frames import Delta, Finish
 
 MAX_ATTEMPTS = 4
 """Replicas tried for one answer, the first included."""
 DEADLINE_GRACE_S = 1.0
 """The replica ends a sequence at its deadline; this much later the router does it without it."""
-EXPECT_GRACE_S = 2.0
-"""A replica is taken to hold a prompt it was sent for twice its predicted TTFT and this long; by then its own event has
-come."""
 
 
 class RoutingDispatcher:
@@ -57,6 +65,7 @@ class RoutingDispatcher:
         fleet: Fleet,
         index: PrefixIndex,
         queue: WaitQueue,
+        charges: Charges,
         chains: Chains,
         config: GatewayConfig,
         metrics: Metrics,
@@ -66,22 +75,21 @@ class RoutingDispatcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pools = pools
-        self._index = index
         self._queue = queue
+        self._charges = charges
+        self._is_fair = config.fairness == "vtc"
         self._chains = chains
         self._max_buffered_deltas = config.max_buffered_deltas
         self._ttft_target_s = config.ttft_target_s
         self._metrics = metrics
-        self._providers = providers
-        self._now = now
+        self._submitter = Submitter(index, providers, clock, now)
         self._clock = clock
         self._lengths = OutputLengths()
         self._route_reader = RouteReader(fleet, index, providers, self._lengths, random, clock)
         self._quarantine = Quarantine()
         self._arrivals = itertools.count()
-        self._attempts: dict[tuple[str, str], Counter] = {}
-        """Counters by pool and kind: looking a label up costs more than counting."""
-        self._tier_decisions: dict[tuple[str, str, str], Counter] = {}
+        self._counts = PlacementCounts(metrics)
+        self._places = PlaceShares(config.reserved_places)
 
     async def start(self, generation: Generation) -> Mailbox:
         """Raises Overloaded, DeadlineExceeded, or ContextTooLong where no replica's context holds the prompt."""
@@ -124,12 +132,14 @@ class RoutingDispatcher:
 
     async def _admit(self, mailbox: Mailbox, lane: Lane) -> AttemptResult:
         state = mailbox.state
-        seconds_left = state.generation.deadline - self._clock()
+        generation = state.generation
+        seconds_left = generation.deadline - self._clock()
         if seconds_left <= 0:
             raise DeadlineExceeded("the request's deadline has passed")
-        return await self._queue.admit(
-            lane, partial(self._try_place, mailbox), arrival=state.arrival, deadline_in_s=seconds_left
-        )
+        claim = Claim(state.arrival)
+        if self._is_fair:
+            claim = Claim(state.arrival, generation.tenant, generation.share, bool(state.output))
+        return await self._queue.admit(lane, partial(self._try_place, mailbox), claim, deadline_in_s=seconds_left)
 
     def _try_place(self, mailbox: Mailbox) -> AttemptResult:
         """Choose a route and submit the request, without waiting. Returns NEEDS_TOKENIZATION if `state.unread_prompts`
@@ -152,12 +162,22 @@ class RoutingDispatcher:
         is_only = len(routes) == 1 and choice.reason in (TierReason.PREFERRED, TierReason.NONE_BETTER)
         reason = TierReason.ONLY_TIER if is_only else choice.reason
         chosen = route_states[choice.route]
+        if self._must_leave(state, chosen):
+            return AttemptResult.SHARE_TAKEN
         self._submit(mailbox, chosen)
         fill_receipt(state.receipt, state.generation, chosen, route_states, reason, self._pools)
-        self._count_placement(state, reason)
+        self._counts.count(state.receipt, reason, is_resumed=bool(state.output))
         if state.trace is not None:
             state.trace.record_route(began, self._clock())
         return AttemptResult.PLACED
+
+    def _must_leave(self, state: RequestState, chosen: RouteState) -> bool:
+        """Whether the places that are free are kept for other tenants."""
+        if state.output or chosen.route.provider is not None or not self._is_fair:
+            return False
+        tenant = state.generation.tenant
+        self._places.ask(tenant, state.generation.share.rate, self._clock())
+        return self._places.must_leave(tenant, self._charges.num_live(tenant), *count_places(chosen))
 
     def _open_routes(self, state: RequestState) -> Sequence[Route]:
         """Routes that may answer; once there is a first token, only those to the same model."""
@@ -194,73 +214,16 @@ class RoutingDispatcher:
     def _submit(self, mailbox: Mailbox, chosen: RouteState) -> None:
         state = mailbox.state
         state.tokenized, state.model_index = chosen.tokenized, chosen.route.model
-        if chosen.route.provider is not None:
-            self._submit_to_provider(mailbox, self._providers[chosen.route.provider])
-        else:
-            self._submit_to_replica(mailbox, chosen.chosen)
-            self._expect_blocks(chosen)
+        submission = self._submitter.submit(mailbox, chosen)
+        state.carrier, state.sid, state.is_text = submission.carrier, submission.sid, submission.is_text
+        generation, num_output_tokens = state.generation, self._route_reader.expect_output(state, chosen.tokenized)
+        expected = Expected(state.num_tokens(chosen.tokenized), submission.num_cached_tokens, num_output_tokens)
+        self._charges.begin(state.arrival, generation.tenant, generation.share, expected, mailbox)
         if state.deadline_timer is None:
             seconds_left = state.generation.deadline - self._clock()
             state.deadline_timer = asyncio.get_running_loop().call_later(
                 seconds_left + DEADLINE_GRACE_S, self._expire, mailbox
             )
-
-    def _submit_to_provider(self, mailbox: Mailbox, provider: Provider) -> None:
-        state = mailbox.state
-        request, tokenized = state.generation.provider_request, state.tokenized
-        assert request is not None
-        state.sid = provider.begin(
-            request,
-            tokenized.sampling.max_tokens,
-            tokenized.sampling.seed,
-            tokenized.num_prompt_tokens,
-            mailbox,
-            state.generation.traced.headers,
-        )
-        state.carrier, state.is_text = provider, True
-
-    def _submit_to_replica(self, mailbox: Mailbox, chosen: Candidate) -> None:
-        state = mailbox.state
-        generation, tokenized = state.generation, state.tokenized
-        seconds_left = generation.deadline - self._clock()
-        submit = Submit(
-            sid=0,
-            request_id=generation.request_id,
-            packed_token_ids=tokenized.packed_token_ids + state.packed_output,
-            block_keys=b"".join(chosen.chain.keys),
-            chain_key=chosen.chain.parent,
-            sampling=tokenized.sampling,
-            num_output_tokens=len(state.output),
-            adapter=generation.adapter,
-            tenant=generation.tenant,
-            deadline=self._now() + seconds_left,
-            traceparent=None if generation.traced.trace is None else generation.traced.traceparent,
-            seconds_left=seconds_left,
-            service_class=generation.service_class,
-        )
-        uncached_tokens = state.num_tokens(tokenized) - chosen.cached_tokens
-        state.sid = chosen.client.submit(submit, uncached_tokens, mailbox)
-        state.carrier, state.is_text = chosen.client, False
-
-    def _expect_blocks(self, chosen: RouteState) -> None:
-        """Count the prompt as cached at the replica before its own block events come."""
-        assert chosen.decision is not None
-        member, keys = chosen.chosen.client.member, chosen.chosen.chain.keys
-        lifetime_s = 2 * (chosen.decision.predicted_ttft_s or 0.0) + EXPECT_GRACE_S
-        self._index.expect(member.replica_id, keys, self._clock(), lifetime_s)
-
-    def _count_placement(self, state: RequestState, reason: TierReason) -> None:
-        receipt = state.receipt
-        kind = "first" if receipt.attempts == 1 else "resume" if state.output else "retry"
-        attempts = self._attempts.get((receipt.pool, kind))
-        if attempts is None:
-            attempts = self._attempts[receipt.pool, kind] = self._metrics.route_attempts.labels(receipt.pool, kind)
-        attempts.inc()
-        labels = receipt.pool, receipt.tier, reason.value
-        decisions = self._tier_decisions.get(labels)
-        if decisions is None:
-            decisions = self._tier_decisions[labels] = self._metrics.tier_decisions.labels(*labels)
-        decisions.inc()
 
     # what becomes of an attempt: called by the mailbox
 
@@ -277,6 +240,8 @@ class RoutingDispatcher:
                 state.receipt.cached_tokens = num_cached_tokens
         if state.trace is not None:
             state.trace.record_delta(delta)
+        if isinstance(delta, TextDelta):
+            state.num_text_tokens += delta.num_tokens
         if delta.finish is None:
             return delta
         state.carrier = None
@@ -290,17 +255,22 @@ class RoutingDispatcher:
         self._end_attempt(mailbox, delta.finish, delta.error)
         return msgspec.structs.replace(delta, finish=None, error=None) if delta.token_ids else None
 
+    def on_end(self, mailbox: Mailbox, finish: Finish) -> None:
+        self._charges.end(mailbox.state.arrival, is_refused=finish is Finish.REFUSED)
+
     def on_lost(self, mailbox: Mailbox, *, is_planned: bool) -> None:
         state, num_tokens = mailbox.state, mailbox.num_received
         if not is_planned:
             loss = Loss(num_tokens, has_token=num_tokens > len(state.output))
             self._quarantine.note_loss(state.receipt.replica, state.losses, loss)
             asyncio.get_running_loop().call_soon(self._quarantine.judge)  # when all of the replica are noted
+        self._charges.end(state.arrival)
         _detach(state)
 
     def on_refused(self, mailbox: Mailbox, error: PenstockError) -> None:
         state = mailbox.state
         self._trace_attempt(mailbox, error)
+        self._charges.end(state.arrival, is_refused=True)
         state.refused_by.add(state.receipt.replica)
         state.refusal = error
         _detach(state)
@@ -320,6 +290,7 @@ class RoutingDispatcher:
     def on_closed(self, mailbox: Mailbox) -> None:
         state = mailbox.state
         self._trace_attempt(mailbox)
+        self._charges.end(state.arrival)
         _abort(state)
         if state.deadline_timer is not None:
             state.deadline_timer.cancel()

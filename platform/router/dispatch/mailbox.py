@@ -17,7 +17,7 @@ from penstock.base.errors import PenstockError
 from penstock.router.dispatch.state import RequestState
 from penstock.router.routing.request import Receipt, TextDelta
 from penstock.wire.errors import EngineFault
-from penstock.wire.frames import Delta
+from penstock.wire.frames import Delta, Finish
 
 log = logging.getLogger("penstock.stream")
 
@@ -27,6 +27,9 @@ class MailboxOwner(Protocol):
 
     def on_delta(self, mailbox: "Mailbox", delta: Delta) -> Delta | None:
         """The reader takes `delta`. Returns the delta that it gets, or None if this was only the end of an attempt."""
+
+    def on_end(self, mailbox: "Mailbox", finish: Finish) -> None:
+        """The last delta of an attempt has come; the reader takes it later."""
 
     def on_lost(self, mailbox: "Mailbox", *, is_planned: bool) -> None:
         """The link to the replica is gone. is_planned: the replica was leaving."""
@@ -61,6 +64,8 @@ class Mailbox:
         self._owner = owner
         self._max_buffered_deltas = max_buffered_deltas
         self._deltas: list[Delta] = []
+        self._num_dropped = 0
+        """Tokens that had come and were never delivered."""
         self._listener: Callable[[Delta], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -72,6 +77,21 @@ class Mailbox:
     def num_received(self) -> int:
         """Tokens that have come, those included that wait for the reader."""
         return len(self.delivered) + sum(len(delta.token_ids) for delta in self._deltas)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Output tokens of the latest attempt, delivered or not."""
+        state = self.state
+        waiting = _count_tokens(self._deltas) + self._num_dropped
+        return len(self.delivered) + waiting - len(state.output) + state.num_text_tokens
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Prompt tokens of the latest attempt that were in the replica's cache; None while that is not known."""
+        state = self.state
+        if state.has_begun:
+            return self.receipt.cached_tokens if not state.output else None
+        return self._deltas[0].num_cached_tokens if self._deltas else None
 
     def push(self, delta: Delta) -> None:
         if self._listener is not None and not self._deltas and delta.finish is None and delta.num_cached_tokens is None:
@@ -87,6 +107,8 @@ class Mailbox:
                 self.delivered += delta.token_ids
                 return
         self._deltas.append(delta)
+        if delta.finish is not None:
+            self._owner.on_end(self, delta.finish)
         waiter = self._waiter
         if waiter is not None:
             if not waiter.done():
@@ -133,6 +155,7 @@ class Mailbox:
             return
         self.is_closed = True
         self._listener = None
+        self._num_dropped = _count_tokens(self._deltas)
         self._deltas.clear()
         self._owner.on_closed(self)
         self.wake()
@@ -148,6 +171,10 @@ class Mailbox:
             await self._waiter
         finally:
             self._waiter = None
+
+
+def _count_tokens(deltas: Sequence[Delta]) -> int:
+    return sum([delta.num_tokens if isinstance(delta, TextDelta) else len(delta.token_ids) for delta in deltas])
 
 
 def merge_deltas(deltas: Sequence[Delta]) -> Delta:

@@ -105,7 +105,7 @@ class RouteReader:
         )
         candidates = self._find_candidates(state, tokenized, allowed)
         views = [candidate.client.view(candidate.cached_tokens, state.generation.adapter) for candidate in candidates]
-        expected_tokens = self._expect_output(state, tokenized)
+        expected_tokens = self.expect_output(state, tokenized)
         decision = choose(state.num_tokens(tokenized), expected_tokens, views, self._random)
         return RouteState(route, _forecast(decision, clients, candidates), tokenized, decision, candidates)
 
@@ -127,10 +127,19 @@ class RouteReader:
             candidates.append(Candidate(client, chain, num_blocks * kind.block_size))
         return candidates
 
-    def _expect_output(self, state: RequestState, tokenized: TokenizedPrompt) -> float:
-        """Tokens that are still to come."""
+    def expect_output(self, state: RequestState, tokenized: TokenizedPrompt) -> float:
+        """Tokens that should still come, at least 1."""
         expected = min(self._lengths.expect(state.generation.pools), tokenized.sampling.max_tokens)
         return max(1.0, expected - len(state.output))
+
+
+def count_places(route: RouteState) -> tuple[int, int]:
+    """Places for sequences at the route's replicas: those that are free now, and all that this gateway has or may
+    have."""
+    credits = [
+        (each.client.load.max_inflight, each.client.num_inflight) for each in route.candidates if each.client.load
+    ]
+    return sum([max(0, most - used) for most, used in credits]), sum([max(most, used) for most, used in credits])
 
 
 def find_unread(generation: Generation, route: Route) -> LazyPrompt | None:

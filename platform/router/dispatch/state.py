@@ -48,6 +48,8 @@ class RequestState:
 
     losses: LossRecord = field(init=False)
     """Replicas that were lost with the request; `quarantine` writes and weighs them."""
+    num_text_tokens: int = 0
+    """Output tokens that came as text."""
 
     # the latest attempt
     carrier: Carrier | None = None

@@ -1,122 +1,190 @@
-"""Where requests wait for a replica: first come, first served within a lane, bounded in number and time.
+"""Where requests wait for a replica, bounded in number and time: whose turn it is, is the lane's to say.
 
-A lane is the set of replicas that its requests may go to. Not a scheduler of tenants, and not a holder of credits:
-whether there is room now is found out by each waiter's own `attempt`, which is made again, oldest first, whenever
-something changed (`wake`); so a waiting request can still choose another replica. Lanes never block one another.
-Invariants: nobody overtakes in a lane; a waiter that leaves, however it does, leaves no trace.
+A lane is the set of replicas that its requests may go to. Not the order within one (`lane`), not the counting of who
+got how much (`counters`), and not a holder of credits: whether there is room now is found out by each waiter's own
+`attempt`, which is made again, in the lane's order, whenever something changed (`wake`); so a waiting request can still
+choose another replica. Lanes never block one another. Invariants: a head that must wait is overtaken by none that waits
+in its lane; a waiter that leaves, however it does, leaves no trace.
+
+Decisions: docs/decisions/fairness.md
 """
 
 import asyncio
 import heapq
 import time
-from bisect import insort
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum, auto
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from random import Random
 
-from penstock.wire.errors import DeadlineExceeded, Overloaded
+from penstock.router.dispatch.attempt import Attempt, AttemptResult
+from penstock.router.dispatch.lane import Claim, Lane, LaneKey, Waiter, Waiters, WaitingLane
+from penstock.router.dispatch.pace import Pace
+from penstock.router.dispatch.shares.counters import VirtualCounters
+from penstock.router.routing.retry import spread_s
+from penstock.tenancy.share import SERVICE_CLASSES
+from penstock.wire.errors import DeadlineExceeded, Overloaded, RateLimited
 
-
-class AttemptResult(Enum):
-    """What came of an attempt to place a request; each one but MUST_WAIT ends the wait."""
-
-    PLACED = auto()
-    MUST_WAIT = auto()
-    """No place is free now; to be tried again."""
-    NEEDS_TOKENIZATION = auto()
-    """A route that may be taken needs the prompt in another model's tokens first."""
-    CLOSED = auto()
-    """The request was given up meanwhile."""
-
-
-Attempt = Callable[[], AttemptResult]
-"""Tries to place a request now. What it raises ends the wait."""
-
-DRAIN_SAMPLES = 64
+CERTAINTY = 0.5
+"""Part of its average that the pace may fall to before a request that is refused for it would have been placed."""
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
 
 
-class Lane(NamedTuple):
-    pools: tuple[str, ...]
-    excluded: frozenset[str] = frozenset()
-    """Replicas that have refused the request."""
-
-
-@dataclass(slots=True, order=True)
-class _Waiter:
-    arrival: int
-    attempt: Attempt = field(compare=False)
-    admitted: asyncio.Future[AttemptResult] = field(compare=False)
-    since_s: float = field(compare=False)
-
-
 class WaitQueue:
     """The queue of requests that wait for a replica or provider, in lanes. max_waiting: most that wait at once; further
-    ones are refused. timeout_s: longest wait. clock: monotonic seconds, for the drain rate and `oldest_s` only."""
+    ones are refused. timeout_s: longest wait. counters: what each tenant has had, which others charge. max_share: part
+    of `max_waiting` for one tenant. clock: monotonic seconds, for the drain rate and `oldest_s` only. random: spreads
+    the times after which refused requests may come back."""
 
-    def __init__(self, max_waiting: int, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_waiting: int,
+        timeout_s: float,
+        counters: VirtualCounters,
+        max_share: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        random: Random | None = None,
+    ) -> None:
         self._max_waiting = max_waiting
+        self._max_of_tenant = max(1, int(max_share * max_waiting))
+        self._random = Random() if random is None else random
         self._timeout_s = timeout_s
+        self._counters = counters
         self._clock = clock
-        self._lanes: dict[Lane, list[_Waiter]] = {}
-        self._drained: dict[tuple[str, ...], deque[float]] = {}
+        self._lanes: dict[Lane, WaitingLane] = {}
+        self._paces: dict[tuple[str, ...], Pace] = {}
         self._num_waiting = 0
+        self._num_of_tenant: dict[str, int] = {}
+        self._rates = 0.0
+        """Weights of the tenants that wait, summed."""
+        self._newest = [Waiters(newest_first=True) for _ in SERVICE_CLASSES]
+        """Waiters whose answers have not begun, by the rank of their class."""
+        self._num_entered: dict[str, int] = {}
+        """Requests by tenant that are in `admit`."""
 
     def __len__(self) -> int:
         return self._num_waiting
 
     def num_waiting(self, pool: str) -> int:
         """Waiters that the pool could serve."""
-        return sum(len(waiters) for lane, waiters in self._lanes.items() if pool in lane.pools)
+        return sum(waiting.num_waiting for lane, waiting in self._lanes.items() if pool in lane.pools)
 
     def oldest_s(self, pool: str) -> float:
-        """How long the first of them has waited; 0 where none waits."""
-        since_s = min((waiters[0].since_s for lane, waiters in self._lanes.items() if pool in lane.pools), default=None)
+        """The longest wait so far among them; 0 where none waits."""
+        since = (waiting.oldest_since_s for lane, waiting in self._lanes.items() if pool in lane.pools)
+        since_s = min((each for each in since if each is not None), default=None)
         return 0.0 if since_s is None else self._clock() - since_s
 
-    async def admit(self, lane: Lane, attempt: Attempt, *, arrival: int, deadline_in_s: float) -> AttemptResult:
-        """Wait until `attempt` need not wait any more; its result. `arrival` orders a lane: a request that comes back
-        keeps its old number, and its place.
+    async def admit(self, lane: Lane, attempt: Attempt, claim: Claim, *, deadline_in_s: float) -> AttemptResult:
+        """Wait until `attempt` need not wait any more; its result.
 
-        Raises Overloaded (retry_after_s set) when the queue is full or the wait too long, DeadlineExceeded when the
-        deadline passes first, and what `attempt` raises. An attempt may have succeeded just when the caller is
-        cancelled: the caller releases what it made.
+        Raises, with retry_after_s set, RateLimited when the tenant has its share of the queue or certainly too many
+        before this one, and Overloaded when the queue is full or the wait too long; DeadlineExceeded when the deadline
+        passes first, and what `attempt` raises. An attempt may have succeeded just when the caller is cancelled: the
+        caller releases what it made.
         """
-        if lane not in self._lanes:
-            result = attempt()
-            if result is not AttemptResult.MUST_WAIT:
-                self._count_drained(lane)
+        self._enter(claim.tenant)
+        try:
+            waiting = self._lanes.get(lane)
+            result = attempt() if waiting is None or _may_try(waiting, claim) else None
+            if result is not None and result.ends_wait:
+                self._pace(lane).count(self._clock())
                 return result
-        if self._num_waiting >= self._max_waiting:
-            raise Overloaded(
-                f"{self._num_waiting} requests are waiting for a replica already",
-                retry_after_s=self.retry_after_s(lane.pools),
-            )
-        waiter = _Waiter(arrival, attempt, asyncio.get_running_loop().create_future(), self._clock())
-        return await self._wait(lane, waiter, deadline_in_s)
+            if not claim.has_begun:
+                self._check_share(lane, claim, min(self._timeout_s, deadline_in_s))
+            if self._num_waiting >= self._max_waiting:
+                self._displace(lane, claim)
+            return await self._wait(lane, attempt, claim, deadline_in_s, is_blocked=result is AttemptResult.MUST_WAIT)
+        finally:
+            self._leave(claim.tenant)
 
     def wake(self, pool: str) -> None:
-        """Something changed in the pool: try the waiters of its lanes again, oldest first, each lane until its head
+        """Something changed in the pool: try the waiters of its lanes again, in their order, each lane until its head
         must wait."""
         if self._num_waiting:
             self._try_lanes([lane for lane in self._lanes if pool in lane.pools])
 
-    def retry_after_s(self, pools: tuple[str, ...]) -> float:
-        """Seconds until a place should be free for a newcomer, at the pace of the latest admissions; bounded, since
-        clients take the number literally."""
-        drained = self._drained.get(pools)
-        if not drained:
-            return min(max(self._timeout_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
-        ahead = sum(len(waiters) for lane, waiters in self._lanes.items() if lane.pools == pools)
-        pace_s = (self._clock() - drained[0]) / len(drained)
-        return min(max((ahead + 1) * pace_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+    def retry_after_s(self, lane: Lane, claim: Claim) -> float:
+        """Seconds until it should be a newcomer's turn, at the pace of the latest admissions, and a random part more;
+        bounded, since clients take the number literally."""
+        pace_s = self._pace(lane).latest_s(self._clock())
+        if pace_s is None:
+            wait_s = self._timeout_s
+        else:
+            ahead = sum(each.num_waiting for other, each in self._lanes.items() if other.pools == lane.pools)
+            own = self._num_of_tenant.get(claim.tenant, 0) * max(1.0, self._rates / claim.share.rate)
+            wait_s = (min(ahead, own) + 1) * pace_s
+        return spread_s(min(max(wait_s, MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S), self._random)
 
-    async def _wait(self, lane: Lane, waiter: _Waiter, deadline_in_s: float) -> AttemptResult:
-        insort(self._lanes.setdefault(lane, []), waiter)
-        self._num_waiting += 1
+    def _check_share(self, lane: Lane, claim: Claim, patience_s: float) -> None:
+        """Raises RateLimited when the tenant has its share of the queue, or so many requests before this one that it
+        can't be placed in time even if the tenant got every place."""
+        if self._num_of_tenant.get(claim.tenant, 0) >= self._max_of_tenant < self._max_waiting:
+            raise RateLimited(
+                f"{self._max_of_tenant} requests of this tenant wait for a replica already, which is its share of the"
+                " queue",
+                retry_after_s=self.retry_after_s(lane, claim),
+            )
+        pace_s = self._pace(lane).busy_s(self._clock())
+        if pace_s is not None and lane in self._lanes:
+            num_before = self._lanes[lane].num_of(claim.tenant)
+            if num_before * pace_s * CERTAINTY > patience_s:
+                raise RateLimited(
+                    f"{num_before} requests of this tenant are before this one; it would not be placed in time",
+                    retry_after_s=self.retry_after_s(lane, claim),
+                )
+
+    def _displace(self, lane: Lane, claim: Claim) -> None:
+        """Refuse a waiter of a later class than the newcomer's, the newest of the latest class; raises Overloaded where
+        there is none."""
+        rank = -1 if claim.has_begun else claim.share.rank
+        victims = (waiters.first() for waiters in reversed(self._newest[rank + 1 :]))
+        victim = next((each for each in victims if each is not None), None)
+        if victim is None:
+            raise Overloaded(
+                f"{self._num_waiting} requests are waiting for a replica already",
+                retry_after_s=self.retry_after_s(lane, claim),
+            )
+        if not victim.admitted.done():
+            victim.admitted.set_exception(
+                Overloaded(
+                    f"the queue is full, and requests of the class {victim.claim.share.service_class!r} are refused"
+                    " before others",
+                    retry_after_s=self.retry_after_s(victim.lane, victim.claim),
+                )
+            )
+        self._give_up(victim)
+
+    def _pace(self, lane: Lane) -> Pace:
+        pace = self._paces.get(lane.pools)
+        if pace is None:
+            pace = self._paces[lane.pools] = Pace()
+        return pace
+
+    def _enter(self, tenant: str) -> None:
+        count = self._num_entered.get(tenant, 0)
+        self._num_entered[tenant] = count + 1
+        if not count:
+            self._counters.enter(tenant)
+
+    def _leave(self, tenant: str) -> None:
+        count = self._num_entered[tenant] - 1
+        if count:
+            self._num_entered[tenant] = count
+        else:
+            del self._num_entered[tenant]
+            self._counters.leave(tenant)
+
+    async def _wait(
+        self, lane: Lane, attempt: Attempt, claim: Claim, deadline_in_s: float, *, is_blocked: bool
+    ) -> AttemptResult:
+        waiter = Waiter(lane, claim, attempt, asyncio.get_running_loop().create_future(), self._clock())
+        waiting = self._lanes.get(lane)
+        if waiting is None:
+            waiting = self._lanes[lane] = WaitingLane(self._counters.counter)
+            self._pace(lane).begin_busy(self._clock())
+        waiting.is_blocked |= is_blocked
+        waiting.add(waiter)
+        self._count_in(waiter)
         try:
             async with asyncio.timeout(max(0.0, min(self._timeout_s, deadline_in_s))):
                 return await waiter.admitted
@@ -125,59 +193,91 @@ class WaitQueue:
                 raise DeadlineExceeded("the request's deadline passed while it waited for a replica") from None
             raise Overloaded(
                 f"no replica took the request within {self._timeout_s:g} s",
-                retry_after_s=self.retry_after_s(lane.pools),
+                retry_after_s=self.retry_after_s(lane, claim),
             ) from None
         finally:
-            self._leave(lane, waiter)
+            self._give_up(waiter)
             if waiter.admitted.done() and not waiter.admitted.cancelled():
                 waiter.admitted.exception()  # retrieved, also where a cancellation came first
 
-    def _leave(self, lane: Lane, waiter: _Waiter) -> None:
+    def _count_in(self, waiter: Waiter) -> None:
+        claim = waiter.claim
+        self._num_waiting += 1
+        count = self._num_of_tenant[claim.tenant] = self._num_of_tenant.get(claim.tenant, 0) + 1
+        if count == 1:
+            self._rates += claim.share.rate
+        if not claim.has_begun:
+            self._newest[claim.share.rank].add(waiter)
+
+    def _count_out(self, waiter: Waiter) -> None:
+        """Count a waiter that has left its lane."""
+        claim = waiter.claim
+        self._num_waiting -= 1
+        count = self._num_of_tenant.pop(claim.tenant) - 1
+        if count:
+            self._num_of_tenant[claim.tenant] = count
+        else:
+            self._rates = self._rates - claim.share.rate if self._num_of_tenant else 0.0
+        if not claim.has_begun:
+            self._newest[claim.share.rank].count_out()
+
+    def _give_up(self, waiter: Waiter) -> None:
         """Take out a waiter that gave up; one that was admitted is out already. If it was the head, the next one may
         fit where it did not."""
-        waiters = self._lanes.get(lane, [])
-        place = next((place for place, other in enumerate(waiters) if other is waiter), None)
-        if place is None:
+        if waiter.has_left:
             return
-        self._remove(lane, place)
-        if place == 0:
+        lane = waiter.lane
+        head = self._lanes[lane].head()
+        self._remove(waiter)
+        if head is not None and head[1] is waiter:
             self._try_lanes([lane])
 
-    def _try_lanes(self, lanes: list[Lane]) -> None:
-        heads = [(self._lanes[lane][0].arrival, lane) for lane in lanes if lane in self._lanes]
-        heapq.heapify(heads)
+    def _try_lanes(self, lanes: Iterable[Lane]) -> None:
+        for tenant in self._counters.take_lowered():
+            for waiting in self._lanes.values():
+                waiting.reorder(tenant)
+        heads: list[tuple[LaneKey, Lane]] = []
+        for lane in lanes:
+            self._push_head(heads, lane)
         while heads:
-            _, lane = heapq.heappop(heads)
-            if lane in self._lanes and self._try_head(lane) and lane in self._lanes:
-                heapq.heappush(heads, (self._lanes[lane][0].arrival, lane))
+            key, lane = heapq.heappop(heads)
+            head = self._lanes[lane].head() if lane in self._lanes else None
+            if head is None:
+                continue
+            if head[0] > key or self._try_head(lane, head[1]):
+                self._push_head(heads, lane)
 
-    def _try_head(self, lane: Lane) -> bool:
-        """Whether the lane's head is gone: admitted, failed, or cancelled already."""
-        waiter = self._lanes[lane][0]
+    def _push_head(self, heads: list[tuple[LaneKey, Lane]], lane: Lane) -> None:
+        head = self._lanes[lane].head() if lane in self._lanes else None
+        if head is not None:
+            heapq.heappush(heads, (head[0], lane))
+
+    def _try_head(self, lane: Lane, waiter: Waiter) -> bool:
+        """Whether the lane's head is out of the way: admitted, failed, or cancelled already."""
         if waiter.admitted.done():
-            self._remove(lane, 0)
+            self._remove(waiter)
             return True
         try:
             result = waiter.attempt()
         except Exception as error:  # noqa: BLE001 (raised where the waiter waits, not at the caller, a replica's link)
             waiter.admitted.set_exception(error)
         else:
-            if result is AttemptResult.MUST_WAIT:
+            if not result.ends_wait:
+                self._lanes[lane].is_blocked = result is AttemptResult.MUST_WAIT
                 return False
             waiter.admitted.set_result(result)
-            self._count_drained(lane)
-        self._remove(lane, 0)
+            self._pace(lane).count(self._clock())
+        self._remove(waiter)
         return True
 
-    def _remove(self, lane: Lane, place: int) -> None:
-        waiters = self._lanes[lane]
-        del waiters[place]
-        self._num_waiting -= 1
-        if not waiters:
-            del self._lanes[lane]
+    def _remove(self, waiter: Waiter) -> None:
+        waiting = self._lanes[waiter.lane]
+        waiting.remove(waiter)
+        self._count_out(waiter)
+        if not waiting.num_waiting:
+            del self._lanes[waiter.lane]
 
-    def _count_drained(self, lane: Lane) -> None:
-        drained = self._drained.get(lane.pools)
-        if drained is None:
-            drained = self._drained[lane.pools] = deque(maxlen=DRAIN_SAMPLES)
-        drained.append(self._clock())
+
+def _may_try(waiting: WaitingLane, claim: Claim) -> bool:
+    """Whether a newcomer may be tried though others wait: places are free, which are kept for those before the head."""
+    return not waiting.is_blocked and waiting.comes_first(claim)

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from penstock.base.tracing import NOT_TRACED, StartedTrace
 from penstock.router.routing.tiers import Tier, TierReason
+from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.text.tokenizer import Tokenizer
 from penstock.wire.errors import RequestError
 from penstock.wire.frames import Delta, SamplingParams
@@ -114,8 +115,8 @@ class Generation:
     """Why a route before all of these was left out."""
     provider_request: ProviderRequest | None = None
     """The request as the caller wrote it; set where a provider is among the routes."""
-    service_class: str = "standard"
-    """Class of the tenant's requests: interactive, standard or batch."""
+    share: Share = DEFAULT_SHARE
+    """What the tenant may have of the replicas where others want them too."""
 
     @property
     def tokenized(self) -> TokenizedPrompt:

@@ -125,6 +125,8 @@ def test_the_example_starts_two_replicas() -> None:
             "redis.urls.replica is set, but not redis.url",
         ),
         ("{gateway: {port: 70000}, pools: [{name: a}]}", "gateway.port must lie in 1..65535, not 70000"),
+        ("{gateway: {max_queue_share: 0}, pools: [{name: a}]}", "gateway.max_queue_share must lie above 0 and up to 1"),
+        ("{gateway: {reserved_places: 1}, pools: [{name: a}]}", "gateway.reserved_places must lie in 0..1"),
         ("{gateway: {ttft_target_s: 0}, pools: [{name: a}]}", "gateway.ttft_target_s must be more than 0, not 0"),
         (provider("name: a"), "2 pools or providers are named 'a': names must differ"),
         (provider("served_names: [b]"), "providers['p'].served_names holds 'b', which no pool serves"),

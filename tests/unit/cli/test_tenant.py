@@ -1,15 +1,18 @@
 """Where the commands about tenants find Redis and secret, and what they make of options."""
 
+import io
 from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
 from penstock.base.environment import CLUSTER_SECRET
 from penstock.base.errors import ConfigError
 from penstock.base.redis_roles import make_password
+from penstock.cli.first_tenants import DefaultLimits, FirstTenant
 from penstock.cli.state import RunState, StateDir
-from penstock.cli.tenant import Change, redis_of, secret_of
+from penstock.cli.tenant import Change, TenantInfo, redis_of, secret_of, show_tenants
 from penstock.tenancy.tenants import Limits, Settings
 
 POOLS = "pools: [{name: demo}]\n"
@@ -84,3 +87,48 @@ def test_only_what_is_named_changes_and_nought_takes_a_limit_away() -> None:
         limits=Limits(tokens_per_minute=100, max_parallel=3), models=("b", "c"), tier_policy="edge_only"
     )
     assert Change(models=("*",), tier_policy="cloud_first").applied(after).models is None
+
+
+def test_weight_and_class_change_by_themselves() -> None:
+    before = Settings(limits=Limits(max_parallel=2), weight=2.0)
+    after = Change(service_class="batch").applied(before)
+
+    assert after == Settings(limits=Limits(max_parallel=2), weight=2.0, service_class="batch")
+    assert Change(weight=0.5).applied(after).weight == 0.5
+
+
+def test_a_file_of_first_tenants_may_name_weight_and_class() -> None:
+    wanted = FirstTenant(name="acme", weight=3.0, service_class="interactive")
+
+    assert wanted.settings(Limits()) == Settings(weight=3.0, service_class="interactive")
+
+
+def test_a_first_tenant_gets_the_default_limits_that_it_does_not_name() -> None:
+    defaults = Limits(requests_per_minute=60, max_parallel=4)
+    wanted = FirstTenant(name="acme", requests_per_minute=0, tokens_per_minute=5)
+
+    assert wanted.settings(defaults).limits == Limits(tokens_per_minute=5, max_parallel=4)
+    assert DefaultLimits(requests_per_minute=0, max_parallel=4).limits == Limits(max_parallel=4)
+
+
+@pytest.mark.parametrize(("weight", "service_class", "shown"), [(1.0, "standard", ""), (2.5, "batch", "2.5, batch")])
+def test_shares_are_shown_where_one_is_not_the_default(weight: float, service_class: str, shown: str) -> None:
+    console = Console(record=True, width=200, file=io.StringIO())
+    info = TenantInfo(
+        id="acme",
+        requests_per_minute=None,
+        tokens_per_minute=None,
+        max_parallel=None,
+        models=None,
+        tier_policy="edge_first",
+        weight=weight,
+        service_class=service_class,
+        created="then",
+        updated="now",
+        keys=(),
+    )
+    show_tenants([info], console)
+    text = console.export_text()
+
+    assert ("share" in text) == bool(shown)
+    assert shown in text

@@ -3,11 +3,14 @@
 import base64
 import re
 
+import msgspec
 import pytest
 import yaml
 from cryptography import x509
 
 from penstock.base.environment import CLUSTER_SECRET, REPLICA_SECRETS
+from penstock.cli.first_tenants import FirstTenants
+from penstock.tenancy.tenants import Limits
 from penstock.wire.stream_config import GATEWAY_NAME, REPLICA_NAME
 from tests.unit.deploy.branches import BRANCHES
 from tests.unit.deploy.charts import PRESETS, Object, Pod, containers, every_case, find, objects, pods, template
@@ -188,6 +191,17 @@ def test_ray_takes_orders_with_a_token_only() -> None:
 
     assert cluster["authOptions"] == {"mode": "token", "secretName": "rel-penstock-ray"}
     assert "value" not in cluster["gcsFaultToleranceOptions"]["redisPassword"]
+
+
+def test_new_tenants_get_the_limits_that_the_values_name() -> None:
+    values = "{tenants: {first: [], defaults: {tokens_per_minute: 2000000, max_parallel: 0}}}"
+    secret = find(objects("", values), "Secret", "rel-penstock-tenants")
+    file = yaml.safe_load(base64.b64decode(secret["data"]["tenants.yaml"]))
+    wanted = msgspec.convert(file, FirstTenants)
+
+    assert wanted.tenants == ()
+    assert wanted.defaults is not None
+    assert wanted.defaults.limits == Limits(tokens_per_minute=2_000_000)
 
 
 def test_first_tenants_have_keys_of_the_usual_form() -> None:

@@ -25,6 +25,8 @@ WRONG = {
     "{autoscaler: {tolerations: [{kay: a}]}}": "autoscaler.tolerations.0",
     "{networkPolicy: {clients: [{podselector: {}}]}}": "networkPolicy.clients.0",
     "{tenants: {first: [{name: a, tokens: 5}]}}": "tenants.first.0",
+    "{tenants: {first: [{name: a, weight: 0}]}}": "tenants.first.0.weight",
+    "{tenants: {defaults: {max_parallel: -1}}}": "tenants.defaults.max_parallel",
     "{secrets: {reddis: x}}": "secrets",
     # Kubernetes reads an empty list of peers as everybody
     "{networkPolicy: {operator: []}}": "networkPolicy.operator",

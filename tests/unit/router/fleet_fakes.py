@@ -16,12 +16,15 @@ from penstock.prefix.index import PrefixIndex
 from penstock.router.config import GatewayConfig, PoolSpec, ProviderConfig
 from penstock.router.dispatch.dispatcher import RoutingDispatcher
 from penstock.router.dispatch.mailbox import Mailbox
+from penstock.router.dispatch.shares.charges import Charges
+from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.providers.provider import Providers
 from penstock.router.replicas.fleet import Fleet
 from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.routing.chains import Chains
 from penstock.router.routing.request import Generation
+from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.wire.frames import (
     PROTOCOL_VERSION,
     BlockEvents,
@@ -198,7 +201,11 @@ class Cluster:
         }
         self.seeds: dict[str, BlockEvents] = {}
         self.index = PrefixIndex()
-        self.queue = WaitQueue(self.config.max_queue, self.config.queue_timeout_s)
+        self.counters = VirtualCounters()
+        self.charges = Charges(self.counters)
+        self.queue = WaitQueue(
+            self.config.max_queue, self.config.queue_timeout_s, self.counters, self.config.tenant_queue_share
+        )
         self.metrics = Metrics()
         self.fleet = Fleet(
             pools, self.connect, self.index, make_pool_callbacks(self.metrics, self.queue.wake), Random(0), self.seed
@@ -210,6 +217,7 @@ class Cluster:
             self.fleet,
             self.index,
             self.queue,
+            self.charges,
             self.chains,
             self.config,
             self.metrics,
@@ -234,6 +242,7 @@ class Cluster:
 
     def check_empty(self) -> None:
         assert len(self.queue) == 0
+        assert len(self.charges) == 0
         assert not any(status.num_inflight for status in self.fleet.status().values())
         assert not any(replica.running for replica in self.replicas.values())
 
@@ -294,8 +303,10 @@ def generation(
     pools: tuple[str, ...] = ("pool",),
     deadline_in_s: float = 60.0,
     adapter: str | None = None,
+    tenant: str = "tenant",
+    share: Share = DEFAULT_SHARE,
 ) -> Generation:
     sampling, deadline = SamplingParams(max_tokens, seed=5), time.monotonic() + deadline_in_s
     return Generation(
-        request_id, pools, pack_token_ids(prompt), len(prompt), sampling, "tenant", salt, deadline, adapter
+        request_id, pools, pack_token_ids(prompt), len(prompt), sampling, tenant, salt, deadline, adapter, share=share
     )

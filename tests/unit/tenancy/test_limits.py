@@ -32,7 +32,9 @@ class PlayedRedis:
     @property
     def status(self) -> Verdict:
         """What Redis counts of TENANT."""
-        return self.ledgers[tenant_key(TENANT, "limits:requests")].apply(LimitRequest(), self.now_ms)
+        return self.ledgers[tenant_key(TENANT, "limits:requests")].apply(
+            LimitRequest(limits=Limits(max_parallel=10**6)), self.now_ms
+        )
 
     def register_script(self, text: str) -> Callable[..., Awaitable[Any]]:
         return self._present if "ZCARD" in text else self._apply

@@ -1,6 +1,7 @@
 import msgspec
 import pytest
 
+from penstock.tenancy.share import DEFAULT_SHARE, Share
 from penstock.tenancy.tenants import (
     TIER_POLICIES,
     Limits,
@@ -32,6 +33,10 @@ def test_a_tenant_may_use_all_models_or_those_that_are_named() -> None:
         Settings(limits=Limits(requests_per_minute=0)),
         Settings(limits=Limits(tokens_per_minute=-1)),
         Settings(tier_policy="somewhere"),
+        Settings(weight=0.0),
+        Settings(weight=float("nan")),
+        Settings(weight=1000.0),
+        Settings(service_class="first"),
     ],
 )
 def test_settings_that_can_not_work_are_refused(settings: Settings) -> None:
@@ -42,6 +47,29 @@ def test_settings_that_can_not_work_are_refused(settings: Settings) -> None:
 def test_every_tier_policy_can_be_set() -> None:
     for policy in TIER_POLICIES:
         Settings(tier_policy=policy).check()
+
+
+def test_weight_and_class_are_the_tenants_share() -> None:
+    assert tenant_of(b"s" * 32, "acme", Settings()).share == DEFAULT_SHARE
+    named = tenant_of(b"s" * 32, "acme", Settings(weight=4.0, service_class="batch"))
+
+    assert named.share == Share(4.0, "batch")
+
+
+def test_a_record_with_a_share_is_read_by_a_version_that_knows_of_none() -> None:
+    class OldSettings(msgspec.Struct, omit_defaults=True):
+        tier_policy: str = "edge_first"
+
+    class OldRecord(msgspec.Struct, omit_defaults=True):
+        created: int
+        updated: int
+        settings: OldSettings
+
+    shared = Settings(tier_policy="edge_only", weight=4.0, service_class="batch")
+    written = msgspec.json.encode(Record(settings=shared, created=1, updated=2))
+
+    assert msgspec.json.decode(written, type=OldRecord) == OldRecord(1, 2, OldSettings("edge_only"))
+    assert msgspec.json.encode(Record(created=1, updated=2)) == b'{"created":1,"updated":2}'
 
 
 @pytest.mark.parametrize("tenant_id", ["", "a b", "a{b}", "x" * 65, ".a", "a/b"])

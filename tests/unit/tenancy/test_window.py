@@ -99,7 +99,8 @@ def test_settling_twice_or_what_is_unknown_changes_nothing() -> None:
     ledger = LimitLedger(WINDOW)
     ledger.apply(limit_request("a", 90), START_MS)
     for name in ("a", "a", "never"):
-        verdict = ledger.apply(LimitRequest(settled=[Settled(name, 50)]), START_MS)
+        settled = LimitRequest(settled=[Settled(name, 50)], limits=Limits(max_parallel=9))
+        verdict = ledger.apply(settled, START_MS)
 
     assert (verdict.requests, verdict.tokens, verdict.parallel) == (1, 50, 0)
 
@@ -118,6 +119,19 @@ def test_a_refused_request_leaves_nothing_behind() -> None:
     assert not ledger.apply(limit_request("b", 90), START_MS).is_admitted
 
     assert ledger.apply(LimitRequest(), START_MS)[3:] == before[3:]
+
+
+def test_every_sequence_of_a_request_counts_among_those_at_once() -> None:
+    ledger, limits = LimitLedger(WINDOW), Limits(max_parallel=5)
+    big = LimitRequest(id="big", sequences=4, limits=limits)
+    assert ledger.apply(big, START_MS).parallel == 4
+    refused = ledger.apply(LimitRequest(id="two", sequences=2, limits=limits), START_MS)
+    one = ledger.apply(LimitRequest(id="one", limits=limits), START_MS)
+
+    assert (refused.is_admitted, refused.limit, refused.parallel) == (False, "parallel", 4)
+    assert (one.is_admitted, one.parallel) == (True, 5)
+    ledger.apply(LimitRequest(settled=[Settled("big", 9)]), START_MS)
+    assert ledger.apply(LimitRequest(id="four", sequences=4, limits=limits), START_MS).parallel == 5
 
 
 def test_requests_at_once_are_counted_until_they_are_settled_or_their_lease_is_over() -> None:
@@ -142,7 +156,8 @@ def test_what_was_admitted_elsewhere_is_charged_at_its_age() -> None:
                 UnsettledUsage("", 40, 2, 50, False),
                 UnsettledUsage("a", 10, 1, 30, True),
                 UnsettledUsage("", 100, 1, 99, False),
-            ]
+            ],
+            limits=Limits(max_parallel=9),
         ),
         START_MS,
     )

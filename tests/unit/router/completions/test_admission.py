@@ -1,12 +1,15 @@
 """What a request reserves and has used, and how the HTTP surface refuses one. The limits themselves:
 tests/integration/test_limits."""
 
+import math
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.base.metrics import Metrics
 from penstock.router.completions.admission import Admission, count_usage, default_max_tokens, limit_headers
 from penstock.router.completions.completion import Choice, Completion
 from penstock.router.completions.text_assembly import TextAssembler
@@ -14,6 +17,7 @@ from penstock.router.routing.request import Generation, Receipt
 from penstock.tenancy.tenants import Limits, Settings
 from penstock.tenancy.usage import Used
 from penstock.tenancy.window import Verdict
+from penstock.wire.errors import InvalidRequest, RateLimited
 from penstock.wire.frames import SamplingParams, pack_token_ids
 from tests.unit.router.http_fakes import MODEL, TOKENIZER, FakeDispatcher, Script, running_gateway
 
@@ -171,6 +175,49 @@ async def test_what_can_never_fit_and_what_nobody_can_check_is_refused_before_an
         assert unknown.status_code == 503, "its Redis is nowhere"
         assert unknown.headers["retry-after"] == "1"
         assert world.dispatcher.generations == []
+
+
+class Refusing:
+    """A limiter that refuses everything for `wait_ms`, and keeps what it was asked."""
+
+    def __init__(self, wait_ms: int) -> None:
+        self.verdict = Verdict(False, "parallel", wait_ms, parallel=3)
+        self.asked: list[tuple[int, int]] = []
+
+    async def reserve(
+        self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int = 1
+    ) -> Verdict:
+        self.asked.append((tokens, sequences))
+        return self.verdict
+
+
+async def test_every_choice_of_every_prompt_counts_among_those_at_once() -> None:
+    limiter: Any = Refusing(wait_ms=1000)
+    unused: Any = None
+    prompts = [[choice(0, 10, 0, None), choice(1, 10, 0, None)], [choice(2, 5, 0, None), choice(3, 5, 0, None)]]
+    admission = Admission(limiter, unused, Metrics(), Random(0))
+    with pytest.raises(RateLimited, match=r"limit of 5 requests at once .* 3 are under way, .* counts as 4") as refused:
+        await admission.admit("acme", Limits(max_parallel=5), "r", prompts)
+    with pytest.raises(InvalidRequest, match=r"4 sequences.* never fit into the limit of 3"):
+        await admission.admit("acme", Limits(max_parallel=3), "r", prompts)
+
+    assert limiter.asked == [(10 + 5 + 4 * 10, 4)]
+    assert refused.value.retry_after_s is not None
+    assert refused.value.retry_after_s >= 1.0
+
+
+async def test_those_who_were_refused_together_do_not_come_back_together() -> None:
+    limiter: Any = Refusing(wait_ms=20_000)
+    unused: Any = None
+    admission, waits = Admission(limiter, unused, Metrics(), Random(0)), set()
+    for _ in range(50):
+        with pytest.raises(RateLimited) as refused:
+            await admission.admit("acme", Limits(max_parallel=5), "r", [[choice(0, 10, 0, None)]])
+        waits.add(math.ceil(refused.value.retry_after_s or 0.0))
+
+    assert min(waits) >= 20
+    assert max(waits) <= 25
+    assert len(waits) >= 4
 
 
 async def test_usage_can_not_be_read_without_redis() -> None:

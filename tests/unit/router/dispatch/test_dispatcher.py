@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from penstock.base.errors import PenstockError
 from penstock.router.config import GatewayConfig
 from penstock.router.dispatch.dispatcher import MAX_ATTEMPTS
+from penstock.router.dispatch.shares.counters import cost_of
+from penstock.tenancy.share import Share
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
 from penstock.wire.frames import BlockEvents, Delta, Finish, split_keys, unpack_token_ids
 from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, answer_to, generation, settle
@@ -198,6 +200,132 @@ async def test_without_credit_a_request_waits_and_the_oldest_gets_the_next_place
         assert stream.receipt.queued_s > 0
         waiting[1].cancel()
         await asyncio.gather(waiting[1], return_exceptions=True)
+        stream.close()
+
+
+async def test_a_place_goes_to_the_tenant_that_has_had_less_for_its_weight():
+    async with Cluster(A, max_inflight=1) as cluster:
+        running = await cluster.start(PROMPT, tenant="flooder")
+        waiting = [
+            asyncio.ensure_future(cluster.start(PROMPT, request_id=f"{tenant}{number}", tenant=tenant, share=share))
+            for tenant, share in (("flooder", Share()), ("light", Share()), ("heavyweight", Share(4.0)))
+            for number in range(6)
+        ]
+        await settle()
+        for _ in waiting:
+            await cluster.read(running)
+            running.close()
+            await settle()
+            running = next(task.result() for task in waiting if task.done() and not task.result().is_closed)
+        running.close()
+
+        placed = [submit.request_id for submit in cluster.replicas["a"].submits]
+        first = [name[:-1] for name in placed[1:10]]
+        assert first.count("heavyweight") >= 5
+        assert abs(first.count("light") - first.count("flooder")) <= 1
+        for tenant in ("flooder", "light", "heavyweight"):
+            assert [name for name in placed if name.startswith(tenant)] == [f"{tenant}{n}" for n in range(6)]
+
+
+async def test_a_tenant_with_its_share_leaves_the_last_place_free_for_others():
+    async with Cluster(A, max_inflight=8) as cluster:
+        light = await cluster.start(PROMPT, tenant="light")
+        flood = [asyncio.ensure_future(cluster.start([number] * 9, tenant="flooder")) for number in range(8)]
+        await settle()
+        assert [task.done() for task in flood] == [True] * 6 + [False] * 2
+        second = await cluster.start(PROMPT, tenant="light")
+        cluster.replicas["a"].report()
+        await settle()
+        assert not flood[6].done()
+        light.close()
+        second.close()
+        cluster.replicas["a"].report()
+        await settle()
+        assert [task.done() for task in flood] == [True] * 7 + [False]
+        for task in flood[:7]:
+            task.result().close()
+        (await flood[7]).close()
+
+
+async def test_first_come_first_served_where_the_configuration_says_so():
+    async with Cluster(A, max_inflight=1, config=GatewayConfig(fairness="arrival")) as cluster:
+        running = await cluster.start(PROMPT, tenant="flooder")
+        tenants = ["flooder", "flooder", "light"]
+        waiting = [
+            asyncio.ensure_future(cluster.start(PROMPT, request_id=str(number), tenant=tenant))
+            for number, tenant in enumerate(tenants)
+        ]
+        for task in waiting:
+            await settle()
+            running.close()
+            running = await task
+        running.close()
+
+        assert [submit.request_id for submit in cluster.replicas["a"].submits] == ["r", "0", "1", "2"]
+
+
+async def test_a_tenant_is_charged_what_was_computed():
+    async with Cluster(A) as cluster:
+        cluster.replicas["a"].cached_tokens = 8
+        stream = await cluster.start(PROMPT, max_tokens=5, tenant="one", share=Share(2.0))
+        assert cluster.counters.counter("one") == cost_of(30, 0, 5) / 2
+        await cluster.read(stream)
+
+        assert cluster.counters.counter("one") == pytest.approx(cost_of(30, 8, 5) / 2)
+        stream.close()
+
+
+async def test_an_answer_that_comes_in_one_piece_is_charged_less_what_was_cached():
+    async with Cluster(A) as cluster:
+        cluster.replicas["a"].cached_tokens = 8
+        stream = await cluster.start(PROMPT, max_tokens=5, tenant="one")
+        cluster.step(5)
+
+        assert cluster.counters.counter("one") == pytest.approx(cost_of(30, 8, 5))
+        stream.close()
+
+
+async def test_a_request_whose_reader_leaves_is_charged_its_prompt_and_what_had_come():
+    async with Cluster(A) as cluster:
+        unread = await cluster.start(PROMPT, tenant="unread")
+        cluster.step(3)
+        unread.close()
+        gone = await cluster.start(PROMPT, tenant="gone")
+        gone.close()
+
+        assert cluster.counters.counter("unread") == cost_of(30, 0, 3)
+        assert cluster.counters.counter("gone") == cluster.counters.counter("unread") + cost_of(30, 0, 0)
+
+
+async def test_output_beyond_what_was_expected_is_charged_while_it_comes():
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT, max_tokens=500, tenant="one")
+        cluster.step(200)
+        await stream.next()
+        cluster.charges.correct()
+
+        assert cluster.counters.counter("one") == cost_of(30, 0, 200)
+        stream.close()
+
+
+async def test_a_refusal_costs_nothing():
+    async with Cluster(A) as cluster:
+        stream = await cluster.start(PROMPT, tenant="one")
+        cluster.replicas["a"].finish(1, Finish.REFUSED)
+
+        assert cluster.counters.counter("one") == 0.0
+        stream.close()
+
+
+async def test_an_answer_that_goes_on_elsewhere_is_charged_what_is_computed_again():
+    async with Cluster(A, B) as cluster:
+        stream = await cluster.start(PROMPT, tenant="one")
+        cluster.step(3)
+        await stream.next()
+        cluster.replicas[stream.receipt.replica].die()
+        await cluster.read(stream)
+
+        assert cluster.counters.counter("one") == cost_of(30, 0, 3) + cost_of(33, 0, 5)
         stream.close()
 
 
@@ -500,7 +628,7 @@ async def test_a_submit_carries_the_seconds_left_of_each_attempt_whatever_the_ga
 
 async def test_a_submit_carries_the_class_of_its_tenants_requests():
     async with Cluster(A) as cluster:
-        stream = await cluster.dispatcher.start(replace(generation(PROMPT), service_class="batch"))
+        stream = await cluster.dispatcher.start(replace(generation(PROMPT), share=Share(service_class="batch")))
         other = await cluster.start(PROMPT)
         stream.close()
         other.close()

@@ -1,0 +1,27 @@
+"""What a waiting request is tried with, and what may come of it."""
+
+from collections.abc import Callable
+from enum import Enum, auto
+
+
+class AttemptResult(Enum):
+    """What came of an attempt to place a request; each one but the two that say so ends the wait."""
+
+    PLACED = auto()
+    MUST_WAIT = auto()
+    """No place is free now; to be tried again."""
+    SHARE_TAKEN = auto()
+    """The free places are kept for other tenants; to be tried again, and newcomers that go before it may be tried
+    meanwhile."""
+    NEEDS_TOKENIZATION = auto()
+    """A route that may be taken needs the prompt in another model's tokens first."""
+    CLOSED = auto()
+    """The request was given up meanwhile."""
+
+    @property
+    def ends_wait(self) -> bool:
+        return self is not AttemptResult.MUST_WAIT and self is not AttemptResult.SHARE_TAKEN
+
+
+Attempt = Callable[[], AttemptResult]
+"""Tries to place a request now. What it raises ends the wait."""

@@ -1,0 +1,170 @@
+"""One lane of the queue: the waiters for the same replicas, tenant by tenant.
+
+Says who is next: first what had begun and lost its place, in the order of arrival; then the first request of the tenant
+that has had least (`counters`), at equal counters the earlier class, then the earlier arrival. Not the waiting itself,
+nor the attempts (`waiting`). Invariants: requests of a tenant stay in the order of their arrival; a waiter that left is
+never the head.
+"""
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from penstock.router.dispatch.attempt import Attempt, AttemptResult
+from penstock.router.dispatch.shares.lazy_heap import LazyHeap
+from penstock.tenancy.share import DEFAULT_SHARE, Share
+
+_SLACK = 16
+"""Waiters that left and are kept in a heap, whatever the number of the others."""
+
+
+class Lane(NamedTuple):
+    """The replicas that a request may go to; those that wait for the same ones are in one lane."""
+
+    pools: tuple[str, ...]
+    excluded: frozenset[str] = frozenset()
+    """Replicas that have refused the request."""
+
+
+class Claim(NamedTuple):
+    """What decides on the place of a request in the queue."""
+
+    arrival: int
+    """Number of the request in the order of arrival; one that comes back keeps it, and its place."""
+    tenant: str = ""
+    share: Share = DEFAULT_SHARE
+    has_begun: bool = False
+    """Whether a part of its answer has been delivered."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiter:
+    """A request that waits. since_s: beginning of its wait, on the queue's clock."""
+
+    lane: Lane
+    claim: Claim
+    attempt: Attempt
+    admitted: asyncio.Future[AttemptResult]
+    since_s: float
+    has_left: bool = False
+
+    def __lt__(self, other: "Waiter") -> bool:
+        return self.claim.arrival < other.claim.arrival
+
+
+class Waiters:
+    """Waiters in the order of their arrival, or the other way round. All operations are O(log n), amortized."""
+
+    def __init__(self, *, newest_first: bool = False) -> None:
+        self._sign = -1 if newest_first else 1
+        self._heap: list[tuple[int, Waiter]] = []
+        self.num_present = 0
+
+    def add(self, waiter: Waiter) -> None:
+        self.num_present += 1
+        heapq.heappush(self._heap, (self._sign * waiter.claim.arrival, waiter))
+
+    def count_out(self) -> None:
+        """Take out one waiter, whose `has_left` has been set; it is dropped when it is in the way."""
+        self.num_present -= 1
+        if len(self._heap) > 2 * self.num_present + _SLACK:
+            self._heap = [entry for entry in self._heap if not entry[1].has_left]
+            heapq.heapify(self._heap)
+
+    def first(self) -> Waiter | None:
+        while self._heap and self._heap[0][1].has_left:
+            heapq.heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+
+LaneKey = tuple[float, float, float]
+"""Order of tenants: counter, class, arrival of the first waiter."""
+
+
+class WaitingLane:
+    """The waiters of a lane. counter: what a tenant has had, divided by its weight."""
+
+    def __init__(self, counter: Callable[[str], float]) -> None:
+        self._counter = counter
+        self.num_waiting = 0
+        self._begun = Waiters()
+        self._tenants: dict[str, Waiters] = {}
+        self._order: LazyHeap[LaneKey] = LazyHeap(self._key)
+        self.is_blocked = False
+        """No place was free at the head's last attempt; else there were some, kept for tenants before the head's."""
+
+    @property
+    def oldest_since_s(self) -> float | None:
+        """Beginning of the longest wait, on the queue's clock."""
+        firsts = (waiters.first() for waiters in (self._begun, *self._tenants.values()))
+        return min((first.since_s for first in firsts if first is not None), default=None)
+
+    def num_of(self, tenant: str) -> int:
+        """Waiters of a tenant that have not begun."""
+        waiters = self._tenants.get(tenant)
+        return 0 if waiters is None else waiters.num_present
+
+    def add(self, waiter: Waiter) -> None:
+        self.num_waiting += 1
+        if waiter.claim.has_begun:
+            self._begun.add(waiter)
+            return
+        tenant = waiter.claim.tenant
+        waiters = self._tenants.setdefault(tenant, Waiters())
+        waiters.add(waiter)
+        if waiters.first() is waiter:
+            self._order.update(tenant)
+
+    def remove(self, waiter: Waiter) -> None:
+        """Take out a waiter that is in the lane."""
+        waiter.has_left = True
+        self.num_waiting -= 1
+        if waiter.claim.has_begun:
+            self._begun.count_out()
+            return
+        tenant = waiter.claim.tenant
+        waiters = self._tenants[tenant]
+        waiters.count_out()
+        if not waiters.num_present:
+            del self._tenants[tenant]
+            self._order.remove(tenant)
+
+    def reorder(self, tenant: str) -> None:
+        """Take note that a tenant's counter has fallen."""
+        if tenant in self._order:
+            self._order.update(tenant)
+
+    def head(self) -> tuple[LaneKey, Waiter] | None:
+        """The next waiter and its place among the heads of all lanes. Returns None if there is none."""
+        begun = self._begun.first()
+        if begun is not None:
+            return _begun_key(begun.claim), begun
+        smallest = self._order.peek()
+        if smallest is None:
+            return None
+        key, tenant = smallest
+        waiter = self._tenants[tenant].first()
+        assert waiter is not None
+        return key, waiter
+
+    def comes_first(self, claim: Claim) -> bool:
+        """Whether a newcomer goes before all that wait here."""
+        head = self.head()
+        if head is None:
+            return True
+        if claim.has_begun:
+            return _begun_key(claim) < head[0]
+        if self.num_of(claim.tenant):
+            return False
+        return (self._counter(claim.tenant), claim.share.rank, claim.arrival) < head[0]
+
+    def _key(self, tenant: str) -> LaneKey:
+        waiter = self._tenants[tenant].first()
+        assert waiter is not None
+        return self._counter(tenant), waiter.claim.share.rank, waiter.claim.arrival
+
+
+def _begun_key(claim: Claim) -> LaneKey:
+    return float("-inf"), 0.0, claim.arrival
