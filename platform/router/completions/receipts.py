@@ -51,13 +51,15 @@ class Receipts:
         share.request_ids.append(request_id)
         self._count(share, len(kept.receipts))
         while self._num_kept > self._max_kept:
-            self._forget_oldest(self._find_largest(tenant))
+            self._forget_oldest(self._find_payer(tenant))
 
-    def _find_largest(self, tenant: str) -> str:
-        """The tenant that has most receipts: this one, if it has more than its even share."""
-        if self._shares[tenant].num_receipts * len(self._shares) > self._max_kept:
+    def _find_payer(self, tenant: str) -> str:
+        """The tenant that must give up receipts: this one, if it has more than its even share and not only its newest
+        request's; else the one that has most."""
+        own = self._shares[tenant]
+        if len(own.request_ids) > 1 and own.num_receipts * len(self._shares) > self._max_kept:
             return tenant
-        return max(self._shares, key=lambda name: self._shares[name].num_receipts)
+        return max((name for name in self._shares if name != tenant), key=lambda name: self._shares[name].num_receipts)
 
     def _forget_oldest(self, tenant: str) -> None:
         share = self._shares[tenant]
