@@ -51,17 +51,15 @@ class Receipts:
         share.request_ids.append(request_id)
         self._count(share, len(kept.receipts))
         while self._num_kept > self._max_kept:
-            self._forget_oldest(self._find_victim(tenant))
+            self._forget_oldest(self._find_payer(tenant))
 
-    def _find_victim(self, newest: str) -> str:
-        """The tenant that has most receipts, or `newest`, whose request came last, where it has more than its even
-        share; that last request itself stays."""
-        share = self._shares[newest]
-        has_older = len(share.request_ids) > 1
-        if has_older and share.num_receipts * len(self._shares) > self._max_kept:
-            return newest
-        names = (name for name in self._shares if has_older or name != newest)
-        return max(names, key=lambda name: self._shares[name].num_receipts)
+    def _find_payer(self, tenant: str) -> str:
+        """The tenant that must give up receipts: this one, if it has more than its even share and not only its newest
+        request's; else the one that has most."""
+        own = self._shares[tenant]
+        if len(own.request_ids) > 1 and own.num_receipts * len(self._shares) > self._max_kept:
+            return tenant
+        return max((name for name in self._shares if name != tenant), key=lambda name: self._shares[name].num_receipts)
 
     def _forget_oldest(self, tenant: str) -> None:
         share = self._shares[tenant]
