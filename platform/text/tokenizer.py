@@ -88,9 +88,8 @@ class Tokenizer:
             raise InvalidRequest("this model has no chat template; use /v1/completions", param="messages")
         if max_tokens is not None and len(messages) > max_tokens:
             raise _too_long(max_tokens)
-        self.check_chars(sum(map(len, _strings(messages))), max_tokens)
         try:
-            guarded, guard = self._guard([messages, options or {}])
+            guarded, guard = self._guard([messages, options or {}], max_tokens)
         except RecursionError as error:
             raise InvalidRequest("the messages or tools are nested too deeply", param="messages") from error
         text = self._template.render(guarded[0], guarded[1])
@@ -144,10 +143,11 @@ class Tokenizer:
             return (self._words.encode(piece),)
         return self._words.encode_parts(piece)
 
-    def _guard(self, value: list[object]) -> tuple[list[object], str | None]:
+    def _guard(self, value: list[object], max_tokens: int | None) -> tuple[list[object], str | None]:
         """`value` with every special token in its strings broken by a character that occurs nowhere in it, and that
-        character."""
+        character. Raises ContextTooLong as `check_chars` does, before the strings are looked at."""
         texts = list(_strings(value))
+        self.check_chars(sum(map(len, texts)), max_tokens)
         if self._special is None or not any(self._special.search(text) for text in texts):
             return value, None
         guard = next((char for char in _GUARDS if not any(char in text for text in texts)), None)

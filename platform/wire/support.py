@@ -123,7 +123,10 @@ def _read(value: object) -> object:
 
 def _check_fields(struct: ChatRequest | CompletionRequest | ChatMessageIn, prefix: str) -> None:
     for name, refusal in REFUSED[type(struct)].items():
-        value = _read(getattr(struct, name))
+        value = getattr(struct, name)
+        if value is None:
+            continue
+        value = _read(value)
         if value is None or value in refusal.accepted:
             continue
         if name == "best_of" and isinstance(struct, CompletionRequest) and value == (struct.n or 1):
