@@ -177,6 +177,8 @@ class RoutingDispatcher:
             return False
         tenant = state.generation.tenant
         self._places.ask(tenant, state.generation.share.rate, self._clock())
+        if not self._places.are_kept:
+            return False
         return self._places.must_leave(tenant, self._charges.num_live(tenant), *count_places(chosen))
 
     def _open_routes(self, state: RequestState) -> Sequence[Route]:

@@ -96,6 +96,8 @@ class VirtualCounters:
         """No request of a tenant waits any more."""
         self._waiting.discard(tenant)
         self._retire(tenant)
+        if not self._waiting:
+            self._lowered.clear()  # nobody's place in the queue hangs on it
 
     def charge(self, tenant: str, cost: float, rate: float) -> None:
         """Charge a real cost, or give back a negative one. rate: the tenant's weight."""
@@ -111,7 +113,7 @@ class VirtualCounters:
                 del self._expected[tenant]
 
     def take_lowered(self) -> Iterable[str]:
-        """Tenants whose counters have fallen since the last call."""
+        """Tenants whose counters have fallen since the last call, as far as anybody waited since."""
         lowered, self._lowered = self._lowered, set()
         return lowered
 

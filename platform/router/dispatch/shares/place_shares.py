@@ -31,9 +31,14 @@ class PlaceShares:
         while next(iter(self._asked.values()))[1] < now - ACTIVE_S:
             self._forget(next(iter(self._asked)))
 
+    @property
+    def are_kept(self) -> bool:
+        """Whether places are kept free at all: several tenants have asked of late."""
+        return len(self._asked) > 1 and self._reserve > 0
+
     def must_leave(self, tenant: str, num_held: int, num_free: int, num_places: int) -> bool:
         """Whether a free place is kept from a tenant that has asked. num_held: places that it has."""
-        if len(self._asked) < 2 or num_places < MIN_PLACES or not self._reserve:
+        if num_places < MIN_PLACES or not self.are_kept:
             return False
         if num_free > max(1, round(self._reserve * num_places)):
             return False

@@ -201,6 +201,16 @@ def test_a_lift_leaves_expectations_out() -> None:
     assert counters.counter("late") == 3.0
 
 
+def test_while_nobody_waits_nobody_needs_to_know_whose_counter_fell() -> None:
+    counters = VirtualCounters()
+    for number in range(3):
+        counters.enter(f"t{number}")
+        counters.charge(f"t{number}", -1.0, 1.0)
+        counters.leave(f"t{number}")
+
+    assert set(counters.take_lowered()) == set()
+
+
 def test_a_cached_token_is_nearly_free_and_an_output_token_is_dearer_than_one_of_a_prompt() -> None:
     assert cost_of(1000, 0, 0) == 1000.0
     assert cost_of(1000, 1000, 0) == pytest.approx(20.0)
