@@ -88,6 +88,7 @@ class EngineLoad(NamedTuple):
     num_accepted: int = 0
     is_closed: bool = False
     """Whether the engine refuses every new sequence."""
+    num_sampled: int = 0
 
 
 class StepReport(NamedTuple):
@@ -309,6 +310,7 @@ class Engine:
             shape.draft_tokens,
             seconds,
             shape.draft_rounds,
+            shape.sampled_rows,
         )
         rate = max(ADAPT_RATE, 1 / (ADAPT_FIRST + self._num_steps // ADAPT_EVERY))
         self._costs = adapt(self._costs, sample, rate)
@@ -344,11 +346,12 @@ class Engine:
 
     def _load(self) -> EngineLoad:
         running, waiting = self._scheduler.running, self._scheduler.waiting
-        kv_tokens = 0
+        kv_tokens = num_sampled = 0
         prefill_tokens = sum(len(seq.token_ids) for seq in waiting)
         for seq in running:
             num_tokens = len(seq.token_ids)
             kv_tokens += num_tokens
+            num_sampled += seq.needs_sampling
             if num_tokens - seq.num_computed_tokens > 1:
                 prefill_tokens += num_tokens - seq.num_computed_tokens
         drafts = self._scheduler.drafts
@@ -363,4 +366,5 @@ class Engine:
             self._costs,
             0 if drafts is None else drafts.num_drafted,
             0 if drafts is None else drafts.num_accepted,
+            num_sampled=num_sampled,
         )
