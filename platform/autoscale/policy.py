@@ -164,7 +164,10 @@ def _predict_wait_s(costs: StepCosts, shape: Shape, observation: Observation, ca
         return math.inf if observation.num_queued else 0.0
     loads = [replica.load for replica in observation.replicas if not replica.load.is_draining]
     works = [
-        (Work(load.num_running, 0, load.prefill_tokens_outstanding, load.kv_tokens), load.max_batched_tokens)
+        (
+            Work(load.num_running, 0, load.prefill_tokens_outstanding, load.kv_tokens, load.num_sampled),
+            load.max_batched_tokens,
+        )
         for load in loads
     ]
     ttft_s = min(

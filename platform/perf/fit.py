@@ -36,6 +36,7 @@ class StepSample(NamedTuple):
     draft_tokens: int
     seconds: float
     draft_rounds: int = 0
+    sampled_rows: int = 0
 
 
 def fit(samples: Sequence[StepSample]) -> StepCosts:
@@ -50,7 +51,9 @@ def fit(samples: Sequence[StepSample]) -> StepCosts:
     seconds = np.array([sample.seconds for sample in samples], dtype=np.float64)
     if not seconds.min() > 0:
         raise ValueError(f"a step can't take {seconds.min()} s")
-    features = np.array([(1, *sample[:5], sample.draft_rounds) for sample in samples], dtype=np.float64)
+    features = np.array(
+        [(1, *sample[:5], sample.draft_rounds, sample.sampled_rows) for sample in samples], dtype=np.float64
+    )
     best, best_error = _fit_above(features, seconds, 0.0)
     for knee_s in np.unique(np.quantile(seconds, np.linspace(0, 0.5, MAX_KNEES), method="nearest")):
         costs, error = _fit_above(features, seconds, float(knee_s))
@@ -67,7 +70,8 @@ def _fit_above(features: Matrix, seconds: NDArray[np.float64], knee_s: float) ->
         return StepCosts(knee_s=knee_s), float("inf")
     line = _nonnegative_least_squares(features[above] / seconds[above, None], np.ones(int(above.sum())))
     error = np.maximum(knee_s, features @ line) / seconds - 1
-    return StepCosts(*[*line.tolist(), knee_s]), float(error @ error)
+    *others, sampled_row_s = line.tolist()
+    return StepCosts(*others, knee_s, sampled_row_s), float(error @ error)
 
 
 def adapt(costs: StepCosts, sample: StepSample, rate: float) -> StepCosts:
@@ -90,6 +94,7 @@ def predict_sample_s(costs: StepCosts, sample: StepSample) -> float:
         kv_tokens=sample.kv_tokens,
         draft_tokens=sample.draft_tokens,
         draft_rounds=sample.draft_rounds,
+        sampled_rows=sample.sampled_rows,
     )
 
 

@@ -1,6 +1,7 @@
 """The performance model: how long a step, a first token and a further token take. Pure arithmetic on `StepCosts`.
 
-    t_step = max(knee, a + b*rows + c*prefill_tokens + f*query_context + d*kv_tokens + e*draft_tokens + g*draft_rounds)
+    t_step = max(knee, a + b*rows + c*prefill_tokens + f*query_context + d*kv_tokens + e*draft_tokens + g*draft_rounds
+                       + h*sampled_rows)
 
 Not a scheduler: it predicts what the engine's one-phase scheduler does (a row of every running sequence, the rest of
 the token budget for prefill, first come first served). Invariant: every prediction is finite, not negative, and never
@@ -25,6 +26,8 @@ class Work(NamedTuple):
     """Prompt tokens not computed yet, all sequences together."""
     kv_tokens: int = 0
     """Context tokens of the running sequences."""
+    num_sampled: int = 0
+    """Running sequences whose tokens take more than the largest logit."""
 
 
 def step_time_s(
@@ -36,12 +39,14 @@ def step_time_s(
     kv_tokens: int,
     draft_tokens: int = 0,
     draft_rounds: int = 0,
+    sampled_rows: int = 0,
 ) -> float:
     """Seconds of one step.
 
     rows: sequences in it. prefill_tokens: prompt tokens computed in it. query_context: sum over those of the context
     each attends to. kv_tokens: context tokens that the decode rows read. draft_tokens: drafted tokens verified in it.
-    draft_rounds: passes of the drafter, as many as the longest draft in the step has tokens.
+    draft_rounds: passes of the drafter, as many as the longest draft in the step has tokens. sampled_rows: rows, of
+    drafted tokens too, from which a token is chosen by more than the largest logit.
     """
     linear = (
         costs.base_s
@@ -51,6 +56,7 @@ def step_time_s(
         + costs.kv_token_s * kv_tokens
         + costs.draft_token_s * draft_tokens
         + costs.draft_round_s * draft_rounds
+        + costs.sampled_row_s * sampled_rows
     )
     return max(costs.knee_s, linear)
 
@@ -81,11 +87,21 @@ def predict_prefill_s(
     seconds = 0.0
     if full_steps:
         seconds = full_steps * step_time_s(
-            costs, rows=rows, prefill_tokens=budget, query_context=context * budget, kv_tokens=work.kv_tokens
+            costs,
+            rows=rows,
+            prefill_tokens=budget,
+            query_context=context * budget,
+            kv_tokens=work.kv_tokens,
+            sampled_rows=work.num_sampled,
         )
     if rest:
         seconds += step_time_s(
-            costs, rows=rows, prefill_tokens=rest, query_context=context * rest, kv_tokens=work.kv_tokens
+            costs,
+            rows=rows,
+            prefill_tokens=rest,
+            query_context=context * rest,
+            kv_tokens=work.kv_tokens,
+            sampled_rows=work.num_sampled,
         )
     return seconds
 
@@ -101,7 +117,12 @@ def predict_ttft_s(
     return (
         prefill_s
         + step_time_s(
-            costs, rows=work.num_running, prefill_tokens=under_way, query_context=0.0, kv_tokens=work.kv_tokens
+            costs,
+            rows=work.num_running,
+            prefill_tokens=under_way,
+            query_context=0.0,
+            kv_tokens=work.kv_tokens,
+            sampled_rows=work.num_sampled,
         )
         / 2
     )
@@ -114,4 +135,6 @@ def predict_tpot_s(costs: StepCosts, work: Work, context_tokens: int = 0) -> flo
     """
     rows = work.num_running + work.num_waiting + 1
     kv_tokens = work.kv_tokens + work.prefill_tokens + context_tokens
-    return step_time_s(costs, rows=rows, prefill_tokens=0, query_context=0.0, kv_tokens=kv_tokens)
+    return step_time_s(
+        costs, rows=rows, prefill_tokens=0, query_context=0.0, kv_tokens=kv_tokens, sampled_rows=work.num_sampled
+    )

@@ -73,6 +73,19 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True):
     too."""
 
 
+def needs_sampling(params: SamplingParams) -> bool:
+    """Whether choosing a token takes more than finding the largest logit: noise, penalties, biases, or log
+    probabilities. `min_tokens`, which ends soon, is not counted."""
+    return bool(
+        params.temperature
+        or params.logprobs is not None
+        or params.logit_bias
+        or params.repetition_penalty != 1
+        or params.frequency_penalty
+        or params.presence_penalty
+    )
+
+
 class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     """A request for one sequence."""
 
@@ -210,6 +223,8 @@ class StepCosts(msgspec.Struct, frozen=True, array_like=True):
     """Cost of each pass of the drafter over the step's rows: as many passes as the longest draft has tokens."""
     knee_s: float = 0.0
     """Shortest time of a step, whatever it holds."""
+    sampled_row_s: float = 0.0
+    """Cost of each row whose token takes more than its largest logit; see `needs_sampling`."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True):
@@ -240,6 +255,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """Draft tokens accepted since the replica's start: the model would have chosen the same."""
     failed_adapters: tuple[tuple[str, str], ...] = ()
     """Adapters that could not be loaded lately, each with a sentence."""
+    num_sampled: int = 0
+    """Running sequences whose rows cost `StepCosts.sampled_row_s`; a replica of an earlier version does not tell."""
 
 
 class DownFrame(msgspec.Struct, frozen=True, array_like=True):

@@ -142,14 +142,17 @@ def sample_sources() -> Sources:
         "least": "*fp32",
         "streams": "*i64",
         "temperatures": "*fp32",
-        "least_scaled": "*fp64",
+        "least_scaled": "*fp32",
         "scores": "*fp64",
+        "last_ids": "*i64",
     }
     yield (
         "sample sm_90",
         90,
         _source(sample._best_of_tile, pointers | {"chosen": "*i64"}, {"lanes": sample.TILE_TOKENS}),
     )
+    weighed = pointers | {"rows": "*i64", "scaled": "*fp32", "weights": "*i64"}
+    yield "sample weigh sm_90", 90, _source(sample._weigh_tile, weighed, {"lanes": sample.TILE_TOKENS})
 
 
 def _source(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any]) -> ASTSource:
@@ -169,7 +172,7 @@ def main() -> None:
         compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP_THREADS), options=options)
         if "sample" in name and "fma.rn.f64" in compiled.asm["ptx"]:
             sys.exit(
-                "the noise would be rounded otherwise than on the host: its multiplications and additions are fused"
+                "noise or weights would be rounded otherwise than on the host: multiplications and additions are fused"
             )
         size, shared = len(compiled.asm["cubin"]), compiled.metadata.shared
         sys.stdout.write(f"{name}: {size} bytes of machine code, {shared} bytes of shared memory\n")

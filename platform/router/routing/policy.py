@@ -96,6 +96,7 @@ class ReplicaView(NamedTuple):
             kv_tokens=load.kv_tokens
             if not unreported.num_ended
             else load.kv_tokens * num_running // max(1, load.num_running),
+            num_sampled=min(load.num_sampled, num_running),
         )
 
 

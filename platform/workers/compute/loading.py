@@ -13,6 +13,7 @@ from penstock.base.errors import ConfigError
 from penstock.text.source import ModelSource
 from penstock.workers.compute.device import CPU, check_cache_fits, check_cache_type, find_device
 from penstock.workers.compute.footprint import release_unused
+from penstock.workers.compute.kernels.build import load_kernels
 from penstock.workers.compute.model_config import ModelConfig, read_config
 from penstock.workers.compute.models.fused import is_fused, load_for, make_cache, make_model
 from penstock.workers.compute.models.llama import KvCache, Llama, Matrix
@@ -98,7 +99,8 @@ def _load(plan: _Plan, config: EngineConfig) -> _Weights:
 
 
 def _make_runner(plan: _Plan, weights: _Weights, config: EngineConfig) -> TorchRunner:
-    sampler = Sampler(plan.model.vocab_size, plan.model.eos_token_ids)
+    kernels = load_kernels()
+    sampler = Sampler(plan.model.vocab_size, plan.model.eos_token_ids, None if kernels is None else kernels.chooser())
     drafter = _make_drafter(plan, weights.draft, config, sampler)
     return TorchRunner(_make_steps(plan, weights.target, config), sampler, plan.max_model_len, drafter)
 

@@ -40,6 +40,8 @@ class Proposal(NamedTuple):
     """Index of the sequence in the batch; 0 is the first."""
     length: int
     """Number of the draft's tokens up to this one, 1 or more."""
+    needs_sampling: bool = False
+    """Whether its sequence's tokens take more than the largest logit."""
 
 
 class DraftLengths:
@@ -65,7 +67,11 @@ class DraftLengths:
         shape: the step's without drafts. Costs that are all 0 are unknown: everything pays.
         """
         worths = (enumerate(self._worths(chunk.seq, caps[place]), 1) for place, chunk in enumerate(chunks))
-        proposals = sorted(Proposal(-worth, place, length) for place, row in enumerate(worths) for length, worth in row)
+        proposals = sorted(
+            Proposal(-worth, place, length, chunks[place].seq.needs_sampling)
+            for place, row in enumerate(worths)
+            for length, worth in row
+        )
         chosen = choose_proposals(proposals, budget, shape, costs) if self._is_adaptive else proposals[:budget]
         chosen = chosen or proposals[: min(budget, self._num_retried())]
         self._num_idle_steps = 0 if chosen else self._num_idle_steps + 1
@@ -113,6 +119,7 @@ def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, c
         prefill_tokens=shape.prefill_tokens,
         query_context=shape.query_context,
         kv_tokens=shape.kv_tokens,
+        sampled_rows=shape.sampled_rows,
     )
     best: list[Proposal] = []
     best_tokens, best_s = float(shape.decode_rows), max(costs.knee_s, plain_s)
@@ -121,7 +128,7 @@ def choose_proposals(proposals: list[Proposal], budget: int, shape: StepShape, c
         tokens, seconds = float(shape.decode_rows), plain_s + depth * costs.draft_round_s
         for count, proposal in enumerate(candidates, 1):
             tokens -= proposal.negative_worth
-            seconds += costs.draft_token_s
+            seconds += costs.draft_token_s + costs.sampled_row_s * proposal.needs_sampling
             step_s = max(costs.knee_s, seconds)
             if tokens * best_s >= best_tokens * step_s:
                 best, best_tokens, best_s = candidates[:count], tokens, step_s

@@ -95,6 +95,7 @@ class EngineLoad(NamedTuple):
     """Whether the engine refuses every new sequence."""
     unplaced_tokens: int = 0
     """Tokens of the waiting sequences for which KV blocks must be free before others are admitted."""
+    num_sampled: int = 0
 
 
 class StepReport(NamedTuple):
@@ -341,6 +342,7 @@ class Engine:
             shape.draft_tokens,
             seconds,
             shape.draft_rounds,
+            shape.sampled_rows,
         )
         rate = max(ADAPT_RATE, 1 / (ADAPT_FIRST + self._num_steps // ADAPT_EVERY))
         self._costs = adapt(self._costs, sample, rate)
@@ -376,11 +378,12 @@ class Engine:
 
     def _load(self) -> EngineLoad:
         running, waiting = self._scheduler.running, self._scheduler.waiting
-        kv_tokens = 0
+        kv_tokens = num_sampled = 0
         prefill_tokens = sum(len(seq.token_ids) for seq in waiting)
         for seq in running:
             num_tokens = len(seq.token_ids)
             kv_tokens += num_tokens
+            num_sampled += seq.needs_sampling
             if num_tokens - seq.num_computed_tokens > 1:
                 prefill_tokens += num_tokens - seq.num_computed_tokens
         drafts = self._scheduler.drafts
@@ -397,4 +400,5 @@ class Engine:
             0 if drafts is None else drafts.num_accepted,
             is_closed=self._num_failures >= MAX_FAILURES,
             unplaced_tokens=sum(len(seq.token_ids) for seq in waiting if not seq.is_passable),
+            num_sampled=num_sampled,
         )

@@ -24,6 +24,11 @@ REPEATS = 2
 CONTEXT = 1024
 """Context tokens of the long decode rows and chunks, as far as the cache holds them."""
 
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+SAMPLED = SamplingParams(max_tokens=1, temperature=0.8, top_p=0.95, frequency_penalty=0.1)
+"""Parameters that stand for all which take more than the largest logit: noise costs about a third of these, log
+probabilities as much again."""
+
 DRAFT_CONTEXT = 8
 """Context tokens of rows that speculate."""
 
@@ -49,6 +54,8 @@ class Point(NamedTuple):
     prefill_context: int = 0
     drafts: int = 0
     """Places for draft tokens behind each decoding row."""
+    needs_sampling: bool = False
+    """Whether tokens are drawn by `SAMPLED`, not by the largest logit."""
 
 
 def measure(runner: Probed, config: EngineConfig, clock: Callable[[], float] = time.perf_counter) -> StepCosts:
@@ -77,11 +84,13 @@ def plan_points(config: EngineConfig, num_blocks: int, max_model_len: int) -> It
     few = min(rows, 8)
     yield Point(1, 1)
     yield Point(few, 1)
+    yield Point(few, 1, needs_sampling=True)
     yield Point(0, 0, piece)
     yield from _plan_draft_points(config, few, context)
     yield Point(few, context)
     yield Point(0, 0, piece, context)
     yield Point(1, context)
+    yield Point(1, 1, needs_sampling=True)
     yield Point(0, 0, chunk)
     yield Point(rows, 1)
     yield Point(rows, context)
@@ -103,7 +112,16 @@ def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], floa
     """Measure one point once."""
     blocks = count()
     chunks = [
-        _make_chunk(point.context, 1, blocks, runner.num_blocks, block_size, point.drafts) for _ in range(point.rows)
+        _make_chunk(
+            point.context,
+            1,
+            blocks,
+            runner.num_blocks,
+            block_size,
+            point.drafts,
+            SAMPLED if point.needs_sampling else GREEDY,
+        )
+        for _ in range(point.rows)
     ]
     if point.prefill:
         chunks.append(_make_chunk(point.prefill_context, point.prefill, blocks, runner.num_blocks, block_size))
@@ -124,11 +142,18 @@ def _run(runner: Probed, point: Point, block_size: int, clock: Callable[[], floa
         shape.draft_tokens,
         max(seconds, 1e-6),
         shape.draft_rounds,
+        shape.sampled_rows,
     )
 
 
 def _make_chunk(
-    context: int, num_tokens: int, blocks: Iterator[int], num_blocks: int, block_size: int, max_drafts: int = 0
+    context: int,
+    num_tokens: int,
+    blocks: Iterator[int],
+    num_blocks: int,
+    block_size: int,
+    max_drafts: int = 0,
+    sampling: SamplingParams = GREEDY,
 ) -> Chunk:
     """The last `num_tokens` tokens of a made-up sequence, its blocks taken in turn; those of a small cache are used
     twice."""
@@ -137,7 +162,7 @@ def _make_chunk(
     seq = Sequence(
         "probe",
         [0] * length,
-        SamplingParams(max_tokens=1, temperature=0.0),
+        sampling,
         length,
         [],
         b"",

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
 
-from penstock.wire.frames import Finish, SamplingParams, TokenLogprobs
+from penstock.wire.frames import Finish, SamplingParams, TokenLogprobs, needs_sampling
 
 
 class Status(Enum):
@@ -84,6 +84,11 @@ class Sequence:
     """Estimated chance that its next draft token is accepted, by `draft_lengths`; None before the first draft."""
     finish: Finish | None = None
     error: str | None = None
+    needs_sampling: bool = field(init=False)
+    """Whether its tokens take more than the largest logit."""
+
+    def __post_init__(self) -> None:
+        self.needs_sampling = needs_sampling(self.sampling)
 
     @property
     def num_tokens(self) -> int:
@@ -140,6 +145,8 @@ class StepShape(NamedTuple):
     """Tokens guessed and verified behind the decode rows."""
     draft_rounds: int = 0
     """Tokens of the longest draft."""
+    sampled_rows: int = 0
+    """Rows from which a token is chosen by more than the largest logit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +165,7 @@ class Step:
     @property
     def shape(self) -> StepShape:
         """Shape of the step with the drafts it has: places that hold no draft cost nothing."""
-        decode_rows = prefill_tokens = kv_tokens = draft_tokens = draft_rounds = 0
+        decode_rows = prefill_tokens = kv_tokens = draft_tokens = draft_rounds = sampled_rows = 0
         query_context = 0.0
         for chunk in self.chunks:
             count = chunk.num_tokens
@@ -171,8 +178,17 @@ class Step:
             else:
                 prefill_tokens += count
                 query_context += count * (chunk.start + (count + 1) / 2)
+            if chunk.seq.needs_sampling and chunk.is_sampled:
+                sampled_rows += 1 + len(chunk.draft or ())
         return StepShape(
-            len(self.chunks), decode_rows, prefill_tokens, query_context, kv_tokens, draft_tokens, draft_rounds
+            len(self.chunks),
+            decode_rows,
+            prefill_tokens,
+            query_context,
+            kv_tokens,
+            draft_tokens,
+            draft_rounds,
+            sampled_rows,
         )
 
 

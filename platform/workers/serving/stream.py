@@ -394,6 +394,7 @@ class StreamServer:
             last_sid=session.counted_sid,
             num_drafted=engine.num_drafted,
             num_accepted=engine.num_accepted,
+            num_sampled=engine.num_sampled,
             resident_adapters=() if adapters is None else adapters.resident,
             failed_adapters=() if adapters is None else adapters.failures,
         )

@@ -17,10 +17,12 @@ TRUE = StepCosts(
     kv_token_s=2e-6,
     draft_token_s=0.0003,
     draft_round_s=0.004,
+    sampled_row_s=0.0007,
 )
 GRID = [
-    StepSample(rows, prefill, prefill * (context + prefill / 2), rows * context, rows * drafts, 1.0, drafts)
+    StepSample(rows, prefill, prefill * (context + prefill / 2), rows * context, rows * drafts, 1.0, drafts, sampled)
     for rows, prefill, context, drafts in itertools.product((1, 4, 16), (0, 64, 512), (128, 2048), (0, 4))
+    for sampled in (0, rows)
 ]
 
 
@@ -58,6 +60,10 @@ def test_steps_without_drafts_leave_the_cost_of_drafts_at_zero():
     found = fit([sample for sample in measured(TRUE) if not sample.draft_tokens])
 
     assert (found.draft_token_s, found.draft_round_s) == (0, 0)
+
+
+def test_steps_in_which_all_is_greedy_leave_the_cost_of_sampling_at_zero():
+    assert fit([sample for sample in measured(TRUE) if not sample.sampled_rows]).sampled_row_s == 0
 
 
 def test_one_sample_is_enough_for_a_fit_that_explains_it():

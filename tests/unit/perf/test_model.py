@@ -16,16 +16,31 @@ COSTS = StepCosts(
     kv_token_s=1e-6,
     draft_token_s=0.0005,
     knee_s=0.012,
+    sampled_row_s=0.0003,
 )
 coefficient = st.floats(0, 0.01)
-all_costs = st.builds(StepCosts, *[coefficient] * 7)
-all_work = st.builds(Work, st.integers(0, 64), st.integers(0, 64), st.integers(0, 20_000), st.integers(0, 100_000))
+all_costs = st.builds(StepCosts, *[coefficient] * 9)
+all_work = st.builds(
+    Work, st.integers(0, 64), st.integers(0, 64), st.integers(0, 20_000), st.integers(0, 100_000), st.integers(0, 64)
+)
 
 
 def test_a_step_costs_the_sum_of_its_parts():
     seconds = step_time_s(COSTS, rows=8, prefill_tokens=100, query_context=5000, kv_tokens=2000, draft_tokens=4)
 
     assert seconds == pytest.approx(0.01 + 0.008 + 0.01 + 0.00005 + 0.002 + 0.002)
+
+
+def test_a_row_that_is_sampled_makes_the_step_and_every_prediction_longer():
+    plain, sampled = Work(8, 1, 300, 2000), Work(8, 1, 300, 2000, num_sampled=8)
+
+    assert step_time_s(
+        COSTS, rows=8, prefill_tokens=0, query_context=0, kv_tokens=2000, sampled_rows=8
+    ) == pytest.approx(0.01 + 0.008 + 0.002 + 0.0024)
+    assert predict_tpot_s(COSTS, sampled) - predict_tpot_s(COSTS, plain) == pytest.approx(0.0024)
+    assert predict_ttft_s(COSTS, sampled, 100, 0, 512) - predict_ttft_s(COSTS, plain, 100, 0, 512) == pytest.approx(
+        1.5 * 0.0024
+    )
 
 
 def test_a_step_below_the_knee_takes_the_knee():

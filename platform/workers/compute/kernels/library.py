@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from penstock.workers.compute.kernels.cache_layout import PLAIN, CacheLayout, cache_code
+from penstock.workers.compute.kernels.choice import ChoiceKernels
 from penstock.workers.compute.kernels.decoder import Activations, Decoder, Parameters
 from penstock.workers.compute.kernels.matmul import MatmulKernels
 
-ABI = 4
+ABI = 5
 """penstock_kernels_abi() of paged_attention.cpp."""
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -57,6 +58,10 @@ class Library:
     def decoder(self, parameters: Parameters, threads: int, activations: Activations) -> Decoder:
         """A decoder of this library for one model: computes a whole step in one call, with `threads` CPU threads."""
         return Decoder(self._library, parameters, threads, activations)
+
+    def chooser(self) -> ChoiceKernels:
+        """What chooses tokens, for one thread at a time."""
+        return ChoiceKernels(self._library)
 
     def write_kv(
         self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, layout: CacheLayout = PLAIN

@@ -1,5 +1,5 @@
 """The engine's kernels for a GPU, in Triton, and the tensors that they take.
 
 Without Triton only `plan`, `segments`, `sampling_inputs`, `grouped` and `grouped_matrix` can be imported. May import
-`quant` and `noise` of compute; nothing here knows a model.
+`quant`, `noise` and `truncation` of compute; nothing here knows a model.
 """

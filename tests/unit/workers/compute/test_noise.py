@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.workers.compute import noise
-from penstock.workers.compute.noise import gumbel, noisy_argmax
+from penstock.workers.compute.noise import gumbel, noisy_argmax, stream_start
 
 VOCAB = np.arange(49152)
 GOLDEN = ["0x1.9cdc7d92803cfp-1", "-0x1.93497013920bdp+0", "-0x1.ba4c9fef478e0p-1", "0x1.29878bcb06583p-1"]
@@ -98,11 +98,13 @@ def test_the_shortcut_finds_the_argmax_of_exact_noise(seed: int, position: int, 
     ids = np.arange(size) * 3
     scores = np.random.default_rng(seed % 2**32).normal(0, 3, size)
 
-    assert noisy_argmax(scores, seed, position, ids) == ids[np.argmax(scores + gumbel(seed, position, ids))]
+    found = noisy_argmax(scores, stream_start(seed, position), ids)
+
+    assert found == ids[np.argmax(scores + gumbel(seed, position, ids))]
 
 
 def test_masked_tokens_are_never_chosen() -> None:
     scores = np.full(1000, -np.inf)
     scores[[17, 400]] = 0.0
 
-    assert {noisy_argmax(scores, 1, position, np.arange(1000)) for position in range(50)} == {17, 400}
+    assert {noisy_argmax(scores, stream_start(1, position), np.arange(1000)) for position in range(50)} == {17, 400}

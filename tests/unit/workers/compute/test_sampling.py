@@ -9,7 +9,8 @@ from transformers.generation import logits_process as oracle
 
 from penstock.wire.frames import Delta, DownFrame, SamplingParams, decode_down, encode
 from penstock.workers.compute.noise import gumbel
-from penstock.workers.compute.sampling import Sampler, _surviving
+from penstock.workers.compute.sampling import Sampler
+from penstock.workers.compute.truncation import find_cut, kept_ids, least_of_min_p
 from penstock.workers.engine.sequence import Sampled, Sequence
 
 VOCAB = 512
@@ -162,13 +163,10 @@ def test_top_k_top_p_and_min_p_leave_what_transformers_leaves(
     scaled = make_logits(seed=seed) / temperature
     scaled -= scaled.max()
 
-    assert _surviving(scaled[0].numpy(), params).tolist() == oracle_mask(scaled, params)
+    row = scaled[0].numpy()
+    cut = find_cut(row, top_k, top_p, least_of_min_p(min_p))
 
-
-def test_a_nucleus_that_cuts_through_equals_keeps_the_lowest_ids() -> None:
-    row = np.zeros(8, dtype=np.float32)
-
-    assert _surviving(row, SamplingParams(max_tokens=1, top_p=0.3)).tolist() == [0, 1, 2]
+    assert kept_ids(row, cut).tolist() == oracle_mask(scaled, params)
 
 
 def test_truncation_does_not_change_the_noise_of_the_tokens_it_leaves() -> None:
@@ -236,11 +234,11 @@ def test_counts_kept_between_steps_equal_counts_made_anew(growth: list[list[int]
 def test_forget_drops_what_is_kept_of_a_sequence() -> None:
     sampler, seq = Sampler(VOCAB), make_seq(frequency_penalty=1.0)
     sampler.sample(make_logits(), [seq], [3])
-    assert sampler._counts
+    assert sampler._adjustments
     sampler.forget(seq)
     sampler.forget(seq)
 
-    assert not sampler._counts
+    assert not sampler._adjustments
 
 
 # log probabilities

@@ -158,6 +158,13 @@ def test_a_drafter_whose_passes_cost_as_much_as_steps_is_for_many_sequences_or_n
     assert choose(DraftLengths(4), chunks(*[0.8] * 20), costs=costs, budget=1000) == [1] * 20
 
 
+def test_drafts_of_a_row_that_costs_much_to_choose_from_do_not_pay() -> None:
+    costs = StepCosts(base_s=0.010, row_s=0.001, draft_token_s=0.0005, sampled_row_s=0.020)
+    greedy, sampled = Proposal(-0.7, 0, 1), Proposal(-0.7, 1, 1, needs_sampling=True)
+
+    assert choose_proposals([greedy, sampled], 8, shape(2), costs) == [greedy]
+
+
 def test_the_best_guesses_are_more_of_equals() -> None:
     guesses = [Proposal(-0.5, 0, 1), Proposal(-0.5, 1, 1)]
 

@@ -11,7 +11,14 @@ from penstock.workers.engine.probe import BUDGET_S, REPEATS, measure, plan_point
 from penstock.workers.engine.sequence import Sequence, Step
 from penstock.workers.engine.timed import TimedRunner
 
-TRUTH = StepCosts(base_s=0.004, row_s=0.0005, prefill_token_s=0.00005, attention_s=1e-8, kv_token_s=2e-7)
+TRUTH = StepCosts(
+    base_s=0.004,
+    row_s=0.0005,
+    prefill_token_s=0.00005,
+    attention_s=1e-8,
+    kv_token_s=2e-7,
+    sampled_row_s=0.0003,
+)
 CONFIG = EngineConfig(block_size=16, max_num_seqs=16, max_batched_tokens=256)
 
 
@@ -39,6 +46,7 @@ class ModelledRunner:
             prefill_tokens=shape.prefill_tokens,
             query_context=shape.query_context,
             kv_tokens=shape.kv_tokens,
+            sampled_rows=shape.sampled_rows,
         )
 
     def forget(self, seq: Sequence) -> None:
@@ -52,7 +60,7 @@ def test_the_probe_finds_every_coefficient() -> None:
     runner = ModelledRunner()
     costs = measure(runner, CONFIG, runner.clock)
 
-    for name in ("base_s", "row_s", "prefill_token_s", "attention_s", "kv_token_s"):
+    for name in ("base_s", "row_s", "prefill_token_s", "attention_s", "kv_token_s", "sampled_row_s"):
         assert getattr(costs, name) == pytest.approx(getattr(TRUTH, name), rel=0.05), name
 
 

@@ -1,3 +1,5 @@
+import pytest
+
 from penstock.wire.frames import SamplingParams
 from penstock.workers.engine.sequence import Chunk, Sequence, Step, StepShape
 
@@ -16,7 +18,9 @@ def test_a_chunk_samples_when_it_reaches_the_last_known_token() -> None:
 def test_the_shape_of_a_step_counts_context_for_every_prompt_token_and_every_decoding_row() -> None:
     step = Step([Chunk(sequence(10), 9, 1), Chunk(sequence(5), 4, 1), Chunk(sequence(9), 2, 3)], [])
 
-    assert step.shape == StepShape(rows=3, decode_rows=2, prefill_tokens=3, query_context=3 + 4 + 5, kv_tokens=10 + 5)
+    assert step.shape == StepShape(
+        rows=3, decode_rows=2, prefill_tokens=3, query_context=3 + 4 + 5, kv_tokens=10 + 5, sampled_rows=2
+    )
     assert step.num_tokens == 5
 
 
@@ -27,5 +31,34 @@ def test_places_for_drafts_are_taken_of_the_budget_and_drafts_count_in_the_shape
     assert (step.num_tokens, step.shape.draft_tokens) == (8, 0)
     chunk.draft = [1, 2]
     assert step.shape == StepShape(
-        rows=2, decode_rows=1, prefill_tokens=3, query_context=3 + 4 + 5, kv_tokens=10, draft_tokens=2, draft_rounds=2
+        rows=2,
+        decode_rows=1,
+        prefill_tokens=3,
+        query_context=3 + 4 + 5,
+        kv_tokens=10,
+        draft_tokens=2,
+        draft_rounds=2,
+        sampled_rows=3,
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "count"),
+    [
+        ({}, 0),
+        ({"min_tokens": 5}, 0),
+        ({"top_p": 0.5}, 0),
+        ({"temperature": 0.1}, 1),
+        ({"logprobs": 0}, 1),
+        ({"logit_bias": ((3, 1.0),)}, 1),
+        ({"repetition_penalty": 1.1}, 1),
+        ({"frequency_penalty": 0.1}, 1),
+        ({"presence_penalty": -0.1}, 1),
+    ],
+)
+def test_rows_that_take_more_than_the_largest_logit_are_counted(changes: dict[str, object], count: int) -> None:
+    params = SamplingParams(**({"max_tokens": 9, "temperature": 0.0} | changes))  # type: ignore[arg-type]
+    seq = Sequence("r", [0] * 5, params, 5, [], b"", 0.0)
+
+    assert Step([Chunk(seq, 4, 1)], []).shape.sampled_rows == count
+    assert Step([Chunk(seq, 0, 3)], []).shape.sampled_rows == 0

@@ -1,0 +1,118 @@
+"""What a sequence's parameters change of a row of logits: bias, penalties, and tokens that are masked until it may end.
+
+Order: logit bias, repetition, frequency and presence penalties, then the mask of `min_tokens`. Not temperature and
+truncation (`truncation`). Invariant: the row that comes out depends on the row, the sequence's tokens and its
+parameters alone; what is kept between steps is only what would be counted again.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.wire.frames import SamplingParams
+from penstock.workers.engine.sequence import Sequence
+
+Row = NDArray[np.float32]
+Ids = NDArray[np.int64]
+_SMALLEST = 256
+"""Least number of tokens that there is room for."""
+
+
+class TokenCounts:
+    """The different tokens of a sequence, in no order, and how often it produced each."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+        self._ids = np.empty(_SMALLEST, dtype=np.int64)
+        self._produced = np.zeros(_SMALLEST, dtype=np.float32)
+        self._num_tokens = 0
+
+    def update(self, seq: Sequence) -> None:
+        """Count the tokens that the sequence has gained."""
+        if self._num_tokens < seq.num_prompt_tokens:
+            first = min(seq.num_tokens, seq.num_prompt_tokens)
+            self._add(dict.fromkeys(seq.token_ids[self._num_tokens : first], 0))
+            self._num_tokens = first
+        if self._num_tokens < seq.num_tokens:
+            self._add(_count(seq.token_ids[self._num_tokens :]))
+            self._num_tokens = seq.num_tokens
+
+    def with_ahead(self, ahead: Seq[int]) -> tuple[Ids, Row]:
+        """The different tokens, and how often each was produced, if the tokens `ahead` had been too."""
+        size = len(self._places)
+        ids, produced = self._ids[:size], self._produced[:size]
+        if not ahead:
+            return ids, produced
+        counts = _count(ahead)
+        new = [token_id for token_id in counts if token_id not in self._places]
+        produced = np.concatenate([produced, np.zeros(len(new), dtype=np.float32)])
+        places = self._places | {token_id: size + index for index, token_id in enumerate(new)} if new else self._places
+        for token_id, count in counts.items():
+            produced[places[token_id]] += count
+        return np.concatenate([ids, np.array(new, dtype=np.int64)]), produced
+
+    def _add(self, counts: dict[int, int]) -> None:
+        for token_id in counts:
+            place = self._places.setdefault(token_id, len(self._places))
+            if place == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
+                self._produced = np.concatenate([self._produced, np.zeros_like(self._produced)])
+            self._ids[place] = token_id
+            self._produced[place] += counts[token_id]
+
+
+class Adjustments:
+    """The changes that one sequence's parameters make to its rows, for as long as it runs."""
+
+    def __init__(self, params: SamplingParams, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
+        """eos_token_ids: masked, with the stop tokens, until min_tokens are out. Raises ValueError for a bias of a
+        token below 0; tokens beyond the vocabulary are left out."""
+        bias = {token_id: value for token_id, value in params.logit_bias if token_id < vocab_size}
+        self._biased, self._bias = np.array(list(bias), dtype=np.int64), np.array(list(bias.values()), dtype=np.float32)
+        if bias and min(bias) < 0:
+            raise ValueError(f"there is no token {min(bias)} to be biased")
+        masked = {token_id for token_id in (*eos_token_ids, *params.stop_token_ids) if 0 <= token_id < vocab_size}
+        self._masked = np.array(sorted(masked), dtype=np.int64)
+        self._params = params
+        self._counts = TokenCounts() if has_penalties(params) else None
+
+    def apply(self, raw: Row, seq: Sequence, ahead: Seq[int]) -> Row:
+        """A copy of the row with the changes. ahead: tokens taken to stand behind the sequence's own."""
+        row = raw.copy()
+        row[self._biased] += self._bias
+        if self._counts is not None:
+            self._counts.update(seq)
+            self._penalize(row, *self._counts.with_ahead(ahead))
+        if seq.num_output_tokens + len(ahead) < self._params.min_tokens:
+            row[self._masked] = -np.inf
+        return row
+
+    def _penalize(self, row: Row, ids: Ids, produced: Row) -> None:
+        """Repetition penalty (Keskar et al. 2019, CTRL) over all tokens seen; OpenAI's two over the ones produced."""
+        params = self._params
+        values = row[ids]
+        if params.repetition_penalty != 1:
+            penalty = np.float32(params.repetition_penalty)
+            values = np.where(values > 0, values / penalty, values * penalty)
+        if params.frequency_penalty or params.presence_penalty:
+            presence = np.float32(params.presence_penalty) * (produced > 0)
+            values -= np.float32(params.frequency_penalty) * produced + presence
+        row[ids] = values
+
+
+def is_unadjusted(params: SamplingParams, num_output_tokens: int) -> bool:
+    """Whether these parameters leave a row as it is, behind so many tokens of output."""
+    return not params.logit_bias and not has_penalties(params) and num_output_tokens >= params.min_tokens
+
+
+def has_penalties(params: SamplingParams) -> bool:
+    return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
+
+
+def _count(token_ids: Iterable[int]) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for token_id in token_ids:
+        counts[token_id] = counts.get(token_id, 0) + 1
+    return counts

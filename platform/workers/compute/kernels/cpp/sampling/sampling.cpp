@@ -1,0 +1,50 @@
+// The choice of tokens: the portable level, and the C ABI.
+
+#include "sampling/sampling.hpp"
+
+#include "base/team.hpp"
+#include "linear/linear.hpp"
+
+#define PENSTOCK_LANES 4
+#define PENSTOCK_LEVEL portable
+#include "sampling/sampling_row.hpp"
+
+namespace penstock {
+namespace {
+
+ChooseRow* row_chooser() {
+#if defined(__x86_64__)
+    if (level() >= VNNI) return avx512::choose_row;
+    if (level() >= AVX2) return avx2::choose_row;
+#endif
+    return portable::choose_row;
+}
+
+struct Choices {
+    ChoiceRow* rows;
+    int64_t num_rows, vocab;
+    char* scratch;
+    ChooseRow* choose;
+    Phase choosing;
+};
+
+void take_part(void* context, int worker) {
+    Choices& choices = *static_cast<Choices*>(context);
+    void* scratch = choices.scratch + worker * choice_scratch_bytes(choices.vocab);
+    share(choices.choosing, choices.num_rows, [&](int64_t row) { choices.choose(choices.rows[row], choices.vocab, scratch); });
+}
+
+}  // namespace
+}  // namespace penstock
+
+extern "C" {
+
+// Scratch of one thread, a multiple of 64.
+int64_t penstock_choice_scratch_bytes(int64_t vocab) { return penstock::choice_scratch_bytes(vocab); }
+
+// Chooses in rows of logits; scratch: of as many threads, aligned to 64 bytes. vocab: below 2**19, for sums of weights to fit 63 bits.
+void penstock_choose_rows(penstock::ChoiceRow* rows, int64_t num_rows, int64_t vocab, void* scratch, int32_t threads) {
+    penstock::Choices choices = {rows, num_rows, vocab, static_cast<char*>(scratch), penstock::row_chooser(), {}};
+    penstock::run_team(static_cast<int>(penstock::smaller(threads, num_rows)), penstock::take_part, &choices);
+}
+}

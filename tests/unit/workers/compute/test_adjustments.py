@@ -1,0 +1,62 @@
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.wire.frames import SamplingParams
+from penstock.workers.compute.adjustments import Adjustments, TokenCounts
+from penstock.workers.engine.sequence import Sequence
+
+VOCAB = 600
+
+
+def make_seq(token_ids: list[int], num_prompt_tokens: int, **sampling: object) -> Sequence:
+    params = SamplingParams(**({"max_tokens": 100} | sampling))  # type: ignore[arg-type]
+    return Sequence("r", token_ids, params, num_prompt_tokens, [], b"", 0.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.integers(0, VOCAB - 1), max_size=400),
+    st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=200), max_size=4),
+    st.lists(st.integers(0, VOCAB - 1), max_size=5),
+)
+def test_counts_are_those_of_the_tokens(prompt: list[int], growth: list[list[int]], ahead: list[int]) -> None:
+    seq, counts = make_seq(list(prompt), len(prompt)), TokenCounts()
+    for tokens in growth:
+        counts.update(seq)
+        seq.token_ids += tokens
+    counts.update(seq)
+    output = [*chain.from_iterable(growth), *ahead]
+
+    for _ in range(2):  # what is ahead leaves no trace
+        ids, produced = counts.with_ahead(ahead)
+
+        assert sorted(ids.tolist()) == sorted({*prompt, *output})
+        assert dict(zip(ids.tolist(), produced.tolist(), strict=True)) == {
+            token_id: output.count(token_id) for token_id in {*prompt, *output}
+        }
+
+
+def test_a_bias_of_every_token_and_of_some_beyond_is_added_once() -> None:
+    bias = tuple((token_id, float(token_id % 7)) for token_id in range(VOCAB + 50))
+    seq = make_seq([1], 1, logit_bias=bias)
+    raw = np.linspace(-3, 3, VOCAB, dtype=np.float32)
+
+    row = Adjustments(seq.sampling, VOCAB, ()).apply(raw, seq, ())
+
+    np.testing.assert_array_equal(row, raw + np.arange(VOCAB, dtype=np.float32) % 7)
+
+
+def test_a_bias_of_a_token_below_0_is_refused() -> None:
+    with pytest.raises(ValueError, match="no token -1"):
+        Adjustments(SamplingParams(max_tokens=1, logit_bias=((-1, 1.0),)), VOCAB, ())
+
+
+def test_stop_tokens_beyond_the_vocabulary_mask_nothing() -> None:
+    seq = make_seq([1], 1, min_tokens=3, stop_token_ids=(VOCAB, 5))
+    row = Adjustments(seq.sampling, VOCAB, (2, VOCAB + 3)).apply(np.zeros(VOCAB, dtype=np.float32), seq, ())
+
+    assert np.flatnonzero(np.isinf(row)).tolist() == [2, 5]
