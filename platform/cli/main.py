@@ -16,6 +16,7 @@ from penstock.base.pod import DRAIN_S, POD_DIR
 from penstock.base.pod import drain as drain_pod
 from penstock.cli.cluster import StartFailed
 from penstock.cli.config import load_platform
+from penstock.cli.prefix_commands import prefixes
 from penstock.cli.refusals import REFUSED, complain, refusing
 from penstock.cli.state import StateDir
 from penstock.cli.status import observe, show
@@ -161,6 +162,7 @@ def version() -> None:
 
 app.add_typer(tenants, name="tenant")
 app.add_typer(keys, name="key")
+app.add_typer(prefixes, name="prefix")
 app.command()(usage)
 
 

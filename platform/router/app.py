@@ -41,6 +41,7 @@ from penstock.router.dispatch.dispatcher import RoutingDispatcher
 from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.models.adapter_models import AdapterDependencies, AdapterModels
 from penstock.router.models.catalogue import Checkpoint, build_served_models
+from penstock.router.models.published_prefixes import PublishedWatch
 from penstock.router.models.served_model import ServedModel
 from penstock.router.providers.provider import Providers
 from penstock.router.replicas.adapter_placement import AdapterPlacer
@@ -113,6 +114,10 @@ class Core:
         self.discovery = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
         self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
+        chains = Chains(secret)
+        self.published = PublishedWatch(
+            client, {checkpoint.digest: checkpoint.tokenizer for checkpoint in checkpoints.values()}, chains.publish
+        )
         models = build_served_models(pools, providers, checkpoints, partial(_context, self.fleet))
         self.deps = GatewayDependencies(
             config=config,
@@ -122,7 +127,7 @@ class Core:
                 self.fleet,
                 self._index,
                 self._queue,
-                Chains(secret),
+                chains,
                 config,
                 self._metrics,
                 Random(),
@@ -254,7 +259,8 @@ class Gateway:
         async with core.providers, core.fleet:
             discovering = asyncio.create_task(core.discovery.run(), name="discovery")
             admitting = asyncio.create_task(core.admission.run(), name="admission")
-            tasks = [discovering, admitting]
+            publishing = asyncio.create_task(core.published.run(), name="published prefixes")
+            tasks = [discovering, admitting, publishing]
             if core.reporter is not None:
                 tasks.append(asyncio.create_task(core.reporter.run(), name="reports"))
             stopping = asyncio.create_task(self._stopping.wait())
