@@ -59,7 +59,7 @@ httpGet: {path: /api/healthz, port: 52365}
 {{- end }}
 {{- end }}
 
-{{/* Volumes: dict of root, tmpSize, shmSize, adapters (bool). */}}
+{{/* Volumes: dict of root, tmpSize, shmSize, adapters (bool), adaptersReadOnly (bool, none: false). */}}
 {{- define "penstock.volumes" -}}
 - name: tmp
   emptyDir: {sizeLimit: {{ .tmpSize }}}
@@ -77,7 +77,7 @@ httpGet: {path: /api/healthz, port: 52365}
 {{- end }}
 {{- if and .adapters .root.Values.adapters.enabled }}
 - name: adapters
-  persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim | quote }}}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim | quote }}{{ if .adaptersReadOnly }}, readOnly: true{{ end }}}
 {{- end }}
 {{- end }}
 
@@ -93,7 +93,7 @@ httpGet: {path: /api/healthz, port: 52365}
 - {name: hub, mountPath: {{ include "penstock.hubFolder" .root }}}
 {{- end }}
 {{- if and .adapters .root.Values.adapters.enabled }}
-- {name: adapters, mountPath: {{ include "penstock.adaptersFolder" .root }}}
+- {name: adapters, mountPath: {{ include "penstock.adaptersFolder" .root }}{{ if .adaptersReadOnly }}, readOnly: true{{ end }}}
 {{- end }}
 {{- end }}
 
