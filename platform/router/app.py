@@ -53,6 +53,7 @@ from penstock.router.replicas.report import Reporter, Waiting
 from penstock.router.routing.chains import Chains
 from penstock.router.transport.drain import DrainingApp, wait_until_known
 from penstock.router.transport.listener import Listener
+from penstock.tenancy.data_loss import LossWatch
 from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.usage import UsageLog
@@ -113,6 +114,7 @@ class Core:
         )
         self.discovery = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
         self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
+        self.loss_watch = LossWatch(client, self._metrics.redis_losses.inc)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
         chains = Chains(secret)
         self.published = PublishedWatch(
@@ -133,7 +135,7 @@ class Core:
                 Random(),
                 self.providers.by_name,
             ),
-            keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s),
+            keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s, stale_s=60.0 * config.key_grace_minutes),
             admission=self.admission,
             metrics=self._metrics,
             replicas=self._replicas,
@@ -259,8 +261,9 @@ class Gateway:
         async with core.providers, core.fleet:
             discovering = asyncio.create_task(core.discovery.run(), name="discovery")
             admitting = asyncio.create_task(core.admission.run(), name="admission")
+            watching = asyncio.create_task(core.loss_watch.run(), name="watch over Redis' data")
             publishing = asyncio.create_task(core.published.run(), name="published prefixes")
-            tasks = [discovering, admitting, publishing]
+            tasks = [discovering, admitting, watching, publishing]
             if core.reporter is not None:
                 tasks.append(asyncio.create_task(core.reporter.run(), name="reports"))
             stopping = asyncio.create_task(self._stopping.wait())
