@@ -6,7 +6,7 @@ Not what two fields can't be together: deploy/helm/templates/_config_checks.tpl 
 
 from typing import Any
 
-from penstock.router.config import EXTENSIONS
+from penstock.router.config import EXTENSIONS, MAX_GRACE_MINUTES
 from penstock.workers.config import MAX_DRAFT_TOKENS
 
 Schema = dict[str, Any]
@@ -54,6 +54,7 @@ BOUNDS: dict[str, dict[str, Schema]] = {
         **each(AT_LEAST_0, "queue_timeout_s", "key_cache_s"),
         "max_queue_share": {"exclusiveMinimum": 0, "maximum": 1},
         "reserved_places": {"minimum": 0, "exclusiveMaximum": 1},
+        "key_grace_minutes": {"minimum": 0, "maximum": MAX_GRACE_MINUTES},
     },
     "PoolConfig": {"served_names": DIFFERENT_WORDS},
     "ProviderConfig": {

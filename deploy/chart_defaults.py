@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from penstock.adapters.config import AdaptersConfig
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.router.config import GatewayConfig
 from penstock.workers.config import EngineConfig
@@ -20,6 +21,7 @@ deploy.chart_defaults`; use fromJson. */}}
 {{- define "penstock.defaults" -}}
 """
 WANTED = {
+    "adapters": (AdaptersConfig, ("max_bytes", "max_per_tenant")),
     "gateway": (GatewayConfig, ("request_timeout_s",)),
     "autoscale": (AutoscaleConfig, ("min_replicas", "max_replicas")),
     "engine": (

@@ -155,6 +155,7 @@ def schema() -> Schema:
         upgrade=fields(deletionDelaySeconds=integer(0, nullable=True)),
         autoscaler=fields(enabled=FLAG, replicas=integer(1, 5), resources=RESOURCES, **PLACEMENT),
         redis=_redis(),
+        rayRedis=_ray_redis(),
         tenants=fields(first=items(TENANT), defaults=fields(**LIMITS)),
         backups=fields(
             enabled=FLAG,
@@ -164,7 +165,15 @@ def schema() -> Schema:
             size=SIZE,
             storageClass=NAME,
         ),
-        secrets=fields(cluster=NAME, redis=NAME, ray=NAME, tenants=NAME, providers=NAME),
+        secrets=fields(
+            cluster=NAME,
+            redis=NAME,
+            rayRedis=NAME,
+            ray=NAME,
+            tenants=NAME,
+            providers=NAME,
+            makeWithoutCluster=FLAG,
+        ),
         service=fields(
             type={"enum": ["ClusterIP", "NodePort", "LoadBalancer"]},
             port=PORT,
@@ -216,16 +225,23 @@ def _redis() -> Schema:
     )
 
 
+def _ray_redis() -> Schema:
+    taken = ("enabled", "resources", "maxMemory", "persistence", *PLACEMENT)
+    return fields(**{name: _redis()["properties"][name] for name in taken})
+
+
 def _network_policy() -> Schema:
     return fields(
         enabled=FLAG,
         clients=PEERS,
+        otherClients={"enum": ["Allow", "Deny"]},
         monitoring=PEERS,
         operator=items(PEERS["items"], least=1),
         dns=PEERS,
         dnsPorts=items(PORT, least=1),
         apiServer=fields(cidr=WORD, ports=items(PORT, least=1)),
         redis=PEERS,
+        redisPorts=items(PORT),
         telemetry=PEERS,
         providers=PEERS,
         internetExcept=items(WORD),

@@ -154,6 +154,7 @@ TABLE: tuple[Metric, ...] = (
         "Spans of traces; outcome is exported, or dropped where the collector did not take them in time.",
         ("outcome",),
     ),
+    Metric("penstock_redis_losses_total", "counter", "Times that Redis was found without the data that it had before."),
     Metric(
         "penstock_rate_limited_total",
         "counter",
@@ -214,6 +215,7 @@ class Metrics:
         self.provider_cost = counter("penstock_provider_cost_total")
         self.slow_clients = counter("penstock_slow_clients_total")
         self.spans = counter("penstock_spans_total")
+        self.redis_losses = counter("penstock_redis_losses_total")
         self.rate_limited = counter("penstock_rate_limited_total")
         self.client_disconnects = counter("penstock_client_disconnects_total")
         assert not rows, f"no instrument for {sorted(rows)}"

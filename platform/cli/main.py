@@ -19,6 +19,7 @@ from penstock.base.redis_roles import ROLES, acl_rules, user_of
 from penstock.base.subsecrets import format_replica_secrets, replica_secrets
 from penstock.cli.cluster import StartFailed
 from penstock.cli.config import load_platform
+from penstock.cli.prefix_commands import prefixes
 from penstock.cli.refusals import REFUSED, complain, refusing
 from penstock.cli.state import StateDir, write_private
 from penstock.cli.status import observe, show
@@ -180,6 +181,7 @@ def version() -> None:
 
 app.add_typer(tenants, name="tenant")
 app.add_typer(keys, name="key")
+app.add_typer(prefixes, name="prefix")
 app.command()(usage)
 
 

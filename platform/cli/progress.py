@@ -12,6 +12,11 @@ class Progress:
     def __init__(self, console: Console) -> None:
         self._console = console
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a person reads it, and not a file."""
+        return self._console.is_terminal
+
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
         """Show `what` while the body runs, and how long it took when it succeeded."""

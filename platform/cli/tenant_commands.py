@@ -11,6 +11,7 @@ from rich.console import Console
 
 from penstock.base.config import parse
 from penstock.base.errors import ConfigError
+from penstock.base.redis_disk import find_disk_doubt
 from penstock.cli import tenant_backup
 from penstock.cli.first_tenants import FirstTenants, apply
 from penstock.cli.refusals import refusing
@@ -160,7 +161,8 @@ def delete_tenant(name: Name, state: State = DEFAULT_STATE, config: Config = Non
                 f"{DEMO_TENANT!r} is the tenant of the key that `penstock up` prints; revoke its keys instead"
             )
         count = with_redis(redis_of(StateDir(state), config), lambda client: delete(client, name))
-    print(f"deleted {name}; keys revoked: {count}")
+        print(f"deleted {name}; keys revoked: {count}")
+        _wait_for_disk(redis_of(StateDir(state), config))
 
 
 @tenants.command("apply")
@@ -248,6 +250,7 @@ def revoke_one(
         url, secret = redis_of(folder, config), secret_of(folder)
         named = sys.stdin.readline().strip() if key == "-" else key
         print(with_redis(url, lambda client: revoke(client, secret, named)))
+        _wait_for_disk(url)
 
 
 def usage(
@@ -282,6 +285,13 @@ def _change(
         weight=weight,
         service_class=service_class,
     )
+
+
+def _wait_for_disk(url: str) -> None:
+    """A revocation must not be undone by a power failure: wait until it is on Redis's disk, or say why it may not
+    be."""
+    if (doubt := with_redis(url, find_disk_doubt)) is not None:
+        print(f"note: {doubt}", file=sys.stderr)
 
 
 def _print(found: object) -> None:

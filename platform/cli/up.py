@@ -195,15 +195,9 @@ class Run:
         return key
 
     def _announce(self, api_key: str, took_s: float) -> None:
-        model = self._config.pools[0].names[0]
+        shown = api_key if self._progress.is_terminal else None
         self._progress.print_line(
-            f"\nPenstock answers on {self._address} after {took_s:.0f} s. For scripts: . {self._state.env_path}\n\n"
-            f"  export OPENAI_BASE_URL={self._address}/v1 OPENAI_API_KEY={api_key}\n\n"
-            f"  curl {self._address}/v1/chat/completions "
-            f"-H 'Authorization: Bearer {api_key}' -H 'Content-Type: application/json' \\\n"
-            f'    -d \'{{"model": "{model}", '
-            '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}\'\n\n'
-            "Ctrl-C stops it."
+            announcement(self._address, self._config.pools[0].names[0], self._state.env_path, shown, took_s)
         )
 
     def _await_ready(self, cluster: Cluster) -> None:
@@ -252,6 +246,23 @@ class Run:
                 for pool in self._config.pools
             ),
         )
+
+
+def announcement(address: str, model: str, env_path: Path, api_key: str | None, took_s: float) -> str:
+    """What is said when the platform answers. api_key: None where no person's terminal shows it: files and journals are
+    kept, and read by others."""
+    begin = f"\nPenstock answers on {address} after {took_s:.0f} s."
+    if api_key is None:
+        return f"{begin} Its address and an API key are in {env_path}: for shells . {env_path}\n\nCtrl-C stops it."
+    return (
+        f"{begin} For scripts: . {env_path}\n\n"
+        f"  export OPENAI_BASE_URL={address}/v1 OPENAI_API_KEY={api_key}\n\n"
+        f"  curl {address}/v1/chat/completions "
+        f"-H 'Authorization: Bearer {api_key}' -H 'Content-Type: application/json' \\\n"
+        f'    -d \'{{"model": "{model}", '
+        '"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0}\'\n\n'
+        "Ctrl-C stops it."
+    )
 
 
 def without_credentials(url: str) -> str:

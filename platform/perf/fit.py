@@ -71,7 +71,7 @@ def _fit_above(features: Matrix, seconds: NDArray[np.float64], knee_s: float) ->
     line = _nonnegative_least_squares(features[above] / seconds[above, None], np.ones(int(above.sum())))
     error = np.maximum(knee_s, features @ line) / seconds - 1
     *others, sampled_row_s = line.tolist()
-    return StepCosts(*others, knee_s, sampled_row_s), float(error @ error)
+    return StepCosts(*[*others, knee_s, sampled_row_s]), float(error @ error)
 
 
 def adapt(costs: StepCosts, sample: StepSample, rate: float) -> StepCosts:

@@ -45,6 +45,7 @@ from penstock.router.dispatch.shares.counters import VirtualCounters
 from penstock.router.dispatch.waiting import WaitQueue
 from penstock.router.models.adapter_models import AdapterDependencies, AdapterModels
 from penstock.router.models.catalogue import Checkpoint, build_served_models
+from penstock.router.models.published_prefixes import PublishedWatch
 from penstock.router.models.served_model import ServedModel
 from penstock.router.providers.provider import Providers
 from penstock.router.replicas.adapter_placement import AdapterPlacer
@@ -56,6 +57,7 @@ from penstock.router.replicas.report import Reporter, Waiting
 from penstock.router.routing.chains import Chains
 from penstock.router.transport.drain import DrainingApp, wait_until_known
 from penstock.router.transport.listener import Listener
+from penstock.tenancy.data_loss import LossWatch
 from penstock.tenancy.keys import KeyReader, KeyStore
 from penstock.tenancy.limits import Limiter
 from penstock.tenancy.service_exchange import ServiceExchange
@@ -123,7 +125,12 @@ class Core:
         )
         self.discovery = ReplicaDiscovery(router_id, {pool.name: pool.app_name for pool in pools}, self.fleet.update)
         self.admission = Admission(Limiter(client, router_id), UsageLog(client, router_id), self._metrics)
+        self.loss_watch = LossWatch(client, self._metrics.redis_losses.inc)
         self.providers = Providers(providers, provider_keys, self._queue.wake, self._metrics)
+        chains = Chains(block_secret(secret))
+        self.published = PublishedWatch(
+            client, {checkpoint.digest: checkpoint.tokenizer for checkpoint in checkpoints.values()}, chains.publish
+        )
         models = build_served_models(pools, providers, checkpoints, partial(_context, self.fleet))
         self.deps = GatewayDependencies(
             config=config,
@@ -134,13 +141,13 @@ class Core:
                 self._index,
                 self._queue,
                 charges,
-                Chains(block_secret(secret)),
+                chains,
                 config,
                 self._metrics,
                 Random(),
                 self.providers.by_name,
             ),
-            keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s),
+            keys=KeyStore(cast(KeyReader, client), secret, config.key_cache_s, stale_s=60.0 * config.key_grace_minutes),
             admission=self.admission,
             metrics=self._metrics,
             replicas=self._replicas,
@@ -274,7 +281,9 @@ class Gateway:
             discovering = asyncio.create_task(core.discovery.run(), name="discovery")
             admitting = asyncio.create_task(core.admission.run(), name="admission")
             sharing = asyncio.create_task(core.exchange.run(), name="shares")
-            tasks = [discovering, admitting, sharing]
+            watching = asyncio.create_task(core.loss_watch.run(), name="watch over Redis' data")
+            publishing = asyncio.create_task(core.published.run(), name="published prefixes")
+            tasks = [discovering, admitting, sharing, watching, publishing]
             if core.reporter is not None:
                 tasks.append(asyncio.create_task(core.reporter.run(), name="reports"))
             stopping = asyncio.create_task(self._stopping.wait())

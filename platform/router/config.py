@@ -12,6 +12,10 @@ EXTENSIONS = frozenset({"top_k", "min_p", "repetition_penalty", "ignore_eos", "m
 """Parameters of requests that OpenAI's API has not and that need no vocabulary."""
 
 
+MAX_GRACE_MINUTES = 30 * 24 * 60
+"""Bound of gateway.key_grace_minutes: revocations are remembered for longer (tenancy.keys.TOMBSTONE_S)."""
+
+
 class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Settings of one gateway: the section `gateway` of the configuration."""
 
@@ -52,6 +56,9 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     key_cache_s: float = 0.5
     """Age at which a known API key and its tenant's settings are looked up again: a revoked key is refused that long
     after it was revoked at the latest. While Redis is away, known keys go on."""
+    key_grace_minutes: float = 720.0
+    """Longest time for which a known API key goes on without Redis confirming it, because Redis is away or has lost
+    its data, in minutes; counted from the last confirmation. 0: not at all. At most 30 days."""
     ttft_target_s: float = 1.0
     """Predicted time to first token up to which a request stays on the first tier of its tenant's policy."""
     max_receipts: int = 4096
@@ -88,6 +95,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ConfigError(f"gateway.max_queue_share must lie above 0 and up to 1, not {self.max_queue_share}")
         if not 0 <= self.reserved_places < 1:
             raise ConfigError(f"gateway.reserved_places must lie in 0..1, 1 left out, not {self.reserved_places}")
+        if not 0 <= self.key_grace_minutes <= MAX_GRACE_MINUTES:
+            raise ConfigError(
+                f"gateway.key_grace_minutes must lie in 0..{MAX_GRACE_MINUTES} (30 days), not {self.key_grace_minutes}"
+            )
         if not self.ttft_target_s > 0:
             raise ConfigError(f"gateway.ttft_target_s must be more than 0, not {self.ttft_target_s}")
 

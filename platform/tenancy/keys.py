@@ -3,7 +3,7 @@
 A key is `sk-penstock-` and 48 hex digits (192 bits). Redis holds only its blake2b digest, keyed with the cluster
 secret, so a copy of Redis contains no usable key; the beginning of that digest is the key's id, which may be shown. A
 revoked key leaves a tombstone, which distinguishes "revoked" from "Redis lost its data": a key that a gateway has
-confirmed works for `STALE_S` more while Redis is away or empty, a revoked one ends with the next look-up.
+confirmed works for `stale_s` more while Redis is away or empty, a revoked one ends with the next look-up.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ LOOKUP_TIMEOUT_S = 0.5
 UNAVAILABLE_S = 0.5
 """How long Redis is left alone after a failed look-up."""
 STALE_S = 12 * 3600.0
-"""How long a known key goes on without Redis confirming it."""
+"""How long a known key goes on without Redis confirming it, where no other time is set."""
 TOMBSTONE_S = 400 * 86400
 """Must exceed STALE_S, and the time for which somebody may still put a revoked key back (`penstock up` does, from its
 state folder)."""
@@ -235,7 +235,8 @@ class KeyStore:
 
     secret: the cluster's, 16 to 64 bytes. cache_s: age at which a key and its tenant's settings are looked up again,
     counted from the beginning of the last look-up; so a change, or a revocation, is effective that long after it at the
-    latest, while Redis answers. now: a monotonic clock, seconds.
+    latest, while Redis answers. now: a monotonic clock, seconds. stale_s: time for which a known key goes on without
+    being confirmed, while Redis is away or has lost its data; at most TOMBSTONE_S.
     """
 
     def __init__(
@@ -245,12 +246,14 @@ class KeyStore:
         cache_s: float,
         now: Callable[[], float] = time.monotonic,
         lookup_timeout_s: float = LOOKUP_TIMEOUT_S,
+        stale_s: float = STALE_S,
     ) -> None:
         self._client = client
         self._secret = secret
         self._cache_s = cache_s
         self._now = now
         self._lookup_timeout_s = lookup_timeout_s
+        self._stale_s = stale_s
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._unknown: OrderedDict[str, float] = OrderedDict()
         self._lookups: dict[str, asyncio.Task[_Outcome]] = {}
@@ -332,7 +335,7 @@ class KeyStore:
         raise Unauthenticated("the API key is unknown or revoked")
 
     def _remember(self, digest: str, tenant: Tenant, began_at: float) -> Tenant:
-        self._known[digest] = _Known(tenant, began_at + self._cache_s, began_at + STALE_S)
+        self._known[digest] = _Known(tenant, began_at + self._cache_s, began_at + self._stale_s)
         self._known.move_to_end(digest)
         _trim(self._known, MAX_KNOWN)
         return tenant

@@ -68,6 +68,8 @@ ELSEWHERE = {
     "penstock_kubernetes_calls_total": (
         "unit/autoscale/kubernetes/test_client.py::test_every_call_counts_by_verb_resource_and_status"
     ),
+    # nobody empties this Redis
+    "penstock_redis_losses_total": "unit/tenancy/test_data_loss.py::test_each_gateway_says_once_that_the_data_is_lost",
 }
 """Metrics that stay at zero here, and the test that makes each of them count."""
 ANSWER = ["Far ", "away."]

@@ -16,6 +16,8 @@
 {{- if and .Values.tls.issuer.name (not (.Capabilities.APIVersions.Has "cert-manager.io/v1/Certificate")) }}
 {{- fail (printf "tls.issuer.name is %s, and the cluster has no cert-manager (no API cert-manager.io/v1): install it, or leave the name empty, and Helm makes the certificates" .Values.tls.issuer.name) }}
 {{- end }}
+{{- include "penstock.checkSecrets" . }}
+{{- include "penstock.checkAdapters" . }}
 {{- if and .Values.httpRoute.enabled (not (.Capabilities.APIVersions.Has "gateway.networking.k8s.io/v1/HTTPRoute")) }}
 {{- fail "httpRoute.enabled is true, but this cluster has no Gateway API: install its custom resources, or use ingress.enabled. With `helm template` add --api-versions gateway.networking.k8s.io/v1/HTTPRoute" }}
 {{- end }}
@@ -82,10 +84,35 @@
 {{- end }}
 {{- end }}
 
+{{/* Secrets that are made are kept over upgrades by looking at those in the cluster. Where nothing can be looked at, each rendering makes others: with
+GitOps salts and keys would change under the tenants. Every namespace has the account `default`. */}}
+{{- define "penstock.checkSecrets" -}}
+{{- $made := list }}
+{{- range $kind := list "cluster" "ray" "redis" "rayRedis" "tenants" }}
+{{- $is := dict "rayRedis" $.Values.rayRedis.enabled "tenants" (not (empty $.Values.tenants.first)) }}
+{{- if and (not (index $.Values.secrets $kind)) (dig $kind true $is) }}{{ $made = append $made (printf "secrets.%s" $kind) }}{{ end }}
+{{- end }}
+{{- if and $made (not .Values.secrets.makeWithoutCluster) (not (lookup "v1" "ServiceAccount" .Release.Namespace "default")) }}
+{{- fail (printf "nothing can be seen of a cluster with the namespace %s here (helm template, GitOps, --dry-run=client, --create-namespace), so the Secrets of %s would be made anew with each rendering, and tenants' keys with them would end: name Secrets of your own there, create the namespace before the install, or set secrets.makeWithoutCluster=true for a rendering that is thrown away" .Release.Namespace (join ", " $made)) }}
+{{- end }}
+{{- end }}
+
+{{/* One tenant must not fill the volume of all. */}}
+{{- define "penstock.checkAdapters" -}}
+{{- if .Values.adapters.enabled }}
+{{- $config := merge (deepCopy .Values.adapters.config) (include "penstock.defaults" . | fromJson).adapters }}
+{{- $share := mul (int64 $config.max_bytes) (int64 $config.max_per_tenant) }}
+{{- $size := include "penstock.bytes" .Values.adapters.size | int64 }}
+{{- if ge $share $size }}
+{{- fail (printf "one tenant may bring %d bytes of adapters (adapters.config.max_per_tenant times max_bytes), but the volume has %d (adapters.size): make it larger, or the quota smaller" $share $size) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "penstock.checkOutside" -}}
 {{- if not .Values.redis.enabled }}
-{{- if not .Values.redis.address }}
-{{- fail "redis.enabled is false, and redis.address names no other one: set it to redis://HOST:PORT or rediss://HOST:PORT" }}
+{{- if and (not .Values.redis.address) (not .Values.rayRedis.enabled) }}
+{{- fail "redis.enabled is false, and redis.address names no other one: set it to redis://HOST:PORT or rediss://HOST:PORT, or give Ray one of its own (rayRedis.enabled)" }}
 {{- end }}
 {{- if not .Values.secrets.redis }}
 {{- fail "redis.enabled is false: secrets.redis must name a Secret with the keys url (the whole URL, with its password) and password" }}

@@ -2,6 +2,10 @@
 
 {{- define "penstock.defaults" -}}
 {
+ "adapters": {
+  "max_bytes": 536870912,
+  "max_per_tenant": 64
+ },
  "gateway": {
   "request_timeout_s": 600.0
  },

@@ -120,7 +120,7 @@ template:
 {{- $pod := include "penstock.pod" . | fromYaml -}}
 {{- $drain := int $pod.drainSeconds -}}
 {{- $group := printf "pool-%s" $pool.name -}}
-{{- $volumes := dict "root" $root "tmpSize" $pod.tmpSize "shmSize" $pod.shmSize "adapters" true -}}
+{{- $volumes := dict "root" $root "tmpSize" $pod.tmpSize "shmSize" $pod.shmSize "adapters" true "adaptersReadOnly" true -}}
 {{- $tls := concat (list $root) (include "penstock.tlsOfPool" $root | fromJsonArray) -}}
 groupName: {{ $group }}
 replicas: {{ default 1 $pool.replicas | int }}

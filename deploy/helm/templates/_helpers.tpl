@@ -141,6 +141,29 @@ redis://{{ include "penstock.redisHost" . }}:6379
 {{- end -}}
 {{- end }}
 
+{{/* Where Ray's own state is: in a Redis of its own, or in the one with tenants. */}}
+{{- define "penstock.rayRedisAddress" -}}
+{{- if .Values.rayRedis.enabled -}}
+redis://{{ include "penstock.fullname" . }}-ray-redis.{{ .Release.Namespace }}.svc:6379
+{{- else -}}
+{{ include "penstock.redisAddress" . }}
+{{- end -}}
+{{- end }}
+
+{{- define "penstock.rayRedisSecret" -}}
+{{- if .Values.rayRedis.enabled -}}
+{{ default (printf "%s-ray-redis" (include "penstock.fullname" .)) .Values.secrets.rayRedis }}
+{{- else -}}
+{{ include "penstock.secretName" (list . "redis") }}
+{{- end -}}
+{{- end }}
+
+{{/* A quantity as Kubernetes writes it, in bytes. */}}
+{{- define "penstock.bytes" -}}
+{{- $units := dict "" 1 "K" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- mulf (regexFind "^[0-9.]+" . | float64) (index $units (regexReplaceAll "^[0-9.]+" . "")) | int64 -}}
+{{- end }}
+
 {{- define "penstock.secretEnv" -}}
 - name: {{ index . 0 | quote }}
   valueFrom:

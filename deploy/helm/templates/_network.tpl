@@ -30,7 +30,11 @@
 - to: {{- include "penstock.peers" (list . (list "redis")) | nindent 4 }}
   ports: [{protocol: TCP, port: 6379}]
 {{- else }}
-- ports: [{protocol: TCP, port: {{ include "penstock.portOf" (list .Values.redis.address 6379) }}}]
+- ports:
+    - {protocol: TCP, port: {{ include "penstock.portOf" (list .Values.redis.address 6379) }}}
+    {{- range .Values.networkPolicy.redisPorts }}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
   {{- with .Values.networkPolicy.redis }}
   to: {{- toYaml . | nindent 4 }}
   {{- end }}

@@ -86,7 +86,7 @@ httpGet: {path: /api/healthz, port: 52365}
 {{- end }}
 {{- end }}
 
-{{/* Volumes: dict of root, tmpSize, shmSize, adapters (bool). */}}
+{{/* Volumes: dict of root, tmpSize, shmSize, adapters (bool), adaptersReadOnly (bool, none: false). */}}
 {{- define "penstock.volumes" -}}
 - name: tmp
   emptyDir: {sizeLimit: {{ .tmpSize }}}
@@ -104,7 +104,7 @@ httpGet: {path: /api/healthz, port: 52365}
 {{- end }}
 {{- if and .adapters .root.Values.adapters.enabled }}
 - name: adapters
-  persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim | quote }}}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-adapters" (include "penstock.fullname" .root)) .root.Values.adapters.existingClaim | quote }}{{ if .adaptersReadOnly }}, readOnly: true{{ end }}}
 {{- end }}
 {{- include "penstock.redisTlsVolume" .root }}
 {{- end }}
@@ -121,7 +121,7 @@ httpGet: {path: /api/healthz, port: 52365}
 - {name: hub, mountPath: {{ include "penstock.hubFolder" .root }}}
 {{- end }}
 {{- if and .adapters .root.Values.adapters.enabled }}
-- {name: adapters, mountPath: {{ include "penstock.adaptersFolder" .root }}}
+- {name: adapters, mountPath: {{ include "penstock.adaptersFolder" .root }}{{ if .adaptersReadOnly }}, readOnly: true{{ end }}}
 {{- end }}
 {{- include "penstock.redisTlsMount" .root }}
 {{- end }}

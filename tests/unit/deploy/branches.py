@@ -40,10 +40,21 @@ secrets: {redis: outer-redis}
 networkPolicy: {dns: []}
 telemetry: {otlp_endpoint: 'https://collector.example.com'}
 """,
-    "no persistence": "{redis: {persistence: {enabled: false}}}",
+    "no persistence": (
+        "{redis: {persistence: {enabled: false}}, "
+        "rayRedis: {enabled: true, persistence: {enabled: false}}, secrets: {rayRedis: own}}"
+    ),
+    "outer redis of many, and one for Ray": """
+redis: {enabled: false}
+rayRedis: {enabled: true}
+secrets: {redis: sentinels}
+networkPolicy: {redisPorts: [26379], otherClients: Deny}
+""",
     "storage classes": """
 redis: {persistence: {storageClass: fast, whenDeleted: Delete}}
 adapters: {enabled: true, storageClass: shared, config: {max_per_tenant: 8}}
+rayRedis: {enabled: true, nodeSelector: {a: b}, annotations: {a: b}, persistence: {storageClass: fast}}
+image: {pullSecrets: [registry]}
 """,
     "backups": (
         "{backups: {enabled: true, existingClaim: backups, keep: 3}, image: {pullSecrets: [registry]}, "

@@ -50,8 +50,10 @@ def template(
     release: str = RELEASE,
     chart: Path = CHART,
     *options: str,
+    is_kept: bool = False,
 ) -> Rendered:
-    """preset: a values file of the chart; values: YAML over it."""
+    """preset: a values file of the chart; values: YAML over it. is_kept: what is made must be kept, which a rendering
+    without a cluster can't promise."""
     files = ["-f", str(CHART / preset)] if preset else []
     versions = [word for api in apis for word in ("--api-versions", api)]
     command = [
@@ -63,6 +65,7 @@ def template(
         NAMESPACE,
         "--set",
         f"image.repository={image}",
+        *(() if is_kept else ("--set", "secrets.makeWithoutCluster=true")),
         *files,
         *versions,
         *options,

@@ -29,6 +29,8 @@ METADATA = End("the cloud's metadata", address="169.254.169.254")
 API = End("Kubernetes' API", address="10.96.0.1")
 CLIENT = End("a client through a load balancer", address="198.51.100.4")
 
+RAY_REDIS = ends(objects("values-production.yaml"))["ray-redis"]
+
 ALLOWED = [
     Flow(TENANT, GATEWAY, 8000),
     Flow(NEIGHBOUR, GATEWAY, 8000),
@@ -231,3 +233,21 @@ def test_the_evaluator_reads_rules_as_kubernetes_does() -> None:
         only({"from": [{"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "DoesNotExist"}]}}]}),
         flow,
     )
+
+
+def test_where_others_are_denied_nobody_reaches_the_gateways_but_who_is_named() -> None:
+    production = policies_of(objects("values-production.yaml"))
+    closed = policies_of(objects("values-production.yaml", "networkPolicy: {clients: []}"))
+    ingress = stranger("the ingress", "ingress-nginx", app="nginx")
+
+    assert is_allowed(production, Flow(ingress, GATEWAY, 8000))
+    assert not any(is_allowed(closed, Flow(end, GATEWAY, 8000)) for end in (ingress, TENANT, NEIGHBOUR, CLIENT))
+    assert is_allowed(closed, Flow(TEST, GATEWAY, 8000))
+
+
+def test_rays_own_redis_is_for_its_head_alone() -> None:
+    policies = policies_of(objects("values-production.yaml"))
+
+    assert is_allowed(policies, Flow(HEAD, RAY_REDIS, 6379))
+    for end in (GATEWAY, POOL, AUTOSCALER, TENANTS, TENANT, NEIGHBOUR):
+        assert not is_allowed(policies, Flow(end, RAY_REDIS, 6379)), end.name

@@ -223,6 +223,27 @@ def test_the_cluster_secret_is_one_that_the_platform_takes() -> None:
     assert len(bytes.fromhex(secret)) == 32
 
 
+def test_replicas_read_adapters_and_gateways_write_them() -> None:
+    found = {pod.labels.get("ray.io/group", ""): pod for pod in pods(objects("values-production.yaml"))}
+
+    for group, is_read_only in (("gateway", None), ("pool-edge", True), ("pool-cloud", True)):
+        volume = next(each for each in found[group].spec["volumes"] if each["name"] == "adapters")
+        mounts = found[group].spec["containers"][0]["volumeMounts"]
+        mount = next(each for each in mounts if each["name"] == "adapters")
+        assert volume["persistentVolumeClaim"].get("readOnly") is is_read_only
+        assert mount.get("readOnly") is is_read_only
+
+
+def test_rays_state_has_a_redis_and_a_password_of_its_own_in_production() -> None:
+    found = objects("values-production.yaml")
+    options = find(found, "RayService")["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]
+
+    assert options["redisAddress"] == "redis://rel-penstock-ray-redis.llm.svc:6379"
+    assert options["redisPassword"]["valueFrom"]["secretKeyRef"]["name"] == "rel-penstock-ray-redis"
+    passwords = {find(found, "Secret", f"rel-penstock-{name}")["data"]["password"] for name in ("redis", "ray-redis")}
+    assert len(passwords) == 2
+
+
 def test_backups_are_written_by_a_pod_that_reaches_redis_only_onto_a_claim_that_stays() -> None:
     found = objects("", BRANCHES["backups on a claim that is made"])
     job = next(pod for pod in pods(found) if pod.owner == "CronJob rel-penstock-backups")
@@ -342,3 +363,15 @@ def test_an_issuer_without_cert_manager_is_a_sentence() -> None:
 
     assert done.returncode != 0
     assert "no cert-manager" in done.stderr
+
+
+def test_without_a_cluster_to_keep_them_in_secrets_are_not_made() -> None:
+    refused = template("", "{rayRedis: {enabled: true}}", is_kept=True)
+    own = "{secrets: {cluster: a, redis: b, ray: c, tenants: d}, test: {tenant: acme}}"
+
+    assert refused.returncode != 0
+    for name in ("secrets.cluster", "secrets.ray", "secrets.redis", "secrets.rayRedis", "secrets.tenants"):
+        assert name in refused.stderr
+    assert "secrets.makeWithoutCluster=true" in refused.stderr
+    assert template("", own, is_kept=True).returncode == 0
+    assert "secrets.redis," not in template("", "{secrets: {redis: b}}", is_kept=True).stderr

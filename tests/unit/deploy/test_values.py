@@ -22,6 +22,10 @@ PLACES = {
     "redis.roles": "{secrets: {redis: s}}",
     "redis.username": "{redis: {enabled: false, address: 'redis://b:1'}, secrets: {redis: s}}",
     "networkPolicy.redis": "{redis: {enabled: false, address: 'redis://b:1'}, secrets: {redis: s}}",
+    "networkPolicy.redisPorts": "{redis: {enabled: false, address: 'redis://b:1'}, secrets: {redis: s}}",
+    "rayRedis.enabled": "{}",
+    "rayRedis": "rayRedis: {enabled: true}",
+    "secrets.rayRedis": "rayRedis: {enabled: true}",
     "networkPolicy.telemetry": "telemetry: {otlp_endpoint: 'http://x'}",
     "networkPolicy.providers": "providers: [{name: up, base_url: 'http://x', model: m, served_names: [demo]}]",
     "networkPolicy.internetExcept": "models: {download: true}",
@@ -62,6 +66,9 @@ CHANGED: dict[str, Any] = {
     "adapters.accessModes": ["ReadWriteOnce"],
     "redis.address": "redis://other:1",
     "redis.maxMemory": "7mb",
+    "rayRedis.maxMemory": "7mb",
+    "networkPolicy.redisPorts": [26379],
+    "adapters.size": "77Gi",
     "backups.schedule": "7 7 * * *",
     "tenants.first": [{"name": "other"}],
     "tenants.defaults": {"max_parallel": 7},
@@ -76,6 +83,7 @@ CHANGED: dict[str, Any] = {
     "service.nodePort": 30007,
 }
 """What the schema alone does not tell."""
+NEEDED = ("image.repository", "secrets.makeWithoutCluster")
 RANDOM = re.compile(r"^( *[\"\w.-]+: )[\w+/]{20,}=*$", re.MULTILINE)
 """Generated secrets."""
 
@@ -147,18 +155,14 @@ def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
 
 
 def paths() -> list[str]:
-    """Paths of all values that can be set one by one. Without an image nothing is rendered."""
+    """Paths of all values that can be set one by one, but for what is needed to render anything."""
     values = [value.path for value in chart_values.read(chart_values.VALUES.read_text(encoding="utf-8"))]
-    return [
-        path
-        for path in values
-        if not any(each.startswith(f"{path}.") for each in values) and path != "image.repository"
-    ]
+    return [path for path in values if not any(each.startswith(f"{path}.") for each in values) and path not in NEEDED]
 
 
 def test_what_places_and_annotates_a_part_reaches_its_pods() -> None:
     """All at once: each can be told from the others."""
-    values: dict[str, Any] = {"ingress": {"enabled": True}}
+    values: dict[str, Any] = {"ingress": {"enabled": True}, "rayRedis": {"enabled": True}}
     placing = [path for path in paths() if path.rpartition(".")[2] in PLACING]
     for path in placing:
         values = merged(values, at(path, placed(path)))

@@ -142,6 +142,10 @@ WRONG = {
     f"{{secrets: {{providers: keys}}, providers: [{{{PROVIDER}, api_key_env: PENSTOCK_REDIS_URL}}]}}": (
         "providers[0].api_key_env is PENSTOCK_REDIS_URL, which"
     ),
+    "{adapters: {enabled: true, size: 16Gi}}": "one tenant may bring 17179869184 bytes of adapters",
+    "{adapters: {enabled: true, size: 8G, config: {max_bytes: 1000000000, max_per_tenant: 8}}}": (
+        "one tenant may bring 8000000000 bytes of adapters"
+    ),
     "{httpRoute: {enabled: true}}": "httpRoute.parentRefs is empty",
 }
 

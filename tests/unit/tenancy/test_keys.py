@@ -232,6 +232,20 @@ async def test_a_known_key_does_not_go_on_forever_without_redis() -> None:
         await world.store.tenant(KEY)
 
 
+async def test_how_long_a_known_key_goes_on_without_redis_is_a_setting() -> None:
+    world = World()
+    store = KeyStore(world.redis, SECRET, cache_s=1.0, now=world.clock, stale_s=60.0)
+    await world.add(KEY, "acme")
+    await store.tenant(KEY)
+    world.redis.is_unavailable = True
+    world.clock.now += 59.0
+    assert (await store.tenant(KEY)).id == "acme"
+    world.clock.now += 1.0
+
+    with pytest.raises(Overloaded):
+        await store.tenant(KEY)
+
+
 async def test_a_known_key_survives_a_redis_that_lost_its_data() -> None:
     world = World()
     await world.add(KEY, "acme")

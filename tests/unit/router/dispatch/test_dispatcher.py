@@ -13,7 +13,7 @@ from penstock.router.dispatch.dispatcher import MAX_ATTEMPTS
 from penstock.router.dispatch.shares.counters import cost_of
 from penstock.tenancy.share import Share
 from penstock.wire.errors import ContextTooLong, DeadlineExceeded, EngineFault, InvalidRequest, Overloaded, ReplicaLost
-from penstock.wire.frames import BlockEvents, Delta, Finish, split_keys, unpack_token_ids
+from penstock.wire.frames import BlockEvents, Delta, Finish, pack_token_ids, split_keys, unpack_token_ids
 from tests.unit.router.fleet_fakes import BLOCK_SIZE, Cluster, FakeMember, answer_to, generation, settle
 
 A, B, C = FakeMember("a"), FakeMember("b"), FakeMember("c")
@@ -64,6 +64,41 @@ async def test_tenants_with_different_salts_share_no_key():
 
         assert not first & second
         assert first == third
+
+
+async def test_tenants_share_the_blocks_of_a_published_prefix_and_nothing_behind_it():
+    async with Cluster(A) as cluster:
+        cluster.chains.publish({cluster.members[0].model_digest: [pack_token_ids(PROMPT[:18])]})
+        answers = [await cluster.start(PROMPT, salt=salt) for salt in (b"one", b"two")]
+        stranger = await cluster.start([7, *PROMPT[1:]], salt=b"three")
+        first, second, third = (split_keys(submit.block_keys) for submit in cluster.replicas["a"].submits)
+        for answer in (*answers, stranger):
+            answer.close()
+
+        num_public = 18 // BLOCK_SIZE
+        assert num_public > 0
+        assert first[:num_public] == second[:num_public]
+        assert not set(first[num_public:]) & set(second[num_public:])
+        assert not set(third) & {*first, *second}
+
+
+async def test_a_published_prefix_is_cached_for_whoever_uses_it_next_and_for_nobody_else():
+    async with Cluster(A, B) as cluster:
+        cluster.chains.publish({cluster.members[0].model_digest: [pack_token_ids(PROMPT[:18])]})
+        first = await cluster.start(PROMPT, salt=b"one")
+        holder = first.receipt.replica
+        keys = cluster.replicas[holder].submits[0].block_keys
+        cluster.replicas[holder].send(events=[BlockEvents(0, stored=keys, is_snapshot=True)])
+        await cluster.read(first)
+        cluster.replicas[holder].report()
+        user = await cluster.start(PROMPT, salt=b"two")
+        cluster.chains.publish({})
+        other = await cluster.start(PROMPT, salt=b"three")
+
+        assert user.receipt.predicted_cached_tokens == 18 // BLOCK_SIZE * BLOCK_SIZE
+        assert other.receipt.predicted_cached_tokens == 0
+        for answer in (first, user, other):
+            answer.close()
 
 
 async def test_what_has_come_meanwhile_is_read_as_one_delta():
