@@ -1,0 +1,80 @@
+"""Targets of files: adapters and traces."""
+
+import gzip
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from hypothesis import strategies as st
+
+from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE, check_config, check_folder, read_header
+from penstock.wire.errors import InvalidRequest
+from penstock_loadtest.errors import ScenarioInvalid, TraceInvalid
+from penstock_loadtest.workload.servegen import read_client_rates
+from penstock_loadtest.workload.traces import READERS
+from tests.fuzz.check import Target, raising
+from tests.fuzz.inputs import bytes_like, encoded, objects, safetensors_files
+from tests.unit.adapters.files import BASE, config, safetensors, tensors_of
+
+MAX_ROWS = 200
+"""Rows that are read of a trace."""
+ROWS_BYTES = 2**30
+"""Bytes that MAX_ROWS rows may take: a prompt of MAX_TOKENS tokens has 625,000 blocks with a number each."""
+
+
+def _with_file(parse: Callable[[Path], object], name: str = "file") -> Callable[[bytes], None]:
+    def run(data: bytes) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / name
+            path.write_bytes(data)
+            parse(path)
+
+    return run
+
+
+def _rows(read: Callable[[Path], Iterator[object]]) -> Callable[[bytes], None]:
+    return _with_file(lambda path: list(islice(read(path), MAX_ROWS)))
+
+
+def _read_folder(given: tuple[bytes, bytes]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / CONFIG_FILE).write_bytes(given[0])
+        (folder / WEIGHTS_FILE).write_bytes(given[1])
+        check_folder(folder, BASE, 8)
+
+
+_ADAPTER = safetensors(tensors_of())
+_CONFIG = encoded(config())
+_AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04,1,2\n"
+_BURSTGPT = b"Timestamp,Session ID,Model,Request tokens,Response tokens\n5,a,ChatGPT,472,18\n6,,GPT-4,1,0\n"
+_SERVEGEN = b"t_s,client,input_tokens,output_tokens\n0.5,1,10,20\n0.9,2,10,20\n"
+_RATES = b"t_s,client,rate_rps,cv,pattern,shape,scale\n0,1,0.5,1,G,1.0,1\n600,1,0.5,1,W,0.7,1\n"
+_TRACES = {"azure": _AZURE, "burstgpt": _BURSTGPT, "servegen": _SERVEGEN}
+
+
+def _trace_inputs(good: bytes) -> st.SearchStrategy[bytes]:
+    return bytes_like(good, gzip.compress(good, mtime=0))
+
+
+FILE_TARGETS: dict[str, Target] = {
+    "adapter-header": Target(
+        st.one_of(safetensors_files(), bytes_like(_ADAPTER)), raising(InvalidRequest)(_with_file(read_header))
+    ),
+    "adapter-config": Target(
+        st.one_of(objects(list(config()), config()), bytes_like(_CONFIG)),
+        raising(InvalidRequest)(lambda data: check_config(data, 8)),
+    ),
+    "adapter": Target(
+        st.tuples(bytes_like(_CONFIG), st.one_of(safetensors_files(), bytes_like(_ADAPTER))),
+        raising(InvalidRequest)(_read_folder),
+    ),
+    "servegen-rates": Target(_trace_inputs(_RATES), raising(TraceInvalid)(_rows(read_client_rates))),
+    **{
+        f"trace-{name}": Target(
+            _trace_inputs(good), raising(TraceInvalid, ScenarioInvalid)(_rows(READERS[name])), ROWS_BYTES
+        )
+        for name, good in _TRACES.items()
+    },
+}

@@ -1,0 +1,194 @@
+"""Targets of what tenants and strangers send to a gateway: bodies, connections, forms, messages for a template."""
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+from hypothesis import strategies as st
+
+from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE
+from penstock.router.transport.listener import Listener
+from penstock.router.transport.upload import boundary_of, receive
+from penstock.text.template import ChatTemplate
+from penstock.wire.bodies import decode_adapter_import, decode_chat, decode_completion
+from penstock.wire.errors import InvalidRequest
+from penstock.wire.openai import ChatRequest, CompletionRequest
+from penstock.wire.support import check as check_support
+from tests.fuzz.check import Target, raising
+from tests.fuzz.inputs import bytes_like, encoded, objects, texts
+from tests.unit.router.http_fakes import KEY, MODEL, running_gateway
+
+ANSWER_S = 10.0
+MAX_TYPE_BYTES = 200
+"""Longest Content-Type of a form."""
+IDLE_S = 0.03
+"""Silence after which nothing more is expected on a connection of noise, seconds."""
+
+# request bodies
+
+_CHAT: dict[str, object] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+_COMPLETION: dict[str, object] = {"model": "m", "prompt": "hi"}
+_FULL_CHAT = _CHAT | {
+    "messages": [{"role": "system", "content": [{"type": "text", "text": "a"}]}, {"role": "user", "content": "hi"}],
+    "stop": ["a", "b"],
+    "logit_bias": {"5": 1.5},
+    "stream_options": {"include_usage": True},
+    "metadata": {"a": [1, {"b": None}]},
+    "n": 3,
+}
+
+
+def _fields(struct: type) -> list[str]:
+    return [field.encode_name for field in msgspec.structs.fields(struct)]
+
+
+@raising(InvalidRequest)
+def _read_chat(data: bytes) -> None:
+    check_support(decode_chat(data))
+
+
+@raising(InvalidRequest)
+def _read_completion(data: bytes) -> None:
+    check_support(decode_completion(data))
+
+
+_read_import = raising(InvalidRequest)(decode_adapter_import)
+
+
+# HTTP as a whole
+
+
+@contextmanager
+def _gateway() -> Iterator[Callable[[tuple[bytes, ...]], None]]:
+    """A gateway without replicas behind its real listener; each input is a connection, its items are sent one by one.
+    Afterwards the next request is answered as ever."""
+    runner = asyncio.Runner()
+    stack = AsyncExitStack()
+
+    async def start() -> int:
+        world = await stack.enter_async_context(running_gateway())
+        port = await _free_port()
+        listener = Listener(world.app, "127.0.0.1", [port], 1)
+        listener.start()
+        stack.push_async_callback(listener.stop)
+        return port
+
+    async def give(parts: tuple[bytes, ...]) -> None:
+        answer = await _exchange(port, parts, IDLE_S)
+        if answer and not answer.startswith(b"HTTP/1."):
+            raise AssertionError(f"an answer begins with {answer[:20]!r}")
+        if answer.startswith((b"HTTP/1.1 500", b"HTTP/1.1 502", b"HTTP/1.1 504")):
+            raise AssertionError(f"an answer is {answer[:200]!r}")
+        if not (await _exchange(port, [_GOOD], ANSWER_S)).startswith(b"HTTP/1.1 200"):
+            raise AssertionError("a good request is not answered any more")
+
+    with runner:
+        port = runner.run(start())
+        try:
+            yield lambda parts: runner.run(give(parts))
+        finally:
+            runner.run(stack.aclose())
+
+
+async def _free_port() -> int:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port: int = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    return port
+
+
+async def _exchange(port: int, parts: Sequence[bytes], idle_s: float) -> bytes:
+    """All that comes back, until the gateway closes or is silent for so long."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = b""
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0)
+        while True:
+            async with asyncio.timeout(idle_s):
+                some = await reader.read(2**16)
+            if not some:
+                return answer
+            answer += some
+    except (OSError, TimeoutError):
+        return answer
+    finally:
+        writer.transport.abort()
+
+
+_BODY = encoded({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})
+_HEAD = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+_GOOD = f"{_HEAD}Connection: close\r\nContent-Length: {len(_BODY)}\r\n\r\n".encode() + _BODY
+_REQUESTS = (
+    _GOOD,
+    f"{_HEAD}Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n{len(_BODY):x};a=b\r\n".encode()
+    + _BODY
+    + b"\r\n0\r\nTrailer: a\r\n\r\n",
+    b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+    f"GET /v1/receipts/%00%ff?a=b HTTP/1.0\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode(),
+    f"{_HEAD}Expect: 100-continue\r\nConnection: close\r\nContent-Length: {len(_BODY)}\r\n\r\n".encode() + _BODY,
+    f"{_HEAD}traceparent: 00-{'a' * 32}-{'b' * 16}-01\r\ntracestate: a=b\r\nConnection: close\r\nContent-Length: 2"
+    "\r\n\r\n{}".encode(),
+)
+_connections = st.lists(bytes_like(*_REQUESTS), min_size=1, max_size=3).map(tuple)
+
+
+# uploads
+
+_FORM = (
+    b'--B\r\nContent-Disposition: form-data; name="name"\r\n\r\nmine\r\n'
+    b'--B\r\nContent-Disposition: form-data; name="f"; filename="adapter_config.json"\r\n\r\n{}\r\n'
+    b'--B\r\nContent-Disposition: form-data; name="f"; filename="adapter_model.safetensors"\r\n'
+    b"Content-Type: application/octet-stream\r\n\r\n\x00\x01\r\n--B--\r\n"
+)
+_TYPE = b'multipart/form-data; boundary="B"'
+_types = bytes_like(_TYPE).map(lambda data: data[:MAX_TYPE_BYTES])
+
+
+@raising(InvalidRequest)
+def _upload(given: tuple[bytes, bytes, int]) -> None:
+    content_type, form, step = given
+    boundary = boundary_of(content_type)
+    if boundary is None:
+        return
+
+    async def parts() -> AsyncIterator[bytes]:
+        for begin in range(0, len(form), step):
+            yield form[begin : begin + step]
+
+    with tempfile.TemporaryDirectory() as folder:
+        outside = set(Path(folder).parent.glob("adapter_*"))
+        try:
+            asyncio.run(receive(boundary, parts(), Path(folder)))
+        finally:
+            assert {path.name for path in Path(folder).rglob("*")} <= {CONFIG_FILE, WEIGHTS_FILE}
+            assert set(Path(folder).parent.glob("adapter_*")) == outside
+
+
+# templates
+
+_TEMPLATE = ChatTemplate(
+    "{% for m in messages %}{{ m.role }}:{{ m.content | trim }}{% if m.content[0] == 'x' %}"
+    "{{ raise_exception('no') }}{% endif %}{% endfor %}",
+    {},
+)
+_messages = st.lists(st.fixed_dictionaries({"role": st.sampled_from(("user", "system")), "content": texts}), max_size=6)
+
+
+HTTP_TARGETS: dict[str, Target] = {
+    "chat-body": Target(st.one_of(objects(_fields(ChatRequest), _CHAT), bytes_like(encoded(_FULL_CHAT))), _read_chat),
+    "completion-body": Target(
+        st.one_of(objects(_fields(CompletionRequest), _COMPLETION), bytes_like(encoded(_COMPLETION))),
+        _read_completion,
+    ),
+    "import-body": Target(bytes_like(b'{"name":"a","path":"b","base_model":null}'), _read_import),
+    "http": Target(_connections, _gateway),
+    "multipart": Target(st.tuples(st.one_of(st.just(_TYPE), _types), bytes_like(_FORM), st.integers(1, 64)), _upload),
+    "chat-template": Target(_messages, raising(InvalidRequest)(lambda messages: _TEMPLATE.render(messages, {}))),
+}
