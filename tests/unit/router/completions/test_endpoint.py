@@ -11,7 +11,6 @@ from penstock.router.completions.endpoint import SENT_BYTES
 from penstock.wire.openai import ChatCompletion, ChatRequest
 from tests.unit.router.http_fakes import Script, running_gateway
 
-
 SEED = 987_654_321
 
 
