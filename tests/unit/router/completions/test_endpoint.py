@@ -11,15 +11,18 @@ from penstock.router.completions.endpoint import SENT_BYTES
 from penstock.wire.openai import ChatCompletion, ChatRequest
 from tests.unit.router.http_fakes import Script, running_gateway
 
+SEED = 987_654_321
+
 
 def find_requests() -> list[ChatRequest]:
+    """Every request with that seed that is anywhere in memory."""
     gc.collect()
-    return [found for found in gc.get_objects() if type(found) is ChatRequest]
+    return [found for found in gc.get_objects() if type(found) is ChatRequest and found.seed == SEED]
 
 
 async def test_neither_body_nor_request_is_held_while_the_answer_runs() -> None:
     async with running_gateway(Script("ab", hold_after=1)) as world:
-        asking = asyncio.create_task(world.chat(metadata={"a": ["b"]}))
+        asking = asyncio.create_task(world.chat(metadata={"a": ["b"]}, seed=SEED))
         await world.dispatcher.until(lambda: bool(world.dispatcher.streams))
         await asyncio.sleep(0)
         held = find_requests()
