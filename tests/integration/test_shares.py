@@ -32,7 +32,8 @@ class Sharer:
     def __init__(self, url: str, name: str) -> None:
         self.counters = VirtualCounters()
         self.num_corrections = 0
-        self.exchange = ServiceExchange(connect(url), name, self.counters, self.correct, period_s=PERIOD_S)
+        self.client = connect(url)
+        self.exchange = ServiceExchange(self.client, name, self.counters, self.correct, period_s=PERIOD_S)
 
     def correct(self) -> None:
         self.num_corrections += 1
@@ -75,6 +76,8 @@ async def test_three_gateways_learn_what_the_others_gave_and_go_on_when_redis_is
         await until(lambda: second.counter("a") == 106.0, "and it makes up for a short absence")
         for task in running:
             task.cancel()
+    for sharer in sharers:
+        await sharer.client.aclose()
 
 
 async def test_a_gateway_that_is_gone_leaves_no_field_for_long(server: EmbeddedRedis) -> None:
