@@ -7,6 +7,8 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from penstock.base.redis_url import open_many, parse_many
+
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 2.0
 MAX_CONNECTIONS = 32
@@ -14,8 +16,18 @@ MAX_CONNECTIONS = 32
 
 
 def connect(url: str) -> redis.asyncio.Redis:
-    """A client of `redis://`, `rediss://` or `unix://`; connects on first use. Errors are redis-py's, raised at
-    once."""
+    """A client of `redis://`, `rediss://` or `unix://`, or of several servers (`base.redis_url`); connects on first
+    use. Errors are redis-py's, raised at once; ConfigError for an address that can't be read."""
+    servers = parse_many(url)
+    if servers is not None:
+        return open_many(
+            servers,
+            {
+                "socket_connect_timeout": CONNECT_TIMEOUT_S,
+                "socket_timeout": COMMAND_TIMEOUT_S,
+                "client_name": "penstock",
+            },
+        )
     pool: redis.asyncio.BlockingConnectionPool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
         max_connections=MAX_CONNECTIONS,

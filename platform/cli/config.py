@@ -14,6 +14,7 @@ from penstock.adapters.config import AdaptersConfig
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.base.config import load
 from penstock.base.errors import ConfigError
+from penstock.base.redis_url import check_redis_url
 from penstock.base.telemetry import TelemetryConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.workers.config import EngineConfig
@@ -21,12 +22,12 @@ from penstock.workers.config import EngineConfig
 
 class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     url: str | None = None
-    """Address of Redis: redis://, rediss:// or unix://; None: an embedded server, kept alive, with its data in the
-    state folder."""
+    """Address of Redis: redis://, rediss:// or unix://, or of several servers (`base.redis_url`); None: an embedded
+    server, kept alive, with its data in the state folder."""
 
     def __post_init__(self) -> None:
-        if self.url is not None and not self.url.startswith(("redis://", "rediss://", "unix://")):
-            raise ConfigError(f"redis.url must begin with redis://, rediss:// or unix://, not {self.url!r}")
+        if self.url is not None:
+            check_redis_url(self.url)
 
 
 class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

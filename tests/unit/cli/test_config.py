@@ -114,7 +114,7 @@ def test_the_example_starts_two_replicas() -> None:
         ("pools: [{name: a, engine: {runner: timed, exact: true}}]", "can't be combined with exact: true"),
         (
             "{redis: {url: 'http://x'}, pools: [{name: a}]}",
-            "redis.url must begin with redis://, rediss:// or unix://, not 'http://x'",
+            "redis.url must begin with one of redis://, rediss://, unix://, redis+sentinel://, ",
         ),
         ("{gateway: {port: 70000}, pools: [{name: a}]}", "gateway.port must lie in 1..65535, not 70000"),
         ("{gateway: {ttft_target_s: 0}, pools: [{name: a}]}", "gateway.ttft_target_s must be more than 0, not 0"),
