@@ -103,8 +103,8 @@ class RemoteServe:
         return answer
 
     async def _exchange(self, cluster: str, call: Call) -> Answer:
-        async with self._client.pipeline(transaction=True) as batch:
-            batch.set(call_key(call.id), encode(call), px=LAPSE_MS)
+        await self._client.set(call_key(call.id), encode(call), px=LAPSE_MS)
+        async with self._client.pipeline(transaction=False) as batch:  # a cluster's client has no transactions
             batch.rpush(calls_key(cluster), call.id)
             batch.ltrim(calls_key(cluster), -64, -1)  # what nobody takes lapses; so do their names
             batch.pexpire(calls_key(cluster), 10 * LAPSE_MS)

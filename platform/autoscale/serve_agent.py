@@ -104,7 +104,7 @@ async def next_call(client: redis.asyncio.Redis, cluster: str) -> Call | None:
 
 async def _reply(client: redis.asyncio.Redis, call: Call, answer: Answer) -> None:
     key = answer_key(call.id)
-    async with client.pipeline(transaction=True) as batch:
+    async with client.pipeline(transaction=False) as batch:  # a cluster's client has no transactions
         batch.rpush(key, encode(answer))
         batch.pexpire(key, LAPSE_MS)
         await batch.execute()

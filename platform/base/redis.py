@@ -12,6 +12,8 @@ from redis.asyncio.connection import SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from penstock.base.redis_url import open_many, parse_many
+
 CONNECT_TIMEOUT_S = 1.0
 COMMAND_TIMEOUT_S = 2.0
 MAX_CONNECTIONS = 32
@@ -36,10 +38,21 @@ def with_tls(url: str, ca: str | None, certificate: str | None, key: str | None)
 
 
 def connect(url: str) -> redis.asyncio.Redis:
-    """A client of `redis://`, `rediss://` or `unix://`; connects on first use. Errors are redis-py's, raised at once.
+    """A client of `redis://`, `rediss://` or `unix://`, or of several servers (`base.redis_url`); connects on first
+    use. Errors are redis-py's, raised at once; ConfigError for an address that can't be read.
 
     A `rediss://` may name certificates, as `with_tls` writes them: in ssl_ca_certs, ssl_certfile and ssl_keyfile.
     """
+    servers = parse_many(url)
+    if servers is not None:
+        return open_many(
+            servers,
+            {
+                "socket_connect_timeout": CONNECT_TIMEOUT_S,
+                "socket_timeout": COMMAND_TIMEOUT_S,
+                "client_name": "penstock",
+            },
+        )
     pool: redis.asyncio.BlockingConnectionPool = redis.asyncio.BlockingConnectionPool.from_url(
         url,
         max_connections=MAX_CONNECTIONS,

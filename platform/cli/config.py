@@ -16,6 +16,7 @@ from penstock.base.config import load
 from penstock.base.errors import ConfigError
 from penstock.base.redis import with_tls
 from penstock.base.redis_roles import ROLES, RoleName
+from penstock.base.redis_url import check_redis_url
 from penstock.base.telemetry import TelemetryConfig
 from penstock.router.config import GatewayConfig, ProviderConfig
 from penstock.wire.stream_config import StreamConfig
@@ -47,12 +48,12 @@ class RedisTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     url: str | None = None
-    """Address of Redis: redis://, rediss:// or unix://; None: an embedded server, kept alive, with its data in the
-    state folder."""
+    """Address of Redis: redis://, rediss:// or unix://, or of several servers (`base.redis_url`); None: an embedded
+    server, kept alive, with its data in the state folder."""
     urls: RedisUrls = msgspec.field(default_factory=RedisUrls)
     """Addresses by role, each with a user of its own; those left out take `url`."""
     tls: RedisTls | None = None
-    """Certificates for a rediss:// address; None: the server's is checked by the system's CAs."""
+    """Certificates for a rediss:// address of one server; None: the server's is checked by the system's CAs."""
 
     def url_for(self, role: RoleName) -> str | None:
         """Address of Redis for a role, certificates included; None: the embedded server."""
@@ -62,19 +63,16 @@ class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return with_tls(url, self.tls.ca, self.tls.certificate, self.tls.key)
 
     def __post_init__(self) -> None:
-        _check_redis_url("redis.url", self.url)
+        if self.url is not None:
+            check_redis_url(self.url)
         for role in ROLES:
             url = getattr(self.urls, role)
-            _check_redis_url(f"redis.urls.{role}", url)
+            if url is not None:
+                check_redis_url(url, f"redis.urls.{role}")
             if url is not None and self.url is None:
                 raise ConfigError(f"redis.urls.{role} is set, but not redis.url: the embedded Redis has its own users")
             if self.tls is not None and not (self.url_for(role) or "").startswith("rediss://"):
                 raise ConfigError("redis.tls is set, but an address of Redis does not begin with rediss://")
-
-
-def _check_redis_url(name: str, url: str | None) -> None:
-    if url is not None and not url.startswith(("redis://", "rediss://", "unix://")):
-        raise ConfigError(f"{name} must begin with redis://, rediss:// or unix://, not {url!r}")
 
 
 class PoolConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

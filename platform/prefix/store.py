@@ -62,13 +62,15 @@ class IndexStore:
         and then the replica itself must be asked."""
         blocks, meta = _names(epoch)
         try:
-            async with asyncio.timeout(self._times.command_s), self._client.pipeline(transaction=True) as pipe:
+            # no transaction, which a cluster's client has not: what changed meanwhile shows in the second reading
+            async with asyncio.timeout(self._times.command_s), self._client.pipeline(transaction=False) as pipe:
                 pipe.hmget(meta, ["seq", "count"])
                 pipe.smembers(blocks)
-                (event_seq, count), keys = await pipe.execute()
+                pipe.hmget(meta, ["seq", "count"])
+                (event_seq, count), keys, again = await pipe.execute()
         except _UNAVAILABLE:
             return None
-        if event_seq is None or count is None or int(count) != len(keys):
+        if event_seq is None or count is None or int(count) != len(keys) or list(again) != [event_seq, count]:
             return None
         return BlockEvents(int(event_seq), b"".join(keys), is_snapshot=True)
 
@@ -97,6 +99,9 @@ class IndexWriter:
         self._times = times or StoreTimes()
         self._max_pending_bytes = max_pending_bytes
         self._apply = client.register_script(Path(__file__).with_name("apply_events.lua").read_text(encoding="utf-8"))
+        self._complete = client.register_script(
+            Path(__file__).with_name("complete_copy.lua").read_text(encoding="utf-8")
+        )
         self._pending: deque[BlockEvents] = deque()
         self._pending_bytes = 0
         self._wake = asyncio.Event()
@@ -164,13 +169,8 @@ class IndexWriter:
         for start in range(0, len(keys), CHUNK):
             await self._command(self._client.sadd(self._blocks, *keys[start : start + CHUNK]))
             await self._command(self._client.pexpire(self._blocks, self._lease_ms))
-        async with asyncio.timeout(self._times.command_s), self._client.pipeline(transaction=True) as pipe:
-            pipe.hset(
-                self._meta, mapping={"seq": snapshot.event_seq, "count": len(set(keys)), "replica": self._replica_id}
-            )
-            pipe.pexpire(self._meta, self._lease_ms)
-            pipe.pexpire(self._blocks, self._lease_ms)
-            await pipe.execute()
+        facts: list[str | int | bytes] = [snapshot.event_seq, len(set(keys)), self._replica_id, self._lease_ms]
+        await self._command(self._complete(keys=[self._blocks, self._meta], args=facts))
         self._event_seq = snapshot.event_seq
         self.num_announced += 1
 

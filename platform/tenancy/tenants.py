@@ -13,11 +13,11 @@ import hashlib
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
 import msgspec
 import redis.asyncio
-from redis.exceptions import WatchError
 
 from penstock.base.errors import ConfigError
 from penstock.tenancy.share import DEFAULT_SHARE, MAX_WEIGHT, MIN_WEIGHT, SERVICE_CLASSES, Share
@@ -157,6 +157,7 @@ class Tenants:
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client = client
+        self._replace = client.register_script(Path(__file__).with_name("replace.lua").read_text(encoding="utf-8"))
 
     async def defaults(self) -> Limits:
         """Limits that a new tenant gets where nothing else is said. Whoever makes a tenant takes them over."""
@@ -251,17 +252,11 @@ class Tenants:
         check_id(tenant_id)
         name = settings_key(tenant_id)
         for _ in range(MAX_CHANGE_ATTEMPTS):
-            async with self._client.pipeline(transaction=True) as pipe:
-                await pipe.watch(name)
-                data = await cast("Awaitable[bytes | None]", pipe.get(name))
-                before = None if data is None else _decode(tenant_id, data)
-                if before is None or _supersedes(record, before):
-                    pipe.multi()  # type: ignore[no-untyped-call]
-                    pipe.set(name, msgspec.json.encode(record))
-                    try:
-                        await pipe.execute()
-                    except WatchError:
-                        continue
+            data = await self._client.get(name)
+            before = None if data is None else _decode(tenant_id, data)
+            is_wanted = before is None or _supersedes(record, before)
+            if is_wanted and not await self._replace(keys=[name], args=[data or b"", msgspec.json.encode(record)]):
+                continue
             is_deleted = record.deleted or (before is not None and before.deleted)
             await (self._client.srem(_TENANTS, tenant_id) if is_deleted else self._list(tenant_id))
             return before
@@ -271,19 +266,12 @@ class Tenants:
         check_id(tenant_id)
         name = settings_key(tenant_id)
         for _ in range(MAX_CHANGE_ATTEMPTS):
-            async with self._client.pipeline(transaction=True) as pipe:
-                await pipe.watch(name)
-                data = await cast("Awaitable[bytes | None]", pipe.get(name))
-                old = None if data is None else _decode(tenant_id, data)
-                if old is None or old.deleted:
-                    raise InvalidRequest(f"there is no tenant {tenant_id!r}")
-                new = edit(old)
-                pipe.multi()  # type: ignore[no-untyped-call]
-                pipe.set(name, msgspec.json.encode(new))
-                try:
-                    await pipe.execute()
-                except WatchError:
-                    continue
+            data = await self._client.get(name)
+            old = None if data is None else _decode(tenant_id, data)
+            if data is None or old is None or old.deleted:
+                raise InvalidRequest(f"there is no tenant {tenant_id!r}")
+            new = edit(old)
+            if await self._replace(keys=[name], args=[data, msgspec.json.encode(new)]):
                 return new
         raise _too_busy(tenant_id)
 

@@ -114,7 +114,7 @@ def test_the_example_starts_two_replicas() -> None:
         ("pools: [{name: a, engine: {runner: timed, exact: true}}]", "can't be combined with exact: true"),
         (
             "{redis: {url: 'http://x'}, pools: [{name: a}]}",
-            "redis.url must begin with redis://, rediss:// or unix://, not 'http://x'",
+            "redis.url must begin with one of redis://, rediss://, unix://, redis+sentinel://, ",
         ),
         (
             "{redis: {url: 'redis://x', urls: {replica: 'http://x'}}, pools: [{name: a}]}",
