@@ -60,6 +60,7 @@ class CompletionsEndpoint:
         config = self._deps.config
         body = await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
         request = kind.decode(body)
+        exchange.client.drop_body()
         check(request)
         return request
 

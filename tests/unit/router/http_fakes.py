@@ -196,6 +196,8 @@ class World:
     metrics: Metrics
     client: httpx.AsyncClient
     pools: list[PoolReplicas]
+    store: FakeRedis
+    """What Redis holds of keys and tenants."""
 
     async def post(self, path: str, **body: object) -> httpx.Response:
         return await self.client.post(path, json={"model": MODEL, **body})
@@ -257,7 +259,7 @@ async def running_gateway(
     async with httpx.AsyncClient(
         transport=transport, base_url="http://gateway", headers={"Authorization": f"Bearer {KEY}"}
     ) as client:
-        yield World(app, fake, metrics, client, pools)
+        yield World(app, fake, metrics, client, pools, store)
 
 
 @asynccontextmanager
