@@ -16,8 +16,9 @@ from penstock_loadtest.client.target import Target, get_page, path_with_query
 from penstock_loadtest.errors import TargetUnreachable
 
 TIMEOUT_S = 5.0
-SETTLE_S = 0.5
-"""Seconds between two readings; a server may be a little behind, and so may requests that were hung up on."""
+SETTLE_S = 1.5
+"""Seconds between two readings; a server may be a little behind, or tell for a second what it told before, and so may
+requests that were hung up on."""
 MAX_READINGS = 20
 
 

@@ -125,6 +125,9 @@ SPANS: tuple[SpanRow, ...] = (
     ),
 )
 
+CALLER_RATE = 10.0
+"""Default of `TelemetryConfig.caller_samples_per_s`."""
+
 
 class TelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The section `telemetry` of the configuration."""
@@ -134,6 +137,9 @@ class TelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     names; without either, no tracing."""
     sample_ratio: float = 0.1
     """Share of requests traced, of those whose caller sent no decision in `traceparent`."""
+    caller_samples_per_s: float = CALLER_RATE
+    """Requests of one tenant per second and gateway that are traced because their caller says so; of more such,
+    sample_ratio are."""
 
     def __post_init__(self) -> None:
         if self.otlp_endpoint is not None and not self.otlp_endpoint.startswith(("http://", "https://")):
@@ -142,3 +148,5 @@ class TelemetryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             )
         if not 0 <= self.sample_ratio <= 1:
             raise ConfigError(f"telemetry.sample_ratio is a share between 0 and 1, not {self.sample_ratio}")
+        if not self.caller_samples_per_s >= 0:
+            raise ConfigError(f"telemetry.caller_samples_per_s must be at least 0, not {self.caller_samples_per_s}")

@@ -1,9 +1,9 @@
 """Traces of requests, recorded with OpenTelemetry's SDK and sent away over OTLP/HTTP by a thread of its own.
 
 Not the names (see `telemetry`), and not what they mean (`router.completions.spans`). Whether a request is traced is
-decided when it arrives: by the caller where it sends a `traceparent` (W3C Trace Context, level 1), else at random, by
-the sample ratio. Invariants: recording never waits; what the collector does not take in time is dropped and counted;
-malformed headers of a caller are ignored, and never logged.
+decided when it arrives: by the caller where it sends a `traceparent` (W3C Trace Context, level 1), up to a rate for
+each caller, else at random, by the sample ratio. Invariants: recording never waits; what the collector does not take in
+time is dropped and counted; malformed headers of a caller are ignored, and never logged.
 """
 
 import os
@@ -23,7 +23,8 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from opentelemetry.trace import Span, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from penstock.base.telemetry import ERROR, PROVIDER, REQUEST, SPANS, TelemetryConfig
+from penstock.base.pace import Pace
+from penstock.base.telemetry import CALLER_RATE, ERROR, PROVIDER, REQUEST, SPANS, TelemetryConfig
 
 MAX_HELD_SPANS = 2048
 """Spans that have ended and are not sent; more are dropped."""
@@ -80,7 +81,8 @@ class Tracing:
     """Decides which requests are traced, and sends their spans.
 
     count: called with how many spans were EXPORTED or DROPPED, from any thread. now: Unix time, seconds. clock: the
-    monotonic clock on which callers measure, seconds.
+    monotonic clock on which callers measure, seconds. caller_rate: requests of one caller per second for which its word
+    that they be recorded is taken.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Tracing:
         random: Random,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        caller_rate: float = CALLER_RATE,
     ) -> None:
         resource = Resource({"service.name": "penstock", "service.instance.id": instance}).merge(
             OTELResourceDetector().detect()
@@ -104,16 +107,23 @@ class Tracing:
         self._random = random
         self._now = now
         self._clock = clock
+        self._callers = Pace(caller_rate, caller_rate) if caller_rate else None
 
-    def begin(self, traceparent: str | None, began_s: float, tracestate: str = "") -> StartedTrace:
+    def begin(self, traceparent: str | None, began_s: float, tracestate: str = "", caller: str = "") -> StartedTrace:
         """Decide whether a request with these headers is traced. began_s: when it came, by the clock. tracestate:
-        several such headers are joined by commas."""
+        several such headers are joined by commas. caller: whose rate of records it counts against."""
         parent = None if traceparent is None else _context_of(traceparent, tracestate)
         if parent is None:
-            return self._record(None, began_s) if self._random.random() < self._sample_ratio else NOT_TRACED
-        if not parent.trace_flags.sampled:
-            return StartedTrace(format_context(parent), None, parent.trace_state.to_header())
+            return self._record(None, began_s) if self._is_sampled() else NOT_TRACED
+        if not parent.trace_flags.sampled or not (self._may_decide(caller, began_s) or self._is_sampled()):
+            return StartedTrace(_format(parent, is_sampled=False), None, parent.trace_state.to_header())
         return self._record(parent, began_s)
+
+    def _may_decide(self, caller: str, now_s: float) -> bool:
+        return self._callers is not None and self._callers.take(caller, now_s)
+
+    def _is_sampled(self) -> bool:
+        return self._random.random() < self._sample_ratio
 
     def _record(self, parent: SpanContext | None, began_s: float) -> StartedTrace:
         trace = Trace(self._tracer, parent, began_s, self._now() - self._clock(), self._now)
@@ -180,12 +190,18 @@ def open_tracing(
         return None
     endpoint = None if config.otlp_endpoint is None else f"{config.otlp_endpoint.rstrip('/')}/v1/traces"
     timeout_s = None if "OTEL_EXPORTER_OTLP_TIMEOUT" in os.environ else EXPORT_TIMEOUT_S
-    return Tracing(OTLPSpanExporter(endpoint, timeout=timeout_s), config.sample_ratio, instance, count, random)
+    exporter = OTLPSpanExporter(endpoint, timeout=timeout_s)
+    return Tracing(exporter, config.sample_ratio, instance, count, random, caller_rate=config.caller_samples_per_s)
 
 
 def format_context(context: SpanContext) -> str:
     """Value of the `traceparent` header for a context."""
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & TraceFlags.SAMPLED:02x}"
+    return _format(context, is_sampled=context.trace_flags.sampled)
+
+
+def _format(context: SpanContext, *, is_sampled: bool) -> str:
+    flags = TraceFlags.SAMPLED if is_sampled else TraceFlags.DEFAULT
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{flags:02x}"
 
 
 def _context_of(traceparent: str, tracestate: str) -> SpanContext | None:

@@ -55,6 +55,7 @@ from penstock.router.replicas.link import Greeter, connect
 from penstock.router.replicas.replica_client import Link, Member, make_pool_callbacks
 from penstock.router.replicas.report import Reporter, Waiting
 from penstock.router.routing.chains import Chains
+from penstock.router.transport.connections import ConnectionLimits
 from penstock.router.transport.drain import DrainingApp, wait_until_known
 from penstock.router.transport.listener import Listener
 from penstock.tenancy.data_loss import LossWatch
@@ -253,6 +254,8 @@ class Gateway:
             [port for port in (config.port, config.admin_port) if port is not None],
             drain_s,
             None if config.tls is None else TlsContexts(config.tls, is_server=True).newest,
+            ConnectionLimits(config.max_connections, config.max_connections_per_address, config.head_timeout_s),
+            config.trusted_proxies,
         )
         self._stopping = asyncio.Event()
         self._main = asyncio.create_task(self._run(core), name="gateway")

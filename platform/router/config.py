@@ -1,5 +1,6 @@
 """Settings of the gateway and of the pools it routes to."""
 
+from ipaddress import ip_network
 from typing import Literal
 
 import msgspec
@@ -26,10 +27,24 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """Port of /metrics, /healthz and /readyz, which tenants then cannot get at; None: they are on `port`, like
     everything else."""
     max_ongoing_requests: int = 2048
-    """Posts that one gateway works on at once, from the head of the request to the end of its response, waiting ones
-    included; one more is refused with Retry-After."""
+    """Posts that one gateway works on at once, from the valid key to the end of the response, waiting ones included;
+    one more is refused with Retry-After. One tenant may have four times as many as are free, so four fifths of all."""
+    trusted_proxies: tuple[str, ...] | None = None
+    """Networks of the proxies in front, whose X-Forwarded-For tells the client's address; empty: clients connect
+    directly. None: what stands in front is not known, and nothing is limited by address."""
+    max_connections: int = 8192
+    """Connections of one gateway; at most half of them may be such on which no valid key was shown. One more has the
+    oldest of those closed, or one that rests."""
+    max_connections_per_address: int = 256
+    """Connections of one client's address on which no valid key was shown; one more has the oldest closed, once it is a
+    second old."""
+    head_timeout_s: float = 10.0
+    """Longest wait for a request's line and headers."""
     max_body_bytes: int = 8 * 2**20
     """Largest body of a generation request."""
+    max_held_body_bytes: int = 64 * 2**20
+    """Bytes of bodies that one gateway holds at once, from their arrival until they are decoded, at least twice
+    `max_body_bytes`; a body beyond it is refused with Retry-After. One tenant may have four fifths of it."""
     body_timeout_s: float = 30.0
     """Longest wait for the rest of a request's body."""
     max_queue: int = 1024
@@ -82,7 +97,10 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             )
         for name in (
             "max_ongoing_requests",
+            "max_connections",
+            "max_connections_per_address",
             "max_body_bytes",
+            "max_held_body_bytes",
             "max_queue",
             "default_max_tokens",
             "max_answer_tokens",
@@ -99,8 +117,16 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ConfigError(
                 f"gateway.key_grace_minutes must lie in 0..{MAX_GRACE_MINUTES} (30 days), not {self.key_grace_minutes}"
             )
-        if not self.ttft_target_s > 0:
-            raise ConfigError(f"gateway.ttft_target_s must be more than 0, not {self.ttft_target_s}")
+        for name in ("ttft_target_s", "head_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"gateway.{name} must be more than 0, not {getattr(self, name)}")
+        for text in self.trusted_proxies or ():
+            try:
+                ip_network(text)
+            except ValueError as error:
+                raise ConfigError(
+                    f"gateway.trusted_proxies holds networks such as 10.0.0.0/8, not {text!r}: {error}"
+                ) from error
 
 
 class AdapterBase(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -9,6 +9,7 @@ PenstockError              the root (base.errors)
  |   |- ContextTooLong     prompt + max_tokens exceed the model's context
  |   |- BodyTooLarge       request body above the configured bound
  |   |- BodyTooSlow        request body not there in time
+ |   |- HeadTooLarge       request line and headers beyond the bound
  |   |- Unauthenticated    missing, malformed or unknown API key
  |   |- Forbidden          a key without the right to what it asks for
  |   |- ModelNotFound      no pool serves that model to this tenant
@@ -48,6 +49,10 @@ class BodyTooLarge(RequestError):
 
 class BodyTooSlow(RequestError):
     """The body did not arrive within the gateway's bound."""
+
+
+class HeadTooLarge(RequestError):
+    """The request line and the headers exceed the gateway's bounds."""
 
 
 class Unauthenticated(RequestError):
@@ -109,6 +114,7 @@ HTTP_ERRORS: dict[type[PenstockError], HttpError] = {
     ContextTooLong: HttpError(400, "invalid_request_error", "context_length_exceeded"),
     BodyTooLarge: HttpError(413, "invalid_request_error", "body_too_large"),
     BodyTooSlow: HttpError(408, "invalid_request_error", "request_timeout"),
+    HeadTooLarge: HttpError(431, "invalid_request_error", "head_too_large"),
     Unauthenticated: HttpError(401, "invalid_request_error", "invalid_api_key"),
     Forbidden: HttpError(403, "invalid_request_error", "permission_denied"),
     ModelNotFound: HttpError(404, "invalid_request_error", "model_not_found"),

@@ -6,6 +6,7 @@ The adapters are random and made by peft, for the demo model's shapes.
 
 import asyncio
 import io
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from penstock.adapters.store import digest_of
 from penstock.base.redis import connect
 from penstock.base.redis_server import EmbeddedRedis, find_executable
 from penstock.cli.state import StateDir
+from penstock.router.api.reads import KEEP_S
 from penstock.tenancy.keys import create_key
 from penstock.text.source import resolve
 from penstock.text.tokenizer import load_tokenizer
@@ -402,6 +404,7 @@ def test_usage_names_the_adapter_and_metrics_only_the_base(tenants: Tenants, pla
     with tenants.client("other") as client:
         before = {row["adapter"]: row["requests"] for row in client.get("/v1/usage").json()["data"]}
         tenants.answer("other", "tone", 2)
+        time.sleep(KEEP_S)  # the page is kept for so long
         after = {row["adapter"]: row["requests"] for row in client.get("/v1/usage").json()["data"]}
     metrics = httpx.get(f"{platform.url}/metrics", timeout=10, trust_env=False).text
 

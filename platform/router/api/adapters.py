@@ -1,9 +1,9 @@
 """/v1/adapters: a tenant uploads, lists and deletes its LoRA adapters, while replicas serve.
 
-An upload counts among its tenant's requests per minute, and begins only where the tenant's share of the disk, and the
-disk, have room for it. The files are checked against the base model before anything is kept; then the replicas load the
-adapter, and the response states how many have. Deleting ends an adapter for new requests at once; those under way keep
-it. Invariant: whatever fails, no draft is left, and what was registered under the name before still is.
+Every request counts among its tenant's requests per minute. An upload begins only where the tenant's share of the disk,
+and the disk, have room for it. The files are checked against the base model before anything is kept; then the replicas
+load the adapter, and the response states how many have. Deleting ends an adapter for new requests at once; those under
+way keep it. Invariant: whatever fails, no draft is left, and what was registered under the name before still is.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from penstock.adapters.config import AdaptersConfig
 from penstock.adapters.peft import FILES, check_folder, refused_name
 from penstock.adapters.registry import NAME_PATTERN, Adapter, Registered
 from penstock.base.errors import PenstockError
+from penstock.router.api.reads import admit_read
 from penstock.router.completions.admission import authenticate, check_model
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.models.adapter_models import AdapterDependencies
@@ -87,7 +88,7 @@ class AdapterPages:
         await self._sweep(adapters)
 
     async def list(self, exchange: Exchange) -> None:
-        tenant = await authenticate(self._deps.keys, exchange)
+        tenant = await admit_read(self._deps, exchange)
         adapters = self._adapters()
         found = await adapters.registry.all(tenant.id)
         await exchange.answer(
@@ -97,7 +98,7 @@ class AdapterPages:
         )
 
     async def retrieve(self, exchange: Exchange) -> None:
-        tenant = await authenticate(self._deps.keys, exchange)
+        tenant = await admit_read(self._deps, exchange)
         adapters, name = self._adapters(), _name(exchange)
         registered = await adapters.registry.get(tenant.id, name)
         if registered is None:
@@ -105,7 +106,7 @@ class AdapterPages:
         await exchange.answer(msgspec.json.encode(_describe_now(adapters, name, registered)))
 
     async def delete(self, exchange: Exchange) -> None:
-        tenant = await authenticate(self._deps.keys, exchange)
+        tenant = await admit_read(self._deps, exchange)
         adapters, name = self._adapters(), _name(exchange)
         registered = await adapters.registry.remove(tenant.id, name)
         if registered is None:
@@ -175,6 +176,7 @@ class AdapterPages:
             return await receive(boundary, parts, draft)
         body = await exchange.client.body(exchange.content_length, FORM_BYTES, config.body_timeout_s)
         wanted = decode_adapter_import(body)
+        exchange.client.drop_body()
         await asyncio.to_thread(_import, adapters.config, tenant.id, wanted.path, draft)
         return {"name": wanted.name} | ({} if wanted.base_model is None else {"base_model": wanted.base_model})
 

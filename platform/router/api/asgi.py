@@ -20,9 +20,10 @@ from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import CLIENT_GONE, RequestMetrics
 from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import Exchange
+from penstock.router.transport.failures import Failures
+from penstock.router.transport.shares import make_budgets
 from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloaded, http_error
 
-BUSY_RETRY_AFTER_S = 1.0
 METRICS_PATH = "/metrics"
 ADMIN_PATHS = frozenset({METRICS_PATH, "/healthz", "/readyz"})
 """All paths that `gateway.admin_port` answers."""
@@ -43,10 +44,10 @@ class _App:
     def __init__(self, deps: GatewayDependencies) -> None:
         self._clock = deps.clock
         self._random = deps.random
-        self._max_held = deps.config.max_ongoing_requests
-        self._admin_port = deps.config.admin_port
-        self._num_held = 0
-        """Posts to the API that are under way."""
+        config = deps.config
+        self._admin_port = config.admin_port
+        self._budgets = make_budgets(config.max_ongoing_requests, config.max_body_bytes, config.max_held_body_bytes)
+        self._failures = Failures(deps.clock)
         self._request_metrics = RequestMetrics(deps.metrics, deps.models)
         receipts = Receipts(deps.config.max_receipts)
         completions = CompletionsEndpoint(deps, self._request_metrics, receipts)
@@ -67,7 +68,8 @@ class _App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            exchange = Exchange(scope, receive, send, f"{self._random.getrandbits(96):024x}", self._clock())
+            request_id = f"{self._random.getrandbits(96):024x}"
+            exchange = Exchange(scope, receive, send, request_id, self._clock(), self._budgets)
             if self._admin_port is None or self._is_offered(exchange.path, scope["server"][1]):
                 await self._http(exchange)
             else:
@@ -81,14 +83,11 @@ class _App:
         return path in ADMIN_PATHS if port == self._admin_port else path != METRICS_PATH
 
     async def _http(self, exchange: Exchange) -> None:
-        is_api = exchange.path.startswith("/v1/")
-        is_held = is_api and exchange.method == "POST"
-        self._num_held += is_held
         try:
             await self._respond(exchange)
         finally:
-            self._num_held -= is_held
-            if is_api:
+            exchange.release()
+            if exchange.path.startswith("/v1/"):
                 self._count(exchange)
             if exchange.traced.trace is not None:
                 spans.end(exchange, exchange.traced.trace)
@@ -99,8 +98,11 @@ class _App:
         except ClientGone:
             self._request_metrics.for_model(exchange.model).record_disconnect()
         except PenstockError as error:
-            if http_error(error).status >= INTERNAL.status and not isinstance(error, Overloaded):
+            status = http_error(error).status
+            if status >= INTERNAL.status and not isinstance(error, Overloaded):
                 log.warning("request failed", extra={"request_id": exchange.request_id, "error": type(error).__name__})
+            if exchange.tenant is None and status < INTERNAL.status:
+                await self._slow_down(exchange)
             await _fail(exchange, error)
         except Exception as error:  # the top: one request's failure must not become the server's
             log.error("request failed", extra={"request_id": exchange.request_id}, exc_info=error)
@@ -119,17 +121,22 @@ class _App:
         handler = handlers.get(exchange.method)
         if handler is None:
             error = MethodNotAllowed(f"{exchange.path} takes {' or '.join(handlers)}, not {exchange.method[:20]}.")
+            await self._slow_down(exchange)
             await exchange.fail(error, [(b"allow", ", ".join(handlers).encode())])
             return
-        if self._num_held > self._max_held and exchange.method == "POST":
-            raise Overloaded(
-                f"This gateway has {self._max_held} requests in hand already.", retry_after_s=BUSY_RETRY_AFTER_S
-            )
         try:
             await handler(exchange)
         except BaseException as error:
             exchange.failure = type(error).__name__
             raise
+
+    async def _slow_down(self, exchange: Exchange) -> None:
+        """Wait before a request that has shown no valid key is refused, if there were many such lately."""
+        connection = exchange.connection
+        if connection is not None:
+            delay_s = self._failures.count(connection.address(exchange.all_headers(b"x-forwarded-for")))
+            if delay_s > 0:
+                await connection.hold(delay_s)
 
     def _count(self, exchange: Exchange) -> None:
         code = CLIENT_GONE if exchange.status is None else str(exchange.status)

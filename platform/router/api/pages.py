@@ -2,14 +2,14 @@
 description."""
 
 import math
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 from msgspec import UNSET
 
 from penstock.base.metrics import CONTENT_TYPE
 from penstock.router.api.openapi import document
-from penstock.router.completions.admission import authenticate
+from penstock.router.api.reads import KeptPages, admit_read
 from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.receipts import Receipts
 from penstock.router.models.served_model import ServedModel
@@ -28,11 +28,12 @@ class Pages:
     def __init__(self, deps: GatewayDependencies, receipts: Receipts) -> None:
         self._deps = deps
         self._receipts = receipts
+        self._usages = KeptPages(deps.clock)
         self._could_serve_s = -math.inf
         """Time of the last readiness check that found a replica or a provider; monotonic, seconds."""
 
     async def models(self, exchange: Exchange) -> None:
-        tenant = await authenticate(self._deps.keys, exchange)
+        tenant = await admit_read(self._deps, exchange)
         models = list(self._deps.models.values())
         if self._deps.adapters is not None:
             models += await self._deps.adapters.models.all(tenant.id)
@@ -40,21 +41,24 @@ class Pages:
 
     async def model(self, exchange: Exchange) -> None:
         """One model; the rest of the path is its name, which may have a slash in it."""
-        tenant = await authenticate(self._deps.keys, exchange)
+        tenant = await admit_read(self._deps, exchange)
         model = await self._deps.find_model(tenant, exchange.path.removeprefix(f"{MODELS_PATH}/"))
         await _send(exchange, _model(model))
 
     async def usage(self, exchange: Exchange) -> None:
-        """The tenant's own usage in the last USAGE_DAYS days, today included."""
-        tenant = await authenticate(self._deps.keys, exchange)
-        rows = await self._deps.admission.read_usage(tenant.id, last_days(USAGE_DAYS, self._deps.now()))
+        """The tenant's own usage in the last USAGE_DAYS days, today included, as it was up to a second ago."""
+        tenant = await admit_read(self._deps, exchange)
+        await exchange.answer(await self._usages.get(tenant.id, partial(self._read_usage, tenant.id)))
+
+    async def _read_usage(self, tenant: str) -> bytes:
+        rows = await self._deps.admission.read_usage(tenant, last_days(USAGE_DAYS, self._deps.now()))
         data = [
             DayUsage(day=row.day, model=row.model, adapter=row.adapter or None, **row.used._asdict()) for row in rows
         ]
-        await _send(exchange, TenantUsage(tenant=tenant.id, data=data))
+        return msgspec.json.encode(TenantUsage(tenant=tenant, data=data))
 
     async def receipt(self, exchange: Exchange) -> None:
-        tenant = await authenticate(self._deps.keys, exchange)
+        tenant = await admit_read(self._deps, exchange)
         await _send(exchange, self._receipts.find(exchange.path.removeprefix(RECEIPTS_PATH), tenant.id))
 
     async def health(self, exchange: Exchange) -> None:

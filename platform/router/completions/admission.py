@@ -226,7 +226,9 @@ async def authenticate(keys: KeyStore, exchange: Exchange) -> Tenant:
     scheme, _, key = header.decode("latin-1").partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise Unauthenticated("The Authorization header must be 'Bearer' and an API key.")
-    return keys.cached(key.strip()) or await keys.tenant(key.strip())
+    tenant = keys.cached(key.strip()) or await keys.tenant(key.strip())
+    exchange.identify(tenant.id)
+    return tenant
 
 
 def check_model(tenant: Tenant, model: str) -> None:

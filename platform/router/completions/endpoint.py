@@ -89,6 +89,7 @@ class CompletionsEndpoint:
         body = await exchange.client.body(exchange.content_length, config.max_body_bytes, config.body_timeout_s)
         self._arrivals.check(tenant)  # others may have used the limit up meanwhile
         request = kind.decode(body)
+        exchange.client.drop_body()
         check(request)
         return request
 

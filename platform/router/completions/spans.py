@@ -16,7 +16,7 @@ def begin(tracing: Tracing | None, exchange: Exchange, tenant: str) -> StartedTr
         return NOT_TRACED
     parents, states = (exchange.all_headers(name) for name in (b"traceparent", b"tracestate"))
     parent = parents[0].decode("latin-1") if len(parents) == 1 else None  # of several none is right
-    started = tracing.begin(parent, exchange.began_s, b",".join(states).decode("latin-1"))
+    started = tracing.begin(parent, exchange.began_s, b",".join(states).decode("latin-1"), tenant)
     if started.trace is not None:
         started.trace.note({names.REQUEST_ID: exchange.request_id, names.TENANT: tenant, names.PATH: exchange.path})
     return started

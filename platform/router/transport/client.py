@@ -12,6 +12,7 @@ from typing import Self
 
 from starlette.types import Receive
 
+from penstock.router.transport.shares import Shares
 from penstock.wire.errors import BodyTooLarge, BodyTooSlow
 
 STALL_GRACE_S = 5.0
@@ -27,9 +28,23 @@ class Client:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
+        self._budget: Shares | None = None
+        self._tenant = ""
+        self._num_held = 0
+
+    def charge_to(self, budget: Shares, tenant: str) -> None:
+        """Count the bytes of `body` in a budget, as a tenant's, until `drop_body`."""
+        self._budget, self._tenant = budget, tenant
+
+    def drop_body(self) -> None:
+        """Note that nobody holds the body any more. May be called again, or without a body."""
+        if self._num_held and self._budget is not None:
+            self._budget.give_back(self._tenant, self._num_held)
+            self._num_held = 0
 
     async def body(self, content_length: int | None, max_bytes: int, timeout_s: float) -> bytes:
-        """The whole body. Raises BodyTooLarge, BodyTooSlow or ClientGone."""
+        """The whole body; `drop_body` must follow. Raises BodyTooLarge, BodyTooSlow, ClientGone, and what a budget
+        raises for the part that does not fit into it."""
         if content_length is not None and content_length > max_bytes:
             raise _too_large(max_bytes)
         try:
@@ -77,6 +92,9 @@ class Client:
             size += len(part)
             if size > max_bytes:
                 raise _too_large(max_bytes)
+            if self._budget is not None and part:
+                self._budget.take(self._tenant, len(part))
+                self._num_held = size
             parts.append(part)
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)

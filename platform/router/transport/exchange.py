@@ -11,7 +11,9 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.base.tracing import NOT_TRACED
 from penstock.router.transport.client import Client, ClientGone
+from penstock.router.transport.connection import EXTENSION, Connection
 from penstock.router.transport.headers import Headers, error_headers
+from penstock.router.transport.shares import Budgets
 from penstock.wire.errors import error_json, http_error
 
 JSON = b"application/json"
@@ -23,12 +25,15 @@ class Exchange:
     """One request, what is known of it, and the response. began_s: on the caller's monotonic clock, seconds."""
 
     __slots__ = (
+        "_budgets",
+        "_has_slot",
         "_num_writing",
         "_send",
         "_suspended",
         "adapter",
         "began_s",
         "client",
+        "connection",
         "failure",
         "headers",
         "is_stream",
@@ -39,13 +44,26 @@ class Exchange:
         "path",
         "request_id",
         "status",
+        "tenant",
         "traced",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, began_s: float) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        request_id: str,
+        began_s: float,
+        budgets: Budgets | None = None,
+    ) -> None:
+        """budgets: what the request's tenant may hold; None: whatever it wants."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.headers: Iterable[tuple[bytes, bytes]] = scope["headers"]
+        extensions = scope.get("extensions")
+        self.connection: Connection | None = None if extensions is None else extensions.get(EXTENSION)
+        """Where the request came on; None behind another server than ours."""
         self.client = Client(receive)
         self.request_id = request_id
         self.began_s = began_s
@@ -61,6 +79,10 @@ class Exchange:
         self.limit_headers: Headers = ()
         """Headers about the tenant's limits; empty: it has none."""
         self.traced = NOT_TRACED
+        self.tenant: str | None = None
+        """Id of the tenant whose valid key the request has shown; None: it has not."""
+        self._budgets = budgets
+        self._has_slot = False
         self._send = send
         self._num_writing = 0
         self._suspended: _Suspended | None = None
@@ -83,6 +105,27 @@ class Exchange:
     def all_headers(self, name: bytes) -> list[bytes]:
         """Values of every header of that name. name: in lower case."""
         return [value for key, value in self.headers if key == name]
+
+    def identify(self, tenant: str) -> None:
+        """Note whose valid key the request has shown. What it holds from now on, a post's place among the requests
+        under way and its body, is of that tenant's share, until `release`. Raises RateLimited or Overloaded where there
+        is no such place."""
+        self.tenant = tenant
+        if self.connection is not None:
+            self.connection.prove(tenant)
+        if self._budgets is not None and self.method == "POST":
+            self._budgets.requests.take(tenant, 1)
+            self._has_slot = True
+            self.client.charge_to(self._budgets.body_bytes, tenant)
+
+    def release(self) -> None:
+        """Give back what the request holds: it is over."""
+        self.client.drop_body()
+        if self._has_slot:
+            assert self._budgets is not None
+            assert self.tenant is not None
+            self._has_slot = False
+            self._budgets.requests.give_back(self.tenant, 1)
 
     async def start(self, status: int, content_type: bytes, headers: Headers) -> None:
         self.status = status

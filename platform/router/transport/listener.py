@@ -13,17 +13,21 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Sequence
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from penstock.base.errors import ConfigError
+from penstock.router.transport.addresses import Addresses
+from penstock.router.transport.connection import Connection
+from penstock.router.transport.connections import ConnectionLimits, Connections
 
 BACKLOG = 2048
-KEEP_ALIVE_S = 75
-"""Idle timeout of a connection: longer than the usual 60 s of a load balancer in front, which must be the one that
-closes."""
+DEFAULT_LIMITS = ConnectionLimits()
 
 log = logging.getLogger("penstock.listener")
 
@@ -32,21 +36,33 @@ class Listener:
     """The gateway's sockets and the server behind them. Call `start`, and later `stop`, once each."""
 
     def __init__(
-        self, app: ASGIApp, host: str, ports: Sequence[int], drain_s: int, tls: ssl.SSLContext | None = None
+        self,
+        app: ASGIApp,
+        host: str,
+        ports: Sequence[int],
+        drain_s: int,
+        tls: ssl.SSLContext | None = None,
+        limits: ConnectionLimits = DEFAULT_LIMITS,
+        trusted_proxies: Sequence[str] | None = None,
     ) -> None:
-        """drain_s: time for answers under way at the end, before they are cut. tls: None: HTTP, else HTTPS only."""
+        """drain_s: time for answers under way at the end, before they are cut. tls: None: HTTP, else HTTPS only.
+        trusted_proxies: see `Addresses`."""
+        self.connections = Connections(limits, time.monotonic)
         self._sockets = [bind(host, port) for port in ports]
         config = uvicorn.Config(
             app,
             loop="none",
-            http="httptools",
+            http=cast(
+                "type[asyncio.Protocol]",
+                partial(Connection, self.connections, Addresses(trusted_proxies), limits),
+            ),
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
             server_header=False,
             proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_keep_alive=cast("int", limits.keep_alive_s),  # uvicorn hands it to the loop, which takes a float
             timeout_graceful_shutdown=drain_s,
         )
         config.load()

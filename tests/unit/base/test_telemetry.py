@@ -26,6 +26,7 @@ def test_the_request_is_the_parent_of_every_other_span() -> None:
         ({"otlp_endpoint": "collector:4318"}, "otlp_endpoint must begin with http"),
         ({"sample_ratio": 1.5}, "between 0 and 1, not 1.5"),
         ({"sample_ratio": -0.1}, "between 0 and 1, not -0.1"),
+        ({"caller_samples_per_s": -1.0}, "at least 0, not -1"),
     ],
 )
 def test_settings_that_can_not_work_are_refused(settings: dict[str, object], sentence: str) -> None:

@@ -268,3 +268,28 @@ def test_the_standard_variables_name_a_collector_too_and_can_switch_it_off(
         open_tracing(TelemetryConfig(otlp_endpoint="http://127.0.0.1:9"), "x", lambda outcome, count: None, Random())
         is None
     )
+
+
+def test_a_callers_wish_to_be_recorded_is_granted_up_to_a_rate_and_no_other_caller_pays_for_it() -> None:
+    exporter = Collected()
+    subject = Tracing(
+        exporter, 0.0, "gateway-1", lambda outcome, count: None, Random(1), lambda: 0.0, lambda: 100.0, caller_rate=3
+    )
+
+    greedy = [subject.begin(SAMPLED, 99.5, "vendor=1", "greedy") for _ in range(50)]
+    assert [started.trace is not None for started in greedy] == [True] * 3 + [False] * 47
+    assert (greedy[-1].traceparent, greedy[-1].tracestate) == (NOT_SAMPLED, "vendor=1")
+    assert subject.begin(SAMPLED, 99.5, "", "other").trace is not None
+    assert subject.begin(SAMPLED, 100.6, "", "greedy").trace is not None
+    closed(subject, exporter)
+
+
+def test_beyond_the_rate_the_gateways_own_ratio_decides() -> None:
+    exporter = Collected()
+    subject = Tracing(
+        exporter, 0.25, "gateway-1", lambda outcome, count: None, Random(1), lambda: 0.0, lambda: 100.0, caller_rate=0
+    )
+
+    recorded = sum(subject.begin(SAMPLED, 99.5, "", "greedy").trace is not None for _ in range(1000))
+    assert 200 < recorded < 300
+    closed(subject, exporter)

@@ -197,6 +197,8 @@ class World:
     client: httpx.AsyncClient
     pools: list[PoolReplicas]
     admission: Admission
+    store: FakeRedis
+    """What Redis holds of keys and tenants."""
 
     async def post(self, path: str, **body: object) -> httpx.Response:
         return await self.client.post(path, json={"model": MODEL, **body})
@@ -259,7 +261,7 @@ async def running_gateway(
     async with httpx.AsyncClient(
         transport=transport, base_url="http://gateway", headers={"Authorization": f"Bearer {KEY}"}
     ) as client:
-        yield World(app, fake, metrics, client, pools, admission)
+        yield World(app, fake, metrics, client, pools, admission, store)
 
 
 @asynccontextmanager

@@ -1,0 +1,245 @@
+"""One HTTP connection: uvicorn's protocol over httptools, with bounds on what a peer without a key may cost.
+
+Not the register of all connections (`connections`), not requests (`exchange`). httptools bounds neither the head of a
+request nor the time that it takes, and uvicorn ends only connections that rest. Here a head has a deadline, a most
+number of bytes and of header lines; requests sent ahead are few; the rest of a body that nobody will read is thrown
+away for a while, then the connection ends. Invariant: none of these deadlines runs while an answer is under way.
+"""
+
+import asyncio
+from typing import Any
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from penstock.base.errors import PenstockError
+from penstock.router.transport.addresses import Addresses
+from penstock.router.transport.connections import ConnectionLimits, Connections
+from penstock.wire.errors import BodyTooSlow, HeadTooLarge, InvalidRequest, error_json, http_error
+
+MAX_HEAD_BYTES = 2**15
+"""Largest head of a request, and of what may stand between the parts of a body: as nginx and most proxies allow."""
+MAX_HEADERS = 100
+"""Most header lines of a request."""
+MAX_PIPELINED = 16
+"""Most requests that a peer may send ahead of the answer under way."""
+MAX_DISCARDED_BYTES = 2**25
+"""Bytes of a body that are thrown away after the answer is sent, so that a client that sends first and reads then
+learns why it was refused."""
+LINGER_S = 1.0
+"""Time in which a refused peer may read why, while what it sends is thrown away; closing at once would reset the
+connection, and the answer with it."""
+EXTENSION = "penstock.connection"
+"""Key of the connection in the `extensions` of an ASGI scope."""
+
+
+class Connection(HttpToolsProtocol):
+    """The protocol of one connection."""
+
+    def __init__(
+        self,
+        register: Connections,
+        addresses: Addresses,
+        limits: ConnectionLimits,
+        *,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._register = register
+        self._addresses = addresses
+        self._limits = limits
+        self._extensions = {EXTENSION: self}
+        self._deadline: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._is_in_head = False
+        self._is_in_body = False
+        self._is_refused = False
+        self._refusal: PenstockError = InvalidRequest("The request is not valid HTTP.")
+        self._lost: asyncio.Future[None] | None = None
+        """Done when the connection is lost; None: nobody waits for that."""
+        self._num_pending = 0
+        """Bytes received since the parser last completed a head or gave a part of a body."""
+        self._num_headers = 0
+        self._num_discarded = 0
+
+    @property
+    def peer(self) -> str | None:
+        """IP address of the other end."""
+        return None if self.client is None else self.client[0]
+
+    def address(self, forwarded_for: list[bytes]) -> str | None:
+        """Address of the client of one request. Returns None if it is not known."""
+        return self._addresses.of_request(self.peer, forwarded_for)
+
+    def prove(self, tenant: str) -> None:
+        """Note that a request on this connection has shown a valid key of a tenant."""
+        self._register.prove(self, tenant)
+
+    async def hold(self, delay_s: float) -> None:
+        """Wait before the answer to a request whose body nobody will read; nothing more is read from the peer
+        meanwhile. Returns sooner if the connection is lost."""
+        self.flow.pause_reading()
+        if not self.pipeline:
+            self.cycle.body.clear()
+        self._lost = self.loop.create_future()
+        await asyncio.wait([self._lost], timeout=delay_s)
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    # the connection
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        if not self._register.add(self, self._addresses.of_connection(self.peer)):
+            self._is_refused = True
+            transport.abort()
+            return
+        self._set_deadline()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clear_deadline()
+        self._clear_stall()
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
+        self._register.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        self._num_pending += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # the request is answered as if it had not asked for another protocol
+        except httptools.HttpParserError:
+            self._refuse()
+            return
+        if self._num_pending > MAX_HEAD_BYTES:
+            self._refusal = _head_too_large()
+            self._refuse()
+        elif self._deadline is None and not self._is_in_body and not self._is_answering:
+            self._set_deadline()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._stall is None and self.scope["method"] != "POST":  # an answer to a post has a deadline of its own
+            self._stall = self.loop.call_later(self._limits.stall_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._clear_stall()
+
+    # the parser's callbacks: what one raises, `feed_data` raises as an HttpParserError
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = True
+        self.scope["extensions"] = self._extensions  # type: ignore[typeddict-item]  # an extension of ours
+
+    def on_headers_complete(self) -> None:
+        self._num_headers = len(self.headers)
+        if self._num_headers > MAX_HEADERS or (
+            self._num_pending > MAX_HEAD_BYTES and self._head_bytes > MAX_HEAD_BYTES
+        ):
+            self._refusal = _head_too_large()
+            raise self._refusal
+        if len(self.pipeline) >= MAX_PIPELINED:
+            raise self._refusal
+        self._num_pending = self._num_discarded = 0
+        self._is_in_head, self._is_in_body = False, True
+        self._register.wake(self)
+        if self._deadline is not None:
+            self._clear_deadline()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_pending = 0
+        if self.cycle.response_complete:
+            self._num_discarded += len(body)
+            if self._num_discarded > MAX_DISCARDED_BYTES:
+                raise self._refusal
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        self._num_pending = 0
+        if len(self.headers) > self._num_headers:
+            del self.headers[self._num_headers :]  # trailers; nobody reads them
+        if self._deadline is not None:
+            self._clear_deadline()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        is_last = not self.pipeline
+        super().on_response_complete()
+        if is_last:
+            self._register.rest(self)
+            if (self._is_in_body or self._is_in_head) and self._deadline is None:
+                self._set_deadline()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _head_bytes(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    # deadlines
+    def _set_deadline(self) -> None:
+        self._deadline = self.loop.call_later(self._limits.head_timeout_s, self._give_up)
+
+    def _clear_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _clear_stall(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _give_up(self) -> None:
+        """The head, or the rest of a body that nobody reads, has not come in time. Where no head has begun nothing is
+        said: the peer might take it for the answer to its next request."""
+        self._deadline = None
+        if not self._is_in_head:
+            self.transport.close()
+            return
+        self._refusal = BodyTooSlow(
+            f"The request's head was not complete within {self._limits.head_timeout_s:g} seconds."
+        )
+        self._refuse()
+
+    def _refuse(self) -> None:
+        """End the connection, and say why unless an answer has begun: that would tear it."""
+        self._is_refused = True
+        self._clear_deadline()
+        cycle = self.cycle
+        has_begun = bool(self.pipeline) or (cycle is not None and cycle.response_started)
+        if self.transport.is_closing() or (has_begun and (self._is_answering or self._is_in_body)):
+            self.transport.abort()
+            return
+        if self._is_answering:
+            cycle.disconnected = True
+            cycle.message_event.set()
+        body = error_json(self._refusal)
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[http_error(self._refusal).status] + head + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._deadline = self.loop.call_later(LINGER_S, self.transport.abort)
+        else:
+            self.transport.close()
+
+
+def _head_too_large() -> HeadTooLarge:
+    return HeadTooLarge(
+        f"The head of the request has more than {MAX_HEAD_BYTES} bytes or more than {MAX_HEADERS} header lines."
+    )
