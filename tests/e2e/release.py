@@ -37,7 +37,8 @@ class Release(NamedTuple):
         return self.kube.run("helm", *arguments, "--namespace", self.namespace, timeout_s=timeout_s)
 
     def values(self, *more: str, preset: str | Path = PRESET) -> list[str]:
-        """Options of install and upgrade: the preset, and this run's images."""
+        """Options of install and upgrade: the preset, and this run's images. more: values as `--set` takes them, or
+        `name={"...": ...}` with JSON, which keeps fractions numbers."""
         penstock, redis = (name.rpartition(":") for name in (self.images.penstock, self.images.redis))
         sets = (
             f"image.repository={penstock[0]}",
@@ -49,7 +50,7 @@ class Release(NamedTuple):
         return [
             "--values",
             str(preset),
-            *(word for each in sets for word in ("--set-string" if "tag=" in each else "--set", each)),
+            *(word for each in sets for word in (_set_option(each), each)),
         ]
 
     def url(self) -> str:
@@ -182,6 +183,12 @@ def storage(kube: Kube, folder: Path) -> None:
             "hostPath": {"path": str(path)},
         }
         kube.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec})
+
+
+def _set_option(value: str) -> str:
+    if "tag=" in value:
+        return "--set-string"
+    return "--set-json" if '={"' in value else "--set"
 
 
 def install(release: Release, *values: str, chart: str | Path = CHART, preset: str | Path = PRESET) -> None:

@@ -22,6 +22,17 @@ pytestmark = pytest.mark.timeout(1500)
 
 BEFORE = "d26678d"
 """Revision of the release before."""
+SMALL = [
+    "gateway.replicas=1",
+    *[
+        value
+        for pool in ("pools[0]", "pools[1]")
+        for value in (f"{pool}.engine.runner=timed", pool + '.engine.timed={"base_s":0.1}')
+    ],
+]
+"""Values under which two whole platforms with three replicas each fit on two cores: replicas wait instead of
+computing; and one gateway, since each worker pod takes 200m for as long as it lives, by an init container of
+KubeRay's."""
 
 
 def export(revision: str, folder: Path) -> Path:
@@ -46,11 +57,11 @@ def test_a_scaled_platform_is_upgraded_from_the_release_before(
     with namespace(kube) as own:
         old = Release(kube, "old", own, Images(before, built.redis))
         release = old._replace(images=built)
-        install(old, chart=source / "deploy" / "helm", preset=source / PRESET)
+        install(old, *SMALL, chart=source / "deploy" / "helm", preset=source / PRESET)
         first = release.active()
         with load(release, tmp_path, *LONG_LOAD) as found:
             up_s = until(lambda: ready(release).get("pool-cloud") == 2, "two replicas of the scaled pool")
-            upgraded(release)
+            upgraded(release, *SMALL)
             until(lambda: len(clusters(release)) == 2, "a second Ray cluster beside the first")
             (second,) = clusters(release) - {first}
             with watching(release, tmp_path, second) as states:
