@@ -253,9 +253,9 @@ class Gateway:
             config.host,
             [port for port in (config.port, config.admin_port) if port is not None],
             drain_s,
-            None if config.tls is None else TlsContexts(config.tls, is_server=True).newest,
             ConnectionLimits(config.max_connections, config.max_connections_per_address, config.head_timeout_s),
             config.trusted_proxies,
+            None if config.tls is None else TlsContexts(config.tls, is_server=True).newest,
         )
         self._stopping = asyncio.Event()
         self._main = asyncio.create_task(self._run(core), name="gateway")

@@ -38,10 +38,10 @@ class LossWatch:
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            await self.look()
+            await self.check()
             await asyncio.sleep(self._period_s)
 
-    async def look(self) -> bool:
+    async def check(self) -> bool:
         """Compare the marker with the one seen before. Returns False if that one is lost. While Redis is away nothing
         is known, and True is returned."""
         try:

@@ -141,14 +141,14 @@ async def test_a_failover_by_sentinel_under_load_refuses_no_known_key_and_loses_
             load = await loaded(client)
             before = await tenant_backup.export(client, SECRET, 0.0)
             watch = LossWatch(client, lambda: None)
-            assert await watch.look()
+            assert await watch.check()
             await through(load, lambda: servers.kill(master))
 
             log.info("failover: %.1f s, %d requests, %d refused", load.longest_gap_s, load.num_done, len(load.refused))
             assert "Unauthenticated" not in load.refused
             assert load.longest_gap_s < 15.0
             assert await tenant_backup.export(client, SECRET, 0.0) == before
-            assert await watch.look(), "a failover is no loss of data"
+            assert await watch.check(), "a failover is no loss of data"
             key = await create_key(client, SECRET, "late")
             assert (await KeyStore(client, SECRET, 0.0, lookup_timeout_s=5.0).tenant(key)).id == "late"
 
@@ -179,9 +179,9 @@ async def test_all_that_the_platform_keeps_in_redis_works_in_a_cluster(tmp_path:
 
             data = b"".join(await tenant_backup.export(client, SECRET, 0.0))
             watch = LossWatch(client, lambda: None)
-            await watch.look()
+            await watch.check()
             await client.flushall()
-            assert not await watch.look()
+            assert not await watch.check()
             report = await tenant_backup.restore(client, tenant_backup.parse(data, SECRET), 1.0)
             assert (report.made, report.deleted, report.keys_put, report.adapters_put) == (11, 1, 10, 3)
             assert b"".join(await tenant_backup.export(client, SECRET, 0.0)) == data

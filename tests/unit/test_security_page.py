@@ -19,7 +19,7 @@ def promises(page: str) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def missing(tests: list[tuple[str, str]]) -> list[str]:
-    """Those of the tests that do not exist."""
+    """Names of tests that do not exist."""
     return [f"{file}::{test}" for file, test in tests if test not in _functions(ROOT / file)]
 
 

@@ -48,10 +48,10 @@ class PublishedWatch:
     async def run(self) -> None:
         """Look until cancelled."""
         while True:
-            await self.look()
+            await self.check()
             await asyncio.sleep(self._period_s)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Hand on what has changed."""
         try:
             async with asyncio.timeout(TIMEOUT_S):

@@ -41,12 +41,12 @@ class Listener:
         host: str,
         ports: Sequence[int],
         drain_s: int,
-        tls: ssl.SSLContext | None = None,
         limits: ConnectionLimits = DEFAULT_LIMITS,
         trusted_proxies: Sequence[str] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """drain_s: time for answers under way at the end, before they are cut. tls: None: HTTP, else HTTPS only.
-        trusted_proxies: see `Addresses`."""
+        """drain_s: time for answers under way at the end, before they are cut. trusted_proxies: see `Addresses`. tls:
+        None: HTTP, else HTTPS only."""
         self.connections = Connections(limits, time.monotonic)
         self._sockets = [bind(host, port) for port in ports]
         config = uvicorn.Config(

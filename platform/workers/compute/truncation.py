@@ -1,5 +1,5 @@
-"""Which tokens top_k, top_p and min_p leave: a definition that gives the same set on every machine, in any order of
-summation.
+"""The set of tokens that top_k, top_p and min_p leave: a definition that gives the same set on every machine, in any
+order of summation.
 
 Scaled scores are float32: logits relative to the row's largest, divided by the temperature. In this order:
 

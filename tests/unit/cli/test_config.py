@@ -118,7 +118,7 @@ def test_the_example_starts_two_replicas() -> None:
         ),
         (
             "{redis: {url: 'redis://x', urls: {replica: 'http://x'}}, pools: [{name: a}]}",
-            "redis.urls.replica must begin with redis://, rediss:// or unix://, not 'http://x'",
+            "redis.urls.replica must begin with one of redis://, rediss://, unix://",
         ),
         (
             "{redis: {urls: {replica: 'redis://x'}}, pools: [{name: a}]}",

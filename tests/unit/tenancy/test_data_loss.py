@@ -32,12 +32,12 @@ async def test_each_gateway_says_once_that_the_data_is_lost(
     async with connect(server.url) as client:
         metrics = Metrics()
         first, second = (LossWatch(client, metrics.redis_losses.inc) for _ in range(2))
-        assert [await watch.look() for watch in (first, second, first, second)] == [True] * 4
+        assert [await watch.check() for watch in (first, second, first, second)] == [True] * 4
         await client.flushall()
         with caplog.at_level(logging.ERROR):
-            assert [await watch.look() for watch in (first, second)] == [False, False]
+            assert [await watch.check() for watch in (first, second)] == [False, False]
 
-        assert [await watch.look() for watch in (first, second)] == [True, True]
+        assert [await watch.check() for watch in (first, second)] == [True, True]
         assert losses(metrics) == 2
         assert [record.message for record in caplog.records] == ["redis_has_lost_its_data"] * 2
 
@@ -48,13 +48,13 @@ async def test_a_redis_that_is_away_and_comes_back_with_its_data_has_lost_nothin
     async with connect(server.url) as client:
         metrics = Metrics()
         watch = LossWatch(client, metrics.redis_losses.inc)
-        await watch.look()
+        await watch.check()
         server.stop()
-        assert await watch.look(), "nothing is known"
+        assert await watch.check(), "nothing is known"
         again = EmbeddedRedis(executable=find_executable(), data_dir=tmp_path, socket_dir=socket_dir)
         again.start()
         try:
-            assert await watch.look()
+            assert await watch.check()
         finally:
             again.stop()
 

@@ -80,9 +80,9 @@ class ChoiceKernels:
             )  # fmt: skip
         self._choose(table.ctypes.data, len(rows), vocab_size, self._scratch_for(vocab_size, threads), threads)
         return [
-            None if token < 0 else Chosen(token, weight, best, top.tolist())
-            for token, weight, best, top in zip(
-                table["token"].tolist(), table["weight"].tolist(), table["raw_best"].tolist(), tops, strict=True
+            None if token < 0 else Chosen(token) if row.num_top is None else Chosen(token, weight, best, top.tolist())
+            for row, token, weight, best, top in zip(
+                rows, table["token"].tolist(), table["weight"].tolist(), table["raw_best"].tolist(), tops, strict=True
             )
         ]
 

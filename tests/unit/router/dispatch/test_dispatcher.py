@@ -646,7 +646,7 @@ async def test_an_abort_that_nobody_asked_for_is_resumed_elsewhere():
 
 async def test_a_submit_carries_the_seconds_left_of_each_attempt_whatever_the_gateways_clock_says():
     async with Cluster(A, B) as cluster:
-        cluster.dispatcher._now = lambda: 3600.0
+        cluster.dispatcher._submitter._now = lambda: 3600.0
         stream = await cluster.start(PROMPT, deadline_in_s=30.0)
         first = cluster.replicas[stream.receipt.replica]
         await asyncio.sleep(0.02)

@@ -55,12 +55,12 @@ async def test_a_gateway_takes_over_what_is_published_and_withdrawn(
     found: list[Mapping[str, Sequence[bytes]]] = []
     async with connect(server.url) as client:
         watch = PublishedWatch(client, {"digest": tokenizer}, found.append)
-        await watch.look()
+        await watch.check()
         await published.publish(client, "library", TEXT, now=1.0)
-        await watch.look()
-        await watch.look()
+        await watch.check()
+        await watch.check()
         await published.withdraw(client, "library")
-        await watch.look()
+        await watch.check()
 
         assert found == [
             {"digest": []},
@@ -74,9 +74,9 @@ async def test_while_redis_is_away_what_was_published_stays(server: EmbeddedRedi
     async with connect(server.url) as client:
         watch = PublishedWatch(client, {"digest": tokenizer}, found.append)
         await published.publish(client, "library", TEXT, now=1.0)
-        await watch.look()
+        await watch.check()
         await asyncio.to_thread(server.stop)
-        await watch.look()
+        await watch.check()
 
         assert len(found) == 1
 
@@ -88,10 +88,10 @@ async def test_what_can_not_be_read_changes_nothing_and_ends_nothing(
     async with connect(server.url) as client:
         watch = PublishedWatch(client, {"digest": tokenizer}, found.append)
         await published.publish(client, "library", TEXT, now=1.0)
-        await watch.look()
+        await watch.check()
         await client.hset("penstock:published:{all}:prefixes", "other", "no JSON")
         await client.incr("penstock:published:{all}:version")
-        await watch.look()
+        await watch.check()
 
         assert len(found) == 1
 
