@@ -55,7 +55,7 @@ def read_json(path: Path, decoder: msgspec.json.Decoder[T]) -> Iterator[tuple[in
     for number, line in read_lines(path):
         try:
             value = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise make_line_error(path, number, str(error)) from None
         yield number, value
 

@@ -19,6 +19,7 @@ FULL_BYTES = 32 * 2**20
 WINDOW_BYTES = 4096
 NUM_WINDOWS = 1024
 _FORMAT = b"penstock-model-1"
+_LENGTH = struct.Struct("<Q")
 
 
 class _SafetensorsEntry(msgspec.Struct):
@@ -47,11 +48,17 @@ def checkpoint_digest(root: Path, files: Sequence[Path], headers: dict[Path, tup
 
 def safetensors_layout(path: Path) -> tuple[int, list[int]]:
     """Header size and tensor offsets of a safetensors file (8 bytes of length, then JSON;
-    https://github.com/huggingface/safetensors#format)."""
+    https://github.com/huggingface/safetensors#format). Raises ValueError for a file that is none."""
     with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
+        start = file.read(_LENGTH.size)
+        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else 0
+        if not 0 < length <= os.fstat(file.fileno()).st_size - _LENGTH.size:
+            raise ValueError(f"{path} is no whole safetensors file: its header is said to have {length} bytes")
         header = file.read(length)
-    entries = msgspec.json.decode(header, type=dict[str, _SafetensorsEntry])
+    try:
+        entries = msgspec.json.decode(header, type=dict[str, _SafetensorsEntry])
+    except RecursionError as error:
+        raise ValueError(f"{path} is no safetensors file: its header is nested deeply") from error
     return 8 + length, [8 + length + entry.data_offsets[0] for name, entry in entries.items() if name != "__metadata__"]
 
 

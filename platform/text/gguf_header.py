@@ -20,6 +20,8 @@ _ARRAY: Final = 9
 _FORMATS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
+MAX_DIMENSIONS = 4
+"""Dimensions that a tensor can have, GGML_MAX_DIMS of ggml.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +127,22 @@ class _Cursor:
 
     def strings(self, count: int) -> Strings:
         """`count` strings; unrolled, since a vocabulary has 50,000 to 300,000 of them."""
-        data, at, unpack = self.data, self.at, _U64.unpack_from
+        data, at, unpack, size = self.data, self.at, _U64.unpack_from, len(self.data)
         for _ in range(count):
             at += 8 + unpack(data, at)[0]
-        if at > len(data):
+            if at > size:
+                break
+        if at > size:
             raise struct.error("a string reaches behind the end of the file")
         start, self.at = self.at, at
         return Strings(data[start:at])
+
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of a tensor's dimensions, of which ggml has 4 at most."""
+        count = self.u32()
+        if not 0 < count <= MAX_DIMENSIONS:
+            raise struct.error(f"a tensor has {count} dimensions")
+        return tuple(self.u64() for _ in range(count))
 
     def value(self, kind: int) -> Value:
         if kind == _STRING:
@@ -178,10 +189,7 @@ def _parse(cursor: _Cursor, path: Path) -> GgufHeader:
         raise ConfigError(
             f"{path} is one of {parts} parts; merge them into one file first (llama.cpp's gguf-split --merge)"
         )
-    directory = [
-        (cursor.text(), tuple(cursor.u64() for _ in range(cursor.u32())), cursor.u32(), cursor.u64())
-        for _ in range(num_tensors)
-    ]
+    directory = [(cursor.text(), cursor.shape(), cursor.u32(), cursor.u64()) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise ConfigError(f"{path} has general.alignment {alignment!r}; it must be a positive integer")

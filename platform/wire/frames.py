@@ -13,7 +13,7 @@ import sys
 from array import array
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -270,6 +270,8 @@ class DownFrame(msgspec.Struct, frozen=True, array_like=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
+Frame = TypeVar("Frame", UpFrame, DownFrame)
+
 _up_decoder = msgspec.msgpack.Decoder(UpFrame)
 _down_decoder = msgspec.msgpack.Decoder(DownFrame)
 
@@ -279,11 +281,20 @@ def encode(frame: UpFrame | DownFrame) -> bytes:
 
 
 def decode_up(data: bytes) -> UpFrame:
-    return _up_decoder.decode(data)
+    """Raises msgspec.DecodeError for bytes that are no frame of a router."""
+    return _decode(_up_decoder, data)
 
 
 def decode_down(data: bytes) -> DownFrame:
-    return _down_decoder.decode(data)
+    """Raises msgspec.DecodeError for bytes that are no frame of a replica."""
+    return _decode(_down_decoder, data)
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[Frame]", data: bytes) -> Frame:
+    try:
+        return decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:  # what msgspec leaves as it is
+        raise msgspec.DecodeError(f"no frame: {error}") from error
 
 
 def pack_token_ids(token_ids: Iterable[int]) -> bytes:

@@ -69,7 +69,7 @@ def decode_opening(data: bytes) -> OpeningMessage | None:
     """A message of the opening; None for anything else."""
     try:
         return _decoder.decode(data)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -1,4 +1,4 @@
-"""Targets of files: adapters and traces."""
+"""Targets of files: checkpoints, adapters, traces."""
 
 import gzip
 import tempfile
@@ -9,12 +9,18 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from penstock.adapters.peft import CONFIG_FILE, WEIGHTS_FILE, check_config, check_folder, read_header
+from penstock.base.errors import ConfigError
+from penstock.text.gguf_header import read_gguf_header
+from penstock.text.source import ModelSource
 from penstock.wire.errors import InvalidRequest
+from penstock.workers.compute.model_config import ModelConfig
+from penstock.workers.compute.readers.gguf_file import gguf_entries
 from penstock_loadtest.errors import ScenarioInvalid, TraceInvalid
 from penstock_loadtest.workload.servegen import read_client_rates
+from penstock_loadtest.workload.servegen_lengths import LengthTable
 from penstock_loadtest.workload.traces import READERS
 from tests.fuzz.check import Target, raising
-from tests.fuzz.inputs import bytes_like, encoded, objects, safetensors_files
+from tests.fuzz.inputs import bytes_like, encoded, gguf_files, objects, safetensors_files
 from tests.unit.adapters.files import BASE, config, safetensors, tensors_of
 
 MAX_ROWS = 200
@@ -33,6 +39,34 @@ def _with_file(parse: Callable[[Path], object], name: str = "file") -> Callable[
     return run
 
 
+_LLAMA = ModelConfig(
+    family="llama",
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=64,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=32,
+    rms_norm_eps=1e-5,
+    rope_theta=1e4,
+    rope_scaling=None,
+    has_rope_factors=False,
+    max_position_embeddings=64,
+    sliding_window=None,
+    is_tied=True,
+    has_qkv_bias=False,
+    has_o_bias=False,
+    has_mlp_bias=False,
+    has_qk_norm=False,
+    eos_token_ids=frozenset({2}),
+)
+
+
+def _read_tensors(path: Path) -> None:
+    gguf_entries(path, read_gguf_header(path), _LLAMA)
+
+
 def _rows(read: Callable[[Path], Iterator[object]]) -> Callable[[bytes], None]:
     return _with_file(lambda path: list(islice(read(path), MAX_ROWS)))
 
@@ -45,13 +79,23 @@ def _read_folder(given: tuple[bytes, bytes]) -> None:
         check_folder(folder, BASE, 8)
 
 
+def _safetensors_digest(data: bytes) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_text("{}", encoding="utf-8")
+        (folder / "model.safetensors").write_bytes(data)
+        assert ModelSource("safetensors", folder, "x").digest
+
+
 _ADAPTER = safetensors(tensors_of())
 _CONFIG = encoded(config())
+_MOONCAKE = b'{"timestamp": 1000, "input_length": 1100, "output_length": 9, "hash_ids": [3, 4, 5]}\n' * 2
 _AZURE = b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04,1,2\n"
 _BURSTGPT = b"Timestamp,Session ID,Model,Request tokens,Response tokens\n5,a,ChatGPT,472,18\n6,,GPT-4,1,0\n"
 _SERVEGEN = b"t_s,client,input_tokens,output_tokens\n0.5,1,10,20\n0.9,2,10,20\n"
 _RATES = b"t_s,client,rate_rps,cv,pattern,shape,scale\n0,1,0.5,1,G,1.0,1\n600,1,0.5,1,W,0.7,1\n"
-_TRACES = {"azure": _AZURE, "burstgpt": _BURSTGPT, "servegen": _SERVEGEN}
+_LENGTHS = encoded({"t_s": 0, "client": 1, "output_tokens": [5.0] * 15, "input_tokens": [7.0] * 15}) + b"\n"
+_TRACES = {"mooncake": _MOONCAKE, "azure": _AZURE, "burstgpt": _BURSTGPT, "servegen": _SERVEGEN}
 
 
 def _trace_inputs(good: bytes) -> st.SearchStrategy[bytes]:
@@ -59,6 +103,9 @@ def _trace_inputs(good: bytes) -> st.SearchStrategy[bytes]:
 
 
 FILE_TARGETS: dict[str, Target] = {
+    "gguf-header": Target(gguf_files(), raising(ConfigError)(_with_file(read_gguf_header, "m.gguf"))),
+    "gguf-tensors": Target(gguf_files(), raising(ConfigError)(_with_file(_read_tensors, "m.gguf"))),
+    "safetensors-digest": Target(safetensors_files(), raising(ConfigError)(_safetensors_digest)),
     "adapter-header": Target(
         st.one_of(safetensors_files(), bytes_like(_ADAPTER)), raising(InvalidRequest)(_with_file(read_header))
     ),
@@ -71,6 +118,9 @@ FILE_TARGETS: dict[str, Target] = {
         raising(InvalidRequest)(_read_folder),
     ),
     "servegen-rates": Target(_trace_inputs(_RATES), raising(TraceInvalid)(_rows(read_client_rates))),
+    "servegen-lengths": Target(
+        _trace_inputs(_LENGTHS), raising(TraceInvalid)(_with_file(lambda path: LengthTable.read(path, 1)))
+    ),
     **{
         f"trace-{name}": Target(
             _trace_inputs(good), raising(TraceInvalid, ScenarioInvalid)(_rows(READERS[name])), ROWS_BYTES

@@ -65,7 +65,46 @@ def encoded(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
+u32s = st.one_of(st.integers(0, 40), st.integers(0, 2**32 - 1), st.sampled_from((2**31, 2**32 - 1)))
 u64s = st.one_of(st.integers(0, 40), st.integers(0, 2**64 - 1), st.sampled_from((2**31, 2**63 - 1, 2**63, 2**64 - 1)))
+
+
+@st.composite
+def gguf_files(draw: st.DrawFn) -> bytes:
+    """GGUF files of the right form, whose numbers may be anything, cut anywhere."""
+
+    def text(value: bytes | None = None) -> bytes:
+        data = draw(st.binary(max_size=8)) if value is None else value
+        size = len(data) if draw(st.integers(0, 9)) else draw(u64s)
+        return struct.pack("<Q", size) + data
+
+    def scalar(kind: int) -> bytes:
+        layouts = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+        return (
+            text() if kind == 8 else draw(st.binary(min_size=1, max_size=1)) * struct.calcsize(layouts.get(kind, "B"))
+        )
+
+    def value() -> bytes:
+        kind = draw(st.one_of(st.integers(0, 13), u32s))
+        if kind != 9:
+            return struct.pack("<I", kind) + scalar(kind)
+        item, count = draw(st.integers(0, 13)), draw(st.integers(0, 3))
+        said = count if draw(st.integers(0, 4)) else draw(u64s)
+        return struct.pack("<IIQ", 9, item, said) + b"".join(scalar(item) for _ in range(count))
+
+    names = (b"general.architecture", b"general.alignment", b"split.count", b"llama.context_length", None)
+    values = [text(draw(st.sampled_from(names))) + value() for _ in range(draw(st.integers(0, 4)))]
+    tensors = []
+    for _ in range(draw(st.integers(0, 3))):
+        shape = draw(st.lists(st.one_of(st.integers(0, 64), u64s), max_size=5))
+        num_dims = len(shape) if draw(st.integers(0, 9)) else draw(u32s)
+        name = text(draw(st.sampled_from((b"token_embd.weight", b"blk.0.attn_q.weight", b"x", None))))
+        kind, offset = draw(st.one_of(st.integers(0, 32), u32s)), draw(st.one_of(st.just(0), u64s))
+        tensors.append(name + struct.pack(f"<I{len(shape)}QIQ", num_dims, *shape, kind, offset))
+    counts = [said if draw(st.integers(0, 9)) else draw(u64s) for said in (len(tensors), len(values))]
+    head = b"GGUF" + struct.pack("<IQQ", draw(st.sampled_from((1, 2, 3, 3, 3, 4))), *counts)
+    data = head + b"".join(values) + b"".join(tensors) + bytes(draw(st.integers(0, 600)))
+    return data if draw(st.integers(0, 3)) else data[: draw(st.integers(0, len(data)))]
 
 
 @st.composite

@@ -1,10 +1,12 @@
-"""Targets of what peers send: frames of gateways and replicas, answers of servers under load."""
+"""Targets of what peers send: frames of gateways and replicas, answers of providers and of servers under load."""
 
 import asyncio
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
+from penstock.router.providers.provider_api import StreamBroken, read_event, read_refusal
 from penstock.wire.channel import Channel
 from penstock.wire.frames import (
     Abort,
@@ -17,9 +19,14 @@ from penstock.wire.frames import (
     StepCosts,
     Submit,
     UpFrame,
+    decode_down,
+    decode_up,
     encode,
     pack_token_ids,
 )
+from penstock.wire.proof import NONCE_BYTES, Opening, encode_opening
+from penstock.workers.serving.intake import ProtocolError, check_submission, make_sequence
+from penstock.workers.serving.opening import Door, Entrance
 from penstock_loadtest.client.chunks import read_chunk
 from penstock_loadtest.client.sse import EventParser, EventTooLong
 from tests.fuzz.check import Target, raising
@@ -42,6 +49,9 @@ _DOWN = (
     encode(DownFrame([Delta(1, [5, 6])], _LOAD, [BlockEvents(1, bytes(16), b"")])),
     encode(DownFrame([], error="no")),
 )
+
+_NESTED = b"\x92\x90" + b"\x91" * 3000 + b"\xc0"
+"""An empty frame with an item more than there are, nested deeply."""
 
 
 def _framed(message: bytes) -> bytes:
@@ -88,13 +98,55 @@ class _Socket:
         pass
 
 
-# answers that the load tester reads
+_up_frames = bytes_like(*_UP, _NESTED)
+_down_frames = bytes_like(*_DOWN, _NESTED)
+
+
+_OPENING = encode_opening(Opening(router_id="router-1", nonce=bytes(NONCE_BYTES)))
+
+
+@raising(ProtocolError)
+def _open(messages: list[bytes]) -> None:
+    """A replica takes any messages before a proof: the next step of an opening, or a refusal."""
+    entrance = Entrance(Door(bytes(32), "epoch"))
+    for message in messages:
+        entrance.take(message)
+
+
+@raising(msgspec.MsgspecError, ProtocolError)
+def _take_router_frame(data: bytes) -> None:
+    for op in decode_up(data).ops:
+        if isinstance(op, Submit):
+            check_submission(op)
+            make_sequence(op, 0.0, 0.0)
+
+
+_take_replica_frame = raising(msgspec.MsgspecError)(decode_down)
+
+
+# providers
 
 _EVENT = (
     b'{"id":"a","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}],"usage":null}',
     b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}',
     b'{"choices":[{"text":"a","finish_reason":"length"}],"error":null}',
 )
+_REFUSAL = (b'{"error":{"message":"no","type":"x","code":"context_length_exceeded"}}', b'{"error":"no"}')
+_RETRY = (b"3", b"Wed, 21 Oct 2026 07:28:00 GMT", b"-1", b"1e9")
+
+_NESTED_JSON = b'{"x":' + b"[" * 3000 + b"]" * 3000 + b"}"
+
+_read_provider_event = raising(StreamBroken)(read_event)
+
+
+@raising()
+def _read_refusal(given: tuple[int, bytes, bytes]) -> None:
+    status, retry_after, body = given
+    read_refusal("p", status, retry_after.decode("latin-1"), body, 1.8e9)
+
+
+# answers that the load tester reads
+
 _ANSWER = tuple(b"data: " + event + b"\n\n" for event in _EVENT)
 
 
@@ -108,5 +160,12 @@ def _parse_events(parts: list[bytes]) -> None:
 
 PEER_TARGETS: dict[str, Target] = {
     "channel": Target(st.lists(bytes_like(*map(_framed, (*_UP, *_DOWN))), max_size=5), _channel),
+    "openings": Target(st.lists(bytes_like(_OPENING, *_UP, _NESTED), max_size=4), _open),
+    "router-frames": Target(_up_frames, _take_router_frame),
+    "replica-frames": Target(_down_frames, _take_replica_frame),
+    "provider-event": Target(bytes_like(*_EVENT, _NESTED_JSON), _read_provider_event),
+    "provider-refusal": Target(
+        st.tuples(st.integers(100, 599), bytes_like(*_RETRY), bytes_like(*_REFUSAL, _NESTED_JSON)), _read_refusal
+    ),
     "answer-events": Target(st.lists(bytes_like(*_ANSWER), max_size=4), _parse_events),
 }

@@ -138,7 +138,7 @@ def read_event(data: bytes) -> ProviderEvent:
     """What an event's data holds; `[DONE]` is none. Raises StreamBroken."""
     try:
         chunk = _chunks.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StreamBroken("an event of its stream can't be read") from error
     if chunk.error is not None and bytes(chunk.error) != b"null":
         raise StreamBroken("its stream ended with an error")
@@ -175,7 +175,7 @@ def read_refusal(name: str, status: int, retry_after: str | None, body: bytes, n
 def _request_error(body: bytes) -> PenstockError:
     try:
         error = _errors.decode(body).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         error = _Error()
     message = f"The provider refused the request: {(error.message or 'it gave no reason')[:MAX_MESSAGE_CHARS]}"
     return ContextTooLong(message) if error.code == "context_length_exceeded" else InvalidRequest(message)

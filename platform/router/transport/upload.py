@@ -12,6 +12,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from penstock.adapters.peft import FILES, refused_name
 from penstock.wire.errors import InvalidRequest
 
+MAX_BOUNDARY_BYTES = 70
 WRITE_BYTES = 2**20
 """Bytes that are collected before a thread writes them."""
 MAX_FIELD_BYTES = 4096
@@ -21,13 +22,15 @@ FIELDS = ("name", "base_model")
 
 def boundary_of(content_type: bytes) -> bytes | None:
     """The boundary in a Content-Type of multipart/form-data. Returns None if it is another type. Raises InvalidRequest
-    if the boundary is missing."""
+    if the boundary is missing or longer than 70 bytes (RFC 2046, 5.1.1)."""
     kind, options = parse_options_header(content_type)
     if kind.lower() != b"multipart/form-data":
         return None
     boundary = options.get(b"boundary")
     if not boundary:
         raise InvalidRequest("The Content-Type multipart/form-data has no boundary.")
+    if len(boundary) > MAX_BOUNDARY_BYTES:
+        raise InvalidRequest(f"The form's boundary has more than {MAX_BOUNDARY_BYTES} bytes.")
     return boundary
 
 

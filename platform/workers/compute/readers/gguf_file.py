@@ -159,7 +159,7 @@ def _permute_heads(name: str, config: ModelConfig) -> int | None:
     of RoPE."""
     if config.family != "llama":
         return None
-    part = name.split(".")[-2]
+    part = name.split(".")[-2:][0]
     return {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}.get(part)
 
 

@@ -85,7 +85,10 @@ async def test_a_limit_that_was_just_reached_refuses_without_asking_anybody_and_
     with pytest.raises(RateLimited) as again:
         await desk.fail("bad-4")
     assert desk.limiter.num_asked == asked
-    assert (first.value.retry_after_s, again.value.retry_after_s) == (30.0, 29.5)
+    assert first.value.retry_after_s is not None
+    assert again.value.retry_after_s is not None
+    assert 30.0 <= first.value.retry_after_s <= 30.0 * 5 / 4
+    assert 29.5 <= again.value.retry_after_s <= 29.5 * 5 / 4
     assert dict(again.value.headers)[b"x-ratelimit-reset-requests"] == b"59.5s"
 
     desk.now += MAX_KNOWN_S
