@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from bench.support.platform_process import STOP_S, free_port, penstock, read_env, start_up
+from penstock.cli.up import announcement
 from tests.integration.waiting import wait_for
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(300)]
@@ -124,9 +125,15 @@ def test_one_command_answers_survives_its_redis_and_leaves_nothing(
     platform = start()
     platform.wait_until_ready()
 
-    # the printed curl line, and the status
+    # no key in a file, the curl line that a terminal shows, and the status
     assert platform.ask().status_code == 200
-    curl = platform.output.read_text(encoding="utf-8").split("  curl ")[1].split("\n\n")[0]
+    env = read_env(platform.state)
+    printed = platform.output.read_text(encoding="utf-8")
+    assert str(platform.state / "env") in printed
+    assert env["OPENAI_API_KEY"] not in printed
+    address = env["OPENAI_BASE_URL"].removesuffix("/v1")
+    shown = announcement(address, "timed", platform.state / "env", env["OPENAI_API_KEY"], 1.0)
+    curl = shown.split("  curl ")[1].split("\n\n")[0]
     answer = subprocess.run(["sh", "-c", f"curl -sS {curl}"], capture_output=True, text=True, timeout=30, check=True)
     assert json.loads(answer.stdout)["object"] == "chat.completion"
     status = run("status", "--state", str(platform.state), "--json")
