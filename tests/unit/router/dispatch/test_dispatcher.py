@@ -263,7 +263,7 @@ async def test_a_place_goes_to_the_tenant_that_has_had_less_for_its_weight():
 
 
 async def test_a_tenant_with_its_share_leaves_the_last_place_free_for_others():
-    async with Cluster(A, max_inflight=8) as cluster:
+    async with Cluster(A, max_inflight=8, config=GatewayConfig(reserved_places=0.05)) as cluster:
         light = await cluster.start(PROMPT, tenant="light")
         flood = [asyncio.ensure_future(cluster.start([number] * 9, tenant="flooder")) for number in range(8)]
         await settle()
