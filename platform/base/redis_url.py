@@ -10,7 +10,7 @@ that they lie in one slot (tests/unit/base/test_redis_url.py).
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 import redis.asyncio
 from redis.asyncio.cluster import ClusterNode, ClusterPipeline, RedisCluster
@@ -57,16 +57,18 @@ def check_redis_url(url: str, name: str = "redis.url") -> None:
 
 def parse_many(url: str) -> ManyServers | None:
     """The parts of an address of several servers; None for one of a single server. Raises ConfigError."""
-    scheme, _, _ = url.partition("://")
+    scheme, _, rest = url.partition("://")
     flavour, _, many = scheme.partition("+")
     if flavour not in ("redis", "rediss") or many not in ("sentinel", "cluster"):
         return None
     kind: Literal["sentinel", "cluster"] = "sentinel" if many == "sentinel" else "cluster"
-    parts = urlsplit(url)
-    login, _, places = parts.netloc.rpartition("@")
+    # by hand: urllib.parse takes several hosts, one of them in brackets, in some versions of Python only
+    rest, _, query = rest.partition("?")
+    netloc, _, path = rest.partition("/")
+    login, _, places = netloc.rpartition("@")
     username, _, password = login.partition(":")
     hosts = tuple(_host(place, SENTINEL_PORT if kind == "sentinel" else REDIS_PORT) for place in places.split(","))
-    service, _, db = parts.path.strip("/").partition("/")
+    service, _, db = path.strip("/").partition("/")
     if kind == "cluster" and service:
         raise ConfigError(f"redis.url: a Redis Cluster has database 0 only; nothing follows the hosts, not {service!r}")
     if kind == "sentinel" and (not service or not (db or "0").isdigit()):
@@ -80,7 +82,7 @@ def parse_many(url: str) -> ManyServers | None:
         service,
         unquote(username) or None,
         unquote(password) or None,
-        next(iter(parse_qs(parts.query).get("sentinel_password", [])), None),
+        next(iter(parse_qs(query).get("sentinel_password", [])), None),
         int(db or 0),
         flavour == "rediss",
     )
