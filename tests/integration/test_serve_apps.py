@@ -282,7 +282,8 @@ def test_a_killed_gateway_answers_again_within_five_seconds_on_the_same_port(
         client(platform) as http,
         http.stream("POST", "/v1/chat/completions", json=body(2000, stream=True)) as response,
     ):
-        next(stream_of(response))
+        events = stream_of(response)  # held: an iterator that is dropped closes the connection
+        next(events)
         os.kill(gateway, signal.SIGKILL)
         killed_at = time.monotonic()
         wait_for(lambda: is_answering(platform), within_s=BACK_S)
@@ -298,7 +299,8 @@ def test_a_dead_gateways_sequences_are_off_the_replicas(platform: PlatformProces
         client(platform) as http,
         http.stream("POST", "/v1/chat/completions", json=body(4000, stream=True)) as response,
     ):
-        next(stream_of(response))
+        events = stream_of(response)  # held: an iterator that is dropped closes the connection
+        next(events)
         os.kill(gateway, signal.SIGKILL)
     wait_for(lambda: num_replicas(platform) == 2, within_s=RECOVERY_S)
 
