@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.support.loopback import ChatClient, prompt
-from bench.support.platform_process import PlatformProcess, running_platform
+from bench.support.platform_process import PlatformProcess, running_platform, timed_platform
 from bench.support.report import FOLDER, Row, write_report
 from penstock.base.redis import connect
 from penstock.cli.state import StateDir
@@ -29,20 +29,11 @@ from penstock.tenancy.keys import create_key
 from penstock.tenancy.tenants import Settings, Tenants
 
 PICTURE = FOLDER.parent / "docs" / "fairness.png"
-CONFIG = """
-gateway: {{port: {port}, fairness: FAIRNESS}}
-pools:
-  - name: timed
-    model: demo
-    served_names: [sim]
-    tier: edge
-    replicas: 2
-    engine:
-      runner: timed
-      max_num_seqs: 16
-      max_batched_tokens: 2048
-      timed: {{base_s: 0.010, prefill_token_s: 0.00002, num_blocks: 40000, max_model_len: 8192}}
-"""
+CONFIG = timed_platform(
+    "max_num_seqs: 16, max_batched_tokens: 2048, timed: {base_s: 0.010, prefill_token_s: 0.00002, num_blocks: 40000, "
+    "max_model_len: 8192}",
+    gateway="fairness: FAIRNESS",
+)
 NUM_PLACES = 32
 FLOODER, LIGHT = "flooder", ("light-1", "light-2", "light-3")
 WEIGHTS = {"weight-1": 1.0, "weight-2": 2.0, "weight-4": 4.0}

@@ -38,25 +38,17 @@ from bench.support.cpu import process_seconds
 from bench.support.hostile_attacks import ATTACKS, Attack
 from bench.support.hostile_client import LEFT, Outcome, Target
 from bench.support.hostile_load import InnocentLoad, Observations, Seen
-from bench.support.platform_process import PlatformProcess, penstock, running_platform
+from bench.support.platform_process import PlatformProcess, penstock, running_platform, timed_platform
 from bench.support.report import FOLDER, commit, hardware
 
 MODEL = "sim"
-CONFIG = """
-gateway: {{port: {port}}}
-telemetry: {{otlp_endpoint: "http://127.0.0.1:9", sample_ratio: 0.0}}
-pools:
-  - name: timed
-    model: demo
-    served_names: [sim]
-    tier: edge
-    replicas: 2
-    engine:
-      runner: timed
-      max_num_seqs: 64
-      max_batched_tokens: 512
-      timed: {{base_s: 0.020, row_s: 0.00005, prefill_token_s: 0.00002, num_blocks: 8192, max_model_len: 8192}}
-"""
+CONFIG = (
+    timed_platform(
+        "max_num_seqs: 64, max_batched_tokens: 512, timed: {base_s: 0.020, row_s: 0.00005, prefill_token_s: 0.00002, "
+        "num_blocks: 8192, max_model_len: 8192}"
+    )
+    + 'telemetry: {{otlp_endpoint: "http://127.0.0.1:9", sample_ratio: 0.0}}\n'
+)
 STREAM_TENANT, NEW_TENANT = "streams", "newcomers"
 ATTACKER_LIMIT = 60
 """Requests a minute of the attackers that have a key."""

@@ -31,24 +31,13 @@ import httpx
 from bench.support.cpu import process_seconds
 from bench.support.in_process import in_process_load
 from bench.support.loopback import Answer, ChatClient, closed_loop
-from bench.support.platform_process import PlatformProcess, free_port, running_platform
+from bench.support.platform_process import PlatformProcess, free_port, running_platform, timed_platform
 from bench.support.report import Row, write_report
 
 STEP_S = 0.010
-CONFIG = """
-gateway: {{port: {port}}}
-pools:
-  - name: timed
-    model: demo
-    served_names: [sim]
-    tier: edge
-    replicas: 2
-    engine:
-      runner: timed
-      max_num_seqs: 64
-      max_batched_tokens: 8192
-      timed: {{base_s: 0.010, num_blocks: 40000, max_model_len: 8192}}
-"""
+CONFIG = timed_platform(
+    "max_num_seqs: 64, max_batched_tokens: 8192, timed: {base_s: 0.010, num_blocks: 40000, max_model_len: 8192}"
+)
 
 
 class Level(NamedTuple):

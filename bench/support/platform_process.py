@@ -23,6 +23,25 @@ STOP_S = 60.0
 METRICS_S = 10.0
 
 
+TIMED_PLATFORM = """
+gateway: {{port: {port}GATEWAY}}
+pools:
+  - name: timed
+    model: demo
+    served_names: [sim]
+    tier: edge
+    replicas: 2
+    engine: {{runner: timed, ENGINE}}
+"""
+
+
+def timed_platform(engine: str, gateway: str = "") -> str:
+    """A configuration for `running_platform`: one pool of two timed replicas, served as `sim`. engine: its further
+    settings, as in a YAML mapping; gateway: likewise, and what follows the gateway's port."""
+    doubled = [text.replace("{", "{{").replace("}", "}}") for text in (engine, f", {gateway}" if gateway else "")]
+    return TIMED_PLATFORM.replace("ENGINE", doubled[0]).replace("GATEWAY", doubled[1])
+
+
 @dataclass(frozen=True, slots=True)
 class PlatformProcess:
     url: str
