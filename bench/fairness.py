@@ -125,7 +125,7 @@ class Driver:
 async def make_keys(platform: PlatformProcess, tenants: Mapping[str, Settings]) -> dict[str, str]:
     """A key for each of these tenants, which are made."""
     secret, keys = StateDir(platform.state).secret(), {}
-    async with connect(f"unix://{platform.redis_socket}") as client:
+    async with connect(platform.redis_url) as client:
         for name, settings in tenants.items():
             await Tenants(client).create(name, settings, time.time())
             keys[name] = await create_key(client, secret, name)

@@ -56,7 +56,7 @@ class GatewayConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     tokens for its weight (`penstock tenant set --weight`). arrival: first come, first served, whoever it is."""
     max_queue_share: float = 0.5
     """Part of the queue that requests of one tenant may fill; one more is refused with Retry-After."""
-    reserved_places: float = 0.0
+    reserved_places: float = 0.05
     """Part of the replicas' places that a tenant with its share of them leaves free, while other tenants are active; 0:
     none."""
     request_timeout_s: float = 600.0

@@ -158,14 +158,21 @@ class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     max_model_len: int | None = None
     """Longest sequence, prompt and output, in tokens; None: what the checkpoint allows, as far as the KV cache holds
     it."""
-    admission_lookahead: int = 4
-    """Sequences granted to routers beyond max_num_seqs, so that a freed place is filled without a round trip."""
+    admission_lookahead: int | None = None
+    """Sequences granted to routers beyond max_num_seqs, so that a freed place is filled without a round trip, and a
+    tenant with less than its share finds a place at once; None: a twelfth of max_num_seqs, 4 at the least."""
     stall_s: float = 60.0
     """A step that takes longer than this fails the health check, and Serve replaces the replica."""
     speculation: SpeculationConfig = msgspec.field(default_factory=SpeculationConfig)
     adapters: AdapterSlots = msgspec.field(default_factory=AdapterSlots)
     timed: TimedConfig = msgspec.field(default_factory=TimedConfig)
     vllm: VllmConfig = msgspec.field(default_factory=VllmConfig)
+
+    @property
+    def num_places(self) -> int:
+        """Sequences that may be in the engine at once, waiting ones included."""
+        lookahead = self.admission_lookahead
+        return self.max_num_seqs + (max(4, self.max_num_seqs // 12) if lookahead is None else lookahead)
 
     @property
     def num_gpus(self) -> int:

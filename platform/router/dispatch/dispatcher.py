@@ -82,7 +82,7 @@ class RoutingDispatcher:
         self._max_buffered_deltas = config.max_buffered_deltas
         self._ttft_target_s = config.ttft_target_s
         self._metrics = metrics
-        self._submitter = Submitter(index, providers, clock, now)
+        self._submitter = Submitter(index, providers, clock, now, is_fair=self._is_fair)
         self._clock = clock
         self._lengths = OutputLengths()
         self._route_reader = RouteReader(fleet, index, providers, self._lengths, random, clock)

@@ -30,7 +30,8 @@ class Submission(NamedTuple):
 
 
 class Submitter:
-    """Submits sequences. clock: monotonic seconds. now: Unix time, seconds."""
+    """Submits sequences. clock: monotonic seconds. now: Unix time, seconds. is_fair: whether replicas are to divide the
+    rows of their steps among tenants."""
 
     def __init__(
         self,
@@ -38,7 +39,10 @@ class Submitter:
         providers: Mapping[str, Provider],
         clock: Callable[[], float],
         now: Callable[[], float],
+        *,
+        is_fair: bool,
     ) -> None:
+        self._is_fair = is_fair
         self._index = index
         self._providers = providers
         self._clock = clock
@@ -70,6 +74,7 @@ class Submitter:
             traceparent=None if generation.traced.trace is None else generation.traced.traceparent,
             seconds_left=seconds_left,
             service_class=generation.share.service_class,
+            weight=generation.share.weight if self._is_fair else 0.0,
         )
         uncached_tokens = state.num_tokens(tokenized) - chosen.cached_tokens
         sid = chosen.client.submit(submit, uncached_tokens, mailbox)

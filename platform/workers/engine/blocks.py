@@ -11,6 +11,7 @@ Invariants (`check`): held + free = all; a block's reference count is the number
 key names one block.
 """
 
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -63,11 +64,12 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def can_take(self, hits: list[int], count: int) -> bool:
+    def can_take(self, hits: list[int], count: int, freed: Iterable[list[int]] = ()) -> bool:
         """Whether `take(hits)` and then `allocate(count)` succeed: a hit that lies in the free list can't be allocated
-        as well."""
-        refs = self._refs
-        return count + sum(not refs[block] for block in hits) <= len(self._free)
+        as well. freed: block tables that are freed before."""
+        refs, tables = self._refs, Counter(itertools.chain.from_iterable(freed))
+        num_free = len(self._free) + sum(refs[block] == times for block, times in tables.items())
+        return count + sum(refs[block] == tables[block] for block in hits) <= num_free
 
     def take(self, hits: Iterable[int]) -> None:
         """Hold cached blocks."""

@@ -12,7 +12,8 @@ all others:
 * a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its
   published blocks stay in the cache as long as nobody needs them). The oldest always proceeds, so every sequence
   finishes;
-* batch rows lose their blocks and places to the others: as many of the newest as one that waits needs;
+* before all that, rows lose their blocks and places to a sequence that waits and whose tenant has fewer (`row_shares`),
+  and batch rows to all others: as many of the newest as it needs;
 * last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
 Invariants: `schedule` and `commit` alternate; between them nothing else is called. Only tokens the target chose enter
@@ -30,6 +31,7 @@ from penstock.workers.config import EngineConfig
 from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.draft_lengths import DraftLengths
 from penstock.workers.engine.draft_places import reserve_drafts
+from penstock.workers.engine.row_shares import RowShares
 from penstock.workers.engine.sequence import Chunk, Sampled, SeqOutput, Sequence, Status, Step
 
 NO_COSTS = StepCosts()
@@ -38,6 +40,8 @@ MAX_DEFERRED = 16
 MAX_PARTIAL longer ones are under way."""
 MAX_BLOCKED = 4
 """Most waiting sequences that a step passes over because their blocks are not free: each is looked up in the cache."""
+MAX_CONTENDERS = 128
+"""Waiting sequences, the first ones, for which rows of other tenants may give way."""
 MAX_BYPASSES = 16
 """Most sequences that are admitted past one whose blocks are not free."""
 MAX_PARTIAL = 2
@@ -143,8 +147,8 @@ class Scheduler:
         """The next step; empty only when there is no work. costs: what drafts are weighed with."""
         step = Step([], [])
         self._partial = []
-        if self.waiting and self.running and self.running[-1].is_batch:
-            self._displace_batch(self.waiting[0], step)
+        if self.waiting and self.running:
+            self._give_way(step)
         num_displaced = len(step.preempted)
         budget = self._schedule_running(step)
         if self.waiting and len(step.preempted) == num_displaced:
@@ -155,22 +159,41 @@ class Scheduler:
             reserve_drafts(step, budget, costs, self.drafts, self.pool, self.max_len)
         return step
 
-    def _displace_batch(self, seq: Sequence, step: Step) -> None:
-        """Take places and blocks from the newest batch rows where a sequence of another class waits for them, and gets
-        room by it."""
-        num_batch = sum(other.is_batch for other in self.running)
-        if seq.is_batch or len(self.running) - num_batch >= self._config.max_num_seqs:
-            return
-        missing = -(-seq.num_tokens // self._block_size)
-        held = sum(len(other.block_table) for other in self.running if other.is_batch)
-        if self.pool.num_free + held < missing:
-            return  # it would wait all the same
-        while (
-            self.running
-            and self.running[-1].is_batch
-            and (len(self.running) >= self._config.max_num_seqs or not self._can_place(seq, self._find_hits(seq)))
-        ):
-            self._preempt_last(step)
+    def _give_way(self, step: Step) -> None:
+        """Let sequences run whose tenants have less than their share, in the places and blocks of rows of others. One
+        that finds room without that is left to `_admit`."""
+        shares = RowShares(self.running)
+        num_places = self._config.max_num_seqs - len(self.running)
+        num_blocked = 0
+        for seq in tuple(itertools.islice(self.waiting, MAX_CONTENDERS)):
+            if next(shares.victims(seq), None) is not None:
+                hits = self._find_hits(seq)
+                victims = [] if num_places > 0 and self._can_place(seq, hits) else self._find_victims(seq, hits, shares)
+                if victims is None:
+                    num_blocked += 1
+                    if num_blocked >= MAX_BLOCKED:
+                        return
+                    continue
+                for victim in victims:
+                    self._preempt(victim, step)
+                if victims:
+                    self.waiting.remove(seq)
+                    self._place(seq, hits)
+                    shares = RowShares(self.running)
+                    num_places += len(victims)
+            num_places -= 1
+
+    def _find_victims(self, seq: Sequence, hits: list[int], shares: RowShares) -> list[Sequence] | None:
+        """The rows that have to give way for a waiting sequence to run. Returns None where those that may are not
+        enough. hits: blocks that the cache holds."""
+        victims: list[Sequence] = []
+        missing = -(-seq.num_tokens // self._block_size) - len(hits)
+        for victim in shares.victims(seq):
+            victims.append(victim)
+            has_place = len(self.running) - len(victims) < self._config.max_num_seqs
+            if has_place and self.pool.can_take(hits, missing, [each.block_table for each in victims]):
+                return victims
+        return None
 
     def _schedule_running(self, step: Step) -> int:
         """Chunks for the running sequences, in order; returns the budget left."""
@@ -226,13 +249,18 @@ class Scheduler:
 
     def _preempt_last(self, step: Step) -> Sequence:
         """Take its blocks from the newest running sequence, of the class batch if there are any; returns it."""
-        seq = self.running.pop()
+        seq = self.running[-1]
+        self._preempt(seq, step)
+        return seq
+
+    def _preempt(self, seq: Sequence, step: Step) -> None:
+        """Take its blocks from a running sequence, which waits again, as the first of its class."""
+        self.running.remove(seq)
         self._release(seq)
         seq.status = Status.WAITING
         seq.num_preemptions += 1
         self.waiting.insert(self._num_urgent_waiting() if seq.is_batch else 0, seq)
         step.preempted.append(seq)
-        return seq
 
     def _admit(self, step: Step, budget: int) -> int:
         """Let waiting sequences run; returns the budget left."""

@@ -42,6 +42,7 @@ def make_sequence(op: Submit, now_s: float, unix_s: float) -> Sequence:
         adapter=op.adapter,
         tenant=op.tenant,
         is_batch=op.service_class == "batch",
+        weight=op.weight if 0 < op.weight < math.inf else 0.0,
         times=None if op.traceparent is None else Times(),
     )
 

@@ -19,9 +19,7 @@ class StreamInfo(NamedTuple):
 
     @classmethod
     def of(cls, epoch: str, config: EngineConfig) -> "StreamInfo":
-        return cls(
-            epoch, config.max_num_seqs + config.admission_lookahead, config.block_size, config.max_batched_tokens
-        )
+        return cls(epoch, config.num_places, config.block_size, config.max_batched_tokens)
 
 
 def grant_credit(num_inflight: int, total_inflight: int, num_routers: int, num_places: int, *, is_closed: bool) -> int:

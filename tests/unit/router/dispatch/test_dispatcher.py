@@ -661,14 +661,17 @@ async def test_a_submit_carries_the_seconds_left_of_each_attempt_whatever_the_ga
         assert all(submit.deadline == pytest.approx(3600.0 + submit.seconds_left) for submit in submits)
 
 
-async def test_a_submit_carries_the_class_of_its_tenants_requests():
-    async with Cluster(A) as cluster:
-        stream = await cluster.dispatcher.start(replace(generation(PROMPT), share=Share(service_class="batch")))
+@pytest.mark.parametrize(("fairness", "weights"), [("vtc", [4.0, 1.0]), ("arrival", [0.0, 0.0])])
+async def test_a_submit_carries_class_and_weight_of_its_tenants_requests(fairness, weights):
+    async with Cluster(A, config=GatewayConfig(fairness=fairness)) as cluster:
+        share = Share(4.0, service_class="batch")
+        stream = await cluster.dispatcher.start(replace(generation(PROMPT), share=share))
         other = await cluster.start(PROMPT)
         stream.close()
         other.close()
 
         assert [submit.service_class for submit in cluster.replicas["a"].submits] == ["batch", "standard"]
+        assert [submit.weight for submit in cluster.replicas["a"].submits] == weights
 
 
 async def test_the_router_keeps_the_deadline_when_the_replica_does_not(monkeypatch):

@@ -49,7 +49,9 @@ class Bench:
 
     def sequence(self, prompt: list[int], max_tokens: int = 4, **options: object) -> Sequence:
         sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-        return make_sequence(self.hasher, prompt, sampling, **options)  # type: ignore[arg-type]
+        seq = make_sequence(self.hasher, prompt, sampling, **options)  # type: ignore[arg-type]
+        seq.weight = 1.0
+        return seq
 
     def add(self, *sequences: Sequence) -> None:
         for seq in sequences:
@@ -679,7 +681,7 @@ def test_batch_rows_wait_behind_others_and_lose_their_places_and_blocks_to_them(
     bench.add(urgent)
     step = bench.step()
 
-    assert (step.preempted, [chunk.seq for chunk in step.chunks]) == ([batch[1]], [batch[0], urgent])
+    assert (step.preempted, [chunk.seq for chunk in step.chunks]) == ([batch[1]], [urgent, batch[0]])
     assert bench.scheduler.running == [urgent, batch[0]]
     assert list(bench.scheduler.waiting) == [batch[1], batch[2]]
     bench.drain()
@@ -713,6 +715,76 @@ def test_a_batch_prompt_takes_what_the_others_leave_of_the_budget() -> None:
     bench.drain()
 
 
+# rows of tenants
+
+
+def test_a_row_of_a_flood_gives_way_in_the_next_step_and_goes_on_where_it_was() -> None:
+    bench = Bench(max_num_seqs=4)
+    flood = [bench.sequence(prompt_of(9, first=first), max_tokens=12, tenant="flood") for first in range(7)]
+    bench.add(*flood)
+    bench.step()
+    light = bench.sequence(prompt_of(5, first=20), max_tokens=3, tenant="light")
+    bench.add(light)
+    step = bench.step()
+
+    assert step.preempted == [flood[3]]
+    assert {chunk.seq for chunk in step.chunks} == {*flood[:3], light}
+    assert list(bench.scheduler.waiting) == flood[3:]
+    bench.drain()
+    assert [make_output(seq) for seq in (*flood, light)] == [expected(seq) for seq in (*flood, light)]
+    assert max(seq.num_preemptions for seq in flood) == 1
+
+
+def test_rows_of_tenants_settle_by_weight_and_none_is_taken_back() -> None:
+    bench = Bench(num_blocks=400, max_num_seqs=14, max_batched_tokens=64)
+    weights = {"one": 1.0, "two": 2.0, "four": 4.0}
+    for tenant, weight in weights.items():
+        for number in range(20):
+            seq = bench.sequence(prompt_of(4, first=number), max_tokens=40, tenant=tenant)
+            seq.weight = weight
+            bench.add(seq)
+    counts = []
+    for _ in range(20):
+        step = bench.step()
+        counts.append({tenant: sum(chunk.seq.tenant == tenant for chunk in step.chunks) for tenant in weights})
+
+    rows = counts[-1]
+    assert counts[0] == {"one": 14, "two": 0, "four": 0}, "the first to come have all"
+    assert all((rows[v] - 1) / weights[v] < (rows[w] + 1) / weights[w] for v in weights for w in weights if v != w)
+    assert all(each == rows for each in counts[5:]), "nobody takes rows back and forth"
+
+
+def test_the_newest_rows_of_a_flood_give_the_blocks_that_a_light_tenant_lacks() -> None:
+    bench = Bench(num_blocks=12)
+    flood = [bench.sequence(prompt_of(11, first=first), max_tokens=2, tenant="flood") for first in range(4)]
+    for number, seq in enumerate(flood):
+        seq.arrival_s = -float(number)
+    bench.add(*flood)
+    bench.step()
+    light = bench.sequence(prompt_of(12, first=20), max_tokens=1, tenant="light")
+    bench.add(light)
+    step = bench.step()
+
+    assert step.preempted == [flood[0]], "the newest by its arrival, not by its place"
+    assert light in {chunk.seq for chunk in step.chunks}
+    bench.drain()
+
+
+def test_no_row_gives_way_where_all_that_may_are_not_enough() -> None:
+    bench = Bench(num_blocks=12)
+    stem = prompt_of(16, first=3)
+    flood = [bench.sequence([*stem, first], max_tokens=6, tenant="flood") for first in range(4)]
+    bench.add(*flood)
+    while any(seq.num_computed_tokens < 17 for seq in flood):
+        bench.step()
+    light = bench.sequence(prompt_of(40, first=20), max_tokens=1, tenant="light")
+    bench.add(light)
+
+    assert bench.step().preempted == [], "the stem is shared, so three rows of it would free three blocks"
+    bench.drain()
+    assert make_output(light) == expected(light)
+
+
 # invariants 2 and 3 over random schedules
 
 
@@ -729,6 +801,7 @@ class Job(NamedTuple):
     aborts: int | None
     """Index of the job that is aborted when this one arrives."""
     is_batch: bool
+    weight: float
 
 
 @st.composite
@@ -745,13 +818,14 @@ jobs = st.builds(
     Job,
     prompt=prompts(),
     max_tokens=st.sampled_from([24, 12, 3, 1]),
-    tenant=st.sampled_from(["a", "a", "b"]),
+    tenant=st.sampled_from(["a", "a", "b", "c"]),
     num_output=st.sampled_from([0, 0, 1, 5]),
     seed=st.integers(0, 1),
     has_keys=st.sampled_from([True, True, False]),
     num_steps=st.sampled_from([0, 0, 1, 2, 9]),
     aborts=st.one_of(st.none(), st.none(), st.integers(0, 9)),
     is_batch=st.booleans(),
+    weight=st.sampled_from([1.0, 1.0, 0.0, 2.0]),
 )
 
 
@@ -761,7 +835,7 @@ def submit(bench: Bench, job: Job) -> Sequence:
     if EOS in output or len(output) == job.max_tokens:
         output = []
     seq = make_sequence(bench.hasher, job.prompt, sampling, output=output, tenant=job.tenant, has_keys=job.has_keys)
-    seq.is_batch = job.is_batch
+    seq.is_batch, seq.weight = job.is_batch, job.weight
     bench.scheduler.add(seq)
     return seq
 

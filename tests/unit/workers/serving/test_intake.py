@@ -36,3 +36,8 @@ def test_no_number_is_no_deadline(changes: dict[str, object]) -> None:
 )
 def test_rows_of_the_class_batch_are_told_apart(service_class: str, is_batch: bool) -> None:
     assert make_sequence(submit(service_class=service_class), NOW_S, UNIX_S).is_batch is is_batch
+
+
+@pytest.mark.parametrize(("weight", "taken"), [(4.0, 4.0), (0.0, 0.0), (-1.0, 0.0), (math.nan, 0.0), (math.inf, 0.0)])
+def test_a_weight_that_no_tenant_may_have_divides_no_rows(weight: float, taken: float) -> None:
+    assert make_sequence(submit(weight=weight), NOW_S, UNIX_S).weight == taken

@@ -1,9 +1,11 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.frames import StepCosts
+from penstock.workers.config import EngineConfig
 from penstock.workers.engine.engine import EngineLoad
-from penstock.workers.serving.load import grant_credit, lacks_kv
+from penstock.workers.serving.load import StreamInfo, grant_credit, lacks_kv
 
 
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=6), st.integers(1, 40))
@@ -29,3 +31,10 @@ def test_kv_lacks_where_what_waits_and_may_not_be_passed_is_more_than_is_free() 
     assert not lacks_kv(load(0), 16)  # what runs has its blocks, and what waits may be passed
     assert not lacks_kv(load(160), 16)
     assert lacks_kv(load(161), 16)
+
+
+@pytest.mark.parametrize(("max_num_seqs", "lookahead", "num_places"), [(16, None, 20), (256, None, 277), (16, 1, 17)])
+def test_places_are_the_rows_and_some_that_wait(max_num_seqs: int, lookahead: int | None, num_places: int) -> None:
+    config = EngineConfig(max_num_seqs=max_num_seqs, max_batched_tokens=max_num_seqs, admission_lookahead=lookahead)
+
+    assert StreamInfo.of("epoch", config).num_places == num_places
