@@ -4,9 +4,9 @@
 
 Reported: time to first token of the light tenants beside the flood, against a flooder that is capped at its share,
 against none, and against order of arrival (`gateway.fairness: arrival`); output tokens a second of all; the tokens of
-three tenants with weights 1, 2 and 4 that all have more to send than fits, and how far they are from that ratio. One
-gateway: several on one machine would need addresses of their own; three are played in
-tests/unit/router/dispatch/shares/test_counters_of_gateways.py. Draws docs/fairness.png, not with --quick.
+three tenants with weights 1, 2 and 4 that all have more to send than fits, at one gateway and at three, and how far
+they are from that ratio. The scenarios take turns; each order has a platform of its own. Draws docs/fairness.png, not
+with --quick.
 """
 
 import argparse
@@ -15,12 +15,14 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.support.loopback import ChatClient, prompt
+from bench.support.loopback import Answer, ChatClient, prompt
+from bench.support.more_gateways import start_gateways
 from bench.support.platform_process import PlatformProcess, running_platform, timed_platform
 from bench.support.report import FOLDER, Row, write_report
 from penstock.base.redis import connect
@@ -40,7 +42,9 @@ WEIGHTS = {"weight-1": 1.0, "weight-2": 2.0, "weight-4": 4.0}
 FLOOD_STREAMS = 50
 CAPPED_STREAMS = NUM_PLACES // (1 + len(LIGHT))
 """The flooder's share of the places among four tenants."""
-FLOOD_PROMPT, FLOOD_TOKENS = 200, 128
+FLOOD_PROMPT, FLOOD_TOKENS = 200, (64, 192)
+"""Tokens of a prompt, and of an answer, at the least and at the most."""
+NUM_GATEWAYS = 3
 LIGHT_PROMPT, LIGHT_TOKENS, LIGHT_PAUSE_S = 100, 16, 0.3
 WARM_S = 3.0
 """Time before measuring: until the flood has filled all places."""
@@ -55,6 +59,11 @@ class Load:
     tokens: dict[str, int] = field(default_factory=dict)
     """Output tokens by tenant."""
     seconds: float = 0.0
+
+    def count(self, tenant: str, answer: Answer, window: tuple[float, float]) -> None:
+        """Count the tokens of an answer that came within the measured time."""
+        inside = sum(1 for arrival in answer.arrivals if window[0] <= answer.began_s + arrival < window[1])
+        self.tokens[tenant] = self.tokens.get(tenant, 0) + inside
 
     @property
     def tokens_per_s(self) -> float:
@@ -78,8 +87,12 @@ SCENARIOS = (
 class Driver:
     """The clients of all tenants of one platform."""
 
-    def __init__(self, url: str, keys: Mapping[str, str]) -> None:
-        self._clients = {name: ChatClient(url, "sim", key, extra={"ignore_eos": True}) for name, key in keys.items()}
+    def __init__(self, urls: Sequence[str], keys: Mapping[str, str]) -> None:
+        """urls: of the gateways, among which the streams of each backlogged tenant are spread."""
+        self._clients = {
+            name: [ChatClient(url, "sim", key, extra={"ignore_eos": True}) for url in urls]
+            for name, key in keys.items()
+        }
 
     async def run(self, streams: Mapping[str, int], light: Sequence[str], seconds: float, seed: int) -> Load:
         """Backlogged tenants with so many streams each, beside light ones that send now and then."""
@@ -90,36 +103,30 @@ class Driver:
             for name, count in streams.items():
                 for number in range(count):
                     rng = random.Random(f"{seed} {name} {number}")
-                    tasks.create_task(self._flood(name, rng, window, load))
+                    tasks.create_task(self._flood(name, number, rng, window, load))
             for name in light:
                 tasks.create_task(self._send_lightly(name, random.Random(f"{seed} {name}"), window, load))
         return load
 
-    async def _flood(self, name: str, rng: random.Random, window: tuple[float, float], load: Load) -> None:
+    async def _flood(self, name: str, number: int, rng: random.Random, window: tuple[float, float], load: Load) -> None:
+        client = self._clients[name][number % len(self._clients[name])]
         while time.perf_counter() < window[1]:
-            await self._chat(name, rng, FLOOD_PROMPT, FLOOD_TOKENS, window, load)
+            answer = await client.chat(prompt(rng, FLOOD_PROMPT), rng.randint(*FLOOD_TOKENS))
+            load.count(name, answer, window)
 
     async def _send_lightly(self, name: str, rng: random.Random, window: tuple[float, float], load: Load) -> None:
         while time.perf_counter() < window[1]:
             at = time.perf_counter()
-            ttft_s = await self._chat(name, rng, LIGHT_PROMPT, LIGHT_TOKENS, window, load)
+            answer = await self._clients[name][0].chat(prompt(rng, LIGHT_PROMPT), LIGHT_TOKENS)
+            load.count(name, answer, window)
             if at >= window[0]:
-                load.ttft_s.append(ttft_s)
+                load.ttft_s.append(answer.ttft_s)
             await asyncio.sleep(rng.expovariate(1.0 / LIGHT_PAUSE_S))
 
-    async def _chat(
-        self, name: str, rng: random.Random, num_prompt: int, max_tokens: int, window: tuple[float, float], load: Load
-    ) -> float:
-        """Time to first token; counts the tokens that came within the measured time."""
-        at = time.perf_counter()
-        answer = await self._clients[name].chat(prompt(rng, num_prompt), max_tokens)
-        inside = sum(1 for arrival in answer.arrivals if window[0] <= at + arrival < window[1])
-        load.tokens[name] = load.tokens.get(name, 0) + inside
-        return answer.ttft_s
-
     def close(self) -> None:
-        for client in self._clients.values():
-            client.close()
+        for clients in self._clients.values():
+            for client in clients:
+                client.close()
 
 
 async def make_keys(platform: PlatformProcess, tenants: Mapping[str, Settings]) -> dict[str, str]:
@@ -132,28 +139,41 @@ async def make_keys(platform: PlatformProcess, tenants: Mapping[str, Settings]) 
     return keys
 
 
-def run(fairness: str, seconds: float, rounds: int) -> tuple[dict[str, Load], Load | None]:
-    """The scenarios of one order, and the weighted tenants where the order knows of weights."""
+def run(seconds: float, rounds: int) -> tuple[dict[str, Load], dict[int, Load]]:
+    """The scenarios in turn, and then the weighted tenants, by the number of gateways."""
     tenants = {name: Settings() for name in (FLOODER, *LIGHT)}
     tenants |= {name: Settings(weight=weight) for name, weight in WEIGHTS.items()}
     loads: dict[str, Load] = {}
+    with ExitStack() as cleanup:
+        loop = cleanup.enter_context(asyncio.Runner())
+        platforms = {order: cleanup.enter_context(_platform(order)) for order in ("vtc", "arrival")}
+        keys = {order: loop.run(make_keys(platform, tenants)) for order, platform in platforms.items()}
+        drivers = {order: Driver([platform.url], keys[order]) for order, platform in platforms.items()}
+        for number in range(rounds):
+            for scenario in SCENARIOS:
+                streams = {FLOODER: scenario.flood_streams} if scenario.flood_streams else {}
+                load = loop.run(drivers[scenario.fairness].run(streams, LIGHT, seconds, number))
+                _add(loads, scenario.name, load)
+                print(f"{scenario.name}: {_brief(load)}", file=sys.stderr, flush=True)
+        for driver in drivers.values():
+            driver.close()
+        weighted, urls = {}, [platforms["vtc"].url]
+        for count in (1, NUM_GATEWAYS):
+            urls += start_gateways(platforms["vtc"], count - len(urls)) if count > len(urls) else []
+            driver = Driver(urls, keys["vtc"])
+            weighted[count] = loop.run(driver.run(dict.fromkeys(WEIGHTS, NUM_PLACES), (), 3 * seconds, 0))
+            print(f"weights, gateways: {count}: {weight_errors(weighted[count].tokens)}", file=sys.stderr, flush=True)
+            driver.close()
+    return loads, weighted
+
+
+@contextmanager
+def _platform(fairness: str) -> Iterator[PlatformProcess]:
     with (
         tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder,
         running_platform(Path(folder), CONFIG.replace("FAIRNESS", fairness)) as platform,
-        asyncio.Runner() as loop,
     ):
-        driver = Driver(platform.url, loop.run(make_keys(platform, tenants)))
-        for number in range(rounds):
-            for scenario in SCENARIOS:
-                if scenario.fairness == fairness:
-                    streams = {FLOODER: scenario.flood_streams} if scenario.flood_streams else {}
-                    _add(loads, scenario.name, loop.run(driver.run(streams, LIGHT, seconds, number)))
-                    print(f"{scenario.name}: {_brief(loads[scenario.name])}", file=sys.stderr, flush=True)
-        weighted = None
-        if fairness == "vtc":
-            weighted = loop.run(driver.run(dict.fromkeys(WEIGHTS, NUM_PLACES), (), 2 * seconds, 0))
-        driver.close()
-    return loads, weighted
+        yield platform
 
 
 def _add(loads: dict[str, Load], name: str, more: Load) -> None:
@@ -179,7 +199,7 @@ def weight_errors(tokens: Mapping[str, int]) -> dict[str, float]:
     return {name: tokens[name] / (total * weight / weights) - 1 for name, weight in WEIGHTS.items()}
 
 
-def rows_of(loads: Mapping[str, Load], weighted: Load) -> list[Row]:
+def rows_of(loads: Mapping[str, Load], weighted: Mapping[int, Load]) -> list[Row]:
     ours = loads["flooded, vtc"]
     rows = []
     for other in ("alone", "flooder capped", "flooded, arrival"):
@@ -188,12 +208,13 @@ def rows_of(loads: Mapping[str, Load], weighted: Load) -> list[Row]:
             rows.append(Row(f"TTFT of light tenants p{100 * q:g}, vtc beside: {other}", *times, "ms"))
     arrival = loads["flooded, arrival"]
     rows.append(Row("output of all, vtc beside: flooded, arrival", ours.tokens_per_s, arrival.tokens_per_s, "tokens/s"))
-    for name, error in weight_errors(weighted.tokens).items():
-        rows.append(Row(f"{name}: tokens beside its share", 100 * error, None, "%"))
+    for count, load in weighted.items():
+        for name, error in weight_errors(load.tokens).items():
+            rows.append(Row(f"{name}: tokens beside its share, gateways: {count}", 100 * error, None, "%"))
     return rows
 
 
-def draw(loads: Mapping[str, Load], weighted: Load, picture: Path) -> None:
+def draw(loads: Mapping[str, Load], weighted: Mapping[int, Load], picture: Path) -> None:
     """Draw how the light tenants' times are distributed, and what the weighted ones got."""
     from matplotlib.figure import Figure  # noqa: PLC0415 (half a second that only this needs)
 
@@ -207,10 +228,16 @@ def draw(loads: Mapping[str, Load], weighted: Load, picture: Path) -> None:
     times.set_xlabel("time to first token of light tenants, ms")
     times.set_ylabel("share of requests")
     times.legend(loc="lower right", frameon=False)
-    total = sum(weighted.tokens.values())
-    shares.bar([f"{weight:g}" for weight in WEIGHTS.values()], [weighted.tokens[name] / total for name in WEIGHTS])
+    for number, (count, load) in enumerate(sorted(weighted.items())):
+        total = sum(load.tokens.values())
+        places = [place - 0.2 + 0.4 * number for place in range(len(WEIGHTS))]
+        parts = [load.tokens[name] / total for name in WEIGHTS]
+        label = f"{count} gateway" + ("s" if count > 1 else "")
+        shares.bar(places, parts, width=0.38, color=("#16806a", "#86bce4")[number], label=label)
     for place, weight in enumerate(WEIGHTS.values()):
         shares.plot([place - 0.4, place + 0.4], [weight / sum(WEIGHTS.values())] * 2, color="black")
+    shares.set_xticks(range(len(WEIGHTS)), [f"{weight:g}" for weight in WEIGHTS.values()])
+    shares.legend(loc="upper left", frameon=False)
     shares.set_xlabel("weight")
     shares.set_ylabel("share of the tokens; line: what it should be")
     for part in (times, shares):
@@ -226,12 +253,9 @@ def main() -> None:
     )
     args = parser.parse_args()
     seconds, rounds = (8.0, 1) if args.quick else (30.0, 3)
-    loads, weighted = run("vtc", seconds, rounds)
-    by_arrival, _ = run("arrival", seconds, rounds)
-    loads |= by_arrival
-    assert weighted is not None
+    loads, weighted = run(seconds, rounds)
     counts = ", ".join(f"{name} {len(load.ttft_s)}" for name, load in loads.items())
-    notes = [f"requests of light tenants: {counts}", "one gateway; weights with three gateways: unit tests"]
+    notes = [f"requests of light tenants: {counts}"]
     write_report("fairness", rows_of(loads, weighted), notes=notes, variant="quick" if args.quick else "")
     if not args.quick:
         draw(loads, weighted, PICTURE)

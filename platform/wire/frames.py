@@ -114,8 +114,8 @@ class Submit(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     service_class: str = "standard"
     """Class of the tenant's requests: interactive, standard or batch. An unknown one counts as standard."""
     weight: float = 0.0
-    """Weight of the tenant among those of its class, by which the replica divides the rows of its steps; 0: it goes by
-    arrival, as for gateways that know no weights."""
+    """Weight of the tenant, that of its class included, by which the replica divides the rows of its steps; 0: it goes
+    by arrival, as for gateways that know no weights."""
 
 
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="a"):

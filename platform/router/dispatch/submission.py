@@ -74,7 +74,7 @@ class Submitter:
             traceparent=None if generation.traced.trace is None else generation.traced.traceparent,
             seconds_left=seconds_left,
             service_class=generation.share.service_class,
-            weight=generation.share.weight if self._is_fair else 0.0,
+            weight=generation.share.rate if self._is_fair else 0.0,
         )
         uncached_tokens = state.num_tokens(tokenized) - chosen.cached_tokens
         sid = chosen.client.submit(submit, uncached_tokens, mailbox)

@@ -1,9 +1,9 @@
 """The rows of a step that give way to a sequence that waits. Pure; no torch, no clock.
 
-Rows of the class batch give way to those of all others. Among the tenants of a class, rows go by their weights: a
-tenant gives a row to another one if by weight it still has as many as that one then; sequences without a weight take no
-part. So two tenants never take rows from each other in turn, a tenant that has a row keeps one, and smaller differences
-are left to the gateways, which count tokens.
+Rows go by the weights of their tenants, which are a tenth for the class batch: a tenant gives a row to another one if
+by weight it still has as many as that one then. So two tenants never take rows from each other in turn, a tenant that
+has a row keeps one, and smaller differences are left to the gateways, which count tokens. Sequences without a weight
+take no part, but that their batch rows give way to all others.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,41 +15,40 @@ class RowShares:
     """The rows of the running sequences, by tenant."""
 
     def __init__(self, running: Iterable[Sequence]) -> None:
-        self._batch: list[Sequence] = []
         self._rows: dict[tuple[bool, str], list[Sequence]] = {}
+        self._weightless_batch: list[Sequence] = []
         for seq in running:
             if seq.weight:
-                self._rows.setdefault((seq.is_batch, seq.tenant), []).append(seq)
-            if seq.is_batch:
-                self._batch.append(seq)
+                self._rows.setdefault(_key(seq), []).append(seq)
+            elif seq.is_batch:
+                self._weightless_batch.append(seq)
 
     def victims(self, waiting: Sequence) -> Iterator[Sequence]:
         """Running sequences that may give way to a waiting one, in the order in which they should: each may if those
-        before it do. A tenant's newest comes first."""
+        before it do. A tenant's newest comes first; of two that came at once, the one that runs since later."""
         if not waiting.is_batch:
-            newest = sorted(self._batch, key=_arrival_s)
-            newest.reverse()  # of two that came at once, the one that runs since later
-            yield from newest
+            yield from reversed(self._weightless_batch)
         if not waiting.weight:
             return
-        own = self._rows.get((waiting.is_batch, waiting.tenant), ())
+        own = self._rows.get(_key(waiting), ())
         after = (len(own) + 1) / waiting.weight
         others = {
-            tenant: sorted(rows, key=_arrival_s)
-            for (is_batch, tenant), rows in self._rows.items()
-            if is_batch == waiting.is_batch and tenant != waiting.tenant and _left_of(rows) >= after
+            key: sorted(rows, key=lambda seq: seq.arrival_s)
+            for key, rows in self._rows.items()
+            if key != _key(waiting) and _left_of(rows) >= after
         }
         while others:
-            tenant = max(others, key=lambda tenant: _left_of(others[tenant]))
-            if _left_of(others[tenant]) < after:
+            key = max(others, key=lambda key: _left_of(others[key]))
+            if _left_of(others[key]) < after:
                 return
-            yield others[tenant].pop()
+            yield others[key].pop()
+
+
+def _key(seq: Sequence) -> tuple[bool, str]:
+    """Rows of a tenant are one share as long as its class stays."""
+    return seq.is_batch, seq.tenant
 
 
 def _left_of(rows: list[Sequence]) -> float:
     """Rows by weight that a tenant has when it has given one."""
     return (len(rows) - 1) / rows[-1].weight
-
-
-def _arrival_s(seq: Sequence) -> float:
-    return seq.arrival_s

@@ -12,8 +12,8 @@ all others:
 * a running sequence that finds no free block takes them from the newest, which starts over later (recompute; its
   published blocks stay in the cache as long as nobody needs them). The oldest always proceeds, so every sequence
   finishes;
-* before all that, rows lose their blocks and places to a sequence that waits and whose tenant has fewer (`row_shares`),
-  and batch rows to all others: as many of the newest as it needs;
+* before all that, rows lose their blocks and places to a sequence that waits and whose tenant has fewer by weight
+  (`row_shares`): as many of the newest as it needs. So batch rows give way, and none starves;
 * last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
 Invariants: `schedule` and `commit` alternate; between them nothing else is called. Only tokens the target chose enter

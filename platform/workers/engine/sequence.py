@@ -61,10 +61,10 @@ class Sequence:
     """Digest of the adapter; None: the base model alone."""
     tenant: str = ""
     is_batch: bool = False
-    """Whether it is of the class batch, which gives way to all others."""
+    """Whether it is of the class batch, which comes behind all others."""
     weight: float = 0.0
-    """Rows of a step that the tenant may have for one of a tenant of its class with weight 1; 0: its rows are not
-    divided by tenant, but by arrival."""
+    """Rows of a step that the tenant may have for one of a tenant with weight 1; 0: its rows are not divided by tenant,
+    but by arrival."""
     lora: Resident | None = None
     """The loaded adapter, set before the engine gets the sequence."""
     times: Times | None = None

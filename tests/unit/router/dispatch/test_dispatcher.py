@@ -661,7 +661,7 @@ async def test_a_submit_carries_the_seconds_left_of_each_attempt_whatever_the_ga
         assert all(submit.deadline == pytest.approx(3600.0 + submit.seconds_left) for submit in submits)
 
 
-@pytest.mark.parametrize(("fairness", "weights"), [("vtc", [4.0, 1.0]), ("arrival", [0.0, 0.0])])
+@pytest.mark.parametrize(("fairness", "weights"), [("vtc", [0.4, 1.0]), ("arrival", [0.0, 0.0])])
 async def test_a_submit_carries_class_and_weight_of_its_tenants_requests(fairness, weights):
     async with Cluster(A, config=GatewayConfig(fairness=fairness)) as cluster:
         share = Share(4.0, service_class="batch")

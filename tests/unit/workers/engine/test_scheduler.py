@@ -674,7 +674,7 @@ def test_batch_rows_wait_behind_others_and_lose_their_places_and_blocks_to_them(
     bench = Bench(num_blocks=12, max_num_seqs=2)
     batch = [bench.sequence(prompt_of(8, first=first), max_tokens=9) for first in range(3)]
     for seq in batch:
-        seq.is_batch = True
+        seq.is_batch, seq.weight = True, 0.1
     bench.add(*batch)
     assert [chunk.seq for chunk in bench.step().chunks] == batch[:2]
     urgent = bench.sequence(prompt_of(30, first=5), max_tokens=2)
@@ -713,6 +713,37 @@ def test_a_batch_prompt_takes_what_the_others_leave_of_the_budget() -> None:
     assert [(chunk.seq, chunk.num_tokens) for chunk in bench.step().chunks] == [(batch, 1), (urgent, 15)]
     assert [(chunk.seq, chunk.num_tokens) for chunk in bench.step().chunks] == [(urgent, 16)]
     bench.drain()
+
+
+def test_batch_rows_of_a_gateway_that_knows_no_weights_all_give_way() -> None:
+    bench = Bench(max_num_seqs=2)
+    batch = [bench.sequence(prompt_of(8, first=first), max_tokens=9) for first in range(2)]
+    urgent = [bench.sequence(prompt_of(8, first=first), max_tokens=2) for first in range(5, 7)]
+    for seq in (*batch, *urgent):
+        seq.weight = 0.0
+    for seq in batch:
+        seq.is_batch = True
+    bench.add(*batch)
+    bench.step()
+    bench.add(*urgent)
+
+    assert bench.step().preempted == batch[::-1]
+    bench.drain()
+
+
+def test_batch_rows_get_their_tenth_under_a_load_that_never_ends() -> None:
+    bench = Bench(num_blocks=400, max_num_seqs=22, max_batched_tokens=64)
+    batch = [bench.sequence(prompt_of(6, first=first), max_tokens=10, tenant="night") for first in range(4)]
+    for seq in batch:
+        seq.is_batch, seq.weight = True, 0.1
+    bench.add(*batch)
+    rows = []
+    for number in range(150):
+        while len(bench.scheduler.waiting) < 8:
+            bench.add(bench.sequence(prompt_of(6, first=number % 30), max_tokens=10, tenant="day"))
+        rows.append(sum(chunk.seq.tenant == "night" for chunk in bench.step().chunks))
+    assert all(seq.finish is Finish.LENGTH for seq in batch)
+    assert max(rows[20:]) <= 3, "the others have the most of the rows"
 
 
 # rows of tenants
