@@ -63,11 +63,12 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def can_take(self, hits: list[int], count: int) -> bool:
+    def can_take(self, hits: list[int], count: int, freed: Iterable[list[int]] = ()) -> bool:
         """Whether `take(hits)` and then `allocate(count)` succeed: a hit that lies in the free list can't be allocated
-        as well."""
-        refs = self._refs
-        return count + sum(not refs[block] for block in hits) <= len(self._free)
+        as well. freed: block tables that would be freed before."""
+        refs, given = self._refs, Counter(block for table in freed for block in table)
+        num_freed = sum(refs[block] == num for block, num in given.items())
+        return count + sum(refs[block] == given[block] for block in hits) <= len(self._free) + num_freed
 
     def take(self, hits: Iterable[int]) -> None:
         """Hold cached blocks."""

@@ -22,7 +22,7 @@ stale slots that are written over.
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, StepCosts, TokenLogprobs
@@ -41,7 +41,8 @@ MAX_BLOCKED = 4
 MAX_BYPASSES = 16
 """Most sequences that are admitted past one whose blocks are not free."""
 MAX_PARTIAL = 2
-"""Most prompts that are admitted with a part of their tokens while others wait; they hold the blocks of all."""
+"""Most prompts that are admitted with a part of their tokens while others wait; they hold the blocks of all. Those of
+the class batch count for each other only."""
 
 
 class Scheduler:
@@ -161,14 +162,13 @@ class Scheduler:
         num_batch = sum(other.is_batch for other in self.running)
         if seq.is_batch or len(self.running) - num_batch >= self._config.max_num_seqs:
             return
-        missing = -(-seq.num_tokens // self._block_size)
-        held = sum(len(other.block_table) for other in self.running if other.is_batch)
-        if self.pool.num_free + held < missing:
+        hits = self._find_hits(seq)
+        if not self._can_place(seq, hits, [other.block_table for other in self.running if other.is_batch]):
             return  # it would wait all the same
         while (
             self.running
             and self.running[-1].is_batch
-            and (len(self.running) >= self._config.max_num_seqs or not self._can_place(seq, self._find_hits(seq)))
+            and (len(self.running) >= self._config.max_num_seqs or not self._can_place(seq, hits))
         ):
             self._preempt_last(step)
 
@@ -243,11 +243,13 @@ class Scheduler:
             seq = self.waiting.popleft()
             passed.append(seq)
             hits = self._find_hits(seq)
-            if len(hits) < _num_usable(seq, self._block_size) and _is_next_block_in_flight(seq, len(hits), prefilling):
+            sooner = [other for other in prefilling if other.is_batch <= seq.is_batch]
+            if len(hits) < _num_usable(seq, self._block_size) and _is_next_block_in_flight(seq, len(hits), sooner):
                 continue
             num_missing = seq.num_tokens - len(hits) * self._block_size
             limit = self._share(seq, budget, len(self.running))
-            if num_missing > limit and len(self._partial) >= MAX_PARTIAL:
+            num_partial = sum(chunk.seq.is_batch <= seq.is_batch for chunk in self._partial)
+            if num_missing > limit and num_partial >= MAX_PARTIAL:
                 continue
             if not self._can_place(seq, hits):
                 blocked.append(seq)
@@ -274,9 +276,10 @@ class Scheduler:
         """The cached blocks that a waiting sequence begins with."""
         return self.pool.match(seq.block_keys, _num_usable(seq, self._block_size))
 
-    def _can_place(self, seq: Sequence, hits: list[int]) -> bool:
-        """Whether the blocks of all tokens of a waiting sequence are free. hits: those that the cache holds."""
-        return self.pool.can_take(hits, -(-seq.num_tokens // self._block_size) - len(hits))
+    def _can_place(self, seq: Sequence, hits: list[int], freed: Iterable[list[int]] = ()) -> bool:
+        """Whether the blocks of all tokens of a waiting sequence are free. hits: those that the cache holds. freed:
+        block tables that would be freed before."""
+        return self.pool.can_take(hits, -(-seq.num_tokens // self._block_size) - len(hits), freed)
 
     def _place(self, seq: Sequence, hits: list[int]) -> None:
         """Give a waiting sequence the blocks of all its tokens, and make it run."""

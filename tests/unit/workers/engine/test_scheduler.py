@@ -686,6 +686,69 @@ def test_batch_rows_wait_behind_others_and_lose_their_places_and_blocks_to_them(
     assert [make_output(seq) for seq in (*batch, urgent)] == [expected(seq) for seq in (*batch, urgent)]
 
 
+def test_what_a_running_sequence_holds_of_its_prompt_counts_when_batch_rows_are_to_make_room() -> None:
+    bench = Bench(num_blocks=9, max_batched_tokens=64)
+    holds, batch = bench.sequence(prompt_of(24), max_tokens=12), bench.sequence(prompt_of(7, first=1), max_tokens=5)
+    batch.is_batch = True
+    bench.add(holds, batch)
+    bench.step()
+    urgent = bench.sequence(prompt_of(31), max_tokens=1)  # 8 blocks, of which 6 are held
+    bench.add(urgent)
+
+    step = bench.step()
+
+    assert (step.preempted, [chunk.seq for chunk in step.chunks]) == ([batch], [holds, urgent])
+    bench.drain()
+    assert [make_output(seq) for seq in (holds, batch, urgent)] == [expected(seq) for seq in (holds, batch, urgent)]
+
+
+def test_batch_rows_are_not_preempted_where_that_gives_no_room() -> None:
+    """What they hold of the prompt has to be held all the same."""
+    bench = Bench(num_blocks=8, max_batched_tokens=64)
+    other, batch = bench.sequence(prompt_of(15, first=1), max_tokens=9), bench.sequence(prompt_of(8), max_tokens=4)
+    batch.is_batch = True
+    bench.add(other, batch)
+    bench.step()
+    urgent = bench.sequence(prompt_of(17), max_tokens=1)  # 5 blocks; 1 is free, 3 are of the batch row, 2 both's
+    bench.add(urgent)
+
+    assert not bench.step().preempted
+    bench.drain()
+    assert [make_output(seq) for seq in (other, batch, urgent)] == [expected(seq) for seq in (other, batch, urgent)]
+
+
+def test_prompts_of_the_class_batch_in_part_keep_no_other_prompt_waiting() -> None:
+    bench = Bench(max_batched_tokens=16)
+    batch = [bench.sequence(prompt_of(60, first=first)) for first in range(MAX_PARTIAL)]
+    for seq in batch:
+        seq.is_batch = True
+    bench.add(*batch)
+    bench.step()
+    urgent = bench.sequence(prompt_of(40, first=9))
+    bench.add(urgent)
+
+    assert [(chunk.seq, chunk.num_tokens) for chunk in bench.step().chunks] == [
+        (batch[0], 1),
+        (batch[1], 1),
+        (urgent, 14),
+    ]
+    bench.drain()
+
+
+def test_nobody_waits_for_a_prefix_that_a_batch_row_computes_but_batch_rows() -> None:
+    """A published prefix is computed for all tenants, and batch rows proceed slowly while others are there."""
+    bench = Bench(max_batched_tokens=16)
+    batch, urgent, late = (bench.sequence(prompt_of(40)) for _ in range(3))
+    batch.is_batch = late.is_batch = True
+    bench.add(batch)
+    bench.step()
+    bench.add(urgent, late)
+
+    assert [(chunk.seq, chunk.num_tokens) for chunk in bench.step().chunks] == [(batch, 1), (urgent, 15)]
+    bench.drain()
+    assert [make_output(seq) for seq in (batch, urgent, late)] == [expected(seq) for seq in (batch, urgent, late)]
+
+
 def test_a_batch_row_is_preempted_before_a_newer_one_of_another_class() -> None:
     bench = Bench(num_blocks=6)
     batch, first, second = (bench.sequence(prompt_of(7, first=number), max_tokens=14) for number in range(3))
