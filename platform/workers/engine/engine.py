@@ -189,7 +189,7 @@ class Engine:
         )
 
     def is_healthy(self, now: float) -> bool:
-        """False when the thread is gone, the runner computes nothing step after step, or one takes longer than
+        """False when the thread is gone, the runner could compute nothing in the last step, or a step takes longer than
         `config.stall_s`."""
         busy_since = self._busy_since
         has_stalled = busy_since is not None and now - busy_since > self._config.stall_s

@@ -2,7 +2,7 @@
 
 Halving finds one bad row among n in about 2 log2(n) steps, of about 2n rows in all. Nothing has been committed of a
 step that failed, so each part begins where the step began: it writes the same KV slots again, and chooses the tokens
-that the step would have chosen, since a row's token does not depend on its batch.
+that the step would have chosen: with `exact` a row's token does not depend on its batch, else but for roundings.
 """
 
 from collections.abc import Callable

@@ -15,9 +15,10 @@ all others:
 * batch rows lose their blocks and places to the others: as many of the newest as one that waits needs;
 * last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
-Invariants: `schedule` and `commit` alternate; between them nothing else is called. Only tokens the target chose enter
-`token_ids`, and only their KV is counted as computed, published or kept: what was drafted in vain leaves nothing but
-stale slots that are written over.
+Invariants: `schedule` and `commit` alternate; between them nothing else is called. (Where a step could not be computed,
+`finish` of each of its sequences stands for `commit`.) Only tokens the target chose enter `token_ids`, and only their
+KV is counted as computed, published or kept: what was drafted in vain leaves nothing but stale slots that are written
+over.
 """
 
 import itertools
@@ -118,8 +119,8 @@ class Scheduler:
         return None
 
     def finish(self, seq: Sequence, finish: Finish, error: str | None = None) -> None:
-        """End a sequence, wherever it is, and free its blocks; nothing happens if it has ended. Not between `schedule`
-        and `commit`."""
+        """End a sequence, wherever it is, and free its blocks; nothing happens if it has ended. Between `schedule` and
+        `commit` only in place of the latter."""
         if seq.finish is not None:
             return
         if seq.status is Status.RUNNING:
