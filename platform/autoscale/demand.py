@@ -13,8 +13,8 @@ from penstock.autoscale.observation import Observation
 from penstock.perf.capacity import Shape
 from penstock.wire.scaling import PoolFlow
 
-FIRST_SHAPE = Shape(prefill_tokens=256.0, cached_tokens=0.0, output_tokens=128.0)
-"""The average request as it is assumed until some have been counted."""
+FIRST_SHAPE = Shape(prefill_tokens=256.0, cached_tokens=0.0, output_tokens=128.0, sampled_share=1.0)
+"""The average request as it is assumed until some have been counted; the API's default temperature is not 0."""
 FIRST_REQUESTS = 2.0
 """Number of requests that weigh as much as that assumption."""
 SHAPE_REQUESTS = 20.0
@@ -40,6 +40,10 @@ class Sample(NamedTuple):
     """Gains of all gateways since the sample before."""
     num_queued: int
     num_present: int
+    num_running: int = 0
+    """Sequences that replicas compute."""
+    num_sampled: int = 0
+    """Running sequences whose tokens take more than the largest logit."""
 
 
 class AverageRequest(NamedTuple):
@@ -65,7 +69,15 @@ class Demand(NamedTuple):
 def take_sample(totals: Mapping[str, Total], observation: Observation, now: float) -> Sample:
     """The newest sample. totals: as of the samples before; a gateway that is not in them gained nothing yet."""
     gains = [_subtract(totals[gateway].flow, flow) for gateway, flow in observation.flows.items() if gateway in totals]
-    return Sample(now, sum_flows(gains), observation.num_queued, observation.num_present)
+    loads = [replica.load for replica in observation.replicas]
+    return Sample(
+        now,
+        sum_flows(gains),
+        observation.num_queued,
+        observation.num_present,
+        sum(load.num_running for load in loads),
+        sum(min(load.num_sampled, load.num_running) for load in loads),
+    )
 
 
 def remember_totals(totals: Mapping[str, Total], flows: Mapping[str, PoolFlow], now: float) -> dict[str, Total]:
@@ -80,14 +92,16 @@ def extend_window(samples: tuple[Sample, ...], newest: Sample, window_s: float) 
     return samples[first:]
 
 
-def learn(known: AverageRequest, flow: PoolFlow) -> AverageRequest:
-    """The average request, after the requests of `flow` have been counted."""
+def learn(known: AverageRequest, flow: PoolFlow, num_running: int = 0, num_sampled: int = 0) -> AverageRequest:
+    """The average request, after the requests of `flow` have been counted, and the sequences that run, `num_sampled` of
+    which take more than the largest logit."""
     shape, weight = known.shape, min(SHAPE_REQUESTS, FIRST_REQUESTS + known.num_seen)
     num_answered = (flow.num_started + flow.num_ended) / 2
     mixed = Shape(
         prefill_tokens=_mix(shape.prefill_tokens, weight, flow.prefill_tokens, flow.num_started),
         cached_tokens=_mix(shape.cached_tokens, weight, flow.cached_tokens, flow.num_started),
         output_tokens=max(1.0, _mix(shape.output_tokens, weight, flow.output_tokens, num_answered)),
+        sampled_share=_mix(shape.sampled_share, weight, num_sampled, num_running),
     )
     return AverageRequest(mixed, known.num_seen + flow.num_started)
 

@@ -133,7 +133,7 @@ def _note_sample(settings: AutoscaleConfig, state: State, observation: Observati
     return state._replace(
         samples=extend_window(state.samples, newest, settings.window_s),
         totals=remember_totals(state.totals, observation.flows, now),
-        known=learn(state.known, taught),
+        known=learn(state.known, taught, newest.num_running, newest.num_sampled),
         costs=mean_costs(observation.replicas) or state.costs,
     )
 

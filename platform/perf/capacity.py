@@ -27,6 +27,8 @@ class Shape(NamedTuple):
     cached_tokens: float
     """Prompt tokens whose KV is found."""
     output_tokens: float
+    sampled_share: float = 0.0
+    """Part of the requests whose tokens take more than the largest logit, 0 to 1."""
 
     @property
     def context_tokens(self) -> float:
@@ -46,14 +48,12 @@ class Bounds(NamedTuple):
 
 
 def work_s(costs: StepCosts, shape: Shape) -> float:
-    """Seconds of steps that one request adds: its prefill, and its rows with what they read."""
+    """Seconds of steps that one request adds: its prefill, and its rows with what they read and the choice of their
+    tokens."""
     prefill, cached = shape.prefill_tokens, shape.cached_tokens
     reading_s = costs.attention_s * prefill * (cached + prefill / 2)
-    return (
-        costs.prefill_token_s * prefill
-        + reading_s
-        + _steps(shape) * (costs.row_s + costs.kv_token_s * shape.context_tokens)
-    )
+    row_s = costs.row_s + costs.sampled_row_s * shape.sampled_share + costs.kv_token_s * shape.context_tokens
+    return costs.prefill_token_s * prefill + reading_s + _steps(shape) * row_s
 
 
 def capacity_rps(costs: StepCosts, shape: Shape, bounds: Bounds) -> float:

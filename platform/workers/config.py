@@ -105,8 +105,8 @@ class AdapterSlots(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """LoRA adapters in a replica's memory. They cost nothing while no request names one."""
 
     slots: int = 8
-    """Adapters resident at once; a request for another one waits until one of them is idle. 0: this pool serves no
-    adapters."""
+    """Adapters resident at once; a request for another one waits until one of them makes room, by the rules of
+    `workers.serving.residency`. 0: this pool serves no adapters."""
     max_rank: int = 32
     """Highest rank of an adapter; a higher one is refused. An adapter takes about rank x the sum of inputs and outputs
     of the linear layers it adapts."""

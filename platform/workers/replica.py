@@ -112,7 +112,7 @@ class Replica:
     async def check_health(self) -> None:
         """Raise if the replica can't serve. Serve replaces a replica whose check fails repeatedly."""
         if not self._engine.is_healthy(time.monotonic()):
-            raise EngineFault("The engine's thread has ended, stalls, or fails step after step.")
+            raise EngineFault("The engine's thread has ended, stalls, or computes nothing.")
         if self._writing is not None and self._writing.done():
             raise EngineFault("The index writer has ended.")
 

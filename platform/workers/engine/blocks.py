@@ -11,7 +11,6 @@ Invariants (`check`): held + free = all; a block's reference count is the number
 key names one block.
 """
 
-import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -66,10 +65,10 @@ class BlockPool:
 
     def can_take(self, hits: list[int], count: int, freed: Iterable[list[int]] = ()) -> bool:
         """Whether `take(hits)` and then `allocate(count)` succeed: a hit that lies in the free list can't be allocated
-        as well. freed: block tables that are freed before."""
-        refs, tables = self._refs, Counter(itertools.chain.from_iterable(freed))
-        num_free = len(self._free) + sum(refs[block] == times for block, times in tables.items())
-        return count + sum(refs[block] == tables[block] for block in hits) <= num_free
+        as well. freed: block tables that would be freed before."""
+        refs, given = self._refs, Counter(block for table in freed for block in table)
+        num_freed = sum(refs[block] == num for block, num in given.items())
+        return count + sum(refs[block] == given[block] for block in hits) <= len(self._free) + num_freed
 
     def take(self, hits: Iterable[int]) -> None:
         """Hold cached blocks."""

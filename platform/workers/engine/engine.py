@@ -25,7 +25,7 @@ from penstock.wire.errors import EngineFault
 from penstock.wire.frames import BlockEvents, Finish, StepCosts
 from penstock.workers.config import EngineConfig
 from penstock.workers.engine.blocks import BlockPool
-from penstock.workers.engine.isolation import can_compute, run_apart
+from penstock.workers.engine.isolation import ROW_FAILED, can_compute, run_apart
 from penstock.workers.engine.probe import measure
 from penstock.workers.engine.scheduler import Scheduler
 from penstock.workers.engine.sequence import Resident, Sampled, SeqOutput, Sequence, Step
@@ -189,7 +189,7 @@ class Engine:
         )
 
     def is_healthy(self, now: float) -> bool:
-        """False when the thread is gone, the runner computes nothing step after step, or one takes longer than
+        """False when the thread is gone, the runner could compute nothing in the last step, or a step takes longer than
         `config.stall_s`."""
         busy_since = self._busy_since
         has_stalled = busy_since is not None and now - busy_since > self._config.stall_s
@@ -306,18 +306,31 @@ class Engine:
 
     def _recover(self, step: Step) -> list[list[Sampled]] | None:
         """Compute a step that has failed in parts; what fails alone gets an error. Returns None if the runner can
-        compute nothing."""
-        if not can_compute(self._pool, self._try, self._runner.forget):
+        compute nothing, before the parts or behind them."""
+        sampled = run_apart(step, self._try) if self._can_compute_in_free_block() else None
+        failed = [
+            chunk.seq
+            for chunk, choices in zip(step.chunks, sampled or (), strict=sampled is not None)
+            if choices and choices[0].error == ROW_FAILED
+        ]
+        # its last block is its own, not in the cache, and of no more use
+        if sampled is None or (failed and not can_compute(failed[0].block_table[-1], self._try, self._runner.forget)):
             self._num_failures += 1
             self._is_broken = True
             _log.error("the runner computes nothing", extra={"num_failures": self._num_failures})
             return None
-        sampled = run_apart(step, self._try)
         self._num_failures = 0
-        for chunk, choices in zip(step.chunks, sampled, strict=True):
-            if choices and choices[0].error is not None:
-                _log.error("sequence fails alone", extra={"request_id": chunk.seq.request_id})
+        for seq in failed:
+            _log.error("sequence fails alone", extra={"request_id": seq.request_id})
         return sampled
+
+    def _can_compute_in_free_block(self) -> bool:
+        """Whether the runner computes a made-up token. True where no block is free: what becomes of the parts will
+        show it."""
+        table = self._pool.allocate(min(1, self._pool.num_free))
+        can = not table or can_compute(table[0], self._try, self._runner.forget)
+        self._pool.free(table)
+        return can
 
     def _try(self, step: Step) -> list[list[Sampled]] | None:
         """Run a part of a step that has failed. Returns None if it fails too."""

@@ -2,13 +2,12 @@
 
 Halving finds one bad row among n in about 2 log2(n) steps, of about 2n rows in all. Nothing has been committed of a
 step that failed, so each part begins where the step began: it writes the same KV slots again, and chooses the tokens
-that the step would have chosen, since a row's token does not depend on its batch.
+that the step would have chosen: with `exact` a row's token does not depend on its batch, else but for roundings.
 """
 
 from collections.abc import Callable
 
 from penstock.wire.frames import SamplingParams
-from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 
 ROW_FAILED = "This sequence could not be computed: a step fails with it, and not without it."
@@ -43,15 +42,10 @@ def _run_halves(chunks: list[Chunk], run: RunStep) -> list[list[Sampled]]:
     return _run_part(chunks[:middle], run) + _run_part(chunks[middle:], run)
 
 
-def can_compute(pool: BlockPool, run: RunStep, forget: Callable[[Sequence], None]) -> bool:
-    """Whether a step of one token can be computed, in a block that nobody holds. True if there is no such block: the
-    parts of the step will show it. forget: drops what the runner keeps of a sequence."""
-    if not pool.num_free:
-        return True
-    table = pool.allocate(1)
-    sampling = SamplingParams(max_tokens=1, temperature=0.0)
-    seq = Sequence("check", [0], sampling, 1, [], b"", 0.0, block_table=table)
+def can_compute(block: int, run: RunStep, forget: Callable[[Sequence], None]) -> bool:
+    """Whether a step of one token can be computed. block: its KV is written over. forget: drops what the runner keeps
+    of a sequence."""
+    seq = Sequence("check", [0], SamplingParams(max_tokens=1, temperature=0.0), 1, [], b"", 0.0, block_table=[block])
     sampled = run(Step([Chunk(seq, 0, 1)], []))
     forget(seq)
-    pool.free(table)
     return sampled is not None

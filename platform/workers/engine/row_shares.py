@@ -1,9 +1,9 @@
 """The rows of a step that give way to a sequence that waits. Pure; no torch, no clock.
 
 Rows go by the weights of their tenants, which are a tenth for the class batch: a tenant gives a row to another one if
-by weight it still has as many as that one then. So two tenants never take rows from each other in turn, a tenant that
-has a row keeps one, and smaller differences are left to the gateways, which count tokens. Sequences without a weight
-take no part, but that their batch rows give way to all others.
+by weight it has more than that one will have then. So two tenants never take rows from each other in turn, and smaller
+differences are left to the gateways, which count tokens. Sequences without a weight take no part, but that their batch
+rows give way to all others.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,8 @@ class RowShares:
 
     def victims(self, waiting: Sequence) -> Iterator[Sequence]:
         """Running sequences that may give way to a waiting one, in the order in which they should: each may if those
-        before it do. A tenant's newest comes first; of two that came at once, the one that runs since later."""
+        before it do. The tenant with most by weight gives first, and of its rows the newest; of two that came at once,
+        the one that runs since later."""
         if not waiting.is_batch:
             yield from reversed(self._weightless_batch)
         if not waiting.weight:
@@ -35,13 +36,13 @@ class RowShares:
         others = {
             key: sorted(rows, key=lambda seq: seq.arrival_s)
             for key, rows in self._rows.items()
-            if key != _key(waiting) and _left_of(rows) >= after
+            if key != _key(waiting) and _by_weight(rows) > after
         }
         while others:
-            key = max(others, key=lambda key: _left_of(others[key]))
-            if _left_of(others[key]) < after:
-                return
+            key = max(others, key=lambda key: (_by_weight(others[key]), others[key][-1].arrival_s))
             yield others[key].pop()
+            if not others[key] or _by_weight(others[key]) <= after:
+                del others[key]
 
 
 def _key(seq: Sequence) -> tuple[bool, str]:
@@ -49,6 +50,5 @@ def _key(seq: Sequence) -> tuple[bool, str]:
     return seq.is_batch, seq.tenant
 
 
-def _left_of(rows: list[Sequence]) -> float:
-    """Rows by weight that a tenant has when it has given one."""
-    return (len(rows) - 1) / rows[-1].weight
+def _by_weight(rows: list[Sequence]) -> float:
+    return len(rows) / rows[-1].weight

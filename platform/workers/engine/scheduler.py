@@ -13,17 +13,19 @@ all others:
   published blocks stay in the cache as long as nobody needs them). The oldest always proceeds, so every sequence
   finishes;
 * before all that, rows lose their blocks and places to a sequence that waits and whose tenant has fewer by weight
-  (`row_shares`): as many of the newest as it needs. So batch rows give way, and none starves;
+  (`row_shares`): as many of the newest as it needs. The class batch counts as one like others after MAX_OVERTAKEN
+  admissions past it, so it does not starve;
 * last, places for drafts behind decode rows, from budget and blocks that nobody else wants.
 
-Invariants: `schedule` and `commit` alternate; between them nothing else is called. Only tokens the target chose enter
-`token_ids`, and only their KV is counted as computed, published or kept: what was drafted in vain leaves nothing but
-stale slots that are written over.
+Invariants: `schedule` and `commit` alternate; between them nothing else is called. (Where a step could not be computed,
+`finish` of each of its sequences stands for `commit`.) Only tokens the target chose enter `token_ids`, and only their
+KV is counted as computed, published or kept: what was drafted in vain leaves nothing but stale slots that are written
+over.
 """
 
 import itertools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from penstock.prefix.hashing import ChainHasher
 from penstock.wire.frames import Finish, StepCosts, TokenLogprobs
@@ -42,10 +44,13 @@ MAX_BLOCKED = 4
 """Most waiting sequences that a step passes over because their blocks are not free: each is looked up in the cache."""
 MAX_CONTENDERS = 128
 """Waiting sequences, the first ones, for which rows of other tenants may give way."""
+MAX_OVERTAKEN = 10
+"""Most sequences that are admitted past the first of the class batch that waits; then it is one like others."""
 MAX_BYPASSES = 16
 """Most sequences that are admitted past one whose blocks are not free."""
 MAX_PARTIAL = 2
-"""Most prompts that are admitted with a part of their tokens while others wait; they hold the blocks of all."""
+"""Most prompts that are admitted with a part of their tokens while others wait; they hold the blocks of all. Those of
+the class batch count for each other only."""
 
 
 class Scheduler:
@@ -121,8 +126,8 @@ class Scheduler:
         return None
 
     def finish(self, seq: Sequence, finish: Finish, error: str | None = None) -> None:
-        """End a sequence, wherever it is, and free its blocks; nothing happens if it has ended. Not between `schedule`
-        and `commit`."""
+        """End a sequence, wherever it is, and free its blocks; nothing happens if it has ended. Between `schedule` and
+        `commit` only in place of the latter."""
         if seq.finish is not None:
             return
         if seq.status is Status.RUNNING:
@@ -187,11 +192,10 @@ class Scheduler:
         """The rows that have to give way for a waiting sequence to run. Returns None where those that may are not
         enough. hits: blocks that the cache holds."""
         victims: list[Sequence] = []
-        missing = -(-seq.num_tokens // self._block_size) - len(hits)
         for victim in shares.victims(seq):
             victims.append(victim)
             has_place = len(self.running) - len(victims) < self._config.max_num_seqs
-            if has_place and self.pool.can_take(hits, missing, [each.block_table for each in victims]):
+            if has_place and self._can_place(seq, hits, [each.block_table for each in victims]):
                 return victims
         return None
 
@@ -271,11 +275,13 @@ class Scheduler:
             seq = self.waiting.popleft()
             passed.append(seq)
             hits = self._find_hits(seq)
-            if len(hits) < _num_usable(seq, self._block_size) and _is_next_block_in_flight(seq, len(hits), prefilling):
+            sooner = [other for other in prefilling if other.is_batch <= seq.is_batch]
+            if len(hits) < _num_usable(seq, self._block_size) and _is_next_block_in_flight(seq, len(hits), sooner):
                 continue
             num_missing = seq.num_tokens - len(hits) * self._block_size
             limit = self._share(seq, budget, len(self.running))
-            if num_missing > limit and len(self._partial) >= MAX_PARTIAL:
+            num_partial = sum(chunk.seq.is_batch <= seq.is_batch for chunk in self._partial)
+            if num_missing > limit and num_partial >= MAX_PARTIAL:
                 continue
             if not self._can_place(seq, hits):
                 blocked.append(seq)
@@ -302,9 +308,10 @@ class Scheduler:
         """The cached blocks that a waiting sequence begins with."""
         return self.pool.match(seq.block_keys, _num_usable(seq, self._block_size))
 
-    def _can_place(self, seq: Sequence, hits: list[int]) -> bool:
-        """Whether the blocks of all tokens of a waiting sequence are free. hits: those that the cache holds."""
-        return self.pool.can_take(hits, -(-seq.num_tokens // self._block_size) - len(hits))
+    def _can_place(self, seq: Sequence, hits: list[int], freed: Iterable[list[int]] = ()) -> bool:
+        """Whether the blocks of all tokens of a waiting sequence are free. hits: those that the cache holds. freed:
+        block tables that would be freed before."""
+        return self.pool.can_take(hits, -(-seq.num_tokens // self._block_size) - len(hits), freed)
 
     def _place(self, seq: Sequence, hits: list[int]) -> None:
         """Give a waiting sequence the blocks of all its tokens, and make it run."""
@@ -318,8 +325,17 @@ class Scheduler:
         if seq.num_cached_tokens is None:
             seq.num_cached_tokens = min(seq.num_computed_tokens, seq.num_prompt_tokens)
         seq.status = Status.RUNNING
+        if not seq.is_batch:
+            self._count_overtaken()
         num_ahead = len(self.running) if seq.is_batch else sum(not other.is_batch for other in self.running)
         self.running.insert(num_ahead, seq)
+
+    def _count_overtaken(self) -> None:
+        first = next((other for other in self.waiting if other.is_batch), None)
+        if first is not None:
+            first.num_overtaken += 1
+            if first.num_overtaken >= MAX_OVERTAKEN:
+                first.is_batch, first.weight = False, 0.0
 
     # commit
 

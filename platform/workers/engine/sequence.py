@@ -61,7 +61,7 @@ class Sequence:
     """Digest of the adapter; None: the base model alone."""
     tenant: str = ""
     is_batch: bool = False
-    """Whether it is of the class batch, which comes behind all others."""
+    """Whether it comes behind all others, as the class batch does until enough were admitted past it."""
     weight: float = 0.0
     """Rows of a step that the tenant may have for one of a tenant with weight 1; 0: its rows are not divided by tenant,
     but by arrival."""
@@ -79,6 +79,8 @@ class Sequence:
     num_cached_tokens: int | None = None
     """Prompt tokens found in the cache at first admission; None before it."""
     num_preemptions: int = 0
+    num_overtaken: int = 0
+    """Sequences of other classes that were admitted past this one of the class batch."""
     num_bypasses: int = 0
     """Sequences that were admitted past this one because its blocks were not free."""
     is_passable: bool = False

@@ -1,13 +1,14 @@
 """Brings adapters into the replica's slots while it serves: a sequence waits for its own, the others go on.
 
-All state belongs to one event loop; files are read in a thread. First come, first served: an adapter that finds every
-slot needed waits, and those behind it; meanwhile one of those in the slots takes no newcomers, so that busy adapters
-can't starve the others. Invariants: each `want` ends in exactly one of `ready`, `failed`, or `cancel`; `ready` comes
-with a pin, which `release` returns.
+All state belongs to one event loop; files are read in a thread. The next slot goes to the tenant that has the fewest,
+and of its adapters to the one that has waited longest. While one waits, an adapter that may make room for it
+(`residency`) takes no newcomers, so that busy adapters can't starve the others. Invariants: each `want` ends in exactly
+one of `ready`, `failed`, or `cancel`; `ready` comes with a pin, which `release` returns.
 """
 
 import asyncio
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from penstock.workers.serving.residency import Slots
 
 MAX_FAILURES = 8
 """Most failed adapters that load reports list; the latest ones are listed."""
+RETRY_S = 0.1
+"""Time after which adapters that wait are tried again: an adapter may have served long enough by then."""
 
 log = logging.getLogger("penstock.adapters")
 
@@ -25,8 +28,11 @@ log = logging.getLogger("penstock.adapters")
 class PendingAdapter:
     """One sequence that waits for its adapter. `ready` gets the adapter, `failed` a sentence."""
 
-    def __init__(self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None]) -> None:
+    def __init__(
+        self, digest: str, tenant: str, ready: Callable[[Resident], None], failed: Callable[[str], None]
+    ) -> None:
         self.digest = digest
+        self.tenant = tenant
         self.ready = ready
         self.failed = failed
 
@@ -34,16 +40,26 @@ class PendingAdapter:
 class Adapters:
     """The adapters of one replica: those in slots, those being loaded, and the sequences that wait for them."""
 
-    def __init__(self, folder: Path, load: Callable[[str, Path], Resident], num_slots: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        load: Callable[[str, Path], Resident],
+        num_slots: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """folder: the adapters' store. load: reads an adapter, in a thread, from a folder of its own; raises
-        PenstockError or OSError."""
+        PenstockError or OSError. clock: monotonic seconds."""
         self._folder = folder
         self._load = load
+        self._clock = clock
         self._slots: Slots[Resident] = Slots(num_slots)
         self._wanted: OrderedDict[str, list[PendingAdapter]] = OrderedDict()
         """Sequences that wait, by digest of an adapter that is not in a slot, in order of arrival; none for a
         preload."""
         self._loading: dict[str, asyncio.Task[None]] = {}
+        self._reserved: dict[str, str] = {}
+        """Tenants for whom slots are reserved, by digest of the adapter that is being loaded."""
+        self._retry: asyncio.TimerHandle | None = None
         self._dropped: set[str] = set()
         """Digests of adapters that are being loaded, but were deleted since."""
         self._failures: OrderedDict[str, str] = OrderedDict()
@@ -62,15 +78,15 @@ class Adapters:
         return tuple(self._failures.items())
 
     def want(
-        self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None]
+        self, digest: str, ready: Callable[[Resident], None], failed: Callable[[str], None], tenant: str = ""
     ) -> PendingAdapter | None:
-        """Request an adapter for a sequence. Returns None if `ready` has been called already. Otherwise the returned
-        wait ends later, with a call of `ready` or `failed`, or by `cancel`."""
-        adapter = self._slots.pin(digest)
+        """Request an adapter for a tenant's sequence. Returns None if `ready` has been called already. Otherwise the
+        returned wait ends later, with a call of `ready` or `failed`, or by `cancel`."""
+        adapter = self._slots.pin(digest, tenant, self._clock())
         if adapter is not None:
             ready(adapter)
             return None
-        pending = PendingAdapter(digest, ready, failed)
+        pending = PendingAdapter(digest, tenant, ready, failed)
         self._wanted.setdefault(digest, []).append(pending)
         self._dropped.discard(digest)
         self._load_next()
@@ -88,7 +104,7 @@ class Adapters:
 
     def release(self, digest: str) -> None:
         """Return the pin that came with `ready`, when the sequence has ended."""
-        self._slots.unpin(digest)
+        self._slots.unpin(digest, self._clock())
         self._load_next()
         self._report_changes()
 
@@ -99,8 +115,8 @@ class Adapters:
         if digest not in self._slots:
             self._wanted.setdefault(digest, [])
             self._load_next()
-        elif self._slots.pin(digest) is not None:  # used, though by nobody
-            self._slots.unpin(digest)
+        elif self._slots.pin(digest, now=self._clock()) is not None:  # used, though by nobody
+            self._slots.unpin(digest, self._clock())
         self.on_change()
 
     def drop(self, digest: str) -> None:
@@ -115,30 +131,62 @@ class Adapters:
     def stop(self) -> None:
         for task in self._loading.values():
             task.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
 
     def _load_next(self) -> None:
-        for digest, waiting in list(self._wanted.items()):
-            if digest in self._loading:
-                continue
+        """Load what finds a slot, those first whose tenants have the fewest; what waits has one drained for it."""
+        blocked: set[str] = set()
+        while (digest := self._next_wanted(blocked)) is not None:
+            tenant = self._wanted[digest][0].tenant
             if digest in self._slots:  # it was draining when these came; now it is their turn
-                del self._wanted[digest]
                 self._slots.stop_draining(digest)
-                self._grant(digest, waiting)
-            elif self._slots.reserve():
-                self._loading[digest] = asyncio.get_running_loop().create_task(
-                    self._load_adapter(digest), name=f"adapter {digest}"
-                )
-            elif waiting:
-                self._slots.drain_one()
-                break
-        for digest in [
-            digest for digest, waiting in self._wanted.items() if not waiting and digest not in self._loading
-        ]:
-            del self._wanted[digest]  # a preload is not worth a wait
+                self._grant(digest, self._wanted.pop(digest))
+            elif not self._reserve(digest, tenant):
+                self._slots.drain_one(tenant, self._clock())
+                blocked.add(tenant)
+        self._slots.keep_draining(blocked)
+        for digest in [digest for digest, waiting in self._wanted.items() if not waiting]:
+            # a preload is not worth a wait
+            if digest not in self._loading and (blocked or not self._reserve(digest, "")):
+                del self._wanted[digest]
+        if blocked and self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
+
+    def _next_wanted(self, blocked: set[str]) -> str | None:
+        """The adapter to be served next, for which sequences wait, but for those of the `blocked` tenants and those
+        that are draining for them. Returns None if there is none."""
+        open_to = [
+            (digest, waiting[0].tenant)
+            for digest, waiting in self._wanted.items()
+            if waiting
+            and digest not in self._loading
+            and waiting[0].tenant not in blocked
+            and self._slots.draining_for(digest) not in blocked
+        ]
+        if not open_to:
+            return None
+        counts = {tenant: self._slots.num_of(tenant) for _, tenant in open_to}
+        return min(open_to, key=lambda item: counts[item[1]])[0]  # of equals the first
+
+    def _reserve(self, digest: str, tenant: str) -> bool:
+        """Begin to load an adapter. Returns False if there is no slot for it."""
+        if not self._slots.reserve(tenant, self._clock()):
+            return False
+        self._reserved[digest] = tenant
+        self._loading[digest] = asyncio.get_running_loop().create_task(
+            self._load_adapter(digest), name=f"adapter {digest}"
+        )
+        return True
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._load_next()
+        self._report_changes()
 
     def _grant(self, digest: str, waiting: list[PendingAdapter]) -> None:
         for pending in waiting:
-            adapter = self._slots.pin(digest)
+            adapter = self._slots.pin(digest, pending.tenant, self._clock())
             assert adapter is not None
             pending.ready(adapter)
 
@@ -152,7 +200,7 @@ class Adapters:
         try:
             adapter = await asyncio.to_thread(self._load, digest, self._folder / digest)
         except asyncio.CancelledError:
-            self._slots.unreserve()
+            self._slots.unreserve(self._reserved.pop(digest))
             raise
         except Exception as error:  # noqa: BLE001 (its files may hold anything)
             self._end(digest, None, _describe_failure(error))
@@ -163,19 +211,20 @@ class Adapters:
 
     def _end(self, digest: str, adapter: Resident | None, error: str) -> None:
         del self._loading[digest]
+        tenant = self._reserved.pop(digest)
         waiting = self._wanted.pop(digest)
         is_wanted = bool(waiting) or digest not in self._dropped
         self._dropped.discard(digest)
         if adapter is None:
-            self._slots.unreserve()
+            self._slots.unreserve(tenant)
             self._failures[digest] = error
             if len(self._failures) > MAX_FAILURES:
                 self._failures.popitem(last=False)
         elif is_wanted:
-            self._slots.put(digest, adapter)
+            self._slots.put(digest, adapter, tenant, self._clock())
             self._failures.pop(digest, None)
         else:
-            self._slots.unreserve()
+            self._slots.unreserve(tenant)
         if adapter is None:
             for pending in waiting:
                 pending.failed(error)

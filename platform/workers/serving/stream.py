@@ -34,7 +34,7 @@ from penstock.workers.engine.engine import EngineLoad, StepReport
 from penstock.workers.engine.sequence import Resident, SeqOutput, Sequence, Status
 from penstock.workers.serving.adapters import Adapters, PendingAdapter
 from penstock.workers.serving.intake import ProtocolError, check_submission, make_sequence
-from penstock.workers.serving.load import StreamInfo, grant_credit, lacks_kv
+from penstock.workers.serving.load import AdapterWaits, StreamInfo, grant_credit, lacks_kv
 from penstock.workers.serving.opening import Door, Lobby
 from penstock.workers.serving.session import Connection, Session
 
@@ -104,6 +104,7 @@ class StreamServer:
         self._live: dict[Sequence, _LiveSequence] = {}
         self._parked: dict[Sequence, PendingAdapter] = {}
         """Sequences that wait for their adapter, not in the engine yet."""
+        self._adapter_waits = AdapterWaits(info.num_places)
         self._submitted: deque[_Submitted] = deque()
         self._num_reports = 0
         self._idle = asyncio.Event()
@@ -322,18 +323,29 @@ class StreamServer:
         if self._adapters is None:
             self._refuse(seq, "This replica serves no adapters.")
             return
-        pending = self._adapters.want(digest, partial(self._submit_with_adapter, seq), partial(self._refuse, seq))
+        pending = self._adapters.want(
+            digest, partial(self._submit_with_adapter, seq), partial(self._refuse, seq), seq.tenant
+        )
         if pending is not None:
             self._parked[seq] = pending
+            self._adapter_waits.add(seq.tenant)
+            self._touch_loads()
+
+    def _unpark(self, seq: Sequence) -> PendingAdapter | None:
+        """Count a sequence that waits for its adapter no more. Returns None if it did not."""
+        pending = self._parked.pop(seq, None)
+        if pending is not None:
+            self._adapter_waits.remove(seq.tenant)
+        return pending
 
     def _submit_with_adapter(self, seq: Sequence, adapter: Resident) -> None:
-        self._parked.pop(seq, None)
+        self._unpark(seq)
         seq.lora = adapter
         self._submit_to_engine(seq)
 
     def _refuse(self, seq: Sequence, reason: str) -> None:
         """Refuse a sequence whose adapter can't be had; another replica may have the adapter."""
-        self._parked.pop(seq, None)
+        self._unpark(seq)
         seq.error = reason
         self._end_unsubmitted(seq, Finish.REFUSED)
 
@@ -345,7 +357,7 @@ class StreamServer:
 
     def _cancel_adapter_wait(self, seq: Sequence) -> bool:
         """End a sequence's wait for its adapter. Returns False if it was not waiting."""
-        pending = self._parked.pop(seq, None)
+        pending = self._unpark(seq)
         if pending is None or self._adapters is None:
             return False
         self._adapters.cancel(pending)
@@ -371,9 +383,8 @@ class StreamServer:
     def _credit(self, session: Session) -> int:
         load, info = self._load, self._info
         is_closed = self._is_draining or load.is_closed or lacks_kv(load, info.block_size)
-        return grant_credit(
-            len(session.live), len(self._live), len(self._sessions), info.num_places, is_closed=is_closed
-        )
+        num_placed = len(self._live) - self._adapter_waits.num_spared
+        return grant_credit(len(session.live), num_placed, len(self._sessions), info.num_places, is_closed=is_closed)
 
     def _make_load(self, session: Session) -> Load:
         """The load report to a router, as of now."""

@@ -177,23 +177,14 @@ class Bridge:
         self._vllm = vllm
         self._inbox = inbox
         self._wire = wire
-        self._live: set[int] = set()
 
     def serve(self) -> None:
-        """Take messages and step, until something raises. Sequences of a step that raises are ended with an error
-        first: another replica would fail on them too."""
+        """Take messages and step, until something raises. A step that raises leaves all its sequences to other
+        replicas: nobody knows which of them it was."""
         while True:
             self._take_messages()
             if self._vllm.has_work():
-                try:
-                    self._step()
-                except Exception as error:
-                    outputs = [
-                        Output(rid, [], "error", error="vLLM failed while it computed this sequence.")
-                        for rid in self._live
-                    ]
-                    self._wire.send(Stepped(0.0, outputs))
-                    raise error
+                self._step()
 
     def _take_messages(self) -> None:
         """Carry out every message that has come; waits for one while there is nothing to compute."""
@@ -203,7 +194,6 @@ class Bridge:
                 if isinstance(op, Add):
                     refused += self._add(op)
                 elif isinstance(op, Abort):
-                    self._live.difference_update(op.rids)
                     self._vllm.abort(op.rids)
             if refused:
                 self._wire.send(Stepped(0.0, refused, self._vllm.kv_usage()))
@@ -215,14 +205,12 @@ class Bridge:
             self._vllm.add(op)
         except (ValueError, TypeError) as error:
             return [Output(op.rid, [], "refused", error=f"vLLM does not take this request: {error}")]
-        self._live.add(op.rid)
         return []
 
     def _step(self) -> None:
         begin_s = time.perf_counter()
         outputs = self._vllm.step()
         seconds = time.perf_counter() - begin_s
-        self._live.difference_update(output.rid for output in outputs if output.finish is not None)
         self._wire.send(Stepped(seconds, outputs, self._vllm.kv_usage()))
 
 

@@ -337,7 +337,7 @@ class VllmEngine:
             self._failure = reason
             if not self._is_stopping:
                 _log.error("vllm lost", extra={"reason": reason, "num_live": len(self._live)})
-        self._is_broken = bool(self._live)
+        self._is_broken |= bool(self._live)
         for seq in list(self._live.values()):
             self._end(seq, Finish.REFUSED, LOST)
 

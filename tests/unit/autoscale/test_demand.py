@@ -78,10 +78,13 @@ def test_the_average_request_is_learned_from_what_came() -> None:
     known = AverageRequest()
     for _ in range(30):
         known = learn(
-            known, PoolFlow(num_started=50, num_ended=50, prefill_tokens=5000, cached_tokens=2500, output_tokens=1600)
+            known,
+            PoolFlow(num_started=50, num_ended=50, prefill_tokens=5000, cached_tokens=2500, output_tokens=1600),
+            num_running=20,
+            num_sampled=5,
         )
 
-    assert known.shape == pytest.approx(Shape(100.0, 50.0, 32.0), rel=0.01)
+    assert known.shape == pytest.approx(Shape(100.0, 50.0, 32.0, 0.25), rel=0.01)
     assert known.num_seen == 1500
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from penstock.autoscale.config import AutoscaleConfig
 from penstock.autoscale.demand import AverageRequest
@@ -25,9 +26,22 @@ KNOWN = AverageRequest(Shape(PROMPT, 0.0, OUTPUT), 1000.0)
 SETTINGS = AutoscaleConfig(max_replicas=8, window_s=5.0, start_s=4.0, scale_down_delay_s=10.0)
 
 
-def replica(name: str, num_running: int = 0, num_waiting: int = 0, costs: StepCosts = COSTS) -> ReplicaSnapshot:
+def replica(
+    name: str, num_running: int = 0, num_waiting: int = 0, costs: StepCosts = COSTS, num_sampled: int = 0
+) -> ReplicaSnapshot:
     load = Load(
-        "epoch", 0, 16, num_running, num_waiting, num_waiting * PROMPT, num_running * PROMPT, 2048, 2048, costs, 512
+        "epoch",
+        0,
+        16,
+        num_running,
+        num_waiting,
+        num_waiting * PROMPT,
+        num_running * PROMPT,
+        2048,
+        2048,
+        costs,
+        512,
+        num_sampled=num_sampled,
     )
     return ReplicaSnapshot(name, load, 16, 0, 0)
 
@@ -335,3 +349,17 @@ def test_more_demand_never_means_fewer_replicas(
     assert target_for(arrived + more_arrived, queued + more_queued, running + more_running) >= target_for(
         arrived, queued, running
     )
+
+
+def test_rows_that_take_more_than_the_largest_logit_lower_the_capacity() -> None:
+    costs = structs.replace(COSTS, sampled_row_s=0.001)
+
+    def capacity(num_sampled: int) -> float:
+        observed = observation(1)._replace(replicas=(replica("r0", 8, costs=costs, num_sampled=num_sampled),))
+        state = State(known=KNOWN)
+        for second in range(30):
+            state, decision = decide(SETTINGS, state, observed, MAX_ROWS, float(second))
+        return decision.capacity_rps
+
+    assert capacity(8) < capacity(4) < capacity(0)
+    assert capacity(0) == pytest.approx(CAPACITY, rel=0.03)

@@ -8,7 +8,9 @@ from penstock.perf.capacity import Bounds, Shape, capacity_rps, rows_at, work_s
 from penstock.perf.model import step_time_s
 from penstock.wire.frames import StepCosts
 
-COSTS = StepCosts(base_s=0.02, row_s=0.0003, prefill_token_s=0.00015, attention_s=1e-8, kv_token_s=4e-7)
+COSTS = StepCosts(
+    base_s=0.02, row_s=0.0003, prefill_token_s=0.00015, attention_s=1e-8, kv_token_s=4e-7, sampled_row_s=0.0005
+)
 SHAPE = Shape(prefill_tokens=120.0, cached_tokens=64.0, output_tokens=64.0)
 WIDE = Bounds(max_rows=1e9, kv_tokens=1e12, tpot_s=1e9)
 
@@ -21,8 +23,15 @@ costs = st.builds(
     prefill_token_s=coefficients,
     kv_token_s=st.floats(0.0, 1e-5),
     knee_s=st.floats(0.0001, 0.05),
+    sampled_row_s=coefficients,
 )
-shapes = st.builds(Shape, prefill_tokens=tokens, cached_tokens=tokens, output_tokens=st.floats(1.0, 2000.0))
+shapes = st.builds(
+    Shape,
+    prefill_tokens=tokens,
+    cached_tokens=tokens,
+    output_tokens=st.floats(1.0, 2000.0),
+    sampled_share=st.floats(0.0, 1.0),
+)
 bounds = st.builds(Bounds, max_rows=st.floats(1.0, 512.0), kv_tokens=st.floats(1.0, 1e6), tpot_s=st.floats(0.001, 1.0))
 
 
@@ -35,9 +44,11 @@ def test_a_pool_bound_by_rows_takes_what_fills_them() -> None:
     )
 
 
-def test_at_capacity_by_time_per_token_a_step_takes_that_long() -> None:
-    rate = capacity_rps(COSTS, SHAPE, WIDE._replace(tpot_s=0.05))
-    rows = rows_at(COSTS, SHAPE, rate)
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_at_capacity_by_time_per_token_a_step_takes_that_long(share: float) -> None:
+    shape = SHAPE._replace(sampled_share=share)
+    rate = capacity_rps(COSTS, shape, WIDE._replace(tpot_s=0.05))
+    rows = rows_at(COSTS, shape, rate)
     arriving = rate * 0.05
 
     step_s = step_time_s(
@@ -46,6 +57,7 @@ def test_at_capacity_by_time_per_token_a_step_takes_that_long() -> None:
         prefill_tokens=round(arriving * SHAPE.prefill_tokens),
         query_context=arriving * SHAPE.prefill_tokens * (SHAPE.cached_tokens + SHAPE.prefill_tokens / 2),
         kv_tokens=round(rows * SHAPE.context_tokens),
+        sampled_rows=round(share * rows),
     )
     assert step_s == pytest.approx(0.05, rel=0.02)
 
@@ -64,7 +76,7 @@ def test_costs_that_say_nothing_bound_nothing() -> None:
     assert math.isinf(capacity_rps(StepCosts(), SHAPE, WIDE))
 
 
-@given(costs, shapes, bounds, st.floats(0.0, 500.0), st.integers(0, 2))
+@given(costs, shapes, bounds, st.floats(0.0, 500.0), st.integers(0, 3))
 def test_a_longer_request_never_raises_the_capacity(
     costs: StepCosts, shape: Shape, bounds: Bounds, more: float, part: int
 ) -> None:

@@ -74,6 +74,23 @@ class Picky(Gate):
         ]
 
 
+class Breaking(Gate):
+    """Fails at a step of several rows, and for good when so many steps of one row have been computed after it."""
+
+    def __init__(self, num_blocks: int, good_rows: int) -> None:
+        super().__init__(num_blocks, is_open=False)
+        self._good_rows = good_rows
+        self._has_failed = False
+
+    def compute(self, step: Step) -> list[list[Sampled]]:
+        self._has_failed |= len(step.chunks) > 1
+        if self._has_failed:
+            if len(step.chunks) > 1 or not self._good_rows:
+                raise RuntimeError("the device is gone")
+            self._good_rows -= 1
+        return super().compute(step)
+
+
 class Poisoned(Gate):
     """Raises in the middle of a step that computes a prompt beginning with 13, once it has `phase` output tokens."""
 
@@ -399,6 +416,30 @@ def test_where_nothing_can_be_computed_sequences_are_refused_as_lost_so_that_oth
     assert [report.is_broken for report in gated.received if report.outputs][:2] == [True, False]
     assert gated.engine.is_healthy(gated.now)
     assert "the device is gone" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "good_rows"), [(2, 0), (2, 1), (32, 0), (32, 1), (32, 2)]
+)  # of 2 blocks none is free when the step fails; else the first row after it is the check
+def test_a_device_that_breaks_in_a_step_or_among_its_parts_is_nobodys_fault(
+    houses: list[House], num_blocks: int, good_rows: int
+) -> None:
+    houses.append(house := House(Breaking(num_blocks, good_rows)))
+    lost = [house.submit([first] * 3) for first in (1, 2)]
+    house.runner.open()
+
+    assert house.until_finished(*lost) == [Finish.REFUSED] * 2
+    assert [seq.error for seq in lost] == [LOST] * 2
+    assert not house.engine.is_healthy(house.now)
+    assert any(report.is_broken for report in house.received)
+
+
+def test_a_sequence_that_fails_alone_and_holds_every_block_leaves_the_engine_healthy(houses: list[House]) -> None:
+    houses.append(house := House(Poisoned(2, num_blocks=2)))
+    failed = house.submit([13] * 5)
+
+    assert house.until_finished(failed) == [Finish.ERROR]
+    assert house.engine.is_healthy(house.now)
 
 
 def test_an_engine_that_computes_nothing_is_unhealthy_and_closed(house: House) -> None:

@@ -4,7 +4,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.wire.frames import SamplingParams
-from penstock.workers.engine.blocks import BlockPool
 from penstock.workers.engine.isolation import ROW_FAILED, can_compute, run_apart
 from penstock.workers.engine.sequence import Chunk, Sampled, Sequence, Step
 
@@ -49,22 +48,12 @@ def test_the_parts_have_no_drafts_and_the_step_forgets_its_own() -> None:
     assert all(chunk.max_drafts == 2 and chunk.draft is None for chunk in step.chunks)  # its places are given back
 
 
-def test_the_check_takes_a_free_block_and_gives_it_back() -> None:
-    pool = BlockPool(2, 4)
-    held = pool.allocate(1)
+def test_the_check_computes_one_token_in_the_block_that_it_is_given() -> None:
     forgotten: list[Sequence] = []
     rows = Rows(set())
 
-    assert can_compute(pool, rows.run, forgotten.append)
-    assert not can_compute(pool, Rows({0}).run, forgotten.append)
+    assert can_compute(5, rows.run, forgotten.append)
+    assert not can_compute(5, Rows({0}).run, forgotten.append)
     (check,) = rows.steps[0].chunks
-    assert check.seq.block_table != held
+    assert (check.seq.block_table, check.start, check.num_tokens) == ([5], 0, 1)
     assert forgotten[0] is check.seq
-    assert pool.num_free == 1
-
-
-def test_without_a_free_block_the_parts_of_the_step_must_show_it() -> None:
-    pool = BlockPool(1, 4)
-    pool.allocate(1)
-
-    assert can_compute(pool, Rows({0}).run, print)

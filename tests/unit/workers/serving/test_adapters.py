@@ -11,6 +11,7 @@ from typing import NamedTuple
 from penstock.wire.errors import InvalidRequest
 from penstock.workers.engine.sequence import Resident
 from penstock.workers.serving.adapters import MAX_FAILURES, Adapters
+from penstock.workers.serving.residency import SERVICE_S
 
 
 class Loaded(NamedTuple):
@@ -45,12 +46,12 @@ class Log:
         self._changed = asyncio.Event()
         adapters.on_change = self._changed.set
 
-    def want(self, who: str, digest: str) -> object:
+    def want(self, who: str, digest: str, tenant: str = "") -> object:
         def ready(adapter: Resident) -> None:
             assert adapter.digest == digest
             self.outcomes.append(f"{who} ready")
 
-        return self.adapters.want(digest, ready, lambda error: self.outcomes.append(f"{who}: {error}"))
+        return self.adapters.want(digest, ready, lambda error: self.outcomes.append(f"{who}: {error}"), tenant)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
@@ -59,9 +60,17 @@ class Log:
                 await self._changed.wait()
 
 
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 @asynccontextmanager
-async def loader(disk: Disk, num_slots: int = 2) -> AsyncIterator[Log]:
-    adapters = Adapters(Path("store"), disk.load, num_slots)
+async def loader(disk: Disk, num_slots: int = 2, clock: Clock | None = None) -> AsyncIterator[Log]:
+    adapters = Adapters(Path("store"), disk.load, num_slots, clock or Clock())
     yield Log(adapters)
     adapters.stop()
 
@@ -259,3 +268,69 @@ async def test_what_is_dropped_while_it_loads_for_nobody_takes_no_slot() -> None
         await log.until(lambda: log.outcomes == ["other ready"])
 
         assert log.adapters.resident == ("b",)
+
+
+async def test_one_tenants_many_adapters_take_turns_and_another_tenants_sequences_never_wait() -> None:
+    disk, clock = Disk(), Clock()
+    async with loader(disk, num_slots=3, clock=clock) as log:
+        log.want("few", "f", "few")
+        await log.until(lambda: log.outcomes == ["few ready"])
+        for number in range(6):
+            log.want(f"many {number}", f"m{number}", "many")
+        await log.until(lambda: len(log.outcomes) == 3)
+        served = ["m0", "m1"]
+        for number in range(2, 6):
+            log.adapters.release(served[-2])  # idle, or one that drains
+            assert len(disk.loaded) == number + 1, "the last ones have not served yet"
+            clock.now += SERVICE_S
+            await log.until(lambda expected=f"many {number} ready": expected in log.outcomes)  # type: ignore[misc]
+            served.append(f"m{number}")
+
+            assert log.want(f"few {number}", "f", "few") is None, "its adapter takes newcomers all the time"
+
+        assert disk.loaded == ["f", *served]
+
+
+async def test_the_next_slot_goes_to_the_tenant_that_has_the_fewest() -> None:
+    clock = Clock()
+    async with loader(Disk(), num_slots=2, clock=clock) as log:
+        for digest in "ab":
+            log.want(digest, digest, "many")
+        await log.until(lambda: len(log.outcomes) == 2)
+        clock.now += SERVICE_S
+        for digest in "cde":
+            log.want(digest, digest, "many")
+        log.want("f", "f", "few")
+
+        log.adapters.release("a")
+        await log.until(lambda: len(log.outcomes) == 3)
+
+        assert log.outcomes[-1] == "f ready"
+
+
+async def test_newcomers_of_an_adapter_that_drains_for_another_tenant_wait_behind_that() -> None:
+    async with loader(Disk(), num_slots=2) as log:
+        for digest in "ab":
+            log.want(digest, digest, "many")
+        await log.until(lambda: len(log.outcomes) == 2)
+        log.want("few", "f", "few")
+        log.want("new a", "a", "many")
+        assert log.want("new b", "b", "many") is None
+
+        log.adapters.release("a")
+        await log.until(lambda: "few ready" in log.outcomes)
+
+        assert log.outcomes[2:] == ["new b ready", "few ready"]
+
+
+async def test_when_the_tenant_that_waits_gives_up_what_drained_for_it_takes_newcomers_at_once() -> None:
+    async with loader(Disk(), num_slots=2) as log:
+        for digest in "ab":
+            log.want(digest, digest, "many")
+        await log.until(lambda: len(log.outcomes) == 2)
+        given_up = log.want("few", "f", "few")
+        assert log.adapters.resident == ("b",)
+
+        log.adapters.cancel(given_up)  # type: ignore[arg-type]
+
+        assert log.adapters.resident == ("a", "b")

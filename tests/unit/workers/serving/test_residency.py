@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.workers.serving.residency import Slots
+from penstock.workers.serving.residency import IDLE_S, SERVICE_S, Slots
 
 
 def filled(num_slots: int, *digests: str) -> Slots[str]:
@@ -93,6 +93,134 @@ def test_a_closed_adapter_can_be_opened_again() -> None:
     slots.stop_draining("a")
 
     assert slots.pin("a") == "A"
+
+
+def used(num_slots: int, **tenants: str) -> Slots[str]:
+    """Slots with an adapter for each letter, loaded at 0 s, that a sequence of its tenant has just used."""
+    slots: Slots[str] = Slots(num_slots)
+    for tenant, digests in tenants.items():
+        for digest in digests:
+            assert slots.reserve(tenant)
+            slots.put(digest, digest, tenant)
+            slots.pin(digest, tenant)
+            slots.unpin(digest)
+    return slots
+
+
+def test_a_tenant_with_many_adapters_gets_no_slot_of_one_that_has_as_many_or_fewer() -> None:
+    slots = used(3, few="a", many="bc")
+
+    assert not slots.reserve("many", SERVICE_S / 2)
+    assert slots.reserve("many", SERVICE_S)
+    assert slots.digests == ("a", "c"), "its own that was least lately used"
+    slots.check()
+
+
+def test_a_tenant_gets_a_slot_at_once_of_one_that_has_two_more() -> None:
+    slots = used(3, few="a", many="bc")
+    assert not slots.reserve("few", SERVICE_S / 2), "then few would have two, and many one"
+
+    slots = used(4, few="a", many="bcd")
+
+    assert slots.reserve("few")
+    assert slots.digests == ("a", "c", "d")
+    assert (slots.num_of("few"), slots.num_of("many")) == (2, 2)
+
+
+def test_a_tenant_without_a_slot_gets_anybodys_that_has_served() -> None:
+    slots = used(2, x="a", y="b")
+
+    assert not slots.reserve("z", SERVICE_S / 2)
+    assert slots.reserve("z", SERVICE_S)
+    assert slots.digests == ("b",)
+
+
+def test_an_adapter_that_is_idle_for_long_makes_room_for_anybodys() -> None:
+    slots = used(3, few="a", many="bc")
+    for digest in "bc":
+        slots.pin(digest, "many", 1.0)
+
+    assert not slots.reserve("many", IDLE_S - 0.1)
+    assert slots.reserve("many", IDLE_S)
+    assert slots.digests == ("b", "c")
+
+
+def test_an_adapter_is_the_tenants_that_used_it_last_and_before_that_nobodys() -> None:
+    assert filled(1, "a").reserve("y"), "nobody's makes room at once"
+
+    slots = filled(1, "a")
+    slots.pin("a", "x")
+    slots.unpin("a")
+
+    assert slots.num_of("x") == 1
+    assert not slots.reserve("y", SERVICE_S / 2)
+
+
+def test_what_no_tenant_has_used_makes_room_at_once_and_takes_idle_slots_only() -> None:
+    slots = filled(2, "a", "b")
+    assert slots.reserve("x")
+    slots.put("c", "c", "x")
+    slots.pin("c", "x")
+    assert slots.digests == ("b", "c")
+
+    assert slots.reserve()
+    slots.put("d", "d")
+    assert slots.digests == ("c", "d")
+
+
+def test_a_busy_adapter_drains_for_a_tenant_by_the_same_rules() -> None:
+    slots = used(3, few="a", many="bc")
+    for digest in "abc":
+        slots.pin(digest, "few" if digest == "a" else "many", 0.5)
+
+    slots.drain_one("many", SERVICE_S / 2)
+    assert slots.digests == ("a", "b", "c")
+    slots.drain_one("many", SERVICE_S)
+    slots.drain_one("many", SERVICE_S)
+    assert slots.digests == ("a", "c")
+    slots.drain_one("new", SERVICE_S)
+
+    assert slots.draining_for("b") == "many"
+    assert slots.draining_for("c") == "new", "each tenant that waits has one"
+    slots.keep_draining({"new"})
+    assert slots.digests == ("a", "b")
+
+
+@given(
+    num_slots=st.integers(1, 6),
+    wants=st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 9), st.floats(0.0, 3.0)), max_size=60),
+)
+def test_whoever_wants_however_many_no_tenant_in_use_falls_below_an_even_share(
+    num_slots: int, wants: list[tuple[str, int, float]]
+) -> None:
+    """Every adapter is in use all the time, by sequences that end when it drains."""
+    slots: Slots[str] = Slots(num_slots)
+    now = 0.0
+    for tenant, number, wait_s in wants:
+        now += wait_s
+        digest = f"{tenant}{number}"
+        if digest in slots:
+            continue
+        before = {name: slots.num_of(name) for name in "xyz"}
+        if not slots.reserve(tenant, now):
+            slots.drain_one(tenant, now)
+            drained = [each for each in slots_of(slots) if slots.draining_for(each) is not None]
+            for each in drained:
+                slots.unpin(each, now)
+            if not drained:
+                continue
+            assert slots.reserve(tenant, now)
+        slots.put(digest, digest, tenant, now)
+        slots.pin(digest, tenant, now)
+        slots.check()
+        losers = [name for name in "xyz" if slots.num_of(name) < before[name]]
+        assert all(
+            slots.num_of(name) >= slots.num_of(tenant) or (before[tenant] == 0 and before[name] == 1) for name in losers
+        )
+
+
+def slots_of(slots: Slots[str]) -> list[str]:
+    return [f"{tenant}{number}" for tenant in "xyz" for number in range(10) if f"{tenant}{number}" in slots]
 
 
 @given(

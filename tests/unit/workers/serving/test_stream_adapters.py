@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from penstock.wire.frames import Abort, DownFrame, DropAdapter, Finish, LoadAdapter
 from penstock.workers.serving.adapters import Adapters
-from tests.unit.workers.stream_fakes import IDLE, TIMEOUT_S, Bench, FakeRouter, gain, serving, soon, submit
+from penstock.workers.serving.load import SPARED_SHARE
+from tests.unit.workers.stream_fakes import IDLE, NUM_PLACES, TIMEOUT_S, Bench, FakeRouter, gain, serving, soon, submit
 
 
 class Loaded(NamedTuple):
@@ -157,3 +158,24 @@ async def test_draining_waits_for_those_who_wait_for_their_adapter() -> None:
         bench.engine.step(gain(await soon(bench.engine.submitted), 5, finish=Finish.STOP))
 
         assert await draining
+
+
+async def test_what_waits_for_its_adapter_takes_no_place_up_to_a_share_of_its_tenant() -> None:
+    async with replica() as (bench, disk), bench.router() as router:
+        spared = int(SPARED_SHARE * NUM_PLACES)
+        router.send(*(submit(sid, adapter="slow", tenant="x") for sid in range(1, spared + 1)))
+        await with_credit(router, spared + NUM_PLACES)
+
+        router.send(submit(spared + 1, adapter="slow", tenant="x"))
+        router.send(submit(spared + 2, adapter="slow", tenant="y"))
+        await router.frame_with(lambda frame: frame.load is not None and frame.load.num_waiting == spared + 2)
+        await with_credit(router, spared + 2 + NUM_PLACES - 1)  # the share of x is used up
+
+        disk.gate.set()
+        for _ in range(spared + 2):
+            await soon(bench.engine.submitted)
+        await with_credit(router, NUM_PLACES)  # now they all run
+
+
+async def with_credit(router: FakeRouter, credit: int) -> None:
+    await router.frame_with(lambda frame: frame.load is not None and frame.load.max_inflight == credit)

@@ -40,8 +40,15 @@ class Bench:
         self.late_s = 0.0
         """Time by which the engine's clock is ahead."""
         launch = Launch(list(command), os.environ, args, frozenset({EOS}))
-        self.engine = VllmEngine(launch, config, self.reports.put, self._clock, unix_clock=lambda: 1000.0)
+        self.engine = VllmEngine(launch, config, self._on_step, self._clock, unix_clock=lambda: 1000.0)
         self.load: EngineLoad | None = None
+        self.is_broken = False
+        self.before_report: Callable[[], None] = lambda: None
+        """Called on the engine's thread."""
+
+    def _on_step(self, report: StepReport) -> None:
+        self.before_report()
+        self.reports.put(report)
 
     def _clock(self) -> float:
         return time.monotonic() + self.late_s
@@ -53,6 +60,7 @@ class Bench:
         while not all(found[seq] and found[seq][-1].finish for seq in seqs):
             report = self.reports.get(timeout=max(0.0, deadline - time.monotonic()))
             self.load = report.load
+            self.is_broken |= report.is_broken
             for output in report.outputs:
                 found.setdefault(output.seq, []).append(output)
         return found
@@ -214,13 +222,37 @@ def test_a_lost_child_leaves_every_sequence_to_other_replicas_and_the_engine_unh
         wait_until(lambda: not child.is_running())
 
 
-def test_a_step_that_raises_fails_its_sequences_for_good_since_others_would_fail_too() -> None:
+def test_a_step_that_raises_leaves_its_sequences_to_other_replicas_since_nobody_knows_whose_fault_it_is() -> None:
     with serving() as bench:
-        seq = sequence(RAISE)
-        bench.engine.submit(seq)
+        seqs = [sequence(max_tokens=100_000), sequence(RAISE)]
+        bench.engine.submit(seqs[0])
+        bench.until_running(seqs[0])
+        bench.engine.submit(seqs[1])
+        found = bench.outputs(seqs)
 
-        assert bench.finish(seq) is Finish.ERROR
-        wait_until(lambda: not bench.engine.is_healthy(time.monotonic()))
+        assert [found[seq][-1].finish for seq in seqs] == [Finish.REFUSED] * 2
+        assert bench.is_broken
+        assert not bench.engine.is_healthy(time.monotonic())
+
+
+def test_a_loss_that_vllm_announces_before_it_ends_is_reported_as_one() -> None:
+    with serving() as bench:
+        seqs = [sequence(max_tokens=100_000), sequence(RAISE)]
+
+        def let_both_come() -> None:
+            """Keep the engine from looking until vLLM has announced its failure, and has ended."""
+            child = bench.engine._child
+            if seqs[1] in bench.engine._rids and child is not None:
+                wait_until(lambda: not child._reader.is_alive())
+
+        bench.before_report = let_both_come
+        bench.engine.submit(seqs[0])
+        bench.until_running(seqs[0])
+        bench.engine.submit(seqs[1])
+        found = bench.outputs(seqs)
+
+        assert [found[seq][-1].finish for seq in seqs] == [Finish.REFUSED] * 2
+        assert bench.is_broken
 
 
 def test_what_vllm_does_not_take_is_invalid_and_harms_nobody() -> None:
