@@ -97,6 +97,8 @@ class _App:
             await self._dispatch(exchange)
         except ClientGone:
             self._request_metrics.for_model(exchange.model).record_disconnect()
+            if exchange.connection is not None:
+                exchange.connection.abort()  # closing would wait for a peer that may never read
         except PenstockError as error:
             status = http_error(error).status
             if status >= INTERNAL.status and not isinstance(error, Overloaded):

@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager
 
 import httpx
 import msgspec
+from starlette.types import Message
 
 from penstock.router.config import GatewayConfig
+from penstock.router.transport.connection import EXTENSION
 from penstock.router.transport.failures import ADDRESS_BURST, ADDRESS_RATE
 from penstock.router.transport.listener import Listener
 from penstock.tenancy.keys import record_of
@@ -116,6 +118,40 @@ async def test_one_tenants_requests_leave_places_for_anothers_and_for_none_witho
         assert unknown.status_code == 401
         gate.set()
         assert {post.status_code for post in await asyncio.gather(*pending, other)} == {200}
+
+
+class FakeConnection:
+    """A connection on which keys are shown, and which is cut."""
+
+    is_cut = False
+
+    def prove(self, tenant: str) -> None:
+        assert tenant == "tenant-1"
+
+    def abort(self) -> None:
+        self.is_cut = True
+
+
+async def test_a_connection_whose_client_is_gone_or_reads_no_more_is_cut_at_once() -> None:
+    connection = FakeConnection()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "headers": [(b"authorization", f"Bearer {KEY}".encode())],
+        "extensions": {EXTENSION: connection},
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        raise AssertionError(f"there is nobody to answer: {message}")
+
+    async with running_gateway() as world:
+        await world.app(scope, receive, send)
+
+    assert connection.is_cut
 
 
 async def refused_at_once(guesses: Iterable[Coroutine[None, None, None]]) -> set[asyncio.Task[None]]:
