@@ -88,7 +88,7 @@ class LimitRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tokens: int = 0
     """Most tokens that the request may use, prompt included."""
     sequences: int = 1
-    """Sequences of the request: its prompts times its choices."""
+    """Sequences of the request: its prompts times its choices; 0 where it generates nothing."""
     limits: Limits = Limits()
     now_ms: int | None = None
     """Time to count with; None: the clock of whoever keeps the ledger."""
