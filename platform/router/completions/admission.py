@@ -155,9 +155,7 @@ class Admission:
         self._limiter.settle(tenant_id, request_id, 0)
         return headers
 
-    async def _reserve(
-        self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int
-    ) -> Headers:
+    async def _reserve(self, tenant_id: str, limits: Limits, request_id: str, tokens: int, sequences: int) -> Headers:
         verdict = await self._limiter.reserve(tenant_id, limits, request_id, tokens, sequences)
         if verdict.is_admitted:
             return limit_headers(limits, verdict)
