@@ -18,10 +18,10 @@ from penstock.router.completions.dependencies import GatewayDependencies
 from penstock.router.completions.endpoint import CompletionsEndpoint
 from penstock.router.completions.receipts import Receipts
 from penstock.router.completions.request_metrics import CLIENT_GONE, RequestMetrics
+from penstock.router.transport.budgets import make_budgets
 from penstock.router.transport.client import ClientGone
 from penstock.router.transport.exchange import Exchange
 from penstock.router.transport.failures import Failures
-from penstock.router.transport.shares import make_budgets
 from penstock.wire.errors import INTERNAL, MethodNotAllowed, NotFound, Overloaded, http_error
 
 METRICS_PATH = "/metrics"

@@ -12,7 +12,7 @@ from typing import Self
 
 from starlette.types import Receive
 
-from penstock.router.transport.shares import Shares
+from penstock.router.transport.budgets import Budget
 from penstock.wire.errors import BodyTooLarge, BodyTooSlow
 
 STALL_GRACE_S = 5.0
@@ -28,11 +28,11 @@ class Client:
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self._budget: Shares | None = None
+        self._budget: Budget | None = None
         self._tenant = ""
         self._num_held = 0
 
-    def charge_to(self, budget: Shares, tenant: str) -> None:
+    def charge_to(self, budget: Budget, tenant: str) -> None:
         """Count the bytes of `body` in a budget, as a tenant's, until `drop_body`."""
         self._budget, self._tenant = budget, tenant
 

@@ -10,10 +10,10 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from penstock.base.tracing import NOT_TRACED
+from penstock.router.transport.budgets import Budgets
 from penstock.router.transport.client import Client, ClientGone
 from penstock.router.transport.connection import EXTENSION, Connection
 from penstock.router.transport.headers import Headers, error_headers
-from penstock.router.transport.shares import Budgets
 from penstock.wire.errors import error_json, http_error
 
 JSON = b"application/json"
