@@ -191,6 +191,20 @@ async def test_guessed_keys_are_answered_ever_later_and_a_valid_one_at_once() ->
         assert (await client.get("/v1/models", headers=bearer(KEY))).status_code == 200
 
 
+async def test_what_is_on_the_admin_port_only_is_refused_ever_later_too() -> None:
+    config = GatewayConfig(admin_port=1)
+    async with running_gateway(config=config) as world, at_its_listener(world, []) as client:
+
+        async def scrape() -> None:
+            assert (await client.get("/metrics")).status_code == 404
+
+        pending = await refused_at_once(scrape() for _ in range(int(ADDRESS_BURST) + NUM_LATE))
+
+        assert (await client.get("/healthz")).status_code == 200
+        assert any(not task.done() for task in pending)
+        await end(pending)
+
+
 async def test_behind_a_proxy_that_is_not_listed_only_all_failures_together_count() -> None:
     async with running_gateway() as world, at_its_listener(world, None) as client:
         began_s = time.monotonic()
