@@ -22,7 +22,7 @@ import msgspec
 from penstock.tenancy.tenants import Limits
 
 PARALLEL_WAIT_MS = 1000
-"""Wait to suggest where too many requests are under way: nobody knows when one of them ends."""
+"""Wait to suggest where too many sequences are under way: nobody knows when one of them ends."""
 
 LimitName = Literal["requests", "tokens", "parallel"]
 LIMIT_NAMES: tuple[LimitName, ...] = ("requests", "tokens", "parallel")

@@ -1,7 +1,7 @@
 """The plan of one request: the sequences to run, where each may be answered, and the form of the answer.
 
 Not the running (`completion`), and nothing is reserved or sent here. Invariant: whatever can be wrong with a decoded
-request is found here, before it counts against a limit and before the dispatcher knows of it.
+request is found here, before anything is reserved for it and before the dispatcher knows of it.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -92,7 +92,8 @@ class RoutingDispatcher:
         self._places = PlaceShares(config.reserved_places)
 
     async def start(self, generation: Generation) -> Mailbox:
-        """Raises Overloaded, DeadlineExceeded, or ContextTooLong where no replica's context holds the prompt."""
+        """Raises RateLimited, Overloaded, DeadlineExceeded, ContextTooLong where no replica's context holds the prompt,
+        or a provider's refusal of the request itself."""
         mailbox = Mailbox(self._new_state(generation), self, self._max_buffered_deltas)
         try:
             await self._place(mailbox)

@@ -97,13 +97,13 @@ class Connections:
         entry.tenant = tenant
 
     def rest(self, connection: Closable) -> None:
-        """Note that the connection has no request now."""
+        """Note that the connection has no tenant's request now."""
         entry = self._entries.get(connection)
         if entry is not None and entry.tenant is not None:
             self._resting.setdefault(entry.tenant, OrderedDict())[connection] = None
 
     def wake(self, connection: Closable) -> None:
-        """Note that a request begins on the connection."""
+        """Note that a request begins on the connection, or goes on."""
         entry = self._entries.get(connection)
         if entry is not None and entry.tenant is not None:
             _discard(self._resting, entry.tenant, connection)
