@@ -364,7 +364,7 @@ class RoutingDispatcher:
         state = mailbox.state
         if state.trace is not None:
             num_prompt_tokens = state.tokenized.num_prompt_tokens
-            state.trace.end_attempt(num_prompt_tokens, len(mailbox.delivered), state.is_text, error)
+            state.trace.end_attempt(num_prompt_tokens, mailbox.num_delivered_tokens, state.is_text, error)
 
 
 def _detach(state: RequestState) -> None:

@@ -73,9 +73,14 @@ class Mailbox:
         return self.state.receipt
 
     @property
+    def num_delivered_tokens(self) -> int:
+        """Output tokens of all attempts that the reader and the listener have been given, as ids or as text."""
+        return len(self.delivered) + self.state.num_text_tokens
+
+    @property
     def num_received_tokens(self) -> int:
         """Output tokens of all attempts that have come, those included that wait for the reader."""
-        return len(self.delivered) + self.state.num_text_tokens + _count_tokens(self._deltas)
+        return self.num_delivered_tokens + _count_tokens(self._deltas)
 
     @property
     def num_computed_tokens(self) -> int:
