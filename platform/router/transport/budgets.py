@@ -60,7 +60,7 @@ class Budgets(NamedTuple):
     requests: Budget
     """Posts to the API that are under way."""
     body_bytes: Budget
-    """Bytes of bodies that have come and are not decoded yet."""
+    """Bytes of bodies that have come, and that are held as they are or decoded."""
 
 
 def make_budgets(max_requests: int, max_body_bytes: int, max_held_bytes: int) -> Budgets:

@@ -33,11 +33,13 @@ class Client:
         self._num_held = 0
 
     def charge_to(self, budget: Budget, tenant: str) -> None:
-        """Count the bytes of `body` in a budget, as a tenant's, until `drop_body`."""
+        """Count the bytes of `body` in a budget, as a tenant's, until `drop_body`: the body itself, or what it was
+        decoded to."""
         self._budget, self._tenant = budget, tenant
 
     def drop_body(self) -> None:
-        """Note that nobody holds the body any more. May be called again, or without a body."""
+        """Note that nobody holds the body any more, nor what it was decoded to. May be called again, or without a
+        body."""
         if self._num_held and self._budget is not None:
             self._budget.give_back(self._tenant, self._num_held)
             self._num_held = 0
